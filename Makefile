@@ -1,0 +1,47 @@
+# Each target sets up what it needs in .venv. `make` alone lists them.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH := torch==2.13.0
+STAMP := $(VENV)/.installed
+# One thread for each training process: several share a small machine.
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-long check gen format bench clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Tacit needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(TORCH)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP) ## five members train together on this machine, one is killed, one comes late (DATA=folder)
+	$(BIN)/python -m examples.demo $(if $(DATA),--data $(DATA))
+
+test: $(STAMP) ## every test but the slow sweeps
+	$(BIN)/python -m pytest -q -m 'not long'
+
+test-long: $(STAMP) ## the slow sweeps
+	$(BIN)/python -m pytest -q -m long
+
+check: $(STAMP) ## ruff, mypy --strict, import-linter, generated code
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python proto/generate.py --check
+
+gen: $(STAMP) ## regenerate the code of proto/tacit/v1
+	$(BIN)/python proto/generate.py
+
+format: $(STAMP) ## put the code in order
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## remove the virtual environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

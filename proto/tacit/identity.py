@@ -1,0 +1,178 @@
+"""Who somebody is: a URI in a certificate, `tacit://FEDERATION/member|operator|server/NAME`.
+
+FEDERATION is the SHA-256 fingerprint of the federation's root certificate, 64 hexadecimal digits. Everything that
+reads identities out of certificates goes through here, with one set of checks: signed by the given root, valid at the
+given time, of this federation.
+"""
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
+from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPublicKeyTypes
+
+__all__ = [
+    "MIN_RSA_BITS",
+    "Certificate",
+    "CertificateInvalid",
+    "Identity",
+    "Role",
+    "federation_of",
+    "name_is_valid",
+    "sign",
+    "verify_certificate",
+    "verify_signature",
+]
+
+MIN_RSA_BITS = 3072
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+_URI = re.compile(rf"tacit://([0-9a-f]{{64}})/(member|operator|server)/({_NAME.pattern})")
+_PSS = padding.PSS(mgf=padding.MGF1(hashes.SHA256()), salt_length=padding.PSS.DIGEST_LENGTH)
+
+
+class CertificateInvalid(ValueError):
+    """A certificate, or a signature under it, that this federation does not accept."""
+
+
+class Role(StrEnum):
+    """What a certificate allows its holder to be."""
+
+    MEMBER = "member"
+    OPERATOR = "operator"
+    SERVER = "server"
+
+
+def name_is_valid(name: str) -> bool:
+    """Names of members and operators: 1 to 63 of a-z, 0-9, dot, dash, underscore, no punctuation first."""
+    return _NAME.fullmatch(name) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The three parts of an identity."""
+
+    federation: bytes
+    role: Role
+    name: str
+
+    @property
+    def uri(self) -> str:
+        """As it stands in a certificate."""
+        return f"tacit://{self.federation.hex()}/{self.role}/{self.name}"
+
+    @classmethod
+    def parse(cls, uri: str) -> "Identity":
+        """Raises: CertificateInvalid."""
+        match = _URI.fullmatch(uri)
+        if match is None:
+            raise CertificateInvalid(f"{uri!r} is not a Tacit identity")
+        return cls(bytes.fromhex(match[1]), Role(match[2]), match[3])
+
+    @classmethod
+    def of(cls, certificate: x509.Certificate) -> "Identity":
+        """The one Tacit identity a certificate holds.
+
+        Raises:
+            CertificateInvalid: none, or more than one.
+        """
+        try:
+            names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        except (x509.ExtensionNotFound, ValueError) as error:
+            raise CertificateInvalid("the certificate has no subject alternative name") from error
+        uris = [uri for uri in names.get_values_for_type(x509.UniformResourceIdentifier) if uri.startswith("tacit:")]
+        if len(uris) != 1:
+            raise CertificateInvalid(f"the certificate holds {len(uris)} Tacit identities, not one")
+        return cls.parse(uris[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """A certificate that was verified: whose it is and the key it vouches for."""
+
+    identity: Identity
+    key: rsa.RSAPublicKey
+    expires: datetime
+    der: bytes
+
+
+def federation_of(root: x509.Certificate) -> bytes:
+    """The federation's name: SHA-256 of the root certificate, 32 bytes."""
+    return root.fingerprint(hashes.SHA256())
+
+
+def _signed_by(certificate: x509.Certificate, issuer: x509.Certificate) -> None:
+    key: CertificateIssuerPublicKeyTypes = issuer.public_key()
+    try:
+        certificate.verify_directly_issued_by(issuer)
+    except (InvalidSignature, ValueError, TypeError) as error:
+        raise CertificateInvalid("the certificate was not issued by this federation's authority") from error
+    if isinstance(key, rsa.RSAPublicKey) and key.key_size < MIN_RSA_BITS:
+        raise CertificateInvalid(f"the authority's key has {key.key_size} bits; {MIN_RSA_BITS} are needed")
+
+
+def verify_certificate(
+    der: bytes, root: x509.Certificate, *, federation: bytes, role: Role, now: datetime
+) -> Certificate:
+    """Checks one end-entity certificate against the federation's authority.
+
+    `root` is the certificate that signed it; `federation` names the federation (with an authority of one certificate
+    it is that root's fingerprint). `now` is timezone-aware.
+
+    Raises:
+        CertificateInvalid: not DER, another issuer, outside its validity, another federation or role, no RSA key of
+            at least 3072 bits, or itself an authority.
+    """
+    try:
+        certificate = x509.load_der_x509_certificate(der)
+        constraints = _basic_constraints(certificate)
+    except ValueError as error:
+        raise CertificateInvalid(f"not a certificate: {error}") from error
+    _signed_by(certificate, root)
+    if constraints is not None and constraints.ca:
+        raise CertificateInvalid("the certificate belongs to an authority, not to a party")
+    if now < certificate.not_valid_before_utc:
+        raise CertificateInvalid(
+            f"the certificate is valid from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC; "
+            f"this clock says {now:%Y-%m-%d %H:%M}: check the clock"
+        )
+    if now > certificate.not_valid_after_utc:
+        raise CertificateInvalid(f"the certificate expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC")
+    identity = Identity.of(certificate)
+    if identity.federation != federation:
+        raise CertificateInvalid("the certificate belongs to another federation")
+    if identity.role is not role:
+        raise CertificateInvalid(f"{identity.name} has the role {identity.role}, not {role}")
+    key = certificate.public_key()
+    if not isinstance(key, rsa.RSAPublicKey) or key.key_size < MIN_RSA_BITS:
+        raise CertificateInvalid(f"the certificate's key is not RSA of at least {MIN_RSA_BITS} bits")
+    return Certificate(identity, key, certificate.not_valid_after_utc, der)
+
+
+def _basic_constraints(certificate: x509.Certificate) -> x509.BasicConstraints | None:
+    try:
+        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
+    except x509.ExtensionNotFound:
+        return None
+
+
+def sign(key: rsa.RSAPrivateKey, message: bytes) -> bytes:
+    """RSA-PSS, SHA-256, salt of 32 bytes."""
+    return key.sign(message, _PSS, hashes.SHA256())
+
+
+def verify_signature(key: rsa.RSAPublicKey, message: bytes, signature: bytes) -> None:
+    """Raises: CertificateInvalid."""
+    try:
+        key.verify(signature, message, _PSS, hashes.SHA256())
+    except InvalidSignature as error:
+        raise CertificateInvalid("the signature does not match") from error
+
+
+def public_bytes(certificate: x509.Certificate) -> bytes:
+    """PEM."""
+    return certificate.public_bytes(serialization.Encoding.PEM)

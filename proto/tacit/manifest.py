@@ -1,0 +1,126 @@
+"""Named tensors and the one flat vector they travel as.
+
+A manifest lists the shared parameters in their order: name, shape, dtype. A version of a model is the flat vector of
+all of them, float32 little-endian, back to back in that order; its name is the SHA-256 of those bytes. The server
+never sees anything but manifests and flat vectors.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, field_validator
+
+from tacit.documents import Document, DocumentInvalid, Part
+
+__all__ = ["Manifest", "Tensor"]
+
+MAX_VALUES = 2**31  # Of one model: what a uint32-indexed vector of a few GiB can hold.
+
+
+class Tensor(Part):
+    """One named tensor."""
+
+    name: str = Field(min_length=1, max_length=512)
+    shape: tuple[int, ...]
+    dtype: Literal["float32"] = "float32"
+
+    @field_validator("shape")
+    @classmethod
+    def _positive(cls, shape: tuple[int, ...]) -> tuple[int, ...]:
+        if any(size <= 0 for size in shape):
+            raise ValueError("every dimension must be at least 1")
+        return shape
+
+    @property
+    def size(self) -> int:
+        """How many values."""
+        return math.prod(self.shape)
+
+
+class Manifest(Document):
+    """The shared parameters of a model, in the order in which they are flattened."""
+
+    tensors: tuple[Tensor, ...] = Field(min_length=1)
+
+    @field_validator("tensors")
+    @classmethod
+    def _distinct(cls, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        names = [tensor.name for tensor in tensors]
+        if len(set(names)) != len(names):
+            raise ValueError("a tensor's name stands twice")
+        if sum(tensor.size for tensor in tensors) > MAX_VALUES:
+            raise ValueError(f"more than {MAX_VALUES} values")
+        return tensors
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, NDArray[np.float32]]) -> "Manifest":
+        """The manifest of these arrays, in the mapping's order."""
+        return cls(tensors=tuple(Tensor(name=name, shape=array.shape) for name, array in tensors.items()))
+
+    @property
+    def values(self) -> int:
+        """Length d of the flat vector."""
+        return sum(tensor.size for tensor in self.tensors)
+
+    @property
+    def bytes(self) -> int:
+        """Size of a version."""
+        return 4 * self.values
+
+    def flatten(self, tensors: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float32]:
+        """One vector of shape (d,) from named arrays.
+
+        Raises:
+            DocumentInvalid: a name missing or too many, a shape or dtype that differs.
+        """
+        expected = {tensor.name for tensor in self.tensors}
+        if tensors.keys() != expected:
+            missing, surplus = sorted(expected - tensors.keys()), sorted(tensors.keys() - expected)
+            raise DocumentInvalid(f"parameters differ from the manifest: missing {missing}, not in it {surplus}")
+        flat = np.empty(self.values, dtype="<f4")
+        at = 0
+        for tensor in self.tensors:
+            array = tensors[tensor.name]
+            if array.shape != tensor.shape or array.dtype != np.float32:
+                raise DocumentInvalid(
+                    f"{tensor.name} is {array.dtype}{list(array.shape)}; the manifest has float32{list(tensor.shape)}"
+                )
+            flat[at : at + tensor.size] = array.reshape(-1)
+            at += tensor.size
+        return flat
+
+    def unflatten(self, flat: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+        """Named views into a vector of shape (d,).
+
+        Raises:
+            DocumentInvalid: the vector has another length.
+        """
+        if flat.shape != (self.values,):
+            raise DocumentInvalid(f"a vector of {flat.shape} for a manifest of {self.values} values")
+        tensors = {}
+        at = 0
+        for tensor in self.tensors:
+            tensors[tensor.name] = flat[at : at + tensor.size].reshape(tensor.shape)
+            at += tensor.size
+        return tensors
+
+    def decode(self, data: "bytes | bytearray | memoryview") -> NDArray[np.float32]:
+        """The vector in a version's bytes, finite and of the right length (a read-only view).
+
+        Raises:
+            DocumentInvalid: wrong length, or a value that is not finite.
+        """
+        if len(data) != self.bytes:
+            raise DocumentInvalid(f"a version of {len(data)} bytes for a manifest of {self.bytes}")
+        flat = np.frombuffer(data, dtype="<f4")
+        if not np.isfinite(flat).all():
+            raise DocumentInvalid("a version holds a value that is not finite")
+        return flat
+
+    @staticmethod
+    def encode(flat: NDArray[np.float32]) -> "bytes":
+        """A version's bytes."""
+        return np.ascontiguousarray(flat, dtype="<f4").tobytes()

@@ -1,0 +1,395 @@
+from tacit.v1 import reason_pb2 as _reason_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class MemberMessage(_message.Message):
+    __slots__ = ("hello", "decline", "ready", "advertisement", "dealing", "confirmation", "unmasking", "refusal")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    DECLINE_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    ADVERTISEMENT_FIELD_NUMBER: _ClassVar[int]
+    DEALING_FIELD_NUMBER: _ClassVar[int]
+    CONFIRMATION_FIELD_NUMBER: _ClassVar[int]
+    UNMASKING_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    decline: Decline
+    ready: Ready
+    advertisement: Advertisement
+    dealing: Dealing
+    confirmation: Confirmation
+    unmasking: Unmasking
+    refusal: AttemptRefusal
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., decline: _Optional[_Union[Decline, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., advertisement: _Optional[_Union[Advertisement, _Mapping]] = ..., dealing: _Optional[_Union[Dealing, _Mapping]] = ..., confirmation: _Optional[_Union[Confirmation, _Mapping]] = ..., unmasking: _Optional[_Union[Unmasking, _Mapping]] = ..., refusal: _Optional[_Union[AttemptRefusal, _Mapping]] = ...) -> None: ...
+
+class CoordinatorMessage(_message.Message):
+    __slots__ = ("welcome", "goodbye", "assignment", "attempt_opened", "roster", "received_dealings", "survivors", "confirmations", "attempt_ended", "job_ended", "standby")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_OPENED_FIELD_NUMBER: _ClassVar[int]
+    ROSTER_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_DEALINGS_FIELD_NUMBER: _ClassVar[int]
+    SURVIVORS_FIELD_NUMBER: _ClassVar[int]
+    CONFIRMATIONS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_ENDED_FIELD_NUMBER: _ClassVar[int]
+    JOB_ENDED_FIELD_NUMBER: _ClassVar[int]
+    STANDBY_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    goodbye: Goodbye
+    assignment: Assignment
+    attempt_opened: AttemptOpened
+    roster: Roster
+    received_dealings: ReceivedDealings
+    survivors: Survivors
+    confirmations: Confirmations
+    attempt_ended: AttemptEnded
+    job_ended: JobEnded
+    standby: Standby
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., attempt_opened: _Optional[_Union[AttemptOpened, _Mapping]] = ..., roster: _Optional[_Union[Roster, _Mapping]] = ..., received_dealings: _Optional[_Union[ReceivedDealings, _Mapping]] = ..., survivors: _Optional[_Union[Survivors, _Mapping]] = ..., confirmations: _Optional[_Union[Confirmations, _Mapping]] = ..., attempt_ended: _Optional[_Union[AttemptEnded, _Mapping]] = ..., job_ended: _Optional[_Union[JobEnded, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("protocol_versions", "software_version", "capabilities", "admits", "held", "attempts")
+    PROTOCOL_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
+    ADMITS_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    protocol_versions: _containers.RepeatedScalarFieldContainer[int]
+    software_version: str
+    capabilities: _containers.RepeatedScalarFieldContainer[str]
+    admits: _containers.RepeatedScalarFieldContainer[str]
+    held: _containers.RepeatedCompositeFieldContainer[Ready]
+    attempts: _containers.RepeatedCompositeFieldContainer[AttemptRef]
+    def __init__(self, protocol_versions: _Optional[_Iterable[int]] = ..., software_version: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., admits: _Optional[_Iterable[str]] = ..., held: _Optional[_Iterable[_Union[Ready, _Mapping]]] = ..., attempts: _Optional[_Iterable[_Union[AttemptRef, _Mapping]]] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("protocol_version", "software_version", "federation", "server_time_ms")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    FEDERATION_FIELD_NUMBER: _ClassVar[int]
+    SERVER_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    software_version: str
+    federation: str
+    server_time_ms: int
+    def __init__(self, protocol_version: _Optional[int] = ..., software_version: _Optional[str] = ..., federation: _Optional[str] = ..., server_time_ms: _Optional[int] = ...) -> None: ...
+
+class Goodbye(_message.Message):
+    __slots__ = ("reason", "detail")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    reason: _reason_pb2.Reason
+    detail: str
+    def __init__(self, reason: _Optional[_Union[_reason_pb2.Reason, str]] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class Standby(_message.Message):
+    __slots__ = ("detail",)
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    detail: str
+    def __init__(self, detail: _Optional[str] = ...) -> None: ...
+
+class Assignment(_message.Message):
+    __slots__ = ("job", "round", "job_document", "version", "version_number", "window_ms")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    JOB_DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    VERSION_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_MS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    round: int
+    job_document: bytes
+    version: bytes
+    version_number: int
+    window_ms: int
+    def __init__(self, job: _Optional[str] = ..., round: _Optional[int] = ..., job_document: _Optional[bytes] = ..., version: _Optional[bytes] = ..., version_number: _Optional[int] = ..., window_ms: _Optional[int] = ...) -> None: ...
+
+class Decline(_message.Message):
+    __slots__ = ("job", "round", "reason", "detail")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    round: int
+    reason: _reason_pb2.Reason
+    detail: str
+    def __init__(self, job: _Optional[str] = ..., round: _Optional[int] = ..., reason: _Optional[_Union[_reason_pb2.Reason, str]] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class Ready(_message.Message):
+    __slots__ = ("job", "round", "version")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    round: int
+    version: bytes
+    def __init__(self, job: _Optional[str] = ..., round: _Optional[int] = ..., version: _Optional[bytes] = ...) -> None: ...
+
+class JobEnded(_message.Message):
+    __slots__ = ("job", "reason", "final_version")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    FINAL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    reason: _reason_pb2.Reason
+    final_version: bytes
+    def __init__(self, job: _Optional[str] = ..., reason: _Optional[_Union[_reason_pb2.Reason, str]] = ..., final_version: _Optional[bytes] = ...) -> None: ...
+
+class AttemptRef(_message.Message):
+    __slots__ = ("job", "round", "attempt")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    round: int
+    attempt: int
+    def __init__(self, job: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class AttemptOpened(_message.Message):
+    __slots__ = ("ref", "federation", "application", "model", "cohort", "threshold", "assumed_corrupt", "values", "bits")
+    REF_FIELD_NUMBER: _ClassVar[int]
+    FEDERATION_FIELD_NUMBER: _ClassVar[int]
+    APPLICATION_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    COHORT_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    ASSUMED_CORRUPT_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    BITS_FIELD_NUMBER: _ClassVar[int]
+    ref: AttemptRef
+    federation: bytes
+    application: bytes
+    model: bytes
+    cohort: int
+    threshold: int
+    assumed_corrupt: int
+    values: int
+    bits: int
+    def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., federation: _Optional[bytes] = ..., application: _Optional[bytes] = ..., model: _Optional[bytes] = ..., cohort: _Optional[int] = ..., threshold: _Optional[int] = ..., assumed_corrupt: _Optional[int] = ..., values: _Optional[int] = ..., bits: _Optional[int] = ...) -> None: ...
+
+class Advertisement(_message.Message):
+    __slots__ = ("ref", "member", "certificate", "masking_key", "sealing_key", "nonce", "signature")
+    REF_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    MASKING_KEY_FIELD_NUMBER: _ClassVar[int]
+    SEALING_KEY_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    ref: AttemptRef
+    member: str
+    certificate: bytes
+    masking_key: bytes
+    sealing_key: bytes
+    nonce: bytes
+    signature: bytes
+    def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., member: _Optional[str] = ..., certificate: _Optional[bytes] = ..., masking_key: _Optional[bytes] = ..., sealing_key: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class Roster(_message.Message):
+    __slots__ = ("ref", "advertisements")
+    REF_FIELD_NUMBER: _ClassVar[int]
+    ADVERTISEMENTS_FIELD_NUMBER: _ClassVar[int]
+    ref: AttemptRef
+    advertisements: _containers.RepeatedCompositeFieldContainer[Advertisement]
+    def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., advertisements: _Optional[_Iterable[_Union[Advertisement, _Mapping]]] = ...) -> None: ...
+
+class Dealing(_message.Message):
+    __slots__ = ("ref", "commitments", "sealed")
+    class SealedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+    REF_FIELD_NUMBER: _ClassVar[int]
+    COMMITMENTS_FIELD_NUMBER: _ClassVar[int]
+    SEALED_FIELD_NUMBER: _ClassVar[int]
+    ref: AttemptRef
+    commitments: DealingCommitments
+    sealed: _containers.ScalarMap[str, bytes]
+    def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., commitments: _Optional[_Union[DealingCommitments, _Mapping]] = ..., sealed: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
+
+class DealingCommitments(_message.Message):
+    __slots__ = ("dealer", "seed_commitment", "shares", "signature")
+    DEALER_FIELD_NUMBER: _ClassVar[int]
+    SEED_COMMITMENT_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    dealer: str
+    seed_commitment: bytes
+    shares: _containers.RepeatedCompositeFieldContainer[ShareCommitments]
+    signature: bytes
+    def __init__(self, dealer: _Optional[str] = ..., seed_commitment: _Optional[bytes] = ..., shares: _Optional[_Iterable[_Union[ShareCommitments, _Mapping]]] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class ShareCommitments(_message.Message):
+    __slots__ = ("receiver", "masking_key_share", "seed_share")
+    RECEIVER_FIELD_NUMBER: _ClassVar[int]
+    MASKING_KEY_SHARE_FIELD_NUMBER: _ClassVar[int]
+    SEED_SHARE_FIELD_NUMBER: _ClassVar[int]
+    receiver: str
+    masking_key_share: bytes
+    seed_share: bytes
+    def __init__(self, receiver: _Optional[str] = ..., masking_key_share: _Optional[bytes] = ..., seed_share: _Optional[bytes] = ...) -> None: ...
+
+class ReceivedDealings(_message.Message):
+    __slots__ = ("ref", "dealings")
+    REF_FIELD_NUMBER: _ClassVar[int]
+    DEALINGS_FIELD_NUMBER: _ClassVar[int]
+    ref: AttemptRef
+    dealings: _containers.RepeatedCompositeFieldContainer[ReceivedDealing]
+    def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., dealings: _Optional[_Iterable[_Union[ReceivedDealing, _Mapping]]] = ...) -> None: ...
+
+class ReceivedDealing(_message.Message):
+    __slots__ = ("commitments", "sealed")
+    COMMITMENTS_FIELD_NUMBER: _ClassVar[int]
+    SEALED_FIELD_NUMBER: _ClassVar[int]
+    commitments: DealingCommitments
+    sealed: bytes
+    def __init__(self, commitments: _Optional[_Union[DealingCommitments, _Mapping]] = ..., sealed: _Optional[bytes] = ...) -> None: ...
+
+class MaskedInput(_message.Message):
+    __slots__ = ("member", "digest", "length", "signature")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    member: str
+    digest: bytes
+    length: int
+    signature: bytes
+    def __init__(self, member: _Optional[str] = ..., digest: _Optional[bytes] = ..., length: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class MaskedUpload(_message.Message):
+    __slots__ = ("header", "data")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    header: MaskedUploadHeader
+    data: bytes
+    def __init__(self, header: _Optional[_Union[MaskedUploadHeader, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class MaskedUploadHeader(_message.Message):
+    __slots__ = ("ref", "offset", "input")
+    REF_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    INPUT_FIELD_NUMBER: _ClassVar[int]
+    ref: AttemptRef
+    offset: int
+    input: MaskedInput
+    def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., offset: _Optional[int] = ..., input: _Optional[_Union[MaskedInput, _Mapping]] = ...) -> None: ...
+
+class MaskedUploadReceipt(_message.Message):
+    __slots__ = ("received", "complete", "reason", "detail")
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    received: int
+    complete: bool
+    reason: _reason_pb2.Reason
+    detail: str
+    def __init__(self, received: _Optional[int] = ..., complete: _Optional[bool] = ..., reason: _Optional[_Union[_reason_pb2.Reason, str]] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class Survivors(_message.Message):
+    __slots__ = ("ref", "members")
+    REF_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    ref: AttemptRef
+    members: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., members: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Confirmation(_message.Message):
+    __slots__ = ("ref", "member", "signature")
+    REF_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    ref: AttemptRef
+    member: str
+    signature: bytes
+    def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., member: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class Confirmations(_message.Message):
+    __slots__ = ("ref", "confirmations")
+    REF_FIELD_NUMBER: _ClassVar[int]
+    CONFIRMATIONS_FIELD_NUMBER: _ClassVar[int]
+    ref: AttemptRef
+    confirmations: _containers.RepeatedCompositeFieldContainer[Confirmation]
+    def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., confirmations: _Optional[_Iterable[_Union[Confirmation, _Mapping]]] = ...) -> None: ...
+
+class Unmasking(_message.Message):
+    __slots__ = ("ref", "member", "seed_shares", "masking_key_shares")
+    class SeedSharesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+    class MaskingKeySharesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+    REF_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    SEED_SHARES_FIELD_NUMBER: _ClassVar[int]
+    MASKING_KEY_SHARES_FIELD_NUMBER: _ClassVar[int]
+    ref: AttemptRef
+    member: str
+    seed_shares: _containers.ScalarMap[str, bytes]
+    masking_key_shares: _containers.ScalarMap[str, bytes]
+    def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., member: _Optional[str] = ..., seed_shares: _Optional[_Mapping[str, bytes]] = ..., masking_key_shares: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
+
+class AttemptRefusal(_message.Message):
+    __slots__ = ("ref", "reason", "detail")
+    REF_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    ref: AttemptRef
+    reason: _reason_pb2.Reason
+    detail: str
+    def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., reason: _Optional[_Union[_reason_pb2.Reason, str]] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class AttemptEnded(_message.Message):
+    __slots__ = ("ref", "published", "reason", "detail", "result", "new_version")
+    REF_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    NEW_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ref: AttemptRef
+    published: bool
+    reason: _reason_pb2.Reason
+    detail: str
+    result: bytes
+    new_version: bytes
+    def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., published: _Optional[bool] = ..., reason: _Optional[_Union[_reason_pb2.Reason, str]] = ..., detail: _Optional[str] = ..., result: _Optional[bytes] = ..., new_version: _Optional[bytes] = ...) -> None: ...
+
+class FetchBlobRequest(_message.Message):
+    __slots__ = ("digest", "offset")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    digest: bytes
+    offset: int
+    def __init__(self, digest: _Optional[bytes] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class BlobChunk(_message.Message):
+    __slots__ = ("offset", "total", "data")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    total: int
+    data: bytes
+    def __init__(self, offset: _Optional[int] = ..., total: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
