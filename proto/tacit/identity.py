@@ -14,7 +14,6 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
-from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPublicKeyTypes
 
 __all__ = [
     "MIN_RSA_BITS",
@@ -84,7 +83,11 @@ class Identity:
             names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         except (x509.ExtensionNotFound, ValueError) as error:
             raise CertificateInvalid("the certificate has no subject alternative name") from error
-        uris = [uri for uri in names.get_values_for_type(x509.UniformResourceIdentifier) if uri.startswith("tacit:")]
+        uris = [
+            uri
+            for uri in names.get_values_for_type(x509.UniformResourceIdentifier)
+            if uri.startswith("tacit:")
+        ]
         if len(uris) != 1:
             raise CertificateInvalid(f"the certificate holds {len(uris)} Tacit identities, not one")
         return cls.parse(uris[0])
@@ -106,7 +109,7 @@ def federation_of(root: x509.Certificate) -> bytes:
 
 
 def _signed_by(certificate: x509.Certificate, issuer: x509.Certificate) -> None:
-    key: CertificateIssuerPublicKeyTypes = issuer.public_key()
+    key = issuer.public_key()
     try:
         certificate.verify_directly_issued_by(issuer)
     except (InvalidSignature, ValueError, TypeError) as error:
@@ -141,7 +144,9 @@ def verify_certificate(
             f"this clock says {now:%Y-%m-%d %H:%M}: check the clock"
         )
     if now > certificate.not_valid_after_utc:
-        raise CertificateInvalid(f"the certificate expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC")
+        raise CertificateInvalid(
+            f"the certificate expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
+        )
     identity = Identity.of(certificate)
     if identity.federation != federation:
         raise CertificateInvalid("the certificate belongs to another federation")

@@ -12,7 +12,6 @@ from pydantic import Field, StringConstraints, model_validator
 
 from secure_agg import Layout, Segment, default_thresholds
 from tacit.documents import Digest, Document, Part
-from tacit.manifest import Manifest
 
 __all__ = [
     "METRICS",
@@ -173,7 +172,7 @@ class JobDocument(_JobBody):
         return (self.manifest, self.tokenizer, self.weights)
 
 
-def layout_of(job: JobDocument, manifest: Manifest, members: int) -> Layout:
+def layout_of(job: JobDocument, members: int) -> Layout:
     """The segments of the masked vector for a cohort of `members` (n, which sets the scales).
 
     `update` is the change times w / max_weight, so its bound is the coordinate bound. Scales use what the ring
@@ -187,7 +186,9 @@ def layout_of(job: JobDocument, manifest: Manifest, members: int) -> Layout:
 
     weight, loss = float(job.aggregation.max_weight), job.aggregation.loss_bound
     segments = (
-        Segment("update", manifest.values, widest(job.aggregation.coordinate_bound), job.aggregation.coordinate_bound),
+        Segment(
+            "update", job.values, widest(job.aggregation.coordinate_bound), job.aggregation.coordinate_bound
+        ),
         Segment("weight", 1, 1.0, weight),
         Segment("loss_sum", 1, widest(weight * loss, 1024.0), weight * loss),
         Segment("correct", 1, 1.0, weight),

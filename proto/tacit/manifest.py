@@ -79,7 +79,9 @@ class Manifest(Document):
         expected = {tensor.name for tensor in self.tensors}
         if tensors.keys() != expected:
             missing, surplus = sorted(expected - tensors.keys()), sorted(tensors.keys() - expected)
-            raise DocumentInvalid(f"parameters differ from the manifest: missing {missing}, not in it {surplus}")
+            raise DocumentInvalid(
+                f"parameters differ from the manifest: missing {missing}, not in it {surplus}"
+            )
         flat = np.empty(self.values, dtype="<f4")
         at = 0
         for tensor in self.tensors:

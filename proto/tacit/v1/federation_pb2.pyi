@@ -54,20 +54,18 @@ class CoordinatorMessage(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., attempt_opened: _Optional[_Union[AttemptOpened, _Mapping]] = ..., roster: _Optional[_Union[Roster, _Mapping]] = ..., received_dealings: _Optional[_Union[ReceivedDealings, _Mapping]] = ..., survivors: _Optional[_Union[Survivors, _Mapping]] = ..., confirmations: _Optional[_Union[Confirmations, _Mapping]] = ..., attempt_ended: _Optional[_Union[AttemptEnded, _Mapping]] = ..., job_ended: _Optional[_Union[JobEnded, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_versions", "software_version", "capabilities", "admits", "held", "attempts")
+    __slots__ = ("protocol_versions", "software_version", "capabilities", "admits", "process")
     PROTOCOL_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     ADMITS_FIELD_NUMBER: _ClassVar[int]
-    HELD_FIELD_NUMBER: _ClassVar[int]
-    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
     protocol_versions: _containers.RepeatedScalarFieldContainer[int]
     software_version: str
     capabilities: _containers.RepeatedScalarFieldContainer[str]
     admits: _containers.RepeatedScalarFieldContainer[str]
-    held: _containers.RepeatedCompositeFieldContainer[Ready]
-    attempts: _containers.RepeatedCompositeFieldContainer[AttemptRef]
-    def __init__(self, protocol_versions: _Optional[_Iterable[int]] = ..., software_version: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., admits: _Optional[_Iterable[str]] = ..., held: _Optional[_Iterable[_Union[Ready, _Mapping]]] = ..., attempts: _Optional[_Iterable[_Union[AttemptRef, _Mapping]]] = ...) -> None: ...
+    process: bytes
+    def __init__(self, protocol_versions: _Optional[_Iterable[int]] = ..., software_version: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., admits: _Optional[_Iterable[str]] = ..., process: _Optional[bytes] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("protocol_version", "software_version", "federation", "server_time_ms")
@@ -202,43 +200,30 @@ class Roster(_message.Message):
     def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., advertisements: _Optional[_Iterable[_Union[Advertisement, _Mapping]]] = ...) -> None: ...
 
 class Dealing(_message.Message):
-    __slots__ = ("ref", "commitments", "sealed")
-    class SealedEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: bytes
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+    __slots__ = ("ref", "dealer", "seed_commitment", "shares", "signature")
     REF_FIELD_NUMBER: _ClassVar[int]
-    COMMITMENTS_FIELD_NUMBER: _ClassVar[int]
-    SEALED_FIELD_NUMBER: _ClassVar[int]
-    ref: AttemptRef
-    commitments: DealingCommitments
-    sealed: _containers.ScalarMap[str, bytes]
-    def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., commitments: _Optional[_Union[DealingCommitments, _Mapping]] = ..., sealed: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
-
-class DealingCommitments(_message.Message):
-    __slots__ = ("dealer", "seed_commitment", "shares", "signature")
     DEALER_FIELD_NUMBER: _ClassVar[int]
     SEED_COMMITMENT_FIELD_NUMBER: _ClassVar[int]
     SHARES_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    ref: AttemptRef
     dealer: str
     seed_commitment: bytes
-    shares: _containers.RepeatedCompositeFieldContainer[ShareCommitments]
+    shares: _containers.RepeatedCompositeFieldContainer[DealtShare]
     signature: bytes
-    def __init__(self, dealer: _Optional[str] = ..., seed_commitment: _Optional[bytes] = ..., shares: _Optional[_Iterable[_Union[ShareCommitments, _Mapping]]] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., dealer: _Optional[str] = ..., seed_commitment: _Optional[bytes] = ..., shares: _Optional[_Iterable[_Union[DealtShare, _Mapping]]] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
-class ShareCommitments(_message.Message):
-    __slots__ = ("receiver", "masking_key_share", "seed_share")
+class DealtShare(_message.Message):
+    __slots__ = ("receiver", "sealed", "masking_commitment", "seed_commitment")
     RECEIVER_FIELD_NUMBER: _ClassVar[int]
-    MASKING_KEY_SHARE_FIELD_NUMBER: _ClassVar[int]
-    SEED_SHARE_FIELD_NUMBER: _ClassVar[int]
+    SEALED_FIELD_NUMBER: _ClassVar[int]
+    MASKING_COMMITMENT_FIELD_NUMBER: _ClassVar[int]
+    SEED_COMMITMENT_FIELD_NUMBER: _ClassVar[int]
     receiver: str
-    masking_key_share: bytes
-    seed_share: bytes
-    def __init__(self, receiver: _Optional[str] = ..., masking_key_share: _Optional[bytes] = ..., seed_share: _Optional[bytes] = ...) -> None: ...
+    sealed: bytes
+    masking_commitment: bytes
+    seed_commitment: bytes
+    def __init__(self, receiver: _Optional[str] = ..., sealed: _Optional[bytes] = ..., masking_commitment: _Optional[bytes] = ..., seed_commitment: _Optional[bytes] = ...) -> None: ...
 
 class ReceivedDealings(_message.Message):
     __slots__ = ("ref", "dealings")
@@ -249,12 +234,22 @@ class ReceivedDealings(_message.Message):
     def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., dealings: _Optional[_Iterable[_Union[ReceivedDealing, _Mapping]]] = ...) -> None: ...
 
 class ReceivedDealing(_message.Message):
-    __slots__ = ("commitments", "sealed")
-    COMMITMENTS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("dealer", "sealed", "masking_share_commitment", "seed_share_commitment", "seed_commitment", "path", "signature")
+    DEALER_FIELD_NUMBER: _ClassVar[int]
     SEALED_FIELD_NUMBER: _ClassVar[int]
-    commitments: DealingCommitments
+    MASKING_SHARE_COMMITMENT_FIELD_NUMBER: _ClassVar[int]
+    SEED_SHARE_COMMITMENT_FIELD_NUMBER: _ClassVar[int]
+    SEED_COMMITMENT_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    dealer: str
     sealed: bytes
-    def __init__(self, commitments: _Optional[_Union[DealingCommitments, _Mapping]] = ..., sealed: _Optional[bytes] = ...) -> None: ...
+    masking_share_commitment: bytes
+    seed_share_commitment: bytes
+    seed_commitment: bytes
+    path: _containers.RepeatedScalarFieldContainer[bytes]
+    signature: bytes
+    def __init__(self, dealer: _Optional[str] = ..., sealed: _Optional[bytes] = ..., masking_share_commitment: _Optional[bytes] = ..., seed_share_commitment: _Optional[bytes] = ..., seed_commitment: _Optional[bytes] = ..., path: _Optional[_Iterable[bytes]] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class MaskedInput(_message.Message):
     __slots__ = ("member", "digest", "length", "signature")
@@ -325,30 +320,24 @@ class Confirmations(_message.Message):
     def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., confirmations: _Optional[_Iterable[_Union[Confirmation, _Mapping]]] = ...) -> None: ...
 
 class Unmasking(_message.Message):
-    __slots__ = ("ref", "member", "seed_shares", "masking_key_shares")
-    class SeedSharesEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: bytes
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
-    class MaskingKeySharesEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: bytes
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+    __slots__ = ("ref", "member", "seed_shares", "masking_shares")
     REF_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     SEED_SHARES_FIELD_NUMBER: _ClassVar[int]
-    MASKING_KEY_SHARES_FIELD_NUMBER: _ClassVar[int]
+    MASKING_SHARES_FIELD_NUMBER: _ClassVar[int]
     ref: AttemptRef
     member: str
-    seed_shares: _containers.ScalarMap[str, bytes]
-    masking_key_shares: _containers.ScalarMap[str, bytes]
-    def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., member: _Optional[str] = ..., seed_shares: _Optional[_Mapping[str, bytes]] = ..., masking_key_shares: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
+    seed_shares: _containers.RepeatedCompositeFieldContainer[RevealedShare]
+    masking_shares: _containers.RepeatedCompositeFieldContainer[RevealedShare]
+    def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., member: _Optional[str] = ..., seed_shares: _Optional[_Iterable[_Union[RevealedShare, _Mapping]]] = ..., masking_shares: _Optional[_Iterable[_Union[RevealedShare, _Mapping]]] = ...) -> None: ...
+
+class RevealedShare(_message.Message):
+    __slots__ = ("dealer", "share")
+    DEALER_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    dealer: str
+    share: bytes
+    def __init__(self, dealer: _Optional[str] = ..., share: _Optional[bytes] = ...) -> None: ...
 
 class AttemptRefusal(_message.Message):
     __slots__ = ("ref", "reason", "detail")

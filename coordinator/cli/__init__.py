@@ -1,0 +1,59 @@
+"""The operator's command line: `coordinator ...`.
+
+Commands are thin and import what they need when they run, so that help and completion answer at once. All of
+them but `init` and `serve` speak to a running coordinator over mutual TLS and work from any machine that has
+the operator's folder. Every command takes `--json`; exit codes are those of `tacit.console.ExitCode`.
+"""
+
+from typing import Annotated
+
+import typer
+from tacit.console import run_app
+
+from coordinator.cli import job, member
+from coordinator.cli.init import init
+from coordinator.cli.model import evaluate, export
+from coordinator.cli.serve import serve
+from coordinator.cli.status import status
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    help="Run a federation: make it, serve it, invite members, train models with them.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    epilog="Start with `coordinator init`, then `coordinator serve`. Exit codes: 0 done, 1 failed, 2 usage, "
+    "3 unreachable, 4 refused, 5 not found.",
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from tacit import __version__
+
+        typer.echo(f"coordinator {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+app.command()(init)
+app.command()(serve)
+app.command()(status)
+app.add_typer(member.app, name="member", help="Invite, list and revoke members.")
+app.add_typer(job.app, name="job", help="Make, start, look at and steer training jobs.")
+app.command()(evaluate)
+app.command()(export)
+
+
+def main() -> None:
+    """The entry point of the `coordinator` command."""
+    run_app(app)

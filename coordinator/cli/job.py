@@ -1,0 +1,302 @@
+"""`coordinator job ...`: from a job file to a model in training, and what can be seen and done on the way."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from tacit.console import ExitCode, fail, print_json
+
+from coordinator.cli.common import (
+    CALL_SECONDS,
+    Dir,
+    Json,
+    Operator,
+    Yes,
+    confirm,
+    operator_folder,
+    operator_stub,
+    progress_bar,
+    run,
+    table,
+)
+
+if TYPE_CHECKING:
+    from tacit.job import JobDocument
+    from tacit.v1 import operator_pb2
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True)
+
+# Checking and starting a large job reads all its weights.
+CREATE_SECONDS = 600.0
+# The name under which `job bundle` leaves the job's document.
+DOCUMENT = "job.json"
+
+Name = Annotated[str, typer.Argument(help="The job's name.")]
+
+
+@app.command()
+def bundle(
+    file: Annotated[Path, typer.Argument(help="The job file (TOML).")],
+    out: Annotated[
+        Path | None, typer.Option(help="The folder to make. Default: NAME.bundle.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a job's starting bundle from its file: manifest, seeded weights, tokenizer. Works offline."""
+    from tacit.documents import DocumentInvalid
+    from tacit.job import JobSpec
+
+    try:
+        spec = JobSpec.from_toml(file)
+    except DocumentInvalid as error:
+        fail(str(error), ExitCode.USAGE)
+    target = Path(f"{spec.name}.bundle") if out is None else out
+    try:
+        from export.bundle import make_job_bundle
+    except ImportError as error:
+        fail(
+            f"making a bundle needs the training libraries ({error.name or error} is missing); install them "
+            "with `pip install 'tacit[coordinator,edge]'`, or make the bundle on a machine that has them",
+            ExitCode.USAGE,
+        )
+    try:
+        document = make_job_bundle(spec, file.parent, target)
+    except (ValueError, OSError) as error:
+        fail(f"{file} cannot be made into a bundle: {error}", ExitCode.USAGE)
+    if as_json:
+        print_json(
+            {
+                "job": spec.name,
+                "bundle": str(target),
+                "document": document.digest().hex(),
+                "values": document.values,
+            }
+        )
+        return
+    typer.echo(
+        f"Made {target}: job {spec.name}, {document.values} values, document {document.digest().hex()[:16]}."
+    )
+    typer.echo(f"Next: coordinator job create --bundle {target}")
+
+
+@app.command()
+def create(
+    bundle: Annotated[Path, typer.Option("--bundle", help="The folder that `coordinator job bundle` made.")],
+    operator: Operator = None,
+    folder: Dir = None,
+    as_json: Json = False,
+) -> None:
+    """Upload a bundle and start its job. A broken upload goes on where it stopped."""
+    document, parts = _read_bundle(bundle)
+    where = operator_folder(operator, folder)
+
+    async def work() -> "operator_pb2.Job":
+        from tacit.blobs import put_blob
+        from tacit.v1 import operator_pb2
+
+        async with operator_stub(where) as stub:
+            for what, source in parts:
+                with progress_bar(f"uploading {what}", quiet=as_json) as progress:
+                    await put_blob(stub, source, progress=progress)
+            digest = await put_blob(stub, document.canonical())
+            answer: operator_pb2.Job = await stub.CreateJob(
+                operator_pb2.CreateJobRequest(document=digest), timeout=CREATE_SECONDS
+            )
+            return answer
+
+    _show(
+        run(work()), as_json, f"Job {document.name} is running; look at it with `coordinator status --watch`."
+    )
+
+
+@app.command("list")
+def list_jobs(operator: Operator = None, folder: Dir = None, as_json: Json = False) -> None:
+    """Show all jobs."""
+    where = operator_folder(operator, folder)
+
+    async def work() -> "operator_pb2.StatusResponse":
+        from tacit.v1 import operator_pb2
+
+        async with operator_stub(where) as stub:
+            answer: operator_pb2.StatusResponse = await stub.Status(
+                operator_pb2.StatusRequest(), timeout=CALL_SECONDS
+            )
+            return answer
+
+    jobs = list(run(work()).jobs)
+    from coordinator.cli.shown import job_json
+    from coordinator.cli.status import jobs_table
+
+    if as_json:
+        print_json({"jobs": [job_json(job) for job in jobs]})
+    else:
+        typer.echo(
+            jobs_table(jobs) if jobs else "No jobs: `coordinator job bundle`, then `coordinator job create`."
+        )
+
+
+@app.command()
+def show(
+    name: Name,
+    rounds: Annotated[int, typer.Option(min=1, help="How many of the newest rounds.")] = 20,
+    operator: Operator = None,
+    folder: Dir = None,
+    as_json: Json = False,
+) -> None:
+    """Show a job with its rounds, dropouts and versions."""
+    where = operator_folder(operator, folder)
+
+    async def work() -> "operator_pb2.JobDetail":
+        from tacit.v1 import operator_pb2
+
+        async with operator_stub(where) as stub:
+            answer: operator_pb2.JobDetail = await stub.GetJob(
+                operator_pb2.GetJobRequest(name=name), timeout=CALL_SECONDS
+            )
+            return answer
+
+    detail = run(work())
+    from coordinator.cli.shown import detail_json
+
+    if as_json:
+        print_json(detail_json(detail))
+        return
+    from coordinator.cli.status import jobs_table
+
+    typer.echo(jobs_table([detail.job]))
+    if detail.rounds:
+        typer.echo("\n" + _rounds_table(detail.rounds[-rounds:]))
+    typer.echo("\n" + _versions_table(detail.versions))
+
+
+@app.command()
+def pause(name: Name, operator: Operator = None, folder: Dir = None, as_json: Json = False) -> None:
+    """Stop a job's rounds; an aggregation in flight is abandoned. `resume` goes on."""
+    _change(name, "PAUSE", operator_folder(operator, folder), as_json, f"Job {name} is paused.")
+
+
+@app.command()
+def resume(name: Name, operator: Operator = None, folder: Dir = None, as_json: Json = False) -> None:
+    """Go on with a paused job."""
+    _change(name, "RESUME", operator_folder(operator, folder), as_json, f"Job {name} is running.")
+
+
+@app.command()
+def abort(
+    name: Name, yes: Yes = False, operator: Operator = None, folder: Dir = None, as_json: Json = False
+) -> None:
+    """End a job for ever. Its versions stay and can be exported."""
+    where = operator_folder(operator, folder)
+    confirm(f"Abort {name}? It cannot be resumed; its versions stay.", yes)
+    _change(name, "ABORT", where, as_json, f"Job {name} is aborted.")
+
+
+def _change(
+    name: str, change: Literal["PAUSE", "RESUME", "ABORT"], where: Path, as_json: bool, done: str
+) -> None:
+    async def work() -> "operator_pb2.Job":
+        from tacit.v1 import operator_pb2
+
+        async with operator_stub(where) as stub:
+            request = operator_pb2.ChangeJobRequest(name=name, change=f"JOB_CHANGE_{change}")
+            answer: operator_pb2.Job = await stub.ChangeJob(request, timeout=CALL_SECONDS)
+            return answer
+
+    _show(run(work()), as_json, done)
+
+
+def _show(job: "operator_pb2.Job", as_json: bool, done: str) -> None:
+    from coordinator.cli.shown import job_json
+
+    if as_json:
+        print_json(job_json(job))
+    else:
+        typer.echo(done)
+
+
+def _read_bundle(folder: Path) -> "tuple[JobDocument, list[tuple[str, Path]]]":
+    """The document, and the files it names: found by their digests, whatever they are called. Raises:
+    CommandFailed.
+    """
+    import hashlib
+
+    from tacit.documents import DocumentInvalid
+    from tacit.job import JobDocument
+
+    try:
+        document = JobDocument.from_json((folder / DOCUMENT).read_bytes(), what=str(folder / DOCUMENT))
+        found = {}
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                with path.open("rb") as file:
+                    found[hashlib.file_digest(file, "sha256").digest()] = path
+    except FileNotFoundError:
+        fail(
+            f"{folder} is not a job's bundle: it holds no {DOCUMENT}; make one with `coordinator job bundle`",
+            ExitCode.NOT_FOUND,
+        )
+    except DocumentInvalid as error:
+        fail(f"{error}; make the bundle again with `coordinator job bundle`", ExitCode.USAGE)
+    except OSError as error:
+        fail(f"{folder} cannot be read: {error.strerror}", ExitCode.USAGE)
+    named = {"manifest": document.manifest, "tokenizer": document.tokenizer, "weights": document.weights}
+    for what, digest in named.items():
+        if digest not in found:
+            fail(
+                f"{folder} holds no file with the digest of its {what} ({digest.hex()}): the bundle was "
+                "changed or copied in part; make it again with `coordinator job bundle`",
+                ExitCode.USAGE,
+            )
+    return document, [(what, found[digest]) for what, digest in named.items()]
+
+
+def _rounds_table(rounds: "Sequence[operator_pb2.Round]") -> str:
+    from tacit.reason import from_word, word
+
+    from coordinator.cli.shown import moment, percent
+
+    rows = []
+    for item in rounds:
+        lost = Counter(
+            f"{dropout.phase} {word(from_word(word(dropout.reason)))}"
+            for attempt in item.attempts
+            for dropout in attempt.dropouts
+        )
+        last = item.attempts[-1] if item.attempts else None
+        rows.append(
+            [
+                str(item.number),
+                item.outcome,
+                word(item.reason) if item.reason else "-",
+                str(len(item.attempts)),
+                f"{len(last.survivors)}/{len(last.cohort)}" if last else "-",
+                percent(last.training.accuracy) if last and last.HasField("training") else "-",
+                ", ".join(f"{count} x {what}" for what, count in sorted(lost.items())) or "-",
+                moment(item.ended_ms),
+            ]
+        )
+    return table(["ROUND", "OUTCOME", "REASON", "ATTEMPTS", "SUMMED", "TRAINING", "DROPOUTS", "ENDED"], rows)
+
+
+def _versions_table(versions: "Sequence[operator_pb2.Version]") -> str:
+    from coordinator.cli.shown import moment, percent
+
+    rows = []
+    for item in versions:
+        measured = item.evaluations[-1] if item.evaluations else None
+        rows.append(
+            [
+                str(item.number),
+                item.digest.hex()[:16],
+                str(item.round) if item.round else "start",
+                moment(item.created_ms),
+                percent(measured.accuracy) if measured else "-",
+                f"{measured.loss:.4f}" if measured else "-",
+                str(measured.examples) if measured else "-",
+            ]
+        )
+    return table(["VERSION", "DIGEST", "ROUND", "MADE", "ACCURACY", "LOSS", "EXAMPLES"], rows)

@@ -1,0 +1,150 @@
+"""`coordinator member ...`: who takes part."""
+
+import re
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from tacit.console import ExitCode, fail, print_json
+
+from coordinator.cli.common import (
+    CALL_SECONDS,
+    Dir,
+    Json,
+    Operator,
+    Yes,
+    confirm,
+    operator_folder,
+    operator_stub,
+    run,
+    table,
+)
+
+if TYPE_CHECKING:
+    from tacit.v1 import operator_pb2
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True)
+
+_UNITS = {"m": 60, "h": 3600, "d": 24 * 3600}
+
+
+def seconds(text: str) -> int:
+    """`90m`, `24h` or `7d` in seconds. Raises: CommandFailed."""
+    match = re.fullmatch(r"([0-9]{1,6})([mhd])", text.strip())
+    if match is None:
+        fail(f"{text!r} is not a time; write for example 90m, 24h or 7d", ExitCode.USAGE)
+    return int(match[1]) * _UNITS[match[2]]
+
+
+@app.command()
+def invite(
+    name: Annotated[
+        str, typer.Argument(help="What the member will be called: a-z, 0-9, dot, dash, underscore.")
+    ],
+    valid: Annotated[
+        str,
+        typer.Option(
+            help="How long the token can be used: 90m, 24h, 7d. Default: as configured.", show_default=False
+        ),
+    ] = "",
+    operator: Operator = None,
+    folder: Dir = None,
+    as_json: Json = False,
+) -> None:
+    """Make a join token for a new member. It works once; hand it over on a way you trust."""
+    lifetime = seconds(valid) if valid else 0
+    where = operator_folder(operator, folder)
+
+    async def work() -> "operator_pb2.InviteMemberResponse":
+        from tacit.v1 import operator_pb2
+
+        async with operator_stub(where) as stub:
+            request = operator_pb2.InviteMemberRequest(name=name, valid_seconds=lifetime)
+            answer: operator_pb2.InviteMemberResponse = await stub.InviteMember(request, timeout=CALL_SECONDS)
+            return answer
+
+    answer = run(work())
+    if as_json:
+        print_json({"member": name, "token": answer.token, "expires_ms": answer.expires_ms})
+        return
+    from coordinator.cli.shown import moment
+
+    # The token alone on standard output, so that it can be piped.
+    typer.echo(answer.token)
+    sys.stderr.write(
+        f"{name} runs `edge_client enrol TOKEN` with it, once, until {moment(answer.expires_ms)} UTC. "
+        "Whoever has the token can join as this member: hand it over on a way you trust.\n"
+    )
+
+
+@app.command("list")
+def list_members(operator: Operator = None, folder: Dir = None, as_json: Json = False) -> None:
+    """Show who was invited, enrolled or revoked, and who is connected."""
+    where = operator_folder(operator, folder)
+
+    async def work() -> "operator_pb2.ListMembersResponse":
+        from tacit.v1 import operator_pb2
+
+        async with operator_stub(where) as stub:
+            answer: operator_pb2.ListMembersResponse = await stub.ListMembers(
+                operator_pb2.ListMembersRequest(), timeout=CALL_SECONDS
+            )
+            return answer
+
+    members = run(work()).members
+    from coordinator.cli.shown import member_json
+
+    if as_json:
+        print_json({"members": [member_json(member) for member in members]})
+    elif not members:
+        typer.echo("Nobody was invited yet: `coordinator member invite NAME` makes a join token.")
+    else:
+        typer.echo(members_table(list(members)))
+
+
+@app.command()
+def revoke(
+    name: str, yes: Yes = False, operator: Operator = None, folder: Dir = None, as_json: Json = False
+) -> None:
+    """End a membership at once, or take an invitation back."""
+    where = operator_folder(operator, folder)
+    confirm(f"Revoke {name}? It is cut off at once and needs a new invitation to come back.", yes)
+
+    async def work() -> "operator_pb2.Member":
+        from tacit.v1 import operator_pb2
+
+        async with operator_stub(where) as stub:
+            answer: operator_pb2.Member = await stub.RevokeMember(
+                operator_pb2.RevokeMemberRequest(name=name), timeout=CALL_SECONDS
+            )
+            return answer
+
+    member = run(work())
+    from coordinator.cli.shown import member_json
+
+    if as_json:
+        print_json(member_json(member))
+    else:
+        typer.echo(f"{name} is revoked.")
+
+
+def members_table(members: "list[operator_pb2.Member]") -> str:
+    """Members for people."""
+    from coordinator.cli.shown import moment
+
+    rows = []
+    for member in members:
+        declined = "; ".join(f"{job}: {sentence}" for job, sentence in sorted(member.declined.items()))
+        rows.append(
+            [
+                member.name,
+                member.status,
+                "yes" if member.connected else "no",
+                member.software_version or "-",
+                moment(member.certificate_expires_ms),
+                declined or "-",
+            ]
+        )
+    return table(["MEMBER", "STATUS", "CONNECTED", "SOFTWARE", "CERTIFICATE UNTIL", "DECLINES"], rows)

@@ -1,0 +1,296 @@
+"""`coordinator evaluate` and `coordinator export`: a job's versions, measured and made runnable from outside.
+
+The server never runs a model. These commands fetch a version by digest, turn it into ONNX with the code of
+`export` on this machine, and measure that: what is measured is what would be shipped. They need the edge
+extra.
+"""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from tacit.console import CommandFailed, ExitCode, fail, print_json
+
+from coordinator.cli.common import (
+    CALL_SECONDS,
+    Dir,
+    Json,
+    Operator,
+    operator_folder,
+    operator_stub,
+    progress_bar,
+    run,
+)
+
+if TYPE_CHECKING:
+    from tacit.job import JobDocument
+    from tacit.manifest import Manifest
+    from tacit.v1 import operator_pb2
+    from tacit.v1.operator_pb2_grpc import OperatorServiceStub
+
+__all__ = ["evaluate", "export"]
+
+RECONNECT_SECONDS = 2.0
+# Texts on which an evaluation's export is compared with the model it came from.
+PARITY_SAMPLES = 16
+
+Job = Annotated[str, typer.Argument(help="The job's name.")]
+Version = Annotated[
+    int | None,
+    typer.Option("--version", min=0, help="Which version. Default: the newest.", show_default=False),
+]
+
+
+@dataclass(frozen=True)
+class Material:
+    """A version with all that is needed to run it."""
+
+    document: "JobDocument"
+    manifest: "Manifest"
+    tokenizer: bytes
+    weights: bytes
+    number: int
+    digest: bytes
+
+
+def evaluate(
+    job: Job,
+    data: Annotated[Path, typer.Option(help="Labelled examples: .jsonl, .csv or .tsv, plain or .gz.")],
+    text: Annotated[str, typer.Option(help="The column that holds the text.")] = "text",
+    label: Annotated[str, typer.Option(help="The column that holds the label.")] = "label",
+    version: Version = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on with every new version until the job ends.")
+    ] = False,
+    operator: Operator = None,
+    folder: Dir = None,
+    as_json: Json = False,
+) -> None:
+    """Measure a version on data of your own; the result is stored with it and shown as a metric."""
+    if follow and version is not None:
+        fail("--follow measures every version from the newest on; leave out --version", ExitCode.USAGE)
+    tools = _tools()
+    where = operator_folder(operator, folder)
+    try:
+        examples = tools.read_examples(data, text=text, label=label)
+    except (ValueError, OSError) as error:
+        fail(str(error), ExitCode.USAGE)
+    work = _Evaluation(tools, job, data, examples, as_json)
+    run(work.follow(where) if follow else work.once(where, version))
+
+
+def export(
+    job: Job,
+    out: Annotated[Path, typer.Option(help="The folder to make.")],
+    version: Version = None,
+    samples: Annotated[
+        Path | None,
+        typer.Option(
+            help="Texts on which the exported model is compared with the original: .jsonl, .csv or .tsv.",
+            show_default=False,
+        ),
+    ] = None,
+    text: Annotated[str, typer.Option(help="The column of --samples that holds the text.")] = "text",
+    operator: Operator = None,
+    folder: Dir = None,
+    as_json: Json = False,
+) -> None:
+    """Write a version as a folder that runs without this software: ONNX, tokenizer, labels."""
+    tools = _tools()
+    where = operator_folder(operator, folder)
+    try:
+        texts = (
+            []
+            if samples is None
+            else [item.text for item in tools.read_examples(samples, text=text, label=None)]
+        )
+    except (ValueError, OSError) as error:
+        fail(str(error), ExitCode.USAGE)
+
+    async def work() -> Material:
+        async with operator_stub(where) as stub:
+            return await _fetch(stub, job, version, quiet=as_json)
+
+    material = run(work())
+    report = _export(tools, material, out, texts)
+    if as_json:
+        print_json(
+            {
+                "job": job,
+                "version_number": material.number,
+                "version": material.digest.hex(),
+                "out": str(out),
+                "max_difference": report.max_difference,
+            }
+        )
+        return
+    typer.echo(
+        f"Wrote {out}: job {job}, version {material.number} ({material.digest.hex()[:16]}); largest difference "
+        f"from the trained model {report.max_difference:.2g}."
+    )
+
+
+class _Evaluation:
+    """One file of examples, measured against one version after another."""
+
+    def __init__(self, tools: "_Tools", job: str, data: Path, examples: Sequence[Any], as_json: bool) -> None:
+        import hashlib
+
+        self._tools = tools
+        self._job = job
+        self._examples = examples
+        self._as_json = as_json
+        with data.open("rb") as file:
+            self._digest = hashlib.file_digest(file, "sha256").digest()
+
+    async def once(self, where: Path, version: int | None) -> None:
+        async with operator_stub(where) as stub:
+            await self._measure(stub, version)
+
+    async def follow(self, where: Path) -> None:
+        """From the newest version on, each once; a coordinator that restarts is waited for."""
+        following: int | None = None
+        while True:
+            try:
+                async with operator_stub(where) as stub:
+                    async for job in self._watch(stub):
+                        following = job.version_number if following is None else following
+                        while following <= job.version_number:
+                            await self._measure(stub, following)
+                            following += 1
+                        if _over(job):
+                            return
+            except CommandFailed as error:
+                if following is None or error.code is not ExitCode.UNREACHABLE:
+                    raise
+                typer.echo(f"{error.sentence}; trying again", err=True)
+            await asyncio.sleep(RECONNECT_SECONDS)
+
+    async def _watch(self, stub: "OperatorServiceStub") -> "AsyncIterator[operator_pb2.Job]":
+        from tacit.v1 import operator_pb2
+
+        async for status in stub.Watch(operator_pb2.StatusRequest()):
+            job = next((job for job in status.jobs if job.name == self._job), None)
+            if job is None:
+                fail(
+                    f"there is no job named {self._job}; `coordinator job list` shows those there are",
+                    ExitCode.NOT_FOUND,
+                )
+            yield job
+
+    async def _measure(self, stub: "OperatorServiceStub", version: int | None) -> None:
+        from tacit.v1 import operator_pb2
+
+        material = await _fetch(stub, self._job, version, quiet=self._as_json)
+        found = await asyncio.to_thread(self._run, material)
+        evaluation = operator_pb2.Evaluation(
+            version_number=material.number,
+            version=material.digest,
+            accuracy=found.accuracy,
+            loss=found.loss,
+            examples=found.examples,
+            data=self._digest,
+        )
+        await stub.RecordEvaluation(
+            operator_pb2.RecordEvaluationRequest(job=self._job, evaluation=evaluation), timeout=CALL_SECONDS
+        )
+        if self._as_json:
+            from coordinator.cli.shown import evaluation_json
+
+            print_json({"job": self._job, **evaluation_json(evaluation)})
+        else:
+            typer.echo(
+                f"version {material.number}: accuracy {100 * found.accuracy:.2f} %, loss {found.loss:.4f}, "
+                f"{found.examples} examples"
+            )
+
+    def _run(self, material: Material) -> Any:
+        with tempfile.TemporaryDirectory(prefix="tacit-evaluate-") as scratch:
+            out = Path(scratch) / "model"
+            texts = [example.text for example in self._examples[:PARITY_SAMPLES]]
+            _export(self._tools, material, out, texts)
+            try:
+                return self._tools.evaluate_bundle(out, self._examples)
+            except ValueError as error:
+                fail(str(error), ExitCode.USAGE)
+
+
+@dataclass(frozen=True)
+class _Tools:
+    """The functions of `export`, once it is certain that they are there."""
+
+    export_model: Any
+    evaluate_bundle: Any
+    read_examples: Any
+
+
+def _tools() -> _Tools:
+    try:
+        from export.evaluate import evaluate_bundle, read_examples
+        from export.onnx import export_model
+    except ImportError as error:
+        fail(
+            f"this command runs the model and needs the libraries for that ({error.name or error} is "
+            "missing); install them with `pip install 'tacit[coordinator,edge]'`, here or on another machine with the "
+            "operator's folder",
+            ExitCode.USAGE,
+        )
+    return _Tools(export_model, evaluate_bundle, read_examples)
+
+
+def _export(tools: _Tools, material: Material, out: Path, samples: Sequence[str]) -> Any:
+    try:
+        return tools.export_model(
+            material.document, material.manifest, material.weights, material.tokenizer, out, samples
+        )
+    except (ValueError, OSError) as error:
+        fail(f"version {material.number} cannot be exported: {error}", ExitCode.FAILED)
+
+
+async def _fetch(stub: "OperatorServiceStub", job: str, version: int | None, *, quiet: bool) -> Material:
+    """A version and all it needs, each part verified by its digest."""
+    from tacit.blobs import fetch_blob
+    from tacit.documents import DocumentInvalid
+    from tacit.job import JobDocument
+    from tacit.manifest import Manifest
+    from tacit.v1 import operator_pb2
+
+    async def blob(digest: bytes, what: str = "") -> bytes:
+        data = bytearray()
+        with progress_bar(f"fetching {what}", quiet=quiet or not what) as progress:
+            await fetch_blob(stub.FetchBlob, digest, data, progress=progress)
+        return bytes(data)
+
+    detail: operator_pb2.JobDetail = await stub.GetJob(
+        operator_pb2.GetJobRequest(name=job), timeout=CALL_SECONDS
+    )
+    wanted = detail.job.version_number if version is None else version
+    found = next((item for item in detail.versions if item.number == wanted), None)
+    if found is None:
+        fail(
+            f"job {job} has no version {wanted}; the newest is {detail.job.version_number}",
+            ExitCode.NOT_FOUND,
+        )
+    try:
+        document = JobDocument.from_json(await blob(detail.job.document), what="the job document")
+        manifest = Manifest.from_json(await blob(document.manifest), what="the manifest")
+    except DocumentInvalid as error:
+        fail(f"{error}; the coordinator may be newer than this software", ExitCode.FAILED)
+    return Material(
+        document=document,
+        manifest=manifest,
+        tokenizer=await blob(document.tokenizer),
+        weights=await blob(found.digest, f"version {wanted}"),
+        number=wanted,
+        digest=found.digest,
+    )
+
+
+def _over(job: "operator_pb2.Job") -> bool:
+    from tacit.v1 import operator_pb2
+
+    return job.status in (operator_pb2.JOB_STATUS_FINISHED, operator_pb2.JOB_STATUS_ABORTED)

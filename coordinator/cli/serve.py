@@ -1,0 +1,45 @@
+"""`coordinator serve`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["serve"]
+
+
+def serve(
+    dir: Annotated[
+        Path, typer.Option("--dir", envvar="TACIT_DIR", help="The folder that `coordinator init` made.")
+    ] = Path(),
+    log_format: Annotated[
+        str | None, typer.Option(help="console or json; default: what coordinator.toml says.")
+    ] = None,
+) -> None:
+    """Run the coordinator until SIGTERM.
+
+    Started again after a crash it goes on with its jobs, and members come back by themselves.
+    """
+    from tacit.tls import tls_13_only
+
+    # Before gRPC is imported anywhere.
+    tls_13_only()
+
+    import asyncio
+
+    from coordinator.config import load_config
+    from coordinator.pki import AuthorityUnusable
+    from coordinator.server import CannotServe, serve
+    from coordinator.storage.errors import StorageError
+    from tacit.console import ExitCode, fail
+    from tacit.documents import DocumentInvalid
+    from tacit.logs import configure
+
+    try:
+        config = load_config(dir)
+        configure(log_format or config.log_format)  # type: ignore[arg-type]  checked in configure
+        asyncio.run(serve(dir))
+    except (DocumentInvalid, AuthorityUnusable) as error:
+        fail(str(error), ExitCode.USAGE)
+    except (CannotServe, StorageError) as error:
+        fail(str(error), ExitCode.FAILED)

@@ -1,0 +1,166 @@
+"""What the operator's service says, as JSON and as words for people. Digests are hexadecimal."""
+
+import math
+from datetime import UTC, datetime
+from typing import Any
+
+from tacit.reason import from_word, sentence, word
+from tacit.v1 import operator_pb2
+from tacit.v1.reason_pb2 import Reason
+
+__all__ = [
+    "detail_json",
+    "evaluation_json",
+    "job_json",
+    "job_status",
+    "member_json",
+    "moment",
+    "percent",
+    "status_json",
+    "why",
+]
+
+
+def job_status(job: operator_pb2.Job) -> str:
+    """running, paused, finished or aborted."""
+    return operator_pb2.JobStatus.Name(job.status).removeprefix("JOB_STATUS_").lower()
+
+
+def why(reason: Reason) -> str:
+    """The sentence of a reason, empty for none."""
+    return "" if not reason else sentence(from_word(word(reason)))
+
+
+def moment(ms: int) -> str:
+    """UTC, to the minute; a dash for never."""
+    return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M}" if ms else "-"
+
+
+def percent(value: float) -> str:
+    """An accuracy."""
+    return "-" if math.isnan(value) else f"{100 * value:.1f} %"
+
+
+def _number(value: float) -> float | None:
+    # JSON has neither nan nor infinity.
+    return value if math.isfinite(value) else None
+
+
+def _reason(value: Reason) -> str | None:
+    return word(value) if value else None
+
+
+def evaluation_json(item: operator_pb2.Evaluation) -> dict[str, Any]:
+    """One evaluation."""
+    return {
+        "version_number": item.version_number,
+        "version": item.version.hex(),
+        "accuracy": _number(item.accuracy),
+        "loss": _number(item.loss),
+        "examples": item.examples,
+        "data": item.data.hex() or None,
+        "at_ms": item.at_ms,
+    }
+
+
+def _training_json(item: operator_pb2.TrainingMetrics) -> dict[str, Any]:
+    return {"examples": item.examples, "loss": _number(item.loss), "accuracy": _number(item.accuracy)}
+
+
+def job_json(job: operator_pb2.Job) -> dict[str, Any]:
+    """A job as it stands."""
+    return {
+        "name": job.name,
+        "status": job_status(job),
+        "reason": _reason(job.reason),
+        "document": job.document.hex(),
+        "round": job.round,
+        "rounds_total": job.rounds_total,
+        "attempt": job.attempt,
+        "phase": job.phase,
+        "version": job.version.hex(),
+        "version_number": job.version_number,
+        "members_connected": job.members_connected,
+        "members_ready": job.members_ready,
+        "cohort": job.cohort,
+        "answered": job.answered,
+        "created_ms": job.created_ms,
+        "evaluation": evaluation_json(job.evaluation) if job.HasField("evaluation") else None,
+        "training": _training_json(job.training) if job.HasField("training") else None,
+    }
+
+
+def member_json(member: operator_pb2.Member) -> dict[str, Any]:
+    """A member."""
+    return {
+        "name": member.name,
+        "status": member.status,
+        "connected": member.connected,
+        "software_version": member.software_version or None,
+        "certificate_expires_ms": member.certificate_expires_ms or None,
+        "declined": dict(member.declined),
+    }
+
+
+def status_json(status: operator_pb2.StatusResponse) -> dict[str, Any]:
+    """The whole federation."""
+    return {
+        "federation": status.federation,
+        "software_version": status.software_version,
+        "started_ms": status.started_ms,
+        "jobs": [job_json(job) for job in status.jobs],
+        "members": [member_json(member) for member in status.members],
+    }
+
+
+def _attempt_json(item: operator_pb2.Attempt) -> dict[str, Any]:
+    return {
+        "number": item.number,
+        "outcome": item.outcome,
+        "reason": _reason(item.reason),
+        "detail": item.detail or None,
+        "cohort": list(item.cohort),
+        "survivors": list(item.survivors),
+        "dropouts": [
+            {
+                "member": dropout.member,
+                "phase": dropout.phase,
+                "reason": _reason(dropout.reason),
+                "detail": dropout.detail or None,
+            }
+            for dropout in item.dropouts
+        ],
+        "result": item.result.hex() or None,
+        "new_version": item.new_version.hex() or None,
+        "opened_ms": item.opened_ms,
+        "ended_ms": item.ended_ms or None,
+        "training": _training_json(item.training) if item.HasField("training") else None,
+    }
+
+
+def detail_json(detail: operator_pb2.JobDetail) -> dict[str, Any]:
+    """A job with its rounds and versions."""
+    return {
+        **job_json(detail.job),
+        "rounds": [
+            {
+                "number": item.number,
+                "outcome": item.outcome,
+                "reason": _reason(item.reason),
+                "attempts": [_attempt_json(attempt) for attempt in item.attempts],
+                "opened_ms": item.opened_ms,
+                "ended_ms": item.ended_ms or None,
+            }
+            for item in detail.rounds
+        ],
+        "versions": [
+            {
+                "number": item.number,
+                "digest": item.digest.hex(),
+                "round": item.round,
+                "created_ms": item.created_ms,
+                "evaluations": [evaluation_json(evaluation) for evaluation in item.evaluations],
+            }
+            for item in detail.versions
+        ],
+    }

@@ -1,0 +1,139 @@
+"""`coordinator status`: the federation at a glance, once or for as long as one looks."""
+
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from tacit.console import CommandFailed, ExitCode, print_json
+
+from coordinator.cli.common import (
+    CALL_SECONDS,
+    Dir,
+    Json,
+    Operator,
+    operator_folder,
+    operator_stub,
+    run,
+    table,
+)
+
+if TYPE_CHECKING:
+    from tacit.v1 import operator_pb2
+
+__all__ = ["status"]
+
+RECONNECT_SECONDS = 2.0
+
+
+def status(
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on showing every change.")] = False,
+    operator: Operator = None,
+    folder: Dir = None,
+    as_json: Json = False,
+) -> None:
+    """Show jobs with their round, phase, version and accuracy, and the members."""
+    where = operator_folder(operator, folder)
+    if not watch:
+        answer = run(_once(where))
+        _print(answer, as_json)
+    elif as_json or not sys.stdout.isatty():
+        run(_follow(where, lambda answer: _print(answer, as_json, blank=True)))
+    else:
+        _live(where)
+
+
+async def _once(where: Path) -> "operator_pb2.StatusResponse":
+    from tacit.v1 import operator_pb2
+
+    async with operator_stub(where) as stub:
+        answer: operator_pb2.StatusResponse = await stub.Status(
+            operator_pb2.StatusRequest(), timeout=CALL_SECONDS
+        )
+        return answer
+
+
+async def _follow(where: Path, show: "Callable[[operator_pb2.StatusResponse], None]") -> None:
+    """Shows every status; a coordinator that restarts is waited for, one that never answered is not."""
+    from tacit.v1 import operator_pb2
+
+    seen = False
+    while True:
+        try:
+            async with operator_stub(where) as stub:
+                async for answer in stub.Watch(operator_pb2.StatusRequest()):
+                    seen = True
+                    show(answer)
+        except CommandFailed as error:
+            if not seen or error.code is not ExitCode.UNREACHABLE:
+                raise
+            sys.stderr.write(f"{error.sentence}; trying again\n")
+        await asyncio.sleep(RECONNECT_SECONDS)
+
+
+def _live(where: Path) -> None:
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(Text("connecting"), auto_refresh=False, screen=False) as live:
+        run(_follow(where, lambda answer: live.update(Text(text_of(answer)), refresh=True)))
+
+
+def _print(answer: "operator_pb2.StatusResponse", as_json: bool, *, blank: bool = False) -> None:
+    if as_json:
+        from coordinator.cli.shown import status_json
+
+        print_json(status_json(answer))
+        return
+    typer.echo(text_of(answer) + ("\n" if blank else ""))
+
+
+def text_of(answer: "operator_pb2.StatusResponse") -> str:
+    """The status for people."""
+    from coordinator.cli.member import members_table
+    from coordinator.cli.shown import moment
+
+    parts = [
+        f"Federation {answer.federation[:16]}, coordinator {answer.software_version}, "
+        f"serving since {moment(answer.started_ms)} UTC"
+    ]
+    if answer.jobs:
+        parts.append(jobs_table(list(answer.jobs)))
+    else:
+        parts.append("No jobs: `coordinator job bundle`, then `coordinator job create`.")
+    if answer.members:
+        parts.append(members_table(list(answer.members)))
+    else:
+        parts.append("No members: `coordinator member invite NAME`.")
+    return "\n\n".join(parts)
+
+
+def jobs_table(jobs: "list[operator_pb2.Job]") -> str:
+    """Jobs for people."""
+    from coordinator.cli.shown import job_status, percent, why
+
+    rows = []
+    for job in jobs:
+        phase = job.phase
+        if job.cohort:
+            phase += f" {job.answered}/{job.cohort}"
+        elif job.phase == "training":
+            phase += f" {job.members_ready}/{job.members_connected} ready"
+        measured = job.evaluation
+        accuracy = f"{percent(measured.accuracy)} (v{measured.version_number})" if measured.examples else "-"
+        trained = percent(job.training.accuracy) if job.training.examples else "-"
+        rows.append(
+            [
+                job.name,
+                job_status(job),
+                f"{job.round}/{job.rounds_total}",
+                phase,
+                f"{job.version_number} {job.version.hex()[:8]}",
+                accuracy,
+                trained,
+                why(job.reason) or "-",
+            ]
+        )
+    return table(["JOB", "STATUS", "ROUND", "PHASE", "VERSION", "MEASURED", "TRAINING", "WHY"], rows)

@@ -1,0 +1,308 @@
+"""What the coordinator is told, and where it keeps things.
+
+`coordinator init --dir DIR` makes the folder, everything else reads it:
+
+    DIR/                      0700
+      coordinator.toml        `CoordinatorConfig`, written with comments, edited by the operator
+      authority/root.pem      the federation's authority; its SHA-256 names the federation
+      authority/root.key      0600; whoever has it can make members
+      server/cert.pem         the server's certificate and then the root: what a dialling member is shown
+      server/key.pem          0600
+      operator/               `OperatorConfig` and all that `coordinator job ...` needs; may be copied to
+      another machine tacit.db                unless `database_url` says otherwise store/
+      unless `store_url` says otherwise
+
+Every key of coordinator.toml can be overridden by an environment variable, `TACIT_` and the key in capitals
+(`TACIT_DATABASE_URL`, `TACIT_LISTEN_HOST`, ...; lists with commas). `load_config` returns URLs made absolute:
+nothing depends on the folder a process was started in.
+"""
+
+import ipaddress
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator
+from tacit.documents import Digest, Document, DocumentInvalid
+from tacit.token import join_address, split_address
+
+__all__ = [
+    "CoordinatorConfig",
+    "CoordinatorFolder",
+    "OperatorConfig",
+    "OperatorIdentity",
+    "environment_name",
+    "load_config",
+    "load_operator",
+    "operator_toml",
+    "write_config",
+]
+
+_HOST_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+
+
+class CoordinatorConfig(Document):
+    """coordinator.toml. `load_config` also applies the environment and makes the two URLs absolute."""
+
+    # Host names and addresses that members dial. They stand in the server's certificate; the first one in
+    # tokens.
+    advertise: tuple[str, ...] = Field(min_length=1, max_length=64)
+
+    listen_host: str = Field(default="0.0.0.0", min_length=1)  # noqa: S104  members come from outside
+    # Port 0 asks the system for any free port.
+    enrolment_port: int = Field(default=7440, ge=0, le=65535)
+    federation_port: int = Field(default=7441, ge=0, le=65535)
+    # Metrics speak HTTP without authentication: on loopback unless told otherwise.
+    metrics_host: str = Field(default="127.0.0.1", min_length=1)
+    metrics_port: int = Field(default=7442, ge=0, le=65535)
+
+    database_url: str = "sqlite:///tacit.db"
+    store_url: str = "store"
+
+    log_format: Literal["console", "json"] = "console"
+
+    # How long a join token can be used, unless `coordinator member invite` says otherwise.
+    token_hours: float = Field(default=24.0, gt=0, le=24 * 30)
+    # How long a member's certificate is valid.
+    member_days: float = Field(default=90.0, ge=1 / 24, le=397)
+
+    @field_validator("advertise")
+    @classmethod
+    def _advertise(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        hosts = tuple(_host(name) for name in names)
+        if len(set(hosts)) != len(hosts):
+            raise ValueError("a name stands twice")
+        return hosts
+
+    @property
+    def enrolment_address(self) -> str:
+        """host:port that goes into join tokens."""
+        return join_address(self.advertise[0], self.enrolment_port)
+
+    @property
+    def federation_address(self) -> str:
+        """host:port of the federation, operator and health services."""
+        return join_address(self.advertise[0], self.federation_port)
+
+
+class OperatorConfig(Document):
+    """operator.toml: which coordinator the operator's certificate beside it is for."""
+
+    # host:port of the federation port.
+    address: str
+    # The fingerprint of root.pem.
+    federation: Digest
+
+    @field_validator("address")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        split_address(value)
+        return value
+
+
+def _host(name: str) -> str:
+    """One spelling for each name, so that lists can be compared with certificates. Ports have keys of their
+    own."""
+    try:
+        return str(ipaddress.ip_address(name))
+    except ValueError:
+        if _HOST_NAME.fullmatch(name) is None:
+            raise ValueError(f"{name!r} is not a host name or an IP address (without a port)") from None
+        return name.lower()
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class OperatorIdentity:
+    """The operator's folder, read. PEM as bytes, ready for gRPC."""
+
+    config: OperatorConfig
+    certificate_pem: bytes
+    key_pem: bytes
+    root_pem: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorFolder:
+    """The names of everything in DIR."""
+
+    path: Path
+
+    @property
+    def config_toml(self) -> Path:
+        return self.path / "coordinator.toml"
+
+    @property
+    def authority_certificate(self) -> Path:
+        return self.path / "authority" / "root.pem"
+
+    @property
+    def authority_key(self) -> Path:
+        return self.path / "authority" / "root.key"
+
+    @property
+    def server_certificate(self) -> Path:
+        """PEM: the server's certificate, then the root."""
+        return self.path / "server" / "cert.pem"
+
+    @property
+    def server_key(self) -> Path:
+        return self.path / "server" / "key.pem"
+
+    @property
+    def operator(self) -> Path:
+        return self.path / "operator"
+
+    @property
+    def database(self) -> Path:
+        return self.path / "tacit.db"
+
+    @property
+    def store(self) -> Path:
+        return self.path / "store"
+
+
+def environment_name(key: str) -> str:
+    """The variable that overrides a key."""
+    return f"TACIT_{key.upper()}"
+
+
+def load_config(folder: Path, environ: Mapping[str, str] | None = None) -> CoordinatorConfig:
+    """Reads DIR/coordinator.toml, applies `TACIT_*` (of `os.environ` unless given), makes URLs absolute.
+
+    Raises:
+        DocumentInvalid: no such file, an unknown key, a value out of range; names the variable if it is to
+        blame.
+    """
+    path = CoordinatorFolder(folder).config_toml
+    if not path.exists():
+        raise DocumentInvalid(
+            f"{path} does not exist; make a coordinator with `coordinator init --dir {folder}`"
+        )
+    config = CoordinatorConfig.from_toml(path)
+    environ = os.environ if environ is None else environ
+    changes: dict[str, object] = {}
+    for key in CoordinatorConfig.model_fields:
+        variable = environment_name(key)
+        if key == "schema_version" or not environ.get(variable):
+            continue
+        text = environ[variable]
+        changes[key] = (
+            [part.strip() for part in text.split(",") if part.strip()] if key == "advertise" else text
+        )
+    if changes:
+        content = config.model_dump(mode="json", by_alias=True) | changes
+        names = ", ".join(environment_name(key) for key in sorted(changes))
+        config = CoordinatorConfig._from_content(content, f"{path} with {names} from the environment")
+    return config.model_copy(
+        update={
+            "database_url": _absolute_database(config.database_url, folder),
+            "store_url": _absolute_store(config.store_url, folder),
+        }
+    )
+
+
+def _absolute_database(url: str, folder: Path) -> str:
+    # SQLAlchemy: sqlite:///relative, sqlite:////absolute, sqlite:// in memory.
+    scheme, separator, rest = url.partition(":///")
+    if not separator or not scheme.startswith("sqlite") or not rest or rest.startswith(("/", ":memory:")):
+        return url
+    return f"{scheme}:///{folder.resolve() / rest}"
+
+
+def _absolute_store(url: str, folder: Path) -> str:
+    if "://" not in url:
+        # Not `as_uri`: fsspec does not undo its percent signs.
+        return f"file://{folder.resolve() / url}"
+    return url
+
+
+def load_operator(folder: Path) -> OperatorIdentity:
+    """Reads an operator's folder (DIR/operator, or a copy of it).
+
+    Raises:
+        DocumentInvalid: a file is missing or cannot be used.
+    """
+    config = OperatorConfig.from_toml(folder / "operator.toml")
+    parts = {}
+    for name in ("cert.pem", "key.pem", "root.pem"):
+        try:
+            parts[name] = (folder / name).read_bytes()
+        except OSError as error:
+            raise DocumentInvalid(
+                f"{folder / name} cannot be read ({error.strerror}); copy the whole operator folder of the "
+                "coordinator"
+            ) from error
+    return OperatorIdentity(config, parts["cert.pem"], parts["key.pem"], parts["root.pem"])
+
+
+def operator_toml(config: OperatorConfig) -> str:
+    """The text of operator.toml."""
+    return (
+        "# Which coordinator this folder's certificate is for. The folder can be copied to another machine.\n"
+        "schema = 1\n"
+        "# host:port of the federation port.\n"
+        f"address = {_toml(config.address)}\n"
+        "# SHA-256 of root.pem.\n"
+        f"federation = {_toml(config.federation.hex())}\n"
+    )
+
+
+_TEMPLATE = """\
+# The coordinator's configuration. Every key can be overridden by an environment variable: TACIT_ and the key
+# in capitals (TACIT_DATABASE_URL=postgresql+psycopg://...; lists with commas). Paths are relative to this
+# file's folder. A key that this software does not know is an error, so that a misspelt one is found when it
+# is written.
+schema = 1
+
+# Names and addresses under which members reach this coordinator. The first one goes into join tokens; all
+# stand in the server's certificate, which `coordinator serve` renews when this list changes.
+advertise = {advertise}
+
+# Where to listen. Port 0 takes any free port.
+listen_host = {listen_host}
+# Joining with a token: TLS with the server's certificate. Members and future members must reach it.
+enrolment_port = {enrolment_port}
+# Members, operators and health: mutual TLS. Members must reach it.
+federation_port = {federation_port}
+# Prometheus metrics: plain HTTP without authentication. Keep it on loopback or on a network of your own.
+metrics_host = {metrics_host}
+metrics_port = {metrics_port}
+
+# Jobs, members, rounds, tokens. SQLite in this folder, or PostgreSQL where one machine is not enough.
+database_url = {database_url}
+# Weights and bundles: a folder, or any fsspec URL (s3://bucket/prefix, gs://..., az://...).
+store_url = {store_url}
+
+# console for people, json for collectors.
+log_format = {log_format}
+
+# How long a join token can be used.
+token_hours = {token_hours}
+# How long a member's certificate is valid. Shorter is safer: it bounds what a stolen key is good for.
+member_days = {member_days}
+"""
+
+
+def write_config(path: Path, config: CoordinatorConfig) -> None:
+    """Writes coordinator.toml with a comment over every key, and reads it back before it counts as
+    written."""
+    values = config.model_dump(mode="json", exclude={"schema_version"})
+    text = _TEMPLATE.format(**{key: _toml(value) for key, value in values.items()})
+    if CoordinatorConfig._from_content(tomllib.loads(text), str(path)) != config:
+        raise AssertionError("the template of coordinator.toml leaves a key out")
+    path.write_text(text, encoding="utf-8")
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        return f'"{escaped}"'
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    if isinstance(value, int | float):
+        return str(value)
+    raise TypeError(f"no TOML for {type(value).__name__}")

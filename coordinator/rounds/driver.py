@@ -1,0 +1,360 @@
+"""The driver of one job: events in, effects out, one at a time.
+
+A job has one task and one queue. An event is worked out by the pure machine, and its effects are carried out in their
+order (persist, then send, then count) before the next event is looked at; so what was persisted is on the disk when
+anyone hears of it. Jobs share nothing but the database's writer and the members' sessions: a wedged one holds up no other.
+
+A failure of ours (a bug, a full disk) pauses the job with the reason `internal`, and leaves the others alone.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+import structlog
+
+import secure_agg
+from coordinator.metrics import Metrics
+from coordinator.rounds import effects as fx
+from coordinator.rounds import events as ev
+from coordinator.rounds.machine import transition
+from coordinator.rounds.publish import ResultInvalid, Step, next_version
+from coordinator.rounds.state import Aggregating, Halted, JobState, Parameters, Publishing, Training
+from coordinator.rounds.uploads import UploadDesk
+from coordinator.services.live import LiveJob
+from coordinator.storage import records
+from coordinator.storage.blobs import BlobStore
+from coordinator.storage.database import Database
+from tacit.attempt import AttemptId
+from tacit.messages import FromCoordinator
+from tacit.reason import Reason, from_word, word
+
+__all__ = ["JobDriver", "Ports", "state_of"]
+
+log = structlog.get_logger("coordinator.rounds")
+
+
+class Sessions(Protocol):
+    """Where messages go."""
+
+    def send(self, member: str, message: FromCoordinator) -> None:
+        """To the member's session; nowhere if it has none."""
+
+
+@dataclass(frozen=True)
+class Ports:
+    """What a driver needs of the world."""
+
+    database: Database
+    store: BlobStore
+    sessions: Sessions
+    metrics: Metrics
+    uploads: UploadDesk
+    # Called after every event that may have changed what the operator sees.
+    changed: Callable[[], None]
+    # Called with the digest of a version that members may fetch from now on.
+    published: Callable[[bytes], None]
+    now_ms: Callable[[], int] = field(default=lambda: time.time_ns() // 1_000_000)
+
+
+def state_of(stored: records.StoredJob, parameters: Parameters) -> JobState:
+    """A job as it stands in the database, at rest: what was in flight when the process ended is gone."""
+    return JobState(
+        parameters=parameters,
+        status=fx.Status(stored.status.value),
+        reason=from_word(stored.reason or "unspecified"),
+        round=stored.round,
+        round_open=stored.round_open,
+        attempt=stored.attempt,
+        attempts_in_round=stored.attempts_in_round if stored.round_open else 0,
+        failed_rounds=stored.failed_rounds,
+        version_number=stored.version_number,
+        version=stored.version,
+    )
+
+
+class JobDriver:
+    """Drives one job until `stop`."""
+
+    def __init__(self, state: JobState, ports: Ports) -> None:
+        self._state = state
+        self._ports = ports
+        self._events: asyncio.Queue[tuple[ev.Event, asyncio.Future[None] | None]] = asyncio.Queue()
+        self._timers: dict[tuple[str | int, ...], asyncio.TimerHandle] = {}
+        self._computing: set[asyncio.Task[None]] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._log = log.bind(job=state.name)
+
+    # ---- from outside ---------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> JobState:
+        """As of the last event worked out."""
+        return self._state
+
+    def start(self) -> None:
+        """Begins; call it once, inside the event loop."""
+        self._task = asyncio.create_task(self._run(), name=f"job {self._state.name}")
+        self.post(ev.Started())
+
+    def post(self, event: ev.Event) -> None:
+        """Queues an event."""
+        self._events.put_nowait((event, None))
+
+    async def carry_out(self, event: ev.Event) -> None:
+        """Queues an event and returns once its effects are done."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._events.put_nowait((event, done))
+        await done
+
+    def uploaded(
+        self, member: str, attempt: AttemptId, message: secure_agg.MaskedInput, digest: bytes
+    ) -> None:
+        """A masked vector is spooled whole (`UploadSink`)."""
+        self.post(ev.Uploaded(member, attempt, message, digest))
+
+    async def stop(self) -> None:
+        """Ends the task; what is in flight is lost, as in a crash, and is abandoned at the next start."""
+        tasks = [task for task in (self._task, *self._computing) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for timer in self._timers.values():
+            timer.cancel()
+
+    def live(self) -> LiveJob:
+        """The present moment, for the operator."""
+        state = self._state
+        ready = sum(1 for view in state.members.values() if view.connected and view.ready)
+        cohort = answered = 0
+        match state.phase:
+            case Halted():
+                phase = "idle"
+            case Training():
+                phase = "training"
+            case Aggregating() as aggregating:
+                phase = aggregating.protocol.phase.value
+                cohort = len(aggregating.cohort)
+                answered = len(aggregating.protocol.answers)
+            case Publishing() as publishing:
+                phase = "publish"
+                cohort = len(publishing.cohort)
+                answered = len(publishing.survivors)
+        return LiveJob(
+            phase=phase, connected=len(state.available), ready=ready, cohort=cohort, answered=answered
+        )
+
+    def declined(self) -> dict[str, str]:
+        """Members that declined this job, and what they said."""
+        return {
+            name: view.declined[1] or word(view.declined[0])
+            for name, view in self._state.members.items()
+            if view.declined is not None
+        }
+
+    # ---- the loop -------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            event, done = await self._events.get()
+            try:
+                await self._step(event)
+            except Exception as error:  # noqa: BLE001  whatever it is, the other jobs go on
+                await self._failed(event, error)
+                if done is not None and not done.done():
+                    done.set_exception(error)
+            else:
+                if done is not None and not done.done():
+                    done.set_result(None)
+            self._ports.metrics.members_ready(self._state.name, self.live().ready)
+            self._ports.changed()
+
+    async def _step(self, event: ev.Event) -> None:
+        state, effects = transition(self._state, event, self._ports.now_ms())
+        for effect in effects:
+            # The state is the new one only once what it rests on is on the disk: persists come first, and if one
+            # fails, nothing was announced.
+            await self._carry_out(effect, state)
+        self._state = state
+
+    async def _failed(self, event: ev.Event, error: Exception) -> None:
+        self._log.error("job_failed", event_kind=type(event).__name__, error=str(error), exc_info=error)
+        phase = self._state.phase
+        if isinstance(phase, Aggregating | Publishing):
+            self._ports.uploads.close(phase.attempt, keep_sum=False)
+        now_ms = self._ports.now_ms()
+        name = self._state.name
+
+        def pause(session: records.Session) -> None:
+            records.abandon_open_attempts(session, now_ms, word(Reason.REASON_INTERNAL), job=name)
+            records.set_job_status(
+                session, name, records.JobStatus.PAUSED, word(Reason.REASON_INTERNAL), now_ms
+            )
+
+        try:
+            await self._ports.database.run(pause)
+            stored = await self._ports.database.run(lambda session: records.load_job(session, name))
+        except Exception as second:  # noqa: BLE001  the database itself may be what failed
+            self._log.error("job_failure_not_stored", error=str(second))
+            return
+        self._state = replace(state_of(stored, self._state.parameters), members=self._state.members)
+
+    # ---- effects --------------------------------------------------------------------------------------------------
+
+    async def _carry_out(self, effect: fx.Effect, state: JobState) -> None:
+        ports = self._ports
+        match effect:
+            case fx.Persist():
+                await self._persist(effect.records)
+            case fx.Send():
+                ports.sessions.send(effect.member, effect.message)
+            case fx.SetTimer():
+                self._set_timer(effect)
+            case fx.CancelTimer():
+                if (timer := self._timers.pop(effect.timer, None)) is not None:
+                    timer.cancel()
+            case fx.OpenUploads():
+                ports.uploads.open(effect.attempt, effect.members, effect.values, effect.bits)
+            case fx.AddVector():
+                await ports.uploads.accept(effect.attempt, effect.member)
+            case fx.RejectVector():
+                ports.uploads.reject(effect.attempt, effect.member, effect.reason, effect.detail)
+            case fx.CloseUploads():
+                ports.uploads.close(effect.attempt, keep_sum=effect.keep_sum)
+            case fx.Compute():
+                task = asyncio.create_task(self._compute(effect, state))
+                self._computing.add(task)
+                task.add_done_callback(self._computing.discard)
+            case fx.Count():
+                self._count(effect)
+
+    def _set_timer(self, effect: fx.SetTimer) -> None:
+        if (old := self._timers.pop(effect.timer, None)) is not None:
+            old.cancel()
+
+        def fire() -> None:
+            self._timers.pop(effect.timer, None)
+            self.post(ev.TimerFired(effect.timer))
+
+        self._timers[effect.timer] = asyncio.get_running_loop().call_later(effect.seconds, fire)
+
+    async def _persist(self, entries: tuple[fx.Record, ...]) -> None:
+        job, now_ms = self._state.name, self._ports.now_ms()
+
+        def write(session: records.Session) -> None:
+            for entry in entries:
+                _write(session, job, entry, now_ms)
+
+        await self._ports.database.run(write)
+        for entry in entries:
+            if isinstance(entry, fx.PublishVersion):
+                self._ports.published(entry.digest)
+
+    async def _compute(self, effect: fx.Compute, state: JobState) -> None:
+        """Opens the sum off the event loop and stores the next version."""
+        try:
+            total = self._ports.uploads.total(effect.attempt)
+            base = await asyncio.to_thread(self._ports.store.get, state.version)
+            result, step = await asyncio.to_thread(_open, effect, state, total, base)
+            version = await asyncio.to_thread(self._ports.store.put, step.values.tobytes())
+        except ResultInvalid as error:
+            self.post(ev.ComputeFailed(effect.attempt, Reason.REASON_RESULT_INVALID, str(error)))
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001  a store that fails is an outcome of the attempt, not its end
+            self._log.error("compute_failed", error=str(error), exc_info=error)
+            self.post(ev.ComputeFailed(effect.attempt, Reason.REASON_INTERNAL, str(error)))
+        else:
+            training = step.training
+            self.post(ev.Computed(effect.attempt, result, version, training))
+
+    def _count(self, effect: fx.Count) -> None:
+        metrics, job, fields = self._ports.metrics, self._state.name, effect.fields
+        match effect.what:
+            case "round":
+                metrics.round_ended(job, _outcome(fields), _reason(fields))
+            case "attempt":
+                metrics.attempt_ended(job, _outcome(fields), _reason(fields))
+            case "round_opened":
+                metrics.round_opened(job, int(fields["round"]))
+            case "attempt_opened":
+                metrics.attempt_opened(job, int(fields["cohort"]))
+            case "phase":
+                metrics.phase_ended(job, str(fields["phase"]), float(fields["seconds"]))
+            case "dropout":
+                metrics.dropout(job, str(fields["phase"]), str(fields["reason"]))
+            case "refusal":
+                metrics.refusal(job, str(fields["reason"]))
+            case "decline":
+                metrics.decline(job, str(fields["reason"]))
+            case "window_extended":
+                metrics.training_window_extended(job)
+            case "version":
+                metrics.version_published(job, int(fields["number"]))
+            case "training":
+                metrics.training(job, loss=float(fields["loss"]), accuracy=float(fields["accuracy"]))
+            case "status" if fields["status"] in (fx.Status.FINISHED, fx.Status.ABORTED):
+                metrics.job_ended(job)
+        self._log.info(effect.what, **fields)
+
+
+def _outcome(fields: dict[str, str | int | float]) -> records.Outcome:
+    return "published" if fields["outcome"] == "published" else "abandoned"
+
+
+def _reason(fields: dict[str, str | int | float]) -> str | None:
+    return None if fields["outcome"] == "published" else str(fields["reason"])
+
+
+def _open(
+    effect: fx.Compute, state: JobState, total: "np.ndarray[tuple[int], np.dtype[np.uint32]]", base: bytes
+) -> tuple[bytes, Step]:
+    effect.opened.unmask(total)
+    result = effect.opened.result_digest(total)
+    start = np.frombuffer(base, dtype="<f4")
+    cohort = effect.opened.session.context.cohort
+    return result, next_version(state.parameters.job, cohort, len(effect.survivors), total, start)
+
+
+def _write(session: records.Session, job: str, entry: fx.Record, now_ms: int) -> None:
+    match entry:
+        case fx.OpenRound():
+            records.open_round(session, job, entry.round, now_ms)
+        case fx.OpenAttempt():
+            attempt = entry.attempt
+            records.open_attempt(session, job, attempt.round, attempt.attempt, entry.cohort, now_ms)
+        case fx.EndAttempt():
+            training = entry.training
+            records.end_attempt(
+                session,
+                job,
+                entry.attempt.round,
+                entry.attempt.attempt,
+                "published" if entry.published else "abandoned",
+                None if entry.published else word(entry.reason),
+                entry.detail,
+                entry.survivors,
+                [
+                    records.StoredDropout(lost.member, lost.phase, word(lost.reason), lost.detail)
+                    for lost in entry.dropouts
+                ],
+                entry.result,
+                entry.version,
+                records.StoredTraining(training.examples, training.loss, training.accuracy)
+                if training
+                else None,
+                now_ms,
+            )
+        case fx.EndRound():
+            outcome: records.Outcome = "published" if entry.published else "abandoned"
+            reason = None if entry.published else word(entry.reason)
+            records.end_round(session, job, entry.round, outcome, reason, now_ms)
+        case fx.PublishVersion():
+            records.publish_version(session, job, entry.number, entry.digest, entry.round, now_ms)
+        case fx.SetStatus():
+            status = records.JobStatus(entry.status.value)
+            reason = None if status is records.JobStatus.RUNNING else word(entry.reason)
+            records.set_job_status(session, job, status, reason, now_ms)

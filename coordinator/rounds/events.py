@@ -1,0 +1,140 @@
+"""What can happen to a job. Every event is a fact from outside; none of them decides anything."""
+
+from dataclasses import dataclass
+
+import secure_agg
+from coordinator.rounds.effects import Training
+from tacit.attempt import AttemptId
+from tacit.messages import AttemptMessage, MemberPayload
+from tacit.reason import Reason
+
+__all__ = [
+    "Abort",
+    "Answered",
+    "Computed",
+    "ComputeFailed",
+    "Connected",
+    "Declined",
+    "Disconnected",
+    "Event",
+    "Pause",
+    "Resume",
+    "SaidReady",
+    "Started",
+    "TimerFired",
+    "Uploaded",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The driver has loaded the job and will carry out effects."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """A member's session opened. `process` differs from the last one's after a restart of the member."""
+
+    member: str
+    process: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """A member's session ended."""
+
+    member: str
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """A member will not train for this job."""
+
+    member: str
+    reason: Reason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class SaidReady:
+    """A member holds an update for this round and version."""
+
+    member: str
+    round: int
+    version: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A message of an attempt arrived."""
+
+    member: str
+    message: AttemptMessage[MemberPayload]
+
+
+@dataclass(frozen=True, slots=True)
+class Uploaded:
+    """A masked vector arrived whole; `digest` is what the driver computed over its bytes."""
+
+    member: str
+    attempt: AttemptId
+    input: secure_agg.MaskedInput
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    """A timer that the machine set has run out."""
+
+    timer: tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """The sum was opened and the next version is in the store."""
+
+    attempt: AttemptId
+    result: bytes
+    version: bytes
+    training: Training | None
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeFailed:
+    """The opened sum is of no use, or the store failed."""
+
+    attempt: AttemptId
+    reason: Reason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """The operator pauses the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """The operator lets it go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """The operator ends it."""
+
+
+Event = (
+    Started
+    | Connected
+    | Disconnected
+    | Declined
+    | SaidReady
+    | Answered
+    | Uploaded
+    | TimerFired
+    | Computed
+    | ComputeFailed
+    | Pause
+    | Resume
+    | Abort
+)

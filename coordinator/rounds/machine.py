@@ -1,0 +1,656 @@
+"""The pure machine of one job: `transition(state, event, now_ms) -> (state, effects)`.
+
+What it guarantees:
+
+- A round and an attempt are on the disk before anyone hears of them; a version is on the disk before it is announced.
+- Every attempt ends published or abandoned, every round published or abandoned, each with its reason.
+- Only members that said READY for exactly this round and version are in a cohort, and nobody is in two attempts of a job.
+- An event that does not fit the present state changes nothing: late, repeated and stale messages are harmless.
+
+Training comes before the key exchange: the cohort is drawn from those who are ready, when enough are (`target_members`,
+or everyone the job can count on), or when the window closes with at least `min_members`. A window that closes with
+fewer is extended: the updates that wait stay good, and nobody trains (or pays privacy) twice.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import secure_agg
+from coordinator.rounds import effects as fx
+from coordinator.rounds import events as ev
+from coordinator.rounds.effects import Dropout, Effect, Status
+from coordinator.rounds.state import (
+    Aggregating,
+    Collecting,
+    Halted,
+    JobState,
+    MemberView,
+    Publishing,
+    Training,
+)
+from secure_agg import server as protocol
+from tacit.attempt import AttemptId
+from tacit.job import application_digest, layout_of
+from tacit.messages import Assignment, AttemptEnded, AttemptMessage, AttemptOpened, AttemptRefusal, JobEnded
+from tacit.reason import Reason, of_protocol, sentence, word
+
+__all__ = ["transition"]
+
+# Refusals that stand until the member restarts; after any other one the next round asks again.
+_LASTING = frozenset(
+    {
+        Reason.REASON_JOB_NOT_ADMITTED,
+        Reason.REASON_DATA_UNSUITABLE,
+        Reason.REASON_POLICY_MECHANISM,
+        Reason.REASON_POLICY_COHORT,
+        Reason.REASON_POLICY_CORRUPTION,
+        Reason.REASON_POLICY_TWO_PARTY_SUM,
+        Reason.REASON_BUNDLE_UNSUITABLE,
+    }
+)
+
+
+@dataclass
+class _Step:
+    """A transition being worked out: the state so far, and the effects so far."""
+
+    state: JobState
+    now_ms: int
+    effects: list[Effect] = field(default_factory=list)
+
+    def do(self, *effects: Effect) -> None:
+        self.effects.extend(effects)
+
+    def count(self, what: str, **fields: str | int | float) -> None:
+        self.effects.append(fx.Count(what, fields))
+
+
+def transition(state: JobState, event: ev.Event, now_ms: int) -> tuple[JobState, tuple[Effect, ...]]:
+    """The next state and what is to be done, in order. Pure: the same arguments give the same answer."""
+    step = _Step(state, now_ms)
+    match event:
+        case ev.Started():
+            _start(step)
+        case ev.Connected():
+            _connected(step, event)
+        case ev.Disconnected():
+            _disconnected(step, event.member)
+        case ev.Declined():
+            _declined(step, event)
+        case ev.SaidReady():
+            _ready(step, event)
+        case ev.Answered():
+            _answered(step, event)
+        case ev.Uploaded():
+            _uploaded(step, event)
+        case ev.TimerFired():
+            _timer(step, event.timer)
+        case ev.Computed():
+            _computed(step, event)
+        case ev.ComputeFailed():
+            _compute_failed(step, event)
+        case ev.Pause():
+            _pause(step)
+        case ev.Resume():
+            _resume(step)
+        case ev.Abort():
+            _abort(step)
+    return step.state, tuple(step.effects)
+
+
+# ---- starting and stopping ------------------------------------------------------------------------------------------
+
+
+def _start(step: _Step) -> None:
+    if step.state.status is not Status.RUNNING:
+        return
+    if step.state.version_number >= step.state.parameters.job.rounds.count:
+        # The last version was written, and the crash came before the job's status was.
+        _halt(step, Status.FINISHED, Reason.REASON_JOB_FINISHED)
+    else:
+        _begin_training(step)
+
+
+def _pause(step: _Step) -> None:
+    if step.state.status is not Status.RUNNING:
+        return
+    _halt(step, Status.PAUSED, Reason.REASON_JOB_PAUSED)
+
+
+def _resume(step: _Step) -> None:
+    if step.state.status is not Status.PAUSED:
+        return
+    step.do(fx.Persist((fx.SetStatus(Status.RUNNING, Reason.REASON_UNSPECIFIED),)))
+    step.count("status", status=Status.RUNNING.value)
+    step.state = replace(step.state, status=Status.RUNNING, reason=Reason.REASON_UNSPECIFIED, failed_rounds=0)
+    # A sum that was being opened when the pause came goes on; its end opens the next round.
+    if isinstance(step.state.phase, Halted):
+        _begin_training(step)
+
+
+def _abort(step: _Step) -> None:
+    if step.state.status in (Status.FINISHED, Status.ABORTED):
+        return
+    if isinstance(step.state.phase, Publishing):
+        _attempt_over(step, Reason.REASON_JOB_ABORTED)
+    _halt(step, Status.ABORTED, Reason.REASON_JOB_ABORTED)
+
+
+def _halt(step: _Step, status: Status, reason: Reason) -> None:
+    """Ends what is under way and takes the job's status to one that does nothing."""
+    if isinstance(step.state.phase, Aggregating):
+        _attempt_over(step, reason)
+    records: list[fx.Record] = []
+    if status is Status.ABORTED and step.state.round_open:
+        records.append(fx.EndRound(step.state.round, False, reason))
+        step.state = replace(step.state, round_open=False)
+        step.count("round", outcome="abandoned", reason=word(reason))
+    records.append(fx.SetStatus(status, reason))
+    step.do(fx.Persist(tuple(records)), fx.CancelTimer(_window(step.state)))
+    step.count("status", status=status.value, reason=word(reason))
+    phase = step.state.phase if isinstance(step.state.phase, Publishing) else Halted()
+    step.state = replace(step.state, status=status, reason=reason, phase=phase)
+    _tell_job_ended(step, reason)
+
+
+def _tell_job_ended(step: _Step, reason: Reason) -> None:
+    for member in step.state.available:
+        step.do(fx.Send(member, JobEnded(step.state.name, reason, step.state.version)))
+
+
+# ---- members come and go --------------------------------------------------------------------------------------------
+
+
+def _connected(step: _Step, event: ev.Connected) -> None:
+    state, known = step.state, step.state.members.get(event.member)
+    restarted = known is not None and known.process != event.process
+    if known is None or restarted:
+        view = MemberView(True, event.process, (known.session + 1) if known else 1)
+        if isinstance(state.phase, Training):
+            state = replace(state, phase=_without(state.phase, event.member))
+    else:
+        view = replace(known, connected=True, session=known.session + 1)
+    step.state = state.with_member(event.member, view)
+    match step.state.phase:
+        case Halted():
+            if step.state.status is not Status.RUNNING:
+                step.do(
+                    fx.Send(event.member, JobEnded(step.state.name, step.state.reason, step.state.version))
+                )
+        case Training():
+            if view.declined is None:
+                _assign(step, event.member)
+        case Aggregating() as phase if event.member in phase.cohort:
+            _rejoin(step, phase, event.member, restarted)
+        case _:
+            pass  # It is assigned with the next round.
+
+
+def _rejoin(step: _Step, phase: Aggregating, member: str, restarted: bool) -> None:
+    if restarted:
+        # Secrets live in memory only: a restarted member can finish nothing it began.
+        _drop(step, member, Reason.REASON_MEMBER_RESTARTED)
+    elif member in phase.outbox:
+        step.do(fx.Send(member, AttemptMessage(phase.attempt, phase.outbox[member])))
+
+
+def _disconnected(step: _Step, member: str) -> None:
+    known = step.state.members.get(member)
+    if known is None or not known.connected:
+        return
+    step.state = step.state.with_member(member, replace(known, connected=False))
+    phase = step.state.phase
+    if isinstance(phase, Aggregating) and member in phase.protocol.waiting:
+        _watch_absence(step, member)
+    elif isinstance(phase, Training):
+        _consider_opening(step)
+
+
+def _watch_absence(step: _Step, member: str) -> None:
+    view = step.state.members[member]
+    seconds = step.state.parameters.job.rounds.deadlines.reconnect
+    step.do(fx.SetTimer(_absence(view, member), seconds))
+
+
+def _declined(step: _Step, event: ev.Declined) -> None:
+    known = step.state.members.get(event.member)
+    if known is None:
+        return
+    step.state = step.state.with_member(
+        event.member, replace(known, declined=(event.reason, event.detail), ready=False)
+    )
+    step.count("decline", reason=word(event.reason), member=event.member, detail=event.detail)
+    if isinstance(step.state.phase, Training):
+        step.state = replace(step.state, phase=_without(step.state.phase, event.member))
+        _consider_opening(step)
+
+
+def _without(phase: Training, member: str) -> Training:
+    return replace(phase, ready_order=tuple(name for name in phase.ready_order if name != member))
+
+
+# ---- training -------------------------------------------------------------------------------------------------------
+
+
+def _begin_training(step: _Step) -> None:
+    """Opens the next round, or goes on with the one that is open."""
+    state = step.state
+    members = {name: replace(view, ready=False) for name, view in state.members.items()}
+    if not state.round_open:
+        members = {name: _asked_again(view) for name, view in members.items()}
+        state = replace(state, round=state.round + 1, round_open=True, attempts_in_round=0)
+        step.do(fx.Persist((fx.OpenRound(state.round),)))
+        step.count("round_opened", round=state.round)
+    step.state = replace(state, members=members, phase=Training(step.now_ms))
+    step.do(fx.SetTimer(_window(step.state), state.parameters.job.rounds.deadlines.training))
+    for member in step.state.available:
+        _assign(step, member)
+
+
+def _asked_again(view: MemberView) -> MemberView:
+    lasting = view.declined is not None and view.declined[0] in _LASTING
+    return view if lasting else replace(view, declined=None)
+
+
+def _assign(step: _Step, member: str) -> None:
+    state = step.state
+    deadline = state.parameters.job.rounds.deadlines.training
+    opened = state.phase.opened_ms if isinstance(state.phase, Training) else step.now_ms
+    left = max(1, int(opened + 1000 * deadline - step.now_ms))
+    step.do(
+        fx.Send(
+            member,
+            Assignment(
+                job=state.name,
+                round=state.round,
+                job_document=state.parameters.document,
+                version=state.version,
+                version_number=state.version_number,
+                window_ms=left,
+            ),
+        )
+    )
+
+
+def _ready(step: _Step, event: ev.SaidReady) -> None:
+    state, known = step.state, step.state.members.get(event.member)
+    if known is None or not isinstance(state.phase, Training):
+        return
+    if (event.round, event.version) != (state.round, state.version):
+        # Trained for something that is over: what is wanted now goes out again.
+        step.count("stale_ready", member=event.member)
+        _assign(step, event.member)
+        return
+    phase = replace(state.phase, ready_order=(*_without(state.phase, event.member).ready_order, event.member))
+    step.state = replace(state, phase=phase).with_member(
+        event.member, replace(known, ready=True, declined=None)
+    )
+    _consider_opening(step)
+
+
+def _consider_opening(step: _Step, *, window_closed: bool = False) -> None:
+    """Opens an attempt when enough are ready."""
+    state = step.state
+    rounds = state.parameters.job.rounds
+    ready = _ready_now(state)
+    enough = len(ready) >= rounds.target_members or (
+        len(ready) >= rounds.min_members and (window_closed or len(ready) == len(state.available))
+    )
+    if enough:
+        _open_attempt(step, ready[: rounds.target_members])
+    elif window_closed:
+        step.count("window_extended", ready=len(ready), needed=rounds.min_members)
+        step.do(fx.SetTimer(_window(state), rounds.deadlines.training))
+
+
+def _ready_now(state: JobState) -> tuple[str, ...]:
+    if not isinstance(state.phase, Training):
+        return ()
+    return tuple(name for name in state.phase.ready_order if state.members[name].connected)
+
+
+# ---- an attempt -----------------------------------------------------------------------------------------------------
+
+
+def _open_attempt(step: _Step, ready: tuple[str, ...]) -> None:
+    state, parameters = step.state, step.state.parameters
+    cohort = tuple(sorted(ready))
+    step.do(fx.CancelTimer(_window(state)))
+    members = {
+        name: replace(view, ready=view.ready and name not in cohort) for name, view in state.members.items()
+    }
+    state = replace(
+        state, attempt=state.attempt + 1, attempts_in_round=state.attempts_in_round + 1, members=members
+    )
+    attempt = state.attempt_id()
+    layout = layout_of(parameters.job, len(cohort))
+    threshold, corrupt = secure_agg.default_thresholds(
+        len(cohort), parameters.job.aggregation.assumed_corrupt
+    )
+    context = secure_agg.RoundContext(
+        federation=parameters.federation,
+        job=state.name,
+        round=state.round,
+        attempt=state.attempt,
+        application=application_digest(parameters.job, layout),
+        model=state.version,
+        cohort=len(cohort),
+        threshold=threshold,
+        assumed_corrupt=corrupt,
+        values=layout.values,
+        bits=layout.bits,
+    )
+    opening = protocol.open_attempt(context, cohort, parameters.verify, key_of=parameters.key_of)
+    outbox = {member: AttemptOpened(context) for member in cohort}
+    step.state = replace(state, phase=Aggregating(attempt, cohort, opening, step.now_ms, outbox))
+    step.do(fx.Persist((fx.OpenAttempt(attempt, cohort),)))
+    step.count("attempt_opened", cohort=len(cohort), attempt=str(attempt))
+    _enter_phase(step)
+
+
+def _enter_phase(step: _Step) -> None:
+    """Sends the phase's messages, sets its one deadline, and watches those who are absent already."""
+    phase = step.state.phase
+    if not isinstance(phase, Aggregating):
+        return
+    name = phase.protocol.phase.value
+    deadline = float(getattr(step.state.parameters.job.rounds.deadlines, name))
+    step.do(fx.SetTimer(_deadline(phase), deadline))
+    for member, payload in sorted(phase.outbox.items()):
+        step.do(fx.Send(member, AttemptMessage(phase.attempt, payload)))
+    for member in sorted(phase.protocol.waiting):
+        if not step.state.members[member].connected:
+            _watch_absence(step, member)
+
+
+def _answered(step: _Step, event: ev.Answered) -> None:
+    phase = step.state.phase
+    if not isinstance(phase, Aggregating) or event.message.attempt != phase.attempt:
+        _tell_stale(step, event.member, event.message.attempt)
+        return
+    if event.member not in phase.cohort:
+        return
+    payload = event.message.payload
+    if isinstance(payload, AttemptRefusal):
+        step.count("refusal", reason=word(payload.reason), member=event.member, detail=payload.detail)
+        _drop(step, event.member, payload.reason, payload.detail)
+        return
+    _take(step, phase, event.member, phase.protocol.receive(event.member, payload))
+
+
+def _tell_stale(step: _Step, member: str, attempt: AttemptId) -> None:
+    phase = step.state.phase
+    if isinstance(phase, Publishing) and attempt == phase.attempt:
+        return  # A repeat that came after enough answers: its end is told when the version is out.
+    ended = AttemptEnded(False, Reason.REASON_ATTEMPT_STALE)
+    step.do(fx.Send(member, AttemptMessage(attempt, ended)))
+
+
+def _uploaded(step: _Step, event: ev.Uploaded) -> None:
+    phase = step.state.phase
+    if (
+        not isinstance(phase, Aggregating)
+        or event.attempt != phase.attempt
+        or not isinstance(phase.protocol, protocol.CollectingMasked)
+    ):
+        step.do(fx.RejectVector(event.attempt, event.member, Reason.REASON_UPLOAD_CLOSED, ""))
+        return
+    verdict = phase.protocol.receive(event.member, event.input, event.digest)
+    if isinstance(verdict, secure_agg.Dropped):
+        reason = of_protocol(verdict.reason)
+        step.do(fx.RejectVector(event.attempt, event.member, reason, verdict.detail))
+    elif verdict is not phase.protocol:
+        step.do(fx.AddVector(event.attempt, event.member))
+    _take(step, phase, event.member, verdict)
+
+
+def _take(step: _Step, phase: Aggregating, member: str, verdict: Collecting | secure_agg.Dropped) -> None:
+    if isinstance(verdict, secure_agg.Dropped):
+        # Whoever may not speak (any more) changes nothing; whoever misbehaves is out.
+        if member in phase.protocol.waiting or member in phase.protocol.answers:
+            _drop(step, member, of_protocol(verdict.reason), verdict.detail)
+        return
+    step.state = replace(step.state, phase=replace(phase, protocol=verdict))
+    _advance_if_settled(step)
+
+
+def _drop(step: _Step, member: str, reason: Reason, detail: str = "") -> None:
+    """A member is lost to the attempt; the attempt goes on while its thresholds hold."""
+    phase = step.state.phase
+    if not isinstance(phase, Aggregating) or member in {dropout.member for dropout in phase.dropouts}:
+        return
+    collecting = phase.protocol.drop(member, _protocol_reason(reason), detail)
+    if collecting is phase.protocol:
+        return  # It was not expected here: lost before, or never part of this phase.
+    _note_dropout(
+        step, replace(phase, protocol=collecting), Dropout(member, collecting.phase.value, reason, detail)
+    )
+    _tell_dropped(step, phase.attempt, member, reason, detail)
+    _advance_if_settled(step)
+
+
+def _protocol_reason(reason: Reason) -> secure_agg.Reason:
+    name = word(reason).upper()
+    known = secure_agg.Reason.__members__
+    return known[name] if name in known else secure_agg.Reason.MEMBER_REFUSED
+
+
+def _note_dropout(step: _Step, phase: Aggregating, dropout: Dropout) -> None:
+    step.state = replace(step.state, phase=replace(phase, dropouts=(*phase.dropouts, dropout)))
+    step.count(
+        "dropout",
+        phase=dropout.phase,
+        reason=word(dropout.reason),
+        member=dropout.member,
+        detail=dropout.detail,
+        attempt=str(phase.attempt),
+    )
+
+
+def _tell_dropped(step: _Step, attempt: AttemptId, member: str, reason: Reason, detail: str) -> None:
+    step.do(fx.Send(member, AttemptMessage(attempt, AttemptEnded(False, reason, detail))))
+
+
+def _advance_if_settled(step: _Step) -> None:
+    phase = step.state.phase
+    if isinstance(phase, Aggregating) and (not phase.protocol.waiting or phase.protocol.hopeless):
+        _close_phase(step)
+
+
+def _close_phase(step: _Step) -> None:
+    """The phase is over: everyone has answered, or its deadline has passed, or too few are left."""
+    phase = step.state.phase
+    if not isinstance(phase, Aggregating):
+        return
+    closing = phase.protocol
+    name = closing.phase.value
+    step.do(fx.CancelTimer(_deadline(phase)))
+    step.count("phase", phase=name, seconds=(step.now_ms - phase.phase_ms) / 1000, attempt=str(phase.attempt))
+    outcome = closing.close()
+    if isinstance(outcome, secure_agg.Abandoned):
+        known = {dropout.member for dropout in phase.dropouts}
+        _note_late(step, tuple(lost for lost in outcome.dropped if lost.member not in known), name)
+        detail = f"{name}: {outcome.detail}"
+        _attempt_over(step, of_protocol(outcome.reason), detail)
+        _after_abandoned(step)
+        return
+    following, outgoing, late = outcome
+    _note_late(step, late, name)
+    phase = step.state.phase
+    if not isinstance(phase, Aggregating):
+        return
+    if isinstance(following, protocol.CollectingConfirmations):
+        phase = replace(phase, survivors=following.survivors)
+        step.do(fx.CloseUploads(phase.attempt, keep_sum=True))
+    if isinstance(following, protocol.Opened):
+        _publish(step, phase, following)
+        return
+    step.state = replace(
+        step.state, phase=replace(phase, protocol=following, outbox=dict(outgoing), phase_ms=step.now_ms)
+    )
+    if isinstance(following, protocol.CollectingMasked):
+        # The vectors must have somewhere to go before anyone is asked for one.
+        step.do(
+            fx.OpenUploads(
+                phase.attempt, following.expected, following.context.values, following.context.bits
+            )
+        )
+    _enter_phase(step)
+
+
+def _note_late(step: _Step, late: tuple[secure_agg.Dropped, ...], phase_name: str) -> None:
+    for lost in late:
+        phase = step.state.phase
+        if isinstance(phase, Aggregating):
+            reason = of_protocol(lost.reason)
+            _note_dropout(step, phase, Dropout(lost.member, phase_name, reason, lost.detail))
+            _tell_dropped(step, phase.attempt, lost.member, reason, lost.detail)
+
+
+def _attempt_over(step: _Step, reason: Reason, detail: str = "") -> None:
+    """Abandons the attempt that is under way; what happens to the round is the caller's business."""
+    phase = step.state.phase
+    if not isinstance(phase, Aggregating | Publishing):
+        return
+    if isinstance(phase, Aggregating):
+        step.do(fx.CancelTimer(_deadline(phase)))
+    step.do(
+        fx.CloseUploads(phase.attempt, keep_sum=False),
+        fx.Persist(
+            (
+                fx.EndAttempt(
+                    attempt=phase.attempt,
+                    published=False,
+                    reason=reason,
+                    detail=detail,
+                    survivors=phase.survivors,
+                    dropouts=phase.dropouts,
+                ),
+            )
+        ),
+    )
+    step.count("attempt", outcome="abandoned", reason=word(reason), detail=detail, attempt=str(phase.attempt))
+    gone = {dropout.member for dropout in phase.dropouts}
+    ended = AttemptEnded(False, reason, detail or sentence(reason))
+    for member in phase.cohort:
+        if member not in gone:
+            step.do(fx.Send(member, AttemptMessage(phase.attempt, ended)))
+    step.state = replace(step.state, phase=Halted())
+
+
+def _after_abandoned(step: _Step) -> None:
+    """Another attempt in the same round while there are any left; else the round is over, and the next one opens."""
+    state = step.state
+    rounds = state.parameters.job.rounds
+    if state.attempts_in_round < rounds.attempts:
+        _begin_training(step)
+        return
+    reason = Reason.REASON_ATTEMPTS_EXHAUSTED
+    step.do(fx.Persist((fx.EndRound(state.round, False, reason),)))
+    step.count("round", outcome="abandoned", reason=word(reason))
+    step.state = replace(state, round_open=False, failed_rounds=state.failed_rounds + 1)
+    if step.state.failed_rounds >= rounds.failures:
+        _halt(step, Status.PAUSED, Reason.REASON_ROUNDS_FAILING)
+    else:
+        _begin_training(step)
+
+
+# ---- publishing -----------------------------------------------------------------------------------------------------
+
+
+def _publish(step: _Step, phase: Aggregating, opened: protocol.Opened) -> None:
+    step.state = replace(
+        step.state,
+        phase=Publishing(phase.attempt, phase.cohort, phase.survivors, phase.dropouts, step.now_ms),
+    )
+    step.do(fx.Compute(phase.attempt, opened, phase.survivors))
+
+
+def _computed(step: _Step, event: ev.Computed) -> None:
+    state, phase = step.state, step.state.phase
+    if not isinstance(phase, Publishing) or event.attempt != phase.attempt:
+        return
+    number = state.version_number + 1
+    finished = number >= state.parameters.job.rounds.count
+    records: list[fx.Record] = [
+        fx.PublishVersion(number, event.version, state.round),
+        fx.EndAttempt(
+            attempt=phase.attempt,
+            published=True,
+            reason=Reason.REASON_UNSPECIFIED,
+            detail="",
+            survivors=phase.survivors,
+            dropouts=phase.dropouts,
+            result=event.result,
+            version=event.version,
+            training=event.training,
+        ),
+        fx.EndRound(state.round, True, Reason.REASON_UNSPECIFIED),
+    ]
+    # Written before it is announced, and all of it or nothing.
+    step.do(fx.Persist(tuple(records)), fx.CloseUploads(phase.attempt, keep_sum=False))
+    step.count(
+        "phase", phase="publish", seconds=(step.now_ms - phase.phase_ms) / 1000, attempt=str(phase.attempt)
+    )
+    step.count("attempt", outcome="published", attempt=str(phase.attempt))
+    step.count("round", outcome="published", survivors=len(phase.survivors), version=number)
+    step.count("version", number=number, digest=event.version.hex())
+    if event.training is not None:
+        step.count("training", loss=event.training.loss, accuracy=event.training.accuracy)
+    step.state = replace(
+        state,
+        version=event.version,
+        version_number=number,
+        round_open=False,
+        failed_rounds=0,
+        phase=Halted(),
+    )
+    ended = AttemptEnded(True, Reason.REASON_UNSPECIFIED, "", event.result, event.version)
+    for member in phase.survivors:
+        step.do(fx.Send(member, AttemptMessage(phase.attempt, ended)))
+    if finished:
+        _halt(step, Status.FINISHED, Reason.REASON_JOB_FINISHED)
+    elif state.status is Status.RUNNING:
+        _begin_training(step)
+
+
+def _compute_failed(step: _Step, event: ev.ComputeFailed) -> None:
+    phase = step.state.phase
+    if not isinstance(phase, Publishing) or event.attempt != phase.attempt:
+        return
+    _attempt_over(step, event.reason, event.detail)
+    if step.state.status is Status.RUNNING:
+        _after_abandoned(step)
+
+
+# ---- time -----------------------------------------------------------------------------------------------------------
+# A timer's name says what it was set for, so that one that fires late (its event was queued already) ends nothing else.
+
+
+def _window(state: JobState) -> tuple[str | int, ...]:
+    return ("window", state.round, state.attempt)
+
+
+def _deadline(phase: Aggregating) -> tuple[str | int, ...]:
+    return ("phase", phase.attempt.attempt, phase.protocol.phase.value)
+
+
+def _absence(view: MemberView, member: str) -> tuple[str | int, ...]:
+    return ("absent", member, view.session)
+
+
+def _timer(step: _Step, timer: tuple[str | int, ...]) -> None:
+    state, phase = step.state, step.state.phase
+    if isinstance(phase, Training) and timer == _window(state):
+        _consider_opening(step, window_closed=True)
+    elif isinstance(phase, Aggregating) and timer == _deadline(phase):
+        _close_phase(step)
+    elif isinstance(phase, Aggregating) and timer[0] == "absent":
+        member = str(timer[1])
+        view = state.members.get(member)
+        if (
+            view is not None
+            and not view.connected
+            and timer == _absence(view, member)
+            and member in phase.protocol.waiting
+        ):
+            _drop(step, member, Reason.REASON_DISCONNECTED)

@@ -1,0 +1,59 @@
+"""From an opened sum to the next version: pure arithmetic on vectors.
+
+The members sent w * (new - base) / W, w, and their metrics (`tacit.job.layout_of`); what comes out is their mean
+weighted by number of examples (McMahan et al. 2017, FedAvg), stepped onto the base by the server optimiser.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.rounds.effects import Training
+from tacit.job import JobDocument, layout_of
+
+__all__ = ["ResultInvalid", "Step", "next_version"]
+
+
+class ResultInvalid(ValueError):
+    """The opened sum cannot be a sum of valid inputs."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """The next version's values, float32 (d,), and the round's training metrics."""
+
+    values: NDArray[np.float32]
+    training: Training | None
+
+
+def next_version(
+    job: JobDocument, cohort: int, survivors: int, total: NDArray[np.uint32], base: NDArray[np.float32]
+) -> Step:
+    """Decodes a sum over `survivors` members of an attempt whose context fixed `cohort`.
+
+    Raises:
+        ResultInvalid: a weight or metric outside what that many members can have sent, a value beyond the bound.
+    """
+    layout = layout_of(job, cohort)
+    sums = layout.decode(total)
+    largest = float(job.aggregation.max_weight)
+    weight = float(sums["weight"][0])
+    if not 1 <= weight <= survivors * largest:
+        raise ResultInvalid(
+            f"the weights sum to {weight:g}; {survivors} members can send 1 to {survivors * largest:g}"
+        )
+    count, correct = float(sums["count"][0]), float(sums["correct"][0])
+    if not 0 <= correct <= count <= survivors * largest:
+        raise ResultInvalid(f"{correct:g} correct of {count:g} examples cannot be")
+    update = sums["update"]
+    # Each input was rounded to the grid: half a step a member beyond the bound is still honest.
+    bound = survivors * (job.aggregation.coordinate_bound + 1 / layout.segments[0].scale)
+    if np.abs(update).max() > bound:
+        raise ResultInvalid(f"a coordinate of the sum lies beyond {bound:g}")
+    mean = update * (largest / weight)
+    values = (base + job.server.learning_rate * mean).astype("<f4")
+    if not np.isfinite(values).all():
+        raise ResultInvalid("the next version would hold a value that is not finite")
+    training = Training(count, float(sums["loss_sum"][0]) / count, correct / count) if count else None
+    return Step(values, training)

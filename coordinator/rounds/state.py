@@ -1,0 +1,140 @@
+"""What a job knows of itself between two events. All of it is immutable.
+
+            Started, Resume
+    Halted ----------------> Training --enough ready--> Aggregating --sum opened--> Publishing
+      ^                        ^   ^                        |                          |
+      |                        |   +---- attempt abandoned -+                          |
+      +---- Pause, Abort, all rounds done    +------------- next round ----------------+
+
+A round is open from its first Training until it is published or its attempts are used up; Pause keeps it open.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import secure_agg
+from coordinator.rounds.effects import Dropout, Status
+from secure_agg import server as protocol
+from tacit.attempt import AttemptId
+from tacit.job import JobDocument
+from tacit.messages import CoordinatorPayload
+from tacit.reason import Reason
+
+__all__ = [
+    "Aggregating",
+    "Collecting",
+    "Halted",
+    "JobState",
+    "MemberView",
+    "Parameters",
+    "Publishing",
+    "Training",
+]
+
+Collecting = (
+    protocol.CollectingAdvertisements
+    | protocol.CollectingDealings
+    | protocol.CollectingMasked
+    | protocol.CollectingConfirmations
+    | protocol.CollectingUnmaskings
+)
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What never changes about a job."""
+
+    job: JobDocument
+    document: bytes
+    federation: bytes
+    # Given to the protocol: certificates are the driver's business.
+    verify: secure_agg.VerifyIdentity = field(repr=False)
+    key_of: secure_agg.KeyOf = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class MemberView:
+    """One member, as this job sees it."""
+
+    connected: bool
+    process: bytes
+    # Counts sessions, so that a timer set for one absence does not end another.
+    session: int = 1
+    ready: bool = False
+    declined: tuple[Reason, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Halted:
+    """Paused, finished or aborted; or not started yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """The round's training window is open. `ready_order` is who said READY, first come first."""
+
+    opened_ms: int
+    ready_order: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Aggregating:
+    """An attempt is under way."""
+
+    attempt: AttemptId
+    cohort: tuple[str, ...]
+    protocol: Collecting
+    phase_ms: int
+    # The present phase's message for each member: sent again to whoever reconnects.
+    outbox: Mapping[str, CoordinatorPayload]
+    dropouts: tuple[Dropout, ...] = ()
+    survivors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Publishing:
+    """The sum is being opened and the next version written."""
+
+    attempt: AttemptId
+    cohort: tuple[str, ...]
+    survivors: tuple[str, ...]
+    dropouts: tuple[Dropout, ...]
+    phase_ms: int
+
+
+@dataclass(frozen=True)
+class JobState:
+    """One job."""
+
+    parameters: Parameters
+    status: Status
+    reason: Reason
+    round: int
+    round_open: bool
+    attempt: int
+    attempts_in_round: int
+    failed_rounds: int
+    version_number: int
+    version: bytes
+    members: Mapping[str, MemberView] = field(default_factory=dict)
+    phase: Halted | Training | Aggregating | Publishing = Halted()
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return self.parameters.job.name
+
+    def with_member(self, member: str, view: MemberView) -> "JobState":
+        """The same job with one member seen anew."""
+        return replace(self, members={**self.members, member: view})
+
+    def attempt_id(self) -> AttemptId:
+        """The newest attempt's name."""
+        return AttemptId(self.name, self.round, self.attempt)
+
+    @property
+    def available(self) -> tuple[str, ...]:
+        """Connected members that have not declined this job."""
+        return tuple(
+            sorted(name for name, view in self.members.items() if view.connected and view.declined is None)
+        )

@@ -1,0 +1,206 @@
+"""The running coordinator: every job's driver, every member's session, and the way between them.
+
+Implements `Live` for the operator's service. Start-up order: what a crash left open is closed in the database, then
+each job is loaded and its driver started; members come back by themselves and are told where things stand.
+"""
+
+import asyncio
+import fnmatch
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import structlog
+from cryptography import x509
+
+from coordinator.metrics import Metrics
+from coordinator.rounds import events as ev
+from coordinator.rounds.driver import JobDriver, Ports, state_of
+from coordinator.rounds.effects import Status
+from coordinator.rounds.state import Parameters
+from coordinator.rounds.uploads import UploadDesk
+from coordinator.services.live import JobChange, LiveJob, OperatorRefused
+from coordinator.services.sessions import Session, Sessions
+from coordinator.storage import records
+from coordinator.storage.blobs import BlobStore
+from coordinator.storage.database import Database
+from tacit.identity import federation_of
+from tacit.job import JobDocument
+from tacit.messages import FromCoordinator, Standby
+from tacit.reason import Reason, word
+from tacit.verification import verifiers
+
+__all__ = ["Runtime"]
+
+log = structlog.get_logger("coordinator")
+
+
+class Runtime:
+    """Owns the drivers. Used from one event loop."""
+
+    def __init__(
+        self,
+        database: Database,
+        store: BlobStore,
+        metrics: Metrics,
+        root: x509.Certificate,
+        spool: Path | None = None,
+    ) -> None:
+        self.database = database
+        self.store = store
+        self.metrics = metrics
+        self.uploads = UploadDesk(spool)
+        self.sessions = Sessions(self._session_opened, self._session_closed)
+        self.drivers: dict[str, JobDriver] = {}
+        # Digests that members may fetch: job documents, what they name, and published versions.
+        self.fetchable: set[bytes] = set()
+        self._federation = federation_of(root)
+        self._verify, self._key_of = verifiers(root)
+        self._changed = asyncio.Event()
+
+    async def start(self) -> None:
+        """Closes what a crash left open and starts every job."""
+        now_ms = time.time_ns() // 1_000_000
+        reason = word(Reason.REASON_COORDINATOR_RESTARTED)
+        lost = await self.database.run(lambda session: records.abandon_open_attempts(session, now_ms, reason))
+        for attempt in lost:
+            log.warning("attempt_lost", job=attempt.job, round=attempt.round, attempt=attempt.attempt)
+        for stored in await self.database.run(records.load_jobs):
+            await self._start_job(stored)
+
+    async def stop(self) -> None:
+        """Ends every driver. What is under way is lost, as in a crash; the next start says so."""
+        await asyncio.gather(*(driver.stop() for driver in self.drivers.values()))
+
+    async def _start_job(self, stored: records.StoredJob) -> None:
+        job = JobDocument.from_json(
+            await asyncio.to_thread(self.store.get, stored.document), what=f"the document of {stored.name}"
+        )
+        self.fetchable.update((stored.document, *job.blobs, stored.version))
+        parameters = Parameters(
+            job=job,
+            document=stored.document,
+            federation=self._federation,
+            verify=self._verify,
+            key_of=self._key_of,
+        )
+        ports = Ports(
+            database=self.database,
+            store=self.store,
+            sessions=_Outbox(self.sessions),
+            metrics=self.metrics,
+            uploads=self.uploads,
+            changed=self._note_change,
+            published=self.fetchable.add,
+        )
+        driver = JobDriver(state_of(stored, parameters), ports)
+        self.drivers[stored.name] = driver
+        driver.start()
+        for session in self.sessions.connected.values():
+            if _admits(session, stored.name):
+                driver.post(ev.Connected(session.member, session.process))
+
+    # ---- sessions -------------------------------------------------------------------------------------------------
+
+    def _session_opened(self, session: Session) -> None:
+        self.metrics.members_connected(len(self.sessions.connected))
+        admitted = [name for name in self.drivers if _admits(session, name)]
+        for name in admitted:
+            self.drivers[name].post(ev.Connected(session.member, session.process))
+        if not admitted:
+            self.sessions.send(session.member, Standby("no job is open to this member"))
+        self._note_change()
+
+    def _session_closed(self, session: Session) -> None:
+        self.metrics.members_connected(len(self.sessions.connected))
+        for driver in self.drivers.values():
+            driver.post(ev.Disconnected(session.member))
+        self._note_change()
+
+    # ---- Live -----------------------------------------------------------------------------------------------------
+
+    async def create_job(self, document: bytes) -> None:
+        """Creates and starts a job; see `Live`."""
+        job = JobDocument.from_json(await asyncio.to_thread(self.store.get, document))
+        now_ms = time.time_ns() // 1_000_000
+        try:
+            stored = await self.database.run(
+                lambda session: records.create_job(
+                    session,
+                    name=job.name,
+                    document=document,
+                    rounds_total=job.rounds.count,
+                    version=job.weights,
+                    now_ms=now_ms,
+                )
+            )
+        except records.JobExists as error:
+            raise OperatorRefused(Reason.REASON_NAME_TAKEN, str(error)) from error
+        await self._start_job(stored)
+        self._note_change()
+
+    async def change_job(self, name: str, change: JobChange) -> None:
+        """Pauses, resumes or aborts; see `Live`."""
+        driver = self.drivers.get(name)
+        if driver is None:
+            raise OperatorRefused(
+                Reason.REASON_UNSPECIFIED,
+                f"there is no job named {name}; `coordinator job list` shows those there are",
+                missing=True,
+            )
+        status = driver.state.status
+        allowed: dict[JobChange, tuple[Status, ...]] = {
+            "pause": (Status.RUNNING,),
+            "resume": (Status.PAUSED,),
+            "abort": (Status.RUNNING, Status.PAUSED),
+        }
+        if status not in allowed[change]:
+            raise OperatorRefused(
+                Reason.REASON_UNSPECIFIED, f"job {name} is {status}: there is nothing to {change}"
+            )
+        event = {"pause": ev.Pause(), "resume": ev.Resume(), "abort": ev.Abort()}[change]
+        await driver.carry_out(event)
+
+    def live_job(self, name: str) -> LiveJob | None:
+        """The present moment of a job."""
+        driver = self.drivers.get(name)
+        return driver.live() if driver is not None else None
+
+    def connected(self) -> Mapping[str, str]:
+        """Members with a session and their software version."""
+        return {name: session.software_version for name, session in self.sessions.connected.items()}
+
+    def declined(self) -> Mapping[str, Mapping[str, str]]:
+        """Member to job to the sentence with which it declined."""
+        found: dict[str, dict[str, str]] = {}
+        for name, driver in self.drivers.items():
+            for member, detail in driver.declined().items():
+                found.setdefault(member, {})[name] = detail
+        return found
+
+    async def disconnect(self, member: str) -> None:
+        """Ends the session of a revoked member."""
+        self.sessions.end(member, Reason.REASON_CLIENT_CERTIFICATE_REVOKED)
+
+    async def changed(self) -> None:
+        """Returns after the next change."""
+        await self._changed.wait()
+
+    def _note_change(self) -> None:
+        # Whoever waits now is woken; whoever waits from now on waits for the next change.
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+class _Outbox:
+    """The drivers' way to members."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+
+    def send(self, member: str, message: FromCoordinator) -> None:
+        self._sessions.send(member, message)
+
+
+def _admits(session: Session, job: str) -> bool:
+    return not session.admits or any(fnmatch.fnmatchcase(job, pattern) for pattern in session.admits)

@@ -1,0 +1,202 @@
+"""`coordinator serve`: everything put together, started and stopped in order.
+
+Start: configuration, certificate, database (migrated), store, jobs, then the ports. Stop (SIGTERM, SIGINT): health says
+NOT_SERVING, members are told goodbye, calls get a few seconds to end, then database and store are let go. Nothing that
+was announced needs a clean stop to survive: kill -9 costs the attempt that was under way, and no more.
+"""
+
+import asyncio
+import signal
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from coordinator.config import CoordinatorConfig, CoordinatorFolder, load_config
+from coordinator.metrics import Metrics
+from coordinator.pki import Authority
+from coordinator.runtime import Runtime
+from coordinator.services.credentials import (
+    enrolment_credentials,
+    federation_credentials,
+    load_root,
+    refresh_server_certificate,
+)
+from coordinator.services.enrolment import EnrolmentServicer
+from coordinator.services.federation import FederationServicer
+from coordinator.services.operator import OperatorServicer
+from coordinator.storage.blobs import open_blobs
+from coordinator.storage.database import open_database
+from coordinator.storage.records import DatabaseTokenDesk
+from tacit import __version__
+from tacit.identity import federation_of
+from tacit.reason import Reason
+from tacit.v1 import (
+    enrolment_pb2,
+    enrolment_pb2_grpc,
+    federation_pb2,
+    federation_pb2_grpc,
+    operator_pb2,
+    operator_pb2_grpc,
+)
+
+__all__ = ["CannotServe", "Serving", "serve", "start"]
+
+log = structlog.get_logger("coordinator")
+
+_STOP_SECONDS = 5.0
+
+# Rosters and dealings of two hundred members are the largest messages; vectors and blobs travel in chunks.
+_MAX_MESSAGE = 16 * 1024 * 1024
+
+_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_receive_message_length", _MAX_MESSAGE),
+    ("grpc.max_send_message_length", _MAX_MESSAGE),
+    # A dead member is noticed within half a minute, an idle one is not disturbed more often than that.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Two coordinators on one port would each see half of the members.
+    ("grpc.so_reuseport", 0),
+]
+
+
+_SERVICES = (
+    "",
+    "tacit.v1.FederationService",
+    "tacit.v1.OperatorService",
+    "tacit.v1.EnrolmentService",
+)
+
+
+class CannotServe(RuntimeError):
+    """The sentence says what stands in the way."""
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A started coordinator: its bound ports and the parts a test looks at."""
+
+    runtime: Runtime
+    metrics: Metrics
+    enrolment_port: int
+    federation_port: int
+    metrics_port: int
+
+
+async def start(folder: CoordinatorFolder, config: CoordinatorConfig, stack: AsyncExitStack) -> Serving:
+    """Starts everything; `stack` stops it, in reverse order.
+
+    Raises:
+        CannotServe: a port is taken. StorageError, PkiInvalid: what they say.
+    """
+    now = datetime.now(UTC)
+    authority = Authority.load(folder.authority_certificate, folder.authority_key, now=now)
+    refresh_server_certificate(folder, config, authority, now)
+    root = load_root(folder)
+    federation = federation_of(root)
+    database = open_database(config.database_url)
+    stack.callback(database.close)
+    store = open_blobs(config.store_url)
+    metrics = Metrics(__version__)
+    runtime = Runtime(database, store, metrics, root)
+    await runtime.start()
+    stack.push_async_callback(runtime.stop)
+
+    checks = health.aio.HealthServicer()
+    outside, inside = (grpc.aio.server(options=_OPTIONS) for _ in range(2))
+    enrolment_port = _bind(outside, config.listen_host, config.enrolment_port, enrolment_credentials(folder))
+    federation_port = _bind(
+        inside, config.listen_host, config.federation_port, federation_credentials(folder)
+    )
+    # Port 0 was any free port: from here on the configuration says which.
+    config = config.model_copy(update={"enrolment_port": enrolment_port, "federation_port": federation_port})
+    enrolment = EnrolmentServicer(
+        authority,
+        DatabaseTokenDesk(database),
+        federation_address=lambda: config.federation_address,
+        member_lifetime=timedelta(days=config.member_days),
+        clock=lambda: datetime.now(UTC),
+    )
+    operator = OperatorServicer(
+        database=database,
+        store=store,
+        metrics=metrics,
+        live=runtime,
+        federation=federation,
+        root=root,
+        enrolment_address=config.enrolment_address,
+        token_seconds=config.token_hours * 3600,
+    )
+    enrolment_pb2_grpc.add_EnrolmentServiceServicer_to_server(enrolment, outside)
+    federation_pb2_grpc.add_FederationServiceServicer_to_server(
+        FederationServicer(runtime, metrics, federation, root), inside
+    )
+    operator_pb2_grpc.add_OperatorServiceServicer_to_server(operator, inside)
+    for server, modules in ((outside, (enrolment_pb2,)), (inside, (federation_pb2, operator_pb2))):
+        health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+        _reflect(server, *modules)
+    endpoint = metrics.serve(config.metrics_host, config.metrics_port)
+    stack.callback(endpoint.close)
+    for server in (inside, outside):
+        await server.start()
+        stack.push_async_callback(server.stop, _STOP_SECONDS)
+    for service in _SERVICES:
+        await checks.set(service, health_pb2.HealthCheckResponse.SERVING)
+    # First to be undone: whoever asks is told at once, and members hear goodbye while their streams still stand.
+    stack.push_async_callback(_say_goodbye, checks, runtime)
+    return Serving(runtime, metrics, enrolment_port, federation_port, endpoint.port)
+
+
+async def _say_goodbye(checks: health.aio.HealthServicer, runtime: Runtime) -> None:
+    await checks.enter_graceful_shutdown()
+    runtime.sessions.end_all(Reason.REASON_COORDINATOR_STOPPING)
+
+
+def _bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials) -> int:
+    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        return server.add_secure_port(where, credentials)
+    except RuntimeError as error:
+        raise CannotServe(
+            f"port {port} on {host} cannot be used: another program listens there, or this user may not; "
+            "end that program, or set other ports in coordinator.toml"
+        ) from error
+
+
+def _reflect(server: grpc.aio.Server, *modules: Any) -> None:
+    names = [
+        service.full_name for module in modules for service in module.DESCRIPTOR.services_by_name.values()
+    ]
+    health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+    reflection.enable_server_reflection((*names, health_name, reflection.SERVICE_NAME), server)
+
+
+async def serve(path: Path) -> None:
+    """Serves until SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    config = load_config(path)
+    async with AsyncExitStack() as stack:
+        serving = await start(CoordinatorFolder(path), config, stack)
+        log.info(
+            "serving",
+            host=config.listen_host,
+            enrolment_port=serving.enrolment_port,
+            federation_port=serving.federation_port,
+            metrics_port=serving.metrics_port,
+            version=__version__,
+        )
+        await stop.wait()
+        log.info("stopping")
+    log.info("stopped")

@@ -1,0 +1,125 @@
+"""Enrolment: a join token and a key become a member's certificate.
+
+In this order: the certificate request must hold a suitable key and prove possession of it (so that a request
+that cannot be certified does not spend the token); the token desk decides, atomically, once and for one key;
+the authority issues, with the name from the token and nothing from the request but the key; the desk records;
+only then is the certificate handed out. A coordinator that stops anywhere in between is asked again by the
+same key and goes on.
+"""
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+import structlog
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from tacit.identity import Role
+from tacit.reason import Reason, word
+from tacit.status import abort_with, stamp
+from tacit.token import secret_hash
+from tacit.v1 import enrolment_pb2, enrolment_pb2_grpc
+
+from coordinator.pki import Authority, LifetimeOutOfRange, RequestUnsuitable, certify_request
+from coordinator.services.token_desk import GrantedBefore, Refused, TokenDesk
+from coordinator.storage.errors import TokenWithdrawn
+
+__all__ = ["EnrolmentServicer", "key_fingerprint"]
+
+_log = structlog.get_logger(__name__)
+
+_DER = serialization.Encoding.DER
+
+
+def key_fingerprint(key: rsa.RSAPublicKey) -> bytes:
+    """What a token is bound to: SHA-256 of the key's SubjectPublicKeyInfo, 32 bytes."""
+    digest = hashes.Hash(hashes.SHA256())
+    digest.update(key.public_bytes(_DER, serialization.PublicFormat.SubjectPublicKeyInfo))
+    return digest.finalize()
+
+
+class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
+    """tacit.v1.EnrolmentService."""
+
+    def __init__(
+        self,
+        authority: Authority,
+        desk: TokenDesk,
+        *,
+        federation_address: Callable[[], str],
+        member_lifetime: timedelta,
+        clock: Callable[[], datetime],
+    ) -> None:
+        """`federation_address` is asked at each enrolment, as ports are known only once they are bound;
+        `clock` returns the timezone-aware present."""
+        self._authority = authority
+        self._desk = desk
+        self._federation_address = federation_address
+        self._member_lifetime = member_lifetime
+        self._clock = clock
+
+    async def Enrol(  # noqa: N802  the name is the contract's
+        self,
+        request: enrolment_pb2.EnrolRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> enrolment_pb2.EnrolResponse:
+        """Spends a token. Refusals carry their reason (tacit.status); every answer carries the server's
+        time."""
+        now = self._clock()
+        stamp(context, now)
+        try:
+            key = certify_request(request.certificate_request)
+        except RequestUnsuitable as error:
+            await self._refuse(context, request.token_id, Reason.REASON_KEY_UNSUITABLE, str(error))
+        fingerprint = key_fingerprint(key)
+        outcome = await self._desk.spend(request.token_id, secret_hash(request.secret), fingerprint, now)
+        if isinstance(outcome, Refused):
+            await self._refuse(context, request.token_id, outcome.reason, outcome.detail)
+        if isinstance(outcome, GrantedBefore):
+            chain = outcome.chain
+        else:
+            chain = await self._certify(request, context, key, outcome.member, now)
+        _log.info(
+            "member_enrolled",
+            member=outcome.member,
+            token_id=request.token_id,
+            key=fingerprint.hex(),
+            repeated=isinstance(outcome, GrantedBefore),
+            software_version=request.software_version[:64],
+        )
+        return enrolment_pb2.EnrolResponse(
+            certificate_chain=chain, member=outcome.member, federation_address=self._federation_address()
+        )
+
+    async def _certify(
+        self,
+        request: enrolment_pb2.EnrolRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
+        key: rsa.RSAPublicKey,
+        member: str,
+        now: datetime,
+    ) -> tuple[bytes, ...]:
+        try:
+            certificate = self._authority.issue(key, Role.MEMBER, member, self._member_lifetime, now=now)
+        except LifetimeOutOfRange as error:
+            # The operator's to repair; the token stays bound to this key and can be used again afterwards.
+            await self._refuse(context, request.token_id, Reason.REASON_INTERNAL, str(error))
+        try:
+            return await self._desk.record(
+                request.token_id,
+                member,
+                (certificate.public_bytes(_DER), self._authority.certificate.public_bytes(_DER)),
+                certificate.not_valid_after_utc,
+                request.software_version[:64],
+                now,
+            )
+        except TokenWithdrawn as error:
+            await self._refuse(context, request.token_id, Reason.REASON_TOKEN_UNKNOWN, str(error))
+
+    async def _refuse(
+        self, context: grpc.aio.ServicerContext[Any, Any], token_id: str, reason: Reason, detail: str
+    ) -> NoReturn:
+        _log.warning("enrolment_refused", token_id=token_id[:64], reason=word(reason), peer=context.peer())
+        await abort_with(context, reason, detail)

@@ -1,0 +1,236 @@
+"""FederationService: what members speak. Thin: it checks who is calling, parses, hands on, and streams.
+
+Every call is checked anew against the caller's certificate and the list of enrolled members. What arrives malformed ends
+that member's session with a sentence; it never reaches a job.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import grpc.aio
+import structlog
+from cryptography import x509
+
+from coordinator.metrics import Metrics
+from coordinator.rounds import events as ev
+from coordinator.rounds.uploads import Receipt
+from coordinator.runtime import Runtime
+from coordinator.services.credentials import peer
+from coordinator.services.sessions import Session
+from coordinator.storage import records
+from coordinator.storage.errors import BlobMissing
+from tacit import PROTOCOL_VERSIONS, __version__, wire
+from tacit.identity import Role
+from tacit.messages import AttemptMessage, Decline, FromMember, Goodbye, Hello, Ready, Standby, Welcome
+from tacit.reason import Reason, sentence
+from tacit.status import abort_with
+from tacit.v1 import federation_pb2 as pb
+from tacit.v1 import federation_pb2_grpc
+
+__all__ = ["CHUNK", "FederationServicer"]
+
+log = structlog.get_logger("coordinator.federation")
+
+CHUNK = 256 * 1024
+_HELLO_SECONDS = 30
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass(frozen=True)
+class _Caller:
+    member: str
+    certificate: bytes
+
+
+class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
+    """Members' service over a running coordinator."""
+
+    def __init__(self, runtime: Runtime, metrics: Metrics, federation: bytes, root: x509.Certificate) -> None:
+        self._runtime = runtime
+        self._metrics = metrics
+        self._federation = federation
+        self._root = root
+
+    async def _caller(self, context: Context) -> str:
+        """The enrolled member that is calling; ends the call otherwise."""
+        found = await peer(context, Role.MEMBER, self._federation, self._root, datetime.now(UTC))
+        name = found.identity.name
+        fingerprint = await self._runtime.database.run(lambda session: records.enrolled(session, name))
+        if fingerprint is None:
+            await abort_with(context, Reason.REASON_CLIENT_CERTIFICATE_REVOKED)
+        if fingerprint != hashlib.sha256(found.der).digest():
+            detail = f"{name} has enrolled again since this certificate was issued; use the newer one, or enrol anew"
+            await abort_with(context, Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN, detail)
+        return name
+
+    # ---- the session ----------------------------------------------------------------------------------------------
+
+    async def Session(  # noqa: N802  gRPC's name
+        self, request_iterator: AsyncIterator[pb.MemberMessage], context: Context
+    ) -> AsyncIterator[pb.CoordinatorMessage]:
+        """One member's stream."""
+        member = await self._caller(context)
+        hello = await self._hello(request_iterator, context)
+        version = max(set(hello.protocol_versions) & set(PROTOCOL_VERSIONS), default=None)
+        if version is None:
+            detail = (
+                f"this coordinator ({__version__}) speaks {list(PROTOCOL_VERSIONS)}, "
+                f"the member ({hello.software_version}) {list(hello.protocol_versions)}"
+            )
+            yield wire.to_member(Goodbye(Reason.REASON_PROTOCOL_VERSION_UNSUPPORTED, detail))
+            return
+        session = Session(member, hello.process, hello.software_version, hello.admits)
+        now_ms = time.time_ns() // 1_000_000
+        yield wire.to_member(Welcome(version, __version__, self._federation.hex(), now_ms))
+        self._runtime.sessions.open(session)
+        reader = asyncio.create_task(self._read(session, request_iterator))
+        try:
+            async for message in self._outgoing(session):
+                encoded = wire.to_member(message)
+                self._metrics.carried("out", "session", encoded.ByteSize())
+                yield encoded
+        finally:
+            reader.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await reader
+            self._runtime.sessions.close(session)
+
+    @staticmethod
+    async def _hello(stream: AsyncIterator[pb.MemberMessage], context: Context) -> Hello:
+        try:
+            first = wire.from_member(await asyncio.wait_for(anext(stream), _HELLO_SECONDS))
+        except (TimeoutError, StopAsyncIteration, wire.WireInvalid):
+            first = None
+        if not isinstance(first, Hello) or not 8 <= len(first.process) <= 64:
+            await abort_with(context, Reason.REASON_MESSAGE_MALFORMED, "a session opens with Hello")
+        return first
+
+    @staticmethod
+    async def _outgoing(session: Session) -> AsyncIterator[Any]:
+        """Messages as they come, and the Goodbye last."""
+        ended = asyncio.create_task(session.ended.wait())
+        try:
+            while True:
+                following = asyncio.create_task(session.outgoing.get())
+                await asyncio.wait({following, ended}, return_when=asyncio.FIRST_COMPLETED)
+                if following.done():
+                    yield following.result()
+                    continue
+                following.cancel()
+                if session.goodbye is not None:
+                    yield session.goodbye
+                return
+        finally:
+            ended.cancel()
+
+    async def _read(self, session: Session, stream: AsyncIterator[pb.MemberMessage]) -> None:
+        try:
+            async for message in stream:
+                self._metrics.carried("in", "session", message.ByteSize())
+                self._dispatch(session, wire.from_member(message))
+        except wire.WireInvalid as error:
+            session.end(Reason.REASON_MESSAGE_MALFORMED, str(error))
+        except grpc.aio.UsageError:
+            pass  # The stream was closed under the reader.
+        finally:
+            # The member has closed its half: nothing more can come of this session.
+            session.end(Reason.REASON_DISCONNECTED)
+
+    def _dispatch(self, session: Session, message: FromMember) -> None:
+        match message:
+            case Hello():
+                raise wire.WireInvalid("a session says Hello once")
+            case Decline():
+                detail = message.detail or sentence(message.reason)
+                event: ev.Event = ev.Declined(session.member, message.reason, detail)
+                job = message.job
+            case Ready():
+                event = ev.SaidReady(session.member, message.round, message.version)
+                job = message.job
+            case AttemptMessage():
+                event = ev.Answered(session.member, message)
+                job = message.attempt.job
+        driver = self._runtime.drivers.get(job)
+        if driver is None:
+            self._runtime.sessions.send(session.member, Standby(f"there is no job named {job}"))
+        else:
+            driver.post(event)
+
+    # ---- blobs ----------------------------------------------------------------------------------------------------
+
+    async def FetchBlob(  # noqa: N802
+        self, request: pb.FetchBlobRequest, context: Context
+    ) -> AsyncIterator[pb.BlobChunk]:
+        """A blob of a job, from an offset on."""
+        await self._caller(context)
+        store, digest = self._runtime.store, request.digest
+        if digest not in self._runtime.fetchable:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no job has a blob {digest.hex()[:12]}")
+        try:
+            total = await asyncio.to_thread(store.size, digest)
+            offset = min(request.offset, total)
+            while True:
+                data = await asyncio.to_thread(store.read, digest, offset, CHUNK)
+                self._metrics.carried("out", "blob", len(data))
+                yield pb.BlobChunk(offset=offset, total=total, data=data)
+                offset += len(data)
+                if offset >= total:
+                    return
+        except BlobMissing as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+
+    # ---- masked vectors -------------------------------------------------------------------------------------------
+
+    async def MaskedUploadStatus(  # noqa: N802
+        self, request: pb.AttemptRef, context: Context
+    ) -> pb.MaskedUploadReceipt:
+        """How far this member's vector is."""
+        member = await self._caller(context)
+        try:
+            attempt = wire.attempt_from_pb(request)
+        except wire.WireInvalid as error:
+            await abort_with(context, Reason.REASON_MESSAGE_MALFORMED, str(error))
+        return _receipt(self._runtime.uploads.receipt(attempt, member))
+
+    async def UploadMasked(  # noqa: N802
+        self, request_iterator: AsyncIterator[pb.MaskedUpload], context: Context
+    ) -> pb.MaskedUploadReceipt:
+        """(The rest of) this member's vector."""
+        member = await self._caller(context)
+        first = await anext(request_iterator, None)
+        try:
+            if first is None or first.WhichOneof("part") != "header":
+                raise wire.WireInvalid("an upload begins with its header")
+            attempt = wire.attempt_from_pb(first.header.ref)
+        except wire.WireInvalid as error:
+            await abort_with(context, Reason.REASON_MESSAGE_MALFORMED, str(error))
+        driver = self._runtime.drivers.get(attempt.job)
+        if driver is None:
+            return _receipt(Receipt(0, False, Reason.REASON_ATTEMPT_STALE))
+        receipt = await self._runtime.uploads.take(
+            attempt,
+            member,
+            first.header.offset,
+            wire.masked_input_from_pb(first.header.input),
+            self._chunks(request_iterator),
+            driver,
+        )
+        return _receipt(receipt)
+
+    async def _chunks(self, stream: AsyncIterator[pb.MaskedUpload]) -> AsyncIterator[bytes]:
+        async for part in stream:
+            self._metrics.carried("in", "masked", len(part.data))
+            yield part.data
+
+
+def _receipt(receipt: Receipt) -> pb.MaskedUploadReceipt:
+    return pb.MaskedUploadReceipt(
+        received=receipt.received, complete=receipt.complete, reason=receipt.reason, detail=receipt.detail
+    )

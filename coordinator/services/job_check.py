@@ -1,0 +1,71 @@
+"""Whether a job can be run from what is stored: looked at once, when it is created.
+
+A job that passes has a document this software understands, a manifest of exactly the announced number of
+values, starting weights that fit it and are finite, a tokenizer, and an encoding whose sums cannot wrap for
+the largest cohort.
+"""
+
+from tacit.documents import DocumentInvalid
+from tacit.job import JobDocument, layout_of
+from tacit.manifest import Manifest
+from tacit.reason import Reason
+
+from coordinator.services.live import OperatorRefused
+from coordinator.storage.blobs import BlobStore
+from coordinator.storage.errors import BlobMissing, StorageError
+
+__all__ = ["MAX_DOCUMENT", "check_job"]
+
+# A document or a manifest beyond this is a mistake; weights are checked against the manifest.
+MAX_DOCUMENT = 16 * 1024 * 1024
+
+
+def check_job(store: BlobStore, digest: bytes) -> JobDocument:
+    """The job document of this digest, once everything it names was found to be there and to fit.
+
+    Reads all the blobs, weights included: for a thread, not for the event loop.
+
+    Raises:
+        OperatorRefused: with the sentence that says what is wrong.
+    """
+    try:
+        document = JobDocument.from_json(_small(store, digest, "the job document"), what="the job document")
+        manifest = Manifest.from_json(_small(store, document.manifest, "the manifest"), what="the manifest")
+        if document.digest() != digest:
+            raise DocumentInvalid(
+                "the job document is not in its canonical form; make it with `coordinator job bundle`"
+            )
+        if manifest.values != document.values:
+            raise DocumentInvalid(
+                f"the job document announces {document.values} values and its manifest holds {manifest.values}"
+                "; make the bundle again"
+            )
+        if (size := _size(store, document.weights, "the starting weights")) != manifest.bytes:
+            raise DocumentInvalid(
+                f"the starting weights have {size} bytes where the manifest needs {manifest.bytes}; "
+                "make the bundle again"
+            )
+        manifest.decode(store.get(document.weights))
+        if not store.get(document.tokenizer):
+            raise DocumentInvalid("the tokenizer is empty; make the bundle again")
+        layout_of(document, document.rounds.target_members)
+    except StorageError as error:
+        raise OperatorRefused(Reason.REASON_BUNDLE_UNSUITABLE, error.sentence) from error
+    except ValueError as error:  # DocumentInvalid, and a layout that would wrap.
+        raise OperatorRefused(Reason.REASON_BUNDLE_UNSUITABLE, str(error)) from error
+    return document
+
+
+def _size(store: BlobStore, digest: bytes, what: str) -> int:
+    try:
+        return store.size(digest)
+    except BlobMissing as error:
+        raise DocumentInvalid(
+            f"{what} ({digest.hex()}) was not uploaded; `coordinator job create --bundle` uploads a whole bundle"
+        ) from error
+
+
+def _small(store: BlobStore, digest: bytes, what: str) -> bytes:
+    if (size := _size(store, digest, what)) > MAX_DOCUMENT:
+        raise DocumentInvalid(f"{what} has {size} bytes, more than {MAX_DOCUMENT}; this is some other file")
+    return store.get(digest)

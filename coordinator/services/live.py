@@ -1,0 +1,83 @@
+"""What the operator's service asks of the rounds that are running: reading them, and the acts that change
+them.
+
+The driver of the rounds implements `Live`; the operator's service and its tests depend on nothing else of it.
+An act that cannot be done raises `OperatorRefused`, which carries the reason for the machine and the sentence
+for a person.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from tacit.reason import Reason
+
+__all__ = ["JobChange", "Live", "LiveJob", "OperatorRefused"]
+
+JobChange = Literal["pause", "resume", "abort"]
+
+
+class OperatorRefused(Exception):
+    """An act of the operator that cannot be done.
+
+    `reason` is a number of `tacit.v1.reason_pb2.Reason`, REASON_UNSPECIFIED (0) where none of them fits;
+    `missing` says that what was named does not exist.
+    """
+
+    def __init__(self, reason: Reason, sentence: str, *, missing: bool = False) -> None:
+        super().__init__(sentence)
+        self.reason = reason
+        self.sentence = sentence
+        self.missing = missing
+
+
+@dataclass(frozen=True, slots=True)
+class LiveJob:
+    """A job's present moment: what only the process that drives it knows."""
+
+    phase: str  # training, advertise, share, mask, confirm, unmask, publish or idle.
+    connected: int  # Members with a session that this job may count on.
+    ready: int  # Of those, how many hold a trained update for the present round.
+    cohort: int  # Members of the present attempt, 0 outside one.
+    answered: int  # Of those, how many have answered in the present phase.
+
+
+class Live(Protocol):
+    """The rounds that are running, as the operator sees and moves them."""
+
+    async def create_job(self, document: bytes) -> None:
+        """Creates and starts the job whose document has this digest; document and blobs are stored and
+        checked.
+
+        Raises:
+            OperatorRefused: a job of that name exists.
+        """
+        ...
+
+    async def change_job(self, name: str, change: JobChange) -> None:
+        """Pauses, resumes or aborts; returns once it is stored.
+
+        Raises:
+            OperatorRefused: no such job, or a change that does not fit its status.
+        """
+        ...
+
+    def live_job(self, name: str) -> LiveJob | None:
+        """The present moment of a job, None where this process does not drive it."""
+        ...
+
+    def connected(self) -> Mapping[str, str]:
+        """Members with an open session, and the software version each said it runs."""
+        ...
+
+    def declined(self) -> Mapping[str, Mapping[str, str]]:
+        """Member to job to the sentence with which it declined that job."""
+        ...
+
+    async def disconnect(self, member: str) -> None:
+        """Ends the session of a member whose certificate was revoked, if it has one."""
+        ...
+
+    async def changed(self) -> None:
+        """Returns after the next change of anything that is shown."""
+        ...

@@ -1,0 +1,498 @@
+"""OperatorService: what the operator's command line may see and do.
+
+Every call begins with the caller's certificate: valid now, of this federation, role operator. Acts go into
+the journal with the operator's name before they are carried out. Rows come from the database, the present
+moment from `Live`; nothing is kept here, so any number of operators may look and act at once.
+
+A refusal carries a reason where the contract has one and always a sentence; what does not exist is NOT_FOUND.
+"""
+# ruff: noqa: N802  the methods are named by operator.proto
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+import structlog
+from cryptography import x509
+from tacit import __version__
+from tacit.blobs import CHUNK
+from tacit.identity import Role, name_is_valid
+from tacit.reason import Reason, from_word
+from tacit.status import abort_with
+from tacit.token import JoinToken, secret_hash
+from tacit.v1 import federation_pb2, operator_pb2, operator_pb2_grpc
+
+from coordinator.metrics import Metrics
+from coordinator.services.credentials import peer
+from coordinator.services.job_check import check_job
+from coordinator.services.live import JobChange, Live, OperatorRefused
+from coordinator.storage import records
+from coordinator.storage.blobs import BlobStore
+from coordinator.storage.database import Database
+from coordinator.storage.errors import (
+    BlobCorrupt,
+    BlobMissing,
+    BlobRejected,
+    JobExists,
+    NameTaken,
+    NotFound,
+    OutOfOrder,
+    StorageError,
+)
+
+__all__ = ["OperatorServicer", "check_job"]
+
+log = structlog.get_logger("coordinator.operator")
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+# Between two answers of Watch: a person reads five a second at most.
+WATCH_PAUSE_SECONDS = 0.2
+# What GetJob sends of a long job: the newest rounds.
+MAX_ROUNDS = 1000
+MIN_INVITATION_SECONDS = 60
+MAX_INVITATION_SECONDS = 30 * 24 * 3600
+
+_STATUS = {
+    records.JobStatus.RUNNING: operator_pb2.JOB_STATUS_RUNNING,
+    records.JobStatus.PAUSED: operator_pb2.JOB_STATUS_PAUSED,
+    records.JobStatus.FINISHED: operator_pb2.JOB_STATUS_FINISHED,
+    records.JobStatus.ABORTED: operator_pb2.JOB_STATUS_ABORTED,
+}
+_CHANGES: dict[int, JobChange] = {
+    operator_pb2.JOB_CHANGE_PAUSE: "pause",
+    operator_pb2.JOB_CHANGE_RESUME: "resume",
+    operator_pb2.JOB_CHANGE_ABORT: "abort",
+}
+
+
+class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
+    """operator.proto over a database, a blob store and the rounds that are running.
+
+    `enrolment_address` (host:port) and `token_seconds` go into invitations; `now_ms` is the clock.
+    """
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        store: BlobStore,
+        metrics: Metrics,
+        live: Live,
+        federation: bytes,
+        root: x509.Certificate,
+        enrolment_address: str,
+        token_seconds: float = 24 * 3600.0,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._database = database
+        self._store = store
+        self._metrics = metrics
+        self._live = live
+        self._federation = federation
+        self._root = root
+        self._enrolment_address = enrolment_address
+        self._token_seconds = token_seconds
+        self._now_ms = now_ms
+        self._started_ms = now_ms()
+        # Replaced, and the old one set, after every act here that `Live` knows nothing of.
+        self._touched = asyncio.Event()
+
+    # ---- looking -------------------------------------------------------------------------------------------
+
+    async def Status(
+        self, request: operator_pb2.StatusRequest, context: Context
+    ) -> operator_pb2.StatusResponse:
+        """The federation at this moment."""
+        async with self._call(context):
+            return await self._status()
+
+    async def Watch(
+        self, request: operator_pb2.StatusRequest, context: Context
+    ) -> AsyncIterator[operator_pb2.StatusResponse]:
+        """The status now and after every change; changes in quick succession come as one."""
+        async with self._call(context):
+            shown: operator_pb2.StatusResponse | None = None
+            while True:
+                # Waiting begins before looking, so that nothing falls between the two.
+                waiters = [
+                    asyncio.ensure_future(self._live.changed()),
+                    asyncio.ensure_future(self._touched.wait()),
+                ]
+                try:
+                    status = await self._status()
+                    if status != shown:
+                        yield status
+                        shown = status
+                    done, _ = await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
+                    for waiter in done:
+                        waiter.result()
+                finally:
+                    for waiter in waiters:
+                        waiter.cancel()
+                await asyncio.sleep(WATCH_PAUSE_SECONDS)
+
+    async def ListMembers(
+        self, request: operator_pb2.ListMembersRequest, context: Context
+    ) -> operator_pb2.ListMembersResponse:
+        """Everyone who was ever invited."""
+        async with self._call(context):
+            return operator_pb2.ListMembersResponse(members=await self._members())
+
+    async def GetJob(self, request: operator_pb2.GetJobRequest, context: Context) -> operator_pb2.JobDetail:
+        """A job with its newest rounds and all its versions."""
+        async with self._call(context):
+
+            def read(
+                s: records.Session,
+            ) -> tuple[records.StoredJob, list[records.StoredRound], list[records.StoredVersion]]:
+                name = request.name
+                return (
+                    records.load_job(s, name),
+                    records.rounds(s, name, last=MAX_ROUNDS),
+                    records.versions(s, name),
+                )
+
+            job, rounds, versions = await self._database.run(read)
+            return operator_pb2.JobDetail(
+                job=self._job(job),
+                rounds=[_round(item) for item in rounds],
+                versions=[_version(item) for item in versions],
+            )
+
+    # ---- members -------------------------------------------------------------------------------------------
+
+    async def InviteMember(
+        self, request: operator_pb2.InviteMemberRequest, context: Context
+    ) -> operator_pb2.InviteMemberResponse:
+        """Makes a join token. Its secret leaves with this answer and is not kept."""
+        async with self._call(context) as operator:
+            if not name_is_valid(request.name):
+                await _malformed(
+                    context,
+                    f"{request.name!r} cannot be a member's name: 1 to 63 of a-z, 0-9, dot, dash and "
+                    "underscore, beginning with a letter or digit",
+                )
+            seconds = request.valid_seconds or self._token_seconds
+            if not MIN_INVITATION_SECONDS <= seconds <= MAX_INVITATION_SECONDS:
+                await _malformed(
+                    context, "an invitation is valid for 1 minute to 30 days; choose a time between"
+                )
+            now_ms = self._now_ms()
+            token = JoinToken.create(
+                address=self._enrolment_address,
+                federation=self._federation,
+                member=request.name,
+                expires=datetime.fromtimestamp(now_ms / 1000 + seconds, UTC),
+            )
+            expires_ms = int(token.expires.timestamp() * 1000)
+            hashed = secret_hash(token.secret)
+            await self._database.run(
+                lambda s: records.invite(s, token.member, token.id, hashed, expires_ms, now_ms, by=operator)
+            )
+            self._touch()
+            log.info("member_invited", member=token.member, token=token.id, operator=operator)
+            return operator_pb2.InviteMemberResponse(token=token.format(), expires_ms=expires_ms)
+
+    async def RevokeMember(
+        self, request: operator_pb2.RevokeMemberRequest, context: Context
+    ) -> operator_pb2.Member:
+        """Ends a membership: stored first, then the session is closed."""
+        async with self._call(context) as operator:
+            now_ms = self._now_ms()
+            member = await self._database.run(
+                lambda s: records.revoke_member(s, request.name, now_ms, by=operator)
+            )
+            await self._live.disconnect(request.name)
+            self._touch()
+            log.info("member_revoked", member=request.name, operator=operator)
+            return self._member(member, self._live.connected(), self._live.declined())
+
+    # ---- blobs ---------------------------------------------------------------------------------------------
+
+    async def StatBlob(
+        self, request: operator_pb2.StatBlobRequest, context: Context
+    ) -> operator_pb2.StatBlobResponse:
+        """How much of a blob is here."""
+        async with self._call(context):
+            complete = await asyncio.to_thread(self._store.has, request.digest)
+            received = await asyncio.to_thread(self._store.received, request.digest)
+            return operator_pb2.StatBlobResponse(received=received, complete=complete)
+
+    async def PutBlob(
+        self, request_iterator: AsyncIterator[operator_pb2.PutBlobRequest], context: Context
+    ) -> operator_pb2.StatBlobResponse:
+        """Takes a blob from an offset on. What arrives is kept, whatever becomes of the connection."""
+        async with self._call(context):
+            first = await anext(aiter(request_iterator), None)
+            if first is None or first.WhichOneof("part") != "header":
+                await _malformed(
+                    context, "an upload begins with its header; this client is of another version"
+                )
+            header = first.header
+            incoming = await asyncio.to_thread(self._store.incoming, header.digest, header.total)
+            received = header.offset
+            if not incoming.complete:
+                async for part in request_iterator:
+                    if part.WhichOneof("part") != "data":
+                        await _malformed(
+                            context, "a header stands inside an upload; this client is of another version"
+                        )
+                    received = await asyncio.to_thread(incoming.append, received, part.data)
+                    self._metrics.carried("in", "blob", len(part.data))
+                if incoming.received < header.total:
+                    return operator_pb2.StatBlobResponse(received=incoming.received, complete=False)
+                await asyncio.to_thread(incoming.finish)
+            return operator_pb2.StatBlobResponse(received=header.total, complete=True)
+
+    async def FetchBlob(
+        self, request: federation_pb2.FetchBlobRequest, context: Context
+    ) -> AsyncIterator[federation_pb2.BlobChunk]:
+        """A blob from an offset on. There is always one chunk, so that the size is known even of an empty
+        rest.
+        """
+        async with self._call(context):
+            total = await asyncio.to_thread(self._store.size, request.digest)
+            offset = request.offset
+            while True:
+                data = await asyncio.to_thread(self._store.read, request.digest, offset, CHUNK)
+                yield federation_pb2.BlobChunk(offset=offset, total=total, data=data)
+                self._metrics.carried("out", "blob", len(data))
+                offset += len(data)
+                if offset >= total:
+                    return
+
+    # ---- jobs ----------------------------------------------------------------------------------------------
+
+    async def CreateJob(self, request: operator_pb2.CreateJobRequest, context: Context) -> operator_pb2.Job:
+        """Checks the job and all it needs, then starts it."""
+        async with self._call(context) as operator:
+            document = await asyncio.to_thread(check_job, self._store, request.document)
+            await self._act(document.name, operator, "create", document=request.document.hex())
+            await self._live.create_job(request.document)
+            return await self._present(document.name)
+
+    async def ChangeJob(self, request: operator_pb2.ChangeJobRequest, context: Context) -> operator_pb2.Job:
+        """Pauses, resumes or aborts."""
+        async with self._call(context) as operator:
+            change = _CHANGES.get(request.change)
+            if change is None:
+                await _malformed(
+                    context, f"change {request.change} is not known; this client is of another version"
+                )
+            # Says that there is no such job before anything is written of it.
+            await self._database.run(lambda s: records.load_job(s, request.name))
+            await self._act(request.name, operator, change)
+            await self._live.change_job(request.name, change)
+            return await self._present(request.name)
+
+    async def RecordEvaluation(
+        self, request: operator_pb2.RecordEvaluationRequest, context: Context
+    ) -> operator_pb2.RecordEvaluationResponse:
+        """Stores what the operator measured on a version, and shows it as a metric if it is the newest."""
+        async with self._call(context) as operator:
+            given = request.evaluation
+            if not (0 <= given.accuracy <= 1) or given.examples < 1 or given.loss == -math.inf:
+                await _malformed(
+                    context, "an evaluation has an accuracy from 0 to 1 and at least one example"
+                )
+            if len(given.data) not in (0, 32):
+                await _malformed(context, "the data of an evaluation is named by its SHA-256, 32 bytes")
+            now_ms = self._now_ms()
+
+            def write(s: records.Session) -> records.StoredEvaluation | None:
+                stored = records.record_evaluation(
+                    s,
+                    request.job,
+                    version_number=given.version_number,
+                    accuracy=given.accuracy,
+                    loss=given.loss,
+                    examples=given.examples,
+                    data=given.data or None,
+                    now_ms=now_ms,
+                )
+                if given.version and given.version != stored.version:
+                    raise OutOfOrder(
+                        f"version {given.version_number} of {request.job} is {stored.version.hex()}, "
+                        f"measured was {given.version.hex()}; fetch the version again"
+                    )
+                newest = records.load_job(s, request.job).evaluation
+                return newest
+
+            newest = await self._database.run(write)
+            if newest is not None:
+                self._metrics.evaluation(request.job, accuracy=newest.accuracy, loss=newest.loss)
+            self._touch()
+            log.info("evaluation_recorded", job=request.job, number=given.version_number, operator=operator)
+            return operator_pb2.RecordEvaluationResponse()
+
+    # ---- inside --------------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def _call(self, context: Context) -> AsyncIterator[str]:
+        """Who calls, if it is an operator; and refusals on their way to the wire."""
+        now = datetime.fromtimestamp(self._now_ms() / 1000, UTC)
+        certificate = await peer(context, Role.OPERATOR, self._federation, self._root, now)
+        try:
+            yield certificate.identity.name
+        except OperatorRefused as error:
+            if error.missing:
+                await context.abort(grpc.StatusCode.NOT_FOUND, error.sentence)
+            if error.reason == Reason.REASON_UNSPECIFIED:
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.sentence)
+            await abort_with(context, error.reason, error.sentence)
+        except (NotFound, BlobMissing) as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, error.sentence)
+        except JobExists as error:
+            await context.abort(grpc.StatusCode.ALREADY_EXISTS, error.sentence)
+        except NameTaken as error:
+            await abort_with(context, Reason.REASON_NAME_TAKEN, error.sentence)
+        except BlobRejected as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.sentence)
+        except BlobCorrupt as error:
+            log.error("blob_corrupt", detail=error.sentence)
+            await context.abort(grpc.StatusCode.DATA_LOSS, error.sentence)
+        except OutOfOrder as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.sentence)
+        except StorageError as error:
+            log.error("storage_failed", detail=error.sentence)
+            await abort_with(context, Reason.REASON_INTERNAL, error.sentence)
+
+    def _touch(self) -> None:
+        touched, self._touched = self._touched, asyncio.Event()
+        touched.set()
+
+    async def _act(self, subject: str, operator: str, act: str, **fields: str) -> None:
+        now_ms = self._now_ms()
+        await self._database.run(
+            lambda s: records.note(s, "operator_act", subject, now_ms, operator=operator, act=act, **fields)
+        )
+        log.info("operator_act", job=subject, operator=operator, act=act)
+
+    async def _status(self) -> operator_pb2.StatusResponse:
+        jobs = await self._database.run(records.load_jobs)
+        members = await self._members()
+        return operator_pb2.StatusResponse(
+            federation=self._federation.hex(),
+            software_version=__version__,
+            started_ms=self._started_ms,
+            jobs=[self._job(job) for job in jobs],
+            members=members,
+        )
+
+    async def _present(self, name: str) -> operator_pb2.Job:
+        return self._job(await self._database.run(lambda s: records.load_job(s, name)))
+
+    async def _members(self) -> list[operator_pb2.Member]:
+        stored = await self._database.run(records.members)
+        connected, declined = self._live.connected(), self._live.declined()
+        return [self._member(member, connected, declined) for member in stored]
+
+    def _member(
+        self,
+        member: records.StoredMember,
+        connected: Mapping[str, str],
+        declined: Mapping[str, Mapping[str, str]],
+    ) -> operator_pb2.Member:
+        return operator_pb2.Member(
+            name=member.name,
+            status=member.status.value,
+            connected=member.name in connected,
+            software_version=connected.get(member.name) or member.software_version or "",
+            certificate_expires_ms=member.certificate_expires_ms or 0,
+            declined=declined.get(member.name, {}),
+        )
+
+    def _job(self, job: records.StoredJob) -> operator_pb2.Job:
+        live = self._live.live_job(job.name)
+        return operator_pb2.Job(
+            name=job.name,
+            status=_STATUS[job.status],
+            reason=from_word(job.reason or ""),
+            document=job.document,
+            round=job.round,
+            rounds_total=job.rounds_total,
+            attempt=job.attempt,
+            phase="idle" if live is None else live.phase,
+            version=job.version,
+            version_number=job.version_number,
+            members_connected=0 if live is None else live.connected,
+            members_ready=0 if live is None else live.ready,
+            cohort=0 if live is None else live.cohort,
+            answered=0 if live is None else live.answered,
+            created_ms=job.created_ms,
+            evaluation=None if job.evaluation is None else _evaluation(job.evaluation),
+            training=None if job.training is None else _training(job.training),
+        )
+
+
+def _round(item: records.StoredRound) -> operator_pb2.Round:
+    return operator_pb2.Round(
+        number=item.number,
+        outcome=item.outcome,
+        reason=from_word(item.reason or ""),
+        attempts=[_attempt(attempt) for attempt in item.attempts],
+        opened_ms=item.opened_ms,
+        ended_ms=item.ended_ms or 0,
+    )
+
+
+def _attempt(item: records.StoredAttempt) -> operator_pb2.Attempt:
+    return operator_pb2.Attempt(
+        number=item.number,
+        outcome=item.outcome,
+        reason=from_word(item.reason or ""),
+        detail=item.detail,
+        cohort=item.cohort,
+        survivors=item.survivors,
+        dropouts=[
+            operator_pb2.Dropout(
+                member=dropout.member,
+                phase=dropout.phase,
+                reason=from_word(dropout.reason),
+                detail=dropout.detail,
+            )
+            for dropout in item.dropouts
+        ],
+        result=item.result or b"",
+        new_version=item.new_version or b"",
+        opened_ms=item.opened_ms,
+        ended_ms=item.ended_ms or 0,
+        training=None if item.training is None else _training(item.training),
+    )
+
+
+def _version(item: records.StoredVersion) -> operator_pb2.Version:
+    return operator_pb2.Version(
+        number=item.number,
+        digest=item.digest,
+        round=item.round,
+        created_ms=item.created_ms,
+        evaluations=[_evaluation(evaluation) for evaluation in item.evaluations],
+    )
+
+
+def _training(item: records.StoredTraining) -> operator_pb2.TrainingMetrics:
+    return operator_pb2.TrainingMetrics(examples=item.examples, loss=item.loss, accuracy=item.accuracy)
+
+
+def _evaluation(item: records.StoredEvaluation) -> operator_pb2.Evaluation:
+    return operator_pb2.Evaluation(
+        version_number=item.version_number,
+        version=item.version,
+        accuracy=item.accuracy,
+        loss=item.loss,
+        examples=item.examples,
+        data=item.data or b"",
+        at_ms=item.at_ms,
+    )
+
+
+async def _malformed(context: Context, sentence: str) -> NoReturn:
+    await abort_with(context, Reason.REASON_MESSAGE_MALFORMED, sentence)

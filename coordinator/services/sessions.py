@@ -1,0 +1,94 @@
+"""Members' sessions: who is connected, and a queue of messages for each.
+
+One session a member: a newer one replaces the older, which is told so. Whoever lets its queue run full is
+disconnected: it can come back and is told where things stand, and it cost the others nothing.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import structlog
+
+from tacit.messages import FromCoordinator, Goodbye
+from tacit.reason import Reason, word
+
+__all__ = ["Session", "Sessions"]
+
+log = structlog.get_logger("coordinator.sessions")
+
+_QUEUE = 1000
+
+
+@dataclass(eq=False)
+class Session:
+    """One open stream to one member. `outgoing` ends with a Goodbye."""
+
+    member: str
+    process: bytes
+    software_version: str
+    admits: tuple[str, ...]
+    outgoing: asyncio.Queue[FromCoordinator] = field(default_factory=lambda: asyncio.Queue(_QUEUE))
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    goodbye: Goodbye | None = None
+
+    def end(self, reason: Reason, detail: str = "") -> None:
+        """Says goodbye as the last thing."""
+        if self.goodbye is None:
+            self.goodbye = Goodbye(reason, detail)
+            self.ended.set()
+
+
+class Sessions:
+    """All sessions. `opened` and `closed` are called in order, never twice in a row for one member."""
+
+    def __init__(self, opened: Callable[[Session], None], closed: Callable[[Session], None]) -> None:
+        self._sessions: dict[str, Session] = {}
+        self._opened = opened
+        self._closed = closed
+
+    def open(self, session: Session) -> None:
+        """Takes a session in; an older one of the same member is ended first."""
+        older = self._sessions.get(session.member)
+        if older is not None:
+            older.end(Reason.REASON_SESSION_REPLACED)
+            self._remove(older)
+        self._sessions[session.member] = session
+        log.info("member_connected", member=session.member, software=session.software_version)
+        self._opened(session)
+
+    def close(self, session: Session) -> None:
+        """Its stream is over. A session that was replaced before changes nothing."""
+        if self._sessions.get(session.member) is session:
+            self._remove(session)
+
+    def _remove(self, session: Session) -> None:
+        del self._sessions[session.member]
+        reason = word(session.goodbye.reason) if session.goodbye else "stream_ended"
+        log.info("member_disconnected", member=session.member, reason=reason)
+        self._closed(session)
+
+    def send(self, member: str, message: FromCoordinator) -> None:
+        """Queues a message; a member without a session misses it, and is told where things stand when it is back."""
+        session = self._sessions.get(member)
+        if session is None or session.goodbye is not None:
+            return
+        try:
+            session.outgoing.put_nowait(message)
+        except asyncio.QueueFull:
+            session.end(Reason.REASON_DISCONNECTED, "messages were not read")
+
+    def end(self, member: str, reason: Reason, detail: str = "") -> None:
+        """Ends a member's session, if it has one."""
+        if (session := self._sessions.get(member)) is not None:
+            session.end(reason, detail)
+
+    def end_all(self, reason: Reason) -> None:
+        """Ends every session."""
+        for session in list(self._sessions.values()):
+            session.end(reason)
+
+    @property
+    def connected(self) -> Mapping[str, Session]:
+        """Open sessions by member."""
+        return self._sessions

@@ -1,0 +1,335 @@
+"""Blobs: weights, documents, manifests, tokenizers, each named by its SHA-256 and never changed.
+
+Guarantees:
+
+- A blob is seen whole or not at all. It is written beside, forced to the disk, checked, and only then given
+  its name; a crash at any moment leaves at most a partial file that nothing reads.
+- What `get` returns has the digest it was asked for; a blob that rotted on the disk is noticed and named.
+- Bytes that arrived are kept: an upload goes on where it broke off, also after a restart.
+- Putting what is there already writes nothing.
+
+Where blobs live is an fsspec URL: `file:///folder`, `memory://name` (tests), `s3://bucket/prefix` and
+whatever else fsspec speaks. Uploads in progress always lie in a local folder, because object stores cannot
+append.
+
+Methods are synchronous and safe to call from several threads; a caller with an event loop runs the big ones
+in a thread.
+"""
+
+import contextlib
+import hashlib
+import os
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fsspec.core import url_to_fs
+
+from coordinator.storage.errors import BlobCorrupt, BlobMissing, BlobRejected, StoreUnusable
+
+__all__ = ["MAX_BLOB", "BlobStore", "Incoming", "open_blobs"]
+
+# More than any version may have (2^31 values of four bytes): what is announced above that is a mistake.
+MAX_BLOB = 2**33 + 2**20
+_STALE_SECONDS = 7 * 24 * 3600.0
+
+
+class BlobStore:
+    """A content-addressed store. Made by `open_blobs`."""
+
+    def __init__(self, filesystem: Any, root: str, staging: Path) -> None:
+        self._fs = filesystem
+        self._root = root.rstrip("/")
+        self._staging = staging
+        self._local = _is_local(filesystem)
+        self._lock = threading.Lock()
+
+    # ---- writing -------------------------------------------------------------------------------------------
+
+    def put(self, data: bytes) -> bytes:
+        """Stores `data` and returns its digest; durable when it returns.
+
+        Raises:
+            StoreUnusable: no space, no permission, no connection.
+        """
+        digest = hashlib.sha256(data).digest()
+        if self.has(digest):
+            return digest
+        if not self._local:
+            with _sentences(self._where(digest), "written"):
+                # Object stores make a whole object appear at once.
+                self._fs.pipe_file(self._path(digest), data)
+            return digest
+        partial = self._staging / f"put-{uuid.uuid4().hex}"
+        with _sentences(str(partial), "written"):
+            try:
+                with partial.open("xb") as file:
+                    file.write(data)
+                    _force(file.fileno())
+                self._reveal(partial, digest)
+            finally:
+                partial.unlink(missing_ok=True)
+        return digest
+
+    def incoming(self, digest: bytes, total: int) -> "Incoming":
+        """An upload of a blob of `total` bytes, begun or gone on with.
+
+        Raises:
+            BlobRejected: not a digest, or a size that no blob has.
+        """
+        if not 0 <= total <= MAX_BLOB:
+            raise BlobRejected(f"a blob of {total} bytes is over the limit of {MAX_BLOB}; check what is sent")
+        return Incoming(self, digest, total)
+
+    def received(self, digest: bytes) -> int:
+        """Bytes that are here: all of a stored blob, or as far as its upload came, or 0."""
+        try:
+            return self.size(digest)
+        except BlobMissing:
+            with contextlib.suppress(FileNotFoundError):
+                return self._partial(digest).stat().st_size
+            return 0
+
+    # ---- reading -------------------------------------------------------------------------------------------
+
+    def has(self, digest: bytes) -> bool:
+        """Whether the whole blob is stored."""
+        with _sentences(self._where(digest), "looked up"):
+            return bool(self._fs.exists(self._path(digest)))
+
+    def size(self, digest: bytes) -> int:
+        """Its length in bytes.
+
+        Raises:
+            BlobMissing: not stored.
+        """
+        with _sentences(self._where(digest), "looked up"):
+            try:
+                return int(self._fs.size(self._path(digest)))
+            except FileNotFoundError as error:
+                raise self._missing(digest) from error
+
+    def get(self, digest: bytes) -> bytes:
+        """The whole blob, verified.
+
+        Raises:
+            BlobMissing: not stored.
+            BlobCorrupt: stored, but no longer what its name says.
+        """
+        with _sentences(self._where(digest), "read"):
+            try:
+                data = bytes(self._fs.cat_file(self._path(digest)))
+            except FileNotFoundError as error:
+                raise self._missing(digest) from error
+        if hashlib.sha256(data).digest() != digest:
+            raise BlobCorrupt(
+                f"{self._where(digest)} no longer has the digest it is named by: the storage has damaged it; "
+                "restore that file from a copy, or remove it and upload it again"
+            )
+        return data
+
+    def read(self, digest: bytes, offset: int, size: int) -> bytes:
+        """At most `size` bytes from `offset` on; empty at the end. A part is not verified: whoever puts the
+        parts together verifies the whole.
+
+        Raises:
+            BlobMissing: not stored.
+            BlobRejected: an offset that lies outside.
+        """
+        total = self.size(digest)
+        if not 0 <= offset <= total or size < 0:
+            raise BlobRejected(f"offset {offset} lies outside the blob of {total} bytes; begin again at 0")
+        end = min(offset + size, total)
+        if end == offset:
+            return b""
+        with _sentences(self._where(digest), "read"):
+            return bytes(self._fs.cat_file(self._path(digest), start=offset, end=end))
+
+    # ---- inside --------------------------------------------------------------------------------------------
+
+    def _path(self, digest: bytes) -> str:
+        # Anything shorter would name a folder.
+        if len(digest) != 32:
+            raise BlobRejected(f"a digest has 32 bytes, not {len(digest)}; send the SHA-256 of the blob")
+        text = digest.hex()
+        return f"{self._root}/blobs/{text[:2]}/{text}"
+
+    def _where(self, digest: bytes) -> str:
+        return self._fs.unstrip_protocol(self._path(digest)) if not self._local else self._path(digest)
+
+    def _partial(self, digest: bytes) -> Path:
+        return self._staging / digest.hex()
+
+    def _missing(self, digest: bytes) -> BlobMissing:
+        return BlobMissing(f"there is no blob {digest.hex()} in {self._root}; upload it first")
+
+    def _reveal(self, partial: Path, digest: bytes) -> None:
+        """Gives a whole, forced and checked local file its name."""
+        if not self._local:
+            self._fs.put_file(str(partial), self._path(digest))
+            partial.unlink()
+            return
+        path = Path(self._path(digest))
+        if not path.parent.is_dir():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _force_folder(path.parent.parent)
+        partial.replace(path)
+        _force_folder(path.parent)
+
+
+class Incoming:
+    """One upload in progress. What has arrived is the partial file itself, so any number of these may come
+    and go.
+    """
+
+    def __init__(self, store: BlobStore, digest: bytes, total: int) -> None:
+        self._store = store
+        self._partial = store._partial(digest)
+        self.digest = digest
+        self.total = total
+        # Whether the blob is stored; once true it stays so.
+        self.complete = store.has(digest)
+
+    @property
+    def received(self) -> int:
+        """Where to go on."""
+        return self.total if self.complete else self._store.received(self.digest)
+
+    def append(self, offset: int, data: bytes) -> int:
+        """Adds bytes at the end of what has arrived and returns how many there are now.
+
+        Nothing happens where the blob is stored already.
+
+        Raises:
+            BlobRejected: the bytes do not follow, or go beyond the announced size.
+            StoreUnusable: no space, no permission.
+        """
+        if self.complete:
+            return self.total
+        # One writer at a time: a client that lost its connection may be back before its first call is known
+        # dead.
+        with self._store._lock, _sentences(str(self._partial), "written"), self._partial.open("ab") as file:
+            present = file.tell()
+            if offset == present and present + len(data) <= self.total:
+                file.write(data)
+                return present + len(data)
+        if offset != present:
+            raise BlobRejected(
+                f"bytes at {offset} do not follow the {present} that have arrived; ask how far it came"
+            )
+        raise BlobRejected(
+            f"{present + len(data)} bytes for a blob announced with {self.total}; check what is sent"
+        )
+
+    def finish(self) -> None:
+        """Checks size and digest and makes it a blob; durable when it returns. What does not match is
+        discarded.
+
+        Raises:
+            BlobRejected: not all has arrived (what has is kept), or it is not what the digest names.
+            StoreUnusable: no space, no permission, no connection.
+        """
+        if self.complete:
+            return
+        try:
+            self._finish()
+        except FileNotFoundError as error:
+            # A second upload of the same blob may have finished first.
+            if not self._store.has(self.digest):
+                raise StoreUnusable(f"{self._partial} has disappeared; send the blob again") from error
+        self.complete = True
+
+    def _finish(self) -> None:
+        # Not under the lock: hashing takes long, and a partial of the announced size takes no more bytes.
+        with _sentences(str(self._partial), "stored"):
+            if self.total == 0:
+                self._partial.touch()
+            with self._partial.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size < self.total:
+                    raise BlobRejected(f"{size} of {self.total} bytes have arrived; go on from there")
+                found = hashlib.file_digest(file, "sha256").digest()
+                _force(file.fileno())
+            if size != self.total or found != self.digest:
+                self._partial.unlink()
+                raise BlobRejected(
+                    f"{size} bytes arrived with the digest {found.hex()}, announced were {self.total} with "
+                    f"{self.digest.hex()}; they were discarded, send the blob again"
+                )
+            self._store._reveal(self._partial, self.digest)
+
+
+def open_blobs(url: str, *, staging: Path | None = None) -> BlobStore:
+    """Opens, and where needed makes, the store at an fsspec URL.
+
+    `staging` is a local folder for uploads in progress; the default lies inside a local store, else in the
+    machine's folder for temporary files.
+
+    Raises:
+        StoreUnusable: no such kind of store, a driver is missing, or nothing can be written there.
+    """
+    try:
+        filesystem, root = url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise StoreUnusable(
+            f"{url} cannot be opened as a blob store: {error}; write file:///folder, or an fsspec URL whose "
+            "driver is installed (for S3: pip install s3fs)"
+        ) from error
+    if staging is None:
+        staging = (
+            Path(root) / "incoming"
+            if _is_local(filesystem)
+            else Path(tempfile.gettempdir()) / "tacit-incoming"
+        )
+    with _sentences(url, "made"):
+        staging.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if _is_local(filesystem):
+            (Path(root) / "blobs").mkdir(parents=True, exist_ok=True, mode=0o700)
+            _force_folder(Path(root))
+            if staging.stat().st_dev != (Path(root) / "blobs").stat().st_dev:
+                raise StoreUnusable(
+                    f"{staging} lies on another disk than {root}; a blob could not get its name in one step"
+                )
+        _sweep(staging)
+    return BlobStore(filesystem, root, staging)
+
+
+def _is_local(filesystem: Any) -> bool:
+    return "file" in (
+        filesystem.protocol if isinstance(filesystem.protocol, tuple) else (filesystem.protocol,)
+    )
+
+
+def _sweep(staging: Path) -> None:
+    """Forgets uploads that nobody went on with for a week."""
+    for partial in staging.iterdir():
+        if partial.stat().st_mtime < time.time() - _STALE_SECONDS:
+            partial.unlink(missing_ok=True)
+
+
+def _force(descriptor: int) -> None:
+    os.fsync(descriptor)
+
+
+def _force_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _sentences(what: str, verb: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise  # Its meaning is the caller's to say.
+    except OSError as error:
+        raise StoreUnusable(
+            f"{what} cannot be {verb}: {error.strerror or error}; check free space, permissions, connection"
+        ) from error

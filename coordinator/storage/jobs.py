@@ -1,0 +1,620 @@
+"""Jobs, rounds, attempts, versions and evaluations: written by the driver of the rounds, read by the
+operator.
+
+Every function works inside the caller's transaction and hands out frozen dataclasses. Numbers of rounds,
+attempts and versions only grow; what does not follow what is stored raises `OutOfOrder` before the schema
+would refuse it. Names are used once for ever: a finished job keeps its name, so a digest in a receipt always
+finds its job.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from coordinator.storage.errors import JobExists, NotFound, OutOfOrder
+from coordinator.storage.journal import note
+from coordinator.storage.models import AttemptRow, DropoutRow, EvaluationRow, JobRow, RoundRow, VersionRow
+
+__all__ = [
+    "AttemptKey",
+    "JobStatus",
+    "Outcome",
+    "StoredAttempt",
+    "StoredDropout",
+    "StoredEvaluation",
+    "StoredJob",
+    "StoredRound",
+    "StoredTraining",
+    "StoredVersion",
+    "abandon_open_attempts",
+    "create_job",
+    "end_attempt",
+    "end_round",
+    "load_job",
+    "load_jobs",
+    "open_attempt",
+    "open_round",
+    "publish_version",
+    "record_evaluation",
+    "rounds",
+    "set_job_status",
+    "versions",
+]
+
+Outcome = Literal["published", "abandoned"]
+
+
+class JobStatus(StrEnum):
+    """Whether a job's rounds go on. The last two are for ever."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    FINISHED = "finished"
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTraining:
+    """The training metrics of one sum, from inside the masked vectors. Loss and accuracy may be nan."""
+
+    examples: float
+    loss: float
+    accuracy: float
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDropout:
+    """A member that did not finish an attempt."""
+
+    member: str
+    phase: str
+    reason: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvaluation:
+    """A version measured from outside."""
+
+    version_number: int
+    version: bytes
+    accuracy: float
+    loss: float  # nan where the model no longer gives a number.
+    examples: int
+    data: bytes | None  # SHA-256 of the file of examples.
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredVersion:
+    """A state of a job's model, with what was measured on it."""
+
+    number: int
+    digest: bytes
+    round: int  # 0 for the start.
+    created_ms: int
+    evaluations: tuple[StoredEvaluation, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAttempt:
+    """One aggregation; outcome open, published or abandoned."""
+
+    number: int
+    outcome: str
+    reason: str | None
+    detail: str
+    cohort: tuple[str, ...]
+    survivors: tuple[str, ...]
+    dropouts: tuple[StoredDropout, ...]
+    result: bytes | None
+    new_version: bytes | None
+    training: StoredTraining | None
+    opened_ms: int
+    ended_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRound:
+    """One round with its attempts; outcome open, published or abandoned."""
+
+    number: int
+    outcome: str
+    reason: str | None
+    attempts: tuple[StoredAttempt, ...]
+    opened_ms: int
+    ended_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredJob:
+    """All of a job that a restart needs."""
+
+    name: str
+    status: JobStatus
+    reason: str | None
+    document: bytes
+    rounds_total: int
+    round: int  # The highest that was opened, 0 for none.
+    round_open: bool
+    attempt: int  # The highest number ever in this job, 0 for none.
+    attempts_in_round: int  # In the highest round.
+    failed_rounds: (
+        int  # Abandoned in a row, since the last published one or the last time the job was resumed.
+    )
+    version_number: int
+    version: bytes
+    created_ms: int
+    evaluation: StoredEvaluation | None  # The newest, of the newest version that was measured.
+    training: StoredTraining | None  # Of the newest attempt that was published.
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptKey:
+    """Which attempt."""
+
+    job: str
+    round: int
+    attempt: int
+
+
+# ---- jobs --------------------------------------------------------------------------------------------------
+
+
+def create_job(
+    s: Session, *, name: str, document: bytes, rounds_total: int, version: bytes, now_ms: int
+) -> StoredJob:
+    """A new running job, with version number 0.
+
+    `document` and `version` are digests of blobs that are stored already.
+
+    Raises:
+        JobExists: the name was used before.
+    """
+    if s.get(JobRow, name) is not None:
+        raise JobExists(
+            f"a job named {name} exists; names are never used twice, so choose another in the job file"
+        )
+    s.add(
+        JobRow(
+            name=name,
+            document=document,
+            rounds_total=rounds_total,
+            status=JobStatus.RUNNING.value,
+            created_ms=now_ms,
+            changed_ms=now_ms,
+            forgiven_round=0,
+        )
+    )
+    s.flush()
+    s.add(VersionRow(job=name, number=0, digest=version, round=0, created_ms=now_ms))
+    note(s, "job_created", name, now_ms, document=document.hex(), version=version.hex(), rounds=rounds_total)
+    s.flush()
+    return load_job(s, name)
+
+
+def set_job_status(s: Session, name: str, status: JobStatus, reason: str | None, now_ms: int) -> None:
+    """Changes a job's status; going back to running also forgives the failed rounds so far.
+
+    Raises:
+        NotFound: no such job.
+        OutOfOrder: the job is finished or aborted.
+    """
+    row = _job(s, name)
+    before = JobStatus(row.status)
+    if before in (JobStatus.FINISHED, JobStatus.ABORTED) and status is not before:
+        raise OutOfOrder(f"job {name} is {before} and stays so; create a new job to train on")
+    if status is JobStatus.RUNNING and before is not JobStatus.RUNNING:
+        row.forgiven_round = _highest_round(s, name)
+    row.status, row.reason, row.changed_ms = status.value, reason, now_ms
+    note(s, "job_status", name, now_ms, status=status.value, before=before.value, reason=reason)
+
+
+def load_jobs(s: Session) -> list[StoredJob]:
+    """Every job, in the order of creation."""
+    return [_stored_job(s, row) for row in s.scalars(select(JobRow).order_by(JobRow.created_ms, JobRow.name))]
+
+
+def load_job(s: Session, name: str) -> StoredJob:
+    """One job.
+
+    Raises:
+        NotFound: no such job.
+    """
+    return _stored_job(s, _job(s, name))
+
+
+def _job(s: Session, name: str) -> JobRow:
+    row = s.get(JobRow, name)
+    if row is None:
+        raise NotFound(f"there is no job named {name}; `coordinator job list` shows those there are")
+    return row
+
+
+def _highest_round(s: Session, job: str) -> int:
+    return s.scalar(select(func.max(RoundRow.number)).where(RoundRow.job == job)) or 0
+
+
+def _stored_job(s: Session, row: JobRow) -> StoredJob:
+    number = _highest_round(s, row.name)
+    newest = s.get(RoundRow, (row.name, number)) if number else None
+    in_round = select(func.count()).where(AttemptRow.job == row.name, AttemptRow.round == number)
+    published = (
+        s.scalar(
+            select(func.max(RoundRow.number)).where(RoundRow.job == row.name, RoundRow.outcome == "published")
+        )
+        or 0
+    )
+    failed = select(func.count()).where(
+        RoundRow.job == row.name,
+        RoundRow.outcome == "abandoned",
+        RoundRow.number > max(published, row.forgiven_round),
+    )
+    version = s.scalars(
+        select(VersionRow).where(VersionRow.job == row.name).order_by(VersionRow.number.desc()).limit(1)
+    ).one()
+    return StoredJob(
+        name=row.name,
+        status=JobStatus(row.status),
+        reason=row.reason,
+        document=row.document,
+        rounds_total=row.rounds_total,
+        round=number,
+        round_open=newest is not None and newest.outcome == "open",
+        attempt=_highest_attempt(s, row.name),
+        attempts_in_round=s.scalar(in_round) or 0,
+        failed_rounds=s.scalar(failed) or 0,
+        version_number=version.number,
+        version=version.digest,
+        created_ms=row.created_ms,
+        evaluation=_newest_evaluation(s, row.name),
+        training=_newest_training(s, row.name),
+    )
+
+
+# ---- rounds and attempts -----------------------------------------------------------------------------------
+
+
+def open_round(s: Session, job: str, number: int, now_ms: int) -> None:
+    """Opens a round.
+
+    Raises:
+        NotFound: no such job.
+        OutOfOrder: the number is not above every earlier one, or a round is open.
+    """
+    _job(s, job)
+    highest = _highest_round(s, job)
+    if number <= highest:
+        raise OutOfOrder(f"round {number} of {job} cannot be opened: round {highest} was")
+    if highest and _round(s, job, highest).outcome == "open":
+        raise OutOfOrder(f"round {number} of {job} cannot be opened: round {highest} is open")
+    s.add(RoundRow(job=job, number=number, outcome="open", opened_ms=now_ms))
+    note(s, "round_opened", job, now_ms, round=number)
+    s.flush()
+
+
+def end_round(s: Session, job: str, number: int, outcome: Outcome, reason: str | None, now_ms: int) -> None:
+    """Ends a round.
+
+    Raises:
+        OutOfOrder: the round is not open, or one of its attempts still is.
+    """
+    row = _round(s, job, number)
+    if row.outcome != "open":
+        raise OutOfOrder(f"round {number} of {job} cannot end as {outcome}: it is {row.outcome}")
+    if _open_attempt(s, job) is not None:
+        raise OutOfOrder(f"round {number} of {job} cannot end: an attempt of it is open")
+    row.outcome, row.reason, row.ended_ms = outcome, reason, now_ms
+    note(s, "round_ended", job, now_ms, round=number, outcome=outcome, reason=reason)
+    s.flush()
+
+
+def open_attempt(s: Session, job: str, round: int, attempt: int, cohort: Sequence[str], now_ms: int) -> None:
+    """Opens an attempt in the open round.
+
+    Raises:
+        OutOfOrder: the round is not open, an attempt is, or the number is not above every earlier one of the
+            job.
+    """
+    if _round(s, job, round).outcome != "open":
+        raise OutOfOrder(f"attempt {attempt} of {job} cannot be opened: round {round} is not open")
+    highest = _highest_attempt(s, job)
+    if attempt <= highest:
+        raise OutOfOrder(f"attempt {attempt} of {job} cannot be opened: attempt {highest} was")
+    if (other := _open_attempt(s, job)) is not None:
+        raise OutOfOrder(f"attempt {attempt} of {job} cannot be opened: attempt {other.number} is open")
+    s.add(
+        AttemptRow(
+            job=job,
+            number=attempt,
+            round=round,
+            outcome="open",
+            detail="",
+            cohort=list(cohort),
+            survivors=[],
+            opened_ms=now_ms,
+        )
+    )
+    note(s, "attempt_opened", job, now_ms, round=round, attempt=attempt, cohort=list(cohort))
+    s.flush()
+
+
+def end_attempt(
+    s: Session,
+    job: str,
+    round: int,
+    attempt: int,
+    outcome: Outcome,
+    reason: str | None,
+    detail: str,
+    survivors: Sequence[str],
+    dropouts: Sequence[StoredDropout],
+    result: bytes | None,
+    new_version: bytes | None,
+    training: StoredTraining | None,
+    now_ms: int,
+) -> None:
+    """Ends an attempt. `survivors` is U3; `result` the digest of the opened sum, which every member was told.
+
+    Raises:
+        OutOfOrder: the attempt is not open, or belongs to another round.
+    """
+    row = s.get(AttemptRow, (job, attempt))
+    if row is None or row.round != round or row.outcome != "open":
+        found = "does not exist" if row is None else f"is {row.outcome}, in round {row.round}"
+        raise OutOfOrder(f"attempt {attempt} of {job} in round {round} cannot end as {outcome}: it {found}")
+    row.outcome, row.reason, row.detail, row.ended_ms = outcome, reason, detail, now_ms
+    row.survivors, row.result, row.new_version = list(survivors), result, new_version
+    if training is not None:
+        row.training_examples = training.examples
+        row.training_loss, row.training_accuracy = _not_nan(training.loss), _not_nan(training.accuracy)
+    # A member leaves an attempt once; whatever else it did afterwards is not another dropout.
+    first = {dropout.member: dropout for dropout in reversed(dropouts)}
+    for dropout in first.values():
+        s.add(
+            DropoutRow(
+                job=job,
+                attempt=attempt,
+                member=dropout.member,
+                phase=dropout.phase,
+                reason=dropout.reason,
+                detail=dropout.detail,
+            )
+        )
+    note(
+        s,
+        "attempt_ended",
+        job,
+        now_ms,
+        round=round,
+        attempt=attempt,
+        outcome=outcome,
+        reason=reason,
+        survivors=list(survivors),
+        dropouts=sorted(first),
+        result=_hex(result),
+        new_version=_hex(new_version),
+    )
+    s.flush()
+
+
+def abandon_open_attempts(
+    s: Session, now_ms: int, reason: str, *, job: str | None = None
+) -> list[AttemptKey]:
+    """Ends open attempts, of one job or of all, as abandoned; their rounds stay open.
+
+    For the start after a crash: an attempt's secrets were in memory only.
+    """
+    query = select(AttemptRow).where(AttemptRow.outcome == "open").order_by(AttemptRow.job)
+    rows = list(s.scalars(query if job is None else query.where(AttemptRow.job == job)))
+    for row in rows:
+        end_attempt(
+            s, row.job, row.round, row.number, "abandoned", reason, "", (), (), None, None, None, now_ms
+        )
+    return [AttemptKey(row.job, row.round, row.number) for row in rows]
+
+
+def rounds(s: Session, job: str, *, last: int | None = None) -> list[StoredRound]:
+    """A job's rounds in order with all their attempts; only the `last` so many where that is given.
+
+    Raises:
+        NotFound: no such job.
+    """
+    _job(s, job)
+    query = select(RoundRow).where(RoundRow.job == job).order_by(RoundRow.number.desc())
+    found = list(s.scalars(query if last is None else query.limit(last)))[::-1]
+    if not found:
+        return []
+    attempts: dict[int, list[StoredAttempt]] = defaultdict(list)
+    dropouts: dict[int, list[StoredDropout]] = defaultdict(list)
+    mine = (AttemptRow.job == job, AttemptRow.round >= found[0].number)
+    for dropped in s.scalars(
+        select(DropoutRow)
+        .join(AttemptRow, (DropoutRow.job == AttemptRow.job) & (DropoutRow.attempt == AttemptRow.number))
+        .where(*mine)
+        .order_by(DropoutRow.member)
+    ):
+        dropouts[dropped.attempt].append(
+            StoredDropout(dropped.member, dropped.phase, dropped.reason, dropped.detail)
+        )
+    for row in s.scalars(select(AttemptRow).where(*mine).order_by(AttemptRow.number)):
+        attempts[row.round].append(_stored_attempt(row, dropouts[row.number]))
+    return [
+        StoredRound(
+            row.number, row.outcome, row.reason, tuple(attempts[row.number]), row.opened_ms, row.ended_ms
+        )
+        for row in found
+    ]
+
+
+def _round(s: Session, job: str, number: int) -> RoundRow:
+    row = s.get(RoundRow, (job, number))
+    if row is None:
+        raise OutOfOrder(f"job {job} has no round {number}")
+    return row
+
+
+def _highest_attempt(s: Session, job: str) -> int:
+    return s.scalar(select(func.max(AttemptRow.number)).where(AttemptRow.job == job)) or 0
+
+
+def _open_attempt(s: Session, job: str) -> AttemptRow | None:
+    return s.scalar(select(AttemptRow).where(AttemptRow.job == job, AttemptRow.outcome == "open"))
+
+
+def _stored_attempt(row: AttemptRow, dropouts: Sequence[StoredDropout]) -> StoredAttempt:
+    return StoredAttempt(
+        number=row.number,
+        outcome=row.outcome,
+        reason=row.reason,
+        detail=row.detail,
+        cohort=tuple(row.cohort),
+        survivors=tuple(row.survivors),
+        dropouts=tuple(dropouts),
+        result=row.result,
+        new_version=row.new_version,
+        training=_training(row),
+        opened_ms=row.opened_ms,
+        ended_ms=row.ended_ms,
+    )
+
+
+def _training(row: AttemptRow) -> StoredTraining | None:
+    if row.training_examples is None:
+        return None
+    return StoredTraining(row.training_examples, _or_nan(row.training_loss), _or_nan(row.training_accuracy))
+
+
+def _newest_training(s: Session, job: str) -> StoredTraining | None:
+    row = s.scalars(
+        select(AttemptRow)
+        .where(AttemptRow.job == job, AttemptRow.training_examples.is_not(None))
+        .order_by(AttemptRow.number.desc())
+        .limit(1)
+    ).one_or_none()
+    return None if row is None else _training(row)
+
+
+# ---- versions and evaluations ------------------------------------------------------------------------------
+
+
+def publish_version(s: Session, job: str, number: int, digest: bytes, round: int, now_ms: int) -> None:
+    """The next version, made by `round`. Its blob is stored already.
+
+    Raises:
+        OutOfOrder: the number is not the next one, or the round is unknown or has a version.
+    """
+    _round(s, job, round)
+    newest = s.scalars(
+        select(VersionRow).where(VersionRow.job == job).order_by(VersionRow.number.desc()).limit(1)
+    ).one()
+    if number != newest.number + 1 or round <= newest.round:
+        raise OutOfOrder(
+            f"version {number} of {job} from round {round} does not follow version {newest.number} "
+            f"from round {newest.round}"
+        )
+    s.add(VersionRow(job=job, number=number, digest=digest, round=round, created_ms=now_ms))
+    note(s, "version_published", job, now_ms, version=digest.hex(), number=number, round=round)
+    s.flush()
+
+
+def versions(s: Session, job: str) -> list[StoredVersion]:
+    """A job's versions in order, each with its evaluations in the order in which they were recorded.
+
+    Raises:
+        NotFound: no such job.
+    """
+    _job(s, job)
+    found = list(s.scalars(select(VersionRow).where(VersionRow.job == job).order_by(VersionRow.number)))
+    measured: dict[int, list[StoredEvaluation]] = defaultdict(list)
+    digests = {row.number: row.digest for row in found}
+    for row in s.scalars(select(EvaluationRow).where(EvaluationRow.job == job).order_by(EvaluationRow.id)):
+        measured[row.version].append(_evaluation(row, digests[row.version]))
+    return [
+        StoredVersion(row.number, row.digest, row.round, row.created_ms, tuple(measured[row.number]))
+        for row in found
+    ]
+
+
+def record_evaluation(
+    s: Session,
+    job: str,
+    *,
+    version_number: int,
+    accuracy: float,
+    loss: float,
+    examples: int,
+    data: bytes | None,
+    now_ms: int,
+) -> StoredEvaluation:
+    """Stores what was measured on a version, beside whatever was measured before.
+
+    Raises:
+        NotFound: no such job, or no such version of it.
+    """
+    _job(s, job)
+    version = s.get(VersionRow, (job, version_number))
+    if version is None:
+        raise NotFound(f"job {job} has no version {version_number}; `coordinator job show {job}` lists them")
+    row = EvaluationRow(
+        job=job,
+        version=version_number,
+        accuracy=accuracy,
+        loss=_not_nan(loss),
+        examples=examples,
+        data=data,
+        at_ms=now_ms,
+    )
+    s.add(row)
+    note(
+        s,
+        "evaluation_recorded",
+        job,
+        now_ms,
+        version=version.digest.hex(),
+        number=version_number,
+        accuracy=accuracy,
+        loss=_not_nan(loss),
+        examples=examples,
+        data=_hex(data),
+    )
+    s.flush()
+    return _evaluation(row, version.digest)
+
+
+def _evaluation(row: EvaluationRow, digest: bytes) -> StoredEvaluation:
+    return StoredEvaluation(
+        row.version, digest, row.accuracy, _or_nan(row.loss), row.examples, row.data, row.at_ms
+    )
+
+
+def _newest_evaluation(s: Session, job: str) -> StoredEvaluation | None:
+    row = s.scalars(
+        select(EvaluationRow)
+        .where(EvaluationRow.job == job)
+        .order_by(EvaluationRow.version.desc(), EvaluationRow.id.desc())
+        .limit(1)
+    ).one_or_none()
+    if row is None:
+        return None
+    version = s.get_one(VersionRow, (job, row.version))
+    return _evaluation(row, version.digest)
+
+
+# SQLite has no nan; it would store NULL in silence.
+def _not_nan(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _hex(digest: bytes | None) -> str | None:
+    return None if digest is None else digest.hex()

@@ -1,0 +1,283 @@
+"""Members and their invitations, and the desk at which join tokens are spent.
+
+A name has at most one open invitation, and at most one certificate under which it is served: `enrolled` gives
+its fingerprint. Revoking forgets that fingerprint and withdraws the open invitation in one transaction, so an
+enrolment that is under way at that moment ends without a certificate.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+
+from sqlalchemy import delete, func, select
+from sqlalchemy.orm import Session
+
+from coordinator.services.token_desk import Granted, SpendOutcome, StoredToken, judge
+from coordinator.storage.database import Database
+from coordinator.storage.errors import NameTaken, NotFound, TokenWithdrawn
+from coordinator.storage.journal import note
+from coordinator.storage.models import MemberRow, TokenRow
+
+__all__ = [
+    "DatabaseTokenDesk",
+    "MemberStatus",
+    "StoredMember",
+    "enrolled",
+    "invite",
+    "member",
+    "members",
+    "record_certificate",
+    "revoke_member",
+    "spend_token",
+]
+
+
+class MemberStatus(StrEnum):
+    """How far a party has come."""
+
+    INVITED = "invited"
+    ENROLLED = "enrolled"
+    REVOKED = "revoked"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMember:
+    """A party as the federation knows it."""
+
+    name: str
+    status: MemberStatus
+    fingerprint: bytes | None  # SHA-256 of its certificate, while it is enrolled.
+    certificate_expires_ms: int | None
+    software_version: str | None  # What it enrolled with.
+    invited_ms: int
+    enrolled_ms: int | None
+    revoked_ms: int | None
+    invitation_expires_ms: int | None  # Of the open invitation, if there is one.
+
+
+def invite(
+    s: Session, name: str, token_id: str, secret_hash: bytes, expires_ms: int, now_ms: int, *, by: str = ""
+) -> None:
+    """Stores an invitation; one that is still open for this name is replaced, its token unknown from then on.
+
+    `by` is the operator's name, for the journal.
+
+    Raises:
+        NameTaken: the name is enrolled, not revoked, and its certificate has not expired.
+    """
+    row = s.get(MemberRow, name, with_for_update=True)
+    if row is None:
+        row = MemberRow(name=name, status=MemberStatus.INVITED.value, invited_ms=now_ms)
+        s.add(row)
+        s.flush()
+    elif row.status == MemberStatus.ENROLLED.value and (row.certificate_expires_ms or 0) > now_ms:
+        raise NameTaken(
+            f"{name} is enrolled and its certificate is valid; choose another name, or first "
+            f"`coordinator member revoke {name}`"
+        )
+    replaced = s.scalars(
+        delete(TokenRow)
+        .where(TokenRow.member == name, TokenRow.chain.is_(None), TokenRow.revoked_ms.is_(None))
+        .returning(TokenRow.token_id)
+    ).all()
+    row.status, row.invited_ms = MemberStatus.INVITED.value, now_ms
+    row.fingerprint = row.certificate_expires_ms = row.revoked_ms = None
+    s.add(
+        TokenRow(
+            token_id=token_id, member=name, secret_hash=secret_hash, created_ms=now_ms, expires_ms=expires_ms
+        )
+    )
+    note(
+        s,
+        "member_invited",
+        name,
+        now_ms,
+        token=token_id,
+        expires_ms=expires_ms,
+        replaced=list(replaced),
+        by=by,
+    )
+    s.flush()
+
+
+def members(s: Session) -> list[StoredMember]:
+    """Every party that was ever invited, by name."""
+    # One invitation at most is open for a name.
+    invitations = dict(
+        s.execute(
+            select(TokenRow.member, func.max(TokenRow.expires_ms))
+            .where(TokenRow.spent_by.is_(None), TokenRow.revoked_ms.is_(None))
+            .group_by(TokenRow.member)
+        )
+        .tuples()
+        .all()
+    )
+    rows = s.scalars(select(MemberRow).order_by(MemberRow.name))
+    return [_stored_member(row, invitations.get(row.name)) for row in rows]
+
+
+def member(s: Session, name: str) -> StoredMember | None:
+    """One party; None where nobody of that name was invited."""
+    row = s.get(MemberRow, name)
+    if row is None:
+        return None
+    expires = s.scalar(
+        select(TokenRow.expires_ms).where(
+            TokenRow.member == name, TokenRow.spent_by.is_(None), TokenRow.revoked_ms.is_(None)
+        )
+    )
+    return _stored_member(row, expires)
+
+
+def enrolled(s: Session, name: str) -> bytes | None:
+    """SHA-256 of the certificate under which `name` is served; None where it is served under none."""
+    row = s.get(MemberRow, name)
+    return row.fingerprint if row is not None and row.status == MemberStatus.ENROLLED.value else None
+
+
+def revoke_member(s: Session, name: str, now_ms: int, *, by: str = "") -> StoredMember:
+    """Ends a membership, or takes an invitation back. Doing it twice changes nothing.
+
+    Raises:
+        NotFound: nobody of that name was invited.
+    """
+    row = s.get(MemberRow, name, with_for_update=True)
+    if row is None:
+        raise NotFound(f"there is no member named {name}; `coordinator member list` shows those there are")
+    if row.status != MemberStatus.REVOKED.value:
+        note(s, "member_revoked", name, now_ms, before=row.status, fingerprint=_hex(row.fingerprint), by=by)
+        row.status, row.revoked_ms, row.fingerprint = MemberStatus.REVOKED.value, now_ms, None
+        for token in s.scalars(
+            select(TokenRow).where(TokenRow.member == name, TokenRow.revoked_ms.is_(None))
+        ):
+            token.revoked_ms = now_ms
+        s.flush()
+    return _stored_member(row, None)
+
+
+def spend_token(
+    s: Session, token_id: str, secret_hash: bytes, key_fingerprint: bytes, now: datetime
+) -> SpendOutcome:
+    """Judges a token and binds it to the key where that is granted. See `coordinator.services.token_desk`."""
+    # Locked, because on PostgreSQL another coordinator may be looking at the same row.
+    row = s.get(TokenRow, token_id, with_for_update=True)
+    outcome = judge(
+        None if row is None else _stored_token(row),
+        secret_hash=secret_hash,
+        key_fingerprint=key_fingerprint,
+        now=now,
+    )
+    if isinstance(outcome, Granted) and row is not None and row.spent_by is None:
+        row.spent_by, row.spent_ms = key_fingerprint, _milliseconds(now)
+        note(s, "token_spent", row.member, _milliseconds(now), token=token_id, key=key_fingerprint.hex())
+        s.flush()
+    return outcome
+
+
+def record_certificate(
+    s: Session,
+    token_id: str,
+    name: str,
+    chain: tuple[bytes, ...],
+    expires: datetime,
+    software_version: str,
+    now: datetime,
+) -> tuple[bytes, ...]:
+    """Makes the token's member enrolled under `chain[0]`; a chain that is there already stands.
+
+    Raises:
+        TokenWithdrawn: the invitation was replaced, or the member revoked, since the token was spent.
+    """
+    token = s.get(TokenRow, token_id, with_for_update=True)
+    if token is None or token.member != name or token.revoked_ms is not None or token.spent_by is None:
+        raise TokenWithdrawn(
+            f"the invitation of {name} was taken back while it enrolled; ask the operator for a new one with "
+            "`coordinator member invite`"
+        )
+    if token.chain is not None:
+        return _chain(token)
+    now_ms = _milliseconds(now)
+    token.chain = [certificate.hex() for certificate in chain]
+    row = s.get_one(MemberRow, name, with_for_update=True)
+    row.status, row.enrolled_ms = MemberStatus.ENROLLED.value, now_ms
+    row.fingerprint = hashlib.sha256(chain[0]).digest()
+    row.certificate_expires_ms = _milliseconds(expires)
+    row.software_version = software_version[:64]
+    note(s, "member_enrolled", name, now_ms, token=token_id, fingerprint=row.fingerprint.hex())
+    s.flush()
+    return chain
+
+
+class DatabaseTokenDesk:
+    """The `TokenDesk` of a running coordinator: a call is a transaction, so no two interleave."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def spend(
+        self, token_id: str, secret_hash: bytes, key_fingerprint: bytes, now: datetime
+    ) -> SpendOutcome:
+        """See `TokenDesk.spend`."""
+        return await self._database.run(lambda s: spend_token(s, token_id, secret_hash, key_fingerprint, now))
+
+    async def record(
+        self,
+        token_id: str,
+        member: str,
+        chain: tuple[bytes, ...],
+        expires: datetime,
+        software_version: str,
+        now: datetime,
+    ) -> tuple[bytes, ...]:
+        """See `TokenDesk.record`.
+
+        Raises:
+            TokenWithdrawn: nothing was stored and the certificate must not be handed out.
+        """
+        return await self._database.run(
+            lambda s: record_certificate(s, token_id, member, chain, expires, software_version, now)
+        )
+
+
+def _stored_member(row: MemberRow, invitation_expires_ms: int | None) -> StoredMember:
+    return StoredMember(
+        name=row.name,
+        status=MemberStatus(row.status),
+        fingerprint=row.fingerprint,
+        certificate_expires_ms=row.certificate_expires_ms,
+        software_version=row.software_version,
+        invited_ms=row.invited_ms,
+        enrolled_ms=row.enrolled_ms,
+        revoked_ms=row.revoked_ms,
+        invitation_expires_ms=invitation_expires_ms,
+    )
+
+
+def _stored_token(row: TokenRow) -> StoredToken:
+    return StoredToken(
+        token_id=row.token_id,
+        member=row.member,
+        secret_hash=row.secret_hash,
+        expires=_datetime(row.expires_ms),
+        spent_at=None if row.spent_ms is None else _datetime(row.spent_ms),
+        spent_by=row.spent_by,
+        chain=_chain(row),
+        revoked=row.revoked_ms is not None,
+    )
+
+
+def _chain(row: TokenRow) -> tuple[bytes, ...]:
+    return tuple(bytes.fromhex(certificate) for certificate in row.chain or ())
+
+
+def _milliseconds(moment: datetime) -> int:
+    return int(moment.timestamp() * 1000)
+
+
+def _datetime(ms: int) -> datetime:
+    return datetime.fromtimestamp(ms / 1000, UTC)
+
+
+def _hex(digest: bytes | None) -> str | None:
+    return None if digest is None else digest.hex()

@@ -1,0 +1,2 @@
+"""Alembic migrations. `database.open_database` runs them; each is written by hand and reviewed, and a test
+compares what they build with `coordinator.storage.models`."""

@@ -1,0 +1,19 @@
+"""Runs migrations on the connection, and in the transaction, that `database` hands in; and writes new ones.
+
+A developer who changed the models writes the next migration with
+`python -m coordinator.storage.migrations "what changes"` and then reads it.
+"""
+
+from alembic import context
+
+from coordinator.storage.models import Base
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=Base.metadata,
+    # SQLite cannot alter most of a table in place; Alembic then copies it.
+    render_as_batch=True,
+    # The caller's transaction is real on SQLite too, whatever Alembic assumes of its driver.
+    transactional_ddl=True,
+)
+context.run_migrations()

@@ -1,0 +1,226 @@
+"""The first schema.
+
+The journal only grows: triggers refuse to change or remove one of its rows, whoever asks.
+"""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0001"
+down_revision = None
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """To this revision."""
+    op.create_table(
+        "jobs",
+        sa.Column("name", sa.String(length=63), nullable=False),
+        sa.Column("document", sa.LargeBinary(length=32), nullable=False),
+        sa.Column("rounds_total", sa.Integer(), nullable=False),
+        sa.Column("status", sa.String(length=64), nullable=False),
+        sa.Column("reason", sa.String(length=64), nullable=True),
+        sa.Column("created_ms", sa.BigInteger(), nullable=False),
+        sa.Column("changed_ms", sa.BigInteger(), nullable=False),
+        sa.Column("forgiven_round", sa.Integer(), nullable=False),
+        sa.CheckConstraint(
+            "status IN ('running', 'paused', 'finished', 'aborted')", name=op.f("ck_jobs_status_known")
+        ),
+        sa.CheckConstraint(
+            "document IS NULL OR length(document) = 32", name=op.f("ck_jobs_document_is_a_digest")
+        ),
+        sa.CheckConstraint("rounds_total > 0", name=op.f("ck_jobs_has_rounds")),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_jobs")),
+    )
+    op.create_table(
+        "journal",
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("at_ms", sa.BigInteger(), nullable=False),
+        sa.Column("kind", sa.String(length=64), nullable=False),
+        sa.Column("subject", sa.String(length=128), nullable=False),
+        sa.Column("fields", sa.JSON(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_journal")),
+    )
+    op.create_index("ix_journal_subject", "journal", ["subject", "id"], unique=False)
+
+    op.create_table(
+        "members",
+        sa.Column("name", sa.String(length=63), nullable=False),
+        sa.Column("status", sa.String(length=64), nullable=False),
+        sa.Column("fingerprint", sa.LargeBinary(length=32), nullable=True),
+        sa.Column("certificate_expires_ms", sa.BigInteger(), nullable=True),
+        sa.Column("software_version", sa.String(length=64), nullable=True),
+        sa.Column("invited_ms", sa.BigInteger(), nullable=False),
+        sa.Column("enrolled_ms", sa.BigInteger(), nullable=True),
+        sa.Column("revoked_ms", sa.BigInteger(), nullable=True),
+        sa.CheckConstraint(
+            "status IN ('invited', 'enrolled', 'revoked')", name=op.f("ck_members_status_known")
+        ),
+        sa.CheckConstraint(
+            "fingerprint IS NULL OR length(fingerprint) = 32", name=op.f("ck_members_fingerprint_is_a_digest")
+        ),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_members")),
+    )
+    op.create_table(
+        "rounds",
+        sa.Column("job", sa.String(length=63), nullable=False),
+        sa.Column("number", sa.Integer(), nullable=False),
+        sa.Column("outcome", sa.String(length=64), nullable=False),
+        sa.Column("reason", sa.String(length=64), nullable=True),
+        sa.Column("opened_ms", sa.BigInteger(), nullable=False),
+        sa.Column("ended_ms", sa.BigInteger(), nullable=True),
+        sa.CheckConstraint(
+            "(outcome = 'open') = (ended_ms IS NULL)", name=op.f("ck_rounds_ended_unless_open")
+        ),
+        sa.CheckConstraint(
+            "outcome IN ('open', 'published', 'abandoned')", name=op.f("ck_rounds_outcome_known")
+        ),
+        sa.CheckConstraint("number > 0", name=op.f("ck_rounds_number_positive")),
+        sa.ForeignKeyConstraint(["job"], ["jobs.name"], name=op.f("fk_rounds_job")),
+        sa.PrimaryKeyConstraint("job", "number", name=op.f("pk_rounds")),
+    )
+    op.create_index(
+        "uq_rounds_one_open",
+        "rounds",
+        ["job"],
+        unique=True,
+        sqlite_where=sa.text("outcome = 'open'"),
+        postgresql_where=sa.text("outcome = 'open'"),
+    )
+
+    op.create_table(
+        "tokens",
+        sa.Column("token_id", sa.String(length=128), nullable=False),
+        sa.Column("member", sa.String(length=63), nullable=False),
+        sa.Column("secret_hash", sa.LargeBinary(length=32), nullable=False),
+        sa.Column("created_ms", sa.BigInteger(), nullable=False),
+        sa.Column("expires_ms", sa.BigInteger(), nullable=False),
+        sa.Column("spent_ms", sa.BigInteger(), nullable=True),
+        sa.Column("spent_by", sa.LargeBinary(length=32), nullable=True),
+        sa.Column("chain", sa.JSON(none_as_null=True), nullable=True),
+        sa.Column("revoked_ms", sa.BigInteger(), nullable=True),
+        sa.CheckConstraint("(spent_by IS NULL) = (spent_ms IS NULL)", name=op.f("ck_tokens_spent_at_once")),
+        sa.CheckConstraint(
+            "chain IS NULL OR spent_by IS NOT NULL", name=op.f("ck_tokens_certified_after_spent")
+        ),
+        sa.CheckConstraint(
+            "secret_hash IS NULL OR length(secret_hash) = 32", name=op.f("ck_tokens_secret_hash_is_a_digest")
+        ),
+        sa.CheckConstraint(
+            "spent_by IS NULL OR length(spent_by) = 32", name=op.f("ck_tokens_spent_by_is_a_digest")
+        ),
+        sa.ForeignKeyConstraint(["member"], ["members.name"], name=op.f("fk_tokens_member")),
+        sa.PrimaryKeyConstraint("token_id", name=op.f("pk_tokens")),
+    )
+    op.create_index(op.f("ix_tokens_member"), "tokens", ["member"], unique=False)
+
+    op.create_table(
+        "versions",
+        sa.Column("job", sa.String(length=63), nullable=False),
+        sa.Column("number", sa.Integer(), nullable=False),
+        sa.Column("digest", sa.LargeBinary(length=32), nullable=False),
+        sa.Column("round", sa.Integer(), nullable=False),
+        sa.Column("created_ms", sa.BigInteger(), nullable=False),
+        sa.CheckConstraint("(number = 0) = (round = 0)", name=op.f("ck_versions_start_has_no_round")),
+        sa.CheckConstraint(
+            "digest IS NULL OR length(digest) = 32", name=op.f("ck_versions_digest_is_a_digest")
+        ),
+        sa.CheckConstraint("number >= 0", name=op.f("ck_versions_number_not_negative")),
+        sa.ForeignKeyConstraint(["job"], ["jobs.name"], name=op.f("fk_versions_job")),
+        sa.PrimaryKeyConstraint("job", "number", name=op.f("pk_versions")),
+        sa.UniqueConstraint("job", "round", name=op.f("uq_versions_job_round")),
+    )
+    op.create_table(
+        "attempts",
+        sa.Column("job", sa.String(length=63), nullable=False),
+        sa.Column("number", sa.Integer(), nullable=False),
+        sa.Column("round", sa.Integer(), nullable=False),
+        sa.Column("outcome", sa.String(length=64), nullable=False),
+        sa.Column("reason", sa.String(length=64), nullable=True),
+        sa.Column("detail", sa.Text(), nullable=False),
+        sa.Column("cohort", sa.JSON(), nullable=False),
+        sa.Column("survivors", sa.JSON(), nullable=False),
+        sa.Column("result", sa.LargeBinary(length=32), nullable=True),
+        sa.Column("new_version", sa.LargeBinary(length=32), nullable=True),
+        sa.Column("training_examples", sa.Double(), nullable=True),
+        sa.Column("training_loss", sa.Double(), nullable=True),
+        sa.Column("training_accuracy", sa.Double(), nullable=True),
+        sa.Column("opened_ms", sa.BigInteger(), nullable=False),
+        sa.Column("ended_ms", sa.BigInteger(), nullable=True),
+        sa.CheckConstraint(
+            "(outcome = 'open') = (ended_ms IS NULL)", name=op.f("ck_attempts_ended_unless_open")
+        ),
+        sa.CheckConstraint(
+            "outcome IN ('open', 'published', 'abandoned')", name=op.f("ck_attempts_outcome_known")
+        ),
+        sa.CheckConstraint(
+            "new_version IS NULL OR length(new_version) = 32",
+            name=op.f("ck_attempts_new_version_is_a_digest"),
+        ),
+        sa.CheckConstraint("number > 0", name=op.f("ck_attempts_number_positive")),
+        sa.CheckConstraint(
+            "result IS NULL OR length(result) = 32", name=op.f("ck_attempts_result_is_a_digest")
+        ),
+        sa.ForeignKeyConstraint(
+            ["job", "round"], ["rounds.job", "rounds.number"], name=op.f("fk_attempts_job_round")
+        ),
+        sa.PrimaryKeyConstraint("job", "number", name=op.f("pk_attempts")),
+    )
+    op.create_index("ix_attempts_job_round", "attempts", ["job", "round"], unique=False)
+    op.create_index(
+        "uq_attempts_one_open",
+        "attempts",
+        ["job"],
+        unique=True,
+        sqlite_where=sa.text("outcome = 'open'"),
+        postgresql_where=sa.text("outcome = 'open'"),
+    )
+
+    op.create_table(
+        "evaluations",
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("job", sa.String(length=63), nullable=False),
+        sa.Column("version", sa.Integer(), nullable=False),
+        sa.Column("accuracy", sa.Double(), nullable=False),
+        sa.Column("loss", sa.Double(), nullable=True),
+        sa.Column("examples", sa.BigInteger(), nullable=False),
+        sa.Column("data", sa.LargeBinary(length=32), nullable=True),
+        sa.Column("at_ms", sa.BigInteger(), nullable=False),
+        sa.CheckConstraint("data IS NULL OR length(data) = 32", name=op.f("ck_evaluations_data_is_a_digest")),
+        sa.CheckConstraint("examples > 0", name=op.f("ck_evaluations_has_examples")),
+        sa.ForeignKeyConstraint(
+            ["job", "version"], ["versions.job", "versions.number"], name=op.f("fk_evaluations_job_version")
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_evaluations")),
+    )
+    op.create_index("ix_evaluations_job_version", "evaluations", ["job", "version"], unique=False)
+
+    op.create_table(
+        "dropouts",
+        sa.Column("job", sa.String(length=63), nullable=False),
+        sa.Column("attempt", sa.Integer(), nullable=False),
+        sa.Column("member", sa.String(length=63), nullable=False),
+        sa.Column("phase", sa.String(length=64), nullable=False),
+        sa.Column("reason", sa.String(length=64), nullable=False),
+        sa.Column("detail", sa.Text(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["job", "attempt"], ["attempts.job", "attempts.number"], name=op.f("fk_dropouts_job_attempt")
+        ),
+        sa.PrimaryKeyConstraint("job", "attempt", "member", name=op.f("pk_dropouts")),
+    )
+    if op.get_bind().dialect.name == "sqlite":
+        for act in ("UPDATE", "DELETE"):
+            op.execute(
+                f"CREATE TRIGGER journal_only_grows_{act.lower()} BEFORE {act} ON journal "
+                "BEGIN SELECT RAISE(ABORT, 'the journal only grows'); END"
+            )
+    else:
+        op.execute(
+            "CREATE FUNCTION journal_only_grows() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN RAISE EXCEPTION 'the journal only grows'; END $$"
+        )
+        op.execute(
+            "CREATE TRIGGER journal_only_grows BEFORE UPDATE OR DELETE OR TRUNCATE ON journal "
+            "FOR EACH STATEMENT EXECUTE FUNCTION journal_only_grows()"
+        )

@@ -1,0 +1,265 @@
+"""The tables. Everything else sees the frozen dataclasses of `records`, never these rows.
+
+Times are milliseconds since 1970, UTC, as integers; digests are 32 bytes; reasons and statuses are words
+(reasons as `tacit.reason.word` spells them). What must never happen is refused by the schema itself: a number
+used twice, two open rounds or attempts in one job, a digest of another length, a changed journal.
+
+    members 1 --- n tokens
+    jobs 1 --- n rounds 1 --- n attempts 1 --- n dropouts
+         1 --- n versions 1 --- n evaluations
+    journal                                                       who did what, when; only ever appended to
+"""
+
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    CheckConstraint,
+    Double,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Text,
+    UniqueConstraint,
+    text,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+__all__ = [
+    "AttemptRow",
+    "Base",
+    "DropoutRow",
+    "EvaluationRow",
+    "JobRow",
+    "JournalRow",
+    "MemberRow",
+    "RoundRow",
+    "TokenRow",
+    "VersionRow",
+]
+
+# SQLite numbers rows by itself only where the key is a plain INTEGER.
+_Serial = BigInteger().with_variant(Integer(), "sqlite")
+_Name = String(63)
+_Word = String(64)
+
+
+def _digest_check(column: str) -> CheckConstraint:
+    return CheckConstraint(f"{column} IS NULL OR length({column}) = 32", name=f"{column}_is_a_digest")
+
+
+def _one_of(column: str, *values: str) -> CheckConstraint:
+    listed = ", ".join(f"'{value}'" for value in values)
+    return CheckConstraint(f"{column} IN ({listed})", name=f"{column}_known")
+
+
+class Base(DeclarativeBase):
+    """Names every constraint, so that migrations can name them too."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+
+
+class MemberRow(Base):
+    """A party that was invited, and may be enrolled or revoked."""
+
+    __tablename__ = "members"
+    __table_args__ = (_one_of("status", "invited", "enrolled", "revoked"), _digest_check("fingerprint"))
+
+    name: Mapped[str] = mapped_column(_Name, primary_key=True)
+    status: Mapped[str] = mapped_column(_Word)
+    # SHA-256 of the one certificate under which this member is served; none unless enrolled.
+    fingerprint: Mapped[bytes | None] = mapped_column(LargeBinary(32))
+    certificate_expires_ms: Mapped[int | None] = mapped_column(BigInteger)
+    software_version: Mapped[str | None] = mapped_column(String(64))
+    invited_ms: Mapped[int] = mapped_column(BigInteger)
+    enrolled_ms: Mapped[int | None] = mapped_column(BigInteger)
+    revoked_ms: Mapped[int | None] = mapped_column(BigInteger)
+
+
+class TokenRow(Base):
+    """A join token: spent once, bound to the key that spent it. The secret itself is not here."""
+
+    __tablename__ = "tokens"
+    __table_args__ = (
+        _digest_check("secret_hash"),
+        _digest_check("spent_by"),
+        CheckConstraint("(spent_by IS NULL) = (spent_ms IS NULL)", name="spent_at_once"),
+        CheckConstraint("chain IS NULL OR spent_by IS NOT NULL", name="certified_after_spent"),
+    )
+
+    token_id: Mapped[str] = mapped_column(String(128), primary_key=True)
+    member: Mapped[str] = mapped_column(ForeignKey(MemberRow.name), index=True)
+    secret_hash: Mapped[bytes] = mapped_column(LargeBinary(32))
+    created_ms: Mapped[int] = mapped_column(BigInteger)
+    expires_ms: Mapped[int] = mapped_column(BigInteger)
+    spent_ms: Mapped[int | None] = mapped_column(BigInteger)
+    spent_by: Mapped[bytes | None] = mapped_column(LargeBinary(32))
+    # Certificates as they were handed out, DER in hexadecimal, the member's first.
+    chain: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
+    revoked_ms: Mapped[int | None] = mapped_column(BigInteger)
+
+
+class JobRow(Base):
+    """One model being trained."""
+
+    __tablename__ = "jobs"
+    __table_args__ = (
+        _one_of("status", "running", "paused", "finished", "aborted"),
+        _digest_check("document"),
+        CheckConstraint("rounds_total > 0", name="has_rounds"),
+    )
+
+    name: Mapped[str] = mapped_column(_Name, primary_key=True)
+    document: Mapped[bytes] = mapped_column(LargeBinary(32))
+    rounds_total: Mapped[int] = mapped_column(Integer)
+    status: Mapped[str] = mapped_column(_Word)
+    reason: Mapped[str | None] = mapped_column(_Word)
+    created_ms: Mapped[int] = mapped_column(BigInteger)
+    changed_ms: Mapped[int] = mapped_column(BigInteger)
+    # Abandoned rounds up to this one no longer count as failures in a row: the operator has seen them and
+    # resumed.
+    forgiven_round: Mapped[int] = mapped_column(Integer, default=0)
+
+
+class RoundRow(Base):
+    """One try to move a job's model a step."""
+
+    __tablename__ = "rounds"
+    __table_args__ = (
+        _one_of("outcome", "open", "published", "abandoned"),
+        CheckConstraint("number > 0", name="number_positive"),
+        CheckConstraint("(outcome = 'open') = (ended_ms IS NULL)", name="ended_unless_open"),
+        Index(
+            "uq_rounds_one_open",
+            "job",
+            unique=True,
+            sqlite_where=text("outcome = 'open'"),
+            postgresql_where=text("outcome = 'open'"),
+        ),
+    )
+
+    job: Mapped[str] = mapped_column(ForeignKey(JobRow.name), primary_key=True)
+    number: Mapped[int] = mapped_column(Integer, primary_key=True)
+    outcome: Mapped[str] = mapped_column(_Word)
+    reason: Mapped[str | None] = mapped_column(_Word)
+    opened_ms: Mapped[int] = mapped_column(BigInteger)
+    ended_ms: Mapped[int | None] = mapped_column(BigInteger)
+
+
+class AttemptRow(Base):
+    """One aggregation inside a round. Numbers go up through the whole job: no two attempts share one."""
+
+    __tablename__ = "attempts"
+    __table_args__ = (
+        ForeignKeyConstraint(["job", "round"], [RoundRow.job, RoundRow.number]),
+        _one_of("outcome", "open", "published", "abandoned"),
+        CheckConstraint("number > 0", name="number_positive"),
+        CheckConstraint("(outcome = 'open') = (ended_ms IS NULL)", name="ended_unless_open"),
+        _digest_check("result"),
+        _digest_check("new_version"),
+        Index(
+            "uq_attempts_one_open",
+            "job",
+            unique=True,
+            sqlite_where=text("outcome = 'open'"),
+            postgresql_where=text("outcome = 'open'"),
+        ),
+        Index("ix_attempts_job_round", "job", "round"),
+    )
+
+    job: Mapped[str] = mapped_column(_Name, primary_key=True)
+    number: Mapped[int] = mapped_column(Integer, primary_key=True)
+    round: Mapped[int] = mapped_column(Integer)
+    outcome: Mapped[str] = mapped_column(_Word)
+    reason: Mapped[str | None] = mapped_column(_Word)
+    detail: Mapped[str] = mapped_column(Text)
+    cohort: Mapped[list[str]] = mapped_column(JSON)
+    survivors: Mapped[list[str]] = mapped_column(JSON)
+    result: Mapped[bytes | None] = mapped_column(LargeBinary(32))
+    new_version: Mapped[bytes | None] = mapped_column(LargeBinary(32))
+    # Loss and accuracy are empty where they are not a number.
+    training_examples: Mapped[float | None] = mapped_column(Double)
+    training_loss: Mapped[float | None] = mapped_column(Double)
+    training_accuracy: Mapped[float | None] = mapped_column(Double)
+    opened_ms: Mapped[int] = mapped_column(BigInteger)
+    ended_ms: Mapped[int | None] = mapped_column(BigInteger)
+
+
+class DropoutRow(Base):
+    """A member that did not finish an attempt, and why."""
+
+    __tablename__ = "dropouts"
+    __table_args__ = (ForeignKeyConstraint(["job", "attempt"], [AttemptRow.job, AttemptRow.number]),)
+
+    job: Mapped[str] = mapped_column(_Name, primary_key=True)
+    attempt: Mapped[int] = mapped_column(Integer, primary_key=True)
+    member: Mapped[str] = mapped_column(_Name, primary_key=True)
+    phase: Mapped[str] = mapped_column(_Word)
+    reason: Mapped[str] = mapped_column(_Word)
+    detail: Mapped[str] = mapped_column(Text)
+
+
+class VersionRow(Base):
+    """A state of a job's model; number 0 is what the job started from."""
+
+    __tablename__ = "versions"
+    __table_args__ = (
+        _digest_check("digest"),
+        CheckConstraint("number >= 0", name="number_not_negative"),
+        CheckConstraint("(number = 0) = (round = 0)", name="start_has_no_round"),
+        UniqueConstraint("job", "round"),
+    )
+
+    job: Mapped[str] = mapped_column(ForeignKey(JobRow.name), primary_key=True)
+    number: Mapped[int] = mapped_column(Integer, primary_key=True)
+    digest: Mapped[bytes] = mapped_column(LargeBinary(32))
+    round: Mapped[int] = mapped_column(Integer)
+    created_ms: Mapped[int] = mapped_column(BigInteger)
+
+
+class EvaluationRow(Base):
+    """A version measured from outside, on data of the operator's own."""
+
+    __tablename__ = "evaluations"
+    __table_args__ = (
+        ForeignKeyConstraint(["job", "version"], [VersionRow.job, VersionRow.number]),
+        _digest_check("data"),
+        CheckConstraint("examples > 0", name="has_examples"),
+        Index("ix_evaluations_job_version", "job", "version"),
+    )
+
+    id: Mapped[int] = mapped_column(_Serial, primary_key=True)
+    job: Mapped[str] = mapped_column(_Name)
+    version: Mapped[int] = mapped_column(Integer)
+    accuracy: Mapped[float] = mapped_column(Double)
+    loss: Mapped[float | None] = mapped_column(Double)
+    examples: Mapped[int] = mapped_column(BigInteger)
+    # SHA-256 of the file of examples, so that only like is compared with like.
+    data: Mapped[bytes | None] = mapped_column(LargeBinary(32))
+    at_ms: Mapped[int] = mapped_column(BigInteger)
+
+
+class JournalRow(Base):
+    """The audit journal. Triggers refuse to change or remove a row (see the first migration)."""
+
+    __tablename__ = "journal"
+    __table_args__ = (Index("ix_journal_subject", "subject", "id"),)
+
+    id: Mapped[int] = mapped_column(_Serial, primary_key=True)
+    at_ms: Mapped[int] = mapped_column(BigInteger)
+    kind: Mapped[str] = mapped_column(_Word)
+    subject: Mapped[str] = mapped_column(String(128))
+    fields: Mapped[dict[str, Any]] = mapped_column(JSON)

@@ -1,0 +1,53 @@
+"""The command line of a member's machine. Commands import what they need when they run: `--help` stays quick."""
+
+from typing import Annotated
+
+import typer
+
+from edge_client.cli.doctor import doctor
+from edge_client.cli.enrol import enrol
+from edge_client.cli.predict import predict
+from edge_client.cli.run import run
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="edge_client",
+    help="Train a model together with others; no text ever leaves this machine.\n\n"
+    "First time: `edge_client enrol TOKEN`, then `edge_client doctor`, then `edge_client run --data FILE`.",
+    epilog="Exit codes: 0 done, 1 the work failed, 2 wrong input, 3 unreachable, 4 refused, 5 not found. "
+    "Every command takes --json; TACIT_HOME names the member's folder.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        from tacit import __version__
+
+        typer.echo(f"edge_client {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command()(enrol)
+app.command()(doctor)
+app.command()(run)
+app.command()(predict)
+
+
+def main() -> None:
+    """The console script."""
+    from tacit.console import run_app
+
+    run_app(app)

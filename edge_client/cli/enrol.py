@@ -1,0 +1,70 @@
+"""`edge_client enrol`: this machine becomes a member."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from tacit.console import fail, print_json
+
+__all__ = ["enrol"]
+
+
+def enrol(
+    token: Annotated[
+        str | None,
+        typer.Argument(
+            help="The join token that the operator printed with `coordinator member invite`. Without it "
+            "(or with -) it is asked for, so that it stays out of the shell's history.",
+            envvar="TACIT_JOIN_TOKEN",
+            show_envvar=True,
+        ),
+    ] = None,
+    home: Annotated[
+        Path | None,
+        typer.Option(help="This member's folder. TACIT_HOME, else ~/.tacit.", show_default=False),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Give up the identity that the folder holds for the new one.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Join a federation with a token. The key is made here and never leaves this machine."""
+    from tacit.tls import tls_13_only
+
+    if "grpc" not in sys.modules:
+        tls_13_only()
+
+    import asyncio
+
+    from edge_client.enrolment import EnrolmentFailed
+    from edge_client.enrolment import enrol as spend
+    from edge_client.home import home_path
+
+    folder = home_path(home)
+    try:
+        identity = asyncio.run(spend(folder, _token(token), force=force))
+    except EnrolmentFailed as error:
+        fail(error.sentence, error.code)
+    if as_json:
+        print_json(
+            {
+                "member": identity.member,
+                "federation": identity.federation.hex(),
+                "address": identity.address,
+                "expires": identity.expires.isoformat(),
+                "home": str(folder),
+            }
+        )
+        return
+    typer.echo(f"{identity.member} is a member of the federation {identity.federation.hex()[:16]}...")
+    typer.echo(f"The certificate in {folder} is valid until {identity.expires:%Y-%m-%d %H:%M} UTC.")
+    typer.echo("Next: `edge_client doctor` looks at the connection, `edge_client run` takes part.")
+
+
+def _token(argument: str | None) -> str:
+    if argument and argument != "-":
+        return argument
+    if sys.stdin.isatty():
+        return str(typer.prompt("Join token", hide_input=True))
+    return sys.stdin.read()

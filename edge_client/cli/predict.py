@@ -1,0 +1,87 @@
+"""`edge_client predict`: labels for texts, by an exported model, on this machine. No torch."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from tacit.console import ExitCode, fail, json_requested, print_json
+
+__all__ = ["predict"]
+
+
+def predict(
+    bundle: Annotated[Path, typer.Option(help="The folder that the export wrote.", show_default=False)],
+    texts: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Texts. With none, and no --file: standard input, one a line.", show_default=False
+        ),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            help=".jsonl, .csv or .tsv (also .gz), or .txt with one text a line.", show_default=False
+        ),
+    ] = None,
+    text: Annotated[str, typer.Option(help="The column of --file that holds the text.")] = "text",
+    batch: Annotated[int, typer.Option(min=1, help="Texts that go through the model at once.")] = 64,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """Print the most probable label and its probability, one line a text, in the order of the texts.
+
+    Empty lines are left out.
+    """
+    from tacit.bundle import BundleInvalid
+
+    from edge_client.data import DataInvalid
+    from export.predictor import Predictor
+
+    if texts and file is not None:
+        fail("give texts or --file, not both", ExitCode.USAGE)
+    try:
+        predictor = Predictor.load(bundle)
+        given = texts or (_from_file(file, text) if file is not None else _from_standard_input())
+    except (BundleInvalid, DataInvalid) as error:
+        missing = not bundle.exists() or (file is not None and not file.exists())
+        fail(str(error), ExitCode.NOT_FOUND if missing else ExitCode.USAGE)
+    given = [item for item in given if item.strip()]
+    if not given:
+        fail("no text to label; give texts, --file FILE, or lines on standard input", ExitCode.USAGE)
+    width = max(map(len, predictor.labels))
+    # Batch by batch, so that a long file shows what is ready.
+    for first in range(0, len(given), batch):
+        for prediction in predictor.predict(given[first : first + batch], batch):
+            if as_json or json_requested():
+                print_json(
+                    {
+                        "label": prediction.label,
+                        "probability": round(prediction.probability, 6),
+                        "probabilities": {
+                            label: round(value, 6) for label, value in prediction.probabilities.items()
+                        },
+                    }
+                )
+            else:
+                typer.echo(f"{prediction.label:<{width}}  {prediction.probability:.4f}")
+
+
+def _from_file(path: Path, column: str) -> list[str]:
+    from edge_client.data import read_examples, read_text
+
+    if [suffix.lower() for suffix in path.suffixes[-2:]] in (
+        [".txt"],
+        [".txt", ".gz"],
+    ) or path.suffix.lower() == ".txt":
+        return [line.removesuffix("\r") for line in read_text(path).split("\n")]
+    return [example.text for example in read_examples(path, text=column, label=None)]
+
+
+def _from_standard_input() -> list[str]:
+    if sys.stdin.isatty():
+        typer.echo("one text a line; end with Ctrl-D", err=True)
+    try:
+        lines = sys.stdin.buffer.read().decode().split("\n")
+    except UnicodeDecodeError:
+        fail("standard input is not UTF-8; convert it first", ExitCode.USAGE)
+    return [line.removesuffix("\r") for line in lines]

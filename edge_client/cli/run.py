@@ -1,0 +1,74 @@
+"""`edge_client run`: take part in the federation's jobs with one file of data."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from edge_client.runner import RunOptions
+
+__all__ = ["run"]
+
+
+def run(
+    data: Annotated[
+        Path, typer.Option(help="Your examples: jsonl, csv or tsv, plain or .gz.", show_default=False)
+    ],
+    text: Annotated[str, typer.Option(help="The column that holds the text.")] = "text",
+    label: Annotated[str, typer.Option(help="The column that holds the label.")] = "label",
+    job: Annotated[
+        list[str] | None,
+        typer.Option(help="Take part in jobs of this name only; * and ? match; may be given more than once."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    policy: Annotated[
+        Path | None, typer.Option(help="Your policy. Default: policy.toml in the member's folder.")
+    ] = None,
+    home: Annotated[
+        Path | None,
+        typer.Option(help="This member's folder. TACIT_HOME, else ~/.tacit.", show_default=False),
+    ] = None,
+    until_finished: Annotated[
+        bool, typer.Option("--until-finished", help="End once every job taken part in is over.")
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Send nothing: print what each open job would send, and what the policy says."
+        ),
+    ] = False,
+    log_format: Annotated[
+        str | None, typer.Option(help="console or json. Default: console, with progress bars on a terminal.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print results as JSON objects.")] = False,
+) -> None:
+    """Train with others on your own data, until interrupted.
+
+    The text stays here: what leaves is a masked vector, of which the coordinator can read the sum over the cohort only.
+    A connection that breaks is made again.
+    """
+    from tacit.tls import tls_13_only
+
+    tls_13_only()
+
+    from edge_client.runner import RunOptions, run_member
+
+    options: RunOptions = RunOptions(
+        data=data,
+        text=text,
+        label=label,
+        jobs=tuple(job or ()),
+        device=device,
+        policy=policy,
+        home=home,
+        until_finished=until_finished,
+        log_format=log_format,
+        as_json=as_json,
+    )
+    if dry_run:
+        from edge_client.dry_run import dry_run as show
+
+        show(options)
+    else:
+        run_member(options)

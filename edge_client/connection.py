@@ -1,0 +1,196 @@
+"""The member's way to the coordinator: one mutual-TLS channel, and sentences for what can go wrong on it.
+
+gRPC says "Socket closed" for a client certificate that was missing, unknown or expired, and UNAVAILABLE for
+nearly everything else. `explain` puts what the transport knows beside what the member knows (its certificate,
+its clock) and says the likeliest cause and what to do. It never decides anything; it is for people.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import grpc
+import grpc.aio
+from tacit.console import ExitCode
+from tacit.reason import Reason
+from tacit.status import reason_of
+
+from edge_client.home import MemberIdentity
+
+__all__ = ["MAX_MESSAGE_BYTES", "channel_options", "exit_code_of", "explain", "open_channel"]
+
+# Chunks are 256 KiB and rosters of large cohorts about 1 MiB; the rest is headroom.
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+
+
+def channel_options() -> list[tuple[str, int]]:
+    """What every channel of a member is opened with."""
+    return [
+        # Several members in one process (simulations, phones' test benches) must not share one connection.
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        # A session idles for minutes while others train: middleboxes forget silent connections, and a
+        # coordinator that vanished must be noticed. The coordinator's server options allow for it.
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 0),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.initial_reconnect_backoff_ms", 500),
+        ("grpc.max_reconnect_backoff_ms", 30_000),
+        # Refusals are the caller's to weigh; nothing is repeated behind its back.
+        ("grpc.enable_retries", 0),
+    ]
+
+
+def open_channel(identity: MemberIdentity, address: str | None = None) -> grpc.aio.Channel:
+    """A channel to the federation port (`identity.address` unless given). Dials on first use; the caller
+    closes it.
+
+    The one trust root is the federation's own; the machine's store of public authorities plays no part.
+    """
+    credentials = grpc.ssl_channel_credentials(
+        root_certificates=identity.root_pem,
+        private_key=identity.key_pem,
+        certificate_chain=identity.certificate_pem,
+    )
+    return grpc.aio.secure_channel(address or identity.address, credentials, options=channel_options())
+
+
+def explain(
+    error: grpc.RpcError,
+    identity: MemberIdentity | None = None,
+    *,
+    address: str | None = None,
+    now: datetime | None = None,
+) -> str:
+    """A sentence for a person about a call that failed: what happened, then what to do.
+
+    `address` is what was dialled (`identity.address` unless given), `now` this machine's clock.
+    """
+    reason, details = reason_of(error)
+    if reason is not None:
+        return details
+    where = address or (identity.address if identity is not None else "the coordinator")
+    return _of_certificate(identity, now or datetime.now(UTC), details) or _of_transport(
+        error, details, where
+    )
+
+
+def _of_certificate(identity: MemberIdentity | None, now: datetime, details: str) -> str | None:
+    """What the member's own certificate explains, where the connection did not come about."""
+    closed = "failed to connect" in details and "socket closed" in details.lower()
+    if not closed or "handshake read failed" in details.lower():
+        return None
+    if identity is None:
+        return (
+            "the coordinator closed the connection because no client certificate was shown; "
+            "join the federation with `edge_client enrol TOKEN`"
+        )
+    if now > identity.expires:
+        return (
+            f"this member's certificate expired on {identity.expires:%Y-%m-%d %H:%M} UTC; ask the operator "
+            "for a "
+            "new join token and run `edge_client enrol TOKEN --force`"
+        )
+    return (
+        f"the coordinator closed the connection on seeing this member's certificate ({identity.member}, "
+        "valid until "
+        f"{identity.expires:%Y-%m-%d %H:%M} UTC): it belongs to another federation, or the two clocks are "
+        "apart; "
+        "`edge_client doctor` says which"
+    )
+
+
+# In this order: the first text that occurs in gRPC's details decides.
+_TRANSPORT: tuple[tuple[str, str], ...] = (
+    (
+        "certificate has expired",
+        "the certificate of the coordinator at {where} has expired by this machine's clock; check the "
+        "clock, then "
+        "tell the operator to restart the coordinator, which renews it",
+    ),
+    (
+        "certificate is not yet valid",
+        "the certificate of the coordinator at {where} is not valid yet by this machine's clock; set the "
+        "clock",
+    ),
+    (
+        "unsupported certificate purpose",
+        "what answers at {where} shows a certificate that may not serve: it is not the coordinator; check "
+        "the "
+        "address, and tell the operator",
+    ),
+    (
+        "certificate_verify_failed",
+        "the server at {where} was not certified by this member's federation: another coordinator answers "
+        "there, or "
+        "something in between opens the connection; check the address with the operator",
+    ),
+    (
+        "hostname verification check failed",
+        "the coordinator's certificate does not name {where}; the operator adds the name to `advertise` in "
+        "coordinator.toml and restarts",
+    ),
+    (
+        "is not in peer certificate",
+        "the coordinator's certificate does not name {where}; the operator adds the name to `advertise` in "
+        "coordinator.toml and restarts",
+    ),
+    (
+        "wrong_version_number",
+        "what answers at {where} does not speak TLS; check the port (federation: 7441) and that no proxy "
+        "is between",
+    ),
+    (
+        "handshake read failed",
+        "what answers at {where} closed the connection before TLS; check the port and that no firewall is "
+        "between",
+    ),
+    (
+        "address lookup failed",
+        "the name in {where} cannot be resolved; check its spelling and this machine's DNS",
+    ),
+    ("errors resolving", "the name in {where} cannot be resolved; check its spelling and this machine's DNS"),
+    (
+        "dns resolution failed",
+        "the name in {where} cannot be resolved; check its spelling and this machine's DNS",
+    ),
+    (
+        "connection refused",
+        "nobody listens at {where}; check that the coordinator runs and that the port is right",
+    ),
+    ("network is unreachable", "there is no network route to {where}; check this machine's network"),
+    ("no route to host", "there is no network route to {where}; check this machine's network"),
+    ("timed out", "{where} does not answer; check the network, and that a firewall lets the port through"),
+    ("timeout", "{where} does not answer; check the network, and that a firewall lets the port through"),
+    ("failed to connect", "{where} cannot be reached; `edge_client doctor` says where it ends"),
+)
+
+
+def _of_transport(error: grpc.RpcError, details: str, where: str) -> str:
+    lowered = details.lower()
+    for text, sentence in _TRANSPORT:
+        if text in lowered:
+            return sentence.format(where=where)
+    code = error.code() if isinstance(error, grpc.aio.AioRpcError | grpc.Call) else None
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return f"{where} did not answer in time; check the network, and that a firewall lets the port through"
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return (
+            f"what answers at {where} does not offer this service; check the port, or upgrade the older side"
+        )
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return (
+            f"the connection to {where} broke off: the coordinator went away or the network failed; try again"
+        )
+    name = code.name if code is not None else "an error without a status"
+    return f"{where} answered {name}: {details}"
+
+
+def exit_code_of(error: grpc.RpcError) -> ExitCode:
+    """REFUSED where the coordinator gave a reason, UNREACHABLE where the transport failed."""
+    reason, _ = reason_of(error)
+    if reason is None:
+        return ExitCode.UNREACHABLE
+    return ExitCode.FAILED if reason == Reason.REASON_INTERNAL else ExitCode.REFUSED

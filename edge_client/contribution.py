@@ -1,0 +1,61 @@
+"""The one place where a member's update becomes what it sends: everything that leaves a machine passes here.
+
+Order, as docs/protocol.md has it: refuse what is not finite, clip by L2 norm in float64 if the job asks, clip to the
+coordinate bound, multiply by w / W, encode into the ring. A mechanism's noise joins here, between clipping and encoding.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+import secure_agg
+from tacit.job import JobDocument, layout_of
+
+__all__ = ["Update", "encode", "segments"]
+
+
+@dataclass(frozen=True)
+class Update:
+    """What local training left: `change` is new minus base, float32 (d,); sums over the member's own examples."""
+
+    change: NDArray[np.float32]
+    examples: int
+    loss_sum: float
+    correct: int
+    count: int
+
+
+def segments(job: JobDocument, update: Update) -> dict[str, NDArray[np.float64]]:
+    """The masked vector's segments as real numbers, each within its bound.
+
+    Raises:
+        secure_agg.EncodingInvalid: a value is not finite.
+    """
+    aggregation = job.aggregation
+    largest = aggregation.max_weight
+    weight = min(update.examples, largest)
+    change = update.change.astype(np.float64)
+    if aggregation.clip is not None:
+        change = secure_agg.clip_l2(change, aggregation.clip)
+    change = secure_agg.clip_coordinates(change, aggregation.coordinate_bound)
+    change *= weight / largest
+    # A member with more examples than W speaks for W of them, in its metrics too.
+    count = min(update.count, largest)
+    share = count / update.count if update.count else 0.0
+    loss_sum = min(max(update.loss_sum * share, 0.0), count * aggregation.loss_bound)
+    correct = min(int(update.correct * share), count)
+    return {
+        "update": change,
+        "weight": np.array([float(weight)]),
+        "loss_sum": np.array([loss_sum]),
+        "correct": np.array([float(correct)]),
+        "count": np.array([float(count)]),
+    }
+
+
+def encode(
+    job: JobDocument, update: Update, cohort: int, random: secure_agg.RandomSource
+) -> NDArray[np.uint32]:
+    """The vector to be masked, uint32 (d + 4,), for an attempt whose context fixes `cohort` members."""
+    return layout_of(job, cohort).encode(segments(job, update), random)

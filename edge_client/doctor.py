@@ -1,0 +1,274 @@
+"""What is wrong between this machine and the coordinator, and what to do about it.
+
+`examine` looks in this order, and what cannot be looked at because an earlier step failed is `skip`:
+
+    identity     the folder, its modes, the certificate and its key, how long it is still valid
+    name         the coordinator's name resolves
+    tcp          somebody listens there
+    tls          TLS 1.3, and a chain of this member's own federation that names the host
+    clock        against the certificates' validity, and the coordinator's time where it answers
+    session      the coordinator takes this member's certificate, and answers as one
+    python, grpcio, protobuf, torch, onnxruntime    versions
+
+It changes nothing, here or there: it opens no session, so a running agent is not disturbed.
+"""
+
+import asyncio
+import importlib.metadata
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from pathlib import Path
+
+import grpc
+import grpc.aio
+from cryptography import x509
+from tacit.console import ExitCode
+from tacit.identity import CertificateInvalid
+from tacit.status import reason_of, time_of
+from tacit.v1 import federation_pb2, federation_pb2_grpc
+
+from edge_client.connection import exit_code_of, explain, open_channel
+from edge_client.enrolment import MAX_CLOCK_SKEW
+from edge_client.handshake import (
+    ClientKey,
+    Handshake,
+    HandshakeFailed,
+    connect,
+    resolve,
+    shake_hands,
+    verify_server,
+)
+from edge_client.home import HomeUnusable, MemberIdentity, NotEnrolled
+
+__all__ = ["Finding", "Status", "examine", "exit_code"]
+
+# Below this part of its life a certificate is worth a word.
+_RENEW_AT = timedelta(days=14)
+
+
+class Status(StrEnum):
+    """How a check ended."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+    SKIP = "skip"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the doctor's. A failure's `what` says what happened and what to do."""
+
+    check: str
+    status: Status
+    what: str
+    code: ExitCode = ExitCode.OK
+
+
+def exit_code(findings: list[Finding]) -> ExitCode:
+    """Of the first failure, else OK."""
+    return next((finding.code for finding in findings if finding.status is Status.FAIL), ExitCode.OK)
+
+
+async def examine(
+    home: Path,
+    *,
+    address: str | None = None,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    timeout: float = 10.0,  # noqa: ASYNC109  it bounds the steps that block, too
+) -> list[Finding]:
+    """All checks. `address` (host:port of a federation port) takes the place of the enrolled one.
+
+    Never raises for what is wrong; `timeout` bounds each step, in seconds.
+    """
+    findings: list[Finding] = []
+    identity = _identity(home, now(), findings)
+    where = address or (identity.address if identity is not None else None)
+    if where is None:
+        findings += [
+            Finding(check, Status.SKIP, "no coordinator is known; give one with --address host:port")
+            for check in ("name", "tcp", "tls", "clock", "session")
+        ]
+    else:
+        await _network(where, identity, now, timeout, findings)
+    findings += _versions()
+    return findings
+
+
+def _identity(home: Path, now: datetime, findings: list[Finding]) -> MemberIdentity | None:
+    try:
+        identity = MemberIdentity.load(home, now=now)
+    except NotEnrolled as error:
+        findings.append(Finding("identity", Status.FAIL, str(error), ExitCode.NOT_FOUND))
+        return None
+    except HomeUnusable as error:
+        findings.append(Finding("identity", Status.FAIL, str(error), ExitCode.USAGE))
+        return None
+    left = identity.expires - now
+    what = (
+        f"{identity.member} of {identity.federation.hex()[:16]}..., "
+        f"valid until {identity.expires:%Y-%m-%d %H:%M} UTC"
+    )
+    if left < _RENEW_AT:
+        what += "; ask the operator for a new join token and run `edge_client enrol TOKEN --force`"
+        findings.append(Finding("identity", Status.WARN, what))
+    else:
+        findings.append(Finding("identity", Status.OK, what))
+    return identity
+
+
+async def _network(
+    where: str,
+    identity: MemberIdentity | None,
+    now: Callable[[], datetime],
+    limit: float,
+    findings: list[Finding],
+) -> None:
+    """From the name to the session; stops where nothing further can be learnt."""
+    steps = ["name", "tcp", "tls", "clock", "session"]
+
+    def give_up(check: str, sentence: str) -> None:
+        findings.append(Finding(check, Status.FAIL, sentence, ExitCode.UNREACHABLE))
+        for later in steps[steps.index(check) + 1 :]:
+            findings.append(Finding(later, Status.SKIP, f"not looked at, as {check} failed"))
+
+    try:
+        addresses = await asyncio.to_thread(resolve, where)
+    except ValueError as error:
+        return give_up("name", str(error))
+    except HandshakeFailed as error:
+        return give_up("name", error.sentence)
+    findings.append(Finding("name", Status.OK, f"{where} is {', '.join(addresses)}"))
+
+    try:
+        (await asyncio.to_thread(connect, where, timeout=limit)).close()
+    except HandshakeFailed as error:
+        return give_up("tcp", error.sentence)
+    findings.append(Finding("tcp", Status.OK, f"{where} takes connections"))
+
+    client = None
+    if identity is not None:
+        client = ClientKey(identity.key, x509.load_der_x509_certificate(identity.certificate))
+    try:
+        shown = await asyncio.to_thread(shake_hands, where, client=client, timeout=limit)
+        if identity is not None:
+            verify_server(
+                shown.chain, identity.root, address=where, federation=identity.federation, now=now()
+            )
+    except HandshakeFailed as error:
+        return give_up("tls", error.sentence)
+    except CertificateInvalid as error:
+        return give_up("tls", f"the server at {where} is not this federation's coordinator: {error}")
+    if identity is None:
+        findings.append(
+            Finding("tls", Status.WARN, f"{shown.version}; not enrolled, so the chain is not judged")
+        )
+        findings.append(Finding("clock", Status.SKIP, "not enrolled"))
+        findings.append(Finding("session", Status.SKIP, "not enrolled"))
+        return None
+    findings.append(
+        Finding("tls", Status.OK, f"{shown.version}, a chain of this federation that names the host")
+    )
+    session, server_time = await _session(identity, where, shown, limit, now)
+    findings.append(_clock(server_time, now()))
+    findings.append(session)
+    return None
+
+
+def _clock(server_time: datetime | None, now: datetime) -> Finding:
+    if server_time is None:
+        return Finding(
+            "clock", Status.OK, "inside the validity of both certificates; the coordinator told no time"
+        )
+    skew = now - server_time
+    if abs(skew) > MAX_CLOCK_SKEW:
+        minutes = abs(skew) / timedelta(minutes=1)
+        direction = "ahead of" if skew > timedelta(0) else "behind"
+        return Finding(
+            "clock",
+            Status.FAIL,
+            f"this machine's clock is {minutes:.0f} minutes {direction} the coordinator's; set it (NTP)",
+            ExitCode.FAILED,
+        )
+    return Finding("clock", Status.OK, f"{abs(skew).total_seconds():.1f} s from the coordinator's")
+
+
+async def _session(
+    identity: MemberIdentity, where: str, shown: Handshake, limit: float, now: Callable[[], datetime]
+) -> tuple[Finding, datetime | None]:
+    """Asks a question that changes nothing and that only members may ask."""
+    if shown.alert is not None:
+        return Finding("session", Status.FAIL, _of_alert(shown.alert), ExitCode.REFUSED), None
+    channel = open_channel(identity, where)
+    try:
+        stub = federation_pb2_grpc.FederationServiceStub(channel)  # type: ignore[no-untyped-call]
+        call = stub.MaskedUploadStatus(federation_pb2.AttemptRef(), timeout=limit)
+        try:
+            await call
+        except grpc.aio.AioRpcError as error:
+            server_time = time_of(error.trailing_metadata())
+            reason, _ = reason_of(error)
+            if reason is not None and error.code() in _TAKEN:
+                return Finding(
+                    "session", Status.OK, "the coordinator takes this member's certificate"
+                ), server_time
+            sentence = explain(error, identity, address=where, now=now())
+            return Finding("session", Status.FAIL, sentence, exit_code_of(error)), server_time
+        server_time = time_of(await call.trailing_metadata())
+        return Finding("session", Status.OK, "the coordinator takes this member's certificate"), server_time
+    finally:
+        await channel.close(None)
+
+
+# A refusal with one of these is about the (empty) question, not about who asked it.
+_TAKEN = frozenset(
+    {grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}
+)
+
+_AGAIN = "ask the operator for a new join token and run `edge_client enrol TOKEN --force`"
+
+
+def _of_alert(alert: str) -> str:
+    if "expired" in alert:
+        return f"the coordinator takes this member's certificate for expired: check the clocks, else {_AGAIN}"
+    if "unknown ca" in alert or "bad certificate" in alert or "decrypt error" in alert:
+        return f"the coordinator does not know the authority of this member's certificate; {_AGAIN}"
+    if "required" in alert:
+        return (
+            f"the coordinator saw no client certificate: something in between opens the connection; {_AGAIN}"
+        )
+    return f"the coordinator ended the connection on seeing this member's certificate ({alert}); {_AGAIN}"
+
+
+def _versions() -> list[Finding]:
+    python = ".".join(map(str, sys.version_info[:3]))
+    findings = [
+        Finding("python", Status.OK, python)
+        if sys.version_info >= (3, 11)
+        else Finding("python", Status.FAIL, f"{python}; Tacit needs 3.11 or newer", ExitCode.FAILED)
+    ]
+    for package, needed, missing in (
+        ("grpcio", "1.80", "reinstall with `pip install tacit`"),
+        ("protobuf", "6.33.5", "reinstall with `pip install tacit`"),
+        ("torch", "", "this machine cannot train; `pip install 'tacit[edge]'`"),
+        ("onnxruntime", "", "this machine cannot run exported models; `pip install 'tacit[export]'`"),
+    ):
+        try:
+            version = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            status, code = (Status.FAIL, ExitCode.FAILED) if needed else (Status.WARN, ExitCode.OK)
+            findings.append(Finding(package, status, f"not installed: {missing}", code))
+            continue
+        if needed and _numbers(version) < _numbers(needed):
+            what = f"{version}; {needed} or newer is needed: {missing}"
+            findings.append(Finding(package, Status.FAIL, what, ExitCode.FAILED))
+        else:
+            findings.append(Finding(package, Status.OK, version))
+    return findings
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("+", maxsplit=1)[0].split(".") if part.isdigit())

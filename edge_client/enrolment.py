@@ -1,0 +1,247 @@
+"""How this machine becomes a member. The key is made here and never leaves.
+
+In this order, each step only after the one before it held:
+
+1. the token is whole, and not expired by this machine's clock;
+2. the server's chain holds the certificate that the token names by its fingerprint, and that certificate
+   signed the server's own, which names the host that was dialled: only now is the coordinator known;
+3. the key is on the disk: whatever breaks from here on, the same command repeats with the same key;
+4. the token's secret and the certificate request go out, over TLS that trusts that one root and no other;
+5. the answer certifies this key, for this member, in this federation; the two clocks agree;
+6. the whole identity moves into place in one step. One that is there already is only replaced on demand
+   (`force`).
+"""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import grpc
+import grpc.aio
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.x509.oid import NameOID
+from tacit import __version__
+from tacit.console import ExitCode, secret_file
+from tacit.identity import MIN_RSA_BITS, CertificateInvalid, Role, verify_certificate
+from tacit.reason import Reason
+from tacit.status import reason_of, time_of
+from tacit.token import JoinToken, TokenInvalid, split_address
+from tacit.v1 import enrolment_pb2, enrolment_pb2_grpc
+
+from edge_client.connection import channel_options, exit_code_of, explain
+from edge_client.handshake import HandshakeFailed, find_root, shake_hands, verify_server
+from edge_client.home import Home, HomeUnusable, IdentityDocument, IdentityFolder, MemberIdentity
+
+__all__ = ["MAX_CLOCK_SKEW", "EnrolmentFailed", "enrol"]
+
+# Certificates are backdated by as much.
+MAX_CLOCK_SKEW = timedelta(minutes=5)
+
+
+class EnrolmentFailed(Exception):
+    """This machine did not become a member. The sentence says why and what to do; `reason` is the
+    coordinator's."""
+
+    def __init__(self, sentence: str, code: ExitCode, reason: Reason | None = None) -> None:
+        super().__init__(sentence)
+        self.sentence = sentence
+        self.code = code
+        self.reason = reason
+
+
+async def enrol(
+    home: Path,
+    token_text: str,
+    *,
+    force: bool = False,
+    now: datetime | None = None,
+    timeout: float = 20.0,  # noqa: ASYNC109  it bounds the steps that block, too
+) -> MemberIdentity:
+    """Spends a join token and stores the identity under `home`.
+
+    `now` is this machine's clock (for tests); `timeout` bounds each of the two connections, in seconds.
+
+    Raises:
+        EnrolmentFailed: in every foreseen case, with the exit code that the command ends with.
+    """
+    now = now if now is not None else datetime.now(UTC)
+    token = _read(token_text)
+    folder = Home(home)
+    # A token that an earlier try has spent for a key that lies here is the coordinator's to judge.
+    if now > token.expires and not folder.pending(token.id).key.exists():
+        raise EnrolmentFailed(
+            f"the join token expired at {token.expires:%Y-%m-%d %H:%M} UTC (this machine's clock says "
+            f"{now.astimezone(UTC):%Y-%m-%d %H:%M}); if the clock is right, ask the operator for a new one "
+            "with "
+            "`coordinator member invite`",
+            ExitCode.REFUSED,
+        )
+    try:
+        folder.prepare()
+        folder.settle()
+    except HomeUnusable as error:
+        raise EnrolmentFailed(str(error), ExitCode.USAGE) from error
+    if folder.identity.path.exists() and not force:
+        raise EnrolmentFailed(
+            f"{home} holds an identity already{_whose(folder.identity)}; use another folder with --home, "
+            "or give up "
+            "that identity for the new one with --force",
+            ExitCode.USAGE,
+        )
+    root = await asyncio.to_thread(_recognise, token, now, timeout)
+    pending = folder.pending(token.id)
+    key = await asyncio.to_thread(_key, pending)
+    response, server_time = await _ask(token, key, root, now, timeout)
+    _check_clock(server_time, now)
+    _store(pending, token, root, _judge(response, token, key, root, now), response.federation_address)
+    folder.adopt(pending)
+    return MemberIdentity.load(home, now=now)
+
+
+def _read(text: str) -> JoinToken:
+    try:
+        return JoinToken.parse(text)
+    except TokenInvalid as error:
+        raise EnrolmentFailed(str(error), ExitCode.USAGE) from error
+
+
+def _whose(identity: IdentityFolder) -> str:
+    try:
+        return f" ({IdentityDocument.from_json(identity.document.read_bytes()).member})"
+    except (OSError, ValueError):
+        return ""
+
+
+def _recognise(token: JoinToken, now: datetime, timeout: float) -> x509.Certificate:
+    """The federation's root, out of the chain that the server at the token's address shows."""
+    try:
+        shown = shake_hands(token.address, timeout=timeout)
+    except HandshakeFailed as error:
+        raise EnrolmentFailed(error.sentence, ExitCode.UNREACHABLE) from error
+    root = find_root(shown.chain, token.federation)
+    if root is None:
+        raise EnrolmentFailed(
+            f"the server at {token.address} is not of the federation that invited this machine: its chain "
+            "lacks the "
+            f"authority {token.federation.hex()[:16]}... that the join token names. Nothing secret was "
+            "sent. Another "
+            "server answers there, or something in between opens the connection; ask the operator",
+            ExitCode.UNREACHABLE,
+        )
+    try:
+        verify_server(shown.chain, root, address=token.address, federation=token.federation, now=now)
+    except CertificateInvalid as error:
+        raise EnrolmentFailed(
+            f"the coordinator at {token.address} cannot be trusted: {error}. Nothing secret was sent",
+            ExitCode.UNREACHABLE,
+        ) from error
+    return root
+
+
+def _key(pending: IdentityFolder) -> rsa.RSAPrivateKey:
+    """The key of this enrolment: the one an earlier try with the same token left, else a new one, stored
+    first."""
+    try:
+        pending.path.mkdir(mode=0o700, exist_ok=True)
+        if pending.key.exists():
+            stored = serialization.load_pem_private_key(pending.key.read_bytes(), password=None)
+            if isinstance(stored, rsa.RSAPrivateKey):
+                return stored
+        key = rsa.generate_private_key(public_exponent=65537, key_size=MIN_RSA_BITS)
+        secret_file(
+            pending.key,
+            key.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            ),
+        )
+    except (OSError, ValueError, TypeError) as error:
+        raise EnrolmentFailed(
+            f"the key in {pending.path} cannot be written or read ({error}); check the disk, or use "
+            "another --home",
+            ExitCode.FAILED,
+        ) from error
+    return key
+
+
+async def _ask(
+    token: JoinToken, key: rsa.RSAPrivateKey, root: x509.Certificate, now: datetime, limit: float
+) -> tuple[enrolment_pb2.EnrolResponse, datetime | None]:
+    # The name is for whoever reads a capture; the authority takes nothing from the request but the key.
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, token.member)])
+    csr = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
+    request = enrolment_pb2.EnrolRequest(
+        token_id=token.id,
+        secret=token.secret,
+        certificate_request=csr.public_bytes(serialization.Encoding.DER),
+        software_version=__version__,
+    )
+    credentials = grpc.ssl_channel_credentials(
+        root_certificates=root.public_bytes(serialization.Encoding.PEM)
+    )
+    async with grpc.aio.secure_channel(token.address, credentials, options=channel_options()) as channel:
+        stub = enrolment_pb2_grpc.EnrolmentServiceStub(channel)  # type: ignore[no-untyped-call]
+        call = stub.Enrol(request, timeout=limit)
+        try:
+            response = await call
+        except grpc.aio.AioRpcError as error:
+            reason, _ = reason_of(error)
+            _check_clock(time_of(error.trailing_metadata()), now)
+            raise EnrolmentFailed(
+                explain(error, address=token.address, now=now), exit_code_of(error), reason
+            ) from error
+        return response, time_of(await call.trailing_metadata())
+
+
+def _check_clock(server_time: datetime | None, now: datetime) -> None:
+    if server_time is None or abs(server_time - now) <= MAX_CLOCK_SKEW:
+        return
+    minutes = abs(server_time - now) / timedelta(minutes=1)
+    direction = "ahead of" if now > server_time else "behind"
+    raise EnrolmentFailed(
+        f"this machine's clock is {minutes:.0f} minutes {direction} the coordinator's "
+        f"({server_time:%Y-%m-%d %H:%M} UTC); set it (NTP) and repeat the same command: the token is kept "
+        "for this "
+        "machine's key",
+        ExitCode.FAILED,
+        Reason.REASON_CLOCK_SKEW,
+    )
+
+
+def _judge(
+    response: enrolment_pb2.EnrolResponse,
+    token: JoinToken,
+    key: rsa.RSAPrivateKey,
+    root: x509.Certificate,
+    now: datetime,
+) -> bytes:
+    """The member's certificate, DER, once it says exactly what was asked for."""
+    blame = "the coordinator answered with something else than a certificate for this machine"
+    if not response.certificate_chain:
+        raise EnrolmentFailed(f"{blame}: there is none; tell the operator", ExitCode.FAILED)
+    der = response.certificate_chain[0]
+    try:
+        certificate = verify_certificate(der, root, federation=token.federation, role=Role.MEMBER, now=now)
+        split_address(response.federation_address)
+    except ValueError as error:
+        raise EnrolmentFailed(f"{blame}: {error}; tell the operator", ExitCode.FAILED) from error
+    if certificate.key != key.public_key():
+        raise EnrolmentFailed(f"{blame}: it certifies another key; tell the operator", ExitCode.FAILED)
+    if certificate.identity.name != token.member or response.member != token.member:
+        raise EnrolmentFailed(
+            f"{blame}: it names {certificate.identity.name}, and the token {token.member}; tell the operator",
+            ExitCode.FAILED,
+        )
+    return der
+
+
+def _store(
+    pending: IdentityFolder, token: JoinToken, root: x509.Certificate, der: bytes, federation_address: str
+) -> None:
+    certificate = x509.load_der_x509_certificate(der)
+    document = IdentityDocument(federation=token.federation, member=token.member, address=federation_address)
+    secret_file(pending.certificate, certificate.public_bytes(serialization.Encoding.PEM))
+    secret_file(pending.root, root.public_bytes(serialization.Encoding.PEM))
+    # Last: a pending folder that holds it is complete.
+    secret_file(pending.document, document.canonical() + b"\n")

@@ -1,0 +1,104 @@
+"""What a member must remember of attempts, on its disk before it acts: HOME/journal.db.
+
+Guarantees: the highest (round, attempt) of a job is stored before the member advertises, and a masked vector is counted
+before its first byte leaves; so neither a crash nor a restored process makes a member speak twice in one attempt, or
+send more vectors for a version than its policy allows.
+"""
+
+import sqlite3
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tacit.attempt import AttemptId
+
+__all__ = ["Journal", "Memory"]
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS attempts (
+    federation BLOB NOT NULL,
+    job TEXT NOT NULL,
+    round INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    version BLOB NOT NULL,
+    joined_ms INTEGER NOT NULL,
+    opened_ms INTEGER,
+    ended_ms INTEGER,
+    outcome TEXT,
+    result BLOB,
+    PRIMARY KEY (federation, job, attempt)
+) STRICT;
+"""
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the journal held when the process started."""
+
+    # By job: the highest (round, attempt) ever joined.
+    highest: dict[str, tuple[int, int]]
+    # By (job, version): masked vectors whose first byte may have left.
+    opened: dict[tuple[str, bytes], int]
+
+
+class Journal:
+    """One member's journal in one federation. Synchronous: a write has reached the disk when it returns."""
+
+    def __init__(self, path: Path, federation: bytes) -> None:
+        path.touch(mode=0o600, exist_ok=True)
+        self._connection = sqlite3.connect(path, isolation_level=None)
+        self._federation = federation
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.execute("PRAGMA synchronous = FULL")
+        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        if version > _VERSION:
+            self._connection.close()
+            raise ValueError(
+                f"{path} was written by newer software (schema {version}); upgrade edge_client, or use another home"
+            )
+        self._connection.execute(_SCHEMA)
+        self._connection.execute(f"PRAGMA user_version = {_VERSION}")
+
+    def memory(self) -> Memory:
+        """What must not be forgotten."""
+        rows = self._connection.execute(
+            "SELECT job, MAX(round), MAX(attempt) FROM attempts WHERE federation = ? GROUP BY job",
+            (self._federation,),
+        )
+        highest = {job: (round_, attempt) for job, round_, attempt in rows}
+        rows = self._connection.execute(
+            "SELECT job, version, COUNT(opened_ms) FROM attempts WHERE federation = ? GROUP BY job, version",
+            (self._federation,),
+        )
+        opened = {(job, bytes(version)): count for job, version, count in rows}
+        return Memory(highest, opened)
+
+    def joined(self, attempt: AttemptId, version: bytes) -> None:
+        """The member takes part in an attempt. Raises sqlite3.IntegrityError if it did before."""
+        self._connection.execute(
+            "INSERT INTO attempts (federation, job, round, attempt, version, joined_ms) VALUES (?, ?, ?, ?, ?, ?)",
+            (self._federation, attempt.job, attempt.round, attempt.attempt, version, _now_ms()),
+        )
+
+    def opened(self, attempt: AttemptId) -> None:
+        """The first byte of a masked vector may leave from now on."""
+        self._update("opened_ms = ?", (_now_ms(),), attempt)
+
+    def ended(self, attempt: AttemptId, outcome: str, result: bytes) -> None:
+        """How the attempt ended, as far as the member was told."""
+        self._update("ended_ms = ?, outcome = ?, result = ?", (_now_ms(), outcome, result or None), attempt)
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        self._connection.close()
+
+    def _update(self, assignment: str, values: tuple[object, ...], attempt: AttemptId) -> None:
+        self._connection.execute(
+            f"UPDATE attempts SET {assignment} WHERE federation = ? AND job = ? AND attempt = ?",  # noqa: S608  constants
+            (*values, self._federation, attempt.job, attempt.attempt),
+        )
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

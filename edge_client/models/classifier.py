@@ -1,0 +1,88 @@
+"""What training, evaluation and export know of an architecture.
+
+Guarantees: dropout draws from a generator of the module's own, so that trainings in two threads do not
+disturb each other and a seed means what it says; `narrowed` gives exactly the training that the whole
+embedding would give.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+__all__ = ["Dropout", "TextClassifier"]
+
+
+class Dropout(nn.Module):
+    """Inverted dropout (Srivastava et al. 2014) with its own source of randomness."""
+
+    def __init__(self, probability: float) -> None:
+        super().__init__()
+        self.probability = probability
+        self.generator: torch.Generator | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As x; in training mode each value becomes zero, or is divided by the probability that it stays."""
+        if not self.training or self.probability == 0:
+            return x
+        kept = 1 - self.probability
+        return x * torch.empty_like(x).bernoulli_(kept, generator=self.generator).div_(kept)
+
+
+class TextClassifier(nn.Module):
+    """Ids of shape (B, S) to logits of shape (B, labels).
+
+    A text's logits do not depend on how far its batch is padded with `pad_id`; S is at least `min_tokens`.
+    The embedding is used by looking up ids, and in no other way.
+    """
+
+    embedding: nn.Embedding
+    dropout: Dropout
+    pad_id: int
+    min_tokens: int
+
+    def seed(self, seed: int) -> None:
+        """Starts dropout's randomness anew, on the device where the module lies."""
+        device = self.embedding.weight.device
+        self.dropout.generator = torch.Generator(device=device).manual_seed(seed)
+
+    def unseed(self) -> None:
+        """Back to torch's own randomness (a generator can be neither copied nor pickled with the module)."""
+        self.dropout.generator = None
+
+    @contextmanager
+    def narrowed(self, ids: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+        """Puts only those rows of the embedding into the module that `ids` use, and gives the ids that name them there.
+
+        A row that no text uses has no gradient. Plain SGD, and Adam from moments of zero, leave it where it
+        is, to the bit; only they pay for stepping over it. For BERT's 30,522 pieces and a member's few
+        thousand that is most of an optimiser step. On leaving, the rows go back to their places.
+
+        Raises:
+            ValueError: an id outside the embedding.
+        """
+        whole, pad_id = self.embedding, self.pad_id
+        if ids.size and not 0 <= ids.min() <= ids.max() < whole.num_embeddings:
+            raise ValueError(
+                f"ids outside the embedding of {whole.num_embeddings} rows; is it the job's tokenizer?"
+            )
+        used = np.unique(np.append(ids, pad_id))
+        place = np.zeros(whole.num_embeddings, dtype=np.int64)
+        place[used] = np.arange(len(used))
+        rows = torch.from_numpy(used).to(whole.weight.device)
+        small = nn.Embedding(
+            len(used),
+            whole.embedding_dim,
+            padding_idx=int(place[pad_id]),
+            _weight=whole.weight.detach()[rows].clone(),
+        )
+        self.embedding, self.pad_id = small, int(place[pad_id])
+        try:
+            yield place[ids]
+        finally:
+            with torch.no_grad():
+                whole.weight[rows] = small.weight.detach().to(whole.weight.device)
+            self.embedding, self.pad_id = whole, pad_id

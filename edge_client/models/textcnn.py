@@ -1,0 +1,77 @@
+"""TextCNN: parallel convolutions over word vectors, the strongest answer of each, one linear layer.
+
+Kim 2014, with the filter widths and maps of Zhang and Wallace 2015 that Zhu et al. 2020 federate. Guarantees
+that padding never wins: a filter sees whole windows of a text, and of a text shorter than the filter the one
+window that begins with it, so logits do not depend on the batch around a text.
+"""
+
+import math
+
+import numpy as np
+import torch
+from tacit.job import TextCNNModel
+from torch import Tensor, nn
+
+from edge_client.models.classifier import Dropout, TextClassifier
+
+__all__ = ["TextCNN"]
+
+
+class TextCNN(TextClassifier):
+    """ids (B, S) to logits (B, labels), by `len(widths) * maps` features of each text.
+
+    Embedding N(0, embedding_deviation) with a padding row of zeros; every other tensor uniform within
+    1 / sqrt(fan in), as torch has it by default.
+    """
+
+    def __init__(
+        self, model: TextCNNModel, vocabulary_size: int, labels: int, pad_id: int, seed: int
+    ) -> None:
+        super().__init__()
+        self.pad_id, self.min_tokens = pad_id, max(model.widths)
+        random = np.random.Generator(np.random.Philox(seed))
+        table = random.standard_normal((vocabulary_size, model.embedding), dtype=np.float32)
+        table *= np.float32(model.embedding_deviation)
+        table[pad_id] = 0
+        # Torch fills the layers from its global generator first: put that back. (The meta device would avoid
+        # it, and costs a second of imports.)
+        with torch.random.fork_rng(devices=[]):
+            self.embedding = nn.Embedding(
+                vocabulary_size, model.embedding, padding_idx=pad_id, _weight=torch.from_numpy(table)
+            )
+            self.filters = nn.ModuleDict(
+                {str(width): nn.Conv1d(model.embedding, model.maps, width) for width in model.widths}
+            )
+            self.dropout = Dropout(model.dropout)
+            self.output = nn.Linear(len(model.widths) * model.maps, labels)
+        for layer in self._layers():
+            bound = 1 / math.sqrt(layer.weight[0].numel())
+            for parameter in (layer.weight, layer.bias):
+                uniform = random.random(tuple(parameter.shape), dtype=np.float32)
+                with torch.no_grad():
+                    parameter.copy_(torch.from_numpy((2 * uniform - 1) * np.float32(bound)))
+
+    def _layers(self) -> list[nn.Conv1d | nn.Linear]:
+        return [*self._filters(), self.output]
+
+    def _filters(self) -> list[nn.Conv1d]:
+        return [layer for layer in self.filters.values() if isinstance(layer, nn.Conv1d)]
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Logits of shape (B, labels) for ids of shape (B, S), S at least the widest filter."""
+        lengths = (ids != self.pad_id).sum(dim=1, keepdim=True)
+        x = self.embedding(ids).transpose(1, 2)
+        features = []
+        for convolution in self._filters():
+            (width,) = convolution.kernel_size
+            answers = convolution(x)  # (B, maps, S - width + 1)
+            start = torch.arange(answers.shape[2], device=ids.device)
+            # Windows that end inside the text; the first one of a text shorter than that; none of an empty
+            # text.
+            seen = (start <= (lengths - width).clamp(min=0)) & (start < lengths)
+            # max(), not amax(): its gradient goes to one position, and it is the faster of the two. ReLU
+            # keeps order, so it comes after the maximum, where there is less to do; it makes zeros of an
+            # empty text's -inf.
+            features.append(answers.masked_fill(~seen[:, None, :], -torch.inf).max(dim=2).values.relu())
+        logits: Tensor = self.output(self.dropout(torch.cat(features, dim=1)))
+        return logits

@@ -1,0 +1,167 @@
+"""Putting a member together: identity, policy, data, journal, agent. What `edge_client run` does once options are read."""
+
+import asyncio
+import contextlib
+import fcntl
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import secure_agg
+from edge_client.cache import BlobCache
+from edge_client.data import DataInvalid, Example, read_examples
+from edge_client.home import HomeUnusable, MemberIdentity, home_path
+from edge_client.journal import Journal
+from edge_client.privacy.policy import Policy
+from edge_client.session.agent import Agent, AgentStopped, Observer
+from edge_client.session.machine import Environment
+from edge_client.session.preparation import Preparer
+from edge_client.training.device import DeviceUnavailable, pick_device
+from tacit.console import ExitCode, fail
+from tacit.documents import DocumentInvalid
+from tacit.logs import configure
+from tacit.verification import verifiers
+
+__all__ = ["Member", "RunOptions", "load_member", "run_member"]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The options of `edge_client run`."""
+
+    data: Path
+    text: str = "text"
+    label: str = "label"
+    jobs: tuple[str, ...] = ()
+    device: str = "auto"
+    policy: Path | None = None
+    home: Path | None = None
+    until_finished: bool = False
+    log_format: str | None = None
+    as_json: bool = False
+
+
+@dataclass(frozen=True)
+class Member:
+    """A member, ready to connect: everything was read and checked."""
+
+    home: Path
+    identity: MemberIdentity
+    policy: Policy
+    examples: list[Example]
+    device: str
+
+
+def load_member(options: RunOptions) -> Member:
+    """Reads and checks identity, policy and data.
+
+    Raises:
+        CommandFailed: a sentence for whatever is wrong.
+    """
+    home = home_path(options.home)
+    try:
+        identity = MemberIdentity.load(home)
+    except HomeUnusable as error:
+        fail(str(error), ExitCode.USAGE)
+    try:
+        policy = _policy(options.policy, home)
+        examples = read_examples(options.data, text=options.text, label=options.label)
+        device = pick_device(options.device)
+    except (DocumentInvalid, DataInvalid, DeviceUnavailable) as error:
+        fail(str(error), ExitCode.USAGE)
+    return Member(home, identity, policy, examples, device)
+
+
+def _policy(option: Path | None, home: Path) -> Policy:
+    path = option or home / "policy.toml"
+    if option is None and not path.exists():
+        return Policy()
+    return Policy.from_toml(path)
+
+
+@contextmanager
+def _alone(home: Path) -> Iterator[IO[str]]:
+    """One process a home: two would answer for one member and lose each other's secrets."""
+    with (home / "run.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            fail(
+                f"another `edge_client run` uses {home}; end it, or give this one another --home",
+                ExitCode.USAGE,
+            )
+        yield file
+
+
+def run_member(options: RunOptions, observer: Observer | None = None) -> None:
+    """Runs until interrupted, or until every job is over if that was asked for.
+
+    Raises:
+        CommandFailed: input that cannot be used, or a coordinator that refuses this member for good.
+    """
+    terminal = observer is None and options.log_format is None and sys.stderr.isatty() and not options.as_json
+    configure(
+        "json" if options.as_json else options.log_format or "console", "warning" if terminal else "info"
+    )  # type: ignore[arg-type]
+    member = load_member(options)
+    with _alone(member.home):
+        try:
+            journal = Journal(member.home / "journal.db", member.identity.federation)
+        except ValueError as error:
+            fail(str(error), ExitCode.USAGE)
+        with contextlib.closing(journal), _watching(observer, terminal) as watcher:
+            try:
+                asyncio.run(_run(member, journal, watcher, options))
+            except AgentStopped as stopped:
+                fail(stopped.sentence, ExitCode.REFUSED)
+
+
+@contextmanager
+def _watching(observer: Observer | None, terminal: bool) -> Iterator[Observer]:
+    if observer is not None:
+        yield observer
+    elif terminal:
+        from edge_client.watching import TerminalWatcher
+
+        with TerminalWatcher() as watcher:
+            yield watcher
+    else:
+        from edge_client.watching import LogWatcher
+
+        yield LogWatcher()
+
+
+async def _run(member: Member, journal: Journal, observer: Observer, options: RunOptions) -> None:
+    verify, key_of = verifiers(member.identity.root)
+    environment = Environment(
+        identity=member.identity,
+        federation=member.identity.federation,
+        verify=verify,
+        key_of=key_of,
+        random=secure_agg.SystemRandom(),
+        policy=member.policy,
+    )
+    cache = BlobCache(member.home / "cache")
+    cache.trim()
+    preparer = Preparer(
+        member.examples, member.identity.member, member.policy, cache, member.device, observer
+    )
+    agent = Agent(
+        member.identity,
+        environment,
+        journal,
+        preparer,
+        observer,
+        admits=options.jobs,
+        until_finished=options.until_finished,
+    )
+    task = asyncio.ensure_future(agent.run())
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, task.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await task

@@ -1,0 +1,409 @@
+"""The agent: dials the coordinator, keeps one session, and carries out what the member's machine decides.
+
+It always dials out; nothing listens on a member's machine. A connection that breaks is made again, with growing pauses
+and jitter so that a fleet does not come back in one instant; trained updates and the secrets of an attempt stay in memory
+meanwhile, and the coordinator says where things stand when the session is back.
+"""
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import grpc.aio
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+import secure_agg
+from edge_client.connection import explain, open_channel
+from edge_client.contribution import Update, encode
+from edge_client.home import MemberIdentity
+from edge_client.journal import Journal
+from edge_client.session import machine as m
+from edge_client.session.preparation import PreparationRefused, Preparer
+from tacit import PROTOCOL_VERSIONS, __version__, wire
+from tacit.attempt import AttemptId
+from tacit.blobs import BlobDamaged, BlobNotThere, fetch_blob
+from tacit.messages import (
+    Assignment,
+    AttemptEnded,
+    AttemptMessage,
+    FromMember,
+    Goodbye,
+    Hello,
+    JobEnded,
+    Standby,
+    Welcome,
+)
+from tacit.reason import Reason, of_protocol, sentence, word
+from tacit.status import reason_of
+from tacit.v1 import federation_pb2 as pb
+from tacit.v1 import federation_pb2_grpc
+
+__all__ = ["CHUNK", "Agent", "AgentStopped", "Observer"]
+
+log = structlog.get_logger("edge_client")
+
+CHUNK = 256 * 1024
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 30.0
+_CLOCK_SKEW_MS = 5 * 60 * 1000
+
+# The coordinator said no, and asking again will not change its mind.
+_FINAL = frozenset(
+    {
+        Reason.REASON_CLIENT_CERTIFICATE_MISSING,
+        Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN,
+        Reason.REASON_CLIENT_CERTIFICATE_REVOKED,
+        Reason.REASON_CLIENT_ROLE_WRONG,
+        Reason.REASON_PROTOCOL_VERSION_UNSUPPORTED,
+        Reason.REASON_SESSION_REPLACED,
+    }
+)
+
+
+class AgentStopped(Exception):
+    """The agent cannot go on; the sentence says why and what to do."""
+
+    def __init__(self, reason: Reason, sentence: str) -> None:
+        super().__init__(sentence)
+        self.reason = reason
+        self.sentence = sentence
+
+
+class Observer(Protocol):
+    """Who watches: a terminal, a log, a demonstration. `training` and `encoded` are called from threads."""
+
+    def connected(self, federation: str) -> None:
+        """A session is open."""
+
+    def disconnected(self, sentence: str, seconds: float) -> None:
+        """It broke, or could not be made; the next try is in so many seconds."""
+
+    def assigned(self, assignment: Assignment) -> None:
+        """A round begins."""
+
+    def training(self, job: str, round: int, step: int, steps: int, loss: float) -> None:
+        """One step of local training is done."""
+
+    def ready(self, job: str, round: int, update: Update) -> None:
+        """The update is trained."""
+
+    def encoded(self, attempt: AttemptId, vector: NDArray[np.uint32]) -> None:
+        """The vector is about to be masked, in place: a copy is needed to keep it."""
+
+    def uploading(self, attempt: AttemptId, sent: int, total: int) -> None:
+        """So much of the masked vector was handed to the network."""
+
+    def attempt_ended(self, attempt: AttemptId, ended: AttemptEnded) -> None:
+        """How an attempt ended."""
+
+    def job_over(self, ended: JobEnded) -> None:
+        """A job is finished, paused or aborted."""
+
+
+@dataclass
+class _Upload:
+    """One masked vector on its way."""
+
+    task: "asyncio.Task[None]"
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What is held for a job."""
+
+    assignment: Assignment
+    update: Update
+
+
+class Agent:
+    """One member's process. `run` returns when every job it took part in is over (if asked to), else never."""
+
+    def __init__(
+        self,
+        identity: MemberIdentity,
+        environment: m.Environment,
+        journal: Journal,
+        preparer: Preparer,
+        observer: Observer,
+        *,
+        admits: tuple[str, ...] = (),
+        until_finished: bool = False,
+    ) -> None:
+        self._identity = identity
+        self._environment = environment
+        self._journal = journal
+        self._preparer = preparer
+        self._observer = observer
+        self._admits = admits
+        self._until_finished = until_finished
+        self._process = os.urandom(16)
+        self._state = m.MemberState(journal.memory())
+        self._events: asyncio.Queue[m.Event] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[FromMember] | None = None
+        self._stub: federation_pb2_grpc.FederationServiceStub | None = None
+        self._linked = asyncio.Event()
+        self._preparing: dict[str, asyncio.Task[None]] = {}
+        self._held: dict[str, _Held] = {}
+        self._uploads: dict[AttemptId, _Upload] = {}
+        self._taken: set[str] = set()
+        self._over: set[str] = set()
+        self._finished = asyncio.Event()
+        self._welcomed = False
+
+    async def run(self) -> None:
+        """Goes on until cancelled, or until every job is over.
+
+        Raises:
+            AgentStopped: the coordinator refuses this member for good.
+        """
+        tasks = [
+            asyncio.create_task(self._keep_session()),
+            asyncio.create_task(self._work_events()),
+            asyncio.create_task(self._finished.wait()),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            tasks += [*self._preparing.values(), *(upload.task for upload in self._uploads.values())]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ---- the connection -------------------------------------------------------------------------------------------
+
+    async def _keep_session(self) -> None:
+        pause = _FIRST_PAUSE
+        while True:
+            self._welcomed = False
+            try:
+                problem = await self._session()
+            except grpc.aio.AioRpcError as error:
+                reason, _ = reason_of(error)
+                problem = explain(error, self._identity)
+                if reason in _FINAL:
+                    raise AgentStopped(reason, problem) from error
+            if self._welcomed:
+                pause = _FIRST_PAUSE
+            # Full jitter: a fleet that lost its coordinator together does not come back together.
+            seconds = random.uniform(pause / 2, pause)
+            self._observer.disconnected(problem, seconds)
+            await asyncio.sleep(seconds)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _session(self) -> str:
+        """One session, from dialling to its end; returns why it ended."""
+        outgoing: asyncio.Queue[FromMember] = asyncio.Queue()
+        async with open_channel(self._identity) as channel:
+            stub = federation_pb2_grpc.FederationServiceStub(channel)
+            call = stub.Session(self._messages(outgoing))
+            try:
+                async for encoded in call:
+                    message = wire.from_coordinator(encoded)
+                    match message:
+                        case Welcome():
+                            self._welcome(message, stub, outgoing)
+                        case Goodbye():
+                            if message.reason in _FINAL:
+                                detail = message.detail or sentence(message.reason)
+                                raise AgentStopped(message.reason, detail)
+                            return message.detail or sentence(message.reason)
+                        case Standby():
+                            log.info("standby", detail=message.detail)
+                        case Assignment() | JobEnded() | AttemptMessage():
+                            self._events.put_nowait(m.Received(message))
+                return "the coordinator ended the session"
+            except wire.WireInvalid as error:
+                return f"the coordinator sent something unreadable: {error}"
+            finally:
+                self._linked.clear()
+                self._stub = self._outgoing = None
+
+    async def _messages(self, outgoing: "asyncio.Queue[FromMember]") -> AsyncIterator[pb.MemberMessage]:
+        hello = Hello(PROTOCOL_VERSIONS, __version__, self._process, self._admits)
+        yield wire.to_coordinator(hello)
+        while True:
+            yield wire.to_coordinator(await outgoing.get())
+
+    def _welcome(
+        self,
+        welcome: Welcome,
+        stub: federation_pb2_grpc.FederationServiceStub,
+        outgoing: "asyncio.Queue[FromMember]",
+    ) -> None:
+        self._welcomed = True
+        self._stub, self._outgoing = stub, outgoing
+        self._linked.set()
+        skew = abs(welcome.server_time_ms - time.time_ns() // 1_000_000)
+        if skew > _CLOCK_SKEW_MS:
+            log.warning("clock_differs", seconds=skew // 1000, advice="set this machine's clock")
+        self._observer.connected(welcome.federation)
+
+    async def _link(self) -> federation_pb2_grpc.FederationServiceStub:
+        """The stub of the present session; waits for one."""
+        while self._stub is None:
+            await self._linked.wait()
+        return self._stub
+
+    # ---- events and effects ---------------------------------------------------------------------------------------
+
+    async def _work_events(self) -> None:
+        while True:
+            event = await self._events.get()
+            self._state, effects = m.transition(self._environment, self._state, event)
+            for effect in effects:
+                self._carry_out(effect)
+
+    def _carry_out(self, effect: m.Effect) -> None:
+        match effect:
+            case m.Say():
+                if self._outgoing is not None:
+                    self._outgoing.put_nowait(effect.message)
+            case m.Joined():
+                self._journal.joined(effect.attempt, effect.version)
+            case m.Opened():
+                self._journal.opened(effect.attempt)
+            case m.Prepare():
+                self._taken.add(effect.assignment.job)
+                self._over.discard(effect.assignment.job)
+                self._observer.assigned(effect.assignment)
+                job = effect.assignment.job
+                self._preparing[job] = asyncio.create_task(self._prepare(effect.assignment))
+            case m.StopPreparing():
+                if (task := self._preparing.pop(effect.job, None)) is not None:
+                    task.cancel()
+            case m.MaskAndUpload():
+                task = asyncio.create_task(self._mask_and_upload(effect))
+                self._uploads[effect.attempt] = _Upload(task)
+            case m.StopUpload():
+                if (upload := self._uploads.pop(effect.attempt, None)) is not None:
+                    upload.stopped.set()
+                    upload.task.cancel()
+            case m.Discard():
+                self._held.pop(effect.job, None)
+            case m.EndedAttempt():
+                outcome = "published" if effect.ended.published else word(effect.ended.reason)
+                self._journal.ended(effect.attempt, outcome, effect.ended.result)
+                self._observer.attempt_ended(effect.attempt, effect.ended)
+            case m.JobOver():
+                self._observer.job_over(effect.ended)
+                if effect.ended.reason != Reason.REASON_JOB_PAUSED:
+                    self._over.add(effect.ended.job)
+                    if self._until_finished and self._taken and self._taken <= self._over:
+                        self._finished.set()
+            case m.Note():
+                (log.warning if effect.warning else log.info)(effect.what, **effect.fields)
+
+    # ---- preparing ------------------------------------------------------------------------------------------------
+
+    async def _prepare(self, assignment: Assignment) -> None:
+        try:
+            preparation = await self._preparer.prepare(assignment, self._fetch)
+        except PreparationRefused as refused:
+            self._events.put_nowait(m.PreparationFailed(assignment, refused.reason, refused.detail))
+            return
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001  a full disk, a driver: declined with what it said
+            log.error("preparation_failed", job=assignment.job, error=str(error), exc_info=error)
+            reason = Reason.REASON_TRAINING_FAILED
+            self._events.put_nowait(m.PreparationFailed(assignment, reason, f"{error}"))
+            return
+        self._held[assignment.job] = _Held(assignment, preparation.update)
+        self._observer.ready(assignment.job, assignment.round, preparation.update)
+        self._events.put_nowait(m.Prepared(assignment, preparation.job))
+
+    async def _fetch(self, digest: bytes, into: Path) -> None:
+        """By digest; goes on over as many connections as it takes."""
+        while True:
+            stub = await self._link()
+            try:
+                await fetch_blob(stub.FetchBlob, digest, into, patience=0)
+                return
+            except (BlobNotThere, BlobDamaged) as error:
+                raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, str(error)) from error
+            except (grpc.aio.AioRpcError, grpc.aio.UsageError):
+                await self._unlinked(stub)
+
+    async def _unlinked(self, stub: object) -> None:
+        """A call failed on this stub: a short pause if the session stands, else until there is a new one."""
+        if self._stub is stub:
+            await asyncio.sleep(random.uniform(0.05, 0.2))
+
+    # ---- masking and sending --------------------------------------------------------------------------------------
+
+    async def _mask_and_upload(self, effect: m.MaskAndUpload) -> None:
+        held = self._held.get(effect.attempt.job)
+        try:
+            if held is None:
+                raise RuntimeError("the update is gone")
+            vector, stage, message = await asyncio.to_thread(self._mask, effect, held)
+        except secure_agg.Refusal as refusal:
+            failed = m.MaskingFailed(effect.attempt, of_protocol(refusal.reason), refusal.detail)
+            self._events.put_nowait(failed)
+            return
+        except (secure_agg.EncodingInvalid, RuntimeError) as error:
+            self._events.put_nowait(m.MaskingFailed(effect.attempt, Reason.REASON_VECTOR_INVALID, str(error)))
+            return
+        self._events.put_nowait(m.Masked(effect.attempt, stage))
+        await self._upload(effect.attempt, vector, message)
+
+    def _mask(
+        self, effect: m.MaskAndUpload, held: _Held
+    ) -> tuple[NDArray[np.uint32], secure_agg.AwaitingSurvivors, secure_agg.MaskedInput]:
+        vector = encode(effect.job, held.update, effect.cohort, self._environment.random)
+        self._observer.encoded(effect.attempt, vector)
+        stage, message = effect.stage.mask(vector)
+        return vector, stage, message
+
+    async def _upload(
+        self, attempt: AttemptId, vector: NDArray[np.uint32], message: secure_agg.MaskedInput
+    ) -> None:
+        """Until the coordinator has it whole; an upload that broke goes on where it stopped."""
+        while True:
+            stub = await self._link()
+            try:
+                status = await stub.MaskedUploadStatus(wire.attempt_to_pb(attempt))
+                if not status.complete and status.reason == Reason.REASON_UNSPECIFIED:
+                    parts = self._parts(attempt, vector, message, status.received)
+                    status = await stub.UploadMasked(parts)
+            except (grpc.aio.AioRpcError, grpc.aio.UsageError):
+                await self._unlinked(stub)
+                continue
+            if status.complete:
+                log.info("masked_vector_sent", attempt=str(attempt), bytes=status.received)
+                return
+            if status.reason in (Reason.REASON_ATTEMPT_STALE, Reason.REASON_UPLOAD_CLOSED):
+                log.warning("upload_too_late", attempt=str(attempt), received=status.received)
+                return
+            if status.reason not in (
+                Reason.REASON_UNSPECIFIED,
+                Reason.REASON_UPLOAD_INCOMPLETE,
+                Reason.REASON_SESSION_REPLACED,
+            ):
+                self._events.put_nowait(m.MaskingFailed(attempt, status.reason, status.detail))
+                return
+
+    async def _parts(
+        self,
+        attempt: AttemptId,
+        vector: NDArray[np.uint32],
+        message: secure_agg.MaskedInput,
+        offset: int,
+    ) -> AsyncIterator[pb.MaskedUpload]:
+        header = pb.MaskedUploadHeader(
+            ref=wire.attempt_to_pb(attempt), offset=offset, input=wire.masked_input_to_pb(message)
+        )
+        yield pb.MaskedUpload(header=header)
+        data = memoryview(vector).cast("B")
+        for at in range(offset, len(data), CHUNK):
+            yield pb.MaskedUpload(data=bytes(data[at : at + CHUNK]))
+            self._observer.uploading(attempt, min(at + CHUNK, len(data)), len(data))

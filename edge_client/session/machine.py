@@ -1,0 +1,624 @@
+"""The pure machine of one member: `transition(environment, state, event) -> (state, effects)`.
+
+What it guarantees:
+
+- A member joins an attempt only with an update trained under exactly the job document and version that the attempt's
+  context names, only if every number of the context passes its own policy, and only once.
+- That it joined, and that a masked vector is about to leave, is on the disk before it happens.
+- A message that comes again is answered with the bytes it was answered with; another message in its place is refused.
+- A refusal tells the coordinator its reason, forgets the attempt's secrets, and sits out the rest of the round.
+
+Secrets (the protocol's states) live inside this state, in memory, for one attempt.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import assert_never
+
+import secure_agg
+from edge_client.journal import Memory
+from edge_client.privacy.policy import Policy, PolicyRefusal
+from tacit.attempt import AttemptId
+from tacit.job import JobDocument, application_digest, layout_of
+from tacit.messages import (
+    Assignment,
+    AttemptEnded,
+    AttemptMessage,
+    AttemptOpened,
+    AttemptRefusal,
+    CoordinatorPayload,
+    Decline,
+    FromMember,
+    JobEnded,
+    MemberPayload,
+    Ready,
+)
+from tacit.reason import Reason, of_protocol
+
+__all__ = [
+    "Discard",
+    "Effect",
+    "EndedAttempt",
+    "Environment",
+    "Event",
+    "Holding",
+    "InAttempt",
+    "JobOver",
+    "Joined",
+    "MaskAndUpload",
+    "Masked",
+    "MaskingFailed",
+    "MemberState",
+    "Note",
+    "Opened",
+    "Prepare",
+    "Prepared",
+    "Preparing",
+    "PreparationFailed",
+    "Received",
+    "Say",
+    "StopPreparing",
+    "StopUpload",
+    "Waiting",
+    "transition",
+]
+
+# ---- what the machine stands on ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What never changes while the process runs."""
+
+    identity: secure_agg.Identity
+    federation: bytes
+    verify: secure_agg.VerifyIdentity
+    key_of: secure_agg.KeyOf
+    random: secure_agg.RandomSource
+    policy: Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Nothing to do for this job. `refused` is the round that is being sat out, and why."""
+
+    refused: Decline | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Preparing:
+    """Fetching, checking, training."""
+
+    assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """An update is trained and READY was said."""
+
+    assignment: Assignment
+    job: JobDocument
+
+
+_Stage = (
+    secure_agg.AwaitingRoster
+    | secure_agg.AwaitingDealings
+    | secure_agg.ReadyToMask
+    | secure_agg.AwaitingSurvivors
+    | secure_agg.AwaitingConfirmations
+    | secure_agg.Answered
+)
+
+
+@dataclass(frozen=True)
+class InAttempt:
+    """Taking part in an aggregation with the update that is held."""
+
+    holding: Holding
+    attempt: AttemptId
+    stage: _Stage = field(repr=False)
+    # What was heard, and what was answered to it, by kind of message: for repeats.
+    heard: Mapping[type, CoordinatorPayload] = field(repr=False)
+    said: Mapping[type, MemberPayload] = field(repr=False)
+
+
+Phase = Waiting | Preparing | Holding | InAttempt
+
+
+@dataclass(frozen=True)
+class MemberState:
+    """One member: a phase for each job, and what its journal holds."""
+
+    memory: Memory
+    jobs: Mapping[str, Phase] = field(default_factory=dict)
+
+    def phase(self, job: str) -> Phase:
+        """Where a job stands."""
+        return self.jobs.get(job, Waiting())
+
+
+# ---- events -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """The coordinator said something about a job."""
+
+    message: Assignment | JobEnded | AttemptMessage[CoordinatorPayload]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An update for this assignment is trained."""
+
+    assignment: Assignment
+    job: JobDocument
+
+
+@dataclass(frozen=True, slots=True)
+class PreparationFailed:
+    """There will be no update for this assignment."""
+
+    assignment: Assignment
+    reason: Reason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Masked:
+    """The vector is masked and on its way."""
+
+    attempt: AttemptId
+    stage: secure_agg.AwaitingSurvivors = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class MaskingFailed:
+    """The vector could not be masked, or the coordinator did not take it."""
+
+    attempt: AttemptId
+    reason: Reason
+    detail: str
+
+
+Event = Received | Prepared | PreparationFailed | Masked | MaskingFailed
+
+# ---- effects ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """To the coordinator; what cannot be said now is said again after the reconnection, on being asked again."""
+
+    message: FromMember
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Fetch, check against policy and data, train; then say Prepared or PreparationFailed."""
+
+    assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class StopPreparing:
+    """What is being trained for this job is of no use any more."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Remember the attempt, on the disk."""
+
+    attempt: AttemptId
+    version: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Remember that a masked vector is about to leave, on the disk."""
+
+    attempt: AttemptId
+
+
+@dataclass(frozen=True, slots=True)
+class MaskAndUpload:
+    """Encode the held update for this cohort, mask it, send it; then say Masked, or MaskingFailed."""
+
+    attempt: AttemptId
+    job: JobDocument
+    cohort: int
+    stage: secure_agg.ReadyToMask = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class StopUpload:
+    """The attempt is over: stop sending, forget the masked vector."""
+
+    attempt: AttemptId
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """The held update of this job is spent or stale."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndedAttempt:
+    """Remember how an attempt ended."""
+
+    attempt: AttemptId
+    ended: AttemptEnded
+
+
+@dataclass(frozen=True, slots=True)
+class JobOver:
+    """The job is finished, paused or aborted."""
+
+    ended: JobEnded
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A line in the log; `warning` for what the member's operator should look at."""
+
+    what: str
+    fields: Mapping[str, str | int]
+    warning: bool = False
+
+
+Effect = (
+    Say
+    | Prepare
+    | StopPreparing
+    | Joined
+    | Opened
+    | MaskAndUpload
+    | StopUpload
+    | Discard
+    | EndedAttempt
+    | JobOver
+    | Note
+)
+
+# ---- the transition -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Step:
+    """A transition being worked out."""
+
+    environment: Environment
+    state: MemberState
+    effects: list[Effect] = field(default_factory=list)
+
+    def do(self, *effects: Effect) -> None:
+        self.effects.extend(effects)
+
+    def enter(self, job: str, phase: Phase) -> None:
+        self.state = replace(self.state, jobs={**self.state.jobs, job: phase})
+
+
+def transition(
+    environment: Environment, state: MemberState, event: Event
+) -> tuple[MemberState, tuple[Effect, ...]]:
+    """The next state and what is to be done, in order."""
+    step = _Step(environment, state)
+    match event:
+        case Received(message=Assignment() as assignment):
+            _assigned(step, assignment)
+        case Received(message=JobEnded() as ended):
+            _job_ended(step, ended)
+        case Received(message=AttemptMessage() as message):
+            _attempt_message(step, message.attempt, message.payload)
+        case Prepared():
+            _prepared(step, event)
+        case PreparationFailed():
+            _preparation_failed(step, event)
+        case Masked():
+            _masked(step, event)
+        case MaskingFailed():
+            _masking_failed(step, event)
+        case _:
+            assert_never(event)
+    return step.state, tuple(step.effects)
+
+
+# ---- assignments --------------------------------------------------------------------------------------------------
+
+
+def _same(one: Assignment, other: Assignment) -> bool:
+    return (one.round, one.version, one.job_document) == (other.round, other.version, other.job_document)
+
+
+def _assigned(step: _Step, assignment: Assignment) -> None:
+    job = assignment.job
+    match step.state.phase(job):
+        case Waiting(refused=Decline(round=refused) as decline) if refused == assignment.round:
+            step.do(Say(decline))
+        case Waiting():
+            _prepare(step, assignment)
+        case Preparing(assignment=present):
+            if not _same(present, assignment):
+                step.do(StopPreparing(job))
+                _prepare(step, assignment)
+        case Holding(assignment=present) as holding:
+            _hold_or_prepare(step, holding, present, assignment)
+        case InAttempt() as phase:
+            # The coordinator is back in training: that attempt is over, whatever became of it.
+            _leave_attempt(step, phase, AttemptEnded(False, Reason.REASON_ATTEMPT_STALE))
+            _hold_or_prepare(step, phase.holding, phase.holding.assignment, assignment)
+
+
+def _hold_or_prepare(step: _Step, holding: Holding, present: Assignment, assignment: Assignment) -> None:
+    if _same(present, assignment):
+        step.enter(assignment.job, holding)
+        step.do(Say(Ready(assignment.job, assignment.round, assignment.version)))
+    else:
+        step.do(Discard(assignment.job))
+        _prepare(step, assignment)
+
+
+def _prepare(step: _Step, assignment: Assignment) -> None:
+    step.enter(assignment.job, Preparing(assignment))
+    step.do(
+        Note(
+            "assigned",
+            {"job": assignment.job, "round": assignment.round, "version": assignment.version_number},
+        ),
+        Prepare(assignment),
+    )
+
+
+def _prepared(step: _Step, event: Prepared) -> None:
+    assignment = event.assignment
+    phase = step.state.phase(assignment.job)
+    if not isinstance(phase, Preparing) or not _same(phase.assignment, assignment):
+        return
+    step.enter(assignment.job, Holding(assignment, event.job))
+    step.do(Say(Ready(assignment.job, assignment.round, assignment.version)))
+
+
+def _preparation_failed(step: _Step, event: PreparationFailed) -> None:
+    assignment = event.assignment
+    phase = step.state.phase(assignment.job)
+    if not isinstance(phase, Preparing) or not _same(phase.assignment, assignment):
+        return
+    _decline(step, assignment, event.reason, event.detail)
+
+
+def _decline(step: _Step, assignment: Assignment, reason: Reason, detail: str) -> None:
+    decline = Decline(assignment.job, assignment.round, reason, detail)
+    step.enter(assignment.job, Waiting(decline))
+    step.do(
+        Note("declined", {"job": assignment.job, "round": assignment.round, "detail": detail}, warning=True),
+        Say(decline),
+    )
+
+
+def _job_ended(step: _Step, ended: JobEnded) -> None:
+    match step.state.phase(ended.job):
+        case Preparing():
+            step.do(StopPreparing(ended.job))
+        case Holding():
+            pass  # Kept: a paused job may go on with the same round.
+        case InAttempt() as phase:
+            _leave_attempt(step, phase, AttemptEnded(False, ended.reason))
+            step.enter(ended.job, phase.holding)
+        case Waiting():
+            pass
+    if not isinstance(step.state.phase(ended.job), Holding):
+        step.enter(ended.job, Waiting())
+    if ended.reason != Reason.REASON_JOB_PAUSED:
+        step.do(Discard(ended.job))
+        step.enter(ended.job, Waiting())
+    step.do(JobOver(ended))
+
+
+# ---- an attempt ---------------------------------------------------------------------------------------------------
+
+_SECOND: dict[type, Reason] = {
+    AttemptOpened: Reason.REASON_ATTEMPT_REPLAYED,
+    secure_agg.Roster: Reason.REASON_SECOND_ROSTER,
+    secure_agg.ReceivedDealings: Reason.REASON_SECOND_DEALINGS,
+    secure_agg.Survivors: Reason.REASON_SECOND_SURVIVORS,
+    secure_agg.Confirmations: Reason.REASON_SECOND_UNMASK_REQUEST,
+}
+
+
+def _attempt_message(step: _Step, attempt: AttemptId, payload: CoordinatorPayload) -> None:
+    phase = step.state.phase(attempt.job)
+    if isinstance(payload, AttemptEnded):
+        if isinstance(phase, InAttempt) and phase.attempt == attempt:
+            _attempt_ended(step, phase, payload)
+        return
+    if isinstance(phase, InAttempt) and phase.attempt == attempt:
+        _in_attempt(step, phase, payload)
+    elif isinstance(payload, AttemptOpened):
+        _join(step, phase, attempt, payload)
+    else:
+        _say_refusal(step, attempt, Reason.REASON_MEMBER_RESTARTED, "this process is not in that attempt")
+
+
+def _join(step: _Step, phase: Phase, attempt: AttemptId, opened: AttemptOpened) -> None:
+    """Every check before the member shows a key: is it new, is it what the update was trained under, is it allowed."""
+    highest = step.state.memory.highest.get(attempt.job, (0, 0))
+    if attempt.round < highest[0] or attempt.attempt <= highest[1]:
+        detail = f"attempt {attempt.round}.{attempt.attempt} is not above {highest[0]}.{highest[1]}"
+        _say_refusal(step, attempt, Reason.REASON_ATTEMPT_REPLAYED, detail)
+        return
+    if isinstance(phase, InAttempt):
+        _leave_attempt(step, phase, AttemptEnded(False, Reason.REASON_ATTEMPT_STALE))
+        phase = phase.holding
+        step.enter(attempt.job, phase)
+    if not isinstance(phase, Holding):
+        _say_refusal(step, attempt, Reason.REASON_MEMBER_RESTARTED, "this process holds no update for it")
+        return
+    try:
+        _check_context(step.environment, phase, opened.context)
+        step.environment.policy.check_attempt(opened.context)
+    except PolicyRefusal as refusal:
+        _say_refusal(step, attempt, refusal.reason, refusal.detail)
+        step.do(Discard(attempt.job))
+        _decline(step, phase.assignment, refusal.reason, refusal.detail)
+        return
+    environment = step.environment
+    stage, advertisement = secure_agg.advertise(
+        opened.context,
+        environment.identity,
+        environment.verify,
+        environment.random,
+        key_of=environment.key_of,
+    )
+    memory = step.state.memory
+    raised = {**memory.highest, attempt.job: (attempt.round, attempt.attempt)}
+    step.state = replace(step.state, memory=replace(memory, highest=raised))
+    kind = type(opened)
+    step.enter(attempt.job, InAttempt(phase, attempt, stage, {kind: opened}, {kind: advertisement}))
+    step.do(
+        Joined(attempt, phase.assignment.version),
+        Note("attempt_joined", {"attempt": str(attempt), "cohort": opened.context.cohort}),
+        Say(AttemptMessage(attempt, advertisement)),
+    )
+
+
+def _check_context(environment: Environment, holding: Holding, context: secure_agg.RoundContext) -> None:
+    """The context must say what this update was trained under; every number of it is derived here once more."""
+    assignment, job = holding.assignment, holding.job
+    aggregation, rounds = job.aggregation, job.rounds
+    layout = layout_of(job, context.cohort)
+    expected: dict[str, object] = {
+        "federation": environment.federation,
+        "job": assignment.job,
+        "round": assignment.round,
+        "model": assignment.version,
+        "application": application_digest(job, layout),
+        "values": layout.values,
+        "bits": layout.bits,
+    }
+    wrong = [name for name, value in expected.items() if getattr(context, name) != value]
+    if not rounds.min_members <= context.cohort <= rounds.target_members:
+        wrong.append("cohort")
+    corrupt = secure_agg.default_thresholds(context.cohort, aggregation.assumed_corrupt)[1]
+    if context.assumed_corrupt < corrupt:
+        wrong.append("assumed_corrupt")
+    if wrong:
+        raise PolicyRefusal(
+            Reason.REASON_CONTEXT_UNEXPECTED,
+            f"the attempt's {', '.join(wrong)} is not what this member trained under",
+        )
+
+
+def _in_attempt(step: _Step, phase: InAttempt, payload: CoordinatorPayload) -> None:
+    kind = type(payload)
+    if kind in phase.heard:
+        if phase.heard[kind] != payload:
+            _refuse(step, phase, _SECOND[kind], "a second, different one")
+        elif kind in phase.said:
+            step.do(Say(AttemptMessage(phase.attempt, phase.said[kind])))
+        return
+    try:
+        _advance(step, phase, payload)
+    except secure_agg.Refusal as refusal:
+        about = f"{refusal.member}: " if refusal.member else ""
+        _refuse(step, phase, of_protocol(refusal.reason), about + (refusal.detail or refusal.reason.sentence))
+    except PolicyRefusal as refusal:
+        _refuse(step, phase, refusal.reason, refusal.detail)
+
+
+def _advance(step: _Step, phase: InAttempt, payload: CoordinatorPayload) -> None:
+    """One phase of the protocol. Raises secure_agg.Refusal, PolicyRefusal."""
+    match phase.stage, payload:
+        case secure_agg.AwaitingRoster() as stage, secure_agg.Roster():
+            awaiting_dealings, dealing = stage.on_roster(payload)
+            _answer(step, phase, payload, awaiting_dealings, dealing)
+        case secure_agg.AwaitingDealings() as stage, secure_agg.ReceivedDealings():
+            ready = stage.on_dealings(payload)
+            _open(step, phase, payload, ready)
+        case secure_agg.AwaitingSurvivors() as stage, secure_agg.Survivors():
+            awaiting_confirmations, confirmation = stage.on_survivors(payload)
+            _answer(step, phase, payload, awaiting_confirmations, confirmation)
+        case secure_agg.AwaitingConfirmations() as stage, secure_agg.Confirmations():
+            answered, unmasking = stage.on_confirmations(payload)
+            _answer(step, phase, payload, answered, unmasking)
+        case _:
+            _refuse(step, phase, Reason.REASON_MESSAGE_NOT_EXPECTED, type(payload).__name__)
+
+
+def _answer(
+    step: _Step, phase: InAttempt, heard: CoordinatorPayload, stage: _Stage, said: MemberPayload
+) -> None:
+    kind = type(heard)
+    following = replace(
+        phase, stage=stage, heard={**phase.heard, kind: heard}, said={**phase.said, kind: said}
+    )
+    step.enter(phase.attempt.job, following)
+    step.do(Say(AttemptMessage(phase.attempt, said)))
+
+
+def _open(
+    step: _Step, phase: InAttempt, heard: secure_agg.ReceivedDealings, ready: secure_agg.ReadyToMask
+) -> None:
+    """The update is about to leave, masked: counted first."""
+    memory = step.state.memory
+    key = (phase.attempt.job, phase.holding.assignment.version)
+    opened = memory.opened.get(key, 0)
+    step.environment.policy.check_opened(opened)
+    step.state = replace(step.state, memory=replace(memory, opened={**memory.opened, key: opened + 1}))
+    following = replace(phase, stage=ready, heard={**phase.heard, type(heard): heard})
+    step.enter(phase.attempt.job, following)
+    cohort = ready.seat.context.cohort
+    step.do(Opened(phase.attempt), MaskAndUpload(phase.attempt, phase.holding.job, cohort, ready))
+
+
+def _masked(step: _Step, event: Masked) -> None:
+    phase = step.state.phase(event.attempt.job)
+    if (
+        isinstance(phase, InAttempt)
+        and phase.attempt == event.attempt
+        and isinstance(phase.stage, secure_agg.ReadyToMask)
+    ):
+        step.enter(event.attempt.job, replace(phase, stage=event.stage))
+
+
+def _masking_failed(step: _Step, event: MaskingFailed) -> None:
+    phase = step.state.phase(event.attempt.job)
+    if isinstance(phase, InAttempt) and phase.attempt == event.attempt:
+        _refuse(step, phase, event.reason, event.detail)
+
+
+def _say_refusal(step: _Step, attempt: AttemptId, reason: Reason, detail: str) -> None:
+    step.do(
+        Note(
+            "attempt_refused",
+            {"attempt": str(attempt), "reason": Reason.Name(reason), "detail": detail},
+            True,
+        ),
+        Say(AttemptMessage(attempt, AttemptRefusal(reason, detail))),
+    )
+
+
+def _refuse(step: _Step, phase: InAttempt, reason: Reason, detail: str) -> None:
+    """Go no further: say why, forget the secrets, sit out the round."""
+    _say_refusal(step, phase.attempt, reason, detail)
+    _leave_attempt(step, phase, AttemptEnded(False, reason, detail))
+    step.do(Discard(phase.attempt.job))
+    assignment = phase.holding.assignment
+    step.enter(phase.attempt.job, Waiting(Decline(assignment.job, assignment.round, reason, detail)))
+
+
+def _leave_attempt(step: _Step, phase: InAttempt, ended: AttemptEnded) -> None:
+    step.do(StopUpload(phase.attempt), EndedAttempt(phase.attempt, ended))
+
+
+def _attempt_ended(step: _Step, phase: InAttempt, ended: AttemptEnded) -> None:
+    _leave_attempt(step, phase, ended)
+    if ended.published:
+        step.do(Discard(phase.attempt.job))
+        step.enter(phase.attempt.job, Waiting())
+    else:
+        # The update is still good for this round; the coordinator asks for it with the next assignment.
+        step.enter(phase.attempt.job, phase.holding)

@@ -1,0 +1,160 @@
+"""Between an assignment and READY: fetch by digest, ask the policy, look at the data, train.
+
+Guarantees: nothing of the member's data is read into a job that its policy refuses; everything used was fetched by the
+digest that the job document or the assignment names; what cannot go on is a `PreparationRefused` with a reason and a
+sentence. Training runs in a thread of its own and stops between two steps when it is told to.
+"""
+
+import asyncio
+import hashlib
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from edge_client.cache import BlobCache
+from edge_client.contribution import Update
+from edge_client.data import DataInvalid, Example, check_labels
+from edge_client.privacy.policy import Policy, PolicyRefusal
+from tacit.documents import DocumentInvalid
+from tacit.job import JobDocument
+from tacit.manifest import Manifest
+from tacit.messages import Assignment
+from tacit.reason import Reason
+
+__all__ = ["Fetch", "Preparation", "PreparationRefused", "Preparer", "TrainingWatcher"]
+
+# fetch(digest, into): by digest, resumable, verified; waits for the coordinator as long as it takes.
+Fetch = Callable[[bytes, Path], Awaitable[None]]
+
+
+class PreparationRefused(Exception):
+    """There will be no update for this assignment."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.detail = detail
+
+
+class TrainingWatcher(Protocol):
+    """Who watches training go on. Called from the training thread."""
+
+    def training(self, job: str, round: int, step: int, steps: int, loss: float) -> None:
+        """One step is done."""
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """A job document and the update that was trained under it."""
+
+    job: JobDocument
+    update: Update
+
+
+class Preparer:
+    """Prepares updates from one data set on one device."""
+
+    def __init__(
+        self,
+        examples: Sequence[Example],
+        member: str,
+        policy: Policy,
+        cache: BlobCache,
+        device: str,
+        watcher: TrainingWatcher,
+    ) -> None:
+        self._examples = examples
+        self._member = member
+        self._policy = policy
+        self._cache = cache
+        self._device = device
+        self._watcher = watcher
+        # Training takes the whole machine: jobs take turns.
+        self._turn = asyncio.Lock()
+
+    async def prepare(self, assignment: Assignment, fetch: Fetch) -> Preparation:
+        """An update for this assignment. Cancelling the task stops the training within a step.
+
+        Raises:
+            PreparationRefused: policy, data, what was served, or the training itself.
+        """
+        job = await self._job(assignment, fetch)
+        try:
+            self._policy.check_job(job)
+        except PolicyRefusal as refusal:
+            raise PreparationRefused(refusal.reason, refusal.detail) from refusal
+        try:
+            check_labels(self._examples, job.labels)
+        except DataInvalid as error:
+            raise PreparationRefused(Reason.REASON_DATA_UNSUITABLE, str(error)) from error
+        manifest_data = await self._blob(job.manifest, fetch)
+        tokenizer = await self._blob(job.tokenizer, fetch)
+        base = await self._blob(assignment.version, fetch)
+        try:
+            manifest = Manifest.from_json(manifest_data, what="the manifest")
+            if manifest.values != job.values:
+                raise DocumentInvalid(
+                    f"the manifest has {manifest.values} values, the job document {job.values}"
+                )
+            manifest.decode(base)
+        except DocumentInvalid as error:
+            raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, str(error)) from error
+        async with self._turn:
+            return Preparation(job, await self._train(assignment, job, manifest, tokenizer, base))
+
+    async def _job(self, assignment: Assignment, fetch: Fetch) -> JobDocument:
+        data = await self._blob(assignment.job_document, fetch)
+        try:
+            job = JobDocument.from_json(data, what="the job document")
+            if job.digest() != assignment.job_document or job.name != assignment.job:
+                raise DocumentInvalid(
+                    f"the job document is not that of {assignment.job} in its canonical form"
+                )
+        except DocumentInvalid as error:
+            raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, str(error)) from error
+        return job
+
+    async def _blob(self, digest: bytes, fetch: Fetch) -> bytes:
+        path = self._cache.path(digest)
+        await fetch(digest, path)
+        return await asyncio.to_thread(path.read_bytes)
+
+    async def _train(
+        self, assignment: Assignment, job: JobDocument, manifest: Manifest, tokenizer: bytes, base: bytes
+    ) -> Update:
+        cancelled = threading.Event()
+
+        def run() -> Update:
+            from edge_client.training.update import train_update
+
+            return train_update(
+                job=job,
+                manifest=manifest,
+                tokenizer=tokenizer,
+                base=base,
+                examples=self._examples,
+                seed=self._seed(assignment, job),
+                device=self._device,
+                progress=lambda step, steps, loss: self._watcher.training(
+                    job.name, assignment.round, step, steps, loss
+                ),
+                cancelled=cancelled.is_set,
+            )
+
+        task = asyncio.create_task(asyncio.to_thread(run))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            cancelled.set()
+            # The thread must be out of the way before the next training begins.
+            await asyncio.gather(task, return_exceptions=True)
+            raise
+        except Exception as error:
+            raise PreparationRefused(Reason.REASON_TRAINING_FAILED, f"training failed: {error}") from error
+
+    def _seed(self, assignment: Assignment, job: JobDocument) -> int:
+        """Local randomness (order, dropout): from public numbers and the member's name, so that a run can be repeated."""
+        parts = f"{job.seed}/{job.name}/{assignment.round}/{self._member}".encode()
+        return int.from_bytes(hashlib.sha256(b"tacit/training/v1/" + parts).digest()[:7], "big")

@@ -1,0 +1,160 @@
+"""Text to token ids, by a tokenizer that is one file of bytes.
+
+Guarantees: the same bytes give the same ids everywhere (training, export, prediction); nothing but
+`tokenizers` and numpy is imported, and only when something is encoded; the padding id is written behind a
+text, never inside it (no special token is recognised in text or added to it).
+
+Leaves to others: where the vocabulary comes from. It must be public: what a tokenizer keeps apart, everyone
+knows.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge_client.data import DataInvalid, read_text
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = [
+    "PAD",
+    "UNKNOWN",
+    "TextEncoder",
+    "TokenizerInvalid",
+    "VocabularyInvalid",
+    "read_vocabulary",
+    "word_tokenizer",
+    "wordpiece_tokenizer",
+]
+
+PAD, UNKNOWN = "[PAD]", "[UNK]"
+LONGEST_WORD = 100  # Characters; as in BERT, a longer word is unknown as a whole.
+
+
+class TokenizerInvalid(ValueError):
+    """Bytes that are no tokenizer we can use."""
+
+
+class VocabularyInvalid(ValueError):
+    """A vocabulary that cannot be used; the text says where and what to do."""
+
+
+class TextEncoder:
+    """Texts to padded id matrices.
+
+    tokenizer_json: the bytes of a tokenizer.json. max_tokens: longer texts are cut. min_tokens: shorter
+    batches are padded to this (the widest filter of a convolution).
+
+    Raises:
+        TokenizerInvalid: not a tokenizer, or one without a padding token.
+    """
+
+    def __init__(self, tokenizer_json: bytes, max_tokens: int, min_tokens: int) -> None:
+        from tokenizers import Tokenizer
+
+        if not 1 <= min_tokens <= max_tokens:
+            raise ValueError(f"min_tokens = {min_tokens} must lie between 1 and max_tokens = {max_tokens}")
+        try:
+            self._tokenizer: Any = Tokenizer.from_buffer(tokenizer_json)
+        except Exception as error:  # The library raises nothing more exact.
+            raise TokenizerInvalid(
+                f"not a tokenizer.json that the tokenizers library reads: {error}"
+            ) from error
+        pad_id = self._tokenizer.token_to_id(PAD)
+        if pad_id is None:
+            raise TokenizerInvalid(f"the tokenizer has no {PAD} entry; put {PAD} into its vocabulary")
+        self.pad_id: int = pad_id
+        self.max_tokens, self.min_tokens = max_tokens, min_tokens
+        # Ids may have gaps; an embedding needs a row up to the largest.
+        self.vocabulary_size: int = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
+        # Whatever the file says of these, the job's numbers hold.
+        self._tokenizer.no_padding()
+        self._tokenizer.enable_truncation(max_tokens)
+
+    def encode(self, texts: Sequence[str]) -> "NDArray[np.int64]":
+        """Shape (B, S): ids, padded behind to the longest of the batch and to min_tokens, cut at max_tokens."""
+        import numpy as np
+
+        rows = [item.ids for item in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+        length = max([self.min_tokens, *map(len, rows)])
+        ids = np.full((len(rows), length), self.pad_id, dtype=np.int64)
+        for row, tokens in zip(ids, rows, strict=True):
+            row[: len(tokens)] = tokens
+        return ids
+
+
+def read_vocabulary(path: Path) -> list[str]:
+    """The lines of a vocabulary, plain or .gz.
+
+    Raises:
+        VocabularyInvalid: no such file, not UTF-8, or empty.
+    """
+    try:
+        text = read_text(path)
+    except DataInvalid as error:
+        raise VocabularyInvalid(f"vocabulary: {error}") from error
+    # Only \n ends an entry: vocabularies hold characters that splitlines() would cut at.
+    lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+    if lines == [""]:
+        raise VocabularyInvalid(f"vocabulary: {path} is empty; give one entry a line")
+    return lines
+
+
+def wordpiece_tokenizer(lines: Iterable[str]) -> bytes:
+    """tokenizer.json of BERT's uncased word pieces over this vocabulary; an entry's line number, from 0, is its id.
+
+    Lower case, accents stripped, split at white space, punctuation and CJK characters, then longest match
+    first (Devlin et al. 2019, as in bert-base-uncased). Adds no [CLS] and no [SEP].
+
+    Raises:
+        VocabularyInvalid: an entry that is empty or stands twice, no [PAD] or no [UNK].
+    """
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+    ids: dict[str, int] = {}
+    for number, piece in enumerate(lines):
+        if not piece or piece in ids:
+            fault = f"stands on line {ids[piece] + 1} already" if piece in ids else "is empty"
+            raise VocabularyInvalid(f"vocabulary, line {number + 1}: the entry {fault}; line numbers are ids")
+        ids[piece] = number
+    for special in (PAD, UNKNOWN):
+        if special not in ids:
+            raise VocabularyInvalid(
+                f"vocabulary: no {special} line; word pieces need one (or use kind = words)"
+            )
+    tokenizer = Tokenizer(models.WordPiece(ids, unk_token=UNKNOWN, max_input_chars_per_word=LONGEST_WORD))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return _bytes(tokenizer)
+
+
+def word_tokenizer(lines: Iterable[str]) -> bytes:
+    """tokenizer.json of whole words: lower case, split at white space, punctuation split off.
+
+    [PAD] is 0 and [UNK] is 1, put in front of the list. Of a line, what stands before the first space is the
+    word, so that a GloVe table is a word list too; words that differ only in case are one.
+
+    Raises:
+        VocabularyInvalid: no word at all.
+    """
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+    ids = {PAD: 0, UNKNOWN: 1}
+    for line in lines:
+        word = line.split(" ", 1)[0].strip().lower()
+        if word and word not in ids:
+            ids[word] = len(ids)
+    if len(ids) == 2:
+        raise VocabularyInvalid("vocabulary: not one word; give one a line")
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return _bytes(tokenizer)
+
+
+def _bytes(tokenizer: Any) -> bytes:
+    # The library writes a vocabulary in the order of its ids, so the same list gives the same bytes.
+    text: str = tokenizer.to_str(pretty=False)
+    return text.encode()

@@ -1,0 +1,148 @@
+"""What a person sees of a member at work: progress bars on a terminal, fields in a log elsewhere."""
+
+import time
+from types import TracebackType
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from edge_client.contribution import Update
+from tacit.attempt import AttemptId
+from tacit.messages import Assignment, AttemptEnded, JobEnded
+from tacit.reason import Reason, sentence, word
+
+__all__ = ["LogWatcher", "TerminalWatcher"]
+
+log = structlog.get_logger("edge_client")
+
+_LOG_SECONDS = 5.0
+
+
+class LogWatcher:
+    """One line an event; training every few seconds."""
+
+    def __init__(self) -> None:
+        self._last_training = 0.0
+
+    def connected(self, federation: str) -> None:
+        """A session is open."""
+        log.info("connected", federation=federation[:16])
+
+    def disconnected(self, sentence: str, seconds: float) -> None:
+        """It broke, or could not be made."""
+        log.warning("disconnected", why=sentence, next_try_seconds=round(seconds, 2))
+
+    def assigned(self, assignment: Assignment) -> None:
+        """A round begins; the machine logs it."""
+
+    def training(self, job: str, round: int, step: int, steps: int, loss: float) -> None:
+        """One step."""
+        now = time.monotonic()
+        if step == steps or now - self._last_training >= _LOG_SECONDS:
+            self._last_training = now
+            log.info("training", job=job, round=round, step=step, steps=steps, loss=round(loss, 4))
+
+    def ready(self, job: str, round: int, update: Update) -> None:
+        """The update is trained."""
+        accuracy = update.correct / update.count if update.count else 0.0
+        log.info("ready", job=job, round=round, examples=update.examples, accuracy=round(accuracy, 4))
+
+    def encoded(self, attempt: AttemptId, vector: NDArray[np.uint32]) -> None:
+        """The vector is about to be masked."""
+
+    def uploading(self, attempt: AttemptId, sent: int, total: int) -> None:
+        """Bytes handed to the network."""
+
+    def attempt_ended(self, attempt: AttemptId, ended: AttemptEnded) -> None:
+        """How an attempt ended."""
+        outcome = "published" if ended.published else "abandoned"
+        reason = "" if ended.published else word(ended.reason)
+        log.info("attempt_ended", attempt=str(attempt), outcome=outcome, reason=reason, result=ended.result)
+
+    def job_over(self, ended: JobEnded) -> None:
+        """A job is finished, paused or aborted."""
+        log.info("job_over", job=ended.job, reason=word(ended.reason), version=ended.final_version)
+
+
+class TerminalWatcher:
+    """Bars for training and sending, a line for everything else."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(),
+            console=self._console,
+            transient=True,
+        )
+        self._bars: dict[str, TaskID] = {}
+
+    def __enter__(self) -> "TerminalWatcher":
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def _bar(self, name: str, done: int, total: int, note: str) -> None:
+        if name not in self._bars:
+            self._bars[name] = self._progress.add_task(name, total=total, note=note)
+        self._progress.update(self._bars[name], completed=done, total=total, note=note)
+        if done >= total:
+            self._progress.remove_task(self._bars.pop(name))
+
+    def _line(self, text: str) -> None:
+        self._progress.console.print(text, markup=False)
+
+    def connected(self, federation: str) -> None:
+        """A session is open."""
+        self._line(f"connected to the federation {federation[:16]}...")
+
+    def disconnected(self, sentence: str, seconds: float) -> None:
+        """It broke, or could not be made."""
+        self._line(f"not connected: {sentence}. Trying again in {seconds:.0f} s.")
+
+    def assigned(self, assignment: Assignment) -> None:
+        """A round begins."""
+        self._line(f"{assignment.job}: round {assignment.round} from version {assignment.version_number}")
+
+    def training(self, job: str, round: int, step: int, steps: int, loss: float) -> None:
+        """One step."""
+        self._bar(f"{job}: training, round {round}", step, steps, f"loss {loss:.3f}")
+
+    def ready(self, job: str, round: int, update: Update) -> None:
+        """The update is trained."""
+        self._line(f"{job}: update ready, waiting for the others")
+
+    def encoded(self, attempt: AttemptId, vector: NDArray[np.uint32]) -> None:
+        """The vector is about to be masked."""
+
+    def uploading(self, attempt: AttemptId, sent: int, total: int) -> None:
+        """Bytes handed to the network."""
+        self._bar(f"{attempt.job}: sending, masked", sent, total, f"{sent / 2**20:.1f} MiB")
+
+    def attempt_ended(self, attempt: AttemptId, ended: AttemptEnded) -> None:
+        """How an attempt ended."""
+        if ended.published:
+            self._line(f"{attempt.job}: round {attempt.round} is in version {ended.new_version.hex()[:12]}")
+        else:
+            self._line(
+                f"{attempt.job}: attempt {attempt.attempt} ended: {ended.detail or sentence(ended.reason)}"
+            )
+
+    def job_over(self, ended: JobEnded) -> None:
+        """A job is finished, paused or aborted."""
+        if ended.reason == Reason.REASON_JOB_FINISHED:
+            self._line(f"{ended.job} is finished; its model is version {ended.final_version.hex()[:12]}")
+        else:
+            self._line(f"{ended.job}: {sentence(ended.reason)}")

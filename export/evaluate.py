@@ -1,0 +1,38 @@
+"""How good an exported model is, measured with nothing but the exported model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_client.data import DataInvalid, Example, label_ids
+from export.predictor import Predictor, log_softmax
+
+__all__ = ["Evaluation", "evaluate_bundle"]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """accuracy in [0, 1] and mean loss (cross entropy, nats) over so many examples."""
+
+    accuracy: float
+    loss: float
+    examples: int
+
+
+def evaluate_bundle(folder: Path, examples: Sequence[Example]) -> Evaluation:
+    """Accuracy and loss of a model bundle over labelled examples.
+
+    Raises:
+        BundleInvalid: no model bundle, or a damaged one.
+        DataInvalid: no examples, or labels that the model does not know.
+    """
+    if not examples:
+        raise DataInvalid("no examples to evaluate on; give at least one")
+    predictor = Predictor.load(folder)
+    expected = label_ids(examples, predictor.labels)
+    scores = log_softmax(predictor.logits([example.text for example in examples]))
+    return Evaluation(
+        accuracy=float((scores.argmax(axis=1) == expected).mean()),
+        loss=float(-scores[range(len(expected)), expected].mean()),
+        examples=len(examples),
+    )

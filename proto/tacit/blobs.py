@@ -1,0 +1,308 @@
+"""Blobs over the wire, at the client: resumable, verified, in chunks of 256 KiB.
+
+`fetch_blob` and `put_blob` go on where a broken connection left off, wait a little longer after each failure,
+and give up once nothing has moved for `patience` seconds. What `fetch_blob` hands over has the digest that
+was asked for; bytes that do not are thrown away, so a coordinator can at worst waste a member's time, within
+`limit` bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import random
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Protocol
+
+import grpc
+import grpc.aio
+
+from tacit.v1 import federation_pb2, operator_pb2
+
+__all__ = ["CHUNK", "MAX_BLOB", "BlobDamaged", "BlobNotThere", "BlobStub", "fetch_blob", "put_blob"]
+
+CHUNK = 256 * 1024
+# What a blob may have at most unless the caller knows better: 2^31 values of four bytes, and a little.
+MAX_BLOB = 2**33 + 2**20
+
+Progress = Callable[[int, int], None]
+FetchMethod = Callable[[federation_pb2.FetchBlobRequest], AsyncIterable[federation_pb2.BlobChunk]]
+
+
+class BlobNotThere(LookupError):
+    """The other side has no blob of that digest."""
+
+
+class BlobDamaged(ValueError):
+    """What arrived is not what the digest names, or breaks the rules of the transfer."""
+
+
+class BlobStub(Protocol):
+    """The part of `OperatorServiceStub` that uploads need."""
+
+    @property
+    def StatBlob(  # noqa: N802
+        self,
+    ) -> Callable[[operator_pb2.StatBlobRequest], Awaitable[operator_pb2.StatBlobResponse]]: ...
+
+    @property
+    def PutBlob(  # noqa: N802
+        self,
+    ) -> Callable[[AsyncIterator[operator_pb2.PutBlobRequest]], Awaitable[operator_pb2.StatBlobResponse]]: ...
+
+
+async def fetch_blob(
+    method: FetchMethod,
+    digest: bytes,
+    into: Path | bytearray,
+    *,
+    limit: int = MAX_BLOB,
+    patience: float = 60.0,
+    progress: Progress | None = None,
+) -> int:
+    """Fetches a blob into a file or a bytearray and returns its size.
+
+    `method` is a stub's `FetchBlob`. A file appears under its name only when it is whole and verified; until
+    then `NAME.partial` keeps what has arrived, also for a later call. A file that is there and right is not
+    fetched again. A bytearray goes on from what it holds. `progress` is told (arrived, total).
+
+    Raises:
+        BlobNotThere: the other side does not have it.
+        BlobDamaged: what arrived was wrong; it has been thrown away.
+        grpc.aio.AioRpcError: refused, or unreachable for `patience` seconds.
+    """
+    sink = _Memory(into) if isinstance(into, bytearray) else _File(into, digest)
+    if await asyncio.to_thread(sink.is_complete):
+        return sink.size
+    resumed = sink.size > 0
+    while True:
+        try:
+            await _fetch(method, digest, sink, limit, patience, progress)
+            if await asyncio.to_thread(sink.digest) == digest:
+                await asyncio.to_thread(sink.complete)
+                return sink.size
+            raise BlobDamaged(f"what arrived for {digest.hex()} has another digest; it was thrown away")
+        except BlobDamaged:
+            sink.clear()
+            # What an earlier call left may have been damaged since; what this call fetched has no such
+            # excuse.
+            if not resumed:
+                raise
+            resumed = False
+
+
+async def put_blob(
+    stub: BlobStub, source: bytes | Path, *, patience: float = 60.0, progress: Progress | None = None
+) -> bytes:
+    """Uploads bytes or a file, unless it is there already, and returns its digest.
+
+    Raises:
+        BlobDamaged: the other side says it is not what its digest names, twice (the file changes while it is
+            sent). grpc.aio.AioRpcError: refused, or unreachable for `patience` seconds.
+        OSError: the file cannot be read.
+    """
+    digest, total = await asyncio.to_thread(_measure, source)
+    header = operator_pb2.PutBlobHeader(digest=digest, total=total)
+    retry = _Retry(patience)
+    rejected = 0
+    while True:
+        try:
+            at = await stub.StatBlob(operator_pb2.StatBlobRequest(digest=digest))
+            _tell(progress, at.received, total)
+            if at.complete:
+                return digest
+            retry.moved(at.received)
+            header.offset = at.received
+            at = await stub.PutBlob(_parts(header, source, progress))
+            retry.moved(at.received)
+            if at.complete:
+                _tell(progress, total, total)
+                return digest
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+                # Either the offset (another upload of the same blob was under way) or the content.
+                rejected += 1
+                if rejected > 2:
+                    raise BlobDamaged(f"{error.details()}") from error
+            elif not _transient(error):
+                raise
+            await retry.wait(error)
+
+
+class _Memory:
+    """A bytearray that fills up."""
+
+    def __init__(self, data: bytearray) -> None:
+        self._data = data
+
+    @property
+    def size(self) -> int:
+        return len(self._data)
+
+    def is_complete(self) -> bool:
+        return False
+
+    def add(self, data: bytes) -> None:
+        self._data += data
+
+    def digest(self) -> bytes:
+        return hashlib.sha256(self._data).digest()
+
+    def complete(self) -> None:
+        """It lies where it belongs."""
+
+    def clear(self) -> None:
+        self._data.clear()
+
+
+class _File:
+    """A file that fills up beside its name."""
+
+    def __init__(self, path: Path, digest: bytes) -> None:
+        self._path = path
+        self._wanted = digest
+        self._partial = path.with_name(path.name + ".partial")
+
+    @property
+    def size(self) -> int:
+        for path in (self._partial, self._path):
+            with contextlib.suppress(FileNotFoundError):
+                return path.stat().st_size
+        return 0
+
+    def is_complete(self) -> bool:
+        if not self._path.exists():
+            return False
+        if _digest_of(self._path) == self._wanted:
+            self._partial.unlink(missing_ok=True)
+            return True
+        self._path.unlink()
+        return False
+
+    def add(self, data: bytes) -> None:
+        with self._partial.open("ab") as file:
+            file.write(data)
+
+    def digest(self) -> bytes:
+        self._partial.touch()
+        return _digest_of(self._partial)
+
+    def complete(self) -> None:
+        with self._partial.open("rb") as file:
+            os.fsync(file.fileno())
+        self._partial.replace(self._path)
+        folder = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def clear(self) -> None:
+        self._partial.unlink(missing_ok=True)
+
+
+async def _fetch(
+    method: FetchMethod,
+    digest: bytes,
+    sink: _Memory | _File,
+    limit: int,
+    patience: float,
+    progress: Progress | None,
+) -> None:
+    """Fills the sink up to the announced size."""
+    retry = _Retry(patience)
+    total: int | None = None
+    while True:
+        ended: Exception = BlobDamaged(f"the blob {digest.hex()} ends before its announced size")
+        try:
+            request = federation_pb2.FetchBlobRequest(digest=digest, offset=sink.size)
+            async for chunk in method(request):
+                total = chunk.total if total is None else total
+                _check(chunk, sink.size, total, limit)
+                sink.add(chunk.data)
+                retry.moved(sink.size)
+                _tell(progress, sink.size, total)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.NOT_FOUND:
+                raise BlobNotThere(error.details() or f"the other side has no blob {digest.hex()}") from error
+            if error.code() is grpc.StatusCode.INVALID_ARGUMENT and sink.size:
+                # More is here than the blob has: what an earlier call left belongs to something else.
+                raise BlobDamaged(error.details() or "the offset lies outside the blob") from error
+            if not _transient(error):
+                raise
+            ended = error
+        # A stream that sends nothing at an offset above 0 has nothing more: the digest will tell.
+        if sink.size == total or (total is None and sink.size and isinstance(ended, BlobDamaged)):
+            return
+        await retry.wait(ended)
+
+
+def _check(chunk: federation_pb2.BlobChunk, offset: int, total: int, limit: int) -> None:
+    if total > limit:
+        raise BlobDamaged(f"a blob of {total} bytes is announced where at most {limit} can be right")
+    if chunk.offset != offset or chunk.total != total or offset + len(chunk.data) > total:
+        raise BlobDamaged(
+            f"a chunk at {chunk.offset} of {chunk.total} bytes where {offset} of {total} was due"
+        )
+
+
+async def _parts(
+    header: operator_pb2.PutBlobHeader, source: bytes | Path, progress: Progress | None
+) -> AsyncIterator[operator_pb2.PutBlobRequest]:
+    yield operator_pb2.PutBlobRequest(header=header)
+    offset = header.offset
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(source.open("rb")) if isinstance(source, Path) else None
+        if file is not None:
+            file.seek(offset)
+        while offset < header.total:
+            data = file.read(CHUNK) if file is not None else source[offset : offset + CHUNK]  # type: ignore[index]
+            if not data:
+                return
+            yield operator_pb2.PutBlobRequest(data=data)
+            offset += len(data)
+            _tell(progress, offset, header.total)
+
+
+class _Retry:
+    """Longer pauses while nothing moves, and an end."""
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self._best = -1
+        self._failures = 0
+        self._since = asyncio.get_running_loop().time()
+
+    def moved(self, size: int) -> None:
+        if size > self._best:
+            self._best, self._failures = size, 0
+            self._since = asyncio.get_running_loop().time()
+
+    async def wait(self, error: Exception) -> None:
+        if asyncio.get_running_loop().time() - self._since >= self._patience:
+            raise error
+        self._failures += 1
+        await asyncio.sleep(min(0.05 * 2**self._failures, 5.0) * random.uniform(0.5, 1.0))
+
+
+def _transient(error: grpc.aio.AioRpcError) -> bool:
+    return error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+
+def _measure(source: bytes | Path) -> tuple[bytes, int]:
+    if isinstance(source, Path):
+        return _digest_of(source), source.stat().st_size
+    return hashlib.sha256(source).digest(), len(source)
+
+
+def _digest_of(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+def _tell(progress: Progress | None, arrived: int, total: int) -> None:
+    if progress is not None:
+        progress(arrived, total)

@@ -1,0 +1,75 @@
+"""Logs: fields rather than sentences, on standard error, the same on both sides.
+
+An event is a short name in the past tense and its fields: `log.info("attempt_ended", job=..., reason=...)`.
+Times are UTC, ISO 8601. Console format is for people, json (one object a line) for collectors. Fields never
+carry text, tokens of text, keys, shares, secrets or unmasked vectors; bytes are digests and shown in
+hexadecimal.
+
+Libraries that log through the standard library come out in the same form, from warnings up.
+"""
+
+import logging
+import sys
+from collections.abc import MutableMapping
+from typing import Any, TextIO
+
+import structlog
+
+__all__ = ["configure"]
+
+_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+
+# Longer bytes are cut: a digest is 32, and nothing longer belongs into a log.
+_MOST_BYTES = 32
+
+
+def configure(format: str, level: str = "info", *, stream: TextIO | None = None) -> None:
+    """Sets up logging for the process; the last call counts. Format: console or json; level: debug to error.
+
+    Raises:
+        ValueError: a format or level that does not exist.
+    """
+    if format not in ("console", "json"):
+        raise ValueError(f"log format {format!r} does not exist; choose console or json")
+    threshold = _LEVELS.get(level)
+    if threshold is None:
+        raise ValueError(f"log level {level!r} does not exist; choose {', '.join(_LEVELS)}")
+    out = sys.stderr if stream is None else stream
+    shared: list[structlog.types.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
+        _hexadecimal,
+    ]
+    renderer: structlog.types.Processor
+    if format == "json":
+        shared.append(structlog.processors.format_exc_info)
+        renderer = structlog.processors.JSONRenderer(sort_keys=True, default=str)
+    else:
+        renderer = structlog.dev.ConsoleRenderer(
+            colors=out.isatty(), timestamp_key="at", exception_formatter=structlog.dev.plain_traceback
+        )
+    structlog.configure(
+        processors=[*shared, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        logger_factory=structlog.WriteLoggerFactory(out),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+            foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder()],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(max(threshold, logging.WARNING))
+
+
+def _hexadecimal(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    for key, value in event.items():
+        if isinstance(value, bytes | bytearray | memoryview):
+            data = bytes(value)
+            event[key] = data.hex() if len(data) <= _MOST_BYTES else f"{len(data)} bytes"
+    return event

@@ -1,0 +1,163 @@
+"""What travels in a session besides the protocol's own messages, as plain frozen records.
+
+Both sides' machines speak in these (and in `secure_agg`'s messages); `tacit.wire` turns them into protobuf and back.
+"""
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import secure_agg
+from tacit.attempt import AttemptId
+from tacit.reason import Reason
+
+__all__ = [
+    "Assignment",
+    "AttemptEnded",
+    "AttemptMessage",
+    "AttemptOpened",
+    "AttemptRefusal",
+    "CoordinatorPayload",
+    "Decline",
+    "FromCoordinator",
+    "FromMember",
+    "Goodbye",
+    "Hello",
+    "JobEnded",
+    "MemberPayload",
+    "Ready",
+    "Standby",
+    "Welcome",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A member opens its session."""
+
+    protocol_versions: tuple[int, ...]
+    software_version: str
+    process: bytes
+    admits: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The coordinator accepts a session."""
+
+    protocol_version: int
+    software_version: str
+    federation: str
+    server_time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """The coordinator ends a session."""
+
+    reason: Reason
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Standby:
+    """Nothing to do for now."""
+
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Train for this round, from this version, under this job document."""
+
+    job: str
+    round: int
+    job_document: bytes
+    version: bytes
+    version_number: int
+    window_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decline:
+    """The member will not train for this job."""
+
+    job: str
+    round: int
+    reason: Reason
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A trained update for exactly this round and version waits."""
+
+    job: str
+    round: int
+    version: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnded:
+    """A job is over, or halted; `reason` says which."""
+
+    job: str
+    reason: Reason
+    final_version: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptOpened:
+    """The context of an attempt that the member belongs to."""
+
+    context: secure_agg.RoundContext
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRefusal:
+    """An honest member goes no further in this attempt."""
+
+    reason: Reason
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptEnded:
+    """How an attempt ended, for this member."""
+
+    published: bool
+    reason: Reason
+    detail: str = ""
+    result: bytes = b""
+    new_version: bytes = b""
+
+
+MemberPayload = (
+    secure_agg.Advertisement
+    | secure_agg.Dealing
+    | secure_agg.Confirmation
+    | secure_agg.Unmasking
+    | AttemptRefusal
+)
+CoordinatorPayload = (
+    AttemptOpened
+    | secure_agg.Roster
+    | secure_agg.ReceivedDealings
+    | secure_agg.Survivors
+    | secure_agg.Confirmations
+    | AttemptEnded
+)
+
+Payload = TypeVar("Payload", bound=MemberPayload | CoordinatorPayload)
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptMessage(Generic[Payload]):
+    """A message of one attempt."""
+
+    attempt: AttemptId
+    payload: Payload
+
+
+FromMember = Hello | Decline | Ready | AttemptMessage[MemberPayload]
+FromCoordinator = Welcome | Goodbye | Standby | Assignment | JobEnded | AttemptMessage[CoordinatorPayload]

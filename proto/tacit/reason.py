@@ -1,0 +1,77 @@
+"""Reasons: one enum in the contract, one word for logs and metric labels, one sentence for people.
+
+`Reason` is the protobuf enum. The part of it that secure aggregation uses carries that package's names, so the two
+are mapped by name and neither knows the other's numbers.
+"""
+
+import secure_agg
+from tacit.v1.reason_pb2 import Reason
+
+__all__ = ["Reason", "from_word", "of_protocol", "sentence", "word"]
+
+_PREFIX = "REASON_"
+
+_SENTENCES: dict[str, str] = {
+    "unspecified": "No reason was given.",
+    "client_certificate_missing": "No client certificate was shown; enrol this machine first with `edge_client enrol TOKEN`.",
+    "client_certificate_unknown": "The certificate is not one that this federation issued to a party it still knows.",
+    "client_certificate_revoked": "The operator has revoked this member; ask for a new invitation.",
+    "client_role_wrong": "The certificate carries another role than this service needs.",
+    "protocol_version_unsupported": "The two sides speak no common protocol version; upgrade the older one.",
+    "session_replaced": "The same member opened another session; only one is kept.",
+    "coordinator_stopping": "The coordinator is stopping; members reconnect by themselves when it is back.",
+    "coordinator_restarted": "The coordinator was restarted during the attempt; the round is opened again.",
+    "clock_skew": "The clocks of the two sides are too far apart; set them right.",
+    "token_unknown": "The join token is not one of this coordinator's; ask the operator for a new one.",
+    "token_used": "The join token was used before; ask the operator for a new one.",
+    "token_expired": "The join token has expired; ask the operator for a new one.",
+    "token_secret_wrong": "The join token's secret is wrong; copy the whole token or ask the operator for a new one.",
+    "key_unsuitable": "The key to be certified is not an RSA key of at least 3072 bits, or its request is not signed by it.",
+    "name_taken": "A member of that name is already enrolled; choose another name or revoke the old one.",
+    "job_not_admitted": "The member does not admit this job.",
+    "data_unsuitable": "The member's data does not fit the job.",
+    "policy_mechanism": "The member's policy does not allow the job's privacy mechanism.",
+    "policy_cohort": "The cohort is smaller than the member's policy allows.",
+    "policy_corruption": "The attempt assumes fewer corrupt members than the member's policy does.",
+    "policy_two_party_sum": "A sum of two members shows each the other's input; the member's policy does not allow it.",
+    "policy_attempts": "The member has sent as many masked vectors for this version as its policy allows.",
+    "context_unexpected": "The attempt's numbers are not those the member trained under.",
+    "training_failed": "Training failed on the member's machine.",
+    "bundle_unsuitable": "What the coordinator serves for this job cannot be used on this member.",
+    "member_restarted": "The member's process was restarted; its secrets for the attempt are gone.",
+    "ready_stale": "The update was trained for a round or version that is over.",
+    "attempt_stale": "The message belongs to an attempt that is over.",
+    "too_few_ready": "Fewer members are ready than the job needs.",
+    "attempts_exhausted": "The round used up its attempts.",
+    "job_paused": "The operator paused the job.",
+    "job_aborted": "The operator aborted the job.",
+    "job_finished": "The job has done all its rounds.",
+    "upload_incomplete": "The masked vector has not arrived whole.",
+    "upload_closed": "Masked vectors are no longer taken in this attempt.",
+    "result_invalid": "The opened sum cannot be a sum of valid inputs.",
+    "rounds_failing": "Too many rounds in a row were abandoned; see the rounds' reasons, then resume the job.",
+    "internal": "The software failed; its log says where.",
+}
+
+
+def word(reason: Reason) -> str:
+    """As it stands in logs and metric labels: `token_used`."""
+    return Reason.Name(reason).removeprefix(_PREFIX).lower()
+
+
+def from_word(text: str) -> Reason:
+    """The reason of a word; unspecified for an unknown one (written by newer software)."""
+    name = _PREFIX + text.upper()
+    return Reason.Value(name) if name in Reason.keys() else Reason.REASON_UNSPECIFIED
+
+
+def of_protocol(reason: secure_agg.Reason) -> Reason:
+    """The contract's number for a reason of secure aggregation."""
+    return Reason.Value(_PREFIX + reason.name)
+
+
+def sentence(reason: Reason) -> str:
+    """What happened, and where there is something to do, what."""
+    text = word(reason)
+    found = _SENTENCES.get(text)
+    return found if found is not None else secure_agg.Reason[text.upper()].sentence

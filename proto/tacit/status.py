@@ -1,0 +1,101 @@
+"""How a refusal travels: a gRPC status for machines on the way, a `Reason` for ours, a sentence for people.
+
+The reason's name stands in the trailing metadata `tacit-reason`, the sentence in the status' details. A
+server ends a call with `abort_with`; a client reads both with `reason_of`. Statuses without a reason come
+from gRPC itself (or from something between the two sides) and say only what the transport knows.
+
+`stamp` adds the server's time, so that a member can look at its own clock even when it is refused.
+"""
+
+from __future__ import annotations  # `Reason | None` is for the type checker: protobuf enums know no `|`
+
+from datetime import UTC, datetime
+from typing import Any, NoReturn, cast
+
+import grpc
+import grpc.aio
+
+from tacit.reason import Reason, sentence
+
+__all__ = ["METADATA_KEY", "TIME_KEY", "abort_with", "code_of", "reason_of", "stamp", "time_of"]
+
+METADATA_KEY = "tacit-reason"
+# Milliseconds since 1970.
+TIME_KEY = "tacit-time-ms"
+
+_SINGLE: dict[Reason, grpc.StatusCode] = {
+    Reason.REASON_UNSPECIFIED: grpc.StatusCode.UNKNOWN,
+    Reason.REASON_CLIENT_CERTIFICATE_MISSING: grpc.StatusCode.UNAUTHENTICATED,
+    Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN: grpc.StatusCode.UNAUTHENTICATED,
+    Reason.REASON_CLIENT_CERTIFICATE_REVOKED: grpc.StatusCode.PERMISSION_DENIED,
+    Reason.REASON_CLIENT_ROLE_WRONG: grpc.StatusCode.PERMISSION_DENIED,
+    Reason.REASON_PROTOCOL_VERSION_UNSUPPORTED: grpc.StatusCode.UNIMPLEMENTED,
+    Reason.REASON_COORDINATOR_STOPPING: grpc.StatusCode.UNAVAILABLE,
+    Reason.REASON_COORDINATOR_RESTARTED: grpc.StatusCode.UNAVAILABLE,
+    Reason.REASON_TOKEN_UNKNOWN: grpc.StatusCode.UNAUTHENTICATED,
+    Reason.REASON_TOKEN_SECRET_WRONG: grpc.StatusCode.UNAUTHENTICATED,
+    Reason.REASON_KEY_UNSUITABLE: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.REASON_NAME_TAKEN: grpc.StatusCode.ALREADY_EXISTS,
+    Reason.REASON_INTERNAL: grpc.StatusCode.INTERNAL,
+    Reason.REASON_MESSAGE_MALFORMED: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.REASON_SENDER_NOT_EXPECTED: grpc.StatusCode.PERMISSION_DENIED,
+}
+
+
+def code_of(reason: Reason) -> grpc.StatusCode:
+    """The gRPC status of a reason. Every other reason means that the call came at the wrong time or state."""
+    return _SINGLE.get(reason, grpc.StatusCode.FAILED_PRECONDITION)
+
+
+async def abort_with(
+    context: grpc.aio.ServicerContext[Any, Any], reason: Reason, detail: str = ""
+) -> NoReturn:
+    """Ends a call on the server with a reason. `detail` is a sentence; without one the reason's own is
+    sent."""
+    await context.abort(
+        code_of(reason),
+        detail or sentence(reason),
+        # `abort` replaces what was set before, and the time is wanted all the more beside a refusal.
+        (*(context.trailing_metadata() or ()), (METADATA_KEY, Reason.Name(reason))),
+    )
+    raise AssertionError("unreachable: abort raises")
+
+
+def stamp(context: grpc.aio.ServicerContext[Any, Any], now: datetime) -> None:
+    """Puts the server's time into the call's trailing metadata. `now` is timezone-aware."""
+    context.set_trailing_metadata(((TIME_KEY, str(int(now.timestamp() * 1000))),))
+
+
+def time_of(metadata: object) -> datetime | None:
+    """The server's time out of a call's trailing metadata, if it is there."""
+    value = _entry(metadata, TIME_KEY)
+    try:
+        return datetime.fromtimestamp(int(value) / 1000, UTC) if value else None
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _entry(metadata: object, wanted: str) -> str | None:
+    # grpc-stubs leave the metadata opaque; it is pairs of a key and text or bytes.
+    for key, value in cast("tuple[tuple[str, str | bytes], ...]", metadata or ()):
+        if key == wanted:
+            return value.decode(errors="replace") if isinstance(value, bytes) else value
+    return None
+
+
+def reason_of(error: grpc.RpcError) -> tuple[Reason | None, str]:
+    """The reason and the sentence of a failed call, at the client. No reason: the transport failed, not
+    Tacit.
+
+    A reason that this software does not know (the other side is newer) is `REASON_UNSPECIFIED`.
+    """
+    if not isinstance(error, grpc.aio.AioRpcError | grpc.Call):
+        return None, str(error)
+    details = error.details() or ""
+    name = _entry(error.trailing_metadata(), METADATA_KEY)
+    if name is None:
+        return None, details
+    # An enum of protobuf is no dict: it has `keys` and no `in`.
+    known_names = frozenset(Reason.keys())
+    known = cast("Reason", Reason.Value(name)) if name in known_names else Reason.REASON_UNSPECIFIED
+    return known, details or sentence(known)

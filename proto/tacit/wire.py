@@ -1,0 +1,417 @@
+"""Messages to protobuf and back.
+
+Parsing checks shape only (a message is there, numbers are in range, names are names): whether what it says is right is
+the business of the phase that receives it. What cannot be parsed raises `WireInvalid`, and nothing was changed.
+"""
+
+import secure_agg
+from secure_agg import ContextInvalid, RoundContext
+from tacit import messages
+from tacit.attempt import AttemptId
+from tacit.messages import AttemptMessage, CoordinatorPayload, FromCoordinator, FromMember, MemberPayload
+from tacit.reason import Reason
+from tacit.v1 import federation_pb2 as pb
+
+__all__ = [
+    "WireInvalid",
+    "attempt_from_pb",
+    "attempt_to_pb",
+    "from_coordinator",
+    "from_member",
+    "masked_input_from_pb",
+    "masked_input_to_pb",
+    "to_coordinator",
+    "to_member",
+]
+
+
+class WireInvalid(ValueError):
+    """A message that is not one."""
+
+
+def attempt_to_pb(attempt: AttemptId) -> pb.AttemptRef:
+    """As it travels."""
+    return pb.AttemptRef(job=attempt.job, round=attempt.round, attempt=attempt.attempt)
+
+
+def attempt_from_pb(ref: pb.AttemptRef) -> AttemptId:
+    """Raises: WireInvalid."""
+    if not ref.job or not ref.round or not ref.attempt:
+        raise WireInvalid("a message names no attempt")
+    return AttemptId(ref.job, ref.round, ref.attempt)
+
+
+def masked_input_to_pb(message: secure_agg.MaskedInput) -> pb.MaskedInput:
+    """As it travels in the header of an upload."""
+    return pb.MaskedInput(
+        member=message.member, digest=message.digest, length=message.length, signature=message.signature
+    )
+
+
+def masked_input_from_pb(message: pb.MaskedInput) -> secure_agg.MaskedInput:
+    """From the header of an upload."""
+    return secure_agg.MaskedInput(
+        member=message.member, digest=message.digest, length=message.length, signature=message.signature
+    )
+
+
+# ---- member to coordinator ----------------------------------------------------------------------------------------
+
+
+def to_coordinator(message: FromMember) -> pb.MemberMessage:
+    """What a member sends."""
+    match message:
+        case messages.Hello():
+            hello = pb.Hello(
+                protocol_versions=message.protocol_versions,
+                software_version=message.software_version,
+                capabilities=message.capabilities,
+                admits=message.admits,
+                process=message.process,
+            )
+            return pb.MemberMessage(hello=hello)
+        case messages.Decline():
+            decline = pb.Decline(
+                job=message.job, round=message.round, reason=message.reason, detail=message.detail
+            )
+            return pb.MemberMessage(decline=decline)
+        case messages.Ready():
+            ready = pb.Ready(job=message.job, round=message.round, version=message.version)
+            return pb.MemberMessage(ready=ready)
+        case AttemptMessage():
+            return _member_attempt_to_pb(attempt_to_pb(message.attempt), message.payload)
+
+
+def _member_attempt_to_pb(ref: pb.AttemptRef, payload: MemberPayload) -> pb.MemberMessage:
+    match payload:
+        case secure_agg.Advertisement():
+            advertisement = _advertisement_to_pb(payload)
+            advertisement.ref.CopyFrom(ref)
+            return pb.MemberMessage(advertisement=advertisement)
+        case secure_agg.Dealing():
+            dealing = pb.Dealing(
+                ref=ref,
+                dealer=payload.dealer,
+                seed_commitment=payload.seed_commitment,
+                shares=(
+                    pb.DealtShare(
+                        receiver=share.receiver,
+                        sealed=share.sealed,
+                        masking_commitment=share.masking_commitment,
+                        seed_commitment=share.seed_commitment,
+                    )
+                    for share in payload.shares
+                ),
+                signature=payload.signature,
+            )
+            return pb.MemberMessage(dealing=dealing)
+        case secure_agg.Confirmation():
+            confirmation = pb.Confirmation(ref=ref, member=payload.member, signature=payload.signature)
+            return pb.MemberMessage(confirmation=confirmation)
+        case secure_agg.Unmasking():
+            unmasking = pb.Unmasking(
+                ref=ref,
+                member=payload.member,
+                seed_shares=(_revealed_to_pb(share) for share in payload.seed_shares),
+                masking_shares=(_revealed_to_pb(share) for share in payload.masking_shares),
+            )
+            return pb.MemberMessage(unmasking=unmasking)
+        case messages.AttemptRefusal():
+            refusal = pb.AttemptRefusal(ref=ref, reason=payload.reason, detail=payload.detail)
+            return pb.MemberMessage(refusal=refusal)
+
+
+def from_member(message: pb.MemberMessage) -> FromMember:
+    """What a member sent.
+
+    Raises:
+        WireInvalid: no message in it, or one that names no attempt.
+    """
+    match message.WhichOneof("message"):
+        case "hello":
+            hello = message.hello
+            return messages.Hello(
+                protocol_versions=tuple(hello.protocol_versions),
+                software_version=hello.software_version,
+                process=hello.process,
+                admits=tuple(hello.admits),
+                capabilities=tuple(hello.capabilities),
+            )
+        case "decline":
+            decline = message.decline
+            return messages.Decline(
+                decline.job, decline.round, _reason(decline.reason), decline.detail[:1000]
+            )
+        case "ready":
+            return messages.Ready(message.ready.job, message.ready.round, message.ready.version)
+        case None:
+            raise WireInvalid("a message with nothing in it; the member's software may be newer than this")
+        case kind:
+            payload = getattr(message, kind)
+            return AttemptMessage(attempt_from_pb(payload.ref), _member_payload(message))
+
+
+def _member_payload(message: pb.MemberMessage) -> MemberPayload:
+    match message.WhichOneof("message"):
+        case "advertisement":
+            return _advertisement_from_pb(message.advertisement)
+        case "dealing":
+            dealing = message.dealing
+            return secure_agg.Dealing(
+                dealer=dealing.dealer,
+                seed_commitment=dealing.seed_commitment,
+                shares=tuple(
+                    secure_agg.DealtShare(
+                        receiver=share.receiver,
+                        sealed=share.sealed,
+                        masking_commitment=share.masking_commitment,
+                        seed_commitment=share.seed_commitment,
+                    )
+                    for share in dealing.shares
+                ),
+                signature=dealing.signature,
+            )
+        case "confirmation":
+            return secure_agg.Confirmation(message.confirmation.member, message.confirmation.signature)
+        case "unmasking":
+            unmasking = message.unmasking
+            return secure_agg.Unmasking(
+                member=unmasking.member,
+                seed_shares=tuple(_revealed_from_pb(share) for share in unmasking.seed_shares),
+                masking_shares=tuple(_revealed_from_pb(share) for share in unmasking.masking_shares),
+            )
+        case "refusal":
+            return messages.AttemptRefusal(_reason(message.refusal.reason), message.refusal.detail[:1000])
+        case kind:
+            raise WireInvalid(f"a message of an unknown kind: {kind}")
+
+
+# ---- coordinator to member ----------------------------------------------------------------------------------------
+
+
+def to_member(message: FromCoordinator) -> pb.CoordinatorMessage:
+    """What the coordinator sends."""
+    match message:
+        case messages.Welcome():
+            welcome = pb.Welcome(
+                protocol_version=message.protocol_version,
+                software_version=message.software_version,
+                federation=message.federation,
+                server_time_ms=message.server_time_ms,
+            )
+            return pb.CoordinatorMessage(welcome=welcome)
+        case messages.Goodbye():
+            return pb.CoordinatorMessage(goodbye=pb.Goodbye(reason=message.reason, detail=message.detail))
+        case messages.Standby():
+            return pb.CoordinatorMessage(standby=pb.Standby(detail=message.detail))
+        case messages.Assignment():
+            assignment = pb.Assignment(
+                job=message.job,
+                round=message.round,
+                job_document=message.job_document,
+                version=message.version,
+                version_number=message.version_number,
+                window_ms=message.window_ms,
+            )
+            return pb.CoordinatorMessage(assignment=assignment)
+        case messages.JobEnded():
+            ended = pb.JobEnded(job=message.job, reason=message.reason, final_version=message.final_version)
+            return pb.CoordinatorMessage(job_ended=ended)
+        case AttemptMessage():
+            return _coordinator_attempt_to_pb(attempt_to_pb(message.attempt), message.payload)
+
+
+def _coordinator_attempt_to_pb(ref: pb.AttemptRef, payload: CoordinatorPayload) -> pb.CoordinatorMessage:
+    match payload:
+        case messages.AttemptOpened():
+            return pb.CoordinatorMessage(attempt_opened=_context_to_pb(ref, payload.context))
+        case secure_agg.Roster():
+            roster = pb.Roster(ref=ref, advertisements=map(_advertisement_to_pb, payload.advertisements))
+            return pb.CoordinatorMessage(roster=roster)
+        case secure_agg.ReceivedDealings():
+            dealings = (
+                pb.ReceivedDealing(
+                    dealer=dealing.dealer,
+                    sealed=dealing.sealed,
+                    masking_share_commitment=dealing.masking_share_commitment,
+                    seed_share_commitment=dealing.seed_share_commitment,
+                    seed_commitment=dealing.seed_commitment,
+                    path=dealing.path,
+                    signature=dealing.signature,
+                )
+                for dealing in payload.dealings
+            )
+            return pb.CoordinatorMessage(received_dealings=pb.ReceivedDealings(ref=ref, dealings=dealings))
+        case secure_agg.Survivors():
+            return pb.CoordinatorMessage(survivors=pb.Survivors(ref=ref, members=payload.members))
+        case secure_agg.Confirmations():
+            confirmations = (
+                pb.Confirmation(member=item.member, signature=item.signature)
+                for item in payload.confirmations
+            )
+            return pb.CoordinatorMessage(confirmations=pb.Confirmations(ref=ref, confirmations=confirmations))
+        case messages.AttemptEnded():
+            ended = pb.AttemptEnded(
+                ref=ref,
+                published=payload.published,
+                reason=payload.reason,
+                detail=payload.detail,
+                result=payload.result,
+                new_version=payload.new_version,
+            )
+            return pb.CoordinatorMessage(attempt_ended=ended)
+
+
+def from_coordinator(message: pb.CoordinatorMessage) -> FromCoordinator:
+    """What the coordinator sent.
+
+    Raises:
+        WireInvalid: no message in it, one that names no attempt, a context whose numbers contradict each other.
+    """
+    match message.WhichOneof("message"):
+        case "welcome":
+            welcome = message.welcome
+            return messages.Welcome(
+                protocol_version=welcome.protocol_version,
+                software_version=welcome.software_version,
+                federation=welcome.federation,
+                server_time_ms=welcome.server_time_ms,
+            )
+        case "goodbye":
+            return messages.Goodbye(_reason(message.goodbye.reason), message.goodbye.detail)
+        case "standby":
+            return messages.Standby(message.standby.detail)
+        case "assignment":
+            assignment = message.assignment
+            return messages.Assignment(
+                job=assignment.job,
+                round=assignment.round,
+                job_document=assignment.job_document,
+                version=assignment.version,
+                version_number=assignment.version_number,
+                window_ms=assignment.window_ms,
+            )
+        case "job_ended":
+            ended = message.job_ended
+            return messages.JobEnded(ended.job, _reason(ended.reason), ended.final_version)
+        case None:
+            raise WireInvalid(
+                "a message with nothing in it; the coordinator's software may be newer than this"
+            )
+        case kind:
+            payload = getattr(message, kind)
+            return AttemptMessage(attempt_from_pb(payload.ref), _coordinator_payload(message))
+
+
+def _coordinator_payload(message: pb.CoordinatorMessage) -> CoordinatorPayload:
+    match message.WhichOneof("message"):
+        case "attempt_opened":
+            return messages.AttemptOpened(_context_from_pb(message.attempt_opened))
+        case "roster":
+            return secure_agg.Roster(tuple(map(_advertisement_from_pb, message.roster.advertisements)))
+        case "received_dealings":
+            return secure_agg.ReceivedDealings(
+                tuple(
+                    secure_agg.ReceivedDealing(
+                        dealer=dealing.dealer,
+                        sealed=dealing.sealed,
+                        masking_share_commitment=dealing.masking_share_commitment,
+                        seed_share_commitment=dealing.seed_share_commitment,
+                        seed_commitment=dealing.seed_commitment,
+                        path=tuple(dealing.path),
+                        signature=dealing.signature,
+                    )
+                    for dealing in message.received_dealings.dealings
+                )
+            )
+        case "survivors":
+            return secure_agg.Survivors(tuple(message.survivors.members))
+        case "confirmations":
+            return secure_agg.Confirmations(
+                tuple(
+                    secure_agg.Confirmation(item.member, item.signature)
+                    for item in message.confirmations.confirmations
+                )
+            )
+        case "attempt_ended":
+            ended = message.attempt_ended
+            return messages.AttemptEnded(
+                published=ended.published,
+                reason=_reason(ended.reason),
+                detail=ended.detail,
+                result=ended.result,
+                new_version=ended.new_version,
+            )
+        case kind:
+            raise WireInvalid(f"a message of an unknown kind: {kind}")
+
+
+# ---- parts ----------------------------------------------------------------------------------------------------------
+
+
+def _advertisement_to_pb(message: secure_agg.Advertisement) -> pb.Advertisement:
+    return pb.Advertisement(
+        member=message.member,
+        certificate=message.certificate,
+        masking_key=message.masking_key,
+        sealing_key=message.sealing_key,
+        nonce=message.nonce,
+        signature=message.signature,
+    )
+
+
+def _advertisement_from_pb(message: pb.Advertisement) -> secure_agg.Advertisement:
+    return secure_agg.Advertisement(
+        member=message.member,
+        certificate=message.certificate,
+        masking_key=message.masking_key,
+        sealing_key=message.sealing_key,
+        nonce=message.nonce,
+        signature=message.signature,
+    )
+
+
+def _revealed_to_pb(share: secure_agg.RevealedShare) -> pb.RevealedShare:
+    return pb.RevealedShare(dealer=share.dealer, share=share.share)
+
+
+def _revealed_from_pb(share: pb.RevealedShare) -> secure_agg.RevealedShare:
+    return secure_agg.RevealedShare(dealer=share.dealer, share=share.share)
+
+
+def _context_to_pb(ref: pb.AttemptRef, context: RoundContext) -> pb.AttemptOpened:
+    return pb.AttemptOpened(
+        ref=ref,
+        federation=context.federation,
+        application=context.application,
+        model=context.model,
+        cohort=context.cohort,
+        threshold=context.threshold,
+        assumed_corrupt=context.assumed_corrupt,
+        values=context.values,
+        bits=context.bits,
+    )
+
+
+def _context_from_pb(message: pb.AttemptOpened) -> RoundContext:
+    try:
+        return RoundContext(
+            federation=message.federation,
+            job=message.ref.job,
+            round=message.ref.round,
+            attempt=message.ref.attempt,
+            application=message.application,
+            model=message.model,
+            cohort=message.cohort,
+            threshold=message.threshold,
+            assumed_corrupt=message.assumed_corrupt,
+            values=message.values,
+            bits=message.bits,
+        )
+    except ContextInvalid as error:
+        raise WireInvalid(f"the attempt's context contradicts itself: {error}") from error
+
+
+def _reason(number: Reason) -> Reason:
+    # Newer software may know reasons that this one does not.
+    return number if number in Reason.values() else Reason.REASON_UNSPECIFIED

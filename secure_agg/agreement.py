@@ -1,0 +1,88 @@
+"""Key agreement between two members, and the keys and seals that follow from it.
+
+Guarantees: a public key that would agree on zero with everybody is refused; every derived key is bound to the
+session, its purpose and the two members in their order; a sealing key serves one message in one direction,
+which is what makes the fixed nonce safe.
+
+X25519 as in RFC 7748, HKDF-SHA256 as in RFC 5869, AES-256-GCM as in NIST SP 800-38D.
+"""
+
+from __future__ import annotations
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from secure_agg.transcript import Purpose, frame
+
+__all__ = [
+    "KEY_BYTES",
+    "SEAL_OVERHEAD",
+    "KeyInvalid",
+    "SealBroken",
+    "agree",
+    "check_public_key",
+    "derive_key",
+    "open_sealed",
+    "public_key",
+    "seal",
+]
+
+KEY_BYTES = 32
+SEAL_OVERHEAD = 16
+_NONCE = bytes(12)
+# Any secret does for the test: X25519 gives zero for a point of small order whatever the secret is.
+_PROBE = X25519PrivateKey.from_private_bytes(b"\x01" * KEY_BYTES)
+
+
+class KeyInvalid(ValueError):
+    """Not a usable X25519 public key."""
+
+
+class SealBroken(ValueError):
+    """A sealed message does not open under this pair's key and header."""
+
+
+def public_key(secret: bytes) -> bytes:
+    """The X25519 public key (32 bytes) of a secret key (32 bytes)."""
+    return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
+
+
+def check_public_key(key: bytes) -> None:
+    """Raise KeyInvalid unless `key` has 32 bytes and is not a point of small order."""
+    _exchange(_PROBE, key)
+
+
+def agree(secret: bytes, key: bytes) -> bytes:
+    """The X25519 shared secret (32 bytes). Raises KeyInvalid where it would be zero."""
+    return _exchange(X25519PrivateKey.from_private_bytes(secret), key)
+
+
+def derive_key(secret: bytes, session: bytes, info: bytes) -> bytes:
+    """HKDF-SHA256 over `secret`, salted with the session id, for one framed purpose; 32 bytes."""
+    return HKDF(algorithm=hashes.SHA256(), length=KEY_BYTES, salt=session, info=info).derive(secret)
+
+
+def seal(shared: bytes, session: bytes, sender: str, receiver: str, message: bytes) -> bytes:
+    """Encrypt the one message that `sender` sends to `receiver` in this session; 16 bytes longer than it."""
+    key = derive_key(shared, session, frame(Purpose.SEAL_KEY, sender, receiver))
+    return AESGCM(key).encrypt(_NONCE, message, frame(Purpose.SEAL_HEADER, session, sender, receiver))
+
+
+def open_sealed(shared: bytes, session: bytes, sender: str, receiver: str, sealed: bytes) -> bytes:
+    """The message under `seal` of the same arguments. Raises SealBroken."""
+    key = derive_key(shared, session, frame(Purpose.SEAL_KEY, sender, receiver))
+    header = frame(Purpose.SEAL_HEADER, session, sender, receiver)
+    try:
+        return AESGCM(key).decrypt(_NONCE, sealed, header)
+    except InvalidTag:
+        raise SealBroken(f"the message from {sender} to {receiver} does not open") from None
+
+
+def _exchange(secret: X25519PrivateKey, key: bytes) -> bytes:
+    try:
+        return secret.exchange(X25519PublicKey.from_public_bytes(key))
+    except ValueError as error:
+        raise KeyInvalid(f"not a usable X25519 public key: {error}") from None

@@ -1,0 +1,146 @@
+"""Phase 0, advertise: fresh keys out, a checked roster in.
+
+Guarantees: keys and nonce are fresh for this call and meet one roster only. A roster that is accepted holds
+at least t and at most n entries, all distinct in member, key, nonce and certificate, each signed for exactly
+this context by the member it names, and this member's own entry byte for byte. From then on the session id
+stands.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from dataclasses import dataclass, field
+
+from secure_agg.agreement import KEY_BYTES, KeyInvalid, check_public_key, public_key
+from secure_agg.context import RoundContext
+from secure_agg.identity import Identity, IdentityInvalid, KeyOf, VerifyIdentity
+from secure_agg.member.seat import Seat
+from secure_agg.member.share import AwaitingDealings, deal_shares
+from secure_agg.messages import Advertisement, Dealing, Roster
+from secure_agg.randomness import RandomSource
+from secure_agg.reasons import Reason, Refusal
+from secure_agg.secret import Once, Secret
+from secure_agg.session import NONCE_BYTES, Session, advertisement_statement
+
+__all__ = ["AwaitingRoster", "advertise"]
+
+
+def advertise(
+    context: RoundContext,
+    identity: Identity,
+    verify: VerifyIdentity,
+    random: RandomSource,
+    *,
+    key_of: KeyOf | None = None,
+) -> tuple[AwaitingRoster, Advertisement]:
+    """Open an attempt: two fresh X25519 key pairs and a nonce, signed with the context.
+
+    key_of: gives a certificate's public key, so that two certificates over one key are refused. Without it
+    only equal certificates are seen here, and `verify` or the caller must see to the rest.
+    """
+    # Bonawitz, round 0: generate (c_PK, c_SK) for sealing and (s_PK, s_SK) for masking, sign both public
+    # keys.
+    masking, sealing = Secret(random.bytes(KEY_BYTES)), Secret(random.bytes(KEY_BYTES))
+    unsigned = Advertisement(
+        member=identity.member,
+        certificate=identity.certificate,
+        masking_key=public_key(masking.reveal()),
+        sealing_key=public_key(sealing.reveal()),
+        nonce=random.bytes(NONCE_BYTES),
+        signature=b"",
+    )
+    signature = identity.sign(advertisement_statement(context, unsigned))
+    advertisement = dataclasses.replace(unsigned, signature=signature)
+    state = AwaitingRoster(context, identity, verify, key_of, random, advertisement, masking, sealing)
+    return state, advertisement
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitingRoster:
+    """Keys are advertised; the roster has not arrived."""
+
+    context: RoundContext
+    _identity: Identity = field(repr=False)
+    _verify: VerifyIdentity = field(repr=False)
+    _key_of: KeyOf | None = field(repr=False)
+    _random: RandomSource = field(repr=False)
+    advertisement: Advertisement
+    _masking: Secret
+    _sealing: Secret
+    _once: Once = field(default_factory=lambda: Once(Reason.SECOND_ROSTER), repr=False)
+
+    def on_roster(self, roster: Roster) -> tuple[AwaitingDealings, Dealing]:
+        """Check the roster, deal shares of both secrets to everybody on it. Raises Refusal."""
+        self._once.check()
+        self._check_roster(roster)
+        seat = Seat(Session.of(self.context, roster.advertisements), self._identity, self._verify)
+        self._once.spend()
+        return deal_shares(seat, self._masking, self._sealing, self._random)
+
+    def _check_roster(self, roster: Roster) -> None:
+        entries = roster.advertisements
+        if len(entries) < self.context.threshold:
+            raise Refusal(
+                Reason.ROSTER_TOO_SMALL,
+                detail=f"{len(entries)} members, the threshold is {self.context.threshold}",
+            )
+        if len(entries) > self.context.cohort:
+            raise Refusal(
+                Reason.ROSTER_TOO_LARGE, detail=f"{len(entries)} members in a cohort of {self.context.cohort}"
+            )
+        _check_distinct(entries, self._key_of)
+        own = [entry for entry in entries if entry.member == self._identity.member]
+        if not own:
+            raise Refusal(Reason.ROSTER_OWN_ENTRY_MISSING)
+        if own[0] != self.advertisement:
+            raise Refusal(Reason.ROSTER_OWN_ENTRY_ALTERED, self._identity.member)
+        for entry in entries:
+            self._check_entry(entry)
+
+    def _check_entry(self, entry: Advertisement) -> None:
+        if not entry.member or len(entry.nonce) != NONCE_BYTES:
+            raise Refusal(Reason.ROSTER_MALFORMED, entry.member)
+        try:
+            check_public_key(entry.masking_key)
+            check_public_key(entry.sealing_key)
+        except KeyInvalid as error:
+            raise Refusal(Reason.ROSTER_KEY_INVALID, entry.member, str(error)) from None
+        # The statement holds this member's own context digest: a peer that was shown another context fails
+        # here.
+        try:
+            named = self._verify(
+                entry.certificate, advertisement_statement(self.context, entry), entry.signature
+            )
+        except IdentityInvalid as error:
+            raise Refusal(Reason.ROSTER_SIGNATURE_INVALID, entry.member, str(error)) from None
+        if named != entry.member:
+            raise Refusal(Reason.ROSTER_IDENTITY_MISMATCH, entry.member, f"the certificate names {named}")
+
+
+def _check_distinct(entries: tuple[Advertisement, ...], key_of: KeyOf | None) -> None:
+    members: set[str] = set()
+    publics: set[bytes] = set()
+    holders: set[bytes] = set()
+    for entry in entries:
+        if entry.member in members:
+            raise Refusal(Reason.ROSTER_MEMBER_DUPLICATE, entry.member)
+        members.add(entry.member)
+        # One set for all: a masking key that reappears as somebody's sealing key or nonce is a copy as well.
+        for public in (entry.masking_key, entry.sealing_key, entry.nonce):
+            if public in publics:
+                raise Refusal(Reason.ROSTER_KEY_DUPLICATE, entry.member)
+            publics.add(public)
+        holder = {hashlib.sha256(entry.certificate).digest()}
+        if key_of is not None:
+            holder.add(hashlib.sha256(b"key" + _key_of(key_of, entry)).digest())
+        if holders & holder:
+            raise Refusal(Reason.ROSTER_CERTIFICATE_DUPLICATE, entry.member)
+        holders |= holder
+
+
+def _key_of(key_of: KeyOf, entry: Advertisement) -> bytes:
+    try:
+        return key_of(entry.certificate)
+    except IdentityInvalid as error:
+        raise Refusal(Reason.ROSTER_SIGNATURE_INVALID, entry.member, str(error)) from None

@@ -1,0 +1,44 @@
+"""What a member carries through the phases once the roster stands: its place, and the shares it holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from secure_agg.context import RoundContext
+from secure_agg.identity import Identity, IdentityInvalid, MemberId, VerifyIdentity
+from secure_agg.secret import Secret
+from secure_agg.session import Session
+
+__all__ = ["HeldShares", "Seat"]
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """One member's place in one session. Holds no secret."""
+
+    session: Session
+    identity: Identity = field(repr=False)
+    verify: VerifyIdentity = field(repr=False)
+
+    @property
+    def member(self) -> MemberId:
+        return self.identity.member
+
+    @property
+    def context(self) -> RoundContext:
+        return self.session.context
+
+    def signed_by(self, member: MemberId, statement: bytes, signature: bytes) -> bool:
+        """Whether `member` signed `statement`, under the certificate that the roster holds for it."""
+        try:
+            return self.verify(self.session.entries[member].certificate, statement, signature) == member
+        except IdentityInvalid:
+            return False
+
+
+@dataclass(frozen=True, slots=True)
+class HeldShares:
+    """One dealer's two shares for this member."""
+
+    masking: Secret
+    seed: Secret

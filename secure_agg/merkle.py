@@ -1,0 +1,57 @@
+"""A hash tree over a dealer's commitments, so that each receiver gets its own commitments and a short path
+instead of everybody's.
+
+Guarantees: a path for (leaf, index, count) leads to one root only; a leaf cannot be passed off as a node, nor
+moved to another index (its framing names the receiver besides). Leaves are padded with zeros to a power of
+two, and the count is framed with the root, so that padding is never taken for a leaf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from secure_agg.transcript import Purpose, digest
+
+__all__ = ["paths_of", "root_from_path", "root_of"]
+
+_PADDING = bytes(32)
+
+
+def root_of(leaves: Sequence[bytes]) -> bytes:
+    """The root over at least one leaf digest."""
+    return _sealed_root(_levels(leaves)[-1][0], len(leaves))
+
+
+def paths_of(leaves: Sequence[bytes]) -> tuple[tuple[bytes, ...], ...]:
+    """For each leaf, its siblings from the bottom up."""
+    below_root = _levels(leaves)[:-1]
+    return tuple(
+        tuple(level[(index >> height) ^ 1] for height, level in enumerate(below_root))
+        for index in range(len(leaves))
+    )
+
+
+def root_from_path(leaf: bytes, index: int, count: int, path: Sequence[bytes]) -> bytes | None:
+    """The root that `path` leads to from `leaf` at `index`, or None for a path of the wrong length."""
+    if not 0 <= index < count or len(path) != (count - 1).bit_length():
+        return None
+    node = leaf
+    for height, sibling in enumerate(path):
+        left, right = (sibling, node) if (index >> height) & 1 else (node, sibling)
+        node = digest(Purpose.DEALING_NODE, left, right)
+    return _sealed_root(node, count)
+
+
+def _levels(leaves: Sequence[bytes]) -> list[list[bytes]]:
+    width = 1 << (len(leaves) - 1).bit_length()
+    level = [*leaves, *([_PADDING] * (width - len(leaves)))]
+    levels = [level]
+    while len(level) > 1:
+        pairs = zip(level[::2], level[1::2], strict=True)
+        level = [digest(Purpose.DEALING_NODE, left, right) for left, right in pairs]
+        levels.append(level)
+    return levels
+
+
+def _sealed_root(node: bytes, count: int) -> bytes:
+    return digest(Purpose.DEALING_NODE, node, count)

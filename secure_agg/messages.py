@@ -1,0 +1,154 @@
+"""Everything that travels, as plain frozen records of text, numbers, bytes and tuples.
+
+Guarantees: a message holds no behaviour and no secret of its sender; equality is equality of every byte,
+which is what makes repeats recognisable. Nothing here is checked: the phase that receives a message checks
+it.
+
+Lists are in the order of member names (sorted as text).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from secure_agg.identity import MemberId
+
+__all__ = [
+    "Advertisement",
+    "Confirmation",
+    "Confirmations",
+    "Dealing",
+    "DealtShare",
+    "MaskedInput",
+    "ReceivedDealing",
+    "ReceivedDealings",
+    "RevealedShare",
+    "Roster",
+    "Survivors",
+    "Unmasking",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Advertisement:
+    """Phase 0, member to server: two fresh X25519 keys and a nonce, 32 bytes each, signed."""
+
+    member: MemberId
+    certificate: bytes
+    masking_key: bytes
+    sealing_key: bytes
+    nonce: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """Phase 0, server to all of U1: every advertisement, the same for everybody."""
+
+    advertisements: tuple[Advertisement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DealtShare:
+    """What one dealer made for one receiver.
+
+    sealed: the two shares under the pair's sealing key (82 bytes); empty for the dealer's own pair, which it
+    keeps.
+    masking_commitment, seed_commitment: 32 bytes each, to the share of the masking secret key and of the
+    seed.
+    """
+
+    receiver: MemberId
+    sealed: bytes
+    masking_commitment: bytes
+    seed_commitment: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Dealing:
+    """Phase 1, member to server: one entry for each receiver, itself included.
+
+    seed_commitment: 32 bytes, to the self-mask seed. signature: over it and the hash tree of all share
+    commitments.
+    """
+
+    dealer: MemberId
+    seed_commitment: bytes
+    shares: tuple[DealtShare, ...]
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedDealing:
+    """What one dealer dealt to the receiver of this message, with what is needed to check the dealer's
+    signature.
+
+    path: the siblings (32 bytes each) that lead from this receiver's commitments to the signed root.
+    """
+
+    dealer: MemberId
+    sealed: bytes
+    masking_share_commitment: bytes
+    seed_share_commitment: bytes
+    seed_commitment: bytes
+    path: tuple[bytes, ...]
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedDealings:
+    """Phase 1, server to a member of U2: what every other member of U2 dealt to it."""
+
+    dealings: tuple[ReceivedDealing, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedInput:
+    """Phase 2, member to server: the signed SHA-256 of the masked vector's little-endian bytes.
+
+    length: the number of values. The vector itself travels beside this message.
+    """
+
+    member: MemberId
+    digest: bytes
+    length: int
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Survivors:
+    """Phase 2, server to all of U3: who they are."""
+
+    members: tuple[MemberId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """Phase 3, member to server: a signature over (session, U3, model digest, context digest)."""
+
+    member: MemberId
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmations:
+    """Phase 3, server to all of U4: the signatures that arrived. It is also the request to unmask."""
+
+    confirmations: tuple[Confirmation, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RevealedShare:
+    """One share (33 bytes) of one dealer's secret."""
+
+    dealer: MemberId
+    share: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Unmasking:
+    """Phase 4, member to server: a seed share for each dealer in U3, a key share for each in U2 less U3."""
+
+    member: MemberId
+    seed_shares: tuple[RevealedShare, ...]
+    masking_shares: tuple[RevealedShare, ...]

@@ -1,0 +1,249 @@
+"""Why a member is dropped, why a member refuses, why an attempt is abandoned: one list of reasons.
+
+Guarantees: every outcome of the protocol that is not "the sum was opened" carries exactly one `Reason`, and
+every reason has one sentence a person can read. The names are part of the contract with other packages, which
+map them one to one: a reason is added, never renamed.
+
+A member that misbehaves is data on the server side (`Dropped`), and so is an attempt that cannot be finished
+(`Abandoned`). A member that will not go on is an exception on the member side (`Refusal`), because nothing
+sensible can follow it. Detail strings name members, counts and limits; never keys, shares or values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from secure_agg.identity import MemberId
+
+__all__ = ["Abandoned", "Dropped", "Phase", "Reason", "Refusal"]
+
+
+class Phase(StrEnum):
+    """The five phases, in order, under the names of the phase table in docs/secure-aggregation.md."""
+
+    ADVERTISE = "advertise"
+    SHARE = "share"
+    MASK = "mask"
+    CONFIRM = "confirm"
+    UNMASK = "unmask"
+
+
+class Reason(StrEnum):
+    """One word for one cause. `reason.sentence` explains it to a person."""
+
+    # Any phase, seen by the server.
+    PHASE_DEADLINE = "phase_deadline"
+    DISCONNECTED = "disconnected"
+    MEMBER_REFUSED = "member_refused"
+    SENDER_NOT_EXPECTED = "sender_not_expected"
+    MESSAGE_NOT_EXPECTED = "message_not_expected"
+    MESSAGE_CONFLICTING = "message_conflicting"
+    MESSAGE_MALFORMED = "message_malformed"
+
+    # Advertise, seen by the server.
+    ADVERTISEMENT_IDENTITY_MISMATCH = "advertisement_identity_mismatch"
+    ADVERTISEMENT_SIGNATURE_INVALID = "advertisement_signature_invalid"
+    ADVERTISEMENT_KEY_INVALID = "advertisement_key_invalid"
+    ADVERTISEMENT_KEY_DUPLICATE = "advertisement_key_duplicate"
+    ADVERTISEMENT_CERTIFICATE_DUPLICATE = "advertisement_certificate_duplicate"
+
+    # Share, seen by the server.
+    DEALING_RECEIVERS_WRONG = "dealing_receivers_wrong"
+    DEALING_SIGNATURE_INVALID = "dealing_signature_invalid"
+
+    # Mask, seen by the server.
+    MASKED_INPUT_LENGTH_WRONG = "masked_input_length_wrong"
+    MASKED_INPUT_DIGEST_MISMATCH = "masked_input_digest_mismatch"
+    MASKED_INPUT_SIGNATURE_INVALID = "masked_input_signature_invalid"
+    MASKED_INPUT_INCOMPLETE = "masked_input_incomplete"
+    MASKED_INPUT_OUT_OF_RING = "masked_input_out_of_ring"
+
+    # Confirm, seen by the server.
+    CONFIRMATION_SIGNATURE_INVALID = "confirmation_signature_invalid"
+
+    # Unmask, seen by the server.
+    UNMASKING_DEALERS_WRONG = "unmasking_dealers_wrong"
+    UNMASKING_BOTH_SHARES = "unmasking_both_shares"
+    UNMASKING_SHARE_MISMATCH = "unmasking_share_mismatch"
+    DEALER_SEED_INCONSISTENT = "dealer_seed_inconsistent"
+    DEALER_MASKING_KEY_INCONSISTENT = "dealer_masking_key_inconsistent"
+
+    # Why an attempt is abandoned.
+    THRESHOLD_LOST = "threshold_lost"
+    RECONSTRUCTION_FAILED = "reconstruction_failed"
+    CANCELLED = "cancelled"
+
+    # Before the protocol starts, seen by the member.
+    CONTEXT_INVALID = "context_invalid"
+    POLICY_REFUSED = "policy_refused"
+    ATTEMPT_REPLAYED = "attempt_replayed"
+
+    # On the roster, seen by the member.
+    ROSTER_MALFORMED = "roster_malformed"
+    ROSTER_TOO_SMALL = "roster_too_small"
+    ROSTER_TOO_LARGE = "roster_too_large"
+    ROSTER_MEMBER_DUPLICATE = "roster_member_duplicate"
+    ROSTER_KEY_DUPLICATE = "roster_key_duplicate"
+    ROSTER_KEY_INVALID = "roster_key_invalid"
+    ROSTER_CERTIFICATE_DUPLICATE = "roster_certificate_duplicate"
+    ROSTER_IDENTITY_MISMATCH = "roster_identity_mismatch"
+    ROSTER_SIGNATURE_INVALID = "roster_signature_invalid"
+    ROSTER_OWN_ENTRY_MISSING = "roster_own_entry_missing"
+    ROSTER_OWN_ENTRY_ALTERED = "roster_own_entry_altered"
+    SECOND_ROSTER = "second_roster"
+
+    # On what was dealt, seen by the member.
+    DEALINGS_MALFORMED = "dealings_malformed"
+    DEALINGS_TOO_FEW = "dealings_too_few"
+    DEALINGS_DUPLICATE = "dealings_duplicate"
+    DEALINGS_FOREIGN_DEALER = "dealings_foreign_dealer"
+    DEALINGS_SIGNATURE_INVALID = "dealings_signature_invalid"
+    DEALINGS_CIPHERTEXT_INVALID = "dealings_ciphertext_invalid"
+    DEALINGS_SHARE_MISMATCH = "dealings_share_mismatch"
+    SECOND_DEALINGS = "second_dealings"
+
+    # On its own vector, seen by the member.
+    VECTOR_INVALID = "vector_invalid"
+    SECOND_MASKING = "second_masking"
+
+    # On U3, seen by the member.
+    SURVIVORS_DUPLICATE = "survivors_duplicate"
+    SURVIVORS_WITHOUT_SELF = "survivors_without_self"
+    SURVIVORS_NOT_DEALT = "survivors_not_dealt"
+    SURVIVORS_TOO_FEW = "survivors_too_few"
+    SECOND_SURVIVORS = "second_survivors"
+
+    # On the confirmations and the request to unmask, seen by the member.
+    CONFIRMATIONS_DUPLICATE = "confirmations_duplicate"
+    CONFIRMATIONS_FOREIGN_MEMBER = "confirmations_foreign_member"
+    CONFIRMATIONS_SIGNATURE_INVALID = "confirmations_signature_invalid"
+    CONFIRMATIONS_TOO_FEW = "confirmations_too_few"
+    SECOND_UNMASK_REQUEST = "second_unmask_request"
+
+    @property
+    def sentence(self) -> str:
+        """One sentence that explains this reason to a person."""
+        return _SENTENCES[self]
+
+
+_SENTENCES: dict[Reason, str] = {
+    Reason.PHASE_DEADLINE: "The member did not answer before the phase was closed.",
+    Reason.DISCONNECTED: "The member's connection was lost.",
+    Reason.MEMBER_REFUSED: "The member checked what it was sent and refused to go on.",
+    Reason.SENDER_NOT_EXPECTED: "The sender is not one of those who may answer in this phase.",
+    Reason.MESSAGE_NOT_EXPECTED: "The message does not belong to this phase.",
+    Reason.MESSAGE_CONFLICTING: "The member sent two different messages where the protocol allows one.",
+    Reason.MESSAGE_MALFORMED: "A field of the message has the wrong length or names another sender.",
+    Reason.ADVERTISEMENT_IDENTITY_MISMATCH: "The certificate in the advertisement names another member.",
+    Reason.ADVERTISEMENT_SIGNATURE_INVALID: (
+        "The advertisement's certificate or its signature over keys, nonce and context is not valid."
+    ),
+    Reason.ADVERTISEMENT_KEY_INVALID: "A key in the advertisement is not a usable X25519 public key.",
+    Reason.ADVERTISEMENT_KEY_DUPLICATE: "A key or nonce in the advertisement was already advertised.",
+    Reason.ADVERTISEMENT_CERTIFICATE_DUPLICATE: (
+        "The certificate in the advertisement, or its key, already belongs to another member of the cohort."
+    ),
+    Reason.DEALING_RECEIVERS_WRONG: "The dealing does not hold exactly one message for every receiver.",
+    Reason.DEALING_SIGNATURE_INVALID: "The dealer's signature over its commitments is not valid.",
+    Reason.MASKED_INPUT_LENGTH_WRONG: "The masked vector does not have the length that the context names.",
+    Reason.MASKED_INPUT_DIGEST_MISMATCH: "The uploaded vector is not the one whose digest the member signed.",
+    Reason.MASKED_INPUT_SIGNATURE_INVALID: "The signature over the masked vector's digest is not valid.",
+    Reason.MASKED_INPUT_INCOMPLETE: "The upload of the masked vector broke off before its end.",
+    Reason.MASKED_INPUT_OUT_OF_RING: "The masked vector holds a value outside the ring of the context.",
+    Reason.CONFIRMATION_SIGNATURE_INVALID: (
+        "The signature over the survivors, model and context is not valid."
+    ),
+    Reason.UNMASKING_DEALERS_WRONG: "The answer does not hold exactly one share for every dealer.",
+    Reason.UNMASKING_BOTH_SHARES: "The answer holds both shares of one dealer.",
+    Reason.UNMASKING_SHARE_MISMATCH: "A revealed share is not the one that its dealer committed to.",
+    Reason.DEALER_SEED_INCONSISTENT: "The dealer's shares do not rebuild the self-mask seed it committed to.",
+    Reason.DEALER_MASKING_KEY_INCONSISTENT: (
+        "The dealer's shares do not rebuild the secret half of the masking key it advertised."
+    ),
+    Reason.THRESHOLD_LOST: "Fewer members than the threshold are left in this phase.",
+    Reason.RECONSTRUCTION_FAILED: "A secret needed to open the sum could not be rebuilt from correct shares.",
+    Reason.CANCELLED: "The attempt was stopped from outside the protocol.",
+    Reason.CONTEXT_INVALID: "The numbers of the attempt contradict each other.",
+    Reason.POLICY_REFUSED: "The attempt is weaker than the member's own policy allows.",
+    Reason.ATTEMPT_REPLAYED: "The member has already taken part in this or a later round and attempt.",
+    Reason.ROSTER_MALFORMED: "A field of a roster entry has the wrong length or is empty.",
+    Reason.ROSTER_TOO_SMALL: "The roster names fewer members than the threshold.",
+    Reason.ROSTER_TOO_LARGE: "The roster names more members than the cohort that the context fixes.",
+    Reason.ROSTER_MEMBER_DUPLICATE: "The roster names a member twice.",
+    Reason.ROSTER_KEY_DUPLICATE: "Two roster entries share a key or a nonce.",
+    Reason.ROSTER_KEY_INVALID: "A roster entry holds a key that is not a usable X25519 public key.",
+    Reason.ROSTER_CERTIFICATE_DUPLICATE: "Two roster entries share a certificate or a certificate's key.",
+    Reason.ROSTER_IDENTITY_MISMATCH: "A roster entry names one member and its certificate another.",
+    Reason.ROSTER_SIGNATURE_INVALID: (
+        "A roster entry's certificate or signature is not valid for this context."
+    ),
+    Reason.ROSTER_OWN_ENTRY_MISSING: "The roster does not name the member it was sent to.",
+    Reason.ROSTER_OWN_ENTRY_ALTERED: "The roster's entry for this member is not what this member sent.",
+    Reason.SECOND_ROSTER: "The keys advertised were already used with a roster.",
+    Reason.DEALINGS_MALFORMED: "A dealt message has fields of the wrong length or number.",
+    Reason.DEALINGS_TOO_FEW: "Fewer members than the threshold dealt shares.",
+    Reason.DEALINGS_DUPLICATE: "The same dealer appears twice among the messages dealt.",
+    Reason.DEALINGS_FOREIGN_DEALER: (
+        "A message claims to be dealt by someone who may not deal to this member."
+    ),
+    Reason.DEALINGS_SIGNATURE_INVALID: (
+        "A dealer's signature does not cover the commitments that were passed on."
+    ),
+    Reason.DEALINGS_CIPHERTEXT_INVALID: (
+        "A sealed message does not open as what this dealer sealed for this member."
+    ),
+    Reason.DEALINGS_SHARE_MISMATCH: "A share that was dealt is not the one its dealer committed to.",
+    Reason.SECOND_DEALINGS: "The messages dealt were already accepted once in this session.",
+    Reason.VECTOR_INVALID: "The vector to mask has the wrong type, length or range.",
+    Reason.SECOND_MASKING: "The masks of this session were already used on a vector.",
+    Reason.SURVIVORS_DUPLICATE: "The list of survivors names a member twice.",
+    Reason.SURVIVORS_WITHOUT_SELF: "The list of survivors leaves out the member it was sent to.",
+    Reason.SURVIVORS_NOT_DEALT: "The list of survivors names a member whose dealing never arrived here.",
+    Reason.SURVIVORS_TOO_FEW: "The list of survivors is shorter than the threshold.",
+    Reason.SECOND_SURVIVORS: "This member already signed a list of survivors in this session.",
+    Reason.CONFIRMATIONS_DUPLICATE: "The same member appears twice among the confirmations.",
+    Reason.CONFIRMATIONS_FOREIGN_MEMBER: (
+        "A confirmation comes from a member that is not among the survivors."
+    ),
+    Reason.CONFIRMATIONS_SIGNATURE_INVALID: (
+        "A confirmation is not a valid signature over the survivors, model and context this member confirmed."
+    ),
+    Reason.CONFIRMATIONS_TOO_FEW: "Fewer survivors than the threshold confirmed.",
+    Reason.SECOND_UNMASK_REQUEST: "This member already revealed its shares once in this session.",
+}
+
+
+class Refusal(Exception):
+    """An honest member will not go on.
+
+    `reason` says why, `member` names the other member whose entry or message was at fault (None when the
+    fault lies in the message as a whole, which is the coordinator's), `detail` adds numbers. The state that
+    raised it is unchanged.
+    """
+
+    def __init__(self, reason: Reason, member: MemberId | None = None, detail: str = "") -> None:
+        self.reason = reason
+        self.member = member
+        self.detail = detail
+        about = f" [{member}]" if member is not None else ""
+        super().__init__(f"{reason.value}{about}: {detail or reason.sentence}")
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """The server stops counting on a member, and why. Data, not an exception: misbehaviour is expected."""
+
+    member: MemberId
+    reason: Reason
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """An attempt that cannot be opened any more. `dropped` lists everyone lost so far, in order."""
+
+    phase: Phase
+    reason: Reason
+    detail: str = ""
+    dropped: tuple[Dropped, ...] = ()

@@ -1,0 +1,230 @@
+"""Real numbers into the ring Z_{2^b} and back.
+
+Guarantees: a layout that passes `check_no_wrap(members)` can hold the sum of that many encoded vectors
+without wrapping; rounding is stochastic and unbiased, from the cryptographic source handed in; a value that
+is not finite or lies beyond its segment's bound is an error, never clipped in silence. Clipping is the
+caller's step before encoding, and the two helpers here refuse what is not finite before they clip.
+
+Order: clip (caller), encode, mask, sum, unmask, decode. A decoded sum is the centre-lift: residues from
+2^(b-1) up are negative numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from secure_agg.masking import RING_DTYPE
+from secure_agg.randomness import KeyStream, RandomSource, StreamScratch
+from secure_agg.transcript import Purpose, digest
+
+__all__ = ["EncodingInvalid", "Layout", "LayoutInvalid", "Segment", "clip_coordinates", "clip_l2"]
+
+_BLOCK_VALUES = 32 * 1024
+_UNIT = 2.0**-53
+
+
+class LayoutInvalid(ValueError):
+    """Segments, scales, bounds and ring do not fit together."""
+
+
+class EncodingInvalid(ValueError):
+    """A vector cannot be encoded or decoded under this layout."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A named run of `length` coordinates. |value| <= bound; value * scale is rounded to an integer."""
+
+    name: str
+    length: int
+    scale: float
+    bound: float
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise LayoutInvalid("a segment has a name")
+        if not isinstance(self.length, int) or isinstance(self.length, bool) or self.length < 1:
+            raise LayoutInvalid(f"segment {self.name!r} has at least one coordinate, got {self.length!r}")
+        for field in ("scale", "bound"):
+            number = getattr(self, field)
+            if not isinstance(number, (int, float)) or not math.isfinite(number) or number <= 0:
+                raise LayoutInvalid(
+                    f"the {field} of segment {self.name!r} is a positive number, got {number!r}"
+                )
+            object.__setattr__(self, field, float(number))
+
+    @property
+    def largest(self) -> Fraction:
+        """An upper bound of a coordinate's integer after rounding, exactly: bound * scale + 1."""
+        return Fraction(self.bound) * Fraction(self.scale) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Named segments one after another in a vector over Z_{2^bits}. Raises LayoutInvalid."""
+
+    segments: tuple[Segment, ...]
+    bits: int
+
+    def __post_init__(self) -> None:
+        if not self.segments:
+            raise LayoutInvalid("a layout has at least one segment")
+        if len({segment.name for segment in self.segments}) != len(self.segments):
+            raise LayoutInvalid("two segments of a layout have the same name")
+        if not isinstance(self.bits, int) or not 2 <= self.bits <= 32:
+            raise LayoutInvalid(f"bits is the width of the ring: 2 to 32, got {self.bits!r}")
+        self.check_no_wrap(1)
+
+    @property
+    def values(self) -> int:
+        """d, the length of the whole vector."""
+        return sum(segment.length for segment in self.segments)
+
+    def digest(self) -> bytes:
+        """32 bytes over every name, length, scale and bound, in order, and the ring."""
+        segments = tuple(
+            (segment.name, segment.length, struct.pack(">d", segment.scale), struct.pack(">d", segment.bound))
+            for segment in self.segments
+        )
+        return digest(Purpose.LAYOUT, segments, self.bits)
+
+    def check_no_wrap(self, members: int) -> None:
+        """Raise LayoutInvalid unless members * (bound * scale + 1) fits in bits - 1 bits in every segment."""
+        if members < 1:
+            raise LayoutInvalid(f"a sum has at least one member, got {members}")
+        room = 2 ** (self.bits - 1) - 1
+        for segment in self.segments:
+            if members * segment.largest > room:
+                raise LayoutInvalid(
+                    f"segment {segment.name!r} could wrap: {members} members of up to "
+                    f"{float(segment.largest):g} each "
+                    f"exceed {room}, the room in {self.bits} bits; lower the bound, or the scale to "
+                    f"{max(0.0, (room / members - 1) / segment.bound):g}"
+                )
+
+    def encode(self, vectors: Mapping[str, NDArray[Any]], random: RandomSource) -> NDArray[np.uint32]:
+        """One flat vector of d values in [0, 2^bits), little-endian uint32, fresh.
+
+        vectors: one real array of shape (length,) for each segment, by name. Raises EncodingInvalid for a
+        missing or unknown name, a wrong shape, and any value that is not finite or lies beyond the bound; the
+        message names the segment and never a value.
+        """
+        if set(vectors) != {segment.name for segment in self.segments}:
+            raise EncodingInvalid(
+                f"the layout has segments {[s.name for s in self.segments]}, got {sorted(vectors)}"
+            )
+        encoded: NDArray[np.uint32] = np.empty(self.values, dtype=RING_DTYPE)
+        scratch = StreamScratch(8 * min(_BLOCK_VALUES, self.values))
+        stream = KeyStream(random.bytes(32), scratch)
+        start = 0
+        for segment in self.segments:
+            part = encoded[start : start + segment.length]
+            _encode_segment(segment, _real_vector(segment, vectors[segment.name]), part, stream, scratch)
+            start += segment.length
+        if self.bits < 32:
+            np.bitwise_and(encoded, np.uint32((1 << self.bits) - 1), out=encoded)
+        return encoded
+
+    def decode(self, total: NDArray[np.uint32]) -> dict[str, NDArray[np.float64]]:
+        """The sums of the segments, by name, float64 of shape (length,). Another shape is EncodingInvalid."""
+        if total.dtype != RING_DTYPE or total.shape != (self.values,):
+            raise EncodingInvalid(f"a sum is {self.values} values of uint32, got {total.dtype} {total.shape}")
+        # Moving the ring's top bit to the word's top bit and back lets the machine's sign do the centre-lift.
+        shift = 32 - self.bits
+        lifted = (total << np.uint32(shift)).view("<i4") >> np.int32(shift)
+        decoded = {}
+        start = 0
+        for segment in self.segments:
+            sums = lifted[start : start + segment.length].astype(np.float64)
+            sums /= segment.scale
+            decoded[segment.name] = sums
+            start += segment.length
+        return decoded
+
+
+def clip_l2(vector: NDArray[Any], norm: float) -> NDArray[np.float64]:
+    """A float64 copy of `vector` scaled down, if need be, to an L2 norm of at most `norm`.
+
+    Raises EncodingInvalid when a value is not finite (checked first) or `norm` is not a positive number.
+    """
+    values = _finite(vector)
+    limit = _positive(norm)
+    largest = float(np.max(np.abs(values), initial=0.0))
+    if largest == 0.0:
+        return values
+    # Dividing by the largest value first keeps the squares from overflowing or vanishing.
+    ratio = float(np.linalg.norm(values / largest))
+    if largest * ratio <= limit:
+        return values
+    clipped = (values / largest) * (limit / ratio)
+    # Rounding may leave the result a hair above the limit that privacy is accounted with.
+    while float(np.linalg.norm(clipped)) > limit:
+        clipped *= 1.0 - 2.0**-50
+    return clipped
+
+
+def clip_coordinates(vector: NDArray[Any], bound: float) -> NDArray[np.float64]:
+    """A float64 copy of `vector` with every coordinate in [-bound, bound]. Errors as `clip_l2`."""
+    values = _finite(vector)
+    limit = _positive(bound)
+    return np.clip(values, -limit, limit, out=values)
+
+
+def _encode_segment(
+    segment: Segment,
+    values: NDArray[Any],
+    out: NDArray[np.uint32],
+    stream: KeyStream,
+    scratch: StreamScratch,
+) -> None:
+    for start in range(0, segment.length, _BLOCK_VALUES):
+        block = values[start : start + _BLOCK_VALUES].astype(np.float64)
+        low, high = float(block.min()), float(block.max())
+        # A NaN anywhere makes both ends NaN; an infinity is one of the ends.
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise EncodingInvalid(f"segment {segment.name!r} holds a value that is not finite")
+        if low < -segment.bound or high > segment.bound:
+            raise EncodingInvalid(
+                f"segment {segment.name!r} holds a value beyond its bound of {segment.bound:g}; "
+                "clip before encoding"
+            )
+        block *= segment.scale
+        floor = np.floor(block)
+        block -= floor
+        # Up with probability equal to the fraction: 53 random bits against the float's own 53.
+        draws = stream.read(8 * block.size, scratch).view("<u8") >> np.uint64(11)
+        integers = floor.astype(np.int64)
+        integers += draws.astype(np.float64) * _UNIT < block
+        # A negative integer is the residue 2^32 - |integer|; the low 32 bits are that residue.
+        out[start : start + block.size] = integers.astype(np.uint32)
+
+
+def _real_vector(segment: Segment, vector: NDArray[Any]) -> NDArray[Any]:
+    array = np.asarray(vector)
+    if array.shape != (segment.length,) or array.dtype.kind not in "fiu":
+        raise EncodingInvalid(
+            f"segment {segment.name!r} takes {segment.length} real numbers, "
+            f"got {array.dtype} of shape {array.shape}"
+        )
+    return array
+
+
+def _finite(vector: NDArray[Any]) -> NDArray[np.float64]:
+    values: NDArray[np.float64] = np.array(vector, dtype=np.float64)
+    if not np.isfinite(values).all():
+        raise EncodingInvalid("a vector with values that are not finite is refused, not clipped")
+    return values
+
+
+def _positive(limit: float) -> float:
+    if not math.isfinite(limit) or limit <= 0:
+        raise EncodingInvalid(f"a clipping limit is a positive number, got {limit!r}")
+    return float(limit)

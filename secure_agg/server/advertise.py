@@ -1,0 +1,116 @@
+"""Phase 0, advertise: collect keys from the cohort U0; those that arrive make U1 and the roster.
+
+Guarantees: the roster holds advertisements that an honest member will accept: each signed for this context by
+the member it names, with usable keys, and no key, nonce or certificate twice. The second to arrive with a
+copy is the one dropped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from secure_agg.agreement import KEY_BYTES, KeyInvalid, check_public_key
+from secure_agg.context import ContextInvalid, RoundContext
+from secure_agg.identity import IdentityInvalid, KeyOf, MemberId, VerifyIdentity
+from secure_agg.messages import Advertisement, Roster
+from secure_agg.reasons import Abandoned, Dropped, Phase, Reason
+from secure_agg.server.collecting import Collecting, wrong_lengths
+from secure_agg.server.share import CollectingDealings
+from secure_agg.session import NONCE_BYTES, Session, advertisement_statement
+
+__all__ = ["CollectingAdvertisements", "open_attempt"]
+
+
+def open_attempt(
+    context: RoundContext,
+    cohort: Collection[MemberId],
+    verify: VerifyIdentity,
+    *,
+    key_of: KeyOf | None = None,
+) -> CollectingAdvertisements:
+    """Start collecting from U0. Raises ContextInvalid unless the cohort is `context.cohort` distinct members.
+
+    key_of: as for the member's `advertise`: gives a certificate's public key, so that a shared key is seen.
+    """
+    members = frozenset(cohort)
+    if len(members) != len(cohort) or len(members) != context.cohort:
+        raise ContextInvalid(f"the context fixes {context.cohort} members, got {len(members)} distinct ones")
+    return CollectingAdvertisements(context, verify, members, {}, {}, (), {}, key_of)
+
+
+@dataclass(frozen=True)
+class CollectingAdvertisements(Collecting[Advertisement]):
+    """Waiting for keys. holders: digests of each accepted certificate and, with `key_of`, of its key."""
+
+    holders: Mapping[MemberId, frozenset[bytes]]
+    key_of: KeyOf | None
+
+    phase = Phase.ADVERTISE
+    withdraws_on_drop = True
+
+    def receive(self, member: MemberId, message: object) -> CollectingAdvertisements | Dropped:
+        """Check an advertisement and add it, or say why not."""
+        fresh = self._screen(member, message, Advertisement)
+        if not isinstance(fresh, Advertisement):
+            return fresh
+        fault = self._fault(member, fresh)
+        if fault is not None:
+            return fault
+        holders = {**self.holders, member: self._holders_of(fresh)}
+        return replace(self._accept(member, fresh), holders=holders)
+
+    def close(self) -> tuple[CollectingDealings, dict[MemberId, Roster], tuple[Dropped, ...]] | Abandoned:
+        """Fix U1 and send it the roster."""
+        late = self._late()
+        abandoned = self._abandoned(late)
+        if abandoned is not None:
+            return abandoned
+        session = Session.of(self.context, self.answers.values())
+        roster = Roster(tuple(session.entries.values()))
+        state = CollectingDealings(
+            self.context,
+            self.verify,
+            frozenset(session.members),
+            {},
+            self._lost_with(late),
+            (*self.earlier, self.answers),
+            session,
+        )
+        return state, dict.fromkeys(session.members, roster), late
+
+    def _fault(self, member: MemberId, message: Advertisement) -> Dropped | None:
+        if message.member != member or not member:
+            return Dropped(member, Reason.MESSAGE_MALFORMED, "it names another member")
+        if wrong_lengths(KEY_BYTES, message.masking_key, message.sealing_key) or wrong_lengths(
+            NONCE_BYTES, message.nonce
+        ):
+            return Dropped(member, Reason.MESSAGE_MALFORMED, "keys and nonce have 32 bytes")
+        try:
+            check_public_key(message.masking_key)
+            check_public_key(message.sealing_key)
+        except KeyInvalid as error:
+            return Dropped(member, Reason.ADVERTISEMENT_KEY_INVALID, str(error))
+        try:
+            statement = advertisement_statement(self.context, message)
+            named = self.verify(message.certificate, statement, message.signature)
+            holders = self._holders_of(message)
+        except IdentityInvalid as error:
+            return Dropped(member, Reason.ADVERTISEMENT_SIGNATURE_INVALID, str(error))
+        if named != member:
+            return Dropped(member, Reason.ADVERTISEMENT_IDENTITY_MISMATCH, f"the certificate names {named}")
+        if any(holders & self.holders[other] for other in self.answers):
+            return Dropped(member, Reason.ADVERTISEMENT_CERTIFICATE_DUPLICATE)
+        publics = [message.masking_key, message.sealing_key, message.nonce]
+        for other in self.answers.values():
+            publics += [other.masking_key, other.sealing_key, other.nonce]
+        if len(set(publics)) != len(publics):
+            return Dropped(member, Reason.ADVERTISEMENT_KEY_DUPLICATE)
+        return None
+
+    def _holders_of(self, message: Advertisement) -> frozenset[bytes]:
+        holders = {hashlib.sha256(message.certificate).digest()}
+        if self.key_of is not None:
+            holders.add(hashlib.sha256(b"key" + self.key_of(message.certificate)).digest())
+        return frozenset(holders)

@@ -1,0 +1,112 @@
+"""What the five collecting states have in common: who may answer, who has, who is lost.
+
+Guarantees: an answer once accepted is never replaced; the first reason a member was dropped for stands;
+records are copied, never changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Generic, Self, TypeVar
+
+from secure_agg.context import RoundContext
+from secure_agg.identity import IdentityInvalid, MemberId, VerifyIdentity
+from secure_agg.reasons import Abandoned, Dropped, Phase, Reason
+from secure_agg.session import Session
+
+__all__ = ["Collecting", "signed_by", "wrong_lengths"]
+
+Message = TypeVar("Message")
+
+
+@dataclass(frozen=True)
+class Collecting(Generic[Message]):
+    """One phase being collected.
+
+    expected: who may answer. answers: what has been accepted, by member. lost: who is dropped, in order of
+    loss.
+    earlier: the answers of earlier phases, so that a late repeat of one is recognised and ignored.
+    """
+
+    context: RoundContext
+    verify: VerifyIdentity
+    expected: frozenset[MemberId]
+    answers: Mapping[MemberId, Message]
+    lost: Mapping[MemberId, Dropped]
+    earlier: tuple[Mapping[MemberId, object], ...]
+
+    phase: ClassVar[Phase]
+    withdraws_on_drop: ClassVar[bool]
+
+    @property
+    def waiting(self) -> frozenset[MemberId]:
+        """Who has neither answered nor been dropped."""
+        return self.expected - self.answers.keys() - self.lost.keys()
+
+    @property
+    def dropped(self) -> tuple[Dropped, ...]:
+        """Everyone dropped in this attempt so far, in order."""
+        return tuple(self.lost.values())
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether `close` can only abandon: answers and those waited for are fewer than t."""
+        return len(self.answers) + len(self.waiting) < self.context.threshold
+
+    def drop(self, member: MemberId, reason: Reason, detail: str = "") -> Self:
+        """Stop counting on a member. Strangers, and members dropped before, change nothing."""
+        if member in self.lost or member not in self.expected:
+            return self
+        lost = {**self.lost, member: Dropped(member, reason, detail)}
+        answers = self.answers
+        if self.withdraws_on_drop:
+            answers = {name: answer for name, answer in answers.items() if name != member}
+        return replace(self, lost=lost, answers=answers)
+
+    def _screen(self, member: MemberId, message: object, kind: type[Message]) -> Self | Dropped | Message:
+        """The message itself when it is new and of this phase; else the answer that every phase gives."""
+        if member in self.lost:
+            return self.lost[member]
+        if member not in self.expected:
+            return Dropped(member, Reason.SENDER_NOT_EXPECTED)
+        if any(member in past and past[member] == message for past in (self.answers, *self.earlier)):
+            return self
+        if not isinstance(message, kind):
+            return Dropped(member, Reason.MESSAGE_NOT_EXPECTED, type(message).__name__)
+        if member in self.answers:
+            return Dropped(member, Reason.MESSAGE_CONFLICTING)
+        return message
+
+    def _accept(self, member: MemberId, message: Message) -> Self:
+        return replace(self, answers={**self.answers, member: message})
+
+    def _late(self) -> tuple[Dropped, ...]:
+        return tuple(Dropped(member, Reason.PHASE_DEADLINE) for member in sorted(self.waiting))
+
+    def _lost_with(self, late: Iterable[Dropped]) -> dict[MemberId, Dropped]:
+        return {**self.lost, **{entry.member: entry for entry in late}}
+
+    def _abandoned(self, late: tuple[Dropped, ...]) -> Abandoned | None:
+        """Abandoned when the answers of this phase are fewer than t."""
+        if len(self.answers) >= self.context.threshold:
+            return None
+        detail = (
+            f"{len(self.answers)} of {len(self.expected)} answered, the threshold is {self.context.threshold}"
+        )
+        return Abandoned(self.phase, Reason.THRESHOLD_LOST, detail, (*self.dropped, *late))
+
+
+def signed_by(
+    verify: VerifyIdentity, session: Session, member: MemberId, statement: bytes, signature: bytes
+) -> bool:
+    """Whether `member` of the roster signed `statement`."""
+    try:
+        return verify(session.entries[member].certificate, statement, signature) == member
+    except IdentityInvalid:
+        return False
+
+
+def wrong_lengths(length: int, *fields: bytes) -> bool:
+    """Whether any field has another length."""
+    return any(len(item) != length for item in fields)

@@ -1,0 +1,80 @@
+"""Phase 2, mask: collect masked vectors from U2; those that arrive make U3.
+
+Guarantees: a masked input is accepted only if the driver hashed the whole upload itself and the digest is the
+one the member signed. The vectors never pass through here: the driver spools an upload, hashes it, offers the
+message with the digest it computed, and adds the vector to the sum once it is accepted. From that moment the
+member is in U3, whatever happens to it later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from secure_agg.identity import MemberId
+from secure_agg.messages import Dealing, MaskedInput, Survivors
+from secure_agg.reasons import Abandoned, Dropped, Phase, Reason
+from secure_agg.server.collecting import Collecting, signed_by
+from secure_agg.server.confirm import CollectingConfirmations
+from secure_agg.session import Session
+
+__all__ = ["CollectingMasked"]
+
+
+@dataclass(frozen=True)
+class CollectingMasked(Collecting[MaskedInput]):
+    """Shares are passed on; waiting for masked vectors. dealings: what each member of U2 dealt."""
+
+    session: Session
+    dealings: Mapping[MemberId, Dealing]
+
+    phase = Phase.MASK
+    withdraws_on_drop = False
+
+    def receive(self, member: MemberId, message: object, digest: bytes = b"") -> CollectingMasked | Dropped:
+        """Accept a masked input, or say why not.
+
+        digest: SHA-256 of the little-endian bytes as the driver received them, all of them. It is needed for
+        a new MaskedInput and not looked at for repeats.
+        """
+        fresh = self._screen(member, message, MaskedInput)
+        if not isinstance(fresh, MaskedInput):
+            return fresh
+        return self._fault(member, fresh, digest) or self._accept(member, fresh)
+
+    def close(
+        self,
+    ) -> tuple[CollectingConfirmations, dict[MemberId, Survivors], tuple[Dropped, ...]] | Abandoned:
+        """Fix U3 and tell its members who they are. The sum to open is that of exactly `state.survivors`."""
+        late = self._late()
+        abandoned = self._abandoned(late)
+        if abandoned is not None:
+            return abandoned
+        lost = self._lost_with(late)
+        survivors = tuple(sorted(self.answers))
+        state = CollectingConfirmations(
+            self.context,
+            self.verify,
+            frozenset(survivors),
+            {},
+            lost,
+            (*self.earlier, self.answers),
+            self.session,
+            self.dealings,
+            survivors,
+        )
+        message = Survivors(survivors)
+        return state, {member: message for member in survivors if member not in lost}, late
+
+    def _fault(self, member: MemberId, message: MaskedInput, digest: bytes) -> Dropped | None:
+        if message.member != member:
+            return Dropped(member, Reason.MESSAGE_MALFORMED, "it names another member")
+        if message.length != self.context.values:
+            detail = f"{message.length} values, the context fixes {self.context.values}"
+            return Dropped(member, Reason.MASKED_INPUT_LENGTH_WRONG, detail)
+        statement = self.session.masked_input_statement(member, message.digest, message.length)
+        if not signed_by(self.verify, self.session, member, statement, message.signature):
+            return Dropped(member, Reason.MASKED_INPUT_SIGNATURE_INVALID)
+        if message.digest != digest:
+            return Dropped(member, Reason.MASKED_INPUT_DIGEST_MISMATCH)
+        return None

@@ -1,0 +1,64 @@
+"""The end of an attempt: the masks come off the sum.
+
+Guarantees: what is subtracted is exactly what the members of U3 added and what did not cancel: the self-masks
+of U3, and for each dropout (U2 less U3) the pairwise masks that its neighbours in U3 share with it. The
+result is the sum of U3's inputs modulo 2^b.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from secure_agg.agreement import agree, derive_key
+from secure_agg.identity import MemberId
+from secure_agg.masking import MaskStream, apply_streams, check_vector
+from secure_agg.session import Session
+
+__all__ = ["Opened"]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Everything needed to open one sum. survivors: U3, whose inputs it holds. dropouts: U2 less U3."""
+
+    session: Session
+    survivors: tuple[MemberId, ...]
+    dropouts: tuple[MemberId, ...]
+    _seeds: Mapping[MemberId, bytes] = field(repr=False)
+    _masking_keys: Mapping[MemberId, bytes] = field(repr=False)
+
+    def unmask(self, total: NDArray[np.uint32]) -> None:
+        """Take the masks off `total`, in place: d values in [0, 2^b), the sum of the masked vectors of
+        exactly U3.
+
+        Raises ValueError for a vector of another shape, and leaves it alone. Costs one stream for each
+        survivor and one for each pair of a dropout and a survivor. Call it once on a sum: a second call would
+        put the masks back negated.
+        """
+        context = self.session.context
+        check_vector(total, context.values, context.bits)
+        apply_streams(total, self._streams(), context.bits)
+
+    def result_digest(self, total: NDArray[np.uint32]) -> bytes:
+        """32 bytes that name the opened sum, to be told to U4."""
+        return self.session.result_digest(self.survivors, total)
+
+    def _streams(self) -> list[MaskStream]:
+        session = self.session
+        streams = []
+        for member in self.survivors:
+            key = derive_key(self._seeds[member], session.id, session.self_mask_info(member))
+            streams.append(MaskStream(key, add=False))
+        alive = set(self.survivors)
+        for lost in self.dropouts:
+            for other in session.neighbours(lost):
+                if other in alive:
+                    shared = agree(self._masking_keys[lost], session.entries[other].masking_key)
+                    key = derive_key(shared, session.id, session.pair_mask_info(lost, other))
+                    # The survivor added if its rank is the lower one; what it added comes off.
+                    streams.append(MaskStream(key, add=session.rank(other) > session.rank(lost)))
+        return streams

@@ -1,0 +1,97 @@
+"""Phase 1, share: collect dealings from U1; those that arrive make U2.
+
+Guarantees: a dealing that is accepted holds one sealed message of the right length for every receiver and a
+signature over all its commitments. What is inside the seals only the receivers can tell.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from secure_agg import merkle
+from secure_agg.identity import MemberId
+from secure_agg.messages import Dealing, ReceivedDealing, ReceivedDealings
+from secure_agg.reasons import Abandoned, Dropped, Phase, Reason
+from secure_agg.server.collecting import Collecting, signed_by, wrong_lengths
+from secure_agg.server.mask import CollectingMasked
+from secure_agg.session import SEALED_BYTES, Session
+
+__all__ = ["CollectingDealings"]
+
+_DIGEST_BYTES = 32
+
+
+@dataclass(frozen=True)
+class CollectingDealings(Collecting[Dealing]):
+    """The roster is out; waiting for shares."""
+
+    session: Session
+
+    phase = Phase.SHARE
+    withdraws_on_drop = True
+
+    def receive(self, member: MemberId, message: object) -> CollectingDealings | Dropped:
+        """Check a dealing and add it, or say why not."""
+        fresh = self._screen(member, message, Dealing)
+        if not isinstance(fresh, Dealing):
+            return fresh
+        return self._fault(member, fresh) or self._accept(member, fresh)
+
+    def close(
+        self,
+    ) -> tuple[CollectingMasked, dict[MemberId, ReceivedDealings], tuple[Dropped, ...]] | Abandoned:
+        """Fix U2 and send each of its members what the others dealt to it."""
+        late = self._late()
+        abandoned = self._abandoned(late)
+        if abandoned is not None:
+            return abandoned
+        state = CollectingMasked(
+            self.context,
+            self.verify,
+            frozenset(self.answers),
+            {},
+            self._lost_with(late),
+            (*self.earlier, self.answers),
+            self.session,
+            self.answers,
+        )
+        return state, self._sorted_by_receiver(), late
+
+    def _fault(self, member: MemberId, message: Dealing) -> Dropped | None:
+        if message.dealer != member:
+            return Dropped(member, Reason.MESSAGE_MALFORMED, "it names another member")
+        if tuple(share.receiver for share in message.shares) != self.session.receivers(member):
+            return Dropped(member, Reason.DEALING_RECEIVERS_WRONG)
+        for share in message.shares:
+            own = share.receiver == member
+            if len(share.sealed) != (0 if own else SEALED_BYTES) or wrong_lengths(
+                _DIGEST_BYTES, share.masking_commitment, share.seed_commitment
+            ):
+                return Dropped(member, Reason.MESSAGE_MALFORMED, f"the entry for {share.receiver}")
+        if wrong_lengths(_DIGEST_BYTES, message.seed_commitment):
+            return Dropped(member, Reason.MESSAGE_MALFORMED, "the seed commitment has 32 bytes")
+        root = merkle.root_of(self.session.dealing_leaves(member, message.shares))
+        statement = self.session.dealing_statement(member, message.seed_commitment, root)
+        if not signed_by(self.verify, self.session, member, statement, message.signature):
+            return Dropped(member, Reason.DEALING_SIGNATURE_INVALID)
+        return None
+
+    def _sorted_by_receiver(self) -> dict[MemberId, ReceivedDealings]:
+        received: dict[MemberId, list[ReceivedDealing]] = {member: [] for member in sorted(self.answers)}
+        for dealer in sorted(self.answers):
+            dealing = self.answers[dealer]
+            paths = merkle.paths_of(self.session.dealing_leaves(dealer, dealing.shares))
+            for share, path in zip(dealing.shares, paths, strict=True):
+                if share.receiver != dealer and share.receiver in received:
+                    received[share.receiver].append(
+                        ReceivedDealing(
+                            dealer=dealer,
+                            sealed=share.sealed,
+                            masking_share_commitment=share.masking_commitment,
+                            seed_share_commitment=share.seed_commitment,
+                            seed_commitment=dealing.seed_commitment,
+                            path=path,
+                            signature=dealing.signature,
+                        )
+                    )
+        return {member: ReceivedDealings(tuple(dealings)) for member, dealings in received.items()}

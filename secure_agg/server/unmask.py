@@ -1,0 +1,145 @@
+"""Phase 4, unmask: collect shares from U4 and rebuild the secrets that the sum still hides behind.
+
+Guarantees: a revealed share counts only if its dealer committed to it, so a liar is named and leaves the rest
+usable; a rebuilt secret is used only if it is the one its dealer committed to or advertised the public half
+of. For a member of U3 only its seed is rebuilt, for any other of U2 only its masking key.
+
+A dealer may have committed to shares that lie on no polynomial of degree t - 1. It is named as soon as one
+set of t shares fails, and the other runs of t neighbouring answers are tried before the attempt is given up.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Never
+
+from secure_agg.agreement import public_key
+from secure_agg.identity import MemberId
+from secure_agg.messages import Dealing, DealtShare, Unmasking
+from secure_agg.reasons import Abandoned, Dropped, Phase, Reason
+from secure_agg.server.collecting import Collecting
+from secure_agg.server.opened import Opened
+from secure_agg.session import Session
+from secure_agg.shamir import ShareInvalid, combine_secret
+
+__all__ = ["CollectingUnmaskings"]
+
+
+@dataclass(frozen=True)
+class CollectingUnmaskings(Collecting[Unmasking]):
+    """Confirmations are out; waiting for shares."""
+
+    session: Session
+    dealings: Mapping[MemberId, Dealing]
+    survivors: tuple[MemberId, ...]
+
+    phase = Phase.UNMASK
+    withdraws_on_drop = False
+
+    @property
+    def dropouts(self) -> tuple[MemberId, ...]:
+        """U2 less U3, sorted: their pairwise masks are still in the sum."""
+        return tuple(sorted(self.dealings.keys() - set(self.survivors)))
+
+    @property
+    def enough(self) -> bool:
+        """Whether t answers are in, so that closing now opens the sum."""
+        return len(self.answers) >= self.context.threshold
+
+    def receive(self, member: MemberId, message: object) -> CollectingUnmaskings | Dropped:
+        """Check every revealed share against its commitment and add the answer, or say why not."""
+        fresh = self._screen(member, message, Unmasking)
+        if not isinstance(fresh, Unmasking):
+            return fresh
+        return self._fault(member, fresh) or self._accept(member, fresh)
+
+    def close(self) -> tuple[Opened, dict[MemberId, Never], tuple[Dropped, ...]] | Abandoned:
+        """Rebuild the survivors' seeds and the dropouts' masking keys. No message follows."""
+        late = self._late()
+        abandoned = self._abandoned(late)
+        if abandoned is not None:
+            return abandoned
+        # Bonawitz, round 4: reconstruct b_u for u in U3 and s_u for u in U2 less U3.
+        blamed: list[Dropped] = []
+        seeds: dict[MemberId, bytes] = {}
+        for dealer in self.survivors:
+            seed, sound = self._rebuild(self._revealed(dealer, seed=True), self._is_seed_of(dealer))
+            if seed is not None:
+                seeds[dealer] = seed
+            if not sound:
+                blamed.append(Dropped(dealer, Reason.DEALER_SEED_INCONSISTENT))
+        keys: dict[MemberId, bytes] = {}
+        for dealer in self.dropouts:
+            key, sound = self._rebuild(self._revealed(dealer, seed=False), self._is_masking_key_of(dealer))
+            if key is not None:
+                keys[dealer] = key
+            if not sound:
+                blamed.append(Dropped(dealer, Reason.DEALER_MASKING_KEY_INCONSISTENT))
+        missing = len(self.survivors) + len(self.dropouts) - len(seeds) - len(keys)
+        if missing:
+            detail = f"{missing} of the secrets of {len(self.dealings)} dealers cannot be rebuilt"
+            everyone = (*self.dropped, *late, *blamed)
+            return Abandoned(self.phase, Reason.RECONSTRUCTION_FAILED, detail, everyone)
+        return Opened(self.session, self.survivors, self.dropouts, seeds, keys), {}, (*late, *blamed)
+
+    def _fault(self, member: MemberId, message: Unmasking) -> Dropped | None:
+        if message.member != member:
+            return Dropped(member, Reason.MESSAGE_MALFORMED, "it names another member")
+        of_seeds = tuple(share.dealer for share in message.seed_shares)
+        of_keys = tuple(share.dealer for share in message.masking_shares)
+        both = sorted(set(of_seeds) & set(of_keys))
+        if both:
+            return Dropped(member, Reason.UNMASKING_BOTH_SHARES, f"of {both[0]}")
+        if of_seeds != self.survivors or of_keys != self.dropouts:
+            return Dropped(member, Reason.UNMASKING_DEALERS_WRONG)
+        for revealed in message.seed_shares:
+            committed = self._dealt(revealed.dealer, member).seed_commitment
+            if self.session.seed_share_commitment(revealed.dealer, member, revealed.share) != committed:
+                return Dropped(member, Reason.UNMASKING_SHARE_MISMATCH, f"seed share of {revealed.dealer}")
+        for revealed in message.masking_shares:
+            committed = self._dealt(revealed.dealer, member).masking_commitment
+            if self.session.masking_share_commitment(revealed.dealer, member, revealed.share) != committed:
+                return Dropped(member, Reason.UNMASKING_SHARE_MISMATCH, f"key share of {revealed.dealer}")
+        return None
+
+    def _dealt(self, dealer: MemberId, receiver: MemberId) -> DealtShare:
+        # A dealing lists its receivers in the session's order; that was checked when it was accepted.
+        return self.dealings[dealer].shares[bisect_left(self.session.receivers(dealer), receiver)]
+
+    def _revealed(self, dealer: MemberId, *, seed: bool) -> list[tuple[int, bytes]]:
+        """(point, share) of one dealer's secret, in the order of those who answered."""
+        place = bisect_left(self.survivors if seed else self.dropouts, dealer)
+        shares = []
+        for member in sorted(self.answers):
+            answer = self.answers[member]
+            revealed = (answer.seed_shares if seed else answer.masking_shares)[place]
+            shares.append((self.session.point(member), revealed.share))
+        return shares
+
+    def _is_seed_of(self, dealer: MemberId) -> Callable[[bytes], bool]:
+        committed = self.dealings[dealer].seed_commitment
+        return lambda secret: self.session.seed_commitment(dealer, secret) == committed
+
+    def _is_masking_key_of(self, dealer: MemberId) -> Callable[[bytes], bool]:
+        advertised = self.session.entries[dealer].masking_key
+        return lambda secret: public_key(secret) == advertised
+
+    def _rebuild(
+        self, shares: list[tuple[int, bytes]], is_right: Callable[[bytes], bool]
+    ) -> tuple[bytes | None, bool]:
+        """(the secret or None, whether the first t shares gave it)."""
+        threshold = self.context.threshold
+        # An honest dealer's first t shares do, and are the same points for every secret. Only after a failure
+        # are the other runs of t shares worth their interpolation; where all shares are needed there are
+        # none.
+        runs = len(shares) if len(shares) > threshold else 1
+        for start in range(runs):
+            try:
+                secret = combine_secret((shares + shares)[start : start + threshold], threshold)
+            except ShareInvalid:
+                continue
+            if is_right(secret):
+                return secret, start == 0
+        return None, False

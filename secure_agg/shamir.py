@@ -1,0 +1,131 @@
+"""Shamir's secret sharing over a prime field.
+
+Guarantees: fewer than `threshold` shares say nothing about the secret; `threshold` correct ones give it back.
+Points are 1 + rank, so point 0 (the secret itself) is never dealt and never accepted. What reaches `combine`
+from outside is
+checked: duplicate points, points or values out of range, wrong numbers of shares are errors.
+
+It does not tell a wrong share from a right one: whoever collects shares checks them against the dealer's
+commitments first.
+
+Source: Shamir, How to share a secret, 1979. The prime 2^256 + 297 is the least above 2^256, so that any
+32-byte secret is a field element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from secure_agg.randomness import RandomSource
+
+__all__ = [
+    "PRIME",
+    "SECRET_BYTES",
+    "SHARE_BYTES",
+    "ShareInvalid",
+    "combine",
+    "combine_secret",
+    "deal",
+    "deal_secret",
+    "read_share",
+]
+
+PRIME = 2**256 + 297
+SECRET_BYTES = 32
+SHARE_BYTES = 33
+
+
+class ShareInvalid(ValueError):
+    """Shares that cannot be what an honest dealer dealt."""
+
+
+def deal(
+    secret: int, threshold: int, points: Sequence[int], random: RandomSource, prime: int = PRIME
+) -> tuple[int, ...]:
+    """A random polynomial of degree threshold - 1 through (0, `secret`), at each point in order."""
+    _check_points(points, prime)
+    if not 0 <= secret < prime:
+        raise ShareInvalid("the secret is not an element of the field")
+    if not 1 <= threshold <= len(points):
+        raise ShareInvalid(f"a threshold of {threshold} cannot be met by {len(points)} shares")
+    coefficients = [secret, *(_element(random, prime) for _ in range(threshold - 1))]
+    shares = []
+    for point in points:
+        value = 0
+        for coefficient in reversed(coefficients):
+            value = (value * point + coefficient) % prime
+        shares.append(value)
+    return tuple(shares)
+
+
+def combine(shares: Sequence[tuple[int, int]], threshold: int, prime: int = PRIME) -> int:
+    """The value at 0 of the polynomial through exactly `threshold` (point, value) pairs, or ShareInvalid."""
+    if len(shares) != threshold:
+        raise ShareInvalid(f"exactly {threshold} shares rebuild a secret, got {len(shares)}")
+    points = tuple(point for point, _ in shares)
+    _check_points(points, prime)
+    if any(not 0 <= value < prime for _, value in shares):
+        raise ShareInvalid("a share is not an element of the field")
+    weights = _lagrange_at_zero(points, prime)
+    return sum(weight * value for weight, (_, value) in zip(weights, shares, strict=True)) % prime
+
+
+def deal_secret(
+    secret: bytes, threshold: int, points: Sequence[int], random: RandomSource
+) -> tuple[bytes, ...]:
+    """Deal a secret of 32 bytes (a big-endian integer) as shares of 33 bytes, one a point, in order."""
+    if len(secret) != SECRET_BYTES:
+        raise ShareInvalid(f"a secret has {SECRET_BYTES} bytes, got {len(secret)}")
+    shares = deal(int.from_bytes(secret, "big"), threshold, points, random)
+    return tuple(share.to_bytes(SHARE_BYTES, "big") for share in shares)
+
+
+def combine_secret(shares: Sequence[tuple[int, bytes]], threshold: int) -> bytes:
+    """The secret of 32 bytes behind exactly `threshold` (point, share) pairs. Raises ShareInvalid."""
+    value = combine([(point, read_share(share)) for point, share in shares], threshold)
+    # The field is a little larger than 2^256: an honest dealer's secret never lands in the gap.
+    if value >= 2**256:
+        raise ShareInvalid("the shares rebuild a number that is not a secret of 32 bytes")
+    return value.to_bytes(SECRET_BYTES, "big")
+
+
+def read_share(share: bytes) -> int:
+    """A share's field element. Raises ShareInvalid for a wrong length or a number outside the field."""
+    if len(share) != SHARE_BYTES:
+        raise ShareInvalid(f"a share has {SHARE_BYTES} bytes, got {len(share)}")
+    value = int.from_bytes(share, "big")
+    if value >= PRIME:
+        raise ShareInvalid("a share is not an element of the field")
+    return value
+
+
+def _check_points(points: Sequence[int], prime: int) -> None:
+    if any(not 0 < point < prime for point in points):
+        raise ShareInvalid("a share's point lies between 1 and the prime; point 0 is the secret itself")
+    if len(set(points)) != len(points):
+        raise ShareInvalid("two shares claim the same point")
+
+
+@lru_cache(maxsize=256)
+def _lagrange_at_zero(points: tuple[int, ...], prime: int) -> tuple[int, ...]:
+    # Product over j != i of x_j / (x_j - x_i). One set of survivors serves every secret of an attempt.
+    weights = []
+    for i, x_i in enumerate(points):
+        above, below = 1, 1
+        for j, x_j in enumerate(points):
+            if i != j:
+                above = above * x_j % prime
+                below = below * (x_j - x_i) % prime
+        weights.append(above * pow(below, -1, prime) % prime)
+    return tuple(weights)
+
+
+def _element(random: RandomSource, prime: int) -> int:
+    # Rejection keeps the draw uniform; a modulo would not.
+    bits = prime.bit_length()
+    size = (bits + 7) // 8
+    while True:
+        value = int.from_bytes(random.bytes(size), "big") >> (8 * size - bits)
+        if value < prime:
+            return value

@@ -1,0 +1,366 @@
+"""A federation in one thread: the coordinator's machine and the members' machines under a clock of the test's own.
+
+Nothing here decides anything: both sides' transitions are the real ones, with the real aggregation protocol between
+them; the fleet carries messages with a delay, keeps timers, and stands in for training (a random vector) and disks
+(lists). `Fleet(5).run()` goes on until nothing is left to happen.
+"""
+
+import hashlib
+import heapq
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+import secure_agg
+from coordinator.rounds import effects as fx
+from coordinator.rounds import events as ev
+from coordinator.rounds.effects import Status
+from coordinator.rounds.machine import transition
+from coordinator.rounds.publish import ResultInvalid, next_version
+from coordinator.rounds.state import JobState, Parameters
+from edge_client.contribution import Update, encode
+from edge_client.journal import Memory
+from edge_client.privacy.policy import Policy
+from edge_client.session import machine as member_machine
+from tacit.attempt import AttemptId
+from tacit.job import Deadlines, JobDocument, Rounds
+from tacit.messages import AttemptMessage, Decline, Ready
+from tacit.reason import Reason
+from tests.unit.secure_agg.sum_fleet import FEDERATION, SeededRandom, TestIdentity, key_of, verify
+
+VALUES = 6
+DELAY_MS = 5
+TRAINING_MS = 1000
+
+
+def job_document(**rounds: Any) -> JobDocument:
+    """A job small enough to be aggregated in microseconds."""
+    numbers: dict[str, Any] = {"count": 3, "min_members": 3, "deadlines": Deadlines(training=60, reconnect=2)}
+    return JobDocument(
+        name="questions",
+        labels=("a", "b"),
+        rounds=Rounds(**{**numbers, **rounds}),
+        manifest=bytes(32),
+        tokenizer=bytes(32),
+        weights=hashlib.sha256(np.zeros(VALUES, "<f4").tobytes()).digest(),
+        values=VALUES,
+    )
+
+
+@dataclass
+class Member:
+    """One member's process, and what outlives it."""
+
+    name: str
+    environment: member_machine.Environment
+    state: member_machine.MemberState
+    process: bytes
+    alive: bool = True
+    connected: bool = False
+    update: Update | None = None
+    joined: list[AttemptId] = field(default_factory=list)
+    opened: list[AttemptId] = field(default_factory=list)
+    ended: list[tuple[AttemptId, Any]] = field(default_factory=list)
+    over: list[Reason] = field(default_factory=list)
+    said: list[Any] = field(default_factory=list)
+
+
+class Fleet:
+    """The coordinator, its members, and the time."""
+
+    def __init__(
+        self, members: int, *, seed: int = 0, policy: Policy | None = None, job: JobDocument | None = None
+    ) -> None:
+        self.now_ms = 0
+        self.random = np.random.default_rng(seed)
+        self.job = job or job_document()
+        self.versions = {self.job.weights: np.zeros(VALUES, np.float32)}
+        self.records: list[fx.Record] = []
+        self.counts: list[fx.Count] = []
+        self.inputs: dict[tuple[AttemptId, str], np.ndarray] = {}
+        self.results: dict[AttemptId, tuple[tuple[str, ...], np.ndarray]] = {}
+        self._queue: list[tuple[int, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._timers: dict[tuple[str | int, ...], int] = {}
+        self._totals: dict[AttemptId, np.ndarray] = {}
+        self._spooled: dict[tuple[AttemptId, str], np.ndarray] = {}
+        # (member, kind of message) -> the message is lost; tests add to it.
+        self.lose: Callable[[str, Any], bool] = lambda member, message: False
+        # Called before a message reaches a member: tests kill here.
+        self.before: Callable[[str, Any], None] = lambda member, message: None
+        self.parameters = Parameters(self.job, self.job.digest(), FEDERATION, verify, key_of)
+        self.state = JobState(
+            self.parameters, Status.RUNNING, Reason.REASON_UNSPECIFIED, 0, False, 0, 0, 0, 0, self.job.weights
+        )
+        self.members: dict[str, Member] = {}
+        for number in range(members):
+            name = f"m{number}"
+            environment = member_machine.Environment(
+                TestIdentity(name),
+                FEDERATION,
+                verify,
+                key_of,
+                SeededRandom(f"{seed}/{name}"),
+                policy or Policy(mechanisms=("none",)),
+            )
+            self.members[name] = Member(
+                name, environment, member_machine.MemberState(Memory({}, {})), name.encode() * 4
+            )
+        self.post(ev.Started())
+
+    # ---- time -----------------------------------------------------------------------------------------------------
+
+    def at(self, delay_ms: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._queue, (self.now_ms + int(delay_ms), next(self._order), action))
+
+    def run(self, until: Callable[[], bool] = lambda: False, *, hours: float = 48) -> "Fleet":
+        """Until nothing is left to happen, `until` holds, or so many hours have passed."""
+        end = self.now_ms + int(hours * 3_600_000)
+        while self._queue and self._queue[0][0] <= end and not until():
+            self.now_ms, _, action = heapq.heappop(self._queue)
+            action()
+        return self
+
+    # ---- acts -----------------------------------------------------------------------------------------------------
+
+    def connect(self, *names: str) -> "Fleet":
+        for name in names or tuple(self.members):
+            member = self.members[name]
+            member.connected = True
+            self.post(ev.Connected(name, member.process))
+        return self
+
+    def cut(self, name: str) -> None:
+        """The connection breaks; the process lives."""
+        member = self.members[name]
+        if member.connected:
+            member.connected = False
+            self.post(ev.Disconnected(name))
+
+    def kill(self, name: str) -> None:
+        """The process ends; what it had in memory is gone."""
+        self.members[name].alive = False
+        self.cut(name)
+
+    def restart(self, name: str) -> None:
+        """A new process with the old one's journal."""
+        member = self.members[name]
+        member.alive, member.update = True, None
+        member.process = hashlib.sha256(member.process).digest()
+        member.state = member_machine.MemberState(member.state.memory)
+        self.connect(name)
+
+    def crash_coordinator(self) -> None:
+        """kill -9 and a start: memory is gone, what was persisted is there, members reconnect."""
+        self._timers.clear()
+        self._totals.clear()
+        self._spooled.clear()
+        self._queue = [entry for entry in self._queue if getattr(entry[2], "of_member", False)]
+        heapq.heapify(self._queue)
+        self.state = self._stored()
+        self.post(ev.Started())
+        for name, member in self.members.items():
+            if member.alive:
+                self.connect(name)
+
+    def _stored(self) -> JobState:
+        """The job as its records have it."""
+        state = replace(self.state, members={}, status=Status.RUNNING)
+        values: dict[str, Any] = dict(
+            round=0,
+            round_open=False,
+            attempt=0,
+            attempts_in_round=0,
+            failed_rounds=0,
+            version_number=0,
+            version=self.job.weights,
+            reason=Reason.REASON_UNSPECIFIED,
+            status=Status.RUNNING,
+        )
+        for record in self.records:
+            match record:
+                case fx.OpenRound():
+                    values |= dict(round=record.round, round_open=True, attempts_in_round=0)
+                case fx.OpenAttempt():
+                    values |= dict(attempt=record.attempt.attempt)
+                    values["attempts_in_round"] += 1
+                case fx.EndRound():
+                    values |= dict(round_open=False)
+                    values["failed_rounds"] = 0 if record.published else values["failed_rounds"] + 1
+                case fx.PublishVersion():
+                    values |= dict(version_number=record.number, version=record.digest)
+                case fx.SetStatus():
+                    values |= dict(status=record.status, reason=record.reason)
+        return JobState(state.parameters, **values)
+
+    # ---- the coordinator ------------------------------------------------------------------------------------------
+
+    def post(self, event: ev.Event, delay_ms: float = 0) -> None:
+        self.at(delay_ms, lambda: self._coordinator(event))
+
+    def _coordinator(self, event: ev.Event) -> None:
+        self.state, effects = transition(self.state, event, self.now_ms)
+        for effect in effects:
+            self._effect(effect)
+
+    def _effect(self, effect: fx.Effect) -> None:
+        match effect:
+            case fx.Persist():
+                self.records.extend(effect.records)
+            case fx.Send():
+                self._send(effect.member, effect.message)
+            case fx.SetTimer():
+                number = next(self._order)
+                self._timers[effect.timer] = number
+                self.at(1000 * effect.seconds, lambda: self._fire(effect.timer, number))
+            case fx.CancelTimer():
+                self._timers.pop(effect.timer, None)
+            case fx.OpenUploads():
+                self._totals[effect.attempt] = np.zeros(effect.values, "<u4")
+            case fx.AddVector():
+                self._totals[effect.attempt] += self._spooled.pop((effect.attempt, effect.member))
+            case fx.RejectVector():
+                self._spooled.pop((effect.attempt, effect.member), None)
+            case fx.CloseUploads():
+                if not effect.keep_sum:
+                    self._totals.pop(effect.attempt, None)
+            case fx.Compute():
+                self._compute(effect)
+            case fx.Count():
+                self.counts.append(effect)
+
+    def _fire(self, timer: tuple[str | int, ...], number: int) -> None:
+        if self._timers.get(timer) == number:
+            del self._timers[timer]
+            self._coordinator(ev.TimerFired(timer))
+
+    def _compute(self, effect: fx.Compute) -> None:
+        total = self._totals[effect.attempt].copy()
+        effect.opened.unmask(total)
+        self.results[effect.attempt] = (effect.survivors, total)
+        cohort = effect.opened.session.context.cohort
+        try:
+            step = next_version(
+                self.job, cohort, len(effect.survivors), total, self.versions[self.state.version]
+            )
+        except ResultInvalid as error:
+            self.post(ev.ComputeFailed(effect.attempt, Reason.REASON_RESULT_INVALID, str(error)))
+            return
+        digest = hashlib.sha256(step.values.tobytes()).digest()
+        self.versions[digest] = step.values
+        result = effect.opened.result_digest(total)
+        self.post(ev.Computed(effect.attempt, result, digest, step.training), DELAY_MS)
+
+    def _send(self, name: str, message: Any) -> None:
+        member = self.members[name]
+        if member.connected and not self.lose(name, message):
+            process = member.process
+            self.at(DELAY_MS, lambda: self._arrives(name, process, message))
+
+    # ---- the members ----------------------------------------------------------------------------------------------
+
+    def _arrives(self, name: str, process: bytes, message: Any) -> None:
+        member = self.members[name]
+        if member.alive and member.process == process:
+            self.before(name, message)
+        if member.alive and member.connected and member.process == process:
+            self.tell(name, member_machine.Received(message))
+
+    def tell(self, name: str, event: member_machine.Event) -> None:
+        """An event for one member, now."""
+        member = self.members[name]
+        member.state, effects = member_machine.transition(member.environment, member.state, event)
+        for effect in effects:
+            self._member_effect(member, effect)
+
+    def _later(self, member: Member, delay_ms: float, action: Callable[[], None]) -> None:
+        process = member.process
+
+        def guarded() -> None:
+            if member.alive and member.process == process:
+                action()
+
+        guarded.of_member = True  # type: ignore[attr-defined]
+        self.at(delay_ms, guarded)
+
+    def _member_effect(self, member: Member, effect: member_machine.Effect) -> None:
+        match effect:
+            case member_machine.Say():
+                member.said.append(effect.message)
+                if member.connected and not self.lose(member.name, effect.message):
+                    self.post(self._heard(member.name, effect.message), DELAY_MS)
+            case member_machine.Prepare():
+                self._later(member, TRAINING_MS, lambda: self._trained(member, effect.assignment))
+            case member_machine.Joined():
+                member.joined.append(effect.attempt)
+            case member_machine.Opened():
+                member.opened.append(effect.attempt)
+            case member_machine.MaskAndUpload():
+                self._mask(member, effect)
+            case member_machine.EndedAttempt():
+                member.ended.append((effect.attempt, effect.ended))
+            case member_machine.Discard():
+                member.update = None
+            case member_machine.JobOver():
+                member.over.append(effect.ended.reason)
+
+    @staticmethod
+    def _heard(name: str, message: Any) -> ev.Event:
+        match message:
+            case Ready():
+                return ev.SaidReady(name, message.round, message.version)
+            case Decline():
+                return ev.Declined(name, message.reason, message.detail)
+            case AttemptMessage():
+                return ev.Answered(name, message)
+        raise AssertionError(message)
+
+    def _trained(self, member: Member, assignment: Any) -> None:
+        change = self.random.uniform(-0.5, 0.5, VALUES).astype(np.float32)
+        examples = int(self.random.integers(1, 100))
+        member.update = Update(change, examples, 1.5 * examples, examples // 2, examples)
+        self.tell(member.name, member_machine.Prepared(assignment, self.job))
+
+    def _mask(self, member: Member, effect: member_machine.MaskAndUpload) -> None:
+        assert member.update is not None
+        vector = encode(effect.job, member.update, effect.cohort, member.environment.random)
+        self.inputs[effect.attempt, member.name] = vector.copy()
+        stage, message = effect.stage.mask(vector)
+        self._later(
+            member, DELAY_MS, lambda: self.tell(member.name, member_machine.Masked(effect.attempt, stage))
+        )
+        self._later(member, 2 * DELAY_MS, lambda: self._upload(member, effect.attempt, vector, message))
+
+    def _upload(
+        self, member: Member, attempt: AttemptId, vector: np.ndarray, message: secure_agg.MaskedInput
+    ) -> None:
+        if not member.connected:
+            self._later(member, 500, lambda: self._upload(member, attempt, vector, message))
+        elif attempt in self._totals and not self.lose(member.name, message):
+            self._spooled[attempt, member.name] = vector
+            digest = hashlib.sha256(vector.tobytes()).digest()
+            self.post(ev.Uploaded(member.name, attempt, message, digest))
+
+    # ---- what must hold -------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Every opened sum is that of U3's inputs; every round and attempt that began has ended once, in order."""
+        for attempt, (survivors, total) in self.results.items():
+            expected = np.zeros_like(total)
+            for name in survivors:
+                expected += self.inputs[attempt, name]
+            assert np.array_equal(total, expected), f"{attempt}: not the sum of {survivors}"
+        opened = [record.attempt for record in self.records if isinstance(record, fx.OpenAttempt)]
+        assert opened == sorted(set(opened))
+        numbers = [record.number for record in self.records if isinstance(record, fx.PublishVersion)]
+        assert numbers == list(range(1, len(numbers) + 1))
+        ended = [record.attempt for record in self.records if isinstance(record, fx.EndAttempt)]
+        assert len(ended) == len(set(ended))
+        assert set(ended) <= set(opened)
+
+    def ends(self) -> list[fx.EndAttempt]:
+        """How each attempt ended."""
+        return [record for record in self.records if isinstance(record, fx.EndAttempt)]

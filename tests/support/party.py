@@ -1,0 +1,102 @@
+"""A federation's authority and its parties, made once a run: RSA keys of 3072 bits cost a second each."""
+
+import functools
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from coordinator.config import CoordinatorConfig, CoordinatorFolder, write_config
+from coordinator.pki import Authority, key_pem, new_key, pem
+from coordinator.services.credentials import SERVER_NAME
+from edge_client.home import Home, IdentityDocument, MemberIdentity
+from tacit.identity import Role
+
+__all__ = ["authority", "coordinator_folder", "expired", "key", "member_home", "present"]
+
+
+@functools.cache
+def key(number: int) -> rsa.RSAPrivateKey:
+    """The same key for the same number, all through the run."""
+    return new_key()
+
+
+@functools.cache
+def present() -> datetime:
+    """One moment for all certificates of a run; near the machine's clock, as gRPC looks at that."""
+    return datetime.now(UTC)
+
+
+@functools.cache
+def authority(number: int = 0) -> Authority:
+    """Authorities 0 and 1."""
+    return Authority.create(now=present(), key=key(100 + number))
+
+
+def coordinator_folder(path: Path, *, of: Authority | None = None, hosts=("localhost", "127.0.0.1")) -> CoordinatorFolder:
+    """What `coordinator init` makes, as far as serving needs it, without making keys."""
+    of = of or authority()
+    folder = CoordinatorFolder(path)
+    for made in (path, folder.authority_certificate.parent, folder.server_key.parent):
+        made.mkdir(mode=0o700, exist_ok=True)
+    of.store(folder.authority_certificate, folder.authority_key)
+    certificate = of.issue(key(1).public_key(), Role.SERVER, SERVER_NAME, host_names=hosts, now=present())
+    folder.server_key.write_bytes(key_pem(key(1)))
+    folder.server_certificate.write_bytes(pem(certificate, of.certificate))
+    write_config(
+        folder.config_toml,
+        CoordinatorConfig(
+            advertise=hosts, listen_host="127.0.0.1", enrolment_port=0, federation_port=0, metrics_port=0
+        ),
+    )
+    return folder
+
+
+def expired(certificate: x509.Certificate, of: Authority, *, shift: timedelta) -> x509.Certificate:
+    """The same certificate with its validity moved, which no honest `Authority` can be asked for."""
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(certificate.subject)
+        .issuer_name(certificate.issuer)
+        .public_key(certificate.public_key())
+        .serial_number(certificate.serial_number)
+        .not_valid_before(certificate.not_valid_before_utc + shift)
+        .not_valid_after(certificate.not_valid_after_utc + shift)
+    )
+    for extension in certificate.extensions:
+        builder = builder.add_extension(extension.value, extension.critical)
+    return builder.sign(of.key, hashes.SHA256())
+
+
+def member_home(
+    path: Path,
+    address: str,
+    *,
+    name: str = "north",
+    of: Authority | None = None,
+    number: int = 2,
+    certificate: x509.Certificate | None = None,
+    root: x509.Certificate | None = None,
+) -> Path:
+    """A member's folder as enrolment leaves it."""
+    of = of or authority()
+    certificate = certificate or of.issue(key(number).public_key(), Role.MEMBER, name, now=present())
+    home = Home(path)
+    home.prepare()
+    folder = home.identity
+    folder.path.mkdir(mode=0o700)
+    folder.key.write_bytes(key_pem(key(number)))
+    folder.key.chmod(0o600)
+    folder.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    folder.root.write_bytes(pem(root or of.certificate))
+    folder.document.write_bytes(
+        IdentityDocument(federation=of.federation, member=name, address=address).canonical()
+    )
+    return path
+
+
+def member(path: Path, address: str, **how: object) -> MemberIdentity:
+    """The same, loaded."""
+    return MemberIdentity.load(member_home(path, address, **how))  # type: ignore[arg-type]

@@ -1,0 +1,30 @@
+"""Fixtures of the identity tests."""
+
+from datetime import datetime
+
+import pytest
+
+from coordinator.config import CoordinatorFolder
+from coordinator.pki import Authority
+from tests.support import party
+
+
+@pytest.fixture(scope="session")
+def authority() -> Authority:
+    return party.authority()
+
+
+@pytest.fixture(scope="session")
+def stranger() -> Authority:
+    """Another federation's authority."""
+    return party.authority(1)
+
+
+@pytest.fixture
+def now() -> datetime:
+    return party.present()
+
+
+@pytest.fixture
+def folder(tmp_path) -> CoordinatorFolder:
+    return party.coordinator_folder(tmp_path / "federation")

@@ -1,0 +1,142 @@
+"""coordinator.toml, operator.toml, the environment."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from coordinator.config import (
+    CoordinatorConfig,
+    OperatorConfig,
+    environment_name,
+    load_config,
+    load_operator,
+    operator_toml,
+    write_config,
+)
+from tacit.documents import DocumentInvalid
+
+
+def _write(folder: Path, text: str) -> Path:
+    (folder / "coordinator.toml").write_text(text)
+    return folder
+
+
+def test_what_is_written_is_read_and_explains_itself(tmp_path):
+    config = CoordinatorConfig(advertise=("coordinator.example.org", "10.0.0.1"), log_format="json", token_hours=1.5)
+    write_config(tmp_path / "coordinator.toml", config)
+    text = (tmp_path / "coordinator.toml").read_text()
+    loaded = load_config(tmp_path, {})
+    assert loaded.model_copy(update={"database_url": config.database_url, "store_url": config.store_url}) == config
+    lines = text.splitlines()
+    for key in CoordinatorConfig.model_fields:
+        name = "schema" if key == "schema_version" else key
+        place = next(number for number, line in enumerate(lines) if line.startswith(f"{name} = "))
+        # A comment stands over the key, or over the group it is in.
+        assert any(line.startswith("#") for line in lines[max(0, place - 3) : place]), key
+
+
+def test_defaults_and_addresses(tmp_path):
+    config = load_config(_write(tmp_path, 'schema = 1\nadvertise = ["Federation.Example.ORG", "::1"]\n'), {})
+    assert (config.enrolment_port, config.federation_port, config.metrics_port) == (7440, 7441, 7442)
+    assert config.metrics_host == "127.0.0.1"
+    assert config.advertise == ("federation.example.org", "::1")
+    assert config.enrolment_address == "federation.example.org:7440"
+    assert config.federation_address == "federation.example.org:7441"
+    assert config.database_url == f"sqlite:///{tmp_path}/tacit.db"
+    assert config.store_url == f"file://{tmp_path}/store"
+
+
+def test_paths_are_relative_to_the_folder_not_to_the_process(tmp_path, monkeypatch):
+    inner = tmp_path / "a folder"
+    inner.mkdir()
+    _write(inner, 'schema = 1\nadvertise = ["localhost"]\n')
+    monkeypatch.chdir(tmp_path)
+    config = load_config(Path("a folder"), {})
+    assert config.database_url == f"sqlite:///{inner}/tacit.db"
+    assert config.store_url == f"file://{inner}/store"
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql+psycopg://tacit@db/tacit", "sqlite:////var/lib/tacit.db", "sqlite:///:memory:", "sqlite://"]
+)
+def test_other_databases_are_left_as_they_are(tmp_path, url):
+    _write(tmp_path, f'schema = 1\nadvertise = ["localhost"]\ndatabase_url = "{url}"\n')
+    assert load_config(tmp_path, {}).database_url == url
+
+
+def test_every_key_can_be_overridden(tmp_path):
+    _write(tmp_path, 'schema = 1\nadvertise = ["localhost"]\n')
+    environ = {
+        "TACIT_ADVERTISE": "a.example.org, 10.0.0.9",
+        "TACIT_LISTEN_HOST": "127.0.0.1",
+        "TACIT_ENROLMENT_PORT": "1",
+        "TACIT_FEDERATION_PORT": "2",
+        "TACIT_METRICS_HOST": "0.0.0.0",
+        "TACIT_METRICS_PORT": "0",
+        "TACIT_DATABASE_URL": "postgresql://db/tacit",
+        "TACIT_STORE_URL": "s3://bucket/prefix",
+        "TACIT_LOG_FORMAT": "json",
+        "TACIT_TOKEN_HOURS": "2.5",
+        "TACIT_MEMBER_DAYS": "30",
+        "TACIT_HOME": "unrelated",
+    }
+    keys = [key for key in CoordinatorConfig.model_fields if key != "schema_version"]
+    assert {environment_name(key) for key in keys} == set(environ) - {"TACIT_HOME"}
+    config = load_config(tmp_path, environ)
+    assert config.advertise == ("a.example.org", "10.0.0.9")
+    assert config.metrics_port == 0
+    assert config.database_url == "postgresql://db/tacit"
+    assert config.store_url == "s3://bucket/prefix"
+    assert (config.log_format, config.token_hours, config.member_days) == ("json", 2.5, 30)
+
+
+def test_a_wrong_variable_is_named(tmp_path):
+    _write(tmp_path, 'schema = 1\nadvertise = ["localhost"]\n')
+    with pytest.raises(DocumentInvalid, match="TACIT_FEDERATION_PORT from the environment"):
+        load_config(tmp_path, {"TACIT_FEDERATION_PORT": "many"})
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ('advertise = ["localhost"]', "no schema"),
+        ('schema = 2\nadvertise = ["localhost"]', "schema = 2"),
+        ("schema = 1", "advertise"),
+        ("schema = 1\nadvertise = []", "advertise"),
+        ('schema = 1\nadvertise = ["localhost:7441"]', "without a port"),
+        ('schema = 1\nadvertise = ["http://localhost"]', "not a host name"),
+        ('schema = 1\nadvertise = ["a", "A"]', "twice"),
+        ('schema = 1\nadvertise = ["localhost"]\nfederation_prot = 1', "federation_prot: unknown key"),
+        ('schema = 1\nadvertise = ["localhost"]\nfederation_port = 70000', "federation_port"),
+        ('schema = 1\nadvertise = ["localhost"]\nlog_format = "xml"', "log_format"),
+        ('schema = 1\nadvertise = ["localhost"]\nmember_days = 1000', "member_days"),
+        ("schema = 1\nadvertise = [", "not TOML"),
+    ],
+)
+def test_mistakes_are_named(tmp_path, text, sentence):
+    with pytest.raises(DocumentInvalid, match=sentence):
+        load_config(_write(tmp_path, text), {})
+
+
+def test_no_folder_says_how_to_make_one(tmp_path):
+    with pytest.raises(DocumentInvalid, match="coordinator init"):
+        load_config(tmp_path / "nowhere", {})
+
+
+def test_the_operators_folder(tmp_path):
+    config = OperatorConfig(address="coordinator.example.org:7441", federation=b"f" * 32)
+    (tmp_path / "operator.toml").write_text(operator_toml(config))
+    with pytest.raises(DocumentInvalid, match="copy the whole operator folder"):
+        load_operator(tmp_path)
+    for name in ("cert.pem", "key.pem", "root.pem"):
+        (tmp_path / name).write_bytes(name.encode())
+    operator = load_operator(tmp_path)
+    assert operator.config == config
+    assert (operator.certificate_pem, operator.key_pem, operator.root_pem) == (b"cert.pem", b"key.pem", b"root.pem")
+    assert "key.pem" not in repr(operator)
+
+
+def test_an_operators_address_is_an_address():
+    with pytest.raises(ValidationError):
+        OperatorConfig(address="coordinator.example.org", federation=b"f" * 32)

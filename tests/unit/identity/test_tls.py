@@ -1,0 +1,119 @@
+"""TLS 1.3 and nothing older, on both ports, with a client of our own: in a process of its own, as the switch must
+be thrown before gRPC is imported."""
+
+import os
+import socket
+import ssl
+import subprocess
+import sys
+
+import pytest
+
+from coordinator.pki import key_pem, pem
+from tacit.identity import Role
+from tests.support import party
+from tacit.tls import speaks_tls_12
+
+SERVER = """
+import asyncio, sys
+from pathlib import Path
+from coordinator.config import CoordinatorFolder
+from coordinator.services.credentials import *
+if sys.argv[2] == "1.3":
+    tls_13_only()
+import grpc.aio
+async def serve():
+    folder = CoordinatorFolder(Path(sys.argv[1]))
+    server = grpc.aio.server(options=server_options())
+    ports = [
+        server.add_secure_port("127.0.0.1:0", credentials(folder))
+        for credentials in (enrolment_credentials, federation_credentials)
+    ]
+    await server.start()
+    print(*ports, flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+asyncio.run(serve())
+"""
+
+
+@pytest.fixture
+def serve(folder):
+    servers = []
+
+    def start(version):
+        server = subprocess.Popen(
+            [sys.executable, "-c", SERVER, str(folder.path), version],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={key: value for key, value in os.environ.items() if key != "GRPC_SSL_CIPHER_SUITES"},
+        )
+        servers.append(server)
+        return [int(port) for port in server.stdout.readline().split()]
+
+    yield start
+    for server in servers:
+        server.stdin.close()
+        server.wait(20)
+        server.stdout.close()
+
+
+@pytest.fixture
+def client(tmp_path, authority, now):
+    """A member's certificate and key, as files."""
+    paths = tmp_path / "client.pem", tmp_path / "client.key"
+    paths[0].write_bytes(pem(authority.issue(party.key(2).public_key(), Role.MEMBER, "north", now=now)))
+    paths[1].write_bytes(key_pem(party.key(2)))
+    return paths
+
+
+def _version(port, version, folder, client):
+    context = ssl.create_default_context(cafile=folder.authority_certificate)
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.minimum_version = context.maximum_version = version
+    context.set_alpn_protocols(["h2"])
+    # A client that lacked a certificate would be refused on the federation port in any version.
+    context.load_cert_chain(*client)
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=10) as raw,
+        context.wrap_socket(raw, server_hostname="localhost") as connection,
+    ):
+        return connection.version()
+
+
+def test_tls_12_is_refused_and_tls_13_spoken_on_both_ports(serve, folder, client):
+    ports = serve("1.3")
+    assert len(ports) == 2
+    for port in ports:
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            _version(port, ssl.TLSVersion.TLSv1_2, folder, client)
+        assert not speaks_tls_12("127.0.0.1", port)
+        assert _version(port, ssl.TLSVersion.TLSv1_3, folder, client) == "TLSv1.3"
+
+
+def test_the_probe_finds_tls_12_where_it_is(serve, folder, client):
+    ports = serve("any")
+    for port in ports:
+        assert _version(port, ssl.TLSVersion.TLSv1_2, folder, client) == "TLSv1.2"
+        assert speaks_tls_12("127.0.0.1", port)
+
+
+def test_the_switch_refuses_to_come_too_late():
+    code = "import grpc\nfrom tacit.tls import tls_13_only\ntls_13_only()"
+    late = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert late.returncode == 1
+    assert "after grpc was imported" in late.stderr
+    code = "from tacit.tls import tls_13_only\ntls_13_only()\nimport grpc\ntls_13_only()"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_credentials_module_leaves_grpc_to_its_functions():
+    code = "import sys, coordinator.services.credentials\nsys.exit('grpc' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_nobody_there_is_an_error_not_a_no():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        with pytest.raises(OSError):  # noqa: PT011
+            speaks_tls_12("127.0.0.1", taken.getsockname()[1])

@@ -1,0 +1,144 @@
+"""Join tokens: whole, cut off, altered, of another kind."""
+
+import base64
+import hashlib
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from pydantic import ValidationError
+
+from tacit.token import JoinToken, TokenCutOff, TokenInvalid, join_address, secret_hash, split_address
+
+EXPIRES = datetime(2030, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
+
+
+@pytest.fixture
+def token() -> JoinToken:
+    return JoinToken.create(
+        address="coordinator.example.org:7440", federation=b"f" * 32, member="north", expires=EXPIRES
+    )
+
+
+def test_a_token_survives_the_way(token):
+    text = token.format()
+    assert text.startswith("tacit1.")
+    assert JoinToken.parse(text) == token
+    assert token.expires == datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
+    assert len(token.secret) == 32
+
+
+def test_line_breaks_and_quotes_do_not_matter(token):
+    text = token.format()
+    folded = "\n  ".join(text[start : start + 40] for start in range(0, len(text), 40))
+    for pasted in (f"  {text}\n", f"'{text}'", f'"{text}"', f"`{text}`", folded, f"{folded}\r\n"):
+        assert JoinToken.parse(pasted) == token
+
+
+def test_every_cut_is_recognised_as_a_cut(token):
+    text = token.format()
+    for end in range(1, len(text)):
+        with pytest.raises(TokenCutOff, match="cut off"):
+            JoinToken.parse(text[:end])
+
+
+def test_every_altered_character_is_recognised(token):
+    text = token.format()
+    for place in range(len("tacit1."), len(text)):
+        other = "A" if text[place] != "A" else "B"
+        with pytest.raises(TokenInvalid):
+            JoinToken.parse(text[:place] + other + text[place + 1 :])
+
+
+@pytest.mark.parametrize("text", ["", "   ", "hello", "sk-live-123", "Tacit1.abc.def"])
+def test_what_is_no_token_is_called_so(text):
+    with pytest.raises(TokenInvalid, match="not a join token"):
+        JoinToken.parse(text)
+
+
+def test_a_newer_kind_is_called_so():
+    with pytest.raises(TokenInvalid, match="newer kind"):
+        JoinToken.parse("tacit2.abc.00000000")
+
+
+def _sealed(body: bytes) -> str:
+    text = base64.urlsafe_b64encode(body).rstrip(b"=").decode()
+    check = hashlib.sha256(b"tacit/join-token/check/1\x00" + text.encode()).hexdigest()[:8]
+    return f"tacit1.{text}.{check}"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        (b'"schema":1', b'"schema":2', "schema"),
+        (b'"member":"north"', b'"member":"North Clinic"', "member"),
+        (b'"member":"north"', b'"member":"north","role":"operator"', "unknown key"),
+        (b":7440", b"", "address"),
+        (b'"schema":1', b'"schema":1,', "JSON"),
+    ],
+)
+def test_whole_but_wrong_is_told_from_cut_off(token, old, new, sentence):
+    with pytest.raises(TokenInvalid, match=sentence) as raised:
+        JoinToken.parse(_sealed(token.canonical().replace(old, new)))
+    assert not isinstance(raised.value, TokenCutOff)
+
+
+def test_a_body_that_is_no_base64_is_told_from_cut_off():
+    check = hashlib.sha256(b"tacit/join-token/check/1\x00!!!").hexdigest()[:8]
+    with pytest.raises(TokenInvalid, match="cannot be read"):
+        JoinToken.parse(f"tacit1.!!!.{check}")
+
+
+def test_the_secret_is_never_shown(token):
+    encoded = base64.urlsafe_b64encode(token.secret).rstrip(b"=").decode()
+    for shown in (repr(token), str(token), f"{token}"):
+        assert encoded not in shown
+        assert repr(token.secret) not in shown
+        assert "secret" not in shown
+    with pytest.raises(TokenInvalid) as raised:
+        JoinToken.parse(_sealed(token.canonical().replace(b'"schema":1', b'"schema":1,"extra":1')))
+    assert encoded not in str(raised.value)
+
+
+def test_the_hash_is_not_the_plain_hash_and_tokens_differ(token):
+    assert secret_hash(token.secret) != hashlib.sha256(token.secret).digest()
+    assert len(secret_hash(token.secret)) == 32
+    other = JoinToken.create(address=token.address, federation=b"f" * 32, member="north", expires=EXPIRES)
+    assert other.id != token.id
+    assert other.secret != token.secret
+
+
+def test_one_instant_has_one_form():
+    from datetime import timezone
+
+    east = EXPIRES.astimezone(timezone(timedelta(hours=5)))
+    common = {"address": "a:1", "federation": b"f" * 32, "id": "0" * 24, "secret": b"s" * 32, "member": "north"}
+    assert JoinToken(expires=east, **common).canonical() == JoinToken(expires=EXPIRES, **common).canonical()
+
+
+def test_a_token_without_a_time_zone_is_refused():
+    with pytest.raises(ValidationError):
+        JoinToken.create(
+            address="a:1", federation=b"f" * 32, member="north", expires=EXPIRES.replace(tzinfo=None)
+        )
+
+
+@pytest.mark.parametrize(
+    ("address", "parts"),
+    [
+        ("localhost:7440", ("localhost", 7440)),
+        ("10.0.0.1:1", ("10.0.0.1", 1)),
+        ("[2001:db8::1]:65535", ("2001:db8::1", 65535)),
+    ],
+)
+def test_addresses(address, parts):
+    assert split_address(address) == parts
+    assert join_address(*parts) == address
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["", "host", ":7440", "host:", "host:port", "host:65536", "::1:7440", "http://host:80", "a b:1", "u@h:1", "h:-1"],
+)
+def test_what_is_no_address_is_refused(address):
+    with pytest.raises(ValueError, match="host:port"):
+        split_address(address)

@@ -1,0 +1,29 @@
+"""The rule of join tokens, through the desk in memory."""
+
+import itertools
+
+import pytest
+
+from coordinator.services.token_desk import StoredToken
+from tests.support.token_desk import MemoryTokenDesk, TokenDeskSuite
+
+
+class TestMemoryTokenDesk(TokenDeskSuite):
+    @pytest.fixture
+    def desk(self):
+        return MemoryTokenDesk()
+
+    @pytest.fixture
+    def invite(self, desk):
+        numbers = itertools.count()
+
+        def invite(member, secret_hash, expires):
+            token_id = f"{next(numbers):024x}"
+            desk.add(StoredToken(token_id, member, secret_hash, expires))
+            return token_id
+
+        return invite
+
+
+def test_a_stored_token_does_not_print_its_hash(now):
+    assert "hash" not in repr(StoredToken("0" * 24, "north", b"h" * 32, now))

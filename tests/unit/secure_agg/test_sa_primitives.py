@@ -1,0 +1,291 @@
+"""Published vectors, and what each primitive refuses."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import pickle
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sum_fleet import SeededRandom
+
+from secure_agg import Accumulator, Reason, Refusal, SystemRandom, add_into, merkle
+from secure_agg.agreement import (
+    KeyInvalid,
+    SealBroken,
+    agree,
+    check_public_key,
+    derive_key,
+    open_sealed,
+    public_key,
+    seal,
+)
+from secure_agg.masking import BLOCK_BYTES, MaskStream, apply_streams
+from secure_agg.randomness import KeyStream, StreamScratch
+from secure_agg.secret import Once, Secret
+from secure_agg.shamir import PRIME, ShareInvalid, combine, combine_secret, deal, deal_secret, read_share
+
+VECTORS = Path(__file__).parents[2] / "vectors" / "secure_agg"
+PUBLISHED: dict[str, Any] = json.loads((VECTORS / "published.json").read_text())
+
+
+def unhex(text: str) -> bytes:
+    return bytes.fromhex(text)
+
+
+# Published vectors.
+
+
+def test_x25519_as_rfc_7748() -> None:
+    case = PUBLISHED["x25519"]
+    assert public_key(unhex(case["alice_secret"])) == unhex(case["alice_public"])
+    assert public_key(unhex(case["bob_secret"])) == unhex(case["bob_public"])
+    assert agree(unhex(case["alice_secret"]), unhex(case["bob_public"])) == unhex(case["shared"])
+    assert agree(unhex(case["bob_secret"]), unhex(case["alice_public"])) == unhex(case["shared"])
+
+
+def test_hkdf_as_rfc_5869() -> None:
+    case = PUBLISHED["hkdf_sha256"]
+    key = derive_key(unhex(case["ikm"]), unhex(case["salt"]), unhex(case["info"]))
+    assert key == unhex(case["okm"])[:32]
+
+
+def test_the_stream_is_aes_256_ctr_as_sp_800_38a() -> None:
+    case = PUBLISHED["aes_256_ctr"]
+    scratch = StreamScratch(64)
+    stream = KeyStream(unhex(case["key"]), scratch, unhex(case["counter"])).read(64, scratch).tobytes()
+    plain = unhex(case["plaintext"])
+    assert bytes(a ^ b for a, b in zip(plain, stream, strict=True)) == unhex(case["ciphertext"])
+
+
+def test_any_three_shares_of_33_give_33_over_the_published_prime() -> None:
+    prime = 2**31 + 11
+    shares = deal(33, 3, range(1, 6), SystemRandom(), prime)
+    for three in itertools.permutations(zip(range(1, 6), shares, strict=True), 3):
+        assert combine(three, 3, prime) == 33
+
+
+@pytest.mark.parametrize(
+    "case", json.loads((VECTORS / "shamir.json").read_text()), ids=lambda case: case["name"]
+)
+def test_shamir_as_pinned(case: dict[str, Any]) -> None:
+    shares = [(point, unhex(share)) for point, share in case["shares"]]
+    assert combine_secret(shares, case["threshold"]).hex() == case["secret"]
+
+
+@pytest.mark.parametrize(
+    "case", json.loads((VECTORS / "bad_shamir.json").read_text()), ids=lambda case: case["name"]
+)
+def test_shares_that_nobody_dealt_are_refused(case: dict[str, Any]) -> None:
+    shares = [(point, unhex(share)) for point, share in case["shares"]]
+    with pytest.raises(ShareInvalid, match=case["says"]):
+        combine_secret(shares, case["threshold"])
+
+
+# Shamir.
+
+
+def test_the_field_is_prime() -> None:
+    # Fermat to several bases: enough for a constant that is written down and known.
+    assert all(pow(base, PRIME - 1, PRIME) == 1 for base in (2, 3, 5, 7, 11, 13, 17))
+    assert not any(pow(3, 2**256 + offset - 1, 2**256 + offset) == 1 for offset in range(1, 297, 2))
+
+
+@pytest.mark.parametrize("secret", [bytes(32), b"\xff" * 32, bytes(31) + b"\x01"])
+def test_every_32_byte_secret_survives_sharing(secret: bytes) -> None:
+    shares = list(zip(range(1, 8), deal_secret(secret, 4, range(1, 8), SystemRandom()), strict=True))
+    for chosen in itertools.combinations(shares, 4):
+        assert combine_secret(chosen, 4) == secret
+
+
+def test_fewer_shares_than_the_threshold_fit_every_secret() -> None:
+    # Over a field of 13: given two shares of three, every secret is completed by exactly one third share.
+    shares = deal(5, 3, (1, 2, 3), SystemRandom(), 13)
+    completed = {combine([(1, shares[0]), (2, shares[1]), (3, third)], 3, 13) for third in range(13)}
+    assert completed == set(range(13))
+
+
+@pytest.mark.parametrize(
+    ("secret", "threshold", "points"),
+    [
+        (5, 2, (0, 1)),
+        (5, 2, (1, 1)),
+        (5, 2, (1, 13)),
+        (13, 2, (1, 2)),
+        (-1, 2, (1, 2)),
+        (5, 3, (1, 2)),
+        (5, 0, (1, 2)),
+    ],
+)
+def test_dealing_refuses_what_cannot_be_shared(secret: int, threshold: int, points: tuple) -> None:
+    with pytest.raises(ShareInvalid):
+        deal(secret, threshold, points, SystemRandom(), 13)
+
+
+def test_combining_takes_exactly_the_threshold() -> None:
+    shares = list(zip((1, 2, 3), deal(5, 2, (1, 2, 3), SystemRandom()), strict=True))
+    for wrong in (shares[:1], shares):
+        with pytest.raises(ShareInvalid):
+            combine(wrong, 2)
+
+
+def test_a_secret_and_a_share_have_their_length() -> None:
+    with pytest.raises(ShareInvalid):
+        deal_secret(bytes(31), 2, (1, 2), SystemRandom())
+    for share in (bytes(32), bytes(34), PRIME.to_bytes(33, "big")):
+        with pytest.raises(ShareInvalid):
+            read_share(share)
+
+
+# Keys and seals.
+
+# The points of small order, RFC 7748 section 6.1 and its references: with them every agreement is zero.
+SMALL_ORDER = [
+    "00" * 32,
+    "01" + "00" * 31,
+    "e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800",
+    "5f9c95bca3508c24b1d0b1559c83ef5b04445cc4581c8e86d8224eddd09f1157",
+    "ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+]
+
+
+@pytest.mark.parametrize("point", SMALL_ORDER)
+def test_a_point_of_small_order_is_no_key(point: str) -> None:
+    with pytest.raises(KeyInvalid):
+        check_public_key(unhex(point))
+    with pytest.raises(KeyInvalid):
+        agree(b"\x07" * 32, unhex(point))
+
+
+@pytest.mark.parametrize("length", [0, 31, 33])
+def test_a_key_has_32_bytes(length: int) -> None:
+    with pytest.raises(KeyInvalid):
+        check_public_key(b"\x09" * length)
+
+
+def test_a_seal_opens_for_its_pair_direction_and_session_only() -> None:
+    shared, session = b"s" * 32, b"i" * 32
+    sealed = seal(shared, session, "a", "b", b"message")
+    assert open_sealed(shared, session, "a", "b", sealed) == b"message"
+    for wrong in (
+        (b"t" * 32, session, "a", "b", sealed),
+        (shared, b"j" * 32, "a", "b", sealed),
+        (shared, session, "b", "a", sealed),
+        (shared, session, "a", "c", sealed),
+        (shared, session, "a", "b", sealed[:-1]),
+        (shared, session, "a", "b", sealed[:-1] + bytes([sealed[-1] ^ 1])),
+        (shared, session, "a", "b", bytes([sealed[0] ^ 1]) + sealed[1:]),
+        (shared, session, "a", "b", b""),
+    ):
+        with pytest.raises(SealBroken):
+            open_sealed(*wrong)
+
+
+# The hash tree.
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 9])
+def test_a_path_leads_to_the_root_from_its_own_leaf_and_place_only(count: int) -> None:
+    leaves = [bytes([i]) * 32 for i in range(1, count + 1)]
+    root = merkle.root_of(leaves)
+    paths = merkle.paths_of(leaves)
+    for i, j in itertools.product(range(count), repeat=2):
+        reached = merkle.root_from_path(leaves[i], j, count, paths[j])
+        assert (reached == root) == (i == j)
+    assert merkle.root_from_path(leaves[0], count, count, paths[0]) is None
+    assert merkle.root_from_path(leaves[0], 0, count, (*paths[0], bytes(32))) is None
+    assert merkle.root_of([*leaves, bytes(32)]) != root
+
+
+# Masks.
+
+
+def stream_of(key: bytes, values: int) -> np.ndarray:
+    scratch = StreamScratch(4 * values)
+    return KeyStream(key, scratch).read(4 * values, scratch).view("<u4").copy()
+
+
+@pytest.mark.parametrize("bits", [7, 32])
+@pytest.mark.parametrize("values", [1, 3, BLOCK_BYTES // 4, BLOCK_BYTES // 4 + 5])
+def test_streams_are_added_block_by_block_as_if_whole(values: int, bits: int) -> None:
+    one, other = b"1" * 32, b"2" * 32
+    vector = np.arange(values, dtype="<u4") & np.uint32(2**bits - 1)
+    expected = (vector + stream_of(one, values) - stream_of(other, values)) & np.uint32(2**bits - 1)
+    apply_streams(vector, [MaskStream(one, add=True), MaskStream(other, add=False)], bits)
+    np.testing.assert_array_equal(vector, expected)
+
+
+def test_a_stream_taken_off_again_leaves_the_vector() -> None:
+    vector = np.arange(1000, dtype="<u4")
+    apply_streams(vector, [MaskStream(b"k" * 32, add=True)], 32)
+    assert (vector != np.arange(1000)).mean() > 0.99
+    apply_streams(vector, [MaskStream(b"k" * 32, add=False)], 32)
+    np.testing.assert_array_equal(vector, np.arange(1000))
+
+
+def test_the_accumulator_adds_chunks_in_the_ring() -> None:
+    total = Accumulator(5, 4)
+    total.add(np.array([15, 1, 2, 3, 4], dtype="<u4").tobytes(), 0)
+    total.add(memoryview(np.array([1, 15], dtype="<u4").tobytes()), 0)
+    total.add(np.array([9], dtype="<u4").tobytes(), 4)
+    assert total.total.tolist() == [0, 0, 2, 3, 13]
+
+
+@pytest.mark.parametrize(
+    ("chunk", "offset"), [(b"\0" * 5, 0), (b"\1" * 4, 2), (b"\1" * 4, -1), (b"\1" * 12, 0)]
+)
+def test_a_chunk_outside_the_sum_adds_nothing(chunk: bytes, offset: int) -> None:
+    total = np.zeros(2, dtype="<u4")
+    with pytest.raises(ValueError, match="chunk"):
+        add_into(total, chunk, offset, 32)
+    assert total.tolist() == [0, 0]
+
+
+# Secrets and latches.
+
+
+def test_a_secret_shows_and_copies_nothing() -> None:
+    secret = Secret(b"hush")
+    assert "hush" not in f"{secret} {secret!r}"
+    for copying in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError):
+            copying(secret)
+    assert secret.reveal() == b"hush"
+    secret.erase()
+    secret.erase()
+    with pytest.raises(LookupError):
+        secret.reveal()
+
+
+def test_a_latch_lets_one_of_many_threads_through() -> None:
+    once = Once(Reason.SECOND_MASKING)
+    through: list[int] = []
+    start = threading.Barrier(8)
+
+    def push(number: int) -> None:
+        start.wait()
+        try:
+            once.spend()
+        except Refusal:
+            return
+        through.append(number)
+
+    threads = [threading.Thread(target=push, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(through) == 1
+    with pytest.raises(Refusal, match="second_masking"):
+        once.check()
+
+
+def test_the_system_source_and_the_test_source_give_what_is_asked() -> None:
+    for source in (SystemRandom(), SeededRandom("x")):
+        assert len(source.bytes(33)) == 33
+        assert source.bytes(16) != source.bytes(16)

@@ -1,0 +1,141 @@
+"""The transcript is injective, the context refuses contradictions, and both are pinned by vectors."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sum_fleet import make_context
+
+from secure_agg import ContextInvalid, Layout, LayoutInvalid, Reason, Segment, default_thresholds
+from secure_agg.transcript import Purpose, digest, frame
+
+VECTORS = Path(__file__).parents[2] / "vectors" / "secure_agg"
+
+
+def load(name: str) -> Any:
+    return json.loads((VECTORS / name).read_text())
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ((b"ab", b"c"), (b"a", b"bc")),
+        ((b"ab",), (b"a", b"b")),
+        ((b"ab",), ("ab",)),
+        ((b"\x01",), (1,)),
+        ((0,), (b"",)),
+        (((b"a",), b"b"), ((b"a", b"b"),)),
+        (((),), ()),
+        ((1, 2), (2, 1)),
+    ],
+)
+def test_different_fields_never_frame_alike(one: tuple, other: tuple) -> None:
+    assert frame(Purpose.SESSION, *one) != frame(Purpose.SESSION, *other)
+
+
+def test_the_purpose_separates_equal_fields() -> None:
+    assert len({digest(purpose, b"same") for purpose in Purpose}) == len(Purpose)
+
+
+@pytest.mark.parametrize("field", [True, 1.5, None, [b"a"]])
+def test_other_types_are_not_framed(field: Any) -> None:
+    with pytest.raises(TypeError):
+        frame(Purpose.SESSION, field)
+
+
+def test_a_negative_number_is_not_framed() -> None:
+    with pytest.raises(ValueError, match="unsigned"):
+        frame(Purpose.SESSION, -1)
+
+
+@pytest.mark.parametrize("case", load("transcript.json"), ids=lambda case: case["name"])
+def test_frames_as_pinned(case: dict[str, Any]) -> None:
+    fields = [bytes.fromhex(f["bytes"]) if isinstance(f, dict) else f for f in case["fields"]]
+    fields = [tuple(f) if isinstance(f, list) else f for f in fields]
+    assert frame(Purpose(case["purpose"]), *fields).hex() == case["frame"]
+
+
+def test_every_field_of_the_context_is_in_its_digest() -> None:
+    base = make_context(9, threshold=7, corrupt=2)
+    changed = {
+        "federation": bytes(32),
+        "job": "other",
+        "round": 8,
+        "attempt": 2,
+        "application": bytes(32),
+        "model": bytes(32),
+        "cohort": 10,
+        "threshold": 8,
+        "assumed_corrupt": 3,
+        "values": 7,
+        "bits": 31,
+    }
+    # One graph so far, so that field alone cannot be varied; the pinned digest holds it.
+    assert set(changed) | {"graph"} == {field.name for field in dataclasses.fields(base)}
+    digests = {base.digest()}
+    for name, value in changed.items():
+        digests.add(dataclasses.replace(base, **{name: value}).digest())
+    assert len(digests) == len(changed) + 1
+
+
+@pytest.mark.parametrize("case", load("bad_context.json"), ids=lambda case: case["name"])
+def test_a_contradicting_context_is_refused(case: dict[str, Any]) -> None:
+    overrides = {
+        key: bytes.fromhex(value["bytes"]) if isinstance(value, dict) else value
+        for key, value in case["override"].items()
+    }
+    base = {f.name: getattr(make_context(9), f.name) for f in dataclasses.fields(make_context(9))}
+    with pytest.raises(ContextInvalid, match=case["says"]):
+        type(make_context(9))(**{**base, **overrides})
+
+
+@pytest.mark.parametrize("case", load("bad_layout.json"), ids=lambda case: case["name"])
+def test_a_contradicting_layout_is_refused(case: dict[str, Any]) -> None:
+    with pytest.raises(LayoutInvalid, match=case["says"]):
+        Layout(tuple(Segment(**segment) for segment in case["segments"]), case["bits"]).check_no_wrap(
+            case["members"]
+        )
+
+
+@pytest.mark.parametrize(
+    ("n", "corrupt", "expected"),
+    [
+        (3, None, (3, 1)),
+        (4, None, (3, 1)),
+        (5, None, (4, 1)),
+        (6, None, (4, 1)),
+        (10, None, (7, 2)),
+        (100, None, (61, 20)),
+        (200, None, (121, 40)),
+        (3, 0, (2, 0)),
+        (2, 0, (2, 0)),
+        (5, 0, (3, 0)),
+    ],
+)
+def test_default_thresholds(n: int, corrupt: int | None, expected: tuple[int, int]) -> None:
+    assert default_thresholds(n, corrupt) == expected
+
+
+def test_every_default_makes_a_context_and_is_the_least_threshold_that_does() -> None:
+    for n in range(3, 201):
+        threshold, corrupt = default_thresholds(n)
+        assert make_context(n).honest == threshold - corrupt >= 2
+        with pytest.raises(ContextInvalid):
+            make_context(n, threshold=threshold - 1)
+
+
+@pytest.mark.parametrize(("n", "corrupt"), [(2, None), (1, 0), (201, None), (4, 3), (5, -1)])
+def test_no_default_where_no_threshold_would_do(n: int, corrupt: int | None) -> None:
+    with pytest.raises(ContextInvalid):
+        default_thresholds(n, corrupt)
+
+
+def test_every_reason_has_a_sentence_and_its_name_in_lower_case() -> None:
+    for reason in Reason:
+        assert reason.value == reason.name.lower()
+        assert reason.sentence.endswith(".")
+    assert len({reason.sentence for reason in Reason}) == len(Reason)
