@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, field_validator
+
 from tacit.documents import Digest, Document, DocumentInvalid
 from tacit.token import join_address, split_address
 
@@ -179,9 +180,7 @@ def load_config(folder: Path, environ: Mapping[str, str] | None = None) -> Coord
     """
     path = CoordinatorFolder(folder).config_toml
     if not path.exists():
-        raise DocumentInvalid(
-            f"{path} does not exist; make a coordinator with `coordinator init --dir {folder}`"
-        )
+        raise DocumentInvalid(f"{path} does not exist; make a coordinator with `coordinator init --dir {folder}`")
     config = CoordinatorConfig.from_toml(path)
     environ = os.environ if environ is None else environ
     changes: dict[str, object] = {}
@@ -190,9 +189,7 @@ def load_config(folder: Path, environ: Mapping[str, str] | None = None) -> Coord
         if key == "schema_version" or not environ.get(variable):
             continue
         text = environ[variable]
-        changes[key] = (
-            [part.strip() for part in text.split(",") if part.strip()] if key == "advertise" else text
-        )
+        changes[key] = [part.strip() for part in text.split(",") if part.strip()] if key == "advertise" else text
     if changes:
         content = config.model_dump(mode="json", by_alias=True) | changes
         names = ", ".join(environment_name(key) for key in sorted(changes))
@@ -233,8 +230,7 @@ def load_operator(folder: Path) -> OperatorIdentity:
             parts[name] = (folder / name).read_bytes()
         except OSError as error:
             raise DocumentInvalid(
-                f"{folder / name} cannot be read ({error.strerror}); copy the whole operator folder of the "
-                "coordinator"
+                f"{folder / name} cannot be read ({error.strerror}); copy the whole operator folder of the coordinator"
             ) from error
     return OperatorIdentity(config, parts["cert.pem"], parts["key.pem"], parts["root.pem"])
 

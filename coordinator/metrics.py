@@ -60,15 +60,9 @@ class Metrics:
             buckets=_MEMBERS,
             registry=self.registry,
         )
-        self._dropouts = self._counter(
-            "dropouts", "Members that did not finish an attempt.", "job", "phase", "reason"
-        )
-        self._refusals = self._counter(
-            "refusals", "Attempts that a member would not go on with.", "job", "reason"
-        )
-        self._declines = self._counter(
-            "declines", "Assignments that a member would not train for.", "job", "reason"
-        )
+        self._dropouts = self._counter("dropouts", "Members that did not finish an attempt.", "job", "phase", "reason")
+        self._refusals = self._counter("refusals", "Attempts that a member would not go on with.", "job", "reason")
+        self._declines = self._counter("declines", "Assignments that a member would not train for.", "job", "reason")
         self._connected = self._gauge("members_connected", "Members with an open session.")
         self._ready = self._gauge("members_ready", "Members that hold a trained update.", "job")
         self._bytes = self._counter("bytes", "Payload carried for members.", "direction", "channel")
@@ -91,9 +85,7 @@ class Metrics:
         self._windows = self._counter(
             "training_windows_extended", "Training windows that closed with too few ready and went on.", "job"
         )
-        self._enrolments = self._counter(
-            "enrolments", "Requests to enrol: granted, or the reason.", "outcome"
-        )
+        self._enrolments = self._counter("enrolments", "Requests to enrol: granted, or the reason.", "outcome")
         self._gauge("build_info", "Always 1; the label says which software this is.", "version").labels(
             software_version or "unknown"
         ).set(1)

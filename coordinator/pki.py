@@ -26,8 +26,9 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
 from tacit.console import secret_file
-from tacit.identity import MIN_RSA_BITS, Identity, Role, federation_of, name_is_valid
+from tacit.identity import MIN_RSA_BITS, Identity, Role, federation_of, key_pem, name_is_valid, new_key
 
 __all__ = [
     "AUTHORITY_LIFETIME",
@@ -80,21 +81,9 @@ LIFETIMES: dict[Role, Lifetime] = {
 }
 
 
-def new_key() -> rsa.RSAPrivateKey:
-    """A fresh RSA key of 3072 bits. It takes a good part of a second."""
-    return rsa.generate_private_key(public_exponent=65537, key_size=MIN_RSA_BITS)
-
-
 def pem(*certificates: x509.Certificate) -> bytes:
     """Certificates one after the other, PEM."""
     return b"".join(certificate.public_bytes(serialization.Encoding.PEM) for certificate in certificates)
-
-
-def key_pem(key: rsa.RSAPrivateKey) -> bytes:
-    """PKCS#8, PEM, not encrypted: the file's mode (0600) is what protects it."""
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -154,8 +143,7 @@ class Authority:
             ) from error
         if len(certificates) != 1:
             raise AuthorityUnusable(
-                f"{certificate_path} holds {len(certificates)} certificates; give the one that will sign "
-                "members"
+                f"{certificate_path} holds {len(certificates)} certificates; give the one that will sign members"
             )
         authority = cls(certificates[0], _load_key(key_path))
         authority._check(certificate_path, key_path, now)
@@ -304,13 +292,9 @@ def certify_request(der: bytes) -> rsa.RSAPublicKey:
         request = x509.load_der_x509_csr(der)
         key = request.public_key()
     except (ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature) as error:
-        raise RequestUnsuitable(
-            "the certificate request cannot be read; enrol with the newest software"
-        ) from error
+        raise RequestUnsuitable("the certificate request cannot be read; enrol with the newest software") from error
     if not isinstance(key, rsa.RSAPublicKey):
-        raise RequestUnsuitable(
-            f"the key to certify is not RSA; RSA of at least {MIN_RSA_BITS} bits is needed"
-        )
+        raise RequestUnsuitable(f"the key to certify is not RSA; RSA of at least {MIN_RSA_BITS} bits is needed")
     if key.key_size < MIN_RSA_BITS:
         raise RequestUnsuitable(f"the key to certify has {key.key_size} bits; {MIN_RSA_BITS} are needed")
     if key.key_size > MAX_RSA_BITS:

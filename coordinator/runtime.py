@@ -155,11 +155,9 @@ class Runtime:
             "abort": (Status.RUNNING, Status.PAUSED),
         }
         if status not in allowed[change]:
-            raise OperatorRefused(
-                Reason.REASON_UNSPECIFIED, f"job {name} is {status}: there is nothing to {change}"
-            )
-        event = {"pause": ev.Pause(), "resume": ev.Resume(), "abort": ev.Abort()}[change]
-        await driver.carry_out(event)
+            raise OperatorRefused(Reason.REASON_UNSPECIFIED, f"job {name} is {status}: there is nothing to {change}")
+        events: dict[JobChange, ev.Event] = {"pause": ev.Pause(), "resume": ev.Resume(), "abort": ev.Abort()}
+        await driver.carry_out(events[change])
 
     def live_job(self, name: str) -> LiveJob | None:
         """The present moment of a job."""

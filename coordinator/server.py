@@ -15,7 +15,8 @@ from typing import Any
 
 import grpc.aio
 import structlog
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]  # made at import
 from grpc_reflection.v1alpha import reflection
 
 from coordinator.config import CoordinatorConfig, CoordinatorFolder, load_config
@@ -111,12 +112,10 @@ async def start(folder: CoordinatorFolder, config: CoordinatorConfig, stack: Asy
     await runtime.start()
     stack.push_async_callback(runtime.stop)
 
-    checks = health.aio.HealthServicer()
+    checks = health.HealthServicer()
     outside, inside = (grpc.aio.server(options=_OPTIONS) for _ in range(2))
     enrolment_port = _bind(outside, config.listen_host, config.enrolment_port, enrolment_credentials(folder))
-    federation_port = _bind(
-        inside, config.listen_host, config.federation_port, federation_credentials(folder)
-    )
+    federation_port = _bind(inside, config.listen_host, config.federation_port, federation_credentials(folder))
     # Port 0 was any free port: from here on the configuration says which.
     config = config.model_copy(update={"enrolment_port": enrolment_port, "federation_port": federation_port})
     enrolment = EnrolmentServicer(
@@ -156,7 +155,7 @@ async def start(folder: CoordinatorFolder, config: CoordinatorConfig, stack: Asy
     return Serving(runtime, metrics, enrolment_port, federation_port, endpoint.port)
 
 
-async def _say_goodbye(checks: health.aio.HealthServicer, runtime: Runtime) -> None:
+async def _say_goodbye(checks: health.HealthServicer, runtime: Runtime) -> None:
     await checks.enter_graceful_shutdown()
     runtime.sessions.end_all(Reason.REASON_COORDINATOR_STOPPING)
 
@@ -173,9 +172,7 @@ def _bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.Serve
 
 
 def _reflect(server: grpc.aio.Server, *modules: Any) -> None:
-    names = [
-        service.full_name for module in modules for service in module.DESCRIPTOR.services_by_name.values()
-    ]
+    names = [service.full_name for module in modules for service in module.DESCRIPTOR.services_by_name.values()]
     health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
     reflection.enable_server_reflection((*names, health_name, reflection.SERVICE_NAME), server)
 

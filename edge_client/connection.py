@@ -11,11 +11,11 @@ from datetime import UTC, datetime
 
 import grpc
 import grpc.aio
+
+from edge_client.home import MemberIdentity
 from tacit.console import ExitCode
 from tacit.reason import Reason
 from tacit.status import reason_of
-
-from edge_client.home import MemberIdentity
 
 __all__ = ["MAX_MESSAGE_BYTES", "channel_options", "exit_code_of", "explain", "open_channel"]
 
@@ -72,9 +72,7 @@ def explain(
     if reason is not None:
         return details
     where = address or (identity.address if identity is not None else "the coordinator")
-    return _of_certificate(identity, now or datetime.now(UTC), details) or _of_transport(
-        error, details, where
-    )
+    return _of_certificate(identity, now or datetime.now(UTC), details) or _of_transport(error, details, where)
 
 
 def _of_certificate(identity: MemberIdentity | None, now: datetime, details: str) -> str | None:
@@ -112,8 +110,7 @@ _TRANSPORT: tuple[tuple[str, str], ...] = (
     ),
     (
         "certificate is not yet valid",
-        "the certificate of the coordinator at {where} is not valid yet by this machine's clock; set the "
-        "clock",
+        "the certificate of the coordinator at {where} is not valid yet by this machine's clock; set the clock",
     ),
     (
         "unsupported certificate purpose",
@@ -139,13 +136,11 @@ _TRANSPORT: tuple[tuple[str, str], ...] = (
     ),
     (
         "wrong_version_number",
-        "what answers at {where} does not speak TLS; check the port (federation: 7441) and that no proxy "
-        "is between",
+        "what answers at {where} does not speak TLS; check the port (federation: 7441) and that no proxy is between",
     ),
     (
         "handshake read failed",
-        "what answers at {where} closed the connection before TLS; check the port and that no firewall is "
-        "between",
+        "what answers at {where} closed the connection before TLS; check the port and that no firewall is between",
     ),
     (
         "address lookup failed",
@@ -177,13 +172,9 @@ def _of_transport(error: grpc.RpcError, details: str, where: str) -> str:
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return f"{where} did not answer in time; check the network, and that a firewall lets the port through"
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return (
-            f"what answers at {where} does not offer this service; check the port, or upgrade the older side"
-        )
+        return f"what answers at {where} does not offer this service; check the port, or upgrade the older side"
     if code is grpc.StatusCode.UNAVAILABLE:
-        return (
-            f"the connection to {where} broke off: the coordinator went away or the network failed; try again"
-        )
+        return f"the connection to {where} broke off: the coordinator went away or the network failed; try again"
     name = code.name if code is not None else "an error without a status"
     return f"{where} answered {name}: {details}"
 

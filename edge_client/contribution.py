@@ -1,7 +1,7 @@
 """The one place where a member's update becomes what it sends: everything that leaves a machine passes here.
 
 Order, as docs/protocol.md has it: refuse what is not finite, clip by L2 norm in float64 if the job asks, clip to the
-coordinate bound, multiply by w / W, encode into the ring. A mechanism's noise joins here, between clipping and encoding.
+coordinate bound, multiply by w / W, encode into the ring. A mechanism's noise joins here, after clipping.
 """
 
 from dataclasses import dataclass
@@ -54,8 +54,6 @@ def segments(job: JobDocument, update: Update) -> dict[str, NDArray[np.float64]]
     }
 
 
-def encode(
-    job: JobDocument, update: Update, cohort: int, random: secure_agg.RandomSource
-) -> NDArray[np.uint32]:
+def encode(job: JobDocument, update: Update, cohort: int, random: secure_agg.RandomSource) -> NDArray[np.uint32]:
     """The vector to be masked, uint32 (d + 4,), for an attempt whose context fixes `cohort` members."""
     return layout_of(job, cohort).encode(segments(job, update), random)

@@ -54,13 +54,9 @@ def _jsonl(text: str, name: str) -> Iterator[Row]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
-            raise DataInvalid(
-                f"{name}, line {number}: not JSON; every line must be one JSON object"
-            ) from None
+            raise DataInvalid(f"{name}, line {number}: not JSON; every line must be one JSON object") from None
         if not isinstance(row, dict):
-            raise DataInvalid(
-                f'{name}, line {number}: not a JSON object; write {{"text": ..., "label": ...}}'
-            )
+            raise DataInvalid(f'{name}, line {number}: not a JSON object; write {{"text": ..., "label": ...}}')
         yield number, row
 
 
@@ -138,9 +134,7 @@ def _columns(row: dict[str, object]) -> str:
 
 def _cell(row: dict[str, object], column: str, option: str, where: str) -> object:
     if column not in row:
-        raise DataInvalid(
-            f"{where}: no column {column!r}; there are: {_columns(row)}. Name yours with --{option}"
-        )
+        raise DataInvalid(f"{where}: no column {column!r}; there are: {_columns(row)}. Name yours with --{option}")
     return row[column]
 
 
@@ -150,9 +144,7 @@ def _text_of(value: object, column: str, where: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise DataInvalid(
-            f"{where}: half of a surrogate pair in {column!r}; write the character whole"
-        ) from None
+        raise DataInvalid(f"{where}: half of a surrogate pair in {column!r}; write the character whole") from None
     return value
 
 
@@ -181,9 +173,7 @@ def read_examples(path: Path, *, text: str = "text", label: str | None = "label"
         where = f"{path}, line {number}"
         words = _text_of(_cell(row, text, "text", where), text, where)
         examples.append(
-            Example(
-                words, None if label is None else _label_of(_cell(row, label, "label", where), label, where)
-            )
+            Example(words, None if label is None else _label_of(_cell(row, label, "label", where), label, where))
         )
     if not examples:
         raise DataInvalid(f"{path} holds no rows; give a file with at least one example")

@@ -25,10 +25,6 @@ from pathlib import Path
 import grpc
 import grpc.aio
 from cryptography import x509
-from tacit.console import ExitCode
-from tacit.identity import CertificateInvalid
-from tacit.status import reason_of, time_of
-from tacit.v1 import federation_pb2, federation_pb2_grpc
 
 from edge_client.connection import exit_code_of, explain, open_channel
 from edge_client.enrolment import MAX_CLOCK_SKEW
@@ -42,6 +38,10 @@ from edge_client.handshake import (
     verify_server,
 )
 from edge_client.home import HomeUnusable, MemberIdentity, NotEnrolled
+from tacit.console import ExitCode
+from tacit.identity import CertificateInvalid
+from tacit.status import reason_of, time_of
+from tacit.v1 import federation_pb2, federation_pb2_grpc
 
 __all__ = ["Finding", "Status", "examine", "exit_code"]
 
@@ -109,8 +109,7 @@ def _identity(home: Path, now: datetime, findings: list[Finding]) -> MemberIdent
         return None
     left = identity.expires - now
     what = (
-        f"{identity.member} of {identity.federation.hex()[:16]}..., "
-        f"valid until {identity.expires:%Y-%m-%d %H:%M} UTC"
+        f"{identity.member} of {identity.federation.hex()[:16]}..., valid until {identity.expires:%Y-%m-%d %H:%M} UTC"
     )
     if left < _RENEW_AT:
         what += "; ask the operator for a new join token and run `edge_client enrol TOKEN --force`"
@@ -155,23 +154,17 @@ async def _network(
     try:
         shown = await asyncio.to_thread(shake_hands, where, client=client, timeout=limit)
         if identity is not None:
-            verify_server(
-                shown.chain, identity.root, address=where, federation=identity.federation, now=now()
-            )
+            verify_server(shown.chain, identity.root, address=where, federation=identity.federation, now=now())
     except HandshakeFailed as error:
         return give_up("tls", error.sentence)
     except CertificateInvalid as error:
         return give_up("tls", f"the server at {where} is not this federation's coordinator: {error}")
     if identity is None:
-        findings.append(
-            Finding("tls", Status.WARN, f"{shown.version}; not enrolled, so the chain is not judged")
-        )
+        findings.append(Finding("tls", Status.WARN, f"{shown.version}; not enrolled, so the chain is not judged"))
         findings.append(Finding("clock", Status.SKIP, "not enrolled"))
         findings.append(Finding("session", Status.SKIP, "not enrolled"))
         return None
-    findings.append(
-        Finding("tls", Status.OK, f"{shown.version}, a chain of this federation that names the host")
-    )
+    findings.append(Finding("tls", Status.OK, f"{shown.version}, a chain of this federation that names the host"))
     session, server_time = await _session(identity, where, shown, limit, now)
     findings.append(_clock(server_time, now()))
     findings.append(session)
@@ -180,9 +173,7 @@ async def _network(
 
 def _clock(server_time: datetime | None, now: datetime) -> Finding:
     if server_time is None:
-        return Finding(
-            "clock", Status.OK, "inside the validity of both certificates; the coordinator told no time"
-        )
+        return Finding("clock", Status.OK, "inside the validity of both certificates; the coordinator told no time")
     skew = now - server_time
     if abs(skew) > MAX_CLOCK_SKEW:
         minutes = abs(skew) / timedelta(minutes=1)
@@ -212,9 +203,7 @@ async def _session(
             server_time = time_of(error.trailing_metadata())
             reason, _ = reason_of(error)
             if reason is not None and error.code() in _TAKEN:
-                return Finding(
-                    "session", Status.OK, "the coordinator takes this member's certificate"
-                ), server_time
+                return Finding("session", Status.OK, "the coordinator takes this member's certificate"), server_time
             sentence = explain(error, identity, address=where, now=now())
             return Finding("session", Status.FAIL, sentence, exit_code_of(error)), server_time
         server_time = time_of(await call.trailing_metadata())
@@ -224,9 +213,7 @@ async def _session(
 
 
 # A refusal with one of these is about the (empty) question, not about who asked it.
-_TAKEN = frozenset(
-    {grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}
-)
+_TAKEN = frozenset({grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND})
 
 _AGAIN = "ask the operator for a new join token and run `edge_client enrol TOKEN --force`"
 
@@ -237,9 +224,7 @@ def _of_alert(alert: str) -> str:
     if "unknown ca" in alert or "bad certificate" in alert or "decrypt error" in alert:
         return f"the coordinator does not know the authority of this member's certificate; {_AGAIN}"
     if "required" in alert:
-        return (
-            f"the coordinator saw no client certificate: something in between opens the connection; {_AGAIN}"
-        )
+        return f"the coordinator saw no client certificate: something in between opens the connection; {_AGAIN}"
     return f"the coordinator ended the connection on seeing this member's certificate ({alert}); {_AGAIN}"
 
 

@@ -22,17 +22,17 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
-from tacit import __version__
-from tacit.console import ExitCode, secret_file
-from tacit.identity import MIN_RSA_BITS, CertificateInvalid, Role, verify_certificate
-from tacit.reason import Reason
-from tacit.status import reason_of, time_of
-from tacit.token import JoinToken, TokenInvalid, split_address
-from tacit.v1 import enrolment_pb2, enrolment_pb2_grpc
 
 from edge_client.connection import channel_options, exit_code_of, explain
 from edge_client.handshake import HandshakeFailed, find_root, shake_hands, verify_server
 from edge_client.home import Home, HomeUnusable, IdentityDocument, IdentityFolder, MemberIdentity
+from tacit import __version__
+from tacit.console import ExitCode, secret_file
+from tacit.identity import CertificateInvalid, Role, key_pem, new_key, verify_certificate
+from tacit.reason import Reason
+from tacit.status import reason_of, time_of
+from tacit.token import JoinToken, TokenInvalid, split_address
+from tacit.v1 import enrolment_pb2, enrolment_pb2_grpc
 
 __all__ = ["MAX_CLOCK_SKEW", "EnrolmentFailed", "enrol"]
 
@@ -149,17 +149,11 @@ def _key(pending: IdentityFolder) -> rsa.RSAPrivateKey:
             stored = serialization.load_pem_private_key(pending.key.read_bytes(), password=None)
             if isinstance(stored, rsa.RSAPrivateKey):
                 return stored
-        key = rsa.generate_private_key(public_exponent=65537, key_size=MIN_RSA_BITS)
-        secret_file(
-            pending.key,
-            key.private_bytes(
-                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-            ),
-        )
+        key = new_key()
+        secret_file(pending.key, key_pem(key))
     except (OSError, ValueError, TypeError) as error:
         raise EnrolmentFailed(
-            f"the key in {pending.path} cannot be written or read ({error}); check the disk, or use "
-            "another --home",
+            f"the key in {pending.path} cannot be written or read ({error}); check the disk, or use another --home",
             ExitCode.FAILED,
         ) from error
     return key
@@ -177,9 +171,7 @@ async def _ask(
         certificate_request=csr.public_bytes(serialization.Encoding.DER),
         software_version=__version__,
     )
-    credentials = grpc.ssl_channel_credentials(
-        root_certificates=root.public_bytes(serialization.Encoding.PEM)
-    )
+    credentials = grpc.ssl_channel_credentials(root_certificates=root.public_bytes(serialization.Encoding.PEM))
     async with grpc.aio.secure_channel(token.address, credentials, options=channel_options()) as channel:
         stub = enrolment_pb2_grpc.EnrolmentServiceStub(channel)  # type: ignore[no-untyped-call]
         call = stub.Enrol(request, timeout=limit)

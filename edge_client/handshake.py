@@ -19,6 +19,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from OpenSSL import SSL
+
 from tacit.identity import (
     Certificate,
     CertificateInvalid,
@@ -151,8 +152,7 @@ def _handshake(connection: SSL.Connection, raw: socket.socket, address: str, dea
     except TimeoutError as error:
         raise HandshakeFailed(
             Step.TLS,
-            f"{address} takes connections but does not answer in TLS; check the port, and that it is no "
-            "plain-text one",
+            f"{address} takes connections but does not answer in TLS; check the port, and that it is no plain-text one",
         ) from error
     except (SSL.SysCallError, SSL.ZeroReturnError, ConnectionError) as error:
         raise HandshakeFailed(
@@ -162,17 +162,11 @@ def _handshake(connection: SSL.Connection, raw: socket.socket, address: str, dea
     except SSL.Error as error:
         text = _text(error)
         if "wrong version number" in text or "packet length" in text or "record" in text:
-            sentence = (
-                f"what answers at {address} does not speak TLS; check the port and that no proxy is between"
-            )
+            sentence = f"what answers at {address} does not speak TLS; check the port and that no proxy is between"
         elif "protocol version" in text or "unsupported protocol" in text:
-            sentence = (
-                f"what answers at {address} speaks no TLS 1.3: it is no Tacit coordinator; check the address"
-            )
+            sentence = f"what answers at {address} speaks no TLS 1.3: it is no Tacit coordinator; check the address"
         else:
-            sentence = (
-                f"the TLS handshake with {address} failed ({text}); check the address and what lies between"
-            )
+            sentence = f"the TLS handshake with {address} failed ({text}); check the address and what lies between"
         raise HandshakeFailed(Step.TLS, sentence) from error
 
 

@@ -31,8 +31,9 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from pydantic import field_validator
+
 from tacit.documents import Digest, Document, DocumentInvalid
-from tacit.identity import CertificateInvalid, Role, federation_of, name_is_valid, sign, verify_certificate
+from tacit.identity import CertificateInvalid, Role, federation_of, key_pem, name_is_valid, sign, verify_certificate
 from tacit.token import split_address
 
 __all__ = [
@@ -133,9 +134,7 @@ class Home:
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise HomeUnusable(
-                f"{self.path} cannot be made: {error.strerror}; choose another with --home"
-            ) from error
+            raise HomeUnusable(f"{self.path} cannot be made: {error.strerror}; choose another with --home") from error
         self.check_modes()
 
     def check_modes(self) -> None:
@@ -168,9 +167,7 @@ class Home:
     def _interrupted(self) -> list[Path]:
         # The document is written last, and only then is an old identity put aside: the newest complete one
         # counts.
-        documents = sorted(
-            self.path.glob(f"{_PENDING}*/identity.json"), key=lambda path: -path.stat().st_mtime_ns
-        )
+        documents = sorted(self.path.glob(f"{_PENDING}*/identity.json"), key=lambda path: -path.stat().st_mtime_ns)
         return [path.parent for path in documents] + ([self._old] if self._old.exists() else [])
 
     def _clean(self) -> None:
@@ -205,9 +202,7 @@ class MemberIdentity:
     root: x509.Certificate
 
     def __repr__(self) -> str:
-        return (
-            f"MemberIdentity({self.document.member!r}, federation={self.document.federation.hex()[:16]}...)"
-        )
+        return f"MemberIdentity({self.document.member!r}, federation={self.document.federation.hex()[:16]}...)"
 
     @property
     def member(self) -> str:
@@ -227,9 +222,7 @@ class MemberIdentity:
     @property
     def key_pem(self) -> bytes:
         """The private key for gRPC, PEM."""
-        return self.key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
+        return key_pem(self.key)
 
     @property
     def certificate_pem(self) -> bytes:
@@ -272,9 +265,7 @@ class MemberIdentity:
         except (ValueError, TypeError, UnsupportedAlgorithm) as error:
             raise HomeUnusable(f"a certificate or the key in {home} cannot be read; {_AGAIN}") from error
         if federation_of(root) != document.federation:
-            raise HomeUnusable(
-                f"{names.root} is not the authority of the federation this member joined; {_AGAIN}"
-            )
+            raise HomeUnusable(f"{names.root} is not the authority of the federation this member joined; {_AGAIN}")
         der = certificate.public_bytes(serialization.Encoding.DER)
         try:
             verified = verify_certificate(

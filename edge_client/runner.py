@@ -1,4 +1,4 @@
-"""Putting a member together: identity, policy, data, journal, agent. What `edge_client run` does once options are read."""
+"""Putting a member together: identity, policy, data, journal, agent. What `edge_client run` does."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 import secure_agg
 from edge_client.cache import BlobCache
@@ -41,7 +41,7 @@ class RunOptions:
     policy: Path | None = None
     home: Path | None = None
     until_finished: bool = False
-    log_format: str | None = None
+    log_format: Literal["console", "json"] | None = None
     as_json: bool = False
 
 
@@ -104,9 +104,7 @@ def run_member(options: RunOptions, observer: Observer | None = None) -> None:
         CommandFailed: input that cannot be used, or a coordinator that refuses this member for good.
     """
     terminal = observer is None and options.log_format is None and sys.stderr.isatty() and not options.as_json
-    configure(
-        "json" if options.as_json else options.log_format or "console", "warning" if terminal else "info"
-    )  # type: ignore[arg-type]
+    configure("json" if options.as_json else options.log_format or "console", "warning" if terminal else "info")
     member = load_member(options)
     with _alone(member.home):
         try:
@@ -147,9 +145,7 @@ async def _run(member: Member, journal: Journal, observer: Observer, options: Ru
     )
     cache = BlobCache(member.home / "cache")
     cache.trim()
-    preparer = Preparer(
-        member.examples, member.identity.member, member.policy, cache, member.device, observer
-    )
+    preparer = Preparer(member.examples, member.identity.member, member.policy, cache, member.device, observer)
     agent = Agent(
         member.identity,
         environment,

@@ -59,9 +59,7 @@ class TextEncoder:
         try:
             self._tokenizer: Any = Tokenizer.from_buffer(tokenizer_json)
         except Exception as error:  # The library raises nothing more exact.
-            raise TokenizerInvalid(
-                f"not a tokenizer.json that the tokenizers library reads: {error}"
-            ) from error
+            raise TokenizerInvalid(f"not a tokenizer.json that the tokenizers library reads: {error}") from error
         pad_id = self._tokenizer.token_to_id(PAD)
         if pad_id is None:
             raise TokenizerInvalid(f"the tokenizer has no {PAD} entry; put {PAD} into its vocabulary")
@@ -74,7 +72,7 @@ class TextEncoder:
         self._tokenizer.enable_truncation(max_tokens)
 
     def encode(self, texts: Sequence[str]) -> "NDArray[np.int64]":
-        """Shape (B, S): ids, padded behind to the longest of the batch and to min_tokens, cut at max_tokens."""
+        """Shape (B, S): ids, padded behind to the batch's longest and to min_tokens, cut at max_tokens."""
         import numpy as np
 
         rows = [item.ids for item in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
@@ -103,7 +101,7 @@ def read_vocabulary(path: Path) -> list[str]:
 
 
 def wordpiece_tokenizer(lines: Iterable[str]) -> bytes:
-    """tokenizer.json of BERT's uncased word pieces over this vocabulary; an entry's line number, from 0, is its id.
+    """tokenizer.json of BERT's uncased word pieces; an entry's line number, from 0, is its id.
 
     Lower case, accents stripped, split at white space, punctuation and CJK characters, then longest match
     first (Devlin et al. 2019, as in bert-base-uncased). Adds no [CLS] and no [SEP].
@@ -121,9 +119,7 @@ def wordpiece_tokenizer(lines: Iterable[str]) -> bytes:
         ids[piece] = number
     for special in (PAD, UNKNOWN):
         if special not in ids:
-            raise VocabularyInvalid(
-                f"vocabulary: no {special} line; word pieces need one (or use kind = words)"
-            )
+            raise VocabularyInvalid(f"vocabulary: no {special} line; word pieces need one (or use kind = words)")
     tokenizer = Tokenizer(models.WordPiece(ids, unk_token=UNKNOWN, max_input_chars_per_word=LONGEST_WORD))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

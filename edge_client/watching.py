@@ -33,7 +33,7 @@ class LogWatcher:
 
     def disconnected(self, sentence: str, seconds: float) -> None:
         """It broke, or could not be made."""
-        log.warning("disconnected", why=sentence, next_try_seconds=round(seconds, 2))
+        log.warning("disconnected", why=sentence, next_try_seconds=f"{seconds:.2f}")
 
     def assigned(self, assignment: Assignment) -> None:
         """A round begins; the machine logs it."""
@@ -43,12 +43,12 @@ class LogWatcher:
         now = time.monotonic()
         if step == steps or now - self._last_training >= _LOG_SECONDS:
             self._last_training = now
-            log.info("training", job=job, round=round, step=step, steps=steps, loss=round(loss, 4))
+            log.info("training", job=job, round=round, step=step, steps=steps, loss=f"{loss:.4f}")
 
     def ready(self, job: str, round: int, update: Update) -> None:
         """The update is trained."""
         accuracy = update.correct / update.count if update.count else 0.0
-        log.info("ready", job=job, round=round, examples=update.examples, accuracy=round(accuracy, 4))
+        log.info("ready", job=job, round=round, examples=update.examples, accuracy=f"{accuracy:.4f}")
 
     def encoded(self, attempt: AttemptId, vector: NDArray[np.uint32]) -> None:
         """The vector is about to be masked."""
@@ -136,9 +136,7 @@ class TerminalWatcher:
         if ended.published:
             self._line(f"{attempt.job}: round {attempt.round} is in version {ended.new_version.hex()[:12]}")
         else:
-            self._line(
-                f"{attempt.job}: attempt {attempt.attempt} ended: {ended.detail or sentence(ended.reason)}"
-            )
+            self._line(f"{attempt.job}: attempt {attempt.attempt} ended: {ended.detail or sentence(ended.reason)}")
 
     def job_over(self, ended: JobEnded) -> None:
         """A job is finished, paused or aborted."""

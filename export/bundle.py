@@ -10,6 +10,7 @@ manifest, document, files.
 
 import gzip
 import hashlib
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,12 +19,12 @@ from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
+
+from edge_client.text import TextEncoder, read_vocabulary, word_tokenizer, wordpiece_tokenizer
 from tacit.bundle import Bundle, BundleInvalid, read_bundle, write_bundle
 from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument, JobSpec, VocabularyFile
 from tacit.manifest import Manifest
-
-from edge_client.text import TextEncoder, read_vocabulary, word_tokenizer, wordpiece_tokenizer
 
 __all__ = ["JobBundle", "TableInvalid", "make_job_bundle", "read_job_bundle"]
 
@@ -66,8 +67,8 @@ def make_job_bundle(
             tensors["embedding.weight"], folder / spec.vocabulary.pretrained, _ids(tokenizer, encoder.pad_id)
         )
         report(
-            f"pretrained: {found:,} of {encoder.vocabulary_size:,} entries found in {spec.vocabulary.pretrained}; "
-            "the others start at random"
+            f"pretrained: {found:,} of {encoder.vocabulary_size:,} entries found in "
+            f"{spec.vocabulary.pretrained}; the others start at random"
         )
     manifest = Manifest.of(tensors)
     weights = manifest.encode(manifest.flatten(tensors))
@@ -116,9 +117,7 @@ def _check_names(bundle: Bundle, document: JobDocument, manifest: Manifest) -> N
         if hashlib.sha256(bundle.files[name]).digest() != digest:
             raise BundleInvalid(f"{bundle.folder / 'job.json'} names another {name}; make the bundle again")
     if document.values != manifest.values:
-        raise BundleInvalid(
-            f"{bundle.folder / 'job.json'} counts other values than its manifest; make it again"
-        )
+        raise BundleInvalid(f"{bundle.folder / 'job.json'} counts other values than its manifest; make it again")
 
 
 def _tokenizer(vocabulary: VocabularyFile, folder: Path) -> bytes:
@@ -147,8 +146,8 @@ def _start_from_table(embedding: NDArray[np.float32], path: Path, ids: Mapping[s
             word, *numbers = line.rstrip("\r\n ").rsplit(" ", width)
             if len(numbers) != width or (number == 1 and " " in word):
                 raise TableInvalid(
-                    f"{path}, line {number}: {len(line.split()) - 1} numbers where model.embedding is {width}; "
-                    f"set model.embedding to the table's width (and leave out a header line)"
+                    f"{path}, line {number}: {len(line.split()) - 1} numbers where model.embedding is "
+                    f"{width}; set model.embedding to the table's width (and leave out a header line)"
                 )
             if word not in ids or word in found:
                 continue
@@ -162,8 +161,8 @@ def _start_from_table(embedding: NDArray[np.float32], path: Path, ids: Mapping[s
             found.add(word)
     if not found:
         raise TableInvalid(
-            f"{path}: none of its words is in the vocabulary; is it a table of whole, lower-case words in the same "
-            "language?"
+            f"{path}: none of its words is in the vocabulary; is it a table of whole, lower-case words "
+            "in the same language?"
         )
     return len(found)
 
@@ -179,8 +178,6 @@ def _open_table(path: Path) -> Iterator[IO[str]]:
     except FileNotFoundError:
         raise TableInvalid(f"{path} does not exist; check vocabulary.pretrained in the job") from None
     except UnicodeDecodeError:
-        raise TableInvalid(
-            f"{path} is not UTF-8 text; vocabulary.pretrained is a table in GloVe's text form"
-        ) from None
-    except (OSError, EOFError) as error:
+        raise TableInvalid(f"{path} is not UTF-8 text; vocabulary.pretrained is a table in GloVe's text form") from None
+    except (OSError, EOFError, zlib.error) as error:
         raise TableInvalid(f"{path} cannot be read: {error}") from error

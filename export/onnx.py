@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from edge_client.text import TextEncoder
 from tacit.bundle import Labels, ModelFacts, write_bundle
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
-
-from edge_client.text import TextEncoder
 
 if TYPE_CHECKING:
     from edge_client.models import TextClassifier
@@ -78,7 +78,8 @@ def export_model(
     if not difference <= TOLERANCE:  # Written so that a NaN fails.
         raise ParityFailed(
             f"the exported model's logits differ from the trained model's by {difference:.3g}, more than "
-            f"{TOLERANCE:g}; nothing was written. Check that torch, onnx and onnxruntime are the versions in constraints.txt"
+            f"{TOLERANCE:g}; nothing was written. Check that the versions of "
+            "torch, onnx and onnxruntime are those in constraints.txt"
         )
     files = {
         "model.onnx": model,
@@ -98,11 +99,11 @@ def export_model(
 
 
 def _convert(module: "TextClassifier", encoder: TextEncoder) -> bytes:
-    """The module as the bytes of an ONNX file: `input_ids` int64 (batch, sequence) to `logits` (batch, labels)."""
+    """The bytes of an ONNX file: `input_ids` int64 (batch, sequence) to `logits` float32 (batch, labels)."""
     import torch
 
     # Neither 1 nor a filter's width: torch would take such a size for a constant.
-    example = torch.full((2, encoder.max_tokens + 3), encoder.pad_id, dtype=torch.int64)
+    example = torch.full((2, encoder.min_tokens + 3), encoder.pad_id, dtype=torch.int64)
     example[:, : encoder.min_tokens] = torch.arange(encoder.min_tokens) % encoder.vocabulary_size
     dimensions = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence", min=encoder.min_tokens)}
     with _quiet():
@@ -123,7 +124,7 @@ def _convert(module: "TextClassifier", encoder: TextEncoder) -> bytes:
 
 
 def _without_traces(proto: Any) -> bytes:
-    """The model's bytes without the exporter's notes: stack traces, paths and names of the machine it ran on."""
+    """The model's bytes without the exporter's notes: stack traces and paths of the machine it ran on."""
     graphs = [proto.graph, *proto.functions]
     for owner in (proto, *graphs, *(node for graph in graphs for node in graph.node)):
         del owner.metadata_props[:]
@@ -136,7 +137,7 @@ def _without_traces(proto: Any) -> bytes:
 
 
 def _parity(module: "TextClassifier", model: bytes, encoder: TextEncoder, samples: Sequence[str]) -> float:
-    """Largest difference of any logit: each text alone, in batches of several sizes, and padded as far as can be."""
+    """Largest difference of any logit: texts alone, in batches of several sizes, and padded to the limit."""
     import torch
     from onnxruntime import InferenceSession, SessionOptions
 
@@ -149,9 +150,7 @@ def _parity(module: "TextClassifier", model: bytes, encoder: TextEncoder, sample
             expected = module(torch.from_numpy(ids)).numpy()
         (found,) = session.run(["logits"], {"input_ids": ids})
         if found.shape != expected.shape:
-            raise ParityFailed(
-                f"the exported model gives logits of shape {found.shape}, not {expected.shape}"
-            )
+            raise ParityFailed(f"the exported model gives logits of shape {found.shape}, not {expected.shape}")
         # max() of Python would drop a NaN.
         largest = float(np.maximum(largest, np.abs(found - expected).max()))
     return largest

@@ -11,10 +11,10 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from tacit.bundle import BundleInvalid, Labels, ModelFacts, read_bundle
-from tacit.documents import DocumentInvalid
 
 from edge_client.text import TextEncoder
+from tacit.bundle import BundleInvalid, Labels, ModelFacts, read_bundle
+from tacit.documents import DocumentInvalid
 
 __all__ = ["Prediction", "Predictor", "log_softmax"]
 
@@ -31,9 +31,7 @@ class Prediction:
 class Predictor:
     """A loaded model bundle. `facts` says which job and version it is."""
 
-    def __init__(
-        self, session: Any, encoder: TextEncoder, labels: tuple[str, ...], facts: ModelFacts
-    ) -> None:
+    def __init__(self, session: Any, encoder: TextEncoder, labels: tuple[str, ...], facts: ModelFacts) -> None:
         self._session, self._encoder = session, encoder
         self.labels, self.facts = labels, facts
 
@@ -58,16 +56,14 @@ class Predictor:
         try:
             labels = Labels.from_json(bundle.files["labels.json"], what=str(folder / "labels.json")).labels
             encoder = TextEncoder(bundle.files["tokenizer.json"], facts.max_tokens, facts.min_tokens)
-            session = InferenceSession(
-                bundle.files["model.onnx"], options, providers=["CPUExecutionProvider"]
-            )
+            session = InferenceSession(bundle.files["model.onnx"], options, providers=["CPUExecutionProvider"])
         except (DocumentInvalid, ValueError) as error:
             raise BundleInvalid(f"{folder} cannot be used: {error}; export the model again") from error
         except Exception as error:
             # onnxruntime's own errors have no common base.
             raise BundleInvalid(
-                f"{folder / 'model.onnx'} is not a model that this onnxruntime runs; export it again, or upgrade "
-                "onnxruntime"
+                f"{folder / 'model.onnx'} is not a model that this onnxruntime runs; export it "
+                "again, or upgrade onnxruntime"
             ) from error
         outputs = session.get_outputs()[0].shape[-1]
         if outputs != len(labels):

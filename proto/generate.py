@@ -40,9 +40,7 @@ def main() -> None:
         fresh = {path.name: path.read_bytes() for path in (Path(folder) / "tacit" / "v1").iterdir()}
     committed = {path.name: path.read_bytes() for path in (ROOT / "tacit" / "v1").glob("*_pb2*")}
     if fresh != committed:
-        differing = sorted(
-            name for name in fresh.keys() | committed.keys() if fresh.get(name) != committed.get(name)
-        )
+        differing = sorted(name for name in fresh.keys() | committed.keys() if fresh.get(name) != committed.get(name))
         sys.exit(f"generated code is not up to date: {', '.join(differing)}; run `make gen` and commit")
 
 

@@ -82,9 +82,7 @@ class RoundContext:
     def _check_thresholds(self) -> None:
         n, t, corrupt = self.cohort, self.threshold, self.assumed_corrupt
         if n < 2:
-            raise ContextInvalid(
-                f"a cohort of {n} would be shown its only member's input; form one of at least 2"
-            )
+            raise ContextInvalid(f"a cohort of {n} would be shown its only member's input; form one of at least 2")
         if n > COMPLETE_GRAPH_LIMIT:
             raise ContextInvalid(
                 f"a cohort of {n} is too large for the complete graph, which ends at {COMPLETE_GRAPH_LIMIT}"
@@ -134,9 +132,7 @@ def default_thresholds(cohort: int, assumed_corrupt: int | None = None) -> tuple
     the least that satisfies 2t > n + n_C. Raises ContextInvalid where no threshold would do.
     """
     if not 2 <= cohort <= COMPLETE_GRAPH_LIMIT:
-        raise ContextInvalid(
-            f"the complete graph serves cohorts of 2 to {COMPLETE_GRAPH_LIMIT}, got {cohort}"
-        )
+        raise ContextInvalid(f"the complete graph serves cohorts of 2 to {COMPLETE_GRAPH_LIMIT}, got {cohort}")
     corrupt = max(1, cohort // 5) if assumed_corrupt is None else assumed_corrupt
     if corrupt < 0:
         raise ContextInvalid(f"assumed_corrupt counts members: 0 or more, got {corrupt}")

@@ -39,4 +39,7 @@ VerifyIdentity = Callable[[bytes, bytes, bytes], MemberId]
 """verify(certificate, message, signature) -> member, or raises IdentityInvalid."""
 
 KeyOf = Callable[[bytes], bytes]
-"""key_of(certificate) -> its public key in one encoding, so that a key in two certificates is seen."""
+"""key_of(certificate) -> its public key in one encoding, so that a key in two certificates is seen.
+
+It is only asked about certificates that `verify` has accepted; it may raise IdentityInvalid.
+"""

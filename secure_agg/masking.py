@@ -67,9 +67,7 @@ def check_vector(vector: NDArray[np.uint32], values: int, bits: int) -> None:
         raise ValueError(f"a value lies outside the ring of {bits} bits")
 
 
-def add_into(
-    total: NDArray[np.uint32], chunk: bytes | bytearray | memoryview, offset: int, bits: int
-) -> None:
+def add_into(total: NDArray[np.uint32], chunk: bytes | bytearray | memoryview, offset: int, bits: int) -> None:
     """Add a chunk of an upload to the running sum, modulo 2^bits, in place.
 
     chunk: little-endian uint32 values. offset: index of the chunk's first value. Raises ValueError when the

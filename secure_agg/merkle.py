@@ -26,8 +26,7 @@ def paths_of(leaves: Sequence[bytes]) -> tuple[tuple[bytes, ...], ...]:
     """For each leaf, its siblings from the bottom up."""
     below_root = _levels(leaves)[:-1]
     return tuple(
-        tuple(level[(index >> height) ^ 1] for height, level in enumerate(below_root))
-        for index in range(len(leaves))
+        tuple(level[(index >> height) ^ 1] for height, level in enumerate(below_root)) for index in range(len(leaves))
     )
 
 

@@ -151,9 +151,7 @@ _SENTENCES: dict[Reason, str] = {
     Reason.MASKED_INPUT_SIGNATURE_INVALID: "The signature over the masked vector's digest is not valid.",
     Reason.MASKED_INPUT_INCOMPLETE: "The upload of the masked vector broke off before its end.",
     Reason.MASKED_INPUT_OUT_OF_RING: "The masked vector holds a value outside the ring of the context.",
-    Reason.CONFIRMATION_SIGNATURE_INVALID: (
-        "The signature over the survivors, model and context is not valid."
-    ),
+    Reason.CONFIRMATION_SIGNATURE_INVALID: ("The signature over the survivors, model and context is not valid."),
     Reason.UNMASKING_DEALERS_WRONG: "The answer does not hold exactly one share for every dealer.",
     Reason.UNMASKING_BOTH_SHARES: "The answer holds both shares of one dealer.",
     Reason.UNMASKING_SHARE_MISMATCH: "A revealed share is not the one that its dealer committed to.",
@@ -175,24 +173,16 @@ _SENTENCES: dict[Reason, str] = {
     Reason.ROSTER_KEY_INVALID: "A roster entry holds a key that is not a usable X25519 public key.",
     Reason.ROSTER_CERTIFICATE_DUPLICATE: "Two roster entries share a certificate or a certificate's key.",
     Reason.ROSTER_IDENTITY_MISMATCH: "A roster entry names one member and its certificate another.",
-    Reason.ROSTER_SIGNATURE_INVALID: (
-        "A roster entry's certificate or signature is not valid for this context."
-    ),
+    Reason.ROSTER_SIGNATURE_INVALID: ("A roster entry's certificate or signature is not valid for this context."),
     Reason.ROSTER_OWN_ENTRY_MISSING: "The roster does not name the member it was sent to.",
     Reason.ROSTER_OWN_ENTRY_ALTERED: "The roster's entry for this member is not what this member sent.",
     Reason.SECOND_ROSTER: "The keys advertised were already used with a roster.",
     Reason.DEALINGS_MALFORMED: "A dealt message has fields of the wrong length or number.",
     Reason.DEALINGS_TOO_FEW: "Fewer members than the threshold dealt shares.",
     Reason.DEALINGS_DUPLICATE: "The same dealer appears twice among the messages dealt.",
-    Reason.DEALINGS_FOREIGN_DEALER: (
-        "A message claims to be dealt by someone who may not deal to this member."
-    ),
-    Reason.DEALINGS_SIGNATURE_INVALID: (
-        "A dealer's signature does not cover the commitments that were passed on."
-    ),
-    Reason.DEALINGS_CIPHERTEXT_INVALID: (
-        "A sealed message does not open as what this dealer sealed for this member."
-    ),
+    Reason.DEALINGS_FOREIGN_DEALER: ("A message claims to be dealt by someone who may not deal to this member."),
+    Reason.DEALINGS_SIGNATURE_INVALID: ("A dealer's signature does not cover the commitments that were passed on."),
+    Reason.DEALINGS_CIPHERTEXT_INVALID: ("A sealed message does not open as what this dealer sealed for this member."),
     Reason.DEALINGS_SHARE_MISMATCH: "A share that was dealt is not the one its dealer committed to.",
     Reason.SECOND_DEALINGS: "The messages dealt were already accepted once in this session.",
     Reason.VECTOR_INVALID: "The vector to mask has the wrong type, length or range.",
@@ -203,9 +193,7 @@ _SENTENCES: dict[Reason, str] = {
     Reason.SURVIVORS_TOO_FEW: "The list of survivors is shorter than the threshold.",
     Reason.SECOND_SURVIVORS: "This member already signed a list of survivors in this session.",
     Reason.CONFIRMATIONS_DUPLICATE: "The same member appears twice among the confirmations.",
-    Reason.CONFIRMATIONS_FOREIGN_MEMBER: (
-        "A confirmation comes from a member that is not among the survivors."
-    ),
+    Reason.CONFIRMATIONS_FOREIGN_MEMBER: ("A confirmation comes from a member that is not among the survivors."),
     Reason.CONFIRMATIONS_SIGNATURE_INVALID: (
         "A confirmation is not a valid signature over the survivors, model and context this member confirmed."
     ),

@@ -56,9 +56,7 @@ class Segment:
         for field in ("scale", "bound"):
             number = getattr(self, field)
             if not isinstance(number, (int, float)) or not math.isfinite(number) or number <= 0:
-                raise LayoutInvalid(
-                    f"the {field} of segment {self.name!r} is a positive number, got {number!r}"
-                )
+                raise LayoutInvalid(f"the {field} of segment {self.name!r} is a positive number, got {number!r}")
             object.__setattr__(self, field, float(number))
 
     @property
@@ -118,9 +116,7 @@ class Layout:
         message names the segment and never a value.
         """
         if set(vectors) != {segment.name for segment in self.segments}:
-            raise EncodingInvalid(
-                f"the layout has segments {[s.name for s in self.segments]}, got {sorted(vectors)}"
-            )
+            raise EncodingInvalid(f"the layout has segments {[s.name for s in self.segments]}, got {sorted(vectors)}")
         encoded: NDArray[np.uint32] = np.empty(self.values, dtype=RING_DTYPE)
         scratch = StreamScratch(8 * min(_BLOCK_VALUES, self.values))
         stream = KeyStream(random.bytes(32), scratch)
@@ -193,8 +189,7 @@ def _encode_segment(
             raise EncodingInvalid(f"segment {segment.name!r} holds a value that is not finite")
         if low < -segment.bound or high > segment.bound:
             raise EncodingInvalid(
-                f"segment {segment.name!r} holds a value beyond its bound of {segment.bound:g}; "
-                "clip before encoding"
+                f"segment {segment.name!r} holds a value beyond its bound of {segment.bound:g}; clip before encoding"
             )
         block *= segment.scale
         floor = np.floor(block)
@@ -211,8 +206,7 @@ def _real_vector(segment: Segment, vector: NDArray[Any]) -> NDArray[Any]:
     array = np.asarray(vector)
     if array.shape != (segment.length,) or array.dtype.kind not in "fiu":
         raise EncodingInvalid(
-            f"segment {segment.name!r} takes {segment.length} real numbers, "
-            f"got {array.dtype} of shape {array.shape}"
+            f"segment {segment.name!r} takes {segment.length} real numbers, got {array.dtype} of shape {array.shape}"
         )
     return array
 

@@ -182,9 +182,7 @@ class Session:
         """The same for both ends of a pair: lower rank first, then all that must agree."""
         low, high = sorted((one, other))
         context = self.context
-        return frame(
-            Purpose.PAIR_MASK, low, high, context.model, context.digest(), context.values, context.bits
-        )
+        return frame(Purpose.PAIR_MASK, low, high, context.model, context.digest(), context.values, context.bits)
 
     def self_mask_info(self, member: MemberId) -> bytes:
         context = self.context

@@ -71,9 +71,7 @@ def combine(shares: Sequence[tuple[int, int]], threshold: int, prime: int = PRIM
     return sum(weight * value for weight, (_, value) in zip(weights, shares, strict=True)) % prime
 
 
-def deal_secret(
-    secret: bytes, threshold: int, points: Sequence[int], random: RandomSource
-) -> tuple[bytes, ...]:
+def deal_secret(secret: bytes, threshold: int, points: Sequence[int], random: RandomSource) -> tuple[bytes, ...]:
     """Deal a secret of 32 bytes (a big-endian integer) as shares of 33 bytes, one a point, in order."""
     if len(secret) != SECRET_BYTES:
         raise ShareInvalid(f"a secret has {SECRET_BYTES} bytes, got {len(secret)}")

@@ -8,13 +8,13 @@ the operator's folder. Every command takes `--json`; exit codes are those of `ta
 from typing import Annotated
 
 import typer
-from tacit.console import run_app
 
 from coordinator.cli import job, member
 from coordinator.cli.init import init
 from coordinator.cli.model import evaluate, export
 from coordinator.cli.serve import serve
 from coordinator.cli.status import status
+from tacit.console import run_app
 
 __all__ = ["app", "main"]
 

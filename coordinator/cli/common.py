@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
+
 from tacit.console import CommandFailed, ExitCode, fail
 
 if TYPE_CHECKING:
     import grpc.aio
+
     from tacit.v1.operator_pb2_grpc import OperatorServiceStub
 
 __all__ = [
@@ -45,9 +47,7 @@ Operator = Annotated[
 ]
 Dir = Annotated[
     Path | None,
-    typer.Option(
-        "--dir", envvar="TACIT_DIR", help="The coordinator's folder, on its own machine.", show_default=False
-    ),
+    typer.Option("--dir", envvar="TACIT_DIR", help="The coordinator's folder, on its own machine.", show_default=False),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -78,10 +78,9 @@ def operator_folder(operator: Path | None, folder: Path | None) -> Path:
 @contextlib.asynccontextmanager
 async def operator_stub(folder: Path) -> "AsyncIterator[OperatorServiceStub]":
     """The operator's service, over mutual TLS; failed calls inside become CommandFailed."""
+    from coordinator.config import load_operator
     from tacit.documents import DocumentInvalid
     from tacit.tls import tls_13_only
-
-    from coordinator.config import load_operator
 
     try:
         identity = load_operator(folder)
@@ -92,6 +91,7 @@ async def operator_stub(folder: Path) -> "AsyncIterator[OperatorServiceStub]":
 
     import grpc
     import grpc.aio
+
     from tacit.v1.operator_pb2_grpc import OperatorServiceStub
 
     address = identity.config.address
@@ -112,6 +112,7 @@ async def operator_stub(folder: Path) -> "AsyncIterator[OperatorServiceStub]":
 @contextlib.contextmanager
 def _explained(address: str, certificate_pem: bytes) -> Iterator[None]:
     import grpc.aio
+
     from tacit.blobs import BlobDamaged, BlobNotThere
 
     try:
@@ -121,14 +122,13 @@ def _explained(address: str, certificate_pem: bytes) -> Iterator[None]:
     except BlobNotThere as error:
         raise CommandFailed(str(error), ExitCode.NOT_FOUND) from error
     except BlobDamaged as error:
-        raise CommandFailed(
-            f"{error}; try again, and if it stays so look at the store", ExitCode.FAILED
-        ) from error
+        raise CommandFailed(f"{error}; try again, and if it stays so look at the store", ExitCode.FAILED) from error
 
 
 def explain(error: "grpc.aio.AioRpcError", address: str, certificate_pem: bytes) -> CommandFailed:
     """A failed call as what happened and what to do."""
     import grpc
+
     from tacit.status import reason_of
 
     reason, detail = reason_of(error)
@@ -199,8 +199,7 @@ def _unreachable(detail: str, address: str, certificate_pem: bytes) -> str:
         if text in lower:
             return sentence.format(address=address)
     return (
-        f"the coordinator at {address} does not answer ({detail}); check that it runs and that no firewall is "
-        "between"
+        f"the coordinator at {address} does not answer ({detail}); check that it runs and that no firewall is between"
     )
 
 
@@ -225,10 +224,7 @@ def confirm(question: str, yes: bool) -> None:
 def table(headers: list[str], rows: list[list[str]]) -> str:
     """Columns as wide as they must be, for people and for pipes alike."""
     widths = [max(len(row[at]) for row in [headers, *rows]) for at in range(len(headers))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        for row in [headers, *rows]
-    ]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in [headers, *rows]]
     return "\n".join(line.rstrip() for line in lines)
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
 from tacit.console import ExitCode, fail, print_json
 
 if TYPE_CHECKING:
@@ -13,13 +14,13 @@ __all__ = ["init"]
 
 
 def init(
-    *,
     folder: Annotated[
         Path,
-        typer.Option(
-            "--dir", help="Where everything is kept. Must not exist, or be empty.", envvar="TACIT_DIR"
+        typer.Argument(
+            metavar="DIR", help="Where everything is kept. Must not exist, or be empty.", envvar="TACIT_DIR"
         ),
     ] = Path("federation"),
+    *,
     host: Annotated[
         list[str] | None,
         typer.Option(
@@ -35,9 +36,7 @@ def init(
     operator: Annotated[str, typer.Option(help="The first operator's name.")] = "operator",
     authority_cert: Annotated[
         Path | None,
-        typer.Option(
-            help="Your institution's own CA certificate (PEM) in place of a new one.", show_default=False
-        ),
+        typer.Option(help="Your institution's own CA certificate (PEM) in place of a new one.", show_default=False),
     ] = None,
     authority_key: Annotated[
         Path | None, typer.Option(help="The key of --authority-cert (PEM).", show_default=False)
@@ -46,17 +45,15 @@ def init(
 ) -> None:
     """Make a federation: authority, server and operator certificates, configuration, database."""
     from pydantic import ValidationError
-    from tacit.documents import sentence_of
-    from tacit.identity import name_is_valid
 
     from coordinator.config import CoordinatorConfig
+    from tacit.documents import sentence_of
+    from tacit.identity import name_is_valid
 
     if (authority_cert is None) is not (authority_key is None):
         fail("--authority-cert and --authority-key belong together; give both or neither", ExitCode.USAGE)
     if not name_is_valid(operator):
-        fail(
-            f"{operator!r} is no operator's name: 1 to 63 of a-z, 0-9, dot, dash, underscore", ExitCode.USAGE
-        )
+        fail(f"{operator!r} is no operator's name: 1 to 63 of a-z, 0-9, dot, dash, underscore", ExitCode.USAGE)
     try:
         config = CoordinatorConfig(
             advertise=tuple(host or ("localhost", "127.0.0.1")),
@@ -102,16 +99,13 @@ def _make(
     """Everything in the folder, or nothing: what a failure leaves half made is taken away again."""
     import shutil
 
-    from tacit.documents import DocumentInvalid
-
     from coordinator.pki import AuthorityUnusable, LifetimeOutOfRange
+    from tacit.documents import DocumentInvalid
 
     existed = folder.exists()
     try:
         if existed and (not folder.is_dir() or any(entry.name != "lost+found" for entry in folder.iterdir())):
-            fail(
-                f"{folder} is not empty; choose another folder with --dir, or empty it first", ExitCode.USAGE
-            )
+            fail(f"{folder} is not empty; choose another folder with --dir, or empty it first", ExitCode.USAGE)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
     except OSError as error:
@@ -138,9 +132,6 @@ def _fill(
 ) -> bytes:
     from datetime import UTC, datetime
 
-    from tacit.console import secret_file
-    from tacit.identity import Role
-
     from coordinator.config import (
         CoordinatorFolder,
         OperatorConfig,
@@ -151,6 +142,8 @@ def _fill(
     from coordinator.pki import Authority, key_pem, new_key, pem
     from coordinator.services.credentials import refresh_server_certificate
     from coordinator.storage.database import open_database
+    from tacit.console import secret_file
+    from tacit.identity import Role
 
     now = datetime.now(UTC)
     names = CoordinatorFolder(folder)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from tacit.console import ExitCode, fail, print_json
 
 from coordinator.cli.common import (
     CALL_SECONDS,
@@ -21,6 +20,7 @@ from coordinator.cli.common import (
     run,
     table,
 )
+from tacit.console import ExitCode, fail, print_json
 
 if TYPE_CHECKING:
     from tacit.job import JobDocument
@@ -77,9 +77,7 @@ def bundle(
             }
         )
         return
-    typer.echo(
-        f"Made {target}: job {spec.name}, {document.values} values, document {document.digest().hex()[:16]}."
-    )
+    typer.echo(f"Made {target}: job {spec.name}, {document.values} values, document {document.digest().hex()[:16]}.")
     typer.echo(f"Next: coordinator job create --bundle {target}")
 
 
@@ -108,9 +106,7 @@ def create(
             )
             return answer
 
-    _show(
-        run(work()), as_json, f"Job {document.name} is running; look at it with `coordinator status --watch`."
-    )
+    _show(run(work()), as_json, f"Job {document.name} is running; look at it with `coordinator status --watch`.")
 
 
 @app.command("list")
@@ -122,9 +118,7 @@ def list_jobs(operator: Operator = None, folder: Dir = None, as_json: Json = Fal
         from tacit.v1 import operator_pb2
 
         async with operator_stub(where) as stub:
-            answer: operator_pb2.StatusResponse = await stub.Status(
-                operator_pb2.StatusRequest(), timeout=CALL_SECONDS
-            )
+            answer: operator_pb2.StatusResponse = await stub.Status(operator_pb2.StatusRequest(), timeout=CALL_SECONDS)
             return answer
 
     jobs = list(run(work()).jobs)
@@ -134,9 +128,7 @@ def list_jobs(operator: Operator = None, folder: Dir = None, as_json: Json = Fal
     if as_json:
         print_json({"jobs": [job_json(job) for job in jobs]})
     else:
-        typer.echo(
-            jobs_table(jobs) if jobs else "No jobs: `coordinator job bundle`, then `coordinator job create`."
-        )
+        typer.echo(jobs_table(jobs) if jobs else "No jobs: `coordinator job bundle`, then `coordinator job create`.")
 
 
 @app.command()
@@ -186,18 +178,14 @@ def resume(name: Name, operator: Operator = None, folder: Dir = None, as_json: J
 
 
 @app.command()
-def abort(
-    name: Name, yes: Yes = False, operator: Operator = None, folder: Dir = None, as_json: Json = False
-) -> None:
+def abort(name: Name, yes: Yes = False, operator: Operator = None, folder: Dir = None, as_json: Json = False) -> None:
     """End a job for ever. Its versions stay and can be exported."""
     where = operator_folder(operator, folder)
     confirm(f"Abort {name}? It cannot be resumed; its versions stay.", yes)
     _change(name, "ABORT", where, as_json, f"Job {name} is aborted.")
 
 
-def _change(
-    name: str, change: Literal["PAUSE", "RESUME", "ABORT"], where: Path, as_json: bool, done: str
-) -> None:
+def _change(name: str, change: Literal["PAUSE", "RESUME", "ABORT"], where: Path, as_json: bool, done: str) -> None:
     async def work() -> "operator_pb2.Job":
         from tacit.v1 import operator_pb2
 
@@ -255,9 +243,8 @@ def _read_bundle(folder: Path) -> "tuple[JobDocument, list[tuple[str, Path]]]":
 
 
 def _rounds_table(rounds: "Sequence[operator_pb2.Round]") -> str:
-    from tacit.reason import from_word, word
-
     from coordinator.cli.shown import moment, percent
+    from tacit.reason import from_word, word
 
     rows = []
     for item in rounds:

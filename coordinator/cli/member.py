@@ -5,7 +5,6 @@ import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from tacit.console import ExitCode, fail, print_json
 
 from coordinator.cli.common import (
     CALL_SECONDS,
@@ -19,6 +18,7 @@ from coordinator.cli.common import (
     run,
     table,
 )
+from tacit.console import ExitCode, fail, print_json
 
 if TYPE_CHECKING:
     from tacit.v1 import operator_pb2
@@ -40,14 +40,10 @@ def seconds(text: str) -> int:
 
 @app.command()
 def invite(
-    name: Annotated[
-        str, typer.Argument(help="What the member will be called: a-z, 0-9, dot, dash, underscore.")
-    ],
+    name: Annotated[str, typer.Argument(help="What the member will be called: a-z, 0-9, dot, dash, underscore.")],
     valid: Annotated[
         str,
-        typer.Option(
-            help="How long the token can be used: 90m, 24h, 7d. Default: as configured.", show_default=False
-        ),
+        typer.Option(help="How long the token can be used: 90m, 24h, 7d. Default: as configured.", show_default=False),
     ] = "",
     operator: Operator = None,
     folder: Dir = None,
@@ -105,9 +101,7 @@ def list_members(operator: Operator = None, folder: Dir = None, as_json: Json = 
 
 
 @app.command()
-def revoke(
-    name: str, yes: Yes = False, operator: Operator = None, folder: Dir = None, as_json: Json = False
-) -> None:
+def revoke(name: str, yes: Yes = False, operator: Operator = None, folder: Dir = None, as_json: Json = False) -> None:
     """End a membership at once, or take an invitation back."""
     where = operator_folder(operator, folder)
     confirm(f"Revoke {name}? It is cut off at once and needs a new invitation to come back.", yes)

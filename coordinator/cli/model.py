@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from tacit.console import CommandFailed, ExitCode, fail, print_json
 
 from coordinator.cli.common import (
     CALL_SECONDS,
@@ -25,6 +24,7 @@ from coordinator.cli.common import (
     progress_bar,
     run,
 )
+from tacit.console import CommandFailed, ExitCode, fail, print_json
 
 if TYPE_CHECKING:
     from tacit.job import JobDocument
@@ -63,9 +63,7 @@ def evaluate(
     text: Annotated[str, typer.Option(help="The column that holds the text.")] = "text",
     label: Annotated[str, typer.Option(help="The column that holds the label.")] = "label",
     version: Version = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Go on with every new version until the job ends.")
-    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on with every new version until the job ends.")] = False,
     operator: Operator = None,
     folder: Dir = None,
     as_json: Json = False,
@@ -103,11 +101,7 @@ def export(
     tools = _tools()
     where = operator_folder(operator, folder)
     try:
-        texts = (
-            []
-            if samples is None
-            else [item.text for item in tools.read_examples(samples, text=text, label=None)]
-        )
+        texts = [] if samples is None else [item.text for item in tools.read_examples(samples, text=text, label=None)]
     except (ValueError, OSError) as error:
         fail(str(error), ExitCode.USAGE)
 
@@ -265,9 +259,7 @@ async def _fetch(stub: "OperatorServiceStub", job: str, version: int | None, *, 
             await fetch_blob(stub.FetchBlob, digest, data, progress=progress)
         return bytes(data)
 
-    detail: operator_pb2.JobDetail = await stub.GetJob(
-        operator_pb2.GetJobRequest(name=job), timeout=CALL_SECONDS
-    )
+    detail: operator_pb2.JobDetail = await stub.GetJob(operator_pb2.GetJobRequest(name=job), timeout=CALL_SECONDS)
     wanted = detail.job.version_number if version is None else version
     found = next((item for item in detail.versions if item.number == wanted), None)
     if found is None:

@@ -1,7 +1,7 @@
 """`coordinator serve`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -11,9 +11,9 @@ __all__ = ["serve"]
 def serve(
     dir: Annotated[
         Path, typer.Option("--dir", envvar="TACIT_DIR", help="The folder that `coordinator init` made.")
-    ] = Path(),
+    ] = Path("federation"),
     log_format: Annotated[
-        str | None, typer.Option(help="console or json; default: what coordinator.toml says.")
+        Literal["console", "json"] | None, typer.Option(help="console or json; default: what coordinator.toml says.")
     ] = None,
 ) -> None:
     """Run the coordinator until SIGTERM.
@@ -37,7 +37,7 @@ def serve(
 
     try:
         config = load_config(dir)
-        configure(log_format or config.log_format)  # type: ignore[arg-type]  checked in configure
+        configure(log_format or config.log_format)
         asyncio.run(serve(dir))
     except (DocumentInvalid, AuthorityUnusable) as error:
         fail(str(error), ExitCode.USAGE)

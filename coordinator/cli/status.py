@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from tacit.console import CommandFailed, ExitCode, print_json
 
 from coordinator.cli.common import (
     CALL_SECONDS,
@@ -19,6 +18,7 @@ from coordinator.cli.common import (
     run,
     table,
 )
+from tacit.console import CommandFailed, ExitCode, print_json
 
 if TYPE_CHECKING:
     from tacit.v1 import operator_pb2
@@ -49,9 +49,7 @@ async def _once(where: Path) -> "operator_pb2.StatusResponse":
     from tacit.v1 import operator_pb2
 
     async with operator_stub(where) as stub:
-        answer: operator_pb2.StatusResponse = await stub.Status(
-            operator_pb2.StatusRequest(), timeout=CALL_SECONDS
-        )
+        answer: operator_pb2.StatusResponse = await stub.Status(operator_pb2.StatusRequest(), timeout=CALL_SECONDS)
         return answer
 
 

@@ -2,7 +2,8 @@
 
 A job has one task and one queue. An event is worked out by the pure machine, and its effects are carried out in their
 order (persist, then send, then count) before the next event is looked at; so what was persisted is on the disk when
-anyone hears of it. Jobs share nothing but the database's writer and the members' sessions: a wedged one holds up no other.
+anyone hears of it. Jobs share nothing but the database's writer and the members' sessions: a wedged one holds up no
+other.
 
 A failure of ours (a bug, a full disk) pauses the job with the reason `internal`, and leaves the others alone.
 """
@@ -110,9 +111,7 @@ class JobDriver:
         self._events.put_nowait((event, done))
         await done
 
-    def uploaded(
-        self, member: str, attempt: AttemptId, message: secure_agg.MaskedInput, digest: bytes
-    ) -> None:
+    def uploaded(self, member: str, attempt: AttemptId, message: secure_agg.MaskedInput, digest: bytes) -> None:
         """A masked vector is spooled whole (`UploadSink`)."""
         self.post(ev.Uploaded(member, attempt, message, digest))
 
@@ -143,9 +142,7 @@ class JobDriver:
                 phase = "publish"
                 cohort = len(publishing.cohort)
                 answered = len(publishing.survivors)
-        return LiveJob(
-            phase=phase, connected=len(state.available), ready=ready, cohort=cohort, answered=answered
-        )
+        return LiveJob(phase=phase, connected=len(state.available), ready=ready, cohort=cohort, answered=answered)
 
     def declined(self) -> dict[str, str]:
         """Members that declined this job, and what they said."""
@@ -190,9 +187,7 @@ class JobDriver:
 
         def pause(session: records.Session) -> None:
             records.abandon_open_attempts(session, now_ms, word(Reason.REASON_INTERNAL), job=name)
-            records.set_job_status(
-                session, name, records.JobStatus.PAUSED, word(Reason.REASON_INTERNAL), now_ms
-            )
+            records.set_job_status(session, name, records.JobStatus.PAUSED, word(Reason.REASON_INTERNAL), now_ms)
 
         try:
             await self._ports.database.run(pause)
@@ -343,9 +338,7 @@ def _write(session: records.Session, job: str, entry: fx.Record, now_ms: int) ->
                 ],
                 entry.result,
                 entry.version,
-                records.StoredTraining(training.examples, training.loss, training.accuracy)
-                if training
-                else None,
+                records.StoredTraining(training.examples, training.loss, training.accuracy) if training else None,
                 now_ms,
             )
         case fx.EndRound():

@@ -213,14 +213,5 @@ class Count:
 
 
 Effect = (
-    Persist
-    | Send
-    | SetTimer
-    | CancelTimer
-    | OpenUploads
-    | AddVector
-    | RejectVector
-    | CloseUploads
-    | Compute
-    | Count
+    Persist | Send | SetTimer | CancelTimer | OpenUploads | AddVector | RejectVector | CloseUploads | Compute | Count
 )

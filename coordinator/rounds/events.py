@@ -11,8 +11,8 @@ from tacit.reason import Reason
 __all__ = [
     "Abort",
     "Answered",
-    "Computed",
     "ComputeFailed",
+    "Computed",
     "Connected",
     "Declined",
     "Disconnected",

@@ -4,7 +4,7 @@ What it guarantees:
 
 - A round and an attempt are on the disk before anyone hears of them; a version is on the disk before it is announced.
 - Every attempt ends published or abandoned, every round published or abandoned, each with its reason.
-- Only members that said READY for exactly this round and version are in a cohort, and nobody is in two attempts of a job.
+- Only members that said READY for exactly this round and version are in a cohort, and nobody is in two of its attempts.
 - An event that does not fit the present state changes nothing: late, repeated and stale messages are harmless.
 
 Training comes before the key exchange: the cohort is drawn from those who are ready, when enough are (`target_members`,
@@ -173,9 +173,7 @@ def _connected(step: _Step, event: ev.Connected) -> None:
     match step.state.phase:
         case Halted():
             if step.state.status is not Status.RUNNING:
-                step.do(
-                    fx.Send(event.member, JobEnded(step.state.name, step.state.reason, step.state.version))
-                )
+                step.do(fx.Send(event.member, JobEnded(step.state.name, step.state.reason, step.state.version)))
         case Training():
             if view.declined is None:
                 _assign(step, event.member)
@@ -281,9 +279,7 @@ def _ready(step: _Step, event: ev.SaidReady) -> None:
         _assign(step, event.member)
         return
     phase = replace(state.phase, ready_order=(*_without(state.phase, event.member).ready_order, event.member))
-    step.state = replace(state, phase=phase).with_member(
-        event.member, replace(known, ready=True, declined=None)
-    )
+    step.state = replace(state, phase=phase).with_member(event.member, replace(known, ready=True, declined=None))
     _consider_opening(step)
 
 
@@ -315,17 +311,11 @@ def _open_attempt(step: _Step, ready: tuple[str, ...]) -> None:
     state, parameters = step.state, step.state.parameters
     cohort = tuple(sorted(ready))
     step.do(fx.CancelTimer(_window(state)))
-    members = {
-        name: replace(view, ready=view.ready and name not in cohort) for name, view in state.members.items()
-    }
-    state = replace(
-        state, attempt=state.attempt + 1, attempts_in_round=state.attempts_in_round + 1, members=members
-    )
+    members = {name: replace(view, ready=view.ready and name not in cohort) for name, view in state.members.items()}
+    state = replace(state, attempt=state.attempt + 1, attempts_in_round=state.attempts_in_round + 1, members=members)
     attempt = state.attempt_id()
     layout = layout_of(parameters.job, len(cohort))
-    threshold, corrupt = secure_agg.default_thresholds(
-        len(cohort), parameters.job.aggregation.assumed_corrupt
-    )
+    threshold, corrupt = secure_agg.default_thresholds(len(cohort), parameters.job.aggregation.assumed_corrupt)
     context = secure_agg.RoundContext(
         federation=parameters.federation,
         job=state.name,
@@ -421,9 +411,7 @@ def _drop(step: _Step, member: str, reason: Reason, detail: str = "") -> None:
     collecting = phase.protocol.drop(member, _protocol_reason(reason), detail)
     if collecting is phase.protocol:
         return  # It was not expected here: lost before, or never part of this phase.
-    _note_dropout(
-        step, replace(phase, protocol=collecting), Dropout(member, collecting.phase.value, reason, detail)
-    )
+    _note_dropout(step, replace(phase, protocol=collecting), Dropout(member, collecting.phase.value, reason, detail))
     _tell_dropped(step, phase.attempt, member, reason, detail)
     _advance_if_settled(step)
 
@@ -431,7 +419,7 @@ def _drop(step: _Step, member: str, reason: Reason, detail: str = "") -> None:
 def _protocol_reason(reason: Reason) -> secure_agg.Reason:
     name = word(reason).upper()
     known = secure_agg.Reason.__members__
-    return known[name] if name in known else secure_agg.Reason.MEMBER_REFUSED
+    return known.get(name, secure_agg.Reason.MEMBER_REFUSED)
 
 
 def _note_dropout(step: _Step, phase: Aggregating, dropout: Dropout) -> None:
@@ -489,11 +477,7 @@ def _close_phase(step: _Step) -> None:
     )
     if isinstance(following, protocol.CollectingMasked):
         # The vectors must have somewhere to go before anyone is asked for one.
-        step.do(
-            fx.OpenUploads(
-                phase.attempt, following.expected, following.context.values, following.context.bits
-            )
-        )
+        step.do(fx.OpenUploads(phase.attempt, following.expected, following.context.values, following.context.bits))
     _enter_phase(step)
 
 
@@ -588,9 +572,7 @@ def _computed(step: _Step, event: ev.Computed) -> None:
     ]
     # Written before it is announced, and all of it or nothing.
     step.do(fx.Persist(tuple(records)), fx.CloseUploads(phase.attempt, keep_sum=False))
-    step.count(
-        "phase", phase="publish", seconds=(step.now_ms - phase.phase_ms) / 1000, attempt=str(phase.attempt)
-    )
+    step.count("phase", phase="publish", seconds=(step.now_ms - phase.phase_ms) / 1000, attempt=str(phase.attempt))
     step.count("attempt", outcome="published", attempt=str(phase.attempt))
     step.count("round", outcome="published", survivors=len(phase.survivors), version=number)
     step.count("version", number=number, digest=event.version.hex())

@@ -40,9 +40,7 @@ def next_version(
     largest = float(job.aggregation.max_weight)
     weight = float(sums["weight"][0])
     if not 1 <= weight <= survivors * largest:
-        raise ResultInvalid(
-            f"the weights sum to {weight:g}; {survivors} members can send 1 to {survivors * largest:g}"
-        )
+        raise ResultInvalid(f"the weights sum to {weight:g}; {survivors} members can send 1 to {survivors * largest:g}")
     count, correct = float(sums["count"][0]), float(sums["correct"][0])
     if not 0 <= correct <= count <= survivors * largest:
         raise ResultInvalid(f"{correct:g} correct of {count:g} examples cannot be")

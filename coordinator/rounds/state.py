@@ -135,6 +135,4 @@ class JobState:
     @property
     def available(self) -> tuple[str, ...]:
         """Connected members that have not declined this job."""
-        return tuple(
-            sorted(name for name, view in self.members.items() if view.connected and view.declined is None)
-        )
+        return tuple(sorted(name for name, view in self.members.items() if view.connected and view.declined is None))

@@ -38,9 +38,7 @@ class Receipt:
 class UploadSink(Protocol):
     """Where a whole upload goes for a verdict: the job's machine."""
 
-    def uploaded(
-        self, member: str, attempt: AttemptId, message: secure_agg.MaskedInput, digest: bytes
-    ) -> None:
+    def uploaded(self, member: str, attempt: AttemptId, message: secure_agg.MaskedInput, digest: bytes) -> None:
         """The vector is here whole; `accept` or `reject` follows."""
 
 

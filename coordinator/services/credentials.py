@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
-from tacit.console import secret_file
-from tacit.identity import Certificate, Identity, Role, verify_certificate
-from tacit.tls import speaks_tls_12, tls_13_only
 
 from coordinator.config import CoordinatorConfig, CoordinatorFolder
 from coordinator.pki import Authority, key_pem, new_key, pem
+from tacit.console import secret_file
+from tacit.identity import Certificate, Identity, Role, verify_certificate
+from tacit.tls import speaks_tls_12, tls_13_only
 
 if TYPE_CHECKING:
     import grpc
@@ -143,9 +143,7 @@ def refresh_server_certificate(
     if _server_certificate_is_good(folder, config, authority, now):
         return False
     key = new_key()
-    certificate = authority.issue(
-        key.public_key(), Role.SERVER, SERVER_NAME, host_names=config.advertise, now=now
-    )
+    certificate = authority.issue(key.public_key(), Role.SERVER, SERVER_NAME, host_names=config.advertise, now=now)
     folder.server_key.parent.mkdir(mode=0o700, exist_ok=True)
     secret_file(folder.server_key, key_pem(key))
     secret_file(folder.server_certificate, pem(certificate, authority.certificate))

@@ -16,15 +16,15 @@ import grpc.aio
 import structlog
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+
+from coordinator.pki import Authority, LifetimeOutOfRange, RequestUnsuitable, certify_request
+from coordinator.services.token_desk import GrantedBefore, Refused, TokenDesk
+from coordinator.storage.errors import TokenWithdrawn
 from tacit.identity import Role
 from tacit.reason import Reason, word
 from tacit.status import abort_with, stamp
 from tacit.token import secret_hash
 from tacit.v1 import enrolment_pb2, enrolment_pb2_grpc
-
-from coordinator.pki import Authority, LifetimeOutOfRange, RequestUnsuitable, certify_request
-from coordinator.services.token_desk import GrantedBefore, Refused, TokenDesk
-from coordinator.storage.errors import TokenWithdrawn
 
 __all__ = ["EnrolmentServicer", "key_fingerprint"]
 

@@ -1,7 +1,7 @@
 """FederationService: what members speak. Thin: it checks who is calling, parses, hands on, and streams.
 
-Every call is checked anew against the caller's certificate and the list of enrolled members. What arrives malformed ends
-that member's session with a sentence; it never reaches a job.
+Every call is checked anew against the caller's certificate and the list of enrolled members. What arrives malformed
+ends that member's session with a sentence; it never reaches a job.
 """
 
 import asyncio
@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,8 +20,8 @@ from coordinator.metrics import Metrics
 from coordinator.rounds import events as ev
 from coordinator.rounds.uploads import Receipt
 from coordinator.runtime import Runtime
+from coordinator.services import sessions
 from coordinator.services.credentials import peer
-from coordinator.services.sessions import Session
 from coordinator.storage import records
 from coordinator.storage.errors import BlobMissing
 from tacit import PROTOCOL_VERSIONS, __version__, wire
@@ -41,12 +40,6 @@ CHUNK = 256 * 1024
 _HELLO_SECONDS = 30
 
 Context = grpc.aio.ServicerContext[Any, Any]
-
-
-@dataclass(frozen=True)
-class _Caller:
-    member: str
-    certificate: bytes
 
 
 class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
@@ -86,7 +79,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
             )
             yield wire.to_member(Goodbye(Reason.REASON_PROTOCOL_VERSION_UNSUPPORTED, detail))
             return
-        session = Session(member, hello.process, hello.software_version, hello.admits)
+        session = sessions.Session(member, hello.process, hello.software_version, hello.admits)
         now_ms = time.time_ns() // 1_000_000
         yield wire.to_member(Welcome(version, __version__, self._federation.hex(), now_ms))
         self._runtime.sessions.open(session)
@@ -113,7 +106,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         return first
 
     @staticmethod
-    async def _outgoing(session: Session) -> AsyncIterator[Any]:
+    async def _outgoing(session: sessions.Session) -> AsyncIterator[Any]:
         """Messages as they come, and the Goodbye last."""
         ended = asyncio.create_task(session.ended.wait())
         try:
@@ -130,7 +123,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         finally:
             ended.cancel()
 
-    async def _read(self, session: Session, stream: AsyncIterator[pb.MemberMessage]) -> None:
+    async def _read(self, session: sessions.Session, stream: AsyncIterator[pb.MemberMessage]) -> None:
         try:
             async for message in stream:
                 self._metrics.carried("in", "session", message.ByteSize())
@@ -143,7 +136,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
             # The member has closed its half: nothing more can come of this session.
             session.end(Reason.REASON_DISCONNECTED)
 
-    def _dispatch(self, session: Session, message: FromMember) -> None:
+    def _dispatch(self, session: sessions.Session, message: FromMember) -> None:
         match message:
             case Hello():
                 raise wire.WireInvalid("a session says Hello once")

@@ -5,14 +5,13 @@ values, starting weights that fit it and are finite, a tokenizer, and an encodin
 the largest cohort.
 """
 
+from coordinator.services.live import OperatorRefused
+from coordinator.storage.blobs import BlobStore
+from coordinator.storage.errors import BlobMissing, StorageError
 from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument, layout_of
 from tacit.manifest import Manifest
 from tacit.reason import Reason
-
-from coordinator.services.live import OperatorRefused
-from coordinator.storage.blobs import BlobStore
-from coordinator.storage.errors import BlobMissing, StorageError
 
 __all__ = ["MAX_DOCUMENT", "check_job"]
 

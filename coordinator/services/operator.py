@@ -20,13 +20,6 @@ import grpc
 import grpc.aio
 import structlog
 from cryptography import x509
-from tacit import __version__
-from tacit.blobs import CHUNK
-from tacit.identity import Role, name_is_valid
-from tacit.reason import Reason, from_word
-from tacit.status import abort_with
-from tacit.token import JoinToken, secret_hash
-from tacit.v1 import federation_pb2, operator_pb2, operator_pb2_grpc
 
 from coordinator.metrics import Metrics
 from coordinator.services.credentials import peer
@@ -45,6 +38,13 @@ from coordinator.storage.errors import (
     OutOfOrder,
     StorageError,
 )
+from tacit import __version__
+from tacit.blobs import CHUNK
+from tacit.identity import Role, name_is_valid
+from tacit.reason import Reason, from_word
+from tacit.status import abort_with
+from tacit.token import JoinToken, secret_hash
+from tacit.v1 import federation_pb2, operator_pb2, operator_pb2_grpc
 
 __all__ = ["OperatorServicer", "check_job"]
 
@@ -106,9 +106,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
 
     # ---- looking -------------------------------------------------------------------------------------------
 
-    async def Status(
-        self, request: operator_pb2.StatusRequest, context: Context
-    ) -> operator_pb2.StatusResponse:
+    async def Status(self, request: operator_pb2.StatusRequest, context: Context) -> operator_pb2.StatusResponse:
         """The federation at this moment."""
         async with self._call(context):
             return await self._status()
@@ -181,9 +179,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
                 )
             seconds = request.valid_seconds or self._token_seconds
             if not MIN_INVITATION_SECONDS <= seconds <= MAX_INVITATION_SECONDS:
-                await _malformed(
-                    context, "an invitation is valid for 1 minute to 30 days; choose a time between"
-                )
+                await _malformed(context, "an invitation is valid for 1 minute to 30 days; choose a time between")
             now_ms = self._now_ms()
             token = JoinToken.create(
                 address=self._enrolment_address,
@@ -200,15 +196,11 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             log.info("member_invited", member=token.member, token=token.id, operator=operator)
             return operator_pb2.InviteMemberResponse(token=token.format(), expires_ms=expires_ms)
 
-    async def RevokeMember(
-        self, request: operator_pb2.RevokeMemberRequest, context: Context
-    ) -> operator_pb2.Member:
+    async def RevokeMember(self, request: operator_pb2.RevokeMemberRequest, context: Context) -> operator_pb2.Member:
         """Ends a membership: stored first, then the session is closed."""
         async with self._call(context) as operator:
             now_ms = self._now_ms()
-            member = await self._database.run(
-                lambda s: records.revoke_member(s, request.name, now_ms, by=operator)
-            )
+            member = await self._database.run(lambda s: records.revoke_member(s, request.name, now_ms, by=operator))
             await self._live.disconnect(request.name)
             self._touch()
             log.info("member_revoked", member=request.name, operator=operator)
@@ -216,9 +208,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
 
     # ---- blobs ---------------------------------------------------------------------------------------------
 
-    async def StatBlob(
-        self, request: operator_pb2.StatBlobRequest, context: Context
-    ) -> operator_pb2.StatBlobResponse:
+    async def StatBlob(self, request: operator_pb2.StatBlobRequest, context: Context) -> operator_pb2.StatBlobResponse:
         """How much of a blob is here."""
         async with self._call(context):
             complete = await asyncio.to_thread(self._store.has, request.digest)
@@ -232,18 +222,14 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         async with self._call(context):
             first = await anext(aiter(request_iterator), None)
             if first is None or first.WhichOneof("part") != "header":
-                await _malformed(
-                    context, "an upload begins with its header; this client is of another version"
-                )
+                await _malformed(context, "an upload begins with its header; this client is of another version")
             header = first.header
             incoming = await asyncio.to_thread(self._store.incoming, header.digest, header.total)
             received = header.offset
             if not incoming.complete:
                 async for part in request_iterator:
                     if part.WhichOneof("part") != "data":
-                        await _malformed(
-                            context, "a header stands inside an upload; this client is of another version"
-                        )
+                        await _malformed(context, "a header stands inside an upload; this client is of another version")
                     received = await asyncio.to_thread(incoming.append, received, part.data)
                     self._metrics.carried("in", "blob", len(part.data))
                 if incoming.received < header.total:
@@ -283,9 +269,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         async with self._call(context) as operator:
             change = _CHANGES.get(request.change)
             if change is None:
-                await _malformed(
-                    context, f"change {request.change} is not known; this client is of another version"
-                )
+                await _malformed(context, f"change {request.change} is not known; this client is of another version")
             # Says that there is no such job before anything is written of it.
             await self._database.run(lambda s: records.load_job(s, request.name))
             await self._act(request.name, operator, change)
@@ -299,9 +283,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         async with self._call(context) as operator:
             given = request.evaluation
             if not (0 <= given.accuracy <= 1) or given.examples < 1 or given.loss == -math.inf:
-                await _malformed(
-                    context, "an evaluation has an accuracy from 0 to 1 and at least one example"
-                )
+                await _malformed(context, "an evaluation has an accuracy from 0 to 1 and at least one example")
             if len(given.data) not in (0, 32):
                 await _malformed(context, "the data of an evaluation is named by its SHA-256, 32 bytes")
             now_ms = self._now_ms()

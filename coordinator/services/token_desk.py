@@ -67,9 +67,7 @@ class StoredToken:
         return f"StoredToken({self.token_id!r}, member={self.member!r}, spent={self.spent_at is not None})"
 
 
-def judge(
-    stored: StoredToken | None, *, secret_hash: bytes, key_fingerprint: bytes, now: datetime
-) -> SpendOutcome:
+def judge(stored: StoredToken | None, *, secret_hash: bytes, key_fingerprint: bytes, now: datetime) -> SpendOutcome:
     """What a request to spend leads to. `Granted` obliges the caller to store `spent_at` and `spent_by`
     atomically.
 
@@ -116,9 +114,7 @@ class TokenDesk(Protocol):
     """Where tokens are kept. Implementations serialise `spend`; `tests/support` holds one suite for all of
     them."""
 
-    async def spend(
-        self, token_id: str, secret_hash: bytes, key_fingerprint: bytes, now: datetime
-    ) -> SpendOutcome:
+    async def spend(self, token_id: str, secret_hash: bytes, key_fingerprint: bytes, now: datetime) -> SpendOutcome:
         """Judges and, if `Granted`, binds the token to the key, in one transaction that is durable on
         return."""
         ...

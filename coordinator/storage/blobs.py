@@ -218,12 +218,8 @@ class Incoming:
                 file.write(data)
                 return present + len(data)
         if offset != present:
-            raise BlobRejected(
-                f"bytes at {offset} do not follow the {present} that have arrived; ask how far it came"
-            )
-        raise BlobRejected(
-            f"{present + len(data)} bytes for a blob announced with {self.total}; check what is sent"
-        )
+            raise BlobRejected(f"bytes at {offset} do not follow the {present} that have arrived; ask how far it came")
+        raise BlobRejected(f"{present + len(data)} bytes for a blob announced with {self.total}; check what is sent")
 
     def finish(self) -> None:
         """Checks size and digest and makes it a blob; durable when it returns. What does not match is
@@ -280,11 +276,7 @@ def open_blobs(url: str, *, staging: Path | None = None) -> BlobStore:
             "driver is installed (for S3: pip install s3fs)"
         ) from error
     if staging is None:
-        staging = (
-            Path(root) / "incoming"
-            if _is_local(filesystem)
-            else Path(tempfile.gettempdir()) / "tacit-incoming"
-        )
+        staging = Path(root) / "incoming" if _is_local(filesystem) else Path(tempfile.gettempdir()) / "tacit-incoming"
     with _sentences(url, "made"):
         staging.mkdir(parents=True, exist_ok=True, mode=0o700)
         if _is_local(filesystem):
@@ -299,9 +291,7 @@ def open_blobs(url: str, *, staging: Path | None = None) -> BlobStore:
 
 
 def _is_local(filesystem: Any) -> bool:
-    return "file" in (
-        filesystem.protocol if isinstance(filesystem.protocol, tuple) else (filesystem.protocol,)
-    )
+    return "file" in (filesystem.protocol if isinstance(filesystem.protocol, tuple) else (filesystem.protocol,))
 
 
 def _sweep(staging: Path) -> None:

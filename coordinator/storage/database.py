@@ -17,6 +17,7 @@ failing half-way.
 """
 
 import asyncio
+import re
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -74,9 +75,7 @@ class Database:
         try:
             return self._writer.submit(self._transaction, work)
         except RuntimeError as error:
-            raise DatabaseUnusable(
-                f"the database {self._where} was closed; the coordinator is stopping"
-            ) from error
+            raise DatabaseUnusable(f"the database {self._where} was closed; the coordinator is stopping") from error
 
     def _transaction(self, work: Callable[[Session], T]) -> T:
         try:
@@ -93,7 +92,7 @@ class Database:
 
 
 def open_database(url: str) -> Database:
-    """Opens and migrates the database: `sqlite:////folder/tacit.sqlite`, or a PostgreSQL URL.
+    """Opens and migrates the database: `sqlite:////folder/tacit.db`, or a PostgreSQL URL.
 
     Raises:
         DatabaseTooNew: newer software has migrated it.
@@ -108,9 +107,7 @@ def open_database(url: str) -> Database:
         writer.shutdown(wait=True)
         if isinstance(error, DBAPIError):
             where = engine.url.render_as_string(hide_password=True)
-            raise DatabaseUnusable(
-                f"the database {where} cannot be opened: {error.orig}; check the URL"
-            ) from error
+            raise DatabaseUnusable(f"the database {where} cannot be opened: {error.orig}; check the URL") from error
         raise
     return Database(engine, writer)
 
@@ -128,9 +125,10 @@ def _engine(url: str) -> Engine:
         # One connection is enough for one writer; a stale one is noticed before it is used.
         return create_engine(parsed, pool_size=1, max_overflow=0, pool_pre_ping=True)
     except ArgumentError as error:
+        shown = re.sub(r"//[^/]*@", "//***@", url)
         raise DatabaseUnusable(
-            f"{url!r} is not a database URL; write sqlite:////folder/tacit.sqlite or postgresql://user@host/name"
-        ) from error
+            f"{shown!r} is not a database URL; write sqlite:////folder/tacit.db or postgresql://user@host/name"
+        ) from None  # Its cause shows the URL with its password.
     except ModuleNotFoundError as error:
         raise DatabaseUnusable(
             f"the driver {error.name} is not installed; for PostgreSQL: pip install 'psycopg[binary]'"

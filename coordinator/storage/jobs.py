@@ -145,9 +145,7 @@ class StoredJob:
     round_open: bool
     attempt: int  # The highest number ever in this job, 0 for none.
     attempts_in_round: int  # In the highest round.
-    failed_rounds: (
-        int  # Abandoned in a row, since the last published one or the last time the job was resumed.
-    )
+    failed_rounds: int  # Abandoned in a row, since the last published one or the last time the job was resumed.
     version_number: int
     version: bytes
     created_ms: int
@@ -167,9 +165,7 @@ class AttemptKey:
 # ---- jobs --------------------------------------------------------------------------------------------------
 
 
-def create_job(
-    s: Session, *, name: str, document: bytes, rounds_total: int, version: bytes, now_ms: int
-) -> StoredJob:
+def create_job(s: Session, *, name: str, document: bytes, rounds_total: int, version: bytes, now_ms: int) -> StoredJob:
     """A new running job, with version number 0.
 
     `document` and `version` are digests of blobs that are stored already.
@@ -178,9 +174,7 @@ def create_job(
         JobExists: the name was used before.
     """
     if s.get(JobRow, name) is not None:
-        raise JobExists(
-            f"a job named {name} exists; names are never used twice, so choose another in the job file"
-        )
+        raise JobExists(f"a job named {name} exists; names are never used twice, so choose another in the job file")
     s.add(
         JobRow(
             name=name,
@@ -246,9 +240,7 @@ def _stored_job(s: Session, row: JobRow) -> StoredJob:
     newest = s.get(RoundRow, (row.name, number)) if number else None
     in_round = select(func.count()).where(AttemptRow.job == row.name, AttemptRow.round == number)
     published = (
-        s.scalar(
-            select(func.max(RoundRow.number)).where(RoundRow.job == row.name, RoundRow.outcome == "published")
-        )
+        s.scalar(select(func.max(RoundRow.number)).where(RoundRow.job == row.name, RoundRow.outcome == "published"))
         or 0
     )
     failed = select(func.count()).where(
@@ -404,9 +396,7 @@ def end_attempt(
     s.flush()
 
 
-def abandon_open_attempts(
-    s: Session, now_ms: int, reason: str, *, job: str | None = None
-) -> list[AttemptKey]:
+def abandon_open_attempts(s: Session, now_ms: int, reason: str, *, job: str | None = None) -> list[AttemptKey]:
     """Ends open attempts, of one job or of all, as abandoned; their rounds stay open.
 
     For the start after a crash: an attempt's secrets were in memory only.
@@ -414,9 +404,7 @@ def abandon_open_attempts(
     query = select(AttemptRow).where(AttemptRow.outcome == "open").order_by(AttemptRow.job)
     rows = list(s.scalars(query if job is None else query.where(AttemptRow.job == job)))
     for row in rows:
-        end_attempt(
-            s, row.job, row.round, row.number, "abandoned", reason, "", (), (), None, None, None, now_ms
-        )
+        end_attempt(s, row.job, row.round, row.number, "abandoned", reason, "", (), (), None, None, None, now_ms)
     return [AttemptKey(row.job, row.round, row.number) for row in rows]
 
 
@@ -440,15 +428,11 @@ def rounds(s: Session, job: str, *, last: int | None = None) -> list[StoredRound
         .where(*mine)
         .order_by(DropoutRow.member)
     ):
-        dropouts[dropped.attempt].append(
-            StoredDropout(dropped.member, dropped.phase, dropped.reason, dropped.detail)
-        )
+        dropouts[dropped.attempt].append(StoredDropout(dropped.member, dropped.phase, dropped.reason, dropped.detail))
     for row in s.scalars(select(AttemptRow).where(*mine).order_by(AttemptRow.number)):
         attempts[row.round].append(_stored_attempt(row, dropouts[row.number]))
     return [
-        StoredRound(
-            row.number, row.outcome, row.reason, tuple(attempts[row.number]), row.opened_ms, row.ended_ms
-        )
+        StoredRound(row.number, row.outcome, row.reason, tuple(attempts[row.number]), row.opened_ms, row.ended_ms)
         for row in found
     ]
 
@@ -537,8 +521,7 @@ def versions(s: Session, job: str) -> list[StoredVersion]:
     for row in s.scalars(select(EvaluationRow).where(EvaluationRow.job == job).order_by(EvaluationRow.id)):
         measured[row.version].append(_evaluation(row, digests[row.version]))
     return [
-        StoredVersion(row.number, row.digest, row.round, row.created_ms, tuple(measured[row.number]))
-        for row in found
+        StoredVersion(row.number, row.digest, row.round, row.created_ms, tuple(measured[row.number])) for row in found
     ]
 
 
@@ -589,9 +572,7 @@ def record_evaluation(
 
 
 def _evaluation(row: EvaluationRow, digest: bytes) -> StoredEvaluation:
-    return StoredEvaluation(
-        row.version, digest, row.accuracy, _or_nan(row.loss), row.examples, row.data, row.at_ms
-    )
+    return StoredEvaluation(row.version, digest, row.accuracy, _or_nan(row.loss), row.examples, row.data, row.at_ms)
 
 
 def _newest_evaluation(s: Session, job: str) -> StoredEvaluation | None:

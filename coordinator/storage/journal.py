@@ -34,9 +34,7 @@ def note(s: Session, kind: str, subject: str, now_ms: int, **fields: Value) -> N
     s.add(JournalRow(at_ms=now_ms, kind=kind, subject=subject, fields=fields))
 
 
-def journal(
-    s: Session, *, subject: str | None = None, after: int = 0, limit: int = 1000
-) -> list[JournalEntry]:
+def journal(s: Session, *, subject: str | None = None, after: int = 0, limit: int = 1000) -> list[JournalEntry]:
     """Entries in order, of one subject or of all, from the one after `after` on."""
     query = select(JournalRow).where(JournalRow.id > after).order_by(JournalRow.id).limit(limit)
     if subject is not None:

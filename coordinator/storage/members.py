@@ -83,11 +83,7 @@ def invite(
     ).all()
     row.status, row.invited_ms = MemberStatus.INVITED.value, now_ms
     row.fingerprint = row.certificate_expires_ms = row.revoked_ms = None
-    s.add(
-        TokenRow(
-            token_id=token_id, member=name, secret_hash=secret_hash, created_ms=now_ms, expires_ms=expires_ms
-        )
-    )
+    s.add(TokenRow(token_id=token_id, member=name, secret_hash=secret_hash, created_ms=now_ms, expires_ms=expires_ms))
     note(
         s,
         "member_invited",
@@ -148,17 +144,13 @@ def revoke_member(s: Session, name: str, now_ms: int, *, by: str = "") -> Stored
     if row.status != MemberStatus.REVOKED.value:
         note(s, "member_revoked", name, now_ms, before=row.status, fingerprint=_hex(row.fingerprint), by=by)
         row.status, row.revoked_ms, row.fingerprint = MemberStatus.REVOKED.value, now_ms, None
-        for token in s.scalars(
-            select(TokenRow).where(TokenRow.member == name, TokenRow.revoked_ms.is_(None))
-        ):
+        for token in s.scalars(select(TokenRow).where(TokenRow.member == name, TokenRow.revoked_ms.is_(None))):
             token.revoked_ms = now_ms
         s.flush()
     return _stored_member(row, None)
 
 
-def spend_token(
-    s: Session, token_id: str, secret_hash: bytes, key_fingerprint: bytes, now: datetime
-) -> SpendOutcome:
+def spend_token(s: Session, token_id: str, secret_hash: bytes, key_fingerprint: bytes, now: datetime) -> SpendOutcome:
     """Judges a token and binds it to the key where that is granted. See `coordinator.services.token_desk`."""
     # Locked, because on PostgreSQL another coordinator may be looking at the same row.
     row = s.get(TokenRow, token_id, with_for_update=True)
@@ -215,9 +207,7 @@ class DatabaseTokenDesk:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def spend(
-        self, token_id: str, secret_hash: bytes, key_fingerprint: bytes, now: datetime
-    ) -> SpendOutcome:
+    async def spend(self, token_id: str, secret_hash: bytes, key_fingerprint: bytes, now: datetime) -> SpendOutcome:
         """See `TokenDesk.spend`."""
         return await self._database.run(lambda s: spend_token(s, token_id, secret_hash, key_fingerprint, now))
 

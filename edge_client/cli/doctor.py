@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
 from tacit.console import print_json
 
 __all__ = ["doctor"]
@@ -17,9 +18,7 @@ def doctor(
     ] = None,
     address: Annotated[
         str | None,
-        typer.Option(
-            help="host:port of a federation port, in place of the enrolled one.", show_default=False
-        ),
+        typer.Option(help="host:port of a federation port, in place of the enrolled one.", show_default=False),
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds for each step.", min=0.1)] = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -41,10 +40,7 @@ def doctor(
     findings = asyncio.run(examine(home_path(home), address=address, timeout=timeout))
     code = exit_code(findings)
     if as_json:
-        checks = [
-            {"check": finding.check, "status": str(finding.status), "what": finding.what}
-            for finding in findings
-        ]
+        checks = [{"check": finding.check, "status": str(finding.status), "what": finding.what} for finding in findings]
         print_json({"checks": checks, "exit_code": int(code)})
     else:
         colours = {

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
 from tacit.console import fail, print_json
 
 __all__ = ["enrol"]

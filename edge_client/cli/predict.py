@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
 from tacit.console import ExitCode, fail, json_requested, print_json
 
 __all__ = ["predict"]
@@ -14,15 +15,11 @@ def predict(
     bundle: Annotated[Path, typer.Option(help="The folder that the export wrote.", show_default=False)],
     texts: Annotated[
         list[str] | None,
-        typer.Argument(
-            help="Texts. With none, and no --file: standard input, one a line.", show_default=False
-        ),
+        typer.Argument(help="Texts. With none, and no --file: standard input, one a line.", show_default=False),
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option(
-            help=".jsonl, .csv or .tsv (also .gz), or .txt with one text a line.", show_default=False
-        ),
+        typer.Option(help=".jsonl, .csv or .tsv (also .gz), or .txt with one text a line.", show_default=False),
     ] = None,
     text: Annotated[str, typer.Option(help="The column of --file that holds the text.")] = "text",
     batch: Annotated[int, typer.Option(min=1, help="Texts that go through the model at once.")] = 64,
@@ -32,10 +29,9 @@ def predict(
 
     Empty lines are left out.
     """
-    from tacit.bundle import BundleInvalid
-
     from edge_client.data import DataInvalid
     from export.predictor import Predictor
+    from tacit.bundle import BundleInvalid
 
     if texts and file is not None:
         fail("give texts or --file, not both", ExitCode.USAGE)
@@ -57,9 +53,7 @@ def predict(
                     {
                         "label": prediction.label,
                         "probability": round(prediction.probability, 6),
-                        "probabilities": {
-                            label: round(value, 6) for label, value in prediction.probabilities.items()
-                        },
+                        "probabilities": {label: round(value, 6) for label, value in prediction.probabilities.items()},
                     }
                 )
             else:

@@ -1,20 +1,18 @@
 """`edge_client run`: take part in the federation's jobs with one file of data."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 if TYPE_CHECKING:
-    from edge_client.runner import RunOptions
+    pass
 
 __all__ = ["run"]
 
 
 def run(
-    data: Annotated[
-        Path, typer.Option(help="Your examples: jsonl, csv or tsv, plain or .gz.", show_default=False)
-    ],
+    data: Annotated[Path, typer.Option(help="Your examples: jsonl, csv or tsv, plain or .gz.", show_default=False)],
     text: Annotated[str, typer.Option(help="The column that holds the text.")] = "text",
     label: Annotated[str, typer.Option(help="The column that holds the label.")] = "label",
     job: Annotated[
@@ -34,12 +32,11 @@ def run(
     ] = False,
     dry_run: Annotated[
         bool,
-        typer.Option(
-            "--dry-run", help="Send nothing: print what each open job would send, and what the policy says."
-        ),
+        typer.Option("--dry-run", help="Send nothing: print what each open job would send, and what the policy says."),
     ] = False,
     log_format: Annotated[
-        str | None, typer.Option(help="console or json. Default: console, with progress bars on a terminal.")
+        Literal["console", "json"] | None,
+        typer.Option(help="console or json. Default: console, with progress bars on a terminal."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print results as JSON objects.")] = False,
 ) -> None:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tacit.job import TextCNNModel
 
 from edge_client.models.classifier import TextClassifier
 from edge_client.models.textcnn import TextCNN
+from tacit.job import TextCNNModel
 
 __all__ = ["ParametersDiffer", "TextClassifier", "build", "load_shared", "min_tokens", "shared_parameters"]
 
@@ -26,9 +26,7 @@ class ParametersDiffer(ValueError):
     """Named arrays that are not this module's."""
 
 
-def build(
-    model: TextCNNModel, vocabulary_size: int, labels: int, pad_id: int, *, seed: int = 0
-) -> TextClassifier:
+def build(model: TextCNNModel, vocabulary_size: int, labels: int, pad_id: int, *, seed: int = 0) -> TextClassifier:
     """A module with the weights that this seed gives, on the CPU, in evaluation mode.
 
     vocabulary_size: rows of the embedding. labels: how many. pad_id: the row that is zero and stays zero.

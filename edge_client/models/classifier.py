@@ -55,7 +55,7 @@ class TextClassifier(nn.Module):
 
     @contextmanager
     def narrowed(self, ids: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-        """Puts only those rows of the embedding into the module that `ids` use, and gives the ids that name them there.
+        """Leaves only those rows of the embedding that `ids` use, and gives the ids that name them there.
 
         A row that no text uses has no gradient. Plain SGD, and Adam from moments of zero, leave it where it
         is, to the bit; only they pay for stepping over it. For BERT's 30,522 pieces and a member's few
@@ -66,9 +66,7 @@ class TextClassifier(nn.Module):
         """
         whole, pad_id = self.embedding, self.pad_id
         if ids.size and not 0 <= ids.min() <= ids.max() < whole.num_embeddings:
-            raise ValueError(
-                f"ids outside the embedding of {whole.num_embeddings} rows; is it the job's tokenizer?"
-            )
+            raise ValueError(f"ids outside the embedding of {whole.num_embeddings} rows; is it the job's tokenizer?")
         used = np.unique(np.append(ids, pad_id))
         place = np.zeros(whole.num_embeddings, dtype=np.int64)
         place[used] = np.arange(len(used))

@@ -9,10 +9,10 @@ import math
 
 import numpy as np
 import torch
-from tacit.job import TextCNNModel
 from torch import Tensor, nn
 
 from edge_client.models.classifier import Dropout, TextClassifier
+from tacit.job import TextCNNModel
 
 __all__ = ["TextCNN"]
 
@@ -24,9 +24,7 @@ class TextCNN(TextClassifier):
     1 / sqrt(fan in), as torch has it by default.
     """
 
-    def __init__(
-        self, model: TextCNNModel, vocabulary_size: int, labels: int, pad_id: int, seed: int
-    ) -> None:
+    def __init__(self, model: TextCNNModel, vocabulary_size: int, labels: int, pad_id: int, seed: int) -> None:
         super().__init__()
         self.pad_id, self.min_tokens = pad_id, max(model.widths)
         random = np.random.Generator(np.random.Philox(seed))
@@ -46,7 +44,7 @@ class TextCNN(TextClassifier):
             self.output = nn.Linear(len(model.widths) * model.maps, labels)
         for layer in self._layers():
             bound = 1 / math.sqrt(layer.weight[0].numel())
-            for parameter in (layer.weight, layer.bias):
+            for parameter in layer.parameters():
                 uniform = random.random(tuple(parameter.shape), dtype=np.float32)
                 with torch.no_grad():
                     parameter.copy_(torch.from_numpy((2 * uniform - 1) * np.float32(bound)))

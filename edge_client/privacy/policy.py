@@ -37,8 +37,8 @@ class Policy(Document):
     least_cohort: int = Field(default=3, ge=2)
     # Honest members' inputs that every opened sum must hold at least (h).
     least_honest: int = Field(default=2, ge=2)
-    # Members that the coordinator may run itself (n_C), at least; not given: the protocol's default for the cohort's size.
-    # 0 trusts that it runs none.
+    # Members that an attempt must assume the coordinator to run itself (n_C), at least; not given: the protocol's
+    # default for the cohort's size. 0 trusts that it runs none.
     assumed_corrupt: int | None = Field(default=None, ge=0)
     # A sum of two shows each of the two the other's input.
     allow_two_party_sums: bool = False

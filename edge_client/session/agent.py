@@ -1,8 +1,8 @@
 """The agent: dials the coordinator, keeps one session, and carries out what the member's machine decides.
 
 It always dials out; nothing listens on a member's machine. A connection that breaks is made again, with growing pauses
-and jitter so that a fleet does not come back in one instant; trained updates and the secrets of an attempt stay in memory
-meanwhile, and the coordinator says where things stand when the session is back.
+and jitter so that a fleet does not come back in one instant; trained updates and the secrets of an attempt stay in
+memory meanwhile, and the coordinator says where things stand when the session is back.
 """
 
 import asyncio
@@ -312,7 +312,7 @@ class Agent:
             return
         except asyncio.CancelledError:
             raise
-        except Exception as error:  # noqa: BLE001  a full disk, a driver: declined with what it said
+        except Exception as error:
             log.error("preparation_failed", job=assignment.job, error=str(error), exc_info=error)
             reason = Reason.REASON_TRAINING_FAILED
             self._events.put_nowait(m.PreparationFailed(assignment, reason, f"{error}"))
@@ -364,9 +364,7 @@ class Agent:
         stage, message = effect.stage.mask(vector)
         return vector, stage, message
 
-    async def _upload(
-        self, attempt: AttemptId, vector: NDArray[np.uint32], message: secure_agg.MaskedInput
-    ) -> None:
+    async def _upload(self, attempt: AttemptId, vector: NDArray[np.uint32], message: secure_agg.MaskedInput) -> None:
         """Until the coordinator has it whole; an upload that broke goes on where it stopped."""
         while True:
             stub = await self._link()
@@ -403,7 +401,7 @@ class Agent:
             ref=wire.attempt_to_pb(attempt), offset=offset, input=wire.masked_input_to_pb(message)
         )
         yield pb.MaskedUpload(header=header)
-        data = memoryview(vector).cast("B")
+        data = vector.view(np.uint8)
         for at in range(offset, len(data), CHUNK):
-            yield pb.MaskedUpload(data=bytes(data[at : at + CHUNK]))
+            yield pb.MaskedUpload(data=data[at : at + CHUNK].tobytes())
             self._observer.uploading(attempt, min(at + CHUNK, len(data)), len(data))

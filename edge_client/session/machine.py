@@ -13,7 +13,6 @@ Secrets (the protocol's states) live inside this state, in memory, for one attem
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import assert_never
 
 import secure_agg
 from edge_client.journal import Memory
@@ -51,10 +50,10 @@ __all__ = [
     "MemberState",
     "Note",
     "Opened",
+    "PreparationFailed",
     "Prepare",
     "Prepared",
     "Preparing",
-    "PreparationFailed",
     "Received",
     "Say",
     "StopPreparing",
@@ -302,9 +301,7 @@ class _Step:
         self.state = replace(self.state, jobs={**self.state.jobs, job: phase})
 
 
-def transition(
-    environment: Environment, state: MemberState, event: Event
-) -> tuple[MemberState, tuple[Effect, ...]]:
+def transition(environment: Environment, state: MemberState, event: Event) -> tuple[MemberState, tuple[Effect, ...]]:
     """The next state and what is to be done, in order."""
     step = _Step(environment, state)
     match event:
@@ -322,8 +319,6 @@ def transition(
             _masked(step, event)
         case MaskingFailed():
             _masking_failed(step, event)
-        case _:
-            assert_never(event)
     return step.state, tuple(step.effects)
 
 
@@ -548,20 +543,14 @@ def _advance(step: _Step, phase: InAttempt, payload: CoordinatorPayload) -> None
             _refuse(step, phase, Reason.REASON_MESSAGE_NOT_EXPECTED, type(payload).__name__)
 
 
-def _answer(
-    step: _Step, phase: InAttempt, heard: CoordinatorPayload, stage: _Stage, said: MemberPayload
-) -> None:
+def _answer(step: _Step, phase: InAttempt, heard: CoordinatorPayload, stage: _Stage, said: MemberPayload) -> None:
     kind = type(heard)
-    following = replace(
-        phase, stage=stage, heard={**phase.heard, kind: heard}, said={**phase.said, kind: said}
-    )
+    following = replace(phase, stage=stage, heard={**phase.heard, kind: heard}, said={**phase.said, kind: said})
     step.enter(phase.attempt.job, following)
     step.do(Say(AttemptMessage(phase.attempt, said)))
 
 
-def _open(
-    step: _Step, phase: InAttempt, heard: secure_agg.ReceivedDealings, ready: secure_agg.ReadyToMask
-) -> None:
+def _open(step: _Step, phase: InAttempt, heard: secure_agg.ReceivedDealings, ready: secure_agg.ReadyToMask) -> None:
     """The update is about to leave, masked: counted first."""
     memory = step.state.memory
     key = (phase.attempt.job, phase.holding.assignment.version)

@@ -95,9 +95,7 @@ class Preparer:
         try:
             manifest = Manifest.from_json(manifest_data, what="the manifest")
             if manifest.values != job.values:
-                raise DocumentInvalid(
-                    f"the manifest has {manifest.values} values, the job document {job.values}"
-                )
+                raise DocumentInvalid(f"the manifest has {manifest.values} values, the job document {job.values}")
             manifest.decode(base)
         except DocumentInvalid as error:
             raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, str(error)) from error
@@ -109,9 +107,7 @@ class Preparer:
         try:
             job = JobDocument.from_json(data, what="the job document")
             if job.digest() != assignment.job_document or job.name != assignment.job:
-                raise DocumentInvalid(
-                    f"the job document is not that of {assignment.job} in its canonical form"
-                )
+                raise DocumentInvalid(f"the job document is not that of {assignment.job} in its canonical form")
         except DocumentInvalid as error:
             raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, str(error)) from error
         return job
@@ -155,6 +151,6 @@ class Preparer:
             raise PreparationRefused(Reason.REASON_TRAINING_FAILED, f"training failed: {error}") from error
 
     def _seed(self, assignment: Assignment, job: JobDocument) -> int:
-        """Local randomness (order, dropout): from public numbers and the member's name, so that a run can be repeated."""
+        """Local randomness (order, dropout): from public numbers and the member's name, so repeatable."""
         parts = f"{job.seed}/{job.name}/{assignment.round}/{self._member}".encode()
         return int.from_bytes(hashlib.sha256(b"tacit/training/v1/" + parts).digest()[:7], "big")

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tacit.job import Training
 from torch.nn import functional
 
 from edge_client.models import TextClassifier
+from tacit.job import Training
 
 __all__ = [
     "Progress",
@@ -111,7 +111,7 @@ def train(
     shuffle = np.random.Generator(np.random.Philox(seed))
     lengths = (ids != module.pad_id).sum(axis=1)
     module.to(device).train()
-    module.seed(seed)
+    module.seed(int(shuffle.integers(2**63)))
     step, loss_sum, correct = 0, 0.0, 0
     try:
         with module.narrowed(ids) as small_ids:
@@ -126,9 +126,7 @@ def train(
                     optimiser.zero_grad(set_to_none=True)
                     batch_loss = 0.0
                     for piece in _pieces(batch, lengths, 1 if device == "cuda" else PIECES):
-                        logits, target = _forward(
-                            module, small_ids, labels, lengths=lengths, rows=piece, device=device
-                        )
+                        logits, target = _forward(module, small_ids, labels, lengths=lengths, rows=piece, device=device)
                         loss = functional.cross_entropy(logits, target, reduction="sum")
                         torch.autograd.backward(loss / len(batch))
                         batch_loss += loss.item()
@@ -143,15 +141,15 @@ def train(
         if not all(bool(torch.isfinite(parameter).all()) for parameter in module.parameters()):
             raise _diverged("a weight", step, steps, recipe)
     finally:
+        # Gradients are of the data as much as an optimiser's moments are.
+        module.zero_grad(set_to_none=True)
         module.unseed()
         module.to("cpu").eval()
     return TrainingResult(step, loss_sum, correct, count, time.perf_counter() - began)
 
 
 @torch.no_grad()
-def evaluate(
-    module: TextClassifier, ids: Ids, labels: Ids, *, batch: int = 256, device: str = "cpu"
-) -> Scores:
+def evaluate(module: TextClassifier, ids: Ids, labels: Ids, *, batch: int = 256, device: str = "cpu") -> Scores:
     """Accuracy and mean loss of the module as it is, without dropout; shapes as in `train`.
 
     Raises:

@@ -1,7 +1,7 @@
 """From a version and a member's examples to its update: build, load, train, subtract.
 
-Guarantees: the update is new minus base over exactly the manifest's parameters, from a module that starts as the version
-says, whatever was trained before.
+Guarantees: the update is new minus base over exactly the manifest's parameters, from a module that starts as the
+version says, whatever was trained before.
 """
 
 from collections.abc import Callable, Sequence

@@ -244,9 +244,7 @@ def _check(chunk: federation_pb2.BlobChunk, offset: int, total: int, limit: int)
     if total > limit:
         raise BlobDamaged(f"a blob of {total} bytes is announced where at most {limit} can be right")
     if chunk.offset != offset or chunk.total != total or offset + len(chunk.data) > total:
-        raise BlobDamaged(
-            f"a chunk at {chunk.offset} of {chunk.total} bytes where {offset} of {total} was due"
-        )
+        raise BlobDamaged(f"a chunk at {chunk.offset} of {chunk.total} bytes where {offset} of {total} was due")
 
 
 async def _parts(

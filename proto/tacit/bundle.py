@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, ValidationError, model_validator
 
-from tacit.documents import Digest, Document, DocumentInvalid, Part
+from tacit.documents import Digest, Document, DocumentInvalid, Part, sentence_of
 
 __all__ = [
     "INDEX",
@@ -126,17 +126,18 @@ def write_bundle(
         index = BundleIndex(
             kind=kind,
             files={
-                name: BundledFile(sha256=hashlib.sha256(data).digest(), size=len(data))
-                for name, data in files.items()
+                name: BundledFile(sha256=hashlib.sha256(data).digest(), size=len(data)) for name, data in files.items()
             },
             model=model,
         )
-    except ValueError as error:
-        raise BundleInvalid(f"{folder} would not be a bundle: {error}") from error
+    except ValidationError as error:
+        raise BundleInvalid(f"{folder} would not be a bundle: {sentence_of(error)}") from error
     _check_place(folder)
-    partial, older = folder.with_name(folder.name + ".partial"), folder.with_name(folder.name + ".older")
+    place = folder.absolute()
+    # Hidden names of our own, so that nobody else's folder is ever removed.
+    partial, older = (place.with_name(f".{place.name}.{what}") for what in ("partial", "older"))
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
         for leftover in (partial, older):  # Of a run that was killed.
             if leftover.exists():
                 shutil.rmtree(leftover)
@@ -145,9 +146,9 @@ def write_bundle(
             _write(partial / name, data)
         _write(partial / INDEX, index.canonical() + b"\n")
         # A folder cannot be renamed over one that has files in it.
-        if folder.exists():
-            folder.rename(older)
-        partial.rename(folder)
+        if place.exists():
+            place.rename(older)
+        partial.rename(place)
         shutil.rmtree(older, ignore_errors=True)
     except OSError as error:
         raise BundleInvalid(f"{folder} cannot be written: {error.strerror}; name another folder") from error
@@ -216,8 +217,8 @@ def read_bundle(folder: Path, kind: BundleKind | None = None) -> Bundle:
             raise BundleInvalid(f"{path} cannot be read: {error.strerror}") from error
         if len(data) != expected.size or hashlib.sha256(data).digest() != expected.sha256:
             raise BundleInvalid(
-                f"{path} differs from what {INDEX} says ({len(data)} bytes of {expected.size}, or other ones); "
-                "copy or make the bundle again"
+                f"{path} differs from what {INDEX} says ({len(data)} bytes of {expected.size}, or "
+                "other ones); copy or make the bundle again"
             )
         files[name] = data
     return Bundle(folder, index, files)

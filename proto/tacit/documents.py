@@ -31,9 +31,7 @@ def _digest(value: object) -> bytes:
 
 
 # 32 bytes in memory, 64 hexadecimal digits in a document.
-Digest = Annotated[
-    bytes, PlainValidator(_digest), PlainSerializer(lambda value: value.hex(), return_type=str)
-]
+Digest = Annotated[bytes, PlainValidator(_digest), PlainSerializer(lambda value: value.hex(), return_type=str)]
 
 
 def sentence_of(error: ValidationError) -> str:

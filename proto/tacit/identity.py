@@ -22,7 +22,9 @@ __all__ = [
     "Identity",
     "Role",
     "federation_of",
+    "key_pem",
     "name_is_valid",
+    "new_key",
     "sign",
     "verify_certificate",
     "verify_signature",
@@ -83,11 +85,7 @@ class Identity:
             names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         except (x509.ExtensionNotFound, ValueError) as error:
             raise CertificateInvalid("the certificate has no subject alternative name") from error
-        uris = [
-            uri
-            for uri in names.get_values_for_type(x509.UniformResourceIdentifier)
-            if uri.startswith("tacit:")
-        ]
+        uris = [uri for uri in names.get_values_for_type(x509.UniformResourceIdentifier) if uri.startswith("tacit:")]
         if len(uris) != 1:
             raise CertificateInvalid(f"the certificate holds {len(uris)} Tacit identities, not one")
         return cls.parse(uris[0])
@@ -144,9 +142,7 @@ def verify_certificate(
             f"this clock says {now:%Y-%m-%d %H:%M}: check the clock"
         )
     if now > certificate.not_valid_after_utc:
-        raise CertificateInvalid(
-            f"the certificate expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
-        )
+        raise CertificateInvalid(f"the certificate expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC")
     identity = Identity.of(certificate)
     if identity.federation != federation:
         raise CertificateInvalid("the certificate belongs to another federation")
@@ -176,6 +172,18 @@ def verify_signature(key: rsa.RSAPublicKey, message: bytes, signature: bytes) ->
         key.verify(signature, message, _PSS, hashes.SHA256())
     except InvalidSignature as error:
         raise CertificateInvalid("the signature does not match") from error
+
+
+def new_key() -> rsa.RSAPrivateKey:
+    """A fresh RSA key of 3072 bits. It takes a good part of a second."""
+    return rsa.generate_private_key(public_exponent=65537, key_size=MIN_RSA_BITS)
+
+
+def key_pem(key: rsa.RSAPrivateKey) -> bytes:
+    """PKCS#8, PEM, not encrypted: the file's mode (0600) is what protects it."""
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
 
 
 def public_bytes(certificate: x509.Certificate) -> bytes:

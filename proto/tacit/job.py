@@ -186,9 +186,7 @@ def layout_of(job: JobDocument, members: int) -> Layout:
 
     weight, loss = float(job.aggregation.max_weight), job.aggregation.loss_bound
     segments = (
-        Segment(
-            "update", job.values, widest(job.aggregation.coordinate_bound), job.aggregation.coordinate_bound
-        ),
+        Segment("update", job.values, widest(job.aggregation.coordinate_bound), job.aggregation.coordinate_bound),
         Segment("weight", 1, 1.0, weight),
         Segment("loss_sum", 1, widest(weight * loss, 1024.0), weight * loss),
         Segment("correct", 1, 1.0, weight),

@@ -17,6 +17,10 @@ from tacit.documents import Document, DocumentInvalid, Part
 
 __all__ = ["Manifest", "Tensor"]
 
+# `bytes` is a property of Manifest.
+Blob = bytes
+Buffer = bytes | bytearray | memoryview
+
 MAX_VALUES = 2**31  # Of one model: what a uint32-indexed vector of a few GiB can hold.
 
 
@@ -79,9 +83,7 @@ class Manifest(Document):
         expected = {tensor.name for tensor in self.tensors}
         if tensors.keys() != expected:
             missing, surplus = sorted(expected - tensors.keys()), sorted(tensors.keys() - expected)
-            raise DocumentInvalid(
-                f"parameters differ from the manifest: missing {missing}, not in it {surplus}"
-            )
+            raise DocumentInvalid(f"parameters differ from the manifest: missing {missing}, not in it {surplus}")
         flat = np.empty(self.values, dtype="<f4")
         at = 0
         for tensor in self.tensors:
@@ -109,7 +111,7 @@ class Manifest(Document):
             at += tensor.size
         return tensors
 
-    def decode(self, data: "bytes | bytearray | memoryview") -> NDArray[np.float32]:
+    def decode(self, data: Buffer) -> NDArray[np.float32]:
         """The vector in a version's bytes, finite and of the right length (a read-only view).
 
         Raises:
@@ -123,6 +125,6 @@ class Manifest(Document):
         return flat
 
     @staticmethod
-    def encode(flat: NDArray[np.float32]) -> "bytes":
+    def encode(flat: NDArray[np.float32]) -> Blob:
         """A version's bytes."""
         return np.ascontiguousarray(flat, dtype="<f4").tobytes()

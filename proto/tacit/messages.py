@@ -133,11 +133,7 @@ class AttemptEnded:
 
 
 MemberPayload = (
-    secure_agg.Advertisement
-    | secure_agg.Dealing
-    | secure_agg.Confirmation
-    | secure_agg.Unmasking
-    | AttemptRefusal
+    secure_agg.Advertisement | secure_agg.Dealing | secure_agg.Confirmation | secure_agg.Unmasking | AttemptRefusal
 )
 CoordinatorPayload = (
     AttemptOpened

@@ -4,6 +4,8 @@
 are mapped by name and neither knows the other's numbers.
 """
 
+from typing import cast
+
 import secure_agg
 from tacit.v1.reason_pb2 import Reason
 
@@ -13,7 +15,7 @@ _PREFIX = "REASON_"
 
 _SENTENCES: dict[str, str] = {
     "unspecified": "No reason was given.",
-    "client_certificate_missing": "No client certificate was shown; enrol this machine first with `edge_client enrol TOKEN`.",
+    "client_certificate_missing": "No client certificate was shown; enrol this machine with `edge_client enrol TOKEN`.",
     "client_certificate_unknown": "The certificate is not one that this federation issued to a party it still knows.",
     "client_certificate_revoked": "The operator has revoked this member; ask for a new invitation.",
     "client_role_wrong": "The certificate carries another role than this service needs.",
@@ -26,7 +28,7 @@ _SENTENCES: dict[str, str] = {
     "token_used": "The join token was used before; ask the operator for a new one.",
     "token_expired": "The join token has expired; ask the operator for a new one.",
     "token_secret_wrong": "The join token's secret is wrong; copy the whole token or ask the operator for a new one.",
-    "key_unsuitable": "The key to be certified is not an RSA key of at least 3072 bits, or its request is not signed by it.",
+    "key_unsuitable": "The key to be certified is not RSA of at least 3072 bits, or its request is not signed by it.",
     "name_taken": "A member of that name is already enrolled; choose another name or revoke the old one.",
     "job_not_admitted": "The member does not admit this job.",
     "data_unsuitable": "The member's data does not fit the job.",
@@ -62,12 +64,12 @@ def word(reason: Reason) -> str:
 def from_word(text: str) -> Reason:
     """The reason of a word; unspecified for an unknown one (written by newer software)."""
     name = _PREFIX + text.upper()
-    return Reason.Value(name) if name in Reason.keys() else Reason.REASON_UNSPECIFIED
+    return cast(Reason, Reason.Value(name)) if name in set(Reason.keys()) else Reason.REASON_UNSPECIFIED
 
 
 def of_protocol(reason: secure_agg.Reason) -> Reason:
     """The contract's number for a reason of secure aggregation."""
-    return Reason.Value(_PREFIX + reason.name)
+    return cast(Reason, Reason.Value(_PREFIX + reason.name))
 
 
 def sentence(reason: Reason) -> str:

@@ -47,9 +47,7 @@ def code_of(reason: Reason) -> grpc.StatusCode:
     return _SINGLE.get(reason, grpc.StatusCode.FAILED_PRECONDITION)
 
 
-async def abort_with(
-    context: grpc.aio.ServicerContext[Any, Any], reason: Reason, detail: str = ""
-) -> NoReturn:
+async def abort_with(context: grpc.aio.ServicerContext[Any, Any], reason: Reason, detail: str = "") -> NoReturn:
     """Ends a call on the server with a reason. `detail` is a sentence; without one the reason's own is
     sent."""
     await context.abort(

@@ -60,9 +60,7 @@ def _decode(text: str) -> bytes:
     return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
 
 
-Secret = Annotated[
-    bytes, PlainValidator(_secret), PlainSerializer(_encode, return_type=str), Field(repr=False)
-]
+Secret = Annotated[bytes, PlainValidator(_secret), PlainSerializer(_encode, return_type=str), Field(repr=False)]
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -169,10 +167,7 @@ class JoinToken(Document):
             raise TokenInvalid("the join token cannot be read; ask the operator for a new one") from error
 
 
-_CUT_OFF = (
-    "the join token is cut off: its end is missing; "
-    "copy the whole line that `coordinator member invite` printed"
-)
+_CUT_OFF = "the join token is cut off: its end is missing; copy the whole line that `coordinator member invite` printed"
 
 
 def _check(body: str) -> str:

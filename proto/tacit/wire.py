@@ -71,9 +71,7 @@ def to_coordinator(message: FromMember) -> pb.MemberMessage:
             )
             return pb.MemberMessage(hello=hello)
         case messages.Decline():
-            decline = pb.Decline(
-                job=message.job, round=message.round, reason=message.reason, detail=message.detail
-            )
+            decline = pb.Decline(job=message.job, round=message.round, reason=message.reason, detail=message.detail)
             return pb.MemberMessage(decline=decline)
         case messages.Ready():
             ready = pb.Ready(job=message.job, round=message.round, version=message.version)
@@ -139,9 +137,7 @@ def from_member(message: pb.MemberMessage) -> FromMember:
             )
         case "decline":
             decline = message.decline
-            return messages.Decline(
-                decline.job, decline.round, _reason(decline.reason), decline.detail[:1000]
-            )
+            return messages.Decline(decline.job, decline.round, _reason(decline.reason), decline.detail[:1000])
         case "ready":
             return messages.Ready(message.ready.job, message.ready.round, message.ready.version)
         case None:
@@ -246,8 +242,7 @@ def _coordinator_attempt_to_pb(ref: pb.AttemptRef, payload: CoordinatorPayload) 
             return pb.CoordinatorMessage(survivors=pb.Survivors(ref=ref, members=payload.members))
         case secure_agg.Confirmations():
             confirmations = (
-                pb.Confirmation(member=item.member, signature=item.signature)
-                for item in payload.confirmations
+                pb.Confirmation(member=item.member, signature=item.signature) for item in payload.confirmations
             )
             return pb.CoordinatorMessage(confirmations=pb.Confirmations(ref=ref, confirmations=confirmations))
         case messages.AttemptEnded():
@@ -295,9 +290,7 @@ def from_coordinator(message: pb.CoordinatorMessage) -> FromCoordinator:
             ended = message.job_ended
             return messages.JobEnded(ended.job, _reason(ended.reason), ended.final_version)
         case None:
-            raise WireInvalid(
-                "a message with nothing in it; the coordinator's software may be newer than this"
-            )
+            raise WireInvalid("a message with nothing in it; the coordinator's software may be newer than this")
         case kind:
             payload = getattr(message, kind)
             return AttemptMessage(attempt_from_pb(payload.ref), _coordinator_payload(message))
@@ -329,8 +322,7 @@ def _coordinator_payload(message: pb.CoordinatorMessage) -> CoordinatorPayload:
         case "confirmations":
             return secure_agg.Confirmations(
                 tuple(
-                    secure_agg.Confirmation(item.member, item.signature)
-                    for item in message.confirmations.confirmations
+                    secure_agg.Confirmation(item.member, item.signature) for item in message.confirmations.confirmations
                 )
             )
         case "attempt_ended":

@@ -9,7 +9,6 @@ stands.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from dataclasses import dataclass, field
 
 from secure_agg.agreement import KEY_BYTES, KeyInvalid, check_public_key, public_key
@@ -89,7 +88,7 @@ class AwaitingRoster:
             raise Refusal(
                 Reason.ROSTER_TOO_LARGE, detail=f"{len(entries)} members in a cohort of {self.context.cohort}"
             )
-        _check_distinct(entries, self._key_of)
+        _check_distinct(entries)
         own = [entry for entry in entries if entry.member == self._identity.member]
         if not own:
             raise Refusal(Reason.ROSTER_OWN_ENTRY_MISSING)
@@ -97,6 +96,8 @@ class AwaitingRoster:
             raise Refusal(Reason.ROSTER_OWN_ENTRY_ALTERED, self._identity.member)
         for entry in entries:
             self._check_entry(entry)
+        if self._key_of is not None:
+            _check_certificate_keys(entries, self._key_of)
 
     def _check_entry(self, entry: Advertisement) -> None:
         if not entry.member or len(entry.nonce) != NONCE_BYTES:
@@ -109,19 +110,17 @@ class AwaitingRoster:
         # The statement holds this member's own context digest: a peer that was shown another context fails
         # here.
         try:
-            named = self._verify(
-                entry.certificate, advertisement_statement(self.context, entry), entry.signature
-            )
+            named = self._verify(entry.certificate, advertisement_statement(self.context, entry), entry.signature)
         except IdentityInvalid as error:
             raise Refusal(Reason.ROSTER_SIGNATURE_INVALID, entry.member, str(error)) from None
         if named != entry.member:
             raise Refusal(Reason.ROSTER_IDENTITY_MISMATCH, entry.member, f"the certificate names {named}")
 
 
-def _check_distinct(entries: tuple[Advertisement, ...], key_of: KeyOf | None) -> None:
+def _check_distinct(entries: tuple[Advertisement, ...]) -> None:
     members: set[str] = set()
     publics: set[bytes] = set()
-    holders: set[bytes] = set()
+    certificates: set[bytes] = set()
     for entry in entries:
         if entry.member in members:
             raise Refusal(Reason.ROSTER_MEMBER_DUPLICATE, entry.member)
@@ -131,16 +130,19 @@ def _check_distinct(entries: tuple[Advertisement, ...], key_of: KeyOf | None) ->
             if public in publics:
                 raise Refusal(Reason.ROSTER_KEY_DUPLICATE, entry.member)
             publics.add(public)
-        holder = {hashlib.sha256(entry.certificate).digest()}
-        if key_of is not None:
-            holder.add(hashlib.sha256(b"key" + _key_of(key_of, entry)).digest())
-        if holders & holder:
+        if entry.certificate in certificates:
             raise Refusal(Reason.ROSTER_CERTIFICATE_DUPLICATE, entry.member)
-        holders |= holder
+        certificates.add(entry.certificate)
 
 
-def _key_of(key_of: KeyOf, entry: Advertisement) -> bytes:
-    try:
-        return key_of(entry.certificate)
-    except IdentityInvalid as error:
-        raise Refusal(Reason.ROSTER_SIGNATURE_INVALID, entry.member, str(error)) from None
+def _check_certificate_keys(entries: tuple[Advertisement, ...], key_of: KeyOf) -> None:
+    # Only certificates that `verify` has accepted are given to `key_of`.
+    keys: set[bytes] = set()
+    for entry in entries:
+        try:
+            key = key_of(entry.certificate)
+        except IdentityInvalid as error:
+            raise Refusal(Reason.ROSTER_SIGNATURE_INVALID, entry.member, str(error)) from None
+        if key in keys:
+            raise Refusal(Reason.ROSTER_CERTIFICATE_DUPLICATE, entry.member)
+        keys.add(key)

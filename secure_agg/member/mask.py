@@ -68,9 +68,7 @@ class ReadyToMask:
         session, me = self.seat.session, self.seat.member
         masking = self._masking.reveal()
         # Bonawitz, round 2: y_u = x_u + PRG(b_u) + sum over v of +/- PRG(s_uv), for v in U2.
-        streams = [
-            MaskStream(derive_key(self._seed.reveal(), session.id, session.self_mask_info(me)), add=True)
-        ]
+        streams = [MaskStream(derive_key(self._seed.reveal(), session.id, session.self_mask_info(me)), add=True)]
         for other in self.dealers:
             if other != me:
                 shared = agree(masking, session.entries[other].masking_key)

@@ -29,9 +29,7 @@ __all__ = ["AwaitingDealings", "deal_shares"]
 _DIGEST_BYTES = 32
 
 
-def deal_shares(
-    seat: Seat, masking: Secret, sealing: Secret, random: RandomSource
-) -> tuple[AwaitingDealings, Dealing]:
+def deal_shares(seat: Seat, masking: Secret, sealing: Secret, random: RandomSource) -> tuple[AwaitingDealings, Dealing]:
     """Bonawitz, round 1: draw the seed b_u, share it and the masking key, seal two shares a receiver."""
     session, me = seat.session, seat.member
     seed = Secret(random.bytes(KEY_BYTES))

@@ -41,9 +41,7 @@ class AwaitingConfirmations:
         self._once.spend()
         alive = set(self.survivors)
         # Bonawitz, round 4: shares of b_v for v in U3, shares of s_v for v in U2 less U3.
-        seed_shares = tuple(
-            RevealedShare(dealer, self._held[dealer].seed.reveal()) for dealer in self.survivors
-        )
+        seed_shares = tuple(RevealedShare(dealer, self._held[dealer].seed.reveal()) for dealer in self.survivors)
         masking_shares = tuple(
             RevealedShare(dealer, self._held[dealer].masking.reveal())
             for dealer in sorted(self._held)

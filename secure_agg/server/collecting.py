@@ -91,15 +91,11 @@ class Collecting(Generic[Message]):
         """Abandoned when the answers of this phase are fewer than t."""
         if len(self.answers) >= self.context.threshold:
             return None
-        detail = (
-            f"{len(self.answers)} of {len(self.expected)} answered, the threshold is {self.context.threshold}"
-        )
+        detail = f"{len(self.answers)} of {len(self.expected)} answered, the threshold is {self.context.threshold}"
         return Abandoned(self.phase, Reason.THRESHOLD_LOST, detail, (*self.dropped, *late))
 
 
-def signed_by(
-    verify: VerifyIdentity, session: Session, member: MemberId, statement: bytes, signature: bytes
-) -> bool:
+def signed_by(verify: VerifyIdentity, session: Session, member: MemberId, statement: bytes, signature: bytes) -> bool:
     """Whether `member` of the roster signed `statement`."""
     try:
         return verify(session.entries[member].certificate, statement, signature) == member

@@ -126,9 +126,7 @@ class CollectingUnmaskings(Collecting[Unmasking]):
         advertised = self.session.entries[dealer].masking_key
         return lambda secret: public_key(secret) == advertised
 
-    def _rebuild(
-        self, shares: list[tuple[int, bytes]], is_right: Callable[[bytes], bool]
-    ) -> tuple[bytes | None, bool]:
+    def _rebuild(self, shares: list[tuple[int, bytes]], is_right: Callable[[bytes], bool]) -> tuple[bytes | None, bool]:
         """(the secret or None, whether the first t shares gave it)."""
         threshold = self.context.threshold
         # An honest dealer's first t shares do, and are the same points for every secret. Only after a failure

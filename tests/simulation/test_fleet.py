@@ -1,8 +1,8 @@
 """Both machines together, in one thread, under a fake clock."""
 
-import secure_agg
 import pytest
 
+import secure_agg
 from coordinator.rounds import effects as fx
 from coordinator.rounds import events as ev
 from coordinator.rounds.effects import Status
@@ -75,11 +75,7 @@ def test_below_the_threshold_the_attempt_is_abandoned_and_the_next_one_works(mes
     lost = {"m1", "m3"}
 
     def lose(name, arriving):
-        if (
-            name in lost
-            and isinstance(getattr(arriving, "payload", None), message)
-            and fleet.state.attempt == 1
-        ):
+        if name in lost and isinstance(getattr(arriving, "payload", None), message) and fleet.state.attempt == 1:
             fleet.kill(name)
             fleet.at(60_000, lambda: fleet.restart(name))
 
@@ -99,11 +95,7 @@ def test_a_restarted_member_is_a_dropout_even_if_it_is_back_at_once(message):
     fleet = Fleet(5)
 
     def restart(name, arriving):
-        if (
-            name == "m2"
-            and isinstance(getattr(arriving, "payload", None), message)
-            and fleet.state.attempt == 1
-        ):
+        if name == "m2" and isinstance(getattr(arriving, "payload", None), message) and fleet.state.attempt == 1:
             fleet.kill(name)
             fleet.restart(name)
 

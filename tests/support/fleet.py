@@ -169,31 +169,31 @@ class Fleet:
     def _stored(self) -> JobState:
         """The job as its records have it."""
         state = replace(self.state, members={}, status=Status.RUNNING)
-        values: dict[str, Any] = dict(
-            round=0,
-            round_open=False,
-            attempt=0,
-            attempts_in_round=0,
-            failed_rounds=0,
-            version_number=0,
-            version=self.job.weights,
-            reason=Reason.REASON_UNSPECIFIED,
-            status=Status.RUNNING,
-        )
+        values: dict[str, Any] = {
+            "round": 0,
+            "round_open": False,
+            "attempt": 0,
+            "attempts_in_round": 0,
+            "failed_rounds": 0,
+            "version_number": 0,
+            "version": self.job.weights,
+            "reason": Reason.REASON_UNSPECIFIED,
+            "status": Status.RUNNING,
+        }
         for record in self.records:
             match record:
                 case fx.OpenRound():
-                    values |= dict(round=record.round, round_open=True, attempts_in_round=0)
+                    values |= {"round": record.round, "round_open": True, "attempts_in_round": 0}
                 case fx.OpenAttempt():
-                    values |= dict(attempt=record.attempt.attempt)
+                    values |= {"attempt": record.attempt.attempt}
                     values["attempts_in_round"] += 1
                 case fx.EndRound():
-                    values |= dict(round_open=False)
+                    values |= {"round_open": False}
                     values["failed_rounds"] = 0 if record.published else values["failed_rounds"] + 1
                 case fx.PublishVersion():
-                    values |= dict(version_number=record.number, version=record.digest)
+                    values |= {"version_number": record.number, "version": record.digest}
                 case fx.SetStatus():
-                    values |= dict(status=record.status, reason=record.reason)
+                    values |= {"status": record.status, "reason": record.reason}
         return JobState(state.parameters, **values)
 
     # ---- the coordinator ------------------------------------------------------------------------------------------
@@ -243,9 +243,7 @@ class Fleet:
         self.results[effect.attempt] = (effect.survivors, total)
         cohort = effect.opened.session.context.cohort
         try:
-            step = next_version(
-                self.job, cohort, len(effect.survivors), total, self.versions[self.state.version]
-            )
+            step = next_version(self.job, cohort, len(effect.survivors), total, self.versions[self.state.version])
         except ResultInvalid as error:
             self.post(ev.ComputeFailed(effect.attempt, Reason.REASON_RESULT_INVALID, str(error)))
             return
@@ -329,14 +327,10 @@ class Fleet:
         vector = encode(effect.job, member.update, effect.cohort, member.environment.random)
         self.inputs[effect.attempt, member.name] = vector.copy()
         stage, message = effect.stage.mask(vector)
-        self._later(
-            member, DELAY_MS, lambda: self.tell(member.name, member_machine.Masked(effect.attempt, stage))
-        )
+        self._later(member, DELAY_MS, lambda: self.tell(member.name, member_machine.Masked(effect.attempt, stage)))
         self._later(member, 2 * DELAY_MS, lambda: self._upload(member, effect.attempt, vector, message))
 
-    def _upload(
-        self, member: Member, attempt: AttemptId, vector: np.ndarray, message: secure_agg.MaskedInput
-    ) -> None:
+    def _upload(self, member: Member, attempt: AttemptId, vector: np.ndarray, message: secure_agg.MaskedInput) -> None:
         if not member.connected:
             self._later(member, 500, lambda: self._upload(member, attempt, vector, message))
         elif attempt in self._totals and not self.lose(member.name, message):

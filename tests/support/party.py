@@ -35,7 +35,9 @@ def authority(number: int = 0) -> Authority:
     return Authority.create(now=present(), key=key(100 + number))
 
 
-def coordinator_folder(path: Path, *, of: Authority | None = None, hosts=("localhost", "127.0.0.1")) -> CoordinatorFolder:
+def coordinator_folder(
+    path: Path, *, of: Authority | None = None, hosts=("localhost", "127.0.0.1")
+) -> CoordinatorFolder:
     """What `coordinator init` makes, as far as serving needs it, without making keys."""
     of = of or authority()
     folder = CoordinatorFolder(path)
@@ -91,9 +93,7 @@ def member_home(
     folder.key.chmod(0o600)
     folder.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     folder.root.write_bytes(pem(root or of.certificate))
-    folder.document.write_bytes(
-        IdentityDocument(federation=of.federation, member=name, address=address).canonical()
-    )
+    folder.document.write_bytes(IdentityDocument(federation=of.federation, member=name, address=address).canonical())
     return path
 
 

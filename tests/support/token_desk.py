@@ -34,9 +34,7 @@ class MemoryTokenDesk:
     def revoke(self, token_id: str) -> None:
         self.tokens[token_id] = replace(self.tokens[token_id], revoked=True)
 
-    async def spend(
-        self, token_id: str, secret_hash: bytes, key_fingerprint: bytes, now: datetime
-    ) -> SpendOutcome:
+    async def spend(self, token_id: str, secret_hash: bytes, key_fingerprint: bytes, now: datetime) -> SpendOutcome:
         stored = self.tokens.get(token_id)
         outcome = judge(stored, secret_hash=secret_hash, key_fingerprint=key_fingerprint, now=now)
         if isinstance(outcome, Granted) and stored is not None and stored.spent_by is None:

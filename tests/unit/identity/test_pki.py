@@ -65,9 +65,7 @@ def test_a_certificate_says_who_and_no_more(authority, now, role):
 
 def test_a_server_certificate_names_its_hosts(authority, now):
     hosts = ("federation.example.org", "10.0.0.1", "2001:db8::1")
-    certificate = authority.issue(
-        party.key(1).public_key(), Role.SERVER, "coordinator", host_names=hosts, now=now
-    )
+    certificate = authority.issue(party.key(1).public_key(), Role.SERVER, "coordinator", host_names=hosts, now=now)
     names = _san(certificate)
     assert names.get_values_for_type(x509.DNSName) == ["federation.example.org"]
     assert names.get_values_for_type(x509.IPAddress) == [ip_address("10.0.0.1"), ip_address("2001:db8::1")]
@@ -213,10 +211,7 @@ def test_a_subordinate_authority_is_taken_and_names_the_federation(tmp_path, aut
 
 
 def _usage(**used):
-    names = (
-        "digital_signature content_commitment key_encipherment data_encipherment key_agreement key_cert_sign "
-        "crl_sign encipher_only decipher_only"
-    ).split()
+    names = ["digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"]
     return x509.KeyUsage(**{name: used.get(name, False) for name in names})
 
 
@@ -265,9 +260,7 @@ def test_an_elliptic_authority_is_refused(tmp_path, now):
     paths = tmp_path / "ca.pem", tmp_path / "ca.key"
     paths[0].write_bytes(pem(certificate))
     paths[1].write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
     with pytest.raises(AuthorityUnusable, match="not an RSA key"):
         Authority.load(*paths, now=now)

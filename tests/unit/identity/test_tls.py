@@ -11,8 +11,8 @@ import pytest
 
 from coordinator.pki import key_pem, pem
 from tacit.identity import Role
-from tests.support import party
 from tacit.tls import speaks_tls_12
+from tests.support import party
 
 SERVER = """
 import asyncio, sys

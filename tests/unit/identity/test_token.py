@@ -117,9 +117,7 @@ def test_one_instant_has_one_form():
 
 def test_a_token_without_a_time_zone_is_refused():
     with pytest.raises(ValidationError):
-        JoinToken.create(
-            address="a:1", federation=b"f" * 32, member="north", expires=EXPIRES.replace(tzinfo=None)
-        )
+        JoinToken.create(address="a:1", federation=b"f" * 32, member="north", expires=EXPIRES.replace(tzinfo=None))
 
 
 @pytest.mark.parametrize(

@@ -61,9 +61,7 @@ class TestIdentity:
     __test__ = False
 
     def __init__(self, member: str, role: str = "member", key_from: str | None = None) -> None:
-        self._key = Ed25519PrivateKey.from_private_bytes(
-            hashlib.sha256((key_from or member).encode()).digest()
-        )
+        self._key = Ed25519PrivateKey.from_private_bytes(hashlib.sha256((key_from or member).encode()).digest())
         self.member = member
         self.certificate = issue(member, self._key, role)
 
@@ -133,8 +131,7 @@ class Fleet:
         rng = np.random.default_rng(len(seed) + n)
         top = 2 ** (self.context.bits - 1)
         self.inputs = {
-            name: rng.integers(0, top, self.context.values, dtype=np.uint32).astype("<u4")
-            for name in names(n)
+            name: rng.integers(0, top, self.context.values, dtype=np.uint32).astype("<u4") for name in names(n)
         }
         self.masked: dict[str, np.ndarray] = {}
         self.sum = Accumulator(self.context.values, self.context.bits)

@@ -74,9 +74,7 @@ def test_without_that_check_the_victims_input_comes_out_in_clear(monkeypatch: py
     streams = [MaskStream(derive_key(seed, session.id, session.self_mask_info(VICTIM)), add=False)]
     for lost in ("m1", "m2"):
         shared = agree(rebuilt("masking_shares", lost), session.entries[VICTIM].masking_key)
-        streams.append(
-            MaskStream(derive_key(shared, session.id, session.pair_mask_info(lost, VICTIM)), add=False)
-        )
+        streams.append(MaskStream(derive_key(shared, session.id, session.pair_mask_info(lost, VICTIM)), add=False))
     opened = fleet.masked[VICTIM].copy()
     apply_streams(opened, streams, 32)
     np.testing.assert_array_equal(opened, fleet.inputs[VICTIM])

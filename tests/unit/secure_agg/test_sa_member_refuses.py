@@ -338,9 +338,7 @@ def test_a_share_outside_the_field_is_refused_though_committed_to() -> None:
     huge = b"\xff" * 33
     # The dealer commits to, signs and seals a share that no polynomial over the field has.
     shares = list(fleet.sent[Phase.SHARE]["m3"].shares)
-    shares[1] = dataclasses.replace(
-        shares[1], masking_commitment=session.masking_share_commitment("m3", ME, huge)
-    )
+    shares[1] = dataclasses.replace(shares[1], masking_commitment=session.masking_share_commitment("m3", ME, huge))
     leaves = session.dealing_leaves("m3", shares)
     seed_commitment = dealing_of(fleet, "m3").seed_commitment
     statement = session.dealing_statement("m3", seed_commitment, merkle.root_of(leaves))
@@ -570,9 +568,7 @@ def test_the_result_a_member_is_told_can_be_checked() -> None:
     total = fleet.run()
     assert fleet.states[ME].result_digest(total) == fleet.server.result_digest(total)
     total[0] ^= 1
-    assert fleet.states[ME].result_digest(total) != fleet.server.result_digest(
-        fleet.plain_sum(fleet.identities)
-    )
+    assert fleet.states[ME].result_digest(total) != fleet.server.result_digest(fleet.plain_sum(fleet.identities))
 
 
 def test_certificates_helper_is_sound() -> None:

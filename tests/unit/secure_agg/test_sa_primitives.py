@@ -70,17 +70,13 @@ def test_any_three_shares_of_33_give_33_over_the_published_prime() -> None:
         assert combine(three, 3, prime) == 33
 
 
-@pytest.mark.parametrize(
-    "case", json.loads((VECTORS / "shamir.json").read_text()), ids=lambda case: case["name"]
-)
+@pytest.mark.parametrize("case", json.loads((VECTORS / "shamir.json").read_text()), ids=lambda case: case["name"])
 def test_shamir_as_pinned(case: dict[str, Any]) -> None:
     shares = [(point, unhex(share)) for point, share in case["shares"]]
     assert combine_secret(shares, case["threshold"]).hex() == case["secret"]
 
 
-@pytest.mark.parametrize(
-    "case", json.loads((VECTORS / "bad_shamir.json").read_text()), ids=lambda case: case["name"]
-)
+@pytest.mark.parametrize("case", json.loads((VECTORS / "bad_shamir.json").read_text()), ids=lambda case: case["name"])
 def test_shares_that_nobody_dealt_are_refused(case: dict[str, Any]) -> None:
     shares = [(point, unhex(share)) for point, share in case["shares"]]
     with pytest.raises(ShareInvalid, match=case["says"]):
@@ -236,9 +232,7 @@ def test_the_accumulator_adds_chunks_in_the_ring() -> None:
     assert total.total.tolist() == [0, 0, 2, 3, 13]
 
 
-@pytest.mark.parametrize(
-    ("chunk", "offset"), [(b"\0" * 5, 0), (b"\1" * 4, 2), (b"\1" * 4, -1), (b"\1" * 12, 0)]
-)
+@pytest.mark.parametrize(("chunk", "offset"), [(b"\0" * 5, 0), (b"\1" * 4, 2), (b"\1" * 4, -1), (b"\1" * 12, 0)])
 def test_a_chunk_outside_the_sum_adds_nothing(chunk: bytes, offset: int) -> None:
     total = np.zeros(2, dtype="<u4")
     with pytest.raises(ValueError, match="chunk"):

@@ -40,9 +40,7 @@ def test_values_that_need_no_rounding_come_back_exactly() -> None:
     st.lists(st.lists(st.floats(-3, 3), min_size=5, max_size=5), min_size=1, max_size=9),
     st.sampled_from([16, 24, 32]),
 )
-def test_the_sum_of_encodings_is_within_one_step_a_member_of_the_sum(
-    rows: list[list[float]], bits: int
-) -> None:
+def test_the_sum_of_encodings_is_within_one_step_a_member_of_the_sum(rows: list[list[float]], bits: int) -> None:
     layout = Layout((Segment("update", 5, 512.0, 3.0),), bits)
     layout.check_no_wrap(len(rows))
     total = np.zeros(5, dtype="<u4")
@@ -108,9 +106,7 @@ def test_a_vector_that_is_not_the_layouts_is_refused(wrong: dict[str, np.ndarray
         LAYOUT.encode(wrong, SystemRandom())
 
 
-@pytest.mark.parametrize(
-    "total", [np.zeros(4, dtype="<u4"), np.zeros(5, dtype=np.int64), np.zeros((5, 1), "<u4")]
-)
+@pytest.mark.parametrize("total", [np.zeros(4, dtype="<u4"), np.zeros(5, dtype=np.int64), np.zeros((5, 1), "<u4")])
 def test_a_sum_of_another_shape_is_not_decoded(total: np.ndarray) -> None:
     with pytest.raises(EncodingInvalid):
         LAYOUT.decode(total)
@@ -160,9 +156,7 @@ def test_l2_clipping_keeps_direction_and_never_exceeds_the_norm(values: list[flo
         if largest * np.linalg.norm(scaled) <= norm:
             assert clipped.tolist() == values
         else:
-            np.testing.assert_allclose(
-                clipped, norm * scaled / np.linalg.norm(scaled), rtol=1e-9, atol=1e-300
-            )
+            np.testing.assert_allclose(clipped, norm * scaled / np.linalg.norm(scaled), rtol=1e-9, atol=1e-300)
 
 
 def test_clipping_reads_any_real_type_and_leaves_the_original() -> None:

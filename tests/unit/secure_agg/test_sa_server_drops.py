@@ -331,9 +331,7 @@ def test_a_wrong_share_is_named_and_survived(at_unmask: Fleet) -> None:
         if member != ME:
             return message
         wrong = dataclasses.replace(message.seed_shares[2], share=bytes(33))
-        return dataclasses.replace(
-            message, seed_shares=(*message.seed_shares[:2], wrong, *message.seed_shares[3:])
-        )
+        return dataclasses.replace(message, seed_shares=(*message.seed_shares[:2], wrong, *message.seed_shares[3:]))
 
     at_unmask.bend = lie
     assert at_unmask.play() is None
@@ -439,9 +437,7 @@ def test_a_dealer_off_the_polynomial_is_named(kind: str, reason: Reason, spoiled
 # Opening.
 
 
-@pytest.mark.parametrize(
-    "total", [np.zeros(5, dtype="<u4"), np.zeros(6, dtype=np.int64), np.full(6, 2**20, "<u4")]
-)
+@pytest.mark.parametrize("total", [np.zeros(5, dtype="<u4"), np.zeros(6, dtype=np.int64), np.full(6, 2**20, "<u4")])
 def test_only_a_sum_of_the_contexts_shape_is_unmasked(total: np.ndarray) -> None:
     fleet = Fleet(4, bits=20)
     fleet.run()

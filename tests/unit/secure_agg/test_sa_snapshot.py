@@ -43,9 +43,7 @@ def attempt() -> dict[str, Any]:
     apply_streams(stream, [MaskStream(bytes(range(32)), add=True)], 32)
     pinned: dict[str, Any] = {
         "context_digest": context.digest().hex(),
-        "layout_digest": Layout((Segment("update", 4, 1024.0, 2.5), Segment("weight", 1, 1.0, 8.0)), 20)
-        .digest()
-        .hex(),
+        "layout_digest": Layout((Segment("update", 4, 1024.0, 2.5), Segment("weight", 1, 1.0, 8.0)), 20).digest().hex(),
         "mask_stream": stream.tolist(),
     }
     fleet = Fleet(4, values=5, bits=20, seed="snapshot")

@@ -96,9 +96,7 @@ def test_a_contradicting_context_is_refused(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", load("bad_layout.json"), ids=lambda case: case["name"])
 def test_a_contradicting_layout_is_refused(case: dict[str, Any]) -> None:
     with pytest.raises(LayoutInvalid, match=case["says"]):
-        Layout(tuple(Segment(**segment) for segment in case["segments"]), case["bits"]).check_no_wrap(
-            case["members"]
-        )
+        Layout(tuple(Segment(**segment) for segment in case["segments"]), case["bits"]).check_no_wrap(case["members"])
 
 
 @pytest.mark.parametrize(

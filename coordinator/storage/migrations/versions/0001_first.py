@@ -24,12 +24,8 @@ def upgrade() -> None:
         sa.Column("created_ms", sa.BigInteger(), nullable=False),
         sa.Column("changed_ms", sa.BigInteger(), nullable=False),
         sa.Column("forgiven_round", sa.Integer(), nullable=False),
-        sa.CheckConstraint(
-            "status IN ('running', 'paused', 'finished', 'aborted')", name=op.f("ck_jobs_status_known")
-        ),
-        sa.CheckConstraint(
-            "document IS NULL OR length(document) = 32", name=op.f("ck_jobs_document_is_a_digest")
-        ),
+        sa.CheckConstraint("status IN ('running', 'paused', 'finished', 'aborted')", name=op.f("ck_jobs_status_known")),
+        sa.CheckConstraint("document IS NULL OR length(document) = 32", name=op.f("ck_jobs_document_is_a_digest")),
         sa.CheckConstraint("rounds_total > 0", name=op.f("ck_jobs_has_rounds")),
         sa.PrimaryKeyConstraint("name", name=op.f("pk_jobs")),
     )
@@ -54,9 +50,7 @@ def upgrade() -> None:
         sa.Column("invited_ms", sa.BigInteger(), nullable=False),
         sa.Column("enrolled_ms", sa.BigInteger(), nullable=True),
         sa.Column("revoked_ms", sa.BigInteger(), nullable=True),
-        sa.CheckConstraint(
-            "status IN ('invited', 'enrolled', 'revoked')", name=op.f("ck_members_status_known")
-        ),
+        sa.CheckConstraint("status IN ('invited', 'enrolled', 'revoked')", name=op.f("ck_members_status_known")),
         sa.CheckConstraint(
             "fingerprint IS NULL OR length(fingerprint) = 32", name=op.f("ck_members_fingerprint_is_a_digest")
         ),
@@ -70,12 +64,8 @@ def upgrade() -> None:
         sa.Column("reason", sa.String(length=64), nullable=True),
         sa.Column("opened_ms", sa.BigInteger(), nullable=False),
         sa.Column("ended_ms", sa.BigInteger(), nullable=True),
-        sa.CheckConstraint(
-            "(outcome = 'open') = (ended_ms IS NULL)", name=op.f("ck_rounds_ended_unless_open")
-        ),
-        sa.CheckConstraint(
-            "outcome IN ('open', 'published', 'abandoned')", name=op.f("ck_rounds_outcome_known")
-        ),
+        sa.CheckConstraint("(outcome = 'open') = (ended_ms IS NULL)", name=op.f("ck_rounds_ended_unless_open")),
+        sa.CheckConstraint("outcome IN ('open', 'published', 'abandoned')", name=op.f("ck_rounds_outcome_known")),
         sa.CheckConstraint("number > 0", name=op.f("ck_rounds_number_positive")),
         sa.ForeignKeyConstraint(["job"], ["jobs.name"], name=op.f("fk_rounds_job")),
         sa.PrimaryKeyConstraint("job", "number", name=op.f("pk_rounds")),
@@ -101,15 +91,11 @@ def upgrade() -> None:
         sa.Column("chain", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("revoked_ms", sa.BigInteger(), nullable=True),
         sa.CheckConstraint("(spent_by IS NULL) = (spent_ms IS NULL)", name=op.f("ck_tokens_spent_at_once")),
-        sa.CheckConstraint(
-            "chain IS NULL OR spent_by IS NOT NULL", name=op.f("ck_tokens_certified_after_spent")
-        ),
+        sa.CheckConstraint("chain IS NULL OR spent_by IS NOT NULL", name=op.f("ck_tokens_certified_after_spent")),
         sa.CheckConstraint(
             "secret_hash IS NULL OR length(secret_hash) = 32", name=op.f("ck_tokens_secret_hash_is_a_digest")
         ),
-        sa.CheckConstraint(
-            "spent_by IS NULL OR length(spent_by) = 32", name=op.f("ck_tokens_spent_by_is_a_digest")
-        ),
+        sa.CheckConstraint("spent_by IS NULL OR length(spent_by) = 32", name=op.f("ck_tokens_spent_by_is_a_digest")),
         sa.ForeignKeyConstraint(["member"], ["members.name"], name=op.f("fk_tokens_member")),
         sa.PrimaryKeyConstraint("token_id", name=op.f("pk_tokens")),
     )
@@ -123,9 +109,7 @@ def upgrade() -> None:
         sa.Column("round", sa.Integer(), nullable=False),
         sa.Column("created_ms", sa.BigInteger(), nullable=False),
         sa.CheckConstraint("(number = 0) = (round = 0)", name=op.f("ck_versions_start_has_no_round")),
-        sa.CheckConstraint(
-            "digest IS NULL OR length(digest) = 32", name=op.f("ck_versions_digest_is_a_digest")
-        ),
+        sa.CheckConstraint("digest IS NULL OR length(digest) = 32", name=op.f("ck_versions_digest_is_a_digest")),
         sa.CheckConstraint("number >= 0", name=op.f("ck_versions_number_not_negative")),
         sa.ForeignKeyConstraint(["job"], ["jobs.name"], name=op.f("fk_versions_job")),
         sa.PrimaryKeyConstraint("job", "number", name=op.f("pk_versions")),
@@ -148,23 +132,15 @@ def upgrade() -> None:
         sa.Column("training_accuracy", sa.Double(), nullable=True),
         sa.Column("opened_ms", sa.BigInteger(), nullable=False),
         sa.Column("ended_ms", sa.BigInteger(), nullable=True),
-        sa.CheckConstraint(
-            "(outcome = 'open') = (ended_ms IS NULL)", name=op.f("ck_attempts_ended_unless_open")
-        ),
-        sa.CheckConstraint(
-            "outcome IN ('open', 'published', 'abandoned')", name=op.f("ck_attempts_outcome_known")
-        ),
+        sa.CheckConstraint("(outcome = 'open') = (ended_ms IS NULL)", name=op.f("ck_attempts_ended_unless_open")),
+        sa.CheckConstraint("outcome IN ('open', 'published', 'abandoned')", name=op.f("ck_attempts_outcome_known")),
         sa.CheckConstraint(
             "new_version IS NULL OR length(new_version) = 32",
             name=op.f("ck_attempts_new_version_is_a_digest"),
         ),
         sa.CheckConstraint("number > 0", name=op.f("ck_attempts_number_positive")),
-        sa.CheckConstraint(
-            "result IS NULL OR length(result) = 32", name=op.f("ck_attempts_result_is_a_digest")
-        ),
-        sa.ForeignKeyConstraint(
-            ["job", "round"], ["rounds.job", "rounds.number"], name=op.f("fk_attempts_job_round")
-        ),
+        sa.CheckConstraint("result IS NULL OR length(result) = 32", name=op.f("ck_attempts_result_is_a_digest")),
+        sa.ForeignKeyConstraint(["job", "round"], ["rounds.job", "rounds.number"], name=op.f("fk_attempts_job_round")),
         sa.PrimaryKeyConstraint("job", "number", name=op.f("pk_attempts")),
     )
     op.create_index("ix_attempts_job_round", "attempts", ["job", "round"], unique=False)

@@ -1,0 +1,310 @@
+"""The database: one writer, whole transactions, migrations that agree with the models."""
+
+import asyncio
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import create_engine, inspect, select, text
+from sqlalchemy.exc import DBAPIError, IntegrityError
+
+from coordinator.storage import records
+from coordinator.storage.database import open_database, scripts
+from coordinator.storage.errors import DatabaseTooNew, DatabaseUnusable
+from coordinator.storage.models import Base, JobRow, JournalRow
+
+
+def note(number: int):
+    return lambda s: records.note(s, "test", "subject", number, number=number)
+
+
+def numbers(database) -> list[int]:
+    return [entry.at_ms for entry in database.run_now(lambda s: records.journal(s, limit=100_000))]
+
+
+def test_work_is_committed_before_run_returns(database, database_url):
+    async def scenario() -> None:
+        await database.run(note(1))
+        engine = create_engine(database_url)
+        with engine.connect() as connection:
+            assert connection.scalar(text("SELECT count(*) FROM journal")) == 1
+        engine.dispose()
+
+    asyncio.run(scenario())
+
+
+def test_a_failed_call_leaves_nothing(database):
+    def half(s):
+        records.note(s, "test", "subject", 1)
+        s.flush()
+        raise ValueError("in the middle")
+
+    with pytest.raises(ValueError, match="in the middle"):
+        database.run_now(half)
+    assert numbers(database) == []
+
+
+def test_calls_are_carried_out_in_the_order_they_were_made(database):
+    async def scenario() -> None:
+        await asyncio.gather(*(database.run(note(number)) for number in range(200)))
+
+    asyncio.run(scenario())
+    assert numbers(database) == list(range(200))
+
+
+def test_only_one_thread_ever_touches_the_database(database):
+    seen = set()
+
+    def look(s):
+        seen.add(threading.get_ident())
+
+    threads = [threading.Thread(target=database.run_now, args=(look,)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(seen) == 1
+    assert seen.isdisjoint({threading.get_ident()})
+
+
+def test_a_cancelled_caller_does_not_tear_its_work_apart(database):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(s):
+        records.note(s, "test", "subject", 1)
+        s.flush()
+        begun.set()
+        assert go_on.wait(10)
+        records.note(s, "test", "subject", 2)
+
+    async def scenario() -> None:
+        task = asyncio.create_task(database.run(slow))
+        await asyncio.to_thread(begun.wait, 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        go_on.set()
+
+    asyncio.run(scenario())
+    assert numbers(database) == [1, 2]
+
+
+def test_the_loop_goes_on_while_the_database_works(database):
+    release = threading.Event()
+
+    async def scenario() -> None:
+        task = asyncio.create_task(database.run(lambda s: release.wait(10)))
+        # Only a loop that is not held up gets here.
+        release.set()
+        assert await task
+
+    asyncio.run(scenario())
+
+
+def test_a_closed_database_says_so(database_url):
+    database = open_database(database_url)
+    database.close()
+    with pytest.raises(DatabaseUnusable, match="was closed"):
+        database.run_now(note(1))
+
+
+def test_sqlite_is_set_up_to_survive_a_power_cut(database, sqlite_only):
+    def pragmas(s):
+        names = ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
+        return {name: s.scalar(text(f"PRAGMA {name}")) for name in names}
+
+    found = database.run_now(pragmas)
+    assert found["journal_mode"] == "wal"
+    assert found["synchronous"] == 2  # FULL
+    assert found["foreign_keys"] == 1
+    assert found["busy_timeout"] >= 10_000
+
+
+def test_a_killed_process_loses_nothing_it_was_told_is_stored(tmp_path, sqlite_only):
+    url = f"sqlite:///{tmp_path / 'tacit.db'}"
+    script = """
+        import os, signal, sys
+        from coordinator.storage import open_database, records
+        database = open_database(sys.argv[1])
+        for number in range(1, 10_000):
+            database.run_now(lambda s: records.note(s, "test", "subject", number))
+            print(number, flush=True)
+            if number == 50:
+                def half(s):
+                    records.note(s, "test", "subject", 51)
+                    s.flush()
+                    os.kill(os.getpid(), signal.SIGKILL)
+                database.run_now(half)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), url], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == -9, done.stderr
+    database = open_database(url)
+    assert numbers(database) == list(range(1, 51))
+    assert done.stdout.split()[-1] == "50"
+    database.close()
+
+
+def test_a_second_process_waits_its_turn(tmp_path, sqlite_only):
+    path = tmp_path / "tacit.db"
+    database = open_database(f"sqlite:///{path}")
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    threading.Timer(0.3, lambda: other.execute("COMMIT")).start()
+    database.run_now(note(1))
+    assert numbers(database) == [1]
+    database.close()
+
+
+# ---- the schema ------------------------------------------------------------------------------------------------
+
+
+def test_models_and_migrations_agree(database_url):
+    open_database(database_url).close()
+    engine = create_engine(database_url)
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, Base.metadata) == []
+    engine.dispose()
+
+
+def test_migrations_build_the_same_checks_as_the_models(database_url, tmp_path, sqlite_only):
+    # compare_metadata does not look at check constraints.
+    open_database(database_url).close()
+    migrated, direct = create_engine(database_url), create_engine("sqlite://")
+    Base.metadata.create_all(direct)
+
+    def checks(engine):
+        found = inspect(engine)
+        return {
+            table: sorted((check["name"], check["sqltext"]) for check in found.get_check_constraints(table))
+            for table in Base.metadata.tables
+        }
+
+    assert checks(migrated) == checks(direct)
+    assert sum(len(found) for found in checks(direct).values()) > 20
+
+
+def test_opening_again_changes_nothing(database_url):
+    first = open_database(database_url)
+    first.run_now(note(1))
+    first.close()
+    second = open_database(database_url)
+    assert numbers(second) == [1]
+    second.close()
+
+
+def test_an_older_database_is_brought_up_to_date(database_url):
+    config, directory = scripts()
+    oldest = directory.get_base()
+    engine = create_engine(database_url)
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, oldest)
+    engine.dispose()
+    database = open_database(database_url)
+    heads = database.run_now(lambda s: MigrationContext.configure(s.connection()).get_current_heads())
+    assert heads == (directory.get_current_head(),)
+    database.close()
+
+
+def test_a_database_from_newer_software_is_refused_and_left_alone(database_url):
+    open_database(database_url).close()
+    engine = create_engine(database_url)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+        connection.execute(text("CREATE TABLE of_the_future (id INTEGER)"))
+    with pytest.raises(DatabaseTooNew, match="9999 by newer software"):
+        open_database(database_url)
+    assert inspect(engine).has_table("of_the_future")
+    engine.dispose()
+
+
+def test_a_migration_that_fails_leaves_nothing_behind(tmp_path, sqlite_only, monkeypatch):
+    from alembic import op
+
+    real = op.create_table
+
+    def failing(name, *columns, **options):
+        if name == "versions":
+            raise RuntimeError("in the middle")
+        return real(name, *columns, **options)
+
+    monkeypatch.setattr(op, "create_table", failing)
+    path = tmp_path / "tacit.db"
+    with pytest.raises(RuntimeError, match="in the middle"):
+        open_database(f"sqlite:///{path}")
+    assert sqlite3.connect(path).execute("SELECT name FROM sqlite_master").fetchall() == []
+
+
+def test_the_journal_cannot_be_rewritten(database):
+    database.run_now(note(1))
+
+    def change(s):
+        s.scalars(select(JournalRow)).one().kind = "other"
+
+    def remove(s):
+        s.delete(s.scalars(select(JournalRow)).one())
+
+    for act in (change, remove):
+        # Each driver has its own name for a trigger's refusal.
+        with pytest.raises((IntegrityError, DatabaseUnusable, DBAPIError), match="the journal only grows"):
+            database.run_now(act)
+    assert [entry.kind for entry in database.run_now(records.journal)] == ["test"]
+
+
+def test_the_schema_itself_refuses_what_is_no_digest(database):
+    def write(s):
+        s.add(
+            JobRow(
+                name="a",
+                document=b"short",
+                rounds_total=1,
+                status="running",
+                created_ms=0,
+                changed_ms=0,
+                forgiven_round=0,
+            )
+        )
+
+    with pytest.raises(IntegrityError):
+        database.run_now(write)
+
+
+# ---- sentences -------------------------------------------------------------------------------------------------
+
+
+def test_what_is_no_database_url_is_refused():
+    with pytest.raises(DatabaseUnusable, match="is not a database URL"):
+        open_database("the usual place")
+
+
+def test_a_folder_that_is_not_there_is_a_sentence(tmp_path):
+    with pytest.raises(DatabaseUnusable, match=r"cannot be opened: unable to open database file"):
+        open_database(f"sqlite:///{tmp_path / 'nowhere' / 'tacit.db'}")
+
+
+def test_what_is_no_database_is_a_sentence(tmp_path):
+    path = tmp_path / "tacit.db"
+    path.write_bytes(b"this is a letter to my bank, not a database" * 100)
+    with pytest.raises(DatabaseUnusable, match="file is not a database"):
+        open_database(f"sqlite:///{path}")
+
+
+def test_a_missing_driver_is_a_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(DatabaseUnusable, match="pip install"):
+        open_database("postgresql://tacit:secret@localhost/tacit")
+
+
+def test_a_password_in_the_url_is_never_shown(tmp_path):
+    with pytest.raises(DatabaseUnusable) as caught:
+        open_database(f"sqlite://someone:secret@{tmp_path}/nowhere/tacit.db")
+    assert "secret" not in str(caught.value)

@@ -1,0 +1,260 @@
+"""Members, invitations, and the token desk over the database."""
+
+import asyncio
+import hashlib
+import itertools
+import threading
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from coordinator.services.token_desk import Granted, GrantedBefore, Refused
+from coordinator.storage import records as r
+from coordinator.storage.database import open_database
+from coordinator.storage.members import spend_token
+from tacit.token import secret_hash
+from tacit.v1 import reason_pb2
+from tests.support.token_desk import TokenDeskSuite
+
+NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+NOW_MS = int(NOW.timestamp() * 1000)
+HOUR_MS = 3_600_000
+HASH = secret_hash(b"s" * 32)
+KEY, OTHER = b"k" * 32, b"o" * 32
+CHAIN = (b"leaf", b"root")
+
+
+class TestDatabaseTokenDesk(TokenDeskSuite):
+    """The suite that every desk passes."""
+
+    @pytest.fixture
+    def now(self):
+        return NOW
+
+    @pytest.fixture
+    def desk(self, database):
+        return r.DatabaseTokenDesk(database)
+
+    @pytest.fixture
+    def invite(self, database):
+        numbers = itertools.count()
+
+        def invite(member, hashed, expires):
+            token = f"{next(numbers):024x}"
+            database.run_now(lambda s: r.invite(s, member, token, hashed, int(expires.timestamp() * 1000), NOW_MS))
+            return token
+
+        return invite
+
+
+class Steps:
+    """One member's way in, step by step."""
+
+    def __init__(self, database) -> None:
+        self.database = database
+        self.desk = r.DatabaseTokenDesk(database)
+
+    def invite(self, id="t1", name="north", at=NOW_MS):
+        self.database.run_now(lambda s: r.invite(s, name, id, HASH, at + HOUR_MS, at, by="op"))
+
+    def spend(self, id="t1", key=KEY, at=NOW):
+        return asyncio.run(self.desk.spend(id, HASH, key, at))
+
+    def record(self, id="t1", name="north", chain=CHAIN, expires=NOW + timedelta(days=90)):
+        return asyncio.run(self.desk.record(id, name, chain, expires, "0.1.0", NOW))
+
+    def join(self, id="t1", name="north", **how):
+        self.invite(id, name)
+        assert self.spend(id) == Granted(name)
+        return self.record(id, name, **how)
+
+    def revoke(self, name="north", at=NOW_MS):
+        return self.database.run_now(lambda s: r.revoke_member(s, name, at, by="op"))
+
+    def fingerprint(self, name="north"):
+        return self.database.run_now(lambda s: r.enrolled(s, name))
+
+    def member(self, name="north"):
+        return self.database.run_now(lambda s: r.member(s, name))
+
+    def members(self):
+        return self.database.run_now(r.members)
+
+
+@pytest.fixture
+def steps(database) -> Steps:
+    return Steps(database)
+
+
+def test_from_invited_to_enrolled(steps):
+    steps.invite()
+    (member,) = steps.members()
+    assert (member.status, member.fingerprint) == (r.MemberStatus.INVITED, None)
+    assert member.invitation_expires_ms == NOW_MS + HOUR_MS
+    assert steps.fingerprint() is None
+    steps.spend()
+    assert steps.fingerprint() is None
+    assert steps.record() == CHAIN
+    assert steps.fingerprint() == hashlib.sha256(b"leaf").digest()
+    (member,) = steps.members()
+    assert member == steps.member()
+    assert (member.status, member.software_version) == (r.MemberStatus.ENROLLED, "0.1.0")
+    assert member.certificate_expires_ms == NOW_MS + 90 * 24 * HOUR_MS
+    assert (member.invited_ms, member.enrolled_ms, member.revoked_ms) == (NOW_MS, NOW_MS, None)
+    assert member.invitation_expires_ms is None
+
+
+def test_nobody_of_that_name(steps):
+    assert steps.fingerprint("nobody") is None
+    assert steps.member("nobody") is None
+    with pytest.raises(r.NotFound, match="no member named nobody"):
+        steps.revoke("nobody")
+
+
+def test_an_enrolled_name_is_taken(steps):
+    steps.join()
+    with pytest.raises(r.NameTaken, match="member revoke north"):
+        steps.invite("t2")
+    assert steps.member().status is r.MemberStatus.ENROLLED
+    assert steps.spend("t2") != Granted("north")
+
+
+def test_a_name_whose_certificate_expired_can_be_invited_again(steps):
+    steps.join(expires=NOW + timedelta(hours=1))
+    steps.invite("t2", at=NOW_MS + HOUR_MS)
+    assert steps.member().status is r.MemberStatus.INVITED
+    assert steps.fingerprint() is None
+    assert steps.spend("t2", OTHER, NOW + timedelta(hours=1)) == Granted("north")
+    steps.record("t2", chain=(b"new leaf", b"root"))
+    assert steps.fingerprint() == hashlib.sha256(b"new leaf").digest()
+
+
+def test_a_second_invitation_replaces_the_first(steps):
+    steps.invite("t1")
+    steps.invite("t2")
+    first = steps.spend("t1")
+    assert isinstance(first, Refused)
+    assert first.reason == reason_pb2.REASON_TOKEN_UNKNOWN
+    assert steps.spend("t2") == Granted("north")
+
+
+def test_a_token_replaced_while_it_is_spent_certifies_nobody(steps):
+    steps.invite("t1")
+    steps.spend("t1")
+    steps.invite("t2")
+    with pytest.raises(r.TokenWithdrawn, match="member invite"):
+        steps.record("t1")
+    assert steps.fingerprint() is None
+    assert steps.spend("t2", OTHER) == Granted("north")
+
+
+# ---- revoking --------------------------------------------------------------------------------------------------
+
+
+def test_a_revoked_member_is_served_no_more(steps):
+    steps.join()
+    member = steps.revoke(at=NOW_MS + 5)
+    assert (member.status, member.fingerprint, member.revoked_ms) == (r.MemberStatus.REVOKED, None, NOW_MS + 5)
+    assert steps.fingerprint() is None
+    # Its own token and key, which would have been answered with the same certificate, are refused now.
+    again = steps.spend()
+    assert isinstance(again, Refused)
+    assert again.reason == reason_pb2.REASON_CLIENT_CERTIFICATE_REVOKED
+
+
+def test_revoking_takes_an_invitation_back(steps):
+    steps.invite()
+    steps.revoke()
+    assert isinstance(steps.spend(), Refused)
+    assert steps.member().invitation_expires_ms is None
+
+
+def test_revoked_between_spending_and_certifying(steps):
+    steps.invite()
+    assert steps.spend() == Granted("north")
+    steps.revoke()
+    with pytest.raises(r.TokenWithdrawn):
+        steps.record()
+    assert steps.fingerprint() is None
+    assert steps.member().status is r.MemberStatus.REVOKED
+
+
+def test_an_old_token_stays_withdrawn_when_the_member_is_invited_again(steps):
+    steps.join("t1")
+    steps.revoke()
+    steps.invite("t2")
+    assert steps.member().revoked_ms is None
+    old = steps.spend("t1")
+    assert isinstance(old, Refused)
+    assert old.reason == reason_pb2.REASON_CLIENT_CERTIFICATE_REVOKED
+    assert steps.spend("t2", OTHER) == Granted("north")
+
+
+def test_revoking_twice_is_one_act(steps):
+    steps.join()
+    first = steps.revoke(at=NOW_MS + 5)
+    assert steps.revoke(at=NOW_MS + 9) == first
+    entries = steps.database.run_now(lambda s: r.journal(s, subject="north"))
+    assert [entry.kind for entry in entries] == [
+        "member_invited",
+        "token_spent",
+        "member_enrolled",
+        "member_revoked",
+    ]
+    assert entries[0].fields["by"] == entries[-1].fields["by"] == "op"
+
+
+# ---- at once ---------------------------------------------------------------------------------------------------
+
+
+def test_of_many_threads_with_one_token_one_becomes_the_member(tmp_path):
+    # Two databases over one file: what two coordinator processes would do to each other.
+    url = f"sqlite:///{tmp_path / 'tacit.db'}"
+    databases = [open_database(url), open_database(url)]
+    Steps(databases[0]).invite()
+    barrier = threading.Barrier(16)
+    outcomes, won = [], []
+
+    def enrol(number: int) -> None:
+        database, key = databases[number % 2], bytes([number]) * 32
+        barrier.wait()
+        outcome = database.run_now(lambda s: spend_token(s, "t1", HASH, key, NOW))
+        outcomes.append(outcome)
+        if isinstance(outcome, Granted):
+            won.append(key)
+
+    threads = [threading.Thread(target=enrol, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+    refused = [outcome for outcome in outcomes if isinstance(outcome, Refused)]
+    assert len(refused) == 15
+    assert {outcome.reason for outcome in refused} == {reason_pb2.REASON_TOKEN_USED}
+    assert Steps(databases[1]).spend(key=won[0]) == Granted("north")
+    for database in databases:
+        database.close()
+
+
+def test_the_same_key_twice_at_once_gets_one_certificate(steps):
+    steps.invite()
+
+    async def twice():
+        async def enrol(leaf):
+            await steps.desk.spend("t1", HASH, KEY, NOW)
+            return await steps.desk.record("t1", "north", (leaf, b"root"), NOW, "0.1.0", NOW)
+
+        return await asyncio.gather(enrol(b"one"), enrol(b"two"))
+
+    first, second = asyncio.run(twice())
+    assert first == second
+    assert steps.spend() == GrantedBefore("north", first)
+    assert steps.fingerprint() == hashlib.sha256(first[0]).digest()
+
+
+def test_what_the_other_side_says_of_its_software_is_cut(steps):
+    steps.invite()
+    steps.spend()
+    asyncio.run(steps.desk.record("t1", "north", CHAIN, NOW, "v" * 10_000, NOW))
+    assert steps.member().software_version == "v" * 64
