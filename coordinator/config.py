@@ -1,6 +1,6 @@
 """What the coordinator is told, and where it keeps things.
 
-`coordinator init --dir DIR` makes the folder, everything else reads it:
+`coordinator init DIR` makes the folder, everything else reads it:
 
     DIR/                      0700
       coordinator.toml        `CoordinatorConfig`, written with comments, edited by the operator
@@ -180,7 +180,7 @@ def load_config(folder: Path, environ: Mapping[str, str] | None = None) -> Coord
     """
     path = CoordinatorFolder(folder).config_toml
     if not path.exists():
-        raise DocumentInvalid(f"{path} does not exist; make a coordinator with `coordinator init --dir {folder}`")
+        raise DocumentInvalid(f"{path} does not exist; make a coordinator with `coordinator init {folder}`")
     config = CoordinatorConfig.from_toml(path)
     environ = os.environ if environ is None else environ
     changes: dict[str, object] = {}
@@ -238,12 +238,9 @@ def load_operator(folder: Path) -> OperatorIdentity:
 def operator_toml(config: OperatorConfig) -> str:
     """The text of operator.toml."""
     return (
-        "# Which coordinator this folder's certificate is for. The folder can be copied to another machine.\n"
-        "schema = 1\n"
-        "# host:port of the federation port.\n"
-        f"address = {_toml(config.address)}\n"
-        "# SHA-256 of root.pem.\n"
-        f"federation = {_toml(config.federation.hex())}\n"
+        "# Which coordinator this folder's certificate is for. The folder can be copied to another "
+        f"machine.\nschema = 1\n# host:port of the federation port.\naddress = {_toml(config.address)}\n# "
+        f"SHA-256 of root.pem.\nfederation = {_toml(config.federation.hex())}\n"
     )
 
 

@@ -76,8 +76,8 @@ LIFETIMES: dict[Role, Lifetime] = {
     Role.MEMBER: Lifetime(timedelta(hours=1), timedelta(days=90), timedelta(days=397)),
     # The operator's own is made by hand with `coordinator init`, so it lives longer.
     Role.OPERATOR: Lifetime(timedelta(hours=1), timedelta(days=365), timedelta(days=730)),
-    # `coordinator serve` renews it by itself.
-    Role.SERVER: Lifetime(timedelta(hours=1), timedelta(days=90), timedelta(days=397)),
+    # `coordinator serve` renews it by itself when a third of it is left.
+    Role.SERVER: Lifetime(timedelta(hours=1), timedelta(days=397), timedelta(days=397)),
 }
 
 
@@ -176,8 +176,7 @@ class Authority:
         else:
             raise AuthorityUnusable(
                 f"{certificate_path} carries name constraints, under which tacit:// identities cannot be "
-                "issued; "
-                "ask your certificate department for a subordinate CA without them"
+                "issued; ask your certificate department for a subordinate CA without them"
             )
         public = certificate.public_key()
         if not isinstance(public, rsa.RSAPublicKey) or public.key_size < MIN_RSA_BITS:
@@ -192,8 +191,7 @@ class Authority:
         if now < certificate.not_valid_before_utc:
             raise AuthorityUnusable(
                 f"{certificate_path} is valid from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC "
-                "and this "
-                f"machine's clock says {now:%Y-%m-%d %H:%M}; set the clock, or wait"
+                f"and this machine's clock says {now:%Y-%m-%d %H:%M}; set the clock, or wait"
             )
         if now >= certificate.not_valid_after_utc:
             raise AuthorityUnusable(
@@ -267,9 +265,8 @@ class Authority:
             )
         if self.certificate.not_valid_after_utc - now < bounds.minimum:
             raise LifetimeOutOfRange(
-                "the authority's certificate ends at "
-                f"{self.certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC, "
-                "too soon to issue another; make a new federation with `coordinator init`"
+                f"the authority's certificate ends at {self.certificate.not_valid_after_utc:%Y-%m-%d %H:%M} "
+                "UTC, too soon to issue another; make a new federation with `coordinator init`"
             )
         return min(_whole(now + lifetime), self.certificate.not_valid_after_utc)
 

@@ -72,41 +72,45 @@ def explain(
     if reason is not None:
         return details
     where = address or (identity.address if identity is not None else "the coordinator")
-    return _of_certificate(identity, now or datetime.now(UTC), details) or _of_transport(error, details, where)
+    return _of_certificate(identity, now or datetime.now(UTC), details, where) or _of_transport(error, details, where)
 
 
-def _of_certificate(identity: MemberIdentity | None, now: datetime, details: str) -> str | None:
+def _of_certificate(identity: MemberIdentity | None, now: datetime, details: str, where: str) -> str | None:
     """What the member's own certificate explains, where the connection did not come about."""
     closed = "failed to connect" in details and "socket closed" in details.lower()
     if not closed or "handshake read failed" in details.lower():
         return None
     if identity is None:
         return (
-            "the coordinator closed the connection because no client certificate was shown; "
-            "join the federation with `edge_client enrol TOKEN`"
+            f"the coordinator closed the connection because no client certificate was shown: {where} is the "
+            "federation port, for members only; become one with `edge_client enrol TOKEN`"
         )
     if now > identity.expires:
         return (
             f"this member's certificate expired on {identity.expires:%Y-%m-%d %H:%M} UTC; ask the operator "
-            "for a "
-            "new join token and run `edge_client enrol TOKEN --force`"
+            "for a new join token and run `edge_client enrol TOKEN --force`"
         )
     return (
         f"the coordinator closed the connection on seeing this member's certificate ({identity.member}, "
-        "valid until "
-        f"{identity.expires:%Y-%m-%d %H:%M} UTC): it belongs to another federation, or the two clocks are "
-        "apart; "
-        "`edge_client doctor` says which"
+        f"valid until {identity.expires:%Y-%m-%d %H:%M} UTC): it belongs to another federation, or the two "
+        "clocks are apart; `edge_client doctor` says which"
     )
 
+
+_UNNAMED = (
+    "the coordinator's certificate does not name {where}; the operator adds the name to `advertise` in "
+    "coordinator.toml and restarts"
+)
+_UNRESOLVED = "the name in {where} cannot be resolved; check its spelling and this machine's DNS"
+_SILENT = "{where} does not answer; check the network, and that a firewall lets the port through"
+_NO_ROUTE = "there is no network route to {where}; check this machine's network"
 
 # In this order: the first text that occurs in gRPC's details decides.
 _TRANSPORT: tuple[tuple[str, str], ...] = (
     (
         "certificate has expired",
-        "the certificate of the coordinator at {where} has expired by this machine's clock; check the "
-        "clock, then "
-        "tell the operator to restart the coordinator, which renews it",
+        "the certificate of the coordinator at {where} has expired by this machine's clock; check the clock, "
+        "then tell the operator to restart the coordinator, which renews it",
     ),
     (
         "certificate is not yet valid",
@@ -114,51 +118,35 @@ _TRANSPORT: tuple[tuple[str, str], ...] = (
     ),
     (
         "unsupported certificate purpose",
-        "what answers at {where} shows a certificate that may not serve: it is not the coordinator; check "
-        "the "
+        "what answers at {where} shows a certificate that may not serve: it is not the coordinator; check the "
         "address, and tell the operator",
     ),
     (
         "certificate_verify_failed",
         "the server at {where} was not certified by this member's federation: another coordinator answers "
-        "there, or "
-        "something in between opens the connection; check the address with the operator",
+        "there, or something in between opens the connection; check the address with the operator",
     ),
-    (
-        "hostname verification check failed",
-        "the coordinator's certificate does not name {where}; the operator adds the name to `advertise` in "
-        "coordinator.toml and restarts",
-    ),
-    (
-        "is not in peer certificate",
-        "the coordinator's certificate does not name {where}; the operator adds the name to `advertise` in "
-        "coordinator.toml and restarts",
-    ),
+    ("hostname verification check failed", _UNNAMED),
+    ("is not in peer certificate", _UNNAMED),
     (
         "wrong_version_number",
-        "what answers at {where} does not speak TLS; check the port (federation: 7441) and that no proxy is between",
+        "what answers at {where} does not speak TLS; check the port, and that no proxy is between",
     ),
     (
         "handshake read failed",
-        "what answers at {where} closed the connection before TLS; check the port and that no firewall is between",
+        "what answers at {where} closed the connection before TLS; check the port, and that no firewall is between",
     ),
-    (
-        "address lookup failed",
-        "the name in {where} cannot be resolved; check its spelling and this machine's DNS",
-    ),
-    ("errors resolving", "the name in {where} cannot be resolved; check its spelling and this machine's DNS"),
-    (
-        "dns resolution failed",
-        "the name in {where} cannot be resolved; check its spelling and this machine's DNS",
-    ),
+    ("address lookup failed", _UNRESOLVED),
+    ("errors resolving", _UNRESOLVED),
+    ("dns resolution failed", _UNRESOLVED),
     (
         "connection refused",
         "nobody listens at {where}; check that the coordinator runs and that the port is right",
     ),
-    ("network is unreachable", "there is no network route to {where}; check this machine's network"),
-    ("no route to host", "there is no network route to {where}; check this machine's network"),
-    ("timed out", "{where} does not answer; check the network, and that a firewall lets the port through"),
-    ("timeout", "{where} does not answer; check the network, and that a firewall lets the port through"),
+    ("network is unreachable", _NO_ROUTE),
+    ("no route to host", _NO_ROUTE),
+    ("timed out", _SILENT),
+    ("timeout", _SILENT),
     ("failed to connect", "{where} cannot be reached; `edge_client doctor` says where it ends"),
 )
 

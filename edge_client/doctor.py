@@ -195,7 +195,7 @@ async def _session(
         return Finding("session", Status.FAIL, _of_alert(shown.alert), ExitCode.REFUSED), None
     channel = open_channel(identity, where)
     try:
-        stub = federation_pb2_grpc.FederationServiceStub(channel)  # type: ignore[no-untyped-call]
+        stub = federation_pb2_grpc.FederationServiceStub(channel)
         call = stub.MaskedUploadStatus(federation_pb2.AttemptRef(), timeout=limit)
         try:
             await call
@@ -215,17 +215,16 @@ async def _session(
 # A refusal with one of these is about the (empty) question, not about who asked it.
 _TAKEN = frozenset({grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND})
 
-_AGAIN = "ask the operator for a new join token and run `edge_client enrol TOKEN --force`"
-
 
 def _of_alert(alert: str) -> str:
+    # The certificate is good by what this machine knows: `identity` and `tls` have passed. gRPC servers close
+    # without an alert; other TLS servers (a proxy in between) name the cause.
     if "expired" in alert:
-        return f"the coordinator takes this member's certificate for expired: check the clocks, else {_AGAIN}"
-    if "unknown ca" in alert or "bad certificate" in alert or "decrypt error" in alert:
-        return f"the coordinator does not know the authority of this member's certificate; {_AGAIN}"
-    if "required" in alert:
-        return f"the coordinator saw no client certificate: something in between opens the connection; {_AGAIN}"
-    return f"the coordinator ended the connection on seeing this member's certificate ({alert}); {_AGAIN}"
+        return "the coordinator takes this member's certificate for expired: its clock is ahead; tell the operator"
+    return (
+        f"the coordinator ended the connection on seeing this member's certificate ({alert}): it trusts another "
+        "authority, its clock is off, or something in between opens the connection; tell the operator"
+    )
 
 
 def _versions() -> list[Finding]:
@@ -239,7 +238,7 @@ def _versions() -> list[Finding]:
         ("grpcio", "1.80", "reinstall with `pip install tacit`"),
         ("protobuf", "6.33.5", "reinstall with `pip install tacit`"),
         ("torch", "", "this machine cannot train; `pip install 'tacit[edge]'`"),
-        ("onnxruntime", "", "this machine cannot run exported models; `pip install 'tacit[export]'`"),
+        ("onnxruntime", "", "this machine cannot run exported models; `pip install 'tacit[edge]'`"),
     ):
         try:
             version = importlib.metadata.version(package)

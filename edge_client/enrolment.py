@@ -74,8 +74,7 @@ async def enrol(
         raise EnrolmentFailed(
             f"the join token expired at {token.expires:%Y-%m-%d %H:%M} UTC (this machine's clock says "
             f"{now.astimezone(UTC):%Y-%m-%d %H:%M}); if the clock is right, ask the operator for a new one "
-            "with "
-            "`coordinator member invite`",
+            "with `coordinator member invite`",
             ExitCode.REFUSED,
         )
     try:
@@ -85,9 +84,8 @@ async def enrol(
         raise EnrolmentFailed(str(error), ExitCode.USAGE) from error
     if folder.identity.path.exists() and not force:
         raise EnrolmentFailed(
-            f"{home} holds an identity already{_whose(folder.identity)}; use another folder with --home, "
-            "or give up "
-            "that identity for the new one with --force",
+            f"{home} holds an identity already{_whose(folder.identity)}; use another folder with --home, or "
+            "give up that identity for the new one with --force",
             ExitCode.USAGE,
         )
     root = await asyncio.to_thread(_recognise, token, now, timeout)
@@ -95,8 +93,16 @@ async def enrol(
     key = await asyncio.to_thread(_key, pending)
     response, server_time = await _ask(token, key, root, now, timeout)
     _check_clock(server_time, now)
-    _store(pending, token, root, _judge(response, token, key, root, now), response.federation_address)
-    folder.adopt(pending)
+    certificate = _judge(response, token, key, root, now)
+    try:
+        _store(pending, token, root, certificate, response.federation_address)
+        folder.adopt(pending)
+    except OSError as error:
+        raise EnrolmentFailed(
+            f"the identity cannot be stored in {home} ({error.strerror}); make room or repair the disk and repeat "
+            "the same command: the token is kept for this machine's key",
+            ExitCode.FAILED,
+        ) from error
     return MemberIdentity.load(home, now=now)
 
 
@@ -124,10 +130,9 @@ def _recognise(token: JoinToken, now: datetime, timeout: float) -> x509.Certific
     if root is None:
         raise EnrolmentFailed(
             f"the server at {token.address} is not of the federation that invited this machine: its chain "
-            "lacks the "
-            f"authority {token.federation.hex()[:16]}... that the join token names. Nothing secret was "
-            "sent. Another "
-            "server answers there, or something in between opens the connection; ask the operator",
+            f"lacks the authority {token.federation.hex()[:16]}... that the join token names. Nothing "
+            "secret was sent. Another server answers there, or something in between opens the connection; "
+            "ask the operator",
             ExitCode.UNREACHABLE,
         )
     try:
@@ -173,7 +178,7 @@ async def _ask(
     )
     credentials = grpc.ssl_channel_credentials(root_certificates=root.public_bytes(serialization.Encoding.PEM))
     async with grpc.aio.secure_channel(token.address, credentials, options=channel_options()) as channel:
-        stub = enrolment_pb2_grpc.EnrolmentServiceStub(channel)  # type: ignore[no-untyped-call]
+        stub = enrolment_pb2_grpc.EnrolmentServiceStub(channel)
         call = stub.Enrol(request, timeout=limit)
         try:
             response = await call
@@ -194,8 +199,7 @@ def _check_clock(server_time: datetime | None, now: datetime) -> None:
     raise EnrolmentFailed(
         f"this machine's clock is {minutes:.0f} minutes {direction} the coordinator's "
         f"({server_time:%Y-%m-%d %H:%M} UTC); set it (NTP) and repeat the same command: the token is kept "
-        "for this "
-        "machine's key",
+        "for this machine's key",
         ExitCode.FAILED,
         Reason.REASON_CLOCK_SKEW,
     )

@@ -229,8 +229,7 @@ def verify_server(
     if wanted not in hosts:
         raise CertificateInvalid(
             f"the coordinator's certificate names {', '.join(sorted(hosts)) or 'no host'}, not {host}; the "
-            "operator "
-            "adds the name to `advertise` in coordinator.toml and restarts"
+            "operator adds the name to `advertise` in coordinator.toml and restarts"
         )
     return verified
 

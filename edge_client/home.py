@@ -298,6 +298,5 @@ def _only_owner(path: Path, command: str) -> None:
     if mode & 0o077:
         raise HomeUnusable(
             f"{path} may be used by others (mode {mode:04o}): if somebody else uses this machine, enrol "
-            "anew; "
-            f"else close it with `{command} {path}`"
+            f"anew; else close it with `{command} {path}`"
         )

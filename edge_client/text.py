@@ -72,10 +72,14 @@ class TextEncoder:
         self._tokenizer.enable_truncation(max_tokens)
 
     def encode(self, texts: Sequence[str]) -> "NDArray[np.int64]":
-        """Shape (B, S): ids, padded behind to the batch's longest and to min_tokens, cut at max_tokens."""
+        """Shape (B, S): ids, padded behind to the batch's longest and to min_tokens, cut at max_tokens.
+
+        Half of a surrogate pair (an argument that is not UTF-8) reads as a question mark.
+        """
         import numpy as np
 
-        rows = [item.ids for item in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+        whole = [text if text.isascii() else text.encode(errors="replace").decode() for text in texts]
+        rows = [item.ids for item in self._tokenizer.encode_batch_fast(whole, add_special_tokens=False)]
         length = max([self.min_tokens, *map(len, rows)])
         ids = np.full((len(rows), length), self.pad_id, dtype=np.int64)
         for row, tokens in zip(ids, rows, strict=True):

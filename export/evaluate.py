@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_client.data import DataInvalid, Example, label_ids
+from edge_client.data import DataInvalid, Example, label_ids, read_examples
 from export.predictor import Predictor, log_softmax
 
-__all__ = ["Evaluation", "evaluate_bundle"]
+# `read_examples` is here for commands that evaluate, as they may lean on this room but not on the member's.
+__all__ = ["Evaluation", "evaluate_bundle", "read_examples"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ Nothing heavy is imported before a command runs.
 
 import asyncio
 import contextlib
+import os
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
@@ -88,6 +89,8 @@ async def operator_stub(folder: Path) -> "AsyncIterator[OperatorServiceStub]":
         fail(str(error), ExitCode.USAGE)
     if "grpc" not in sys.modules:
         tls_13_only()
+        # Its own words about a failed handshake are for developers; `explain` has those for people.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
     import grpc
     import grpc.aio
@@ -106,7 +109,7 @@ async def operator_stub(folder: Path) -> "AsyncIterator[OperatorServiceStub]":
     ]
     async with grpc.aio.secure_channel(address, credentials, options=options) as channel:
         with _explained(address, identity.certificate_pem):
-            yield OperatorServiceStub(channel)  # type: ignore[no-untyped-call]  # generated without types
+            yield OperatorServiceStub(channel)
 
 
 @contextlib.contextmanager

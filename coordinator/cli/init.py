@@ -105,11 +105,11 @@ def _make(
     existed = folder.exists()
     try:
         if existed and (not folder.is_dir() or any(entry.name != "lost+found" for entry in folder.iterdir())):
-            fail(f"{folder} is not empty; choose another folder with --dir, or empty it first", ExitCode.USAGE)
+            fail(f"{folder} is not empty; choose another folder, or empty it first", ExitCode.USAGE)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
     except OSError as error:
-        fail(f"{folder} cannot be made: {error.strerror}; choose another folder with --dir", ExitCode.USAGE)
+        fail(f"{folder} cannot be made: {error.strerror}; choose another folder", ExitCode.USAGE)
     try:
         return _fill(folder, config, operator, authority_cert, authority_key)
     except BaseException as error:

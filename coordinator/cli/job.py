@@ -32,8 +32,6 @@ app = typer.Typer(no_args_is_help=True)
 
 # Checking and starting a large job reads all its weights.
 CREATE_SECONDS = 600.0
-# The name under which `job bundle` leaves the job's document.
-DOCUMENT = "job.json"
 
 Name = Annotated[str, typer.Argument(help="The job's name.")]
 
@@ -57,14 +55,16 @@ def bundle(
     target = Path(f"{spec.name}.bundle") if out is None else out
     try:
         from export.bundle import make_job_bundle
+
+        document = make_job_bundle(
+            spec, file.parent, target, report=lambda sentence: typer.echo(f"  {sentence}", err=True)
+        )
     except ImportError as error:
         fail(
-            f"making a bundle needs the training libraries ({error.name or error} is missing); install them "
-            "with `pip install 'tacit[coordinator,edge]'`, or make the bundle on a machine that has them",
+            f"making a bundle needs the libraries of models ({error.name or error} is missing); install them "
+            "with `pip install 'tacit[coordinator,export]'`, or make the bundle on a machine that has them",
             ExitCode.USAGE,
         )
-    try:
-        document = make_job_bundle(spec, file.parent, target)
     except (ValueError, OSError) as error:
         fail(f"{file} cannot be made into a bundle: {error}", ExitCode.USAGE)
     if as_json:
@@ -206,40 +206,35 @@ def _show(job: "operator_pb2.Job", as_json: bool, done: str) -> None:
         typer.echo(done)
 
 
-def _read_bundle(folder: Path) -> "tuple[JobDocument, list[tuple[str, Path]]]":
-    """The document, and the files it names: found by their digests, whatever they are called. Raises:
-    CommandFailed.
-    """
+def _read_bundle(folder: Path) -> "tuple[JobDocument, list[tuple[str, bytes]]]":
+    """The document, and the bytes it names by digest. Raises: CommandFailed."""
     import hashlib
 
+    from tacit.bundle import BundleInvalid, read_bundle
     from tacit.documents import DocumentInvalid
     from tacit.job import JobDocument
 
+    if not folder.is_dir():
+        fail(f"{folder} is not a folder; make a bundle with `coordinator job bundle`", ExitCode.NOT_FOUND)
     try:
-        document = JobDocument.from_json((folder / DOCUMENT).read_bytes(), what=str(folder / DOCUMENT))
-        found = {}
-        for path in sorted(folder.rglob("*")):
-            if path.is_file():
-                with path.open("rb") as file:
-                    found[hashlib.file_digest(file, "sha256").digest()] = path
-    except FileNotFoundError:
-        fail(
-            f"{folder} is not a job's bundle: it holds no {DOCUMENT}; make one with `coordinator job bundle`",
-            ExitCode.NOT_FOUND,
-        )
+        files = read_bundle(folder, "job").files
+        document = JobDocument.from_json(files["job.json"], what=str(folder / "job.json"))
+    except BundleInvalid as error:
+        fail(str(error), ExitCode.USAGE)
     except DocumentInvalid as error:
         fail(f"{error}; make the bundle again with `coordinator job bundle`", ExitCode.USAGE)
-    except OSError as error:
-        fail(f"{folder} cannot be read: {error.strerror}", ExitCode.USAGE)
-    named = {"manifest": document.manifest, "tokenizer": document.tokenizer, "weights": document.weights}
-    for what, digest in named.items():
-        if digest not in found:
+    named = {
+        "manifest.json": document.manifest,
+        "tokenizer.json": document.tokenizer,
+        "weights.bin": document.weights,
+    }
+    for name, digest in named.items():
+        if hashlib.sha256(files[name]).digest() != digest:
             fail(
-                f"{folder} holds no file with the digest of its {what} ({digest.hex()}): the bundle was "
-                "changed or copied in part; make it again with `coordinator job bundle`",
+                f"{folder / 'job.json'} names another {name}; make the bundle again with `coordinator job bundle`",
                 ExitCode.USAGE,
             )
-    return document, [(what, found[digest]) for what, digest in named.items()]
+    return document, [(name, files[name]) for name in named]
 
 
 def _rounds_table(rounds: "Sequence[operator_pb2.Round]") -> str:

@@ -6,6 +6,8 @@ extra.
 """
 
 import asyncio
+import json
+import random
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -88,7 +90,8 @@ def export(
     samples: Annotated[
         Path | None,
         typer.Option(
-            help="Texts on which the exported model is compared with the original: .jsonl, .csv or .tsv.",
+            help="Texts on which the export is compared with the trained model: .jsonl, .csv or .tsv. "
+            "Default: made up from the vocabulary.",
             show_default=False,
         ),
     ] = None,
@@ -123,8 +126,8 @@ def export(
         )
         return
     typer.echo(
-        f"Wrote {out}: job {job}, version {material.number} ({material.digest.hex()[:16]}); largest difference "
-        f"from the trained model {report.max_difference:.2g}."
+        f"Wrote {out}: job {job}, version {material.number} ({material.digest.hex()[:16]}); largest "
+        f"difference from the trained model {report.max_difference:.2g}."
     )
 
 
@@ -195,7 +198,10 @@ class _Evaluation:
         if self._as_json:
             from coordinator.cli.shown import evaluation_json
 
-            print_json({"job": self._job, **evaluation_json(evaluation)})
+            shown = evaluation_json(evaluation)
+            # When it was stored is the coordinator's to say.
+            del shown["at_ms"]
+            print_json({"job": self._job, **shown})
         else:
             typer.echo(
                 f"version {material.number}: accuracy {100 * found.accuracy:.2f} %, loss {found.loss:.4f}, "
@@ -228,9 +234,9 @@ def _tools() -> _Tools:
         from export.onnx import export_model
     except ImportError as error:
         fail(
-            f"this command runs the model and needs the libraries for that ({error.name or error} is "
-            "missing); install them with `pip install 'tacit[coordinator,edge]'`, here or on another machine with the "
-            "operator's folder",
+            f"this command runs the model and needs the libraries for that ({error.name or error} is missing); "
+            "install them with `pip install 'tacit[coordinator,export]'`, here or on another machine with "
+            "the operator's folder",
             ExitCode.USAGE,
         )
     return _Tools(export_model, evaluate_bundle, read_examples)
@@ -239,10 +245,29 @@ def _tools() -> _Tools:
 def _export(tools: _Tools, material: Material, out: Path, samples: Sequence[str]) -> Any:
     try:
         return tools.export_model(
-            material.document, material.manifest, material.weights, material.tokenizer, out, samples
+            material.document,
+            material.manifest,
+            material.weights,
+            material.tokenizer,
+            out,
+            samples or made_up_texts(material.tokenizer),
         )
-    except (ValueError, OSError) as error:
+    except ImportError as error:
+        fail(
+            f"making an ONNX file needs {error.name or error}; install it with "
+            "`pip install 'tacit[coordinator,export]'`",
+            ExitCode.USAGE,
+        )
+    except (ValueError, RuntimeError, OSError) as error:
         fail(f"version {material.number} cannot be exported: {error}", ExitCode.FAILED)
+
+
+def made_up_texts(tokenizer: bytes) -> list[str]:
+    """Texts of many lengths out of the public vocabulary, for a comparison where nobody gave real ones."""
+    vocabulary = json.loads(tokenizer)["model"]["vocab"]
+    words = [word for word in vocabulary if word.isalpha()] or ["text"]
+    choose = random.Random(0)
+    return [" ".join(choose.choices(words, k=2**size)) for size in range(6) for _ in range(4)]
 
 
 async def _fetch(stub: "OperatorServiceStub", job: str, version: int | None, *, quiet: bool) -> Material:

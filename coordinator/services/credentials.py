@@ -11,9 +11,9 @@ database.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
@@ -56,24 +56,45 @@ def load_root(folder: CoordinatorFolder) -> x509.Certificate:
 
 def enrolment_credentials(folder: CoordinatorFolder) -> grpc.ServerCredentials:
     """TLS with the server's certificate; the chain that is shown ends with the root, which tokens name."""
-    import grpc
-
-    return grpc.ssl_server_credentials([_key_and_chain(folder)])
+    return _credentials(folder, None)
 
 
 def federation_credentials(folder: CoordinatorFolder) -> grpc.ServerCredentials:
     """Mutual TLS: who has no certificate of this federation's authority does not get past the handshake."""
+    return _credentials(folder, folder.authority_certificate.read_bytes())
+
+
+def _credentials(folder: CoordinatorFolder, client_root: bytes | None) -> grpc.ServerCredentials:
+    """Looks at every handshake whether `refresh_server_certificate` has been at work: a renewed certificate is
+    shown without a restart, and sessions that stand are left alone."""
     import grpc
 
-    return grpc.ssl_server_credentials(
-        [_key_and_chain(folder)],
-        root_certificates=folder.authority_certificate.read_bytes(),
-        require_client_auth=True,
-    )
+    def read() -> grpc.ServerCertificateConfiguration:
+        pair = (folder.server_key.read_bytes(), folder.server_certificate.read_bytes())
+        return grpc.ssl_server_certificate_configuration([pair], root_certificates=client_root)
 
+    def written() -> int:
+        # The certificate is written after its key: once it is new, both are.
+        return folder.server_certificate.stat().st_mtime_ns
 
-def _key_and_chain(folder: CoordinatorFolder) -> tuple[bytes, bytes]:
-    return folder.server_key.read_bytes(), folder.server_certificate.read_bytes()
+    shown = written()
+
+    def newer() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal shown
+        try:
+            seen = written()
+            if seen == shown:
+                return None
+            configuration = read()
+        except OSError:
+            # Being replaced at this moment: the next handshake looks again.
+            return None
+        shown = seen
+        return configuration
+
+    # None means "as before" to gRPC, which its stubs do not know.
+    fetch = cast("Callable[[], grpc.ServerCertificateConfiguration]", newer)
+    return grpc.dynamic_ssl_server_credentials(read(), fetch, require_client_authentication=client_root is not None)
 
 
 def server_options() -> list[tuple[str, int]]:
@@ -138,7 +159,8 @@ def refresh_server_certificate(
     folder: CoordinatorFolder, config: CoordinatorConfig, authority: Authority, now: datetime
 ) -> bool:
     """Makes the server's key and certificate if they are missing, near their end, or name other hosts than
-    the configuration; says whether it did. Called by `coordinator init`, and before every start.
+    the configuration; says whether it did. Called by `coordinator init`, before every start, and
+    now and then while serving: open ports show the new one at their next handshake.
     """
     if _server_certificate_is_good(folder, config, authority, now):
         return False

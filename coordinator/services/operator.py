@@ -54,8 +54,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 # Between two answers of Watch: a person reads five a second at most.
 WATCH_PAUSE_SECONDS = 0.2
-# What GetJob sends of a long job: the newest rounds.
+# What GetJob sends of a long job: the newest rounds, and no more than fits a message.
 MAX_ROUNDS = 1000
+MAX_ROUNDS_BYTES = 8 * 1024 * 1024
 MIN_INVITATION_SECONDS = 60
 MAX_INVITATION_SECONDS = 30 * 24 * 3600
 
@@ -160,7 +161,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             job, rounds, versions = await self._database.run(read)
             return operator_pb2.JobDetail(
                 job=self._job(job),
-                rounds=[_round(item) for item in rounds],
+                rounds=_newest(rounds),
                 versions=[_version(item) for item in versions],
             )
 
@@ -412,6 +413,19 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             evaluation=None if job.evaluation is None else _evaluation(job.evaluation),
             training=None if job.training is None else _training(job.training),
         )
+
+
+def _newest(rounds: list[records.StoredRound]) -> list[operator_pb2.Round]:
+    """In order, without the oldest that no longer fit."""
+    kept: list[operator_pb2.Round] = []
+    room = MAX_ROUNDS_BYTES
+    for item in reversed(rounds):
+        message = _round(item)
+        room -= message.ByteSize()
+        if room < 0:
+            break
+        kept.append(message)
+    return kept[::-1]
 
 
 def _round(item: records.StoredRound) -> operator_pb2.Round:

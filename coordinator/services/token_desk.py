@@ -96,9 +96,9 @@ def judge(stored: StoredToken | None, *, secret_hash: bytes, key_fingerprint: by
         if not hmac.compare_digest(stored.spent_by, key_fingerprint):
             return Refused(
                 reason_pb2.REASON_TOKEN_USED,
-                f"the join token was used at {stored.spent_at:%Y-%m-%d %H:%M} UTC, for another key; if "
-                "that was "
-                "not this machine, tell the operator; ask for a new one with `coordinator member invite`",
+                f"the join token was used at {stored.spent_at:%Y-%m-%d %H:%M} UTC, for another key; if that "
+                "was not this machine, tell the operator; ask for a new one with `coordinator member "
+                "invite`",
             )
         return GrantedBefore(stored.member, stored.chain) if stored.chain else Granted(stored.member)
     if now > stored.expires:

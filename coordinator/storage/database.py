@@ -124,7 +124,7 @@ def _engine(url: str) -> Engine:
             return engine
         # One connection is enough for one writer; a stale one is noticed before it is used.
         return create_engine(parsed, pool_size=1, max_overflow=0, pool_pre_ping=True)
-    except ArgumentError as error:
+    except ArgumentError:
         shown = re.sub(r"//[^/]*@", "//***@", url)
         raise DatabaseUnusable(
             f"{shown!r} is not a database URL; write sqlite:////folder/tacit.db or postgresql://user@host/name"

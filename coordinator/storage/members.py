@@ -100,15 +100,14 @@ def invite(
 def members(s: Session) -> list[StoredMember]:
     """Every party that was ever invited, by name."""
     # One invitation at most is open for a name.
-    invitations = dict(
-        s.execute(
+    invitations = {
+        row[0]: row[1]
+        for row in s.execute(
             select(TokenRow.member, func.max(TokenRow.expires_ms))
             .where(TokenRow.spent_by.is_(None), TokenRow.revoked_ms.is_(None))
             .group_by(TokenRow.member)
         )
-        .tuples()
-        .all()
-    )
+    }
     rows = s.scalars(select(MemberRow).order_by(MemberRow.name))
     return [_stored_member(row, invitations.get(row.name)) for row in rows]
 

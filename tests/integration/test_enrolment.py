@@ -590,13 +590,13 @@ def test_a_server_that_does_not_name_its_host_is_refused(coordinator, tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("shift", "sentence"), [(timedelta(days=-100), "expired on"), (timedelta(days=1), "check the clock")]
+    ("shift", "sentence"), [(timedelta(days=-500), "expired on"), (timedelta(days=1), "check the clock")]
 )
 def test_a_server_certificate_out_of_its_time_is_refused(tmp_path, home, shift, sentence):
     authority = party.authority()
-    good = x509.load_pem_x509_certificates(
-        party.coordinator_folder(tmp_path / "good").server_certificate.read_bytes()
-    )[0]
+    good = x509.load_pem_x509_certificates(party.coordinator_folder(tmp_path / "good").server_certificate.read_bytes())[
+        0
+    ]
     coordinator = _serving_as(tmp_path, party.expired(good, authority, shift=shift))
 
     async def scenario():
@@ -713,7 +713,11 @@ async def _hangs_up(reader, writer):
 
 @pytest.mark.parametrize(
     ("answer", "sentence"),
-    [(_plain, "does not speak TLS"), (_silent, "does not answer in TLS"), (_hangs_up, "closed the connection before TLS")],
+    [
+        (_plain, "does not speak TLS"),
+        (_silent, "does not answer in TLS"),
+        (_hangs_up, "closed the connection before TLS"),
+    ],
 )
 def test_something_else_at_the_address(home, coordinator, answer, sentence):
     async def scenario():
@@ -771,3 +775,36 @@ def test_a_folder_that_others_may_read_gets_no_key(coordinator, home):
     refusal = _run(coordinator, scenario)
     assert "chmod 700" in refusal.sentence
     assert not coordinator.servicer.requests
+
+
+def test_a_full_disk_costs_nothing(coordinator, home, monkeypatch):
+    really = edge.secret_file
+
+    def full(path, content):
+        if path.name == "identity.json":
+            raise OSError(28, "No space left on device")
+        really(path, content)
+
+    async def scenario():
+        token = coordinator.invite()
+        with monkeypatch.context() as patch:
+            patch.setattr(edge, "secret_file", full)
+            refusal = await _refused(home, token)
+        assert not _enrolled(home)
+        await enrol(home, token.format(), now=party.present())
+        return refusal
+
+    refusal = _run(coordinator, scenario)
+    assert "No space left on device" in refusal.sentence
+    assert "repeat the same command" in refusal.sentence
+
+
+def test_the_federation_port_in_a_token_is_recognised(coordinator, home):
+    from tests.support.federation_port import serving
+
+    async def scenario():
+        async with serving(coordinator.folder) as port:
+            coordinator.port = port.port
+            return await _refused(home, coordinator.invite())
+
+    assert "federation port" in asyncio.run(scenario()).sentence

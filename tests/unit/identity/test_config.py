@@ -72,7 +72,7 @@ def test_every_key_can_be_overridden(tmp_path):
         "TACIT_LISTEN_HOST": "127.0.0.1",
         "TACIT_ENROLMENT_PORT": "1",
         "TACIT_FEDERATION_PORT": "2",
-        "TACIT_METRICS_HOST": "0.0.0.0",
+        "TACIT_METRICS_HOST": "10.0.0.1",
         "TACIT_METRICS_PORT": "0",
         "TACIT_DATABASE_URL": "postgresql://db/tacit",
         "TACIT_STORE_URL": "s3://bucket/prefix",

@@ -211,7 +211,17 @@ def test_a_subordinate_authority_is_taken_and_names_the_federation(tmp_path, aut
 
 
 def _usage(**used):
-    names = ["digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"]
+    names = [
+        "digital_signature",
+        "content_commitment",
+        "key_encipherment",
+        "data_encipherment",
+        "key_agreement",
+        "key_cert_sign",
+        "crl_sign",
+        "encipher_only",
+        "decipher_only",
+    ]
     return x509.KeyUsage(**{name: used.get(name, False) for name in names})
 
 
@@ -329,8 +339,8 @@ def test_the_server_certificate_is_made_once_and_renewed_when_it_must_be(folder,
     config = load_config(folder.path, {})
     assert not refresh_server_certificate(folder, config, authority, now)
     # A third of the life left.
-    assert not refresh_server_certificate(folder, config, authority, now + timedelta(days=59))
-    assert refresh_server_certificate(folder, config, authority, now + timedelta(days=61))
+    assert not refresh_server_certificate(folder, config, authority, now + timedelta(days=264))
+    assert refresh_server_certificate(folder, config, authority, now + timedelta(days=266))
     assert folder.server_key.stat().st_mode & 0o777 == 0o600
     # Another name that members dial.
     more = config.model_copy(update={"advertise": ("localhost", "127.0.0.1", "new.example.org")})

@@ -37,11 +37,11 @@ def _call(behaviour):
 def test_a_reason_its_sentence_and_the_time_arrive():
     async def refuse(request, context):
         stamp(context, WHEN)
-        await abort_with(context, Reason.REASON_TOKEN_USED, "used at 14:02 – ask for a new one")
+        await abort_with(context, Reason.REASON_TOKEN_USED, "used at 14:02, é: ask for a new one")
 
     error = _call(refuse)
     assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
-    assert reason_of(error) == (Reason.REASON_TOKEN_USED, "used at 14:02 – ask for a new one")
+    assert reason_of(error) == (Reason.REASON_TOKEN_USED, "used at 14:02, é: ask for a new one")
     assert time_of(error.trailing_metadata()) == WHEN
 
 

@@ -5,6 +5,8 @@ import itertools
 import pytest
 
 from coordinator.services.token_desk import StoredToken
+from coordinator.storage import records
+from coordinator.storage.database import open_database
 from tests.support.token_desk import MemoryTokenDesk, TokenDeskSuite
 
 
@@ -27,3 +29,27 @@ class TestMemoryTokenDesk(TokenDeskSuite):
 
 def test_a_stored_token_does_not_print_its_hash(now):
     assert "hash" not in repr(StoredToken("0" * 24, "north", b"h" * 32, now))
+
+
+class TestDatabaseTokenDesk(TokenDeskSuite):
+    @pytest.fixture
+    def database(self, tmp_path):
+        database = open_database(f"sqlite:///{tmp_path}/tacit.db")
+        yield database
+        database.close()
+
+    @pytest.fixture
+    def desk(self, database):
+        return records.DatabaseTokenDesk(database)
+
+    @pytest.fixture
+    def invite(self, database, now):
+        numbers = itertools.count()
+
+        def invite(member, secret_hash, expires):
+            token_id = f"{next(numbers):024x}"
+            ends, made = (int(moment.timestamp() * 1000) for moment in (expires, now))
+            database.run_now(lambda s: records.invite(s, member, token_id, secret_hash, ends, made))
+            return token_id
+
+        return invite

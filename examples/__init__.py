@@ -1,0 +1,1 @@
+"""Small data written for this project, job files, and the demonstration."""

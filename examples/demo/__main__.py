@@ -1,0 +1,42 @@
+"""The demonstration's command line and its verdict.
+
+    python -m examples.demo [--data DIR] [--keep DIR]
+
+DIR holds train.jsonl and test.jsonl (or .gz). It ends with a line `demo ok: ...`, or says what was not so and exits
+with 1.
+"""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+
+from examples.demo.data import choose_data
+from examples.demo.story import DemoFailed, Story
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
+    parser.add_argument("--data", type=Path, help="folder with train.jsonl and test.jsonl, plain or .gz")
+    parser.add_argument("--keep", type=Path, help="work in this new folder, and leave it there")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="tacit-demo-") as scratch:
+        folder = options.keep or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            data = choose_data(options.data)
+            line = asyncio.run(Story(folder, data).tell())
+        except DemoFailed as error:
+            print(f"demo failed: {error}", file=sys.stderr)
+            for log in sorted(folder.glob("*.log")):
+                tail = log.read_text(errors="replace").splitlines()[-5:]
+                print(f"--- {log.name}", *tail, sep="\n", file=sys.stderr)
+            return 1
+        print(line)
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

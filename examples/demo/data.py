@@ -1,0 +1,79 @@
+"""Which data the demonstration uses, and how it is dealt to five members in unequal parts."""
+
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_client.data import DataInvalid, Example, read_examples
+
+__all__ = ["MEMBERS", "DemoData", "choose_data"]
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples" / "desk"
+TREC = ROOT.parent / "shared" / "data" / "trec"
+WORD_PIECES = ROOT.parent / "shared" / "data" / "bert_vocab" / "bert-base-uncased-vocab.txt.gz"
+
+# Shares of the training data, largest first.
+MEMBERS = {"aster": 5, "birch": 4, "cedar": 3, "dogwood": 2, "elm": 1}
+
+
+@dataclass(frozen=True)
+class DemoData:
+    """What the demonstration trains and tests on."""
+
+    name: str
+    train: list[Example]
+    test_file: Path
+    test: list[Example]
+    labels: tuple[str, ...]
+    vocabulary_kind: str
+    vocabulary_file: Path
+    # Below this the demonstration has failed.
+    least_accuracy: float
+    epochs: int
+
+    def deal(self, folder: Path) -> dict[str, Path]:
+        """Writes each member's file and returns them by member."""
+        rows = list(self.train)
+        random.Random(0).shuffle(rows)
+        files, at, total = {}, 0, sum(MEMBERS.values())
+        for place, (member, share) in enumerate(MEMBERS.items(), start=1):
+            end = len(rows) if place == len(MEMBERS) else at + len(rows) * share // total
+            files[member] = folder / f"{member}.jsonl"
+            lines = (json.dumps({"text": row.text, "label": row.label}) for row in rows[at:end])
+            files[member].write_text("\n".join(lines) + "\n", encoding="utf-8")
+            at = end
+        return files
+
+
+def _file(folder: Path, stem: str) -> Path:
+    for name in (f"{stem}.jsonl", f"{stem}.jsonl.gz"):
+        if (folder / name).exists():
+            return folder / name
+    raise DataInvalid(f"{folder} holds no {stem}.jsonl and no {stem}.jsonl.gz")
+
+
+def choose_data(folder: Path | None) -> DemoData:
+    """`folder` if given, else TREC where it is there, else the examples of this project.
+
+    Raises:
+        DataInvalid: the folder does not hold what is needed.
+    """
+    if folder is None:
+        folder = TREC if TREC.exists() else EXAMPLES
+    own = folder.resolve() == EXAMPLES
+    test_file = _file(folder, "test")
+    train, test = read_examples(_file(folder, "train")), read_examples(test_file)
+    pieces = WORD_PIECES.exists() and not own
+    return DemoData(
+        name="desk messages (examples/desk)" if own else str(folder),
+        train=train,
+        test_file=test_file,
+        test=test,
+        labels=tuple(sorted({str(example.label) for example in train})),
+        vocabulary_kind="wordpiece" if pieces else "words",
+        vocabulary_file=WORD_PIECES if pieces else EXAMPLES / "words.txt",
+        least_accuracy=0.60 if own else 0.70,
+        epochs=3 if own else 1,
+    )

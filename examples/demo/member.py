@@ -1,0 +1,31 @@
+"""One member of the demonstration: what `edge_client run` does, with a `Recorder` watching."""
+
+import argparse
+from pathlib import Path
+
+from tacit.console import run_app
+from tacit.tls import tls_13_only
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--records", type=Path, required=True)
+    parser.add_argument("--member", required=True)
+    options = parser.parse_args()
+    # Before anything imports gRPC.
+    tls_13_only()
+
+    from edge_client.runner import RunOptions, run_member
+    from examples.demo.recorder import Recorder
+
+    run_member(
+        RunOptions(data=options.data, home=options.home, until_finished=True, log_format="json"),
+        Recorder(options.records, options.member),
+    )
+
+
+if __name__ == "__main__":
+    run_app(main)

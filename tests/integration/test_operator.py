@@ -1,0 +1,1115 @@
+"""The operator's service and commands: real certificates, real gRPC, a real database and store; rounds made up."""
+
+import argparse
+import asyncio
+import contextlib
+import hashlib
+import json
+import math
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+import pytest
+import structlog
+
+from coordinator.cli import model
+from coordinator.config import OperatorConfig, operator_toml
+from coordinator.metrics import Metrics
+from coordinator.pki import Authority, key_pem, pem
+from coordinator.services.credentials import federation_credentials
+from coordinator.services.live import LiveJob, OperatorRefused
+from coordinator.services.operator import OperatorServicer, check_job
+from coordinator.storage import Database, open_blobs, open_database, records
+from tacit import __version__
+from tacit.blobs import BlobNotThere, fetch_blob, put_blob
+from tacit.bundle import write_bundle
+from tacit.console import CommandFailed
+from tacit.identity import Role, federation_of
+from tacit.job import JobDocument
+from tacit.manifest import Manifest
+from tacit.reason import Reason
+from tacit.status import reason_of
+from tacit.token import JoinToken, secret_hash
+from tacit.v1 import federation_pb2, operator_pb2, operator_pb2_grpc
+from tests.support import party
+
+TOKENIZER = b'{"model": {"vocab": {}}}'
+
+
+def federation(number: int) -> Authority:
+    """Ours is 0."""
+    return party.authority() if number == 0 else party.authority(number)
+
+
+class Rounds:
+    """`Live` without rounds: keeps the rows, and shows what a test says."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.shown: dict[str, LiveJob] = {}
+        self.sessions: dict[str, str] = {}
+        self.declines: dict[str, dict[str, str]] = {}
+        self.disconnected: list[str] = []
+        self._event = asyncio.Event()
+        self.store: Any = None
+
+    async def create_job(self, document: bytes) -> None:
+        job = JobDocument.from_json(self.store.get(document))
+        await self.database.run(
+            lambda s: records.create_job(
+                s,
+                name=job.name,
+                document=document,
+                rounds_total=job.rounds.count,
+                version=job.weights,
+                now_ms=1000,
+            )
+        )
+        self.change()
+
+    async def change_job(self, name: str, change: str) -> None:
+        status, reason = {
+            "pause": (records.JobStatus.PAUSED, "job_paused"),
+            "resume": (records.JobStatus.RUNNING, None),
+            "abort": (records.JobStatus.ABORTED, "job_aborted"),
+        }[change]
+        stored = await self.database.run(lambda s: records.load_job(s, name))
+        if stored.status is records.JobStatus.ABORTED:
+            raise OperatorRefused(Reason.REASON_JOB_ABORTED, f"job {name} is aborted: there is nothing to {change}")
+        if stored.status is status:
+            raise OperatorRefused(Reason.REASON_UNSPECIFIED, f"job {name} is {status}: there is nothing to {change}")
+        await self.database.run(lambda s: records.set_job_status(s, name, status, reason, 2000))
+        self.change()
+
+    def live_job(self, name: str) -> LiveJob | None:
+        return self.shown.get(name)
+
+    def connected(self) -> dict[str, str]:
+        return self.sessions
+
+    def declined(self) -> dict[str, dict[str, str]]:
+        return self.declines
+
+    async def disconnect(self, member: str) -> None:
+        self.disconnected.append(member)
+
+    async def changed(self) -> None:
+        await self._event.wait()
+
+    def change(self) -> None:
+        self._event.set()
+        self._event = asyncio.Event()
+
+
+@dataclass
+class House:
+    """A coordinator without rounds, and ways to call it."""
+
+    tmp: Path
+    database: Database
+    store: Any
+    metrics: Metrics
+    rounds: Rounds
+    port: int
+    clock: list[int]
+    channels: list[grpc.aio.Channel] = field(default_factory=list)
+
+    def stub(self, who: Role = Role.OPERATOR, of: int = 0, port: int | None = None) -> Any:
+        authority = federation(of)
+        key = party.key(3)
+        certificate = authority.issue(key.public_key(), who, "op", now=party.present())
+        credentials = grpc.ssl_channel_credentials(pem(party.authority().certificate), key_pem(key), pem(certificate))
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        self.channels.append(grpc.aio.secure_channel(f"localhost:{port or self.port}", credentials, options=options))
+        return operator_pb2_grpc.OperatorServiceStub(self.channels[-1])
+
+    def operator_folder(self, *, of: int = 0, port: int | None = None, host: str = "localhost") -> Path:
+        folder = self.tmp / f"operator-{of}-{port}-{host}"
+        folder.mkdir(exist_ok=True)
+        authority, key = federation(of), party.key(3)
+        certificate = authority.issue(key.public_key(), Role.OPERATOR, "op", now=party.present())
+        (folder / "key.pem").write_bytes(key_pem(key))
+        (folder / "cert.pem").write_bytes(pem(certificate))
+        (folder / "root.pem").write_bytes(pem(authority.certificate))
+        config = OperatorConfig(address=f"{host}:{port or self.port}", federation=authority.federation)
+        (folder / "operator.toml").write_text(operator_toml(config), encoding="utf-8")
+        return folder
+
+    async def cli(self, *arguments: str, folder: Path | None = None, code: int = 0) -> "Said":
+        """One command, as a process of its own."""
+        environment = {**os.environ, "TACIT_OPERATOR": str(folder or self.operator_folder()), "NO_COLOR": "1"}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            "from coordinator.cli import main; main()",
+            *arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=environment,
+        )
+        out, err = await process.communicate()
+        said = Said(out.decode(), err.decode())
+        assert process.returncode == code, said
+        assert "Traceback" not in said.err
+        return said
+
+    async def journal(self, subject: str) -> list[records.JournalEntry]:
+        return await self.database.run(lambda s: records.journal(s, subject=subject))
+
+
+@dataclass(frozen=True)
+class Said:
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Scenario = Callable[[House], Awaitable[None]]
+
+
+@contextlib.asynccontextmanager
+async def started(tmp: Path) -> AsyncIterator[House]:
+    folder = party.coordinator_folder(tmp / "federation")
+    root = party.authority().certificate
+    database = open_database(f"sqlite:///{tmp / 'tacit.db'}")
+    store = open_blobs(f"file://{tmp / 'store'}")
+    metrics, rounds, clock = Metrics(__version__), Rounds(database), [int(party.present().timestamp() * 1000)]
+    rounds.store = store
+    server = grpc.aio.server()
+    servicer = OperatorServicer(
+        database=database,
+        store=store,
+        metrics=metrics,
+        live=rounds,
+        federation=federation_of(root),
+        root=root,
+        enrolment_address="example.org:7440",
+        now_ms=lambda: clock[0],
+    )
+    operator_pb2_grpc.add_OperatorServiceServicer_to_server(servicer, server)
+    port = server.add_secure_port("127.0.0.1:0", federation_credentials(folder))
+    await server.start()
+    house = House(tmp, database, store, metrics, rounds, port, clock)
+    try:
+        yield house
+    finally:
+        for channel in house.channels:
+            await channel.close()
+        await server.stop(0)
+        database.close()
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    """The service's own log is not what a command prints."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+def house(tmp_path) -> Callable[[Scenario], None]:
+    def run(scenario: Scenario) -> None:
+        async def whole() -> None:
+            async with started(tmp_path) as house:
+                await asyncio.wait_for(scenario(house), 50)
+
+        asyncio.run(whole())
+
+    return run
+
+
+@dataclass(frozen=True)
+class Job:
+    """A small job and its blobs."""
+
+    document: JobDocument
+    blobs: dict[str, bytes]
+
+    def store_in(self, store: Any, *, without: str = "") -> bytes:
+        for name, data in self.blobs.items():
+            if name != without:
+                store.put(data)
+        return self.document.digest()
+
+
+def make_job(name: str = "desk", *, values: int | None = None, weights: bytes | None = None, **fields: Any) -> Job:
+    tensors = {"embedding": np.ones((4, 3), np.float32), "bias": np.zeros(2, np.float32)}
+    manifest = Manifest.of(tensors)
+    data = manifest.encode(manifest.flatten(tensors)) if weights is None else weights
+    document = JobDocument(
+        name=name,
+        labels=("no", "yes"),
+        manifest=manifest.digest(),
+        tokenizer=hashlib.sha256(fields.get("tokenizer", TOKENIZER)).digest(),
+        weights=hashlib.sha256(data).digest(),
+        values=manifest.values if values is None else values,
+    )
+    blobs = {
+        "job.json": document.canonical(),
+        "manifest.json": manifest.canonical(),
+        "weights.bin": data,
+        "tokenizer.json": fields.get("tokenizer", TOKENIZER),
+    }
+    return Job(document, blobs)
+
+
+async def created(house: House, name: str = "desk") -> Job:
+    job = make_job(name)
+    digest = job.store_in(house.store)
+    await house.stub().CreateJob(operator_pb2.CreateJobRequest(document=digest))
+    return job
+
+
+async def refused(call: Any) -> tuple[grpc.StatusCode, Reason | None, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    reason, sentence = reason_of(caught.value)
+    return caught.value.code(), reason, sentence
+
+
+# ---- who may call ----------------------------------------------------------------------------------------------
+
+CALLS: dict[str, Any] = {
+    "Status": operator_pb2.StatusRequest(),
+    "Watch": operator_pb2.StatusRequest(),
+    "InviteMember": operator_pb2.InviteMemberRequest(name="north"),
+    "ListMembers": operator_pb2.ListMembersRequest(),
+    "RevokeMember": operator_pb2.RevokeMemberRequest(name="north"),
+    "StatBlob": operator_pb2.StatBlobRequest(digest=b"x" * 32),
+    "PutBlob": operator_pb2.PutBlobRequest(header=operator_pb2.PutBlobHeader(digest=b"x" * 32, total=1)),
+    "FetchBlob": federation_pb2.FetchBlobRequest(digest=b"x" * 32),
+    "CreateJob": operator_pb2.CreateJobRequest(document=b"x" * 32),
+    "GetJob": operator_pb2.GetJobRequest(name="desk"),
+    "ChangeJob": operator_pb2.ChangeJobRequest(name="desk", change=operator_pb2.JOB_CHANGE_PAUSE),
+    "RecordEvaluation": operator_pb2.RecordEvaluationRequest(job="desk"),
+}
+
+
+def call(stub: Any, name: str) -> Any:
+    request = CALLS[name]
+    if name == "PutBlob":
+        return stub.PutBlob(iter([request]))
+    answer = getattr(stub, name)(request)
+    return answer.read() if name in ("Watch", "FetchBlob") else answer
+
+
+def test_every_call_needs_the_role_operator(house):
+    service = operator_pb2.DESCRIPTOR.services_by_name["OperatorService"]
+    assert set(CALLS) == {method.name for method in service.methods}
+
+    async def scenario(house: House) -> None:
+        stub = house.stub(Role.MEMBER)
+        for name in CALLS:
+            code, reason, sentence = await refused(call(stub, name))
+            assert (code, reason) == (grpc.StatusCode.PERMISSION_DENIED, Reason.REASON_CLIENT_ROLE_WRONG), name
+            assert "this service is for operator" in sentence
+        assert await house.journal("north") == []
+        assert await house.journal("desk") == []
+
+    house(scenario)
+
+
+def test_an_operator_of_another_federation_does_not_get_in(house):
+    async def scenario(house: House) -> None:
+        code, reason, _ = await refused(house.stub(of=1).Status(operator_pb2.StatusRequest()))
+        assert (code, reason) == (grpc.StatusCode.UNAVAILABLE, None)
+
+    house(scenario)
+
+
+def test_an_operator_whose_certificate_ends_is_refused_on_an_open_connection(house):
+    async def scenario(house: House) -> None:
+        stub = house.stub()
+        await stub.Status(operator_pb2.StatusRequest())
+        house.clock[0] += 1000 * 24 * 3600 * 1000
+        code, reason, sentence = await refused(stub.Status(operator_pb2.StatusRequest()))
+        assert (code, reason) == (grpc.StatusCode.UNAUTHENTICATED, Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN)
+        assert "expired" in sentence
+
+    house(scenario)
+
+
+# ---- members ---------------------------------------------------------------------------------------------------
+
+
+def test_an_invitation_holds_all_that_is_needed_to_join(house):
+    async def scenario(house: House) -> None:
+        answer = await house.stub().InviteMember(operator_pb2.InviteMemberRequest(name="north", valid_seconds=3600))
+        token = JoinToken.parse(answer.token)
+        assert (token.member, token.address) == ("north", "example.org:7440")
+        assert token.federation == party.authority().federation
+        assert int(token.expires.timestamp() * 1000) == answer.expires_ms
+        assert 0 <= house.clock[0] + 3_600_000 - answer.expires_ms < 1000
+        desk = records.DatabaseTokenDesk(house.database)
+        outcome = await desk.spend(token.id, secret_hash(token.secret), b"k" * 32, party.present())
+        assert outcome.member == "north"
+        (member,) = (await house.stub().ListMembers(operator_pb2.ListMembersRequest())).members
+        assert (member.name, member.status, member.connected) == ("north", "invited", False)
+        invited, _spent = await house.journal("north")
+        assert invited.fields["by"] == "op"
+        # The secret is nowhere but in the token.
+        everything = (house.tmp / "tacit.db").read_bytes() + (house.tmp / "tacit.db-wal").read_bytes()
+        assert token.secret not in everything
+        assert token.format().encode() not in everything
+
+    house(scenario)
+
+
+def test_invitations_that_cannot_be(house):
+    async def scenario(house: House) -> None:
+        stub = house.stub()
+        for name in ("", "North", "../x", "a" * 64, "a b"):
+            code, reason, sentence = await refused(stub.InviteMember(operator_pb2.InviteMemberRequest(name=name)))
+            assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, Reason.REASON_MESSAGE_MALFORMED)
+            assert "cannot be a member's name" in sentence
+        for seconds in (1, 10**9, 2**63):
+            request = operator_pb2.InviteMemberRequest(name="north", valid_seconds=seconds)
+            code, _, sentence = await refused(stub.InviteMember(request))
+            assert code is grpc.StatusCode.INVALID_ARGUMENT
+            assert "1 minute to 30 days" in sentence
+        assert (await stub.ListMembers(operator_pb2.ListMembersRequest())).members == []
+
+    house(scenario)
+
+
+def test_an_enrolled_name_is_taken_until_it_is_revoked(house):
+    async def scenario(house: House) -> None:
+        stub = house.stub()
+        await enrolled(house, "north")
+        house.rounds.sessions["north"] = "9.9.9"
+        house.rounds.declines["north"] = {"desk": "The member does not admit this job."}
+        code, reason, sentence = await refused(stub.InviteMember(operator_pb2.InviteMemberRequest(name="north")))
+        assert (code, reason) == (grpc.StatusCode.ALREADY_EXISTS, Reason.REASON_NAME_TAKEN)
+        assert "coordinator member revoke north" in sentence
+        (member,) = (await stub.ListMembers(operator_pb2.ListMembersRequest())).members
+        assert (member.status, member.connected, member.software_version) == ("enrolled", True, "9.9.9")
+        assert member.certificate_expires_ms == house.clock[0] + 90 * 24 * 3_600_000
+        assert dict(member.declined) == {"desk": "The member does not admit this job."}
+        revoked = await stub.RevokeMember(operator_pb2.RevokeMemberRequest(name="north"))
+        assert revoked.status == "revoked"
+        # Stored first, and then cut off.
+        assert house.rounds.disconnected == ["north"]
+        assert await house.database.run(lambda s: records.enrolled(s, "north")) is None
+        await stub.InviteMember(operator_pb2.InviteMemberRequest(name="north"))
+        code, _, _ = await refused(stub.RevokeMember(operator_pb2.RevokeMemberRequest(name="nobody")))
+        assert code is grpc.StatusCode.NOT_FOUND
+
+    house(scenario)
+
+
+async def enrolled(house: House, name: str) -> None:
+    answer = await house.stub().InviteMember(operator_pb2.InviteMemberRequest(name=name))
+    token = JoinToken.parse(answer.token)
+    desk = records.DatabaseTokenDesk(house.database)
+    now = party.present()
+    await desk.spend(token.id, secret_hash(token.secret), b"k" * 32, now)
+    expires = now + 90 * (token.expires - now) / ((token.expires - now).total_seconds() / 86400)
+    await desk.record(token.id, name, (b"leaf", b"root"), expires, "0.1.0", now)
+
+
+# ---- blobs -----------------------------------------------------------------------------------------------------
+
+
+def test_blobs_up_and_down(house):
+    async def scenario(house: House) -> None:
+        stub = house.stub()
+        for size in (0, 1, 256 * 1024, 1_000_000):
+            data = os.urandom(size)
+            digest = await put_blob(stub, data)
+            assert house.store.get(digest) == data
+            back = bytearray()
+            await fetch_blob(stub.FetchBlob, digest, back)
+            assert back == data
+        path = house.tmp / "fetched.bin"
+        await fetch_blob(stub.FetchBlob, digest, path)
+        assert path.read_bytes() == data
+        assert house.metrics.value("bytes_total", direction="in", channel="blob") == 1_000_000 + 256 * 1024 + 1
+        assert house.metrics.value("bytes_total", direction="out", channel="blob") > 2_000_000
+        with pytest.raises(BlobNotThere, match="there is no blob"):
+            await fetch_blob(stub.FetchBlob, b"x" * 32, bytearray())
+
+    house(scenario)
+
+
+@contextlib.asynccontextmanager
+async def fragile(port: int, lasts: int) -> AsyncIterator[tuple[int, list[int]]]:
+    """A way to the coordinator whose connections break after so many bytes."""
+    connections: list[int] = []
+
+    async def carry(reader: Any, writer: Any, end: Callable[[], None], index: int) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(16 * 1024):
+                connections[index] += len(data)
+                if connections[index] > lasts:
+                    break
+                writer.write(data)
+                await writer.drain()
+        end()
+
+    async def connect(reader: Any, writer: Any) -> None:
+        index = len(connections)
+        connections.append(0)
+        inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", port)
+
+        def end() -> None:
+            writer.transport.abort()
+            inner_writer.transport.abort()
+
+        await asyncio.gather(carry(reader, inner_writer, end, index), carry(inner_reader, writer, end, index))
+
+    server = await asyncio.start_server(connect, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1], connections
+    finally:
+        server.close()
+
+
+def test_transfers_outlive_connections_that_break(house):
+    async def scenario(house: House) -> None:
+        data = os.urandom(3_000_000)
+        async with fragile(house.port, lasts=1_200_000) as (port, connections):
+            stub = house.stub(port=port)
+            digest = await put_blob(stub, data, patience=30)
+            assert house.store.get(digest) == data
+            assert len(connections) >= 3
+            path = house.tmp / "fetched.bin"
+            await fetch_blob(stub.FetchBlob, digest, path, patience=30)
+            assert path.read_bytes() == data
+            assert len(connections) >= 5
+
+    house(scenario)
+
+
+def test_uploads_that_are_refused(house):
+    async def scenario(house: House) -> None:
+        stub = house.stub()
+
+        async def put(*parts: operator_pb2.PutBlobRequest) -> Any:
+            async def stream() -> AsyncIterator[operator_pb2.PutBlobRequest]:
+                for part in parts:
+                    yield part
+
+            return await refused(stub.PutBlob(stream()))
+
+        def header(digest: bytes = b"x" * 32, **fields: int) -> operator_pb2.PutBlobRequest:
+            return operator_pb2.PutBlobRequest(header=operator_pb2.PutBlobHeader(digest=digest, **fields))
+
+        data = operator_pb2.PutBlobRequest(data=b"data")
+        for parts, words in (
+            ([], "begins with its header"),
+            ([data], "begins with its header"),
+            ([header(total=9), data, header(total=9)], "a header stands inside"),
+            ([header(b"short", total=9)], "a digest has 32 bytes"),
+            ([header(total=2**60)], "over the limit"),
+            ([header(b"y" * 32, total=9, offset=3), data], "do not follow"),
+            ([header(b"y" * 32, total=2), data], "announced with"),
+            ([header(b"z" * 32, total=4), data], "they were discarded"),
+        ):
+            code, _, sentence = await put(*parts)
+            assert code is grpc.StatusCode.INVALID_ARGUMENT, words
+            assert words in sentence
+        code, _, _ = await refused(call(stub, "FetchBlob"))
+        assert code is grpc.StatusCode.NOT_FOUND
+        code, _, _ = await refused(stub.StatBlob(operator_pb2.StatBlobRequest(digest=b"")))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+
+    house(scenario)
+
+
+def test_damage_on_the_disk_is_not_served_as_a_job(house):
+    async def scenario(house: House) -> None:
+        job = make_job()
+        digest = job.store_in(house.store)
+        name = job.document.weights.hex()
+        path = house.tmp / "store" / "blobs" / name[:2] / name
+        path.write_bytes(bytes(len(job.blobs["weights.bin"])))
+        code, reason, sentence = await refused(house.stub().CreateJob(operator_pb2.CreateJobRequest(document=digest)))
+        assert (code, reason) == (grpc.StatusCode.FAILED_PRECONDITION, Reason.REASON_BUNDLE_UNSUITABLE)
+        assert str(path) in sentence
+
+    house(scenario)
+
+
+# ---- jobs ------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_from_bundle_to_status(house):
+    async def scenario(house: House) -> None:
+        stub = house.stub()
+        job = make_job()
+        digest = job.store_in(house.store)
+        answer = await stub.CreateJob(operator_pb2.CreateJobRequest(document=digest))
+        assert (answer.name, answer.status, answer.phase) == ("desk", operator_pb2.JOB_STATUS_RUNNING, "idle")
+        assert (answer.document, answer.version, answer.version_number) == (digest, job.document.weights, 0)
+        assert (answer.round, answer.rounds_total) == (0, 20)
+        house.rounds.shown["desk"] = LiveJob("mask", connected=9, ready=8, cohort=7, answered=3)
+        status = await stub.Status(operator_pb2.StatusRequest())
+        assert status.federation == party.authority().federation.hex()
+        assert (status.software_version, status.started_ms) == (__version__, house.clock[0])
+        (shown,) = status.jobs
+        assert (shown.phase, shown.members_connected, shown.members_ready) == ("mask", 9, 8)
+        assert (shown.cohort, shown.answered) == (7, 3)
+        assert not shown.HasField("evaluation")
+        kinds = [(entry.kind, entry.fields.get("operator")) for entry in await house.journal("desk")]
+        assert kinds == [("operator_act", "op"), ("job_created", None)]
+        code, _, sentence = await refused(stub.CreateJob(operator_pb2.CreateJobRequest(document=digest)))
+        assert code is grpc.StatusCode.ALREADY_EXISTS
+        assert "names are never used twice" in sentence
+
+    house(scenario)
+
+
+def not_canonical() -> tuple[Job, bytes]:
+    job = make_job()
+    loose = json.dumps(json.loads(job.document.canonical()), indent=1).encode()
+    return Job(job.document, job.blobs | {"job.json": loose}), hashlib.sha256(loose).digest()
+
+
+@pytest.mark.parametrize(
+    ("job", "without", "words"),
+    [
+        (make_job(), "job.json", "the job document (.*) was not uploaded"),
+        (make_job(), "manifest.json", "the manifest (.*) was not uploaded"),
+        (make_job(), "weights.bin", "the starting weights (.*) was not uploaded"),
+        (make_job(), "tokenizer.json", "there is no blob"),
+        (make_job(values=15), "", "announces 15 values and its manifest holds 14"),
+        (make_job(weights=b"\0" * 52), "", "52 bytes where the manifest needs 56"),
+        (make_job(weights=np.full(14, math.nan, "<f4").tobytes()), "", "not finite"),
+        (make_job(tokenizer=b""), "", "the tokenizer is empty"),
+    ],
+)
+def test_a_job_that_could_not_be_run_is_refused(tmp_path, job, without, words):
+    store = open_blobs(f"file://{tmp_path / 'store'}")
+    digest = job.store_in(store, without=without)
+    with pytest.raises(OperatorRefused, match=words) as caught:
+        check_job(store, digest)
+    assert caught.value.reason == Reason.REASON_BUNDLE_UNSUITABLE
+
+
+def test_what_is_no_job_document_is_refused(tmp_path):
+    store = open_blobs(f"file://{tmp_path / 'store'}")
+    unknown = json.dumps(json.loads(make_job().document.canonical()) | {"surprise": 1}).encode()
+    for data, words in (
+        (b"not json", "not JSON"),
+        (b'{"schema": 2}', "this software reads `schema = 1`"),
+        (unknown, "unknown key"),
+        (b" " * (16 * 1024 * 1024 + 1), "some other file"),
+    ):
+        with pytest.raises(OperatorRefused, match=words):
+            check_job(store, store.put(data))
+    job, digest = not_canonical()
+    job.store_in(store)
+    with pytest.raises(OperatorRefused, match="canonical form"):
+        check_job(store, digest)
+    with pytest.raises(OperatorRefused, match="a digest has 32 bytes"):
+        check_job(store, b"short")
+
+
+def test_pausing_resuming_aborting(house):
+    async def scenario(house: House) -> None:
+        stub = house.stub()
+        await created(house)
+
+        def change(number: int, name: str = "desk") -> Any:
+            return stub.ChangeJob(operator_pb2.ChangeJobRequest(name=name, change=number))  # type: ignore[arg-type]
+
+        job = await change(operator_pb2.JOB_CHANGE_PAUSE)
+        assert (job.status, job.reason) == (operator_pb2.JOB_STATUS_PAUSED, Reason.REASON_JOB_PAUSED)
+        code, reason, sentence = await refused(change(operator_pb2.JOB_CHANGE_PAUSE))
+        assert (code, reason) == (grpc.StatusCode.FAILED_PRECONDITION, None)
+        assert "nothing to pause" in sentence
+        job = await change(operator_pb2.JOB_CHANGE_RESUME)
+        assert (job.status, job.reason) == (operator_pb2.JOB_STATUS_RUNNING, Reason.REASON_UNSPECIFIED)
+        job = await change(operator_pb2.JOB_CHANGE_ABORT)
+        assert job.status == operator_pb2.JOB_STATUS_ABORTED
+        code, reason, _ = await refused(change(operator_pb2.JOB_CHANGE_RESUME))
+        assert (code, reason) == (grpc.StatusCode.FAILED_PRECONDITION, Reason.REASON_JOB_ABORTED)
+        assert (await refused(change(operator_pb2.JOB_CHANGE_PAUSE, "nobody")))[0] is grpc.StatusCode.NOT_FOUND
+        assert (await refused(change(0)))[0] is grpc.StatusCode.INVALID_ARGUMENT
+        acts = [entry.fields["act"] for entry in await house.journal("desk") if entry.kind == "operator_act"]
+        assert acts == ["create", "pause", "pause", "resume", "abort", "resume"]
+        assert await house.journal("nobody") == []
+
+    house(scenario)
+
+
+def one_round(job: Job, number: int = 1) -> Callable[[records.Session], None]:
+    def write(s: records.Session) -> None:
+        s_ = (s, "desk", number)
+        records.open_round(*s_, 3000)
+        records.open_attempt(*s_, number, ["a", "b", "c"], 3100)
+        records.end_attempt(
+            *s_,
+            number,
+            "published",
+            None,
+            "all well",
+            ["a", "b"],
+            [records.StoredDropout("c", "mask", "phase_deadline", "nothing came")],
+            b"r" * 32,
+            job.document.weights,
+            records.StoredTraining(200, 0.5, 0.75),
+            3200,
+        )
+        records.publish_version(s, "desk", number, job.document.weights, number, 3200)
+        records.end_round(*s_, "published", None, 3300)
+
+    return write
+
+
+def test_a_job_with_its_rounds(house):
+    async def scenario(house: House) -> None:
+        stub = house.stub()
+        job = await created(house)
+        await house.database.run(one_round(job))
+        detail = await stub.GetJob(operator_pb2.GetJobRequest(name="desk"))
+        assert detail.job.training.accuracy == 0.75
+        (round_,) = detail.rounds
+        assert (round_.number, round_.outcome, round_.opened_ms, round_.ended_ms) == (1, "published", 3000, 3300)
+        (attempt,) = round_.attempts
+        assert (list(attempt.cohort), list(attempt.survivors)) == (["a", "b", "c"], ["a", "b"])
+        assert (attempt.result, attempt.detail) == (b"r" * 32, "all well")
+        assert attempt.training.examples == 200
+        (dropout,) = attempt.dropouts
+        assert (dropout.member, dropout.phase, dropout.detail) == ("c", "mask", "nothing came")
+        assert dropout.reason == Reason.REASON_PHASE_DEADLINE
+        assert [(version.number, version.round) for version in detail.versions] == [(0, 0), (1, 1)]
+        code, _, _ = await refused(stub.GetJob(operator_pb2.GetJobRequest(name="nobody")))
+        assert code is grpc.StatusCode.NOT_FOUND
+
+    house(scenario)
+
+
+def test_a_very_long_job_fits_a_message(house, monkeypatch):
+    monkeypatch.setattr("coordinator.services.operator.MAX_ROUNDS_BYTES", 600)
+
+    async def scenario(house: House) -> None:
+        job = await created(house)
+        for number in range(1, 13):
+            await house.database.run(one_round(job, number))
+        detail = await house.stub().GetJob(operator_pb2.GetJobRequest(name="desk"))
+        numbers = [item.number for item in detail.rounds]
+        assert 1 < len(numbers) < 12
+        assert numbers == list(range(13 - len(numbers), 13))
+
+    house(scenario)
+
+
+def test_evaluations_are_stored_and_shown(house):
+    async def scenario(house: House) -> None:
+        stub = house.stub()
+        job = await created(house)
+        await house.database.run(one_round(job))
+
+        def record(**fields: Any) -> Any:
+            values = {"version_number": 1, "accuracy": 0.5, "loss": 0.7, "examples": 10} | fields
+            evaluation = operator_pb2.Evaluation(**values)
+            return stub.RecordEvaluation(operator_pb2.RecordEvaluationRequest(job="desk", evaluation=evaluation))
+
+        await record(version=job.document.weights, data=b"d" * 32)
+        assert house.metrics.value("evaluation_accuracy", job="desk") == 0.5
+        # A look back at an older version is stored, and the newest stays the one that is shown.
+        await record(version_number=0, accuracy=0.9)
+        assert house.metrics.value("evaluation_accuracy", job="desk") == 0.5
+        await record(accuracy=0.6, loss=math.nan)
+        assert house.metrics.value("evaluation_accuracy", job="desk") == 0.6
+        detail = await stub.GetJob(operator_pb2.GetJobRequest(name="desk"))
+        assert detail.job.evaluation.accuracy == 0.6
+        assert [[item.accuracy for item in version.evaluations] for version in detail.versions] == [[0.9], [0.5, 0.6]]
+        for fields, code in (
+            ({"version_number": 9}, grpc.StatusCode.NOT_FOUND),
+            ({"accuracy": 1.5}, grpc.StatusCode.INVALID_ARGUMENT),
+            ({"accuracy": math.nan}, grpc.StatusCode.INVALID_ARGUMENT),
+            ({"examples": 0}, grpc.StatusCode.INVALID_ARGUMENT),
+            ({"data": b"short"}, grpc.StatusCode.INVALID_ARGUMENT),
+            ({"version": b"o" * 32}, grpc.StatusCode.FAILED_PRECONDITION),
+        ):
+            assert (await refused(record(**fields)))[0] is code, fields
+        detail = await stub.GetJob(operator_pb2.GetJobRequest(name="desk"))
+        assert sum(len(version.evaluations) for version in detail.versions) == 3
+
+    house(scenario)
+
+
+# ---- watching --------------------------------------------------------------------------------------------------
+
+
+def test_watching_shows_every_kind_of_change(house):
+    async def scenario(house: House) -> None:
+        stub = house.stub()
+        watch = stub.Watch(operator_pb2.StatusRequest())
+
+        async def until(holds: Callable[[operator_pb2.StatusResponse], bool]) -> None:
+            while not holds(await watch.read()):
+                pass
+
+        await until(lambda status: not status.jobs and not status.members)
+        # Of the service's own making, which the rounds know nothing of.
+        await stub.InviteMember(operator_pb2.InviteMemberRequest(name="north"))
+        await until(lambda status: [member.name for member in status.members] == ["north"])
+        # Of the rounds.
+        await created(house)
+        await until(lambda status: [job.name for job in status.jobs] == ["desk"])
+        house.rounds.shown["desk"] = LiveJob("training", 1, 1, 0, 0)
+        house.rounds.sessions["north"] = "0.1.0"
+        house.rounds.change()
+        await until(lambda status: status.jobs[0].phase == "training" and status.members[0].connected)
+
+    house(scenario)
+
+
+def test_many_changes_come_as_few_and_the_last_is_always_seen(house):
+    async def scenario(house: House) -> None:
+        await created(house)
+        seen: list[int] = []
+        watch = house.stub().Watch(operator_pb2.StatusRequest())
+        await watch.read()
+        for ready in range(1, 401):
+            house.rounds.shown["desk"] = LiveJob("training", 400, ready, 0, 0)
+            house.rounds.change()
+            await asyncio.sleep(0.001)
+        while not seen or seen[-1] != 400:
+            seen.append((await watch.read()).jobs[0].members_ready)
+        assert seen == sorted(set(seen))
+        assert len(seen) < 40
+
+    house(scenario)
+
+
+def test_what_did_not_change_is_not_sent_again(house):
+    async def scenario(house: House) -> None:
+        watch = house.stub().Watch(operator_pb2.StatusRequest())
+        first = await watch.read()
+        for _ in range(3):
+            house.rounds.change()
+            await asyncio.sleep(0.25)
+        house.rounds.sessions["nobody"] = "0.1.0"
+        await house.stub().InviteMember(operator_pb2.InviteMemberRequest(name="north"))
+        second = await watch.read()
+        assert not first.members
+        assert [member.name for member in second.members] == ["north"]
+
+    house(scenario)
+
+
+# ---- the command line ------------------------------------------------------------------------------------------
+
+
+def test_the_whole_story_by_command(house):
+    async def scenario(house: House) -> None:
+        said = await house.cli("status")
+        assert "No jobs" in said.out
+        assert "coordinator member invite" in said.out
+
+        said = await house.cli("member", "invite", "north", "--valid", "2h")
+        assert JoinToken.parse(said.out).member == "north"
+        assert "edge_client enrol" in said.err
+        said = await house.cli("member", "invite", "south", "--json")
+        assert JoinToken.parse(said.json["token"]).member == "south"
+        said = await house.cli("member", "list", "--json")
+        assert [member["name"] for member in said.json["members"]] == ["north", "south"]
+        assert "north" in (await house.cli("member", "list")).out
+        said = await house.cli("member", "revoke", "south", code=2)
+        assert "--yes" in said.err
+        assert (await house.cli("member", "revoke", "south", "--yes", "--json")).json["status"] == "revoked"
+
+        job = make_job()
+        bundle = house.tmp / "desk.bundle"
+        write_bundle(bundle, "job", job.blobs)
+        said = await house.cli("job", "create", "--bundle", str(bundle))
+        assert "Job desk is running" in said.out
+        said = await house.cli("job", "create", "--bundle", str(bundle), "--json", code=4)
+        assert said.json["exit_code"] == 4
+        assert "names are never used twice" in said.json["error"]
+        await house.database.run(one_round(job))
+
+        (shown,) = (await house.cli("job", "list", "--json")).json["jobs"]
+        assert (shown["name"], shown["status"], shown["round"]) == ("desk", "running", 1)
+        said = await house.cli("job", "show", "desk")
+        assert "1 x mask phase_deadline" in said.out
+        assert "2/3" in said.out
+        detail = (await house.cli("job", "show", "desk", "--json")).json
+        assert detail["rounds"][0]["attempts"][0]["dropouts"][0]["reason"] == "phase_deadline"
+        assert detail["versions"][1]["digest"] == job.document.weights.hex()
+        assert "paused" in (await house.cli("job", "pause", "desk")).out
+        said = await house.cli("status")
+        assert "The operator paused the job." in said.out
+        assert "desk" in said.out
+        assert (await house.cli("job", "resume", "desk", "--json")).json["status"] == "running"
+        said = await house.cli("job", "abort", "desk", code=2)
+        assert "--yes" in said.err
+        assert (await house.cli("job", "abort", "desk", "--yes", "--json")).json["status"] == "aborted"
+        said = await house.cli("status", "--json")
+        assert said.json["jobs"][0]["reason"] == "job_aborted"
+
+    house(scenario)
+
+
+def test_commands_that_fail_say_what_to_do(house):
+    async def scenario(house: House) -> None:
+        free = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+        port = free.sockets[0].getsockname()[1]
+        free.close()
+        await free.wait_closed()
+        nowhere = house.tmp / "nowhere"
+        for arguments, folder, code, words in (
+            (("job", "show", "nobody"), None, 5, "there is no job named nobody"),
+            (("member", "invite", "Not a name"), None, 2, "cannot be a member's name"),
+            (("member", "invite", "north", "--valid", "soon"), None, 2, "90m, 24h or 7d"),
+            (("job", "create", "--bundle", str(nowhere)), None, 5, "coordinator job bundle"),
+            (("job", "create", "--bundle", str(house.tmp)), None, 2, "bundle.json"),
+            (("job", "bundle", str(nowhere)), None, 2, "does not exist"),
+            (("status",), nowhere, 5, "TACIT_OPERATOR"),
+            (("status",), house.operator_folder(port=port), 3, "coordinator serve"),
+            (("status",), house.operator_folder(of=1), 3, "was not certified by this operator folder's federation"),
+            (("status",), house.operator_folder(host="127.0.0.2"), 3, "advertise"),
+        ):
+            said = await house.cli(*arguments, folder=folder, code=code)
+            assert words in said.err, (arguments, said)
+            assert said.err.startswith("error: ")
+            assert said.out == ""
+
+    house(scenario)
+
+
+def test_an_operator_whom_the_coordinator_does_not_accept(house):
+    async def scenario(house: House) -> None:
+        # The right coordinator, and a certificate of another federation to show it.
+        folder = house.operator_folder()
+        stranger = house.operator_folder(of=1)
+        (folder / "cert.pem").write_bytes((stranger / "cert.pem").read_bytes())
+        said = await house.cli("status", folder=folder, code=3)
+        assert "closed the connection on seeing this operator's certificate" in said.err
+
+    house(scenario)
+
+
+def test_watching_by_command(house):
+    async def scenario(house: House) -> None:
+        environment = {**os.environ, "TACIT_OPERATOR": str(house.operator_folder())}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            "from coordinator.cli import main; main()",
+            "status",
+            "--watch",
+            "--json",
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=environment,
+        )
+        assert process.stdout is not None
+        assert json.loads(await process.stdout.readline())["jobs"] == []
+        await created(house)
+        assert json.loads(await process.stdout.readline())["jobs"][0]["name"] == "desk"
+        process.send_signal(2)
+        assert await process.wait() == 130
+
+    house(scenario)
+
+
+@dataclass(frozen=True)
+class Made:
+    """What the tools of `export` give back, as far as commands look at it."""
+
+    accuracy: float = 0.5
+    loss: float = 0.7
+    examples: int = 2
+    max_difference: float = 1e-7
+
+
+class Tools:
+    """`export` without a model: notes what it was asked for."""
+
+    def __init__(self) -> None:
+        self.exported: list[tuple[bytes, int]] = []
+
+    def read_examples(self, path: Path, *, text: str, label: str | None) -> list[Any]:
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        return [argparse.Namespace(text=row[text], label=label and row[label]) for row in rows]
+
+    def export_model(
+        self, document: Any, manifest: Any, weights: bytes, tokenizer: bytes, out: Path, samples: Any
+    ) -> Made:
+        manifest.decode(weights)
+        assert tokenizer == TOKENIZER
+        self.exported.append((weights, len(samples)))
+        out.mkdir()
+        return Made()
+
+    def evaluate_bundle(self, folder: Path, examples: Any) -> Made:
+        assert folder.is_dir()
+        return Made(accuracy=self.exported[-1][0][0] / 256, examples=len(examples))
+
+
+@pytest.fixture
+def tools(monkeypatch) -> Tools:
+    made = Tools()
+    monkeypatch.setattr("coordinator.cli.model._tools", lambda: made)
+    return made
+
+
+@pytest.fixture
+def data(tmp_path) -> Path:
+    path = tmp_path / "test.jsonl"
+    path.write_text('{"text": "a", "label": "no"}\n{"text": "b", "label": "yes"}\n')
+    return path
+
+
+def publish(house: House, number: int) -> Callable[[records.Session], None]:
+    """Another version, whose first byte is its number."""
+    weights = bytes([number]) + bytes(55)
+    digest = house.store.put(weights)
+
+    def write(s: records.Session) -> None:
+        records.open_round(s, "desk", number, 3000)
+        records.publish_version(s, "desk", number, digest, number, 3000)
+        records.end_round(s, "desk", number, "published", None, 3000)
+
+    return write
+
+
+async def in_a_thread(work: Callable[[], Any]) -> Any:
+    # A command has an event loop of its own.
+    return await asyncio.to_thread(work)
+
+
+def test_a_version_is_measured_and_the_result_kept_with_it(house, tools, data, capsys):
+    async def scenario(house: House) -> None:
+        await created(house)
+        for number in (1, 2):
+            await house.database.run(publish(house, number))
+        folder = house.operator_folder()
+        await in_a_thread(lambda: model.evaluate("desk", data, operator=folder))
+        await in_a_thread(lambda: model.evaluate("desk", data, version=1, operator=folder, as_json=True))
+        text, said = capsys.readouterr().out.splitlines()
+        assert text == "version 2: accuracy 0.78 %, loss 0.7000, 2 examples"
+        assert (json.loads(said)["version_number"], json.loads(said)["accuracy"]) == (1, 1 / 256)
+        stored = await house.database.run(lambda s: records.versions(s, "desk"))
+        assert [len(version.evaluations) for version in stored] == [0, 1, 1]
+        assert stored[2].evaluations[0].data == hashlib.sha256(data.read_bytes()).digest()
+        assert tools.exported[0][1] == 2
+        with pytest.raises(CommandFailed, match="has no version 7; the newest is 2"):
+            await in_a_thread(lambda: model.evaluate("desk", data, version=7, operator=folder))
+        with pytest.raises(CommandFailed, match="leave out --version"):
+            await in_a_thread(lambda: model.evaluate("desk", data, version=1, follow=True, operator=folder))
+
+    house(scenario)
+
+
+def test_following_measures_every_version_once_until_the_job_ends(house, tools, data, monkeypatch):
+    monkeypatch.setattr("coordinator.cli.model.RECONNECT_SECONDS", 0.05)
+
+    async def scenario(house: House) -> None:
+        await created(house)
+        await house.database.run(publish(house, 1))
+
+        async def measured(number: int) -> None:
+            while True:
+                stored = await house.database.run(lambda s: records.load_job(s, "desk"))
+                if stored.evaluation is not None and stored.evaluation.version_number >= number:
+                    return
+                await asyncio.sleep(0.02)
+
+        async with fragile(house.port, lasts=60_000) as (port, connections):
+            folder = house.operator_folder(port=port)
+            following = asyncio.create_task(
+                in_a_thread(lambda: model.evaluate("desk", data, follow=True, operator=folder))
+            )
+            await measured(1)
+            for number in range(2, 9):
+                await house.database.run(publish(house, number))
+                house.rounds.change()
+                if number in (4, 8):
+                    await measured(number)
+            await house.database.run(
+                lambda s: records.set_job_status(s, "desk", records.JobStatus.FINISHED, "job_finished", 9)
+            )
+            house.rounds.change()
+            await following
+            # The connections broke on the way and that was no matter.
+            assert len(connections) > 1
+        stored = await house.database.run(lambda s: records.versions(s, "desk"))
+        counts = [len(version.evaluations) for version in stored]
+        assert counts[0] == 0
+        # An answer that was lost on the way may be recorded again, and nothing is left out.
+        assert all(1 <= count <= 2 for count in counts[1:])
+
+    house(scenario)
+
+
+def test_following_what_is_not_there_ends_at_once(house, tools, data):
+    async def scenario(house: House) -> None:
+        folder = house.operator_folder()
+        with pytest.raises(CommandFailed, match="there is no job named desk"):
+            await in_a_thread(lambda: model.evaluate("desk", data, follow=True, operator=folder))
+
+    house(scenario)
+
+
+def test_a_version_is_exported(house, tools, data, tmp_path, capsys):
+    async def scenario(house: House) -> None:
+        await created(house)
+        await house.database.run(publish(house, 1))
+        folder = house.operator_folder()
+        await in_a_thread(lambda: model.export("desk", tmp_path / "one", operator=folder, as_json=True))
+        assert json.loads(capsys.readouterr().out)["version_number"] == 1
+        await in_a_thread(lambda: model.export("desk", tmp_path / "two", version=0, samples=data, operator=folder))
+        assert "version 0" in capsys.readouterr().out
+        assert [weights[:1] for weights, _ in tools.exported] == [b"\x01", b"\x00"]
+        # Without samples they are made up; with them they are used.
+        assert tools.exported[0][1] > 10
+        assert tools.exported[1][1] == 2
+
+    house(scenario)
+
+
+def test_a_version_that_rotted_on_the_disk_is_not_exported(house, tools, tmp_path):
+    async def scenario(house: House) -> None:
+        job = await created(house)
+        name = job.document.weights.hex()
+        path = house.tmp / "store" / "blobs" / name[:2] / name
+        path.write_bytes(bytes(56))
+        folder = house.operator_folder()
+        with pytest.raises(CommandFailed, match="another digest"):
+            await in_a_thread(lambda: model.export("desk", tmp_path / "out", operator=folder))
+        assert tools.exported == []
+
+    house(scenario)
+
+
+def test_made_up_texts_are_many_lengths_and_always_the_same():
+    tokenizer = json.dumps({"model": {"vocab": {"[PAD]": 0, "house": 1, "##ing": 2, "go": 3, ".": 4}}}).encode()
+    texts = model.made_up_texts(tokenizer)
+    assert texts == model.made_up_texts(tokenizer)
+    assert {len(text.split()) for text in texts} == {1, 2, 4, 8, 16, 32}
+    assert {word for text in texts for word in text.split()} == {"house", "go"}
+
+
+def test_help_answers_at_once_without_anything_heavy():
+    import subprocess
+
+    script = """
+        import sys
+        from coordinator.cli import app
+        heavy = {"grpc", "sqlalchemy", "alembic", "cryptography", "pydantic", "numpy", "google.protobuf", "torch"}
+        sys.stdout.write(repr(sorted(heavy & set(sys.modules))))
+    """
+    import textwrap
+
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == "[]"

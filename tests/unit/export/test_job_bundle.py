@@ -1,0 +1,170 @@
+"""The bundle a job starts from: the same specification gives the same bytes, and what is named is what is there."""
+
+import gzip
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge_client.text import VocabularyInvalid
+from export.bundle import JobBundle, TableInvalid, make_job_bundle, read_job_bundle
+from tacit.bundle import JOB_FILES, BundleInvalid, read_bundle, write_bundle
+from tacit.job import JobDocument, JobSpec, TextCNNModel, VocabularyFile
+
+SHARED = Path(__file__).parents[3].parent / "shared" / "data"
+
+
+def test_the_document_names_the_files_beside_it(spec: JobSpec, job: JobBundle, job_folder: Path) -> None:
+    document = job.document
+    assert document.weights == hashlib.sha256(job.weights).digest()
+    assert document.tokenizer == hashlib.sha256(job.tokenizer).digest()
+    assert document.manifest == job.manifest.digest()
+    assert document.values == job.manifest.values == len(job.weights) // 4
+    assert (job_folder / "bundle" / "job.json").read_bytes() == document.canonical()
+    for name in ("name", "labels", "model", "training", "rounds", "aggregation", "server", "seed"):
+        assert getattr(document, name) == getattr(spec, name)
+    assert [tensor.name for tensor in job.manifest.tensors][:3] == [
+        "embedding.weight",
+        "filters.2.weight",
+        "filters.2.bias",
+    ]
+
+
+def test_the_same_specification_gives_the_same_bytes_in_another_process(
+    spec: JobSpec, job: JobBundle, job_folder: Path, tmp_path: Path
+) -> None:
+    program = (
+        "import sys; from pathlib import Path; from tacit.job import JobSpec; "
+        "from export.bundle import make_job_bundle; "
+        "make_job_bundle(JobSpec.model_validate_json(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]))"
+    )
+    subprocess.run(
+        [sys.executable, "-c", program, spec.model_dump_json(by_alias=True), job_folder, tmp_path / "again"],
+        check=True,
+        env={"PYTHONHASHSEED": "77", "PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1"},
+    )
+    again = read_bundle(tmp_path / "again")
+    assert again.files == read_bundle(job_folder / "bundle").files
+    assert sorted(again.files) == sorted(JOB_FILES)
+
+
+def test_another_seed_gives_other_weights_and_nothing_else(
+    spec: JobSpec, job: JobBundle, job_folder: Path, tmp_path: Path
+) -> None:
+    document = make_job_bundle(spec.model_copy(update={"seed": 5}), job_folder, tmp_path / "other")
+    assert document.weights != job.document.weights
+    assert (document.manifest, document.tokenizer) == (job.document.manifest, job.document.tokenizer)
+
+
+def test_starting_weights_are_the_models(job: JobBundle) -> None:
+    tensors = job.manifest.unflatten(job.manifest.decode(job.weights))
+    assert not tensors["embedding.weight"][0].any()
+    assert tensors["embedding.weight"][1:].all()
+    assert tensors["output.weight"].shape == (3, 24)
+
+
+TABLE = """\
+who 1 2 3 4 5
+WHO 9 9 9 9 9
+city -1 0.5 1e-3 0 2
+zebra 1 1 1 1 1
+who 7 7 7 7 7
+at name 1 1 1 1 1
+[PAD] 1 1 1 1 1
+"""
+
+
+def with_table(spec: JobSpec, job_folder: Path, name: str, table: str | bytes) -> JobSpec:
+    data = table.encode() if isinstance(table, str) else table
+    (job_folder / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    return spec.model_copy(update={"vocabulary": spec.vocabulary.model_copy(update={"pretrained": name})})
+
+
+@pytest.mark.parametrize("name", ["table.txt", "table.txt.gz"])
+def test_words_of_a_table_start_as_the_table_has_them(
+    spec: JobSpec, job: JobBundle, job_folder: Path, tmp_path: Path, name: str
+) -> None:
+    said: list[str] = []
+    out = tmp_path / "bundle"
+    make_job_bundle(with_table(spec, job_folder, name, TABLE), job_folder, out, report=said.append)
+    assert any("2 of 22 entries found" in sentence for sentence in said)
+    made = read_job_bundle(out)
+    rows = made.manifest.unflatten(made.manifest.decode(made.weights))["embedding.weight"]
+    seeded = job.manifest.unflatten(job.manifest.decode(job.weights))["embedding.weight"]
+    # [PAD] and [UNK], then the words in their order: "who" is the second, "city" the tenth.
+    assert rows[3].tolist() == [1, 2, 3, 4, 5]
+    assert rows[11].tolist() == np.array([-1, 0.5, 1e-3, 0, 2], dtype=np.float32).tolist()
+    assert not rows[0].any()  # Padding stays zero, whatever a table calls [PAD].
+    others = [row for row in range(len(rows)) if row not in (3, 11)]
+    assert np.array_equal(rows[others], seeded[others])
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ("who 1 2 3 4\n", "line 1: 4 numbers where model.embedding is 5"),
+        ("who 1 2 3 4 5 6\n", "line 1: 6 numbers where model.embedding is 5"),
+        ("2 5\nwho 1 2 3 4 5\n", "line 1: 1 numbers where model.embedding is 5"),
+        ("who 1 2 3 4 5\nis 1 2 x 4 5\n", "line 2: not a word and 5 numbers"),
+        ("who 1 2 3 4 nan\n", "line 1: a number is not finite"),
+        ("zebra 1 2 3 4 5\n", "none of its words is in the vocabulary"),
+        ("", "none of its words is in the vocabulary"),
+        (b"who 1 2 3 4 \xff\n", "is not UTF-8 text"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_refused_and_nothing_written(
+    spec: JobSpec, job_folder: Path, tmp_path: Path, table: str | bytes, says: str
+) -> None:
+    with pytest.raises(TableInvalid, match=says):
+        make_job_bundle(with_table(spec, job_folder, "bad.txt", table), job_folder, tmp_path / "bundle")
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_that_are_not_there_are_named(spec: JobSpec, job_folder: Path, tmp_path: Path) -> None:
+    elsewhere = spec.model_copy(update={"vocabulary": VocabularyFile(kind="words", file="none.txt")})
+    with pytest.raises(VocabularyInvalid, match=r"none\.txt does not exist"):
+        make_job_bundle(elsewhere, job_folder, tmp_path / "bundle")
+    elsewhere = spec.model_copy(update={"vocabulary": spec.vocabulary.model_copy(update={"pretrained": "none.txt"})})
+    with pytest.raises(TableInvalid, match=r"none\.txt does not exist.*vocabulary\.pretrained"):
+        make_job_bundle(elsewhere, job_folder, tmp_path / "bundle")
+
+
+def test_a_bundle_of_two_jobs_is_refused(spec: JobSpec, job_folder: Path, job: JobBundle, tmp_path: Path) -> None:
+    """Every digest in bundle.json is right, and job.json still names other files."""
+    files = dict(read_bundle(job_folder / "bundle").files)
+    weights = bytearray(files["weights.bin"])
+    weights[0] ^= 1
+    for name, data in {"weights.bin": bytes(weights), "tokenizer.json": b"{}"}.items():
+        write_bundle(tmp_path / "mixed", "job", files | {name: data})
+        with pytest.raises(BundleInvalid, match=f"names another {name}"):
+            read_job_bundle(tmp_path / "mixed")
+    write_bundle(tmp_path / "mixed", "job", files | {"weights.bin": b"\x00" * 8})
+    with pytest.raises(BundleInvalid, match="a version of 8 bytes"):
+        read_job_bundle(tmp_path / "mixed")
+    miscounted = job.document.model_copy(update={"values": 1}).canonical()
+    write_bundle(tmp_path / "mixed", "job", files | {"job.json": miscounted})
+    with pytest.raises(BundleInvalid, match="counts other values"):
+        read_job_bundle(tmp_path / "mixed")
+
+
+def test_berts_pieces_and_glove_make_bundles(tmp_path: Path) -> None:
+    pieces, glove = "bert_vocab/bert-base-uncased-vocab.txt.gz", "glove/glove.6B.50d.subset.txt.gz"
+    if not (SHARED / pieces).exists() or not (SHARED / glove).exists():
+        pytest.skip("BERT's vocabulary and GloVe are not beside the repository")
+    labels = ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM")
+    bert = JobSpec(name="bert", labels=labels, vocabulary=VocabularyFile(kind="wordpiece", file=pieces))
+    document = make_job_bundle(bert, SHARED, tmp_path / "bert")
+    assert document.values == 30522 * 128 + sum(400 * (128 * width + 1) for width in (2, 3, 4, 5)) + 6 * 1601
+    said: list[str] = []
+    words = JobSpec(
+        name="words",
+        labels=labels,
+        model=TextCNNModel(embedding=50, maps=20),
+        # A table is a word list as well.
+        vocabulary=VocabularyFile(kind="words", file=glove, pretrained=glove),
+    )
+    assert isinstance(make_job_bundle(words, SHARED, tmp_path / "words", report=said.append), JobDocument)
+    assert any("7,846 of 7,848 entries found" in sentence for sentence in said)

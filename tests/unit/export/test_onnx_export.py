@@ -1,0 +1,113 @@
+"""Export: the file computes what the module does, at every length and batch, or is not written."""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+import export.onnx
+from edge_client.models import build, load_shared
+from edge_client.text import TextEncoder
+from export.bundle import JobBundle
+from export.onnx import ExportReport, ParityFailed, export_model
+from tacit.bundle import read_bundle
+from tacit.documents import DocumentInvalid
+
+Exported = tuple[Path, ExportReport]
+
+
+def test_the_bundle_says_where_the_model_came_from(exported: Exported, job: JobBundle) -> None:
+    out, report = exported
+    bundle = read_bundle(out, "model")
+    facts = bundle.index.model
+    assert facts is not None
+    assert facts.job == "questions"
+    assert facts.version == hashlib.sha256(job.weights).digest()
+    assert (facts.max_tokens, facts.min_tokens) == (12, 4)
+    assert facts.parity == report.max_difference <= 1e-5
+    assert facts.texts == report.texts == 5
+    assert report.files == {name: len(data) for name, data in bundle.files.items()}
+    assert bundle.files["tokenizer.json"] == job.tokenizer
+    assert bundle.files["labels.json"] == b'{"labels":["HUM","LOC","NUM"],"schema":1}'
+
+
+def test_the_file_computes_what_the_module_does(exported: Exported, job: JobBundle) -> None:
+    session = onnxruntime.InferenceSession(exported[0] / "model.onnx", providers=["CPUExecutionProvider"])
+    (given,), (found,) = session.get_inputs(), session.get_outputs()
+    assert (given.name, given.type, given.shape) == ("input_ids", "tensor(int64)", ["batch", "sequence"])
+    assert (found.name, found.shape) == ("logits", ["batch", 3])
+    encoder = TextEncoder(job.tokenizer, 12, 4)
+    module = build(job.document.model, encoder.vocabulary_size, 3, encoder.pad_id)
+    load_shared(module, job.manifest.unflatten(job.manifest.decode(job.weights)))
+    random = np.random.default_rng(0)
+    for batch, length in [(1, 4), (1, 5), (1, 12), (2, 4), (7, 9), (64, 12), (3, 40)]:
+        ids = random.integers(0, encoder.vocabulary_size, size=(batch, length))
+        ids[0, length // 2 :] = encoder.pad_id
+        (logits,) = session.run(None, {"input_ids": ids})
+        with torch.no_grad():
+            np.testing.assert_allclose(logits, module(torch.from_numpy(ids)).numpy(), rtol=0, atol=1e-5)
+
+
+def test_the_file_holds_nothing_of_this_machine(exported: Exported) -> None:
+    data = (exported[0] / "model.onnx").read_bytes()
+    for trace in (b".py", str(Path.cwd()).encode(), b"site-packages", b'File "', b"forward"):
+        assert trace not in data
+    assert sorted(path.name for path in exported[0].iterdir()) == sorted(
+        ["bundle.json", "labels.json", "model.onnx", "tokenizer.json"]
+    )
+
+
+def test_a_model_that_computes_something_else_is_not_written(
+    job: JobBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The module is changed after its conversion by what a tenth of a percent of one bias is."""
+    convert = export.onnx._convert
+
+    def convert_then_change(module: torch.nn.Module, encoder: TextEncoder) -> bytes:
+        data = convert(module, encoder)  # type: ignore[arg-type]
+        with torch.no_grad():
+            module.output.bias[0] += 1e-3  # type: ignore[index,union-attr,operator]
+        return data
+
+    monkeypatch.setattr(export.onnx, "_convert", convert_then_change)
+    with pytest.raises(ParityFailed, match=r"differ from the trained model's by 0\.001"):
+        export_model(job.document, job.manifest, job.weights, job.tokenizer, tmp_path / "model", ["who wrote the book"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_difference_that_is_no_number_is_a_failure(
+    job: JobBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export.onnx, "_convert", lambda *_: b"")
+    monkeypatch.setattr(export.onnx, "_parity", lambda *_: float("nan"))
+    with pytest.raises(ParityFailed, match="nothing was written"):
+        export_model(job.document, job.manifest, job.weights, job.tokenizer, tmp_path / "model", ["who"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_parity_is_looked_at_alone_in_batches_and_at_every_length(job: JobBundle) -> None:
+    encoder = TextEncoder(job.tokenizer, 12, 4)
+    shapes = {
+        ids.shape for ids in export.onnx._batches(encoder, ["who", "where is the city", "what is the man " * 9] * 2)
+    }
+    assert {(1, 4), (1, 12), (3, 12), (6, 12), (2, 12)} <= shapes
+
+
+def test_weights_of_another_model_are_refused(job: JobBundle, tmp_path: Path) -> None:
+    with pytest.raises(DocumentInvalid, match="a version of 4 bytes"):
+        export_model(job.document, job.manifest, b"\x00" * 4, job.tokenizer, tmp_path / "model", ["who"])
+    with pytest.raises(ValueError, match="no texts to compare"):
+        export_model(job.document, job.manifest, job.weights, job.tokenizer, tmp_path / "model", [])
+
+
+def test_exporting_says_nothing(
+    job: JobBundle, tmp_path: Path, capfd: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    export_model(job.document, job.manifest, job.weights, job.tokenizer, tmp_path / "model", ["who wrote the book"])
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert said.err == ""
+    assert not [str(warning.message) for warning in recwarn]

@@ -1,0 +1,338 @@
+"""Blobs over the wire, against a coordinator that breaks off, lies and forgets."""
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+
+import grpc
+import grpc.aio
+import pytest
+
+from tacit import blobs
+from tacit.blobs import BlobDamaged, BlobNotThere, fetch_blob, put_blob
+from tacit.v1 import federation_pb2, operator_pb2
+
+DATA = bytes(range(256)) * 8
+DIGEST = hashlib.sha256(DATA).digest()
+
+
+def broken(code: grpc.StatusCode, details: str = "") -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch):
+    """Pauses take no time, and are counted."""
+    pauses = []
+    real = asyncio.sleep
+
+    async def sleep(seconds):
+        pauses.append(seconds)
+        await real(0)
+
+    monkeypatch.setattr(blobs.asyncio, "sleep", sleep)
+    return pauses
+
+
+class Serving:
+    """`FetchBlob` of a coordinator: sends pieces, and does to call number n what `fates[n]` says."""
+
+    def __init__(self, data: bytes = DATA, *, piece: int = 100, fates: dict[int, Callable] | None = None) -> None:
+        self.data, self.piece, self.fates = data, piece, fates or {}
+        self.offsets: list[int] = []
+
+    async def __call__(self, request):
+        call = len(self.offsets)
+        self.offsets.append(request.offset)
+        fate = self.fates.get(call, lambda number, chunk: chunk)
+        offset, number = request.offset, 0
+        if offset > len(self.data):
+            raise broken(grpc.StatusCode.INVALID_ARGUMENT, "offset lies outside the blob")
+        while True:
+            data = self.data[offset : offset + self.piece]
+            chunk = fate(number, federation_pb2.BlobChunk(offset=offset, total=len(self.data), data=data))
+            if chunk is None:
+                return
+            yield chunk
+            offset, number = offset + len(data), number + 1
+            if offset >= len(self.data):
+                return
+
+
+def breaks_after(pieces: int, code=grpc.StatusCode.UNAVAILABLE):
+    def fate(number, chunk):
+        if number == pieces:
+            raise broken(code, "gone")
+        return chunk
+
+    return fate
+
+
+def ends_after(pieces: int):
+    return lambda number, chunk: None if number == pieces else chunk
+
+
+def fetch(serving, into, **how):
+    return asyncio.run(fetch_blob(serving, how.pop("digest", DIGEST), into, **how))
+
+
+@pytest.fixture(params=["file", "memory"])
+def sink(request, tmp_path):
+    """Where a blob goes, and how to look at it there."""
+    if request.param == "memory":
+        data = bytearray()
+        return data, lambda: bytes(data)
+    path = tmp_path / "weights.bin"
+    return path, lambda: path.read_bytes() if path.exists() else b""
+
+
+# ---- fetching --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 1, 99, 100, 101, 2048])
+def test_a_blob_arrives(sink, size):
+    into, content = sink
+    told = []
+    digest = hashlib.sha256(DATA[:size]).digest()
+    assert fetch(Serving(DATA[:size]), into, digest=digest, progress=lambda *at: told.append(at)) == size
+    assert content() == DATA[:size]
+    assert told[-1] == (size, size)
+
+
+def test_it_goes_on_where_the_connection_broke(sink, no_waiting):
+    into, content = sink
+    serving = Serving(fates={0: breaks_after(3), 1: breaks_after(0), 2: breaks_after(5), 3: ends_after(2)})
+    fetch(serving, into)
+    assert content() == DATA
+    assert serving.offsets == [0, 300, 300, 800, 1000]
+    assert len(no_waiting) == 4
+
+
+def test_a_file_has_its_name_only_when_it_is_whole(tmp_path):
+    path = tmp_path / "weights.bin"
+    with pytest.raises(grpc.aio.AioRpcError):
+        fetch(Serving(fates={0: breaks_after(4, grpc.StatusCode.PERMISSION_DENIED)}), path)
+    assert not path.exists()
+    assert (tmp_path / "weights.bin.partial").stat().st_size == 400
+    later = Serving()
+    fetch(later, path)
+    assert later.offsets == [400]
+    assert path.read_bytes() == DATA
+    assert [entry.name for entry in tmp_path.iterdir()] == ["weights.bin"]
+
+
+def test_what_is_there_and_right_is_not_fetched_again(tmp_path):
+    path = tmp_path / "weights.bin"
+    path.write_bytes(DATA)
+    serving = Serving()
+    assert fetch(serving, path) == len(DATA)
+    assert serving.offsets == []
+    path.write_bytes(b"damaged")
+    fetch(serving, path)
+    assert path.read_bytes() == DATA
+
+
+def test_a_damaged_rest_of_an_earlier_call_is_thrown_away(tmp_path):
+    (tmp_path / "weights.bin.partial").write_bytes(b"x" * 500)
+    serving = Serving()
+    fetch(serving, tmp_path / "weights.bin")
+    assert serving.offsets == [500, 0]
+    assert (tmp_path / "weights.bin").read_bytes() == DATA
+
+
+@pytest.mark.parametrize("size", [len(DATA), len(DATA) + 1, 10_000])
+def test_a_rest_longer_than_the_blob_is_thrown_away(tmp_path, size):
+    (tmp_path / "weights.bin.partial").write_bytes(b"x" * size)
+    fetch(Serving(), tmp_path / "weights.bin")
+    assert (tmp_path / "weights.bin").read_bytes() == DATA
+
+
+def test_another_blob_than_was_asked_for_is_thrown_away(sink):
+    into, content = sink
+    with pytest.raises(BlobDamaged, match="another digest"):
+        fetch(Serving(DATA[::-1]), into)
+    assert content() == b""
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"offset": 7},
+        {"total": 5000},
+        {"data": b"x" * 5000},
+    ],
+    ids=["a gap", "a size that changes", "more than announced"],
+)
+def test_a_coordinator_that_breaks_the_rules_is_left(sink, lie):
+    into, content = sink
+
+    def fate(number, chunk):
+        if number == 2:
+            for field, value in lie.items():
+                setattr(chunk, field, value)
+        return chunk
+
+    with pytest.raises(BlobDamaged, match="was due"):
+        fetch(Serving(fates=dict.fromkeys(range(5), fate)), into)
+    assert content() == b""
+
+
+def test_no_more_is_taken_than_can_be_right(sink):
+    into, content = sink
+    with pytest.raises(BlobDamaged, match="at most 1000 can be right"):
+        fetch(Serving(), into, limit=1000)
+    assert content() == b""
+
+
+def test_a_blob_that_is_not_there(sink):
+    with pytest.raises(BlobNotThere, match="nothing of that name"):
+        fetch(
+            Serving(
+                fates={0: lambda *_: (_ for _ in ()).throw(broken(grpc.StatusCode.NOT_FOUND, "nothing of that name"))}
+            ),
+            sink[0],
+        )
+
+
+def test_a_refusal_is_not_tried_again(sink):
+    serving = Serving(fates={0: breaks_after(1, grpc.StatusCode.PERMISSION_DENIED)})
+    with pytest.raises(grpc.aio.AioRpcError):
+        fetch(serving, sink[0])
+    assert len(serving.offsets) == 1
+
+
+def test_patience_ends_where_nothing_moves(sink, no_waiting, monkeypatch):
+    now = [0.0]
+
+    class Clock:
+        def time(self):
+            now[0] += 1.0
+            return now[0]
+
+    monkeypatch.setattr(blobs.asyncio, "get_running_loop", Clock)
+    serving = Serving(fates={0: breaks_after(3)} | dict.fromkeys(range(1, 1000), breaks_after(0)))
+    with pytest.raises(grpc.aio.AioRpcError, match="gone"):
+        fetch(serving, sink[0], patience=30)
+    assert 20 <= len(serving.offsets) <= 40
+    # Longer and longer, within bounds.
+    assert max(no_waiting) <= 5.0
+    assert no_waiting[-1] > no_waiting[0]
+
+
+def test_a_stream_that_sends_nothing_is_not_asked_for_ever(sink, monkeypatch):
+    now = [0.0]
+
+    class Clock:
+        def time(self):
+            now[0] += 1.0
+            return now[0]
+
+    monkeypatch.setattr(blobs.asyncio, "get_running_loop", Clock)
+    with pytest.raises(BlobDamaged, match="before its announced size"):
+        fetch(Serving(fates=dict.fromkeys(range(1000), ends_after(0))), sink[0], patience=30)
+
+
+# ---- uploading -------------------------------------------------------------------------------------------------
+
+
+class Taking:
+    """`StatBlob` and `PutBlob` of a coordinator whose connection lasts for so many messages."""
+
+    def __init__(self, *, lasts: list[int] | None = None, keeps: bytes = b"") -> None:
+        self.kept, self.lasts = keeps, lasts or []
+        self.uploads: list[int] = []
+        self.complete = False
+        self.total = None
+
+    async def StatBlob(self, request):  # noqa: N802
+        return operator_pb2.StatBlobResponse(received=len(self.kept), complete=self.complete)
+
+    async def PutBlob(self, parts):  # noqa: N802
+        left = self.lasts.pop(0) if self.lasts else 1_000_000
+        header = (await anext(parts)).header
+        self.uploads.append(header.offset)
+        if header.offset != len(self.kept):
+            raise broken(grpc.StatusCode.INVALID_ARGUMENT, "bytes do not follow")
+        async for part in parts:
+            if left == 0:
+                raise broken(grpc.StatusCode.UNAVAILABLE, "gone")
+            left -= 1
+            self.kept += part.data
+        self.complete = len(self.kept) == header.total
+        if self.complete and hashlib.sha256(self.kept).digest() != header.digest:
+            self.complete, self.kept = False, b""
+            raise broken(grpc.StatusCode.INVALID_ARGUMENT, "they were discarded")
+        return operator_pb2.StatBlobResponse(received=len(self.kept), complete=self.complete)
+
+
+@pytest.fixture(params=["bytes", "file"])
+def source(request, tmp_path):
+    if request.param == "bytes":
+        return DATA
+    path = tmp_path / "weights.bin"
+    path.write_bytes(DATA)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(blobs, "CHUNK", 100)
+
+
+def put(taking, source, **how):
+    return asyncio.run(put_blob(taking, source, **how))
+
+
+def test_an_upload_arrives(source):
+    taking, told = Taking(), []
+    assert put(taking, source, progress=lambda *at: told.append(at)) == DIGEST
+    assert taking.kept == DATA
+    assert told[0] == (0, len(DATA))
+    assert told[-1] == (len(DATA), len(DATA))
+
+
+def test_an_upload_goes_on_where_the_connection_broke(source):
+    taking = Taking(lasts=[3, 0, 5])
+    put(taking, source)
+    assert taking.kept == DATA
+    assert taking.uploads == [0, 300, 300, 800]
+
+
+def test_an_upload_goes_on_from_an_earlier_one(source):
+    taking = Taking(keeps=DATA[:1234])
+    put(taking, source)
+    assert taking.uploads == [1234]
+    assert taking.kept == DATA
+
+
+def test_what_is_there_is_not_sent(source):
+    taking = Taking(keeps=DATA)
+    taking.complete = True
+    assert put(taking, source) == DIGEST
+    assert taking.uploads == []
+
+
+def test_a_damaged_earlier_upload_is_sent_again(source):
+    taking = Taking(keeps=b"x" * 500)
+    put(taking, source)
+    assert taking.uploads == [500, 0]
+    assert taking.kept == DATA
+
+
+def test_a_file_that_changes_while_it_is_sent_is_an_error(tmp_path):
+    path = tmp_path / "weights.bin"
+    path.write_bytes(DATA)
+
+    class Changing(Taking):
+        async def StatBlob(self, request):  # noqa: N802
+            path.write_bytes(DATA[::-1])
+            return await super().StatBlob(request)
+
+    with pytest.raises(BlobDamaged, match="discarded"):
+        put(Changing(), path)
+
+
+def test_an_empty_upload():
+    taking = Taking()
+    assert put(taking, b"") == hashlib.sha256(b"").digest()
+    assert taking.complete

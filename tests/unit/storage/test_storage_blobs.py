@@ -1,0 +1,366 @@
+"""Blobs: whole or not at all, verified, resumable."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import uuid
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from coordinator.storage import blobs
+from coordinator.storage.blobs import BlobStore, open_blobs
+from coordinator.storage.errors import BlobCorrupt, BlobMissing, BlobRejected, StoreUnusable
+
+DATA = bytes(range(256)) * 40
+
+
+def digest_of(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+@pytest.fixture(params=["file", "memory"])
+def store(request, tmp_path) -> BlobStore:
+    if request.param == "file":
+        return open_blobs(f"file://{tmp_path / 'store'}")
+    return open_blobs(f"memory://{uuid.uuid4().hex}", staging=tmp_path / "staging")
+
+
+@pytest.fixture
+def local(tmp_path) -> BlobStore:
+    return open_blobs(f"file://{tmp_path / 'store'}")
+
+
+def path_of(root: Path, digest: bytes) -> Path:
+    return root / "store" / "blobs" / digest.hex()[:2] / digest.hex()
+
+
+def upload(store: BlobStore, data: bytes, *, piece: int = 1000) -> None:
+    incoming = store.incoming(digest_of(data), len(data))
+    for offset in range(incoming.received, len(data), piece):
+        incoming.append(offset, data[offset : offset + piece])
+    incoming.finish()
+
+
+# ---- every store -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [b"", b"x", DATA], ids=["empty", "one byte", "10 KiB"])
+def test_what_is_put_can_be_read(store, data):
+    digest = store.put(data)
+    assert digest == digest_of(data)
+    assert store.has(digest)
+    assert store.get(digest) == data
+    assert store.size(digest) == store.received(digest) == len(data)
+
+
+def test_parts_of_a_blob(store):
+    digest = store.put(DATA)
+    assert store.read(digest, 0, 10) == DATA[:10]
+    assert store.read(digest, 300, 1000) == DATA[300:1300]
+    assert store.read(digest, len(DATA) - 5, 1000) == DATA[-5:]
+    assert store.read(digest, len(DATA), 1000) == b""
+    for offset in (-1, len(DATA) + 1):
+        with pytest.raises(BlobRejected, match="lies outside"):
+            store.read(digest, offset, 10)
+
+
+def test_what_is_not_there_is_a_sentence(store):
+    digest = digest_of(b"never stored")
+    assert not store.has(digest)
+    assert store.received(digest) == 0
+    for read in (store.get, store.size, lambda name: store.read(name, 0, 1)):
+        with pytest.raises(BlobMissing, match=digest.hex()):
+            read(digest)
+
+
+@pytest.mark.parametrize("name", [b"", b"\x00" * 31, b"\x00" * 33, b"../../../../etc/passwd"])
+def test_what_is_no_digest_names_nothing(store, name):
+    for call in (store.has, store.get, store.size, store.received, lambda digest: store.incoming(digest, 1)):
+        with pytest.raises(BlobRejected, match="a digest has 32 bytes"):
+            call(name)
+
+
+def test_an_upload_in_pieces(store):
+    upload(store, DATA)
+    assert store.get(digest_of(DATA)) == DATA
+
+
+def test_an_empty_upload(store):
+    upload(store, b"")
+    assert store.get(digest_of(b"")) == b""
+
+
+def test_an_upload_goes_on_where_it_broke_off(store):
+    incoming = store.incoming(digest_of(DATA), len(DATA))
+    incoming.append(0, DATA[:3000])
+    assert not store.has(digest_of(DATA))
+    assert store.received(digest_of(DATA)) == 3000
+    with pytest.raises(BlobRejected, match=f"3000 of {len(DATA)} bytes have arrived"):
+        incoming.finish()
+    again = store.incoming(digest_of(DATA), len(DATA))
+    assert again.received == 3000
+    upload(store, DATA)
+    assert store.get(digest_of(DATA)) == DATA
+
+
+def test_bytes_that_do_not_follow_are_refused_and_change_nothing(store):
+    incoming = store.incoming(digest_of(DATA), len(DATA))
+    incoming.append(0, DATA[:3000])
+    for offset in (0, 2999, 3001):
+        with pytest.raises(BlobRejected, match="do not follow the 3000"):
+            incoming.append(offset, b"x")
+    with pytest.raises(BlobRejected, match="announced with"):
+        incoming.append(3000, DATA)
+    assert incoming.received == 3000
+    upload(store, DATA)
+    assert store.get(digest_of(DATA)) == DATA
+
+
+def test_an_upload_that_is_something_else_is_discarded(store):
+    wrong = store.incoming(digest_of(DATA), 5)
+    wrong.append(0, b"wrong")
+    with pytest.raises(BlobRejected, match="they were discarded"):
+        wrong.finish()
+    assert not store.has(digest_of(DATA))
+    assert store.received(digest_of(DATA)) == 0
+    upload(store, DATA)
+    assert store.get(digest_of(DATA)) == DATA
+
+
+def test_an_upload_of_another_size_is_discarded(store):
+    longer = store.incoming(digest_of(DATA), len(DATA) + 1)
+    longer.append(0, DATA + b"x")
+    with pytest.raises(BlobRejected, match="they were discarded"):
+        store.incoming(digest_of(DATA), len(DATA)).finish()
+    assert store.received(digest_of(DATA)) == 0
+
+
+def test_uploading_what_is_there_does_nothing(store):
+    store.put(DATA)
+    incoming = store.incoming(digest_of(DATA), len(DATA))
+    assert incoming.complete
+    assert incoming.received == len(DATA)
+    assert incoming.append(0, b"whatever") == len(DATA)
+    incoming.finish()
+    assert store.get(digest_of(DATA)) == DATA
+
+
+def test_two_uploads_of_one_blob_at_once(store):
+    first, second = (store.incoming(digest_of(DATA), len(DATA)) for _ in range(2))
+    first.append(0, DATA[:5000])
+    second.append(5000, DATA[5000:])
+    first.finish()
+    second.finish()
+    assert store.get(digest_of(DATA)) == DATA
+
+
+def test_a_size_that_no_blob_has_is_refused(store):
+    for total in (-1, blobs.MAX_BLOB + 1):
+        with pytest.raises(BlobRejected, match="over the limit"):
+            store.incoming(digest_of(DATA), total)
+
+
+def test_many_threads_put_the_same_and_different_blobs(store):
+    items = [bytes([number % 5]) * 2000 for number in range(20)]
+    threads = [threading.Thread(target=store.put, args=(item,)) for item in items]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(store.get(digest_of(item)) == item for item in items)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.binary(max_size=400), cuts=st.lists(st.integers(0, 400), max_size=8), tried=st.data())
+def test_however_an_upload_is_cut_it_arrives(tmp_path, data, cuts, tried):
+    store = open_blobs(f"memory://{uuid.uuid4().hex}", staging=tmp_path / uuid.uuid4().hex)
+    digest = digest_of(data)
+    for _ in cuts:
+        incoming = store.incoming(digest, len(data))
+        # A client that guesses where to go on does no harm.
+        offset = tried.draw(st.integers(0, len(data)))
+        before = store.received(digest)
+        try:
+            incoming.append(offset, data[offset : offset + tried.draw(st.integers(0, 200))])
+        except BlobRejected:
+            assert store.received(digest) == before
+    incoming = store.incoming(digest, len(data))
+    incoming.append(incoming.received, data[incoming.received :])
+    incoming.finish()
+    assert store.get(digest) == data
+
+
+# ---- on a disk -------------------------------------------------------------------------------------------------
+
+
+def test_damage_on_the_disk_is_noticed_and_named(local, tmp_path):
+    digest = local.put(DATA)
+    path = path_of(tmp_path, digest)
+    damaged = bytearray(path.read_bytes())
+    damaged[700] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(BlobCorrupt, match=str(path)):
+        local.get(digest)
+
+
+def test_putting_what_is_there_does_not_touch_it(local, tmp_path):
+    path = path_of(tmp_path, local.put(DATA))
+    before = path.stat()
+    local.put(DATA)
+    assert path.stat() == before
+
+
+def test_a_put_that_fails_is_a_sentence_and_leaves_nothing(local, tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(blobs, "_force", full)
+    with pytest.raises(StoreUnusable, match="No space left on device; check free space"):
+        local.put(DATA)
+    assert not local.has(digest_of(DATA))
+    assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
+
+
+def test_a_blob_is_on_the_disk_before_it_has_its_name(local, tmp_path, monkeypatch):
+    acts = []
+    real_force, real_folder, real_replace = blobs._force, blobs._force_folder, Path.replace
+    monkeypatch.setattr(blobs, "_force", lambda fd: (acts.append("file forced"), real_force(fd)))
+    monkeypatch.setattr(blobs, "_force_folder", lambda path: (acts.append("folder forced"), real_folder(path)))
+    monkeypatch.setattr(Path, "replace", lambda self, to: (acts.append("named"), real_replace(self, to))[1])
+    local.put(DATA)
+    upload(local, b"another blob")
+    assert acts == ["file forced", "folder forced", "named", "folder forced"] * 2
+
+
+# Every line of the store at which a process can be killed: a blob is there whole afterwards, or not at all, and the
+# same work done again succeeds.
+KILL = """
+    import hashlib, os, sys, uuid
+    from pathlib import Path
+    from coordinator.storage import blobs
+    from coordinator.storage.errors import BlobMissing
+
+    root, how = Path(sys.argv[1]), sys.argv[2]
+    data = bytes(range(256)) * 20
+    digest = hashlib.sha256(data).digest()
+
+    def work(store):
+        if how == "put":
+            return store.put(data)
+        incoming = store.incoming(digest, len(data))
+        while incoming.received < len(data):
+            at = incoming.received
+            incoming.append(at, data[at:at + 2000])
+        incoming.finish()
+
+    def killed_at(line):
+        seen = 0
+        def trace(frame, event, argument):
+            nonlocal seen
+            if frame.f_code.co_filename != blobs.__file__:
+                return None
+            if event == "line":
+                seen += 1
+                if seen == line:
+                    os._exit(9)
+            return trace
+        return trace
+
+    line, whole, absent = 0, 0, 0
+    while True:
+        line += 1
+        folder = root / f"{how}-{line}"
+        store = blobs.open_blobs(f"file://{folder}")
+        child = os.fork()
+        if child == 0:
+            sys.settrace(killed_at(line))
+            work(store)
+            os._exit(0)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        store = blobs.open_blobs(f"file://{folder}")
+        if store.has(digest):
+            whole += 1
+            assert store.get(digest) == data, line
+        else:
+            absent += 1
+            try:
+                store.get(digest)
+                raise SystemExit("read what is not there")
+            except BlobMissing:
+                pass
+        names = {path.name for path in (folder / "blobs").rglob("*") if path.is_file()}
+        assert names <= {digest.hex()}, names
+        work(store)
+        assert store.get(digest) == data, line
+        if status == 0:
+            break
+        assert status == 9
+    print(line, whole, absent)
+"""
+
+
+@pytest.mark.parametrize("how", ["put", "upload"])
+def test_killed_at_any_line_a_blob_is_whole_or_absent(tmp_path, how):
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(KILL), str(tmp_path), how],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines, whole, absent = map(int, done.stdout.split())
+    # Both sides of the moment of naming were reached.
+    assert lines > 20
+    assert whole >= 3
+    assert absent >= 10
+
+
+def test_a_half_written_upload_survives_a_restart(tmp_path):
+    open_blobs(f"file://{tmp_path / 'store'}").incoming(digest_of(DATA), len(DATA)).append(0, DATA[:777])
+    store = open_blobs(f"file://{tmp_path / 'store'}")
+    assert store.received(digest_of(DATA)) == 777
+    upload(store, DATA)
+    assert store.get(digest_of(DATA)) == DATA
+
+
+def test_uploads_that_nobody_went_on_with_are_forgotten(tmp_path):
+    store = open_blobs(f"file://{tmp_path / 'store'}")
+    old, new = (b"old" * 100, b"new" * 100)
+    for data in (old, new):
+        store.incoming(digest_of(data), len(data)).append(0, data[:50])
+    partial = tmp_path / "store" / "incoming" / digest_of(old).hex()
+    os.utime(partial, (0, 0))
+    store = open_blobs(f"file://{tmp_path / 'store'}")
+    assert store.received(digest_of(old)) == 0
+    assert store.received(digest_of(new)) == 50
+
+
+def test_others_on_the_machine_cannot_read_blobs(local, tmp_path):
+    for folder in ("blobs", "incoming"):
+        assert (tmp_path / "store" / folder).stat().st_mode & 0o077 == 0
+
+
+# ---- sentences -------------------------------------------------------------------------------------------------
+
+
+def test_a_kind_of_store_that_does_not_exist():
+    with pytest.raises(StoreUnusable, match="write file:///folder"):
+        open_blobs("carrier-pigeon://loft")
+
+
+def test_a_driver_that_is_not_installed():
+    with pytest.raises(StoreUnusable, match="gs://bucket cannot be opened|pip install"):
+        open_blobs("gs://bucket")
+
+
+def test_a_place_that_cannot_be_written(tmp_path):
+    (tmp_path / "store").write_bytes(b"a file")
+    with pytest.raises(StoreUnusable, match="cannot be made"):
+        open_blobs(f"file://{tmp_path / 'store'}")
