@@ -18,6 +18,7 @@ from cryptography import x509
 
 from coordinator.metrics import Metrics
 from coordinator.rounds import events as ev
+from coordinator.rounds.effects import Status
 from coordinator.rounds.uploads import Receipt
 from coordinator.runtime import Runtime
 from coordinator.services import sessions
@@ -155,6 +156,25 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
             self._runtime.sessions.send(session.member, Standby(f"there is no job named {job}"))
         else:
             driver.post(event)
+
+    async def OpenJobs(  # noqa: N802
+        self, request: pb.OpenJobsRequest, context: Context
+    ) -> pb.OpenJobsResponse:
+        """Jobs that are running."""
+        await self._caller(context)
+        states = [driver.state for driver in self._runtime.drivers.values()]
+        return pb.OpenJobsResponse(
+            jobs=[
+                pb.OpenJob(
+                    name=state.name,
+                    job_document=state.parameters.document,
+                    round=state.round,
+                    version_number=state.version_number,
+                )
+                for state in states
+                if state.status is Status.RUNNING
+            ]
+        )
 
     # ---- blobs ----------------------------------------------------------------------------------------------------
 

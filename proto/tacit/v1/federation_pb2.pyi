@@ -141,6 +141,28 @@ class JobEnded(_message.Message):
     final_version: bytes
     def __init__(self, job: _Optional[str] = ..., reason: _Optional[_Union[_reason_pb2.Reason, str]] = ..., final_version: _Optional[bytes] = ...) -> None: ...
 
+class OpenJobsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class OpenJobsResponse(_message.Message):
+    __slots__ = ("jobs",)
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    jobs: _containers.RepeatedCompositeFieldContainer[OpenJob]
+    def __init__(self, jobs: _Optional[_Iterable[_Union[OpenJob, _Mapping]]] = ...) -> None: ...
+
+class OpenJob(_message.Message):
+    __slots__ = ("name", "job_document", "round", "version_number")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    JOB_DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    VERSION_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    job_document: bytes
+    round: int
+    version_number: int
+    def __init__(self, name: _Optional[str] = ..., job_document: _Optional[bytes] = ..., round: _Optional[int] = ..., version_number: _Optional[int] = ...) -> None: ...
+
 class AttemptRef(_message.Message):
     __slots__ = ("job", "round", "attempt")
     JOB_FIELD_NUMBER: _ClassVar[int]

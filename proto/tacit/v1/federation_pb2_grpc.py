@@ -40,6 +40,11 @@ class FederationServiceStub:
                 request_serializer=tacit_dot_v1_dot_federation__pb2.MemberMessage.SerializeToString,
                 response_deserializer=tacit_dot_v1_dot_federation__pb2.CoordinatorMessage.FromString,
                 _registered_method=True)
+        self.OpenJobs = channel.unary_unary(
+                '/tacit.v1.FederationService/OpenJobs',
+                request_serializer=tacit_dot_v1_dot_federation__pb2.OpenJobsRequest.SerializeToString,
+                response_deserializer=tacit_dot_v1_dot_federation__pb2.OpenJobsResponse.FromString,
+                _registered_method=True)
         self.FetchBlob = channel.unary_stream(
                 '/tacit.v1.FederationService/FetchBlob',
                 request_serializer=tacit_dot_v1_dot_federation__pb2.FetchBlobRequest.SerializeToString,
@@ -63,6 +68,13 @@ class FederationServiceServicer:
 
     def Session(self, request_iterator, context):
         """One long-lived stream a member. The member opens it with Hello; the coordinator answers Welcome or Goodbye.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def OpenJobs(self, request, context):
+        """Jobs that are running, for a look before taking part: it opens no session and promises nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -97,6 +109,11 @@ def add_FederationServiceServicer_to_server(servicer, server):
                     servicer.Session,
                     request_deserializer=tacit_dot_v1_dot_federation__pb2.MemberMessage.FromString,
                     response_serializer=tacit_dot_v1_dot_federation__pb2.CoordinatorMessage.SerializeToString,
+            ),
+            'OpenJobs': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenJobs,
+                    request_deserializer=tacit_dot_v1_dot_federation__pb2.OpenJobsRequest.FromString,
+                    response_serializer=tacit_dot_v1_dot_federation__pb2.OpenJobsResponse.SerializeToString,
             ),
             'FetchBlob': grpc.unary_stream_rpc_method_handler(
                     servicer.FetchBlob,
@@ -142,6 +159,33 @@ class FederationService:
             '/tacit.v1.FederationService/Session',
             tacit_dot_v1_dot_federation__pb2.MemberMessage.SerializeToString,
             tacit_dot_v1_dot_federation__pb2.CoordinatorMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenJobs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tacit.v1.FederationService/OpenJobs',
+            tacit_dot_v1_dot_federation__pb2.OpenJobsRequest.SerializeToString,
+            tacit_dot_v1_dot_federation__pb2.OpenJobsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,166 @@
+"""`edge_client run --dry-run`: what each open job would send from this machine, and what the policy says to it.
+
+It opens no session: the coordinator does not count on this member, nothing is trained, and of the member's data only
+the labels are looked at.
+"""
+
+import asyncio
+import fnmatch
+from dataclasses import dataclass
+from typing import Any
+
+import grpc.aio
+
+import secure_agg
+from edge_client.connection import exit_code_of, explain, open_channel
+from edge_client.data import DataInvalid, check_labels
+from edge_client.privacy.policy import PolicyRefusal
+from edge_client.runner import Member, RunOptions, load_member
+from tacit.blobs import fetch_blob
+from tacit.console import CommandFailed, print_json
+from tacit.documents import DocumentInvalid
+from tacit.job import JobDocument, application_digest, layout_of
+from tacit.manifest import Manifest
+from tacit.v1 import federation_pb2 as pb
+from tacit.v1 import federation_pb2_grpc
+
+__all__ = ["Plan", "dry_run", "plan_of"]
+
+_MOST_DOCUMENT = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one job would make this member send."""
+
+    job: JobDocument
+    manifest: Manifest
+    # Sentences that stand against it; none: the member would take part.
+    refusals: tuple[str, ...]
+
+    def segments(self) -> list[secure_agg.Segment]:
+        """The masked vector's segments for the smallest cohort."""
+        return list(layout_of(self.job, self.job.rounds.min_members).segments)
+
+    @property
+    def bytes_a_round(self) -> int:
+        """Of the masked vector; keys, shares and signatures add a few kilobytes."""
+        return sum(4 * segment.length for segment in self.segments())
+
+    def as_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "job": self.job.name,
+            "mechanism": self.job.mechanism,
+            "epsilon_a_round": None,
+            "parameters": {tensor.name: list(tensor.shape) for tensor in self.manifest.tensors},
+            "segments": {segment.name: segment.length for segment in self.segments()},
+            "bytes_a_round": self.bytes_a_round,
+            "takes_part": not self.refusals,
+            "refusals": list(self.refusals),
+        }
+
+
+def plan_of(job: JobDocument, manifest: Manifest, member: Member) -> Plan:
+    """The member's own verdict on a job, for the smallest cohort that the job allows."""
+    refusals = []
+    try:
+        member.policy.check_job(job)
+    except PolicyRefusal as refusal:
+        refusals.append(refusal.detail)
+    try:
+        member.policy.check_attempt(_smallest_context(job, member.identity.federation))
+    except PolicyRefusal as refusal:
+        refusals.append(f"{refusal.detail} (in the smallest cohort that the job allows)")
+    try:
+        check_labels(member.examples, job.labels)
+    except DataInvalid as error:
+        refusals.append(str(error))
+    return Plan(job, manifest, tuple(refusals))
+
+
+def _smallest_context(job: JobDocument, federation: bytes) -> secure_agg.RoundContext:
+    cohort = job.rounds.min_members
+    threshold, corrupt = secure_agg.default_thresholds(cohort, job.aggregation.assumed_corrupt)
+    layout = layout_of(job, cohort)
+    return secure_agg.RoundContext(
+        federation=federation,
+        job=job.name,
+        round=1,
+        attempt=1,
+        application=application_digest(job, layout),
+        model=job.weights,
+        cohort=cohort,
+        threshold=threshold,
+        assumed_corrupt=corrupt,
+        values=layout.values,
+        bits=layout.bits,
+    )
+
+
+def dry_run(options: RunOptions) -> None:
+    """Prints the plans of all open jobs.
+
+    Raises:
+        CommandFailed: input that cannot be used, or no coordinator.
+    """
+    member = load_member(options)
+    try:
+        plans = asyncio.run(_plans(member, options.jobs))
+    except grpc.aio.AioRpcError as error:
+        raise CommandFailed(explain(error, member.identity), exit_code_of(error)) from error
+    except DocumentInvalid as error:
+        raise CommandFailed(f"{error}; the coordinator may be newer than this software") from error
+    if options.as_json:
+        for plan in plans:
+            print_json(plan.as_json())
+    elif plans:
+        for plan in plans:
+            _show(plan, member)
+    else:
+        _print("No job is open to this member.")
+
+
+async def _plans(member: Member, patterns: tuple[str, ...]) -> list[Plan]:
+    async with open_channel(member.identity) as channel:
+        stub = federation_pb2_grpc.FederationServiceStub(channel)
+        response: pb.OpenJobsResponse = await stub.OpenJobs(pb.OpenJobsRequest(), timeout=30)
+        plans = []
+        for job in response.jobs:
+            if patterns and not any(fnmatch.fnmatchcase(job.name, pattern) for pattern in patterns):
+                continue
+            document = JobDocument.from_json(await _blob(stub, job.job_document), what="the job document")
+            manifest = Manifest.from_json(await _blob(stub, document.manifest), what="the manifest")
+            plans.append(plan_of(document, manifest, member))
+        return plans
+
+
+async def _blob(stub: federation_pb2_grpc.FederationServiceStub, digest: bytes) -> bytes:
+    data = bytearray()
+    await fetch_blob(stub.FetchBlob, digest, data, limit=_MOST_DOCUMENT)
+    return bytes(data)
+
+
+def _print(text: str = "") -> None:
+    import typer
+
+    typer.echo(text)
+
+
+def _show(plan: Plan, member: Member) -> None:
+    job = plan.job
+    _print(f"{job.name}: {len(member.examples)} examples here, {job.training.epochs} epochs a round on {member.device}")
+    _print("  would send, masked, so that only the sum over the cohort can be read:")
+    for tensor in plan.manifest.tensors:
+        shape = " x ".join(str(size) for size in tensor.shape)
+        _print(f"    {tensor.name:<40} {shape:>16}  {4 * tensor.size:>12,} bytes")
+    others = [segment.name for segment in plan.segments() if segment.name != "update"]
+    _print(f"    {', '.join(others):<40} {'1 each':>16}  {4 * len(others):>12,} bytes")
+    _print(f"  {plan.bytes_a_round:,} bytes a round")
+    if job.mechanism == "none":
+        _print("  epsilon a round: none is promised; this job adds no noise")
+    if plan.refusals:
+        for refusal in plan.refusals:
+            _print(f"  refused: {refusal}")
+    else:
+        _print("  the policy allows it: `edge_client run` would take part")
