@@ -28,6 +28,7 @@ from coordinator.services.credentials import (
     federation_credentials,
     load_root,
     refresh_server_certificate,
+    server_options,
 )
 from coordinator.services.enrolment import EnrolmentServicer
 from coordinator.services.federation import FederationServicer
@@ -38,6 +39,7 @@ from coordinator.storage.records import DatabaseTokenDesk
 from tacit import __version__
 from tacit.identity import federation_of
 from tacit.reason import Reason
+from tacit.tls import speaks_tls_12
 from tacit.v1 import (
     enrolment_pb2,
     enrolment_pb2_grpc,
@@ -52,23 +54,7 @@ __all__ = ["CannotServe", "Serving", "serve", "start"]
 log = structlog.get_logger("coordinator")
 
 _STOP_SECONDS = 5.0
-
-# Rosters and dealings of two hundred members are the largest messages; vectors and blobs travel in chunks.
-_MAX_MESSAGE = 16 * 1024 * 1024
-
-_OPTIONS: list[tuple[str, int]] = [
-    ("grpc.max_receive_message_length", _MAX_MESSAGE),
-    ("grpc.max_send_message_length", _MAX_MESSAGE),
-    # A dead member is noticed within half a minute, an idle one is not disturbed more often than that.
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-    ("grpc.http2.max_pings_without_data", 0),
-    # Two coordinators on one port would each see half of the members.
-    ("grpc.so_reuseport", 0),
-]
-
+_DAY_SECONDS = 24 * 3600.0
 
 _SERVICES = (
     "",
@@ -113,7 +99,7 @@ async def start(folder: CoordinatorFolder, config: CoordinatorConfig, stack: Asy
     stack.push_async_callback(runtime.stop)
 
     checks = health.HealthServicer()
-    outside, inside = (grpc.aio.server(options=_OPTIONS) for _ in range(2))
+    outside, inside = (grpc.aio.server(options=server_options()) for _ in range(2))
     enrolment_port = _bind(outside, config.listen_host, config.enrolment_port, enrolment_credentials(folder))
     federation_port = _bind(inside, config.listen_host, config.federation_port, federation_credentials(folder))
     # Port 0 was any free port: from here on the configuration says which.
@@ -148,11 +134,39 @@ async def start(folder: CoordinatorFolder, config: CoordinatorConfig, stack: Asy
     for server in (inside, outside):
         await server.start()
         stack.push_async_callback(server.stop, _STOP_SECONDS)
+    await _refuse_tls_12(config)
+    stack.callback(asyncio.create_task(_renew_daily(folder, config, authority)).cancel)
     for service in _SERVICES:
         await checks.set(service, health_pb2.HealthCheckResponse.SERVING)
     # First to be undone: whoever asks is told at once, and members hear goodbye while their streams still stand.
     stack.push_async_callback(_say_goodbye, checks, runtime)
     return Serving(runtime, metrics, enrolment_port, federation_port, endpoint.port)
+
+
+async def _refuse_tls_12(config: CoordinatorConfig) -> None:
+    """gRPC has no switch for it, so what the environment was told is looked at from outside, before anyone comes.
+
+    Raises:
+        CannotServe: a port takes TLS 1.2.
+    """
+    host = "127.0.0.1" if config.listen_host in ("0.0.0.0", "::") else config.listen_host  # noqa: S104
+    for port in (config.enrolment_port, config.federation_port):
+        if await asyncio.to_thread(speaks_tls_12, host, port):
+            raise CannotServe(
+                f"port {port} would take TLS 1.2 connections: GRPC_SSL_CIPHER_SUITES is set to something else in this "
+                "environment, or this gRPC works in another way than the ones tested; unset it, or pin the tested version"
+            )
+
+
+async def _renew_daily(folder: CoordinatorFolder, config: CoordinatorConfig, authority: Authority) -> None:
+    """The server's certificate, long before its end; open ports show the new one from the next handshake on."""
+    while True:
+        await asyncio.sleep(_DAY_SECONDS)
+        try:
+            if await asyncio.to_thread(refresh_server_certificate, folder, config, authority, datetime.now(UTC)):
+                log.info("server_certificate_renewed")
+        except OSError as error:
+            log.error("server_certificate_not_renewed", error=str(error))
 
 
 async def _say_goodbye(checks: health.HealthServicer, runtime: Runtime) -> None:

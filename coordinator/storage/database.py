@@ -19,6 +19,7 @@ failing half-way.
 import asyncio
 import re
 import sqlite3
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import resources
@@ -40,6 +41,9 @@ __all__ = ["Database", "open_database"]
 T = TypeVar("T")
 
 BUSY_TIMEOUT_MS = 30_000
+
+# Alembic keeps what it is working on in a global: two databases of one process migrate one after the other.
+_alembic = threading.Lock()
 
 
 class Database:
@@ -178,4 +182,5 @@ def _migrate(engine: Engine) -> None:
             return
 
         config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+        with _alembic:
+            command.upgrade(config, "head")

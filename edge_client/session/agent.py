@@ -66,6 +66,17 @@ _FINAL = frozenset(
 )
 
 
+# How a call ends whose connection broke. A channel that is closed cancels its calls, and whoever awaits one of them
+# sees CancelledError, as if he himself were to stop.
+_CALL_BROKEN = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.CancelledError)
+
+
+def _raise_if_told_to_stop(error: BaseException) -> None:
+    task = asyncio.current_task()
+    if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+        raise error
+
+
 class AgentStopped(Exception):
     """The agent cannot go on; the sentence says why and what to do."""
 
@@ -308,14 +319,16 @@ class Agent:
         try:
             preparation = await self._preparer.prepare(assignment, self._fetch)
         except PreparationRefused as refused:
+            if refused.private:
+                log.error("preparation_refused", job=assignment.job, why=refused.private)
             self._events.put_nowait(m.PreparationFailed(assignment, refused.reason, refused.detail))
             return
         except asyncio.CancelledError:
             raise
         except Exception as error:
             log.error("preparation_failed", job=assignment.job, error=str(error), exc_info=error)
-            reason = Reason.REASON_TRAINING_FAILED
-            self._events.put_nowait(m.PreparationFailed(assignment, reason, f"{error}"))
+            detail = f"preparing failed ({type(error).__name__}); the member's own log says how"
+            self._events.put_nowait(m.PreparationFailed(assignment, Reason.REASON_TRAINING_FAILED, detail))
             return
         self._held[assignment.job] = _Held(assignment, preparation.update)
         self._observer.ready(assignment.job, assignment.round, preparation.update)
@@ -330,7 +343,8 @@ class Agent:
                 return
             except (BlobNotThere, BlobDamaged) as error:
                 raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, str(error)) from error
-            except (grpc.aio.AioRpcError, grpc.aio.UsageError):
+            except _CALL_BROKEN as error:
+                _raise_if_told_to_stop(error)
                 await self._unlinked(stub)
 
     async def _unlinked(self, stub: object) -> None:
@@ -373,7 +387,8 @@ class Agent:
                 if not status.complete and status.reason == Reason.REASON_UNSPECIFIED:
                     parts = self._parts(attempt, vector, message, status.received)
                     status = await stub.UploadMasked(parts)
-            except (grpc.aio.AioRpcError, grpc.aio.UsageError):
+            except _CALL_BROKEN as error:
+                _raise_if_told_to_stop(error)
                 await self._unlinked(stub)
                 continue
             if status.complete:

@@ -30,12 +30,17 @@ Fetch = Callable[[bytes, Path], Awaitable[None]]
 
 
 class PreparationRefused(Exception):
-    """There will be no update for this assignment."""
+    """There will be no update for this assignment.
 
-    def __init__(self, reason: Reason, detail: str) -> None:
+    `detail` travels to the coordinator and must say nothing of the data; what does, `private`, stays in this
+    machine's log.
+    """
+
+    def __init__(self, reason: Reason, detail: str, private: str = "") -> None:
         super().__init__(detail)
         self.reason = reason
         self.detail = detail
+        self.private = private
 
 
 class TrainingWatcher(Protocol):
@@ -88,7 +93,11 @@ class Preparer:
         try:
             check_labels(self._examples, job.labels)
         except DataInvalid as error:
-            raise PreparationRefused(Reason.REASON_DATA_UNSUITABLE, str(error)) from error
+            raise PreparationRefused(
+                Reason.REASON_DATA_UNSUITABLE,
+                "the labels of the member's data are not the job's; the member's own log says which",
+                private=str(error),
+            ) from error
         manifest_data = await self._blob(job.manifest, fetch)
         tokenizer = await self._blob(job.tokenizer, fetch)
         base = await self._blob(assignment.version, fetch)
@@ -148,7 +157,11 @@ class Preparer:
             await asyncio.gather(task, return_exceptions=True)
             raise
         except Exception as error:
-            raise PreparationRefused(Reason.REASON_TRAINING_FAILED, f"training failed: {error}") from error
+            raise PreparationRefused(
+                Reason.REASON_TRAINING_FAILED,
+                f"training failed ({type(error).__name__}); the member's own log says how",
+                private=str(error),
+            ) from error
 
     def _seed(self, assignment: Assignment, job: JobDocument) -> int:
         """Local randomness (order, dropout): from public numbers and the member's name, so repeatable."""

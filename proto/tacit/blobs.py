@@ -20,6 +20,7 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
+from tacit.status import reason_of
 from tacit.v1 import federation_pb2, operator_pb2
 
 __all__ = ["CHUNK", "MAX_BLOB", "BlobDamaged", "BlobNotThere", "BlobStub", "fetch_blob", "put_blob"]
@@ -287,7 +288,11 @@ class _Retry:
 
 
 def _transient(error: grpc.aio.AioRpcError) -> bool:
-    return error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
+    if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED):
+        return True
+    # Now and then gRPC says these of a connection that broke under it; Tacit's own refusals carry a reason.
+    lost = (grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED)
+    return error.code() in lost and reason_of(error)[0] is None
 
 
 def _measure(source: bytes | Path) -> tuple[bytes, int]:

@@ -13,7 +13,5 @@ context.configure(
     target_metadata=Base.metadata,
     # SQLite cannot alter most of a table in place; Alembic then copies it.
     render_as_batch=True,
-    # The caller's transaction is real on SQLite too, whatever Alembic assumes of its driver.
-    transactional_ddl=True,
 )
 context.run_migrations()

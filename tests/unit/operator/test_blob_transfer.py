@@ -201,6 +201,30 @@ def test_a_refusal_is_not_tried_again(sink):
     assert len(serving.offsets) == 1
 
 
+@pytest.mark.parametrize("code", [grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED])
+def test_what_grpc_says_of_a_broken_connection_is_no_refusal(sink, code):
+    serving = Serving(fates={0: breaks_after(3, code)})
+    fetch(serving, sink[0])
+    assert serving.offsets == [0, 300]
+
+
+def test_a_failure_of_the_coordinator_itself_is_not_tried_again(sink):
+    failed = grpc.aio.AioRpcError(
+        grpc.StatusCode.INTERNAL,
+        grpc.aio.Metadata(),
+        grpc.aio.Metadata(("tacit-reason", "REASON_INTERNAL")),
+        details="the disk is full",
+    )
+
+    def fate(number, chunk):
+        raise failed
+
+    serving = Serving(fates={0: fate})
+    with pytest.raises(grpc.aio.AioRpcError, match="the disk is full"):
+        fetch(serving, sink[0])
+    assert serving.offsets == [0]
+
+
 def test_patience_ends_where_nothing_moves(sink, no_waiting, monkeypatch):
     now = [0.0]
 

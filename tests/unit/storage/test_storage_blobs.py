@@ -356,7 +356,7 @@ def test_a_kind_of_store_that_does_not_exist():
 
 
 def test_a_driver_that_is_not_installed():
-    with pytest.raises(StoreUnusable, match="gs://bucket cannot be opened|pip install"):
+    with pytest.raises(StoreUnusable, match=r"gs://bucket cannot be opened|pip install"):
         open_blobs("gs://bucket")
 
 

@@ -215,6 +215,24 @@ def test_an_older_database_is_brought_up_to_date(database_url):
     database.close()
 
 
+def test_two_that_start_at_once_migrate_once(database_url):
+    opened, barrier = [], threading.Barrier(4)
+
+    def start() -> None:
+        barrier.wait()
+        opened.append(open_database(database_url))
+
+    threads = [threading.Thread(target=start) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(opened) == 4
+    for number, database in enumerate(opened):
+        database.run_now(note(number))
+        database.close()
+
+
 def test_a_database_from_newer_software_is_refused_and_left_alone(database_url):
     open_database(database_url).close()
     engine = create_engine(database_url)

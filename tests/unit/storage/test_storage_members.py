@@ -207,10 +207,9 @@ def test_revoking_twice_is_one_act(steps):
 # ---- at once ---------------------------------------------------------------------------------------------------
 
 
-def test_of_many_threads_with_one_token_one_becomes_the_member(tmp_path):
-    # Two databases over one file: what two coordinator processes would do to each other.
-    url = f"sqlite:///{tmp_path / 'tacit.db'}"
-    databases = [open_database(url), open_database(url)]
+def test_of_many_threads_with_one_token_one_becomes_the_member(database_url):
+    # Opened twice: what two coordinator processes would do to each other.
+    databases = [open_database(database_url), open_database(database_url)]
     Steps(databases[0]).invite()
     barrier = threading.Barrier(16)
     outcomes, won = [], []

@@ -1,0 +1,300 @@
+"""The federation with real processes and sockets: what happens to people."""
+
+import re
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+
+import pytest
+
+from tacit.reason import Reason
+from tacit.token import JoinToken
+from tacit.v1 import operator_pb2 as pb
+from tests.support.processes import PATIENCE, ROOT, Proxy, behind, command, running_federation
+
+MEMBERS = ("north", "east", "south", "west")
+# Of the small job's masked vector.
+CHUNK = 256 * 1024
+VECTOR_BYTES = 4 * (3916 * 64 + 16 * 64 * (2 + 3) + 2 * 16 + 6 * 32 + 6 + 4)
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    with running_federation(tmp_path_factory.mktemp("federation"), *MEMBERS) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _members_end(federation):
+    yield
+    for process in federation.processes[:]:
+        if process is not federation.coordinator:
+            process.end()
+            federation.processes.remove(process)
+
+
+@pytest.fixture
+def proxy(federation):
+    """West's way to the coordinator."""
+    path = federation.home("west") / "identity" / "identity.json"
+    before = path.read_bytes()
+    made = Proxy(federation.port)
+    behind(made, federation.home("west"))
+    yield made
+    made.close()
+    path.write_bytes(before)
+
+
+def within_patience(holds):
+    end = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < end, "it never came so far"
+
+
+def attempts(detail):
+    return [attempt for each in detail.rounds for attempt in each.attempts]
+
+
+def dropouts(detail):
+    return [(lost.member, lost.phase, lost.reason) for attempt in attempts(detail) for lost in attempt.dropouts]
+
+
+def test_members_train_together_and_metrics_say_so(federation):
+    federation.job("plain")
+    members = [federation.start(name, "--until-finished") for name in MEMBERS]
+    detail = federation.finished("plain")
+    assert [member.process.wait(timeout=PATIENCE) for member in members] == [0, 0, 0, 0]
+    assert detail.job.version_number == 3
+    assert all(attempt.outcome == "published" for attempt in attempts(detail))
+    assert sum(len(attempt.survivors) for attempt in attempts(detail)) >= 3 * 3
+    assert detail.job.training.examples > 0
+    rounds = federation.metric("tacit_coordinator_rounds_total", job="plain", outcome="published", reason="")
+    assert rounds == 3
+    assert federation.metric("tacit_coordinator_model_version", job="plain") == 3
+    masked = federation.metric("tacit_coordinator_bytes_total", channel="masked", direction="in")
+    assert masked == VECTOR_BYTES * sum(len(attempt.survivors) for attempt in attempts(detail))
+    within_patience(lambda: federation.metric("tacit_coordinator_members_connected") == 0)
+
+
+def test_a_member_killed_while_training_holds_up_nobody(federation):
+    federation.job("killed-training", count=2)
+    victim = federation.start("west")
+    others = [federation.start(name) for name in MEMBERS[:3]]
+    victim.wait_for("assigned", job="killed-training", round=1)
+    victim.kill()
+    detail = federation.finished("killed-training")
+    assert all("west" not in attempt.cohort for attempt in attempts(detail))
+    assert dropouts(detail) == []
+    for other in others:
+        other.wait_for("job_over", job="killed-training", reason="job_finished")
+
+
+def test_a_member_killed_while_sending_is_a_dropout_of_the_mask_phase(federation, proxy):
+    proxy.stall_after = int(0.6 * VECTOR_BYTES)
+    federation.job("killed-sending", count=2, min_members=4)
+    victim = federation.start("west")
+    for name in MEMBERS[:3]:
+        federation.start(name)
+    assert proxy.stalled.wait(PATIENCE)
+    victim.kill()
+    detail = federation.wait_for("killed-sending", lambda detail: detail.job.version_number == 1)
+    first = attempts(detail)[0]
+    assert first.outcome == "published"
+    assert sorted(first.cohort) == sorted(MEMBERS)
+    assert sorted(first.survivors) == sorted(MEMBERS[:3])
+    assert dropouts(detail) == [("west", "mask", Reason.REASON_DISCONNECTED)]
+    # The second round wants four: it waits for the member, and goes on when it is back.
+    proxy.stall_after = None
+    federation.start("west")
+    federation.finished("killed-sending")
+
+
+def test_an_upload_cut_at_sixty_percent_is_resumed_and_added_once(federation, proxy):
+    def arrived():
+        return federation.metric("tacit_coordinator_bytes_total", channel="masked", direction="in")
+
+    before = arrived()
+    proxy.stall_after = int(0.6 * VECTOR_BYTES)
+    federation.job("cut", count=1, min_members=4)
+    member = federation.start("west")
+    for name in MEMBERS[:3]:
+        federation.start(name)
+    assert proxy.stalled.wait(PATIENCE)
+    # Three have sent all of theirs, and of the fourth's the coordinator has read two chunks of four.
+    within_patience(lambda: arrived() - before >= 3 * VECTOR_BYTES + 2 * CHUNK)
+    assert federation.show("cut").job.answered == 3
+    proxy.cut()
+    member.wait_for("disconnected")
+    member.wait_for("masked_vector_sent")
+    detail = federation.finished("cut")
+    assert sorted(attempts(detail)[0].survivors) == sorted(MEMBERS)
+    assert dropouts(detail) == []
+    # The second connection carried the rest, and no more: what had arrived was not sent again.
+    assert 0.4 * VECTOR_BYTES < proxy.passed[1] < 0.6 * VECTOR_BYTES
+    assert arrived() - before == 4 * VECTOR_BYTES
+
+
+def test_the_coordinator_killed_and_started_again_goes_on(federation, proxy):
+    proxy.stall_after = int(0.6 * VECTOR_BYTES)
+    federation.job("crash", min_members=4)
+    members = [federation.start(name, "--until-finished") for name in MEMBERS]
+    assert proxy.stalled.wait(PATIENCE)
+    federation.wait_for("crash", lambda detail: detail.job.phase == "mask" and detail.job.answered == 3)
+    federation.coordinator.kill()
+    proxy.stall_after = None
+    for member in members[:3]:
+        member.wait_for("disconnected")
+    federation.serve()
+    detail = federation.finished("crash")
+    # They came back by themselves, with the updates they had trained before.
+    assert [member.process.wait(timeout=PATIENCE) for member in members] == [0, 0, 0, 0]
+    first, second = attempts(detail)[:2]
+    assert (first.outcome, first.reason) == ("abandoned", Reason.REASON_COORDINATOR_RESTARTED)
+    assert (second.outcome, list(second.survivors)) == ("published", sorted(MEMBERS))
+    assert [each.number for each in detail.rounds] == [1, 2, 3]
+    assert all(each.outcome == "published" for each in detail.rounds)
+    assert [version.number for version in detail.versions] == [0, 1, 2, 3]
+    trained = [line for member in members for line in member.lines if line.get("event") == "ready"]
+    assert sum(line["round"] == 1 for line in trained) <= 4
+
+
+def test_a_member_offline_for_three_rounds_comes_back(federation):
+    federation.job("offline", count=50)
+    first = [federation.start(name) for name in MEMBERS]
+    federation.wait_for("offline", lambda detail: any(len(each.survivors) == 4 for each in attempts(detail)))
+    first[3].stop()
+    gone = federation.show("offline").job.version_number
+    federation.wait_for("offline", lambda detail: detail.job.version_number >= gone + 3)
+    federation.start("west")
+    back = federation.wait_for(
+        "offline",
+        lambda detail: any(
+            "west" in attempt.survivors for each in detail.rounds if each.number > gone + 3 for attempt in each.attempts
+        ),
+    )
+    missed = [attempt for attempt in attempts(back) if "west" not in attempt.survivors]
+    assert len(missed) >= 3
+    federation.operator("job", "abort", "offline", "--yes")
+
+
+def test_pause_resume_abort(federation):
+    federation.job("steered", count=1000)
+    members = [federation.start(name) for name in MEMBERS[:3]]
+    federation.wait_for("steered", lambda detail: detail.job.version_number >= 1)
+    federation.operator("job", "pause", "steered")
+    members[0].wait_for("job_over", job="steered", reason="job_paused")
+    paused = federation.show("steered").job
+    assert paused.status == pb.JOB_STATUS_PAUSED
+    again = command("coordinator", "job", "pause", "steered", "--dir", federation.dir)
+    assert again.returncode == 4
+    assert "paused" in again.stderr
+    federation.operator("job", "resume", "steered")
+    federation.wait_for("steered", lambda detail: detail.job.version_number >= paused.version_number + 2)
+    federation.operator("job", "abort", "steered", "--yes")
+    members[0].wait_for("job_over", job="steered", reason="job_aborted")
+    aborted = federation.show("steered").job
+    assert aborted.status == pb.JOB_STATUS_ABORTED
+    assert command("coordinator", "job", "resume", "steered", "--dir", federation.dir).returncode == 4
+
+
+def test_a_member_whose_policy_says_no_tells_the_operator_why(federation):
+    home = federation.home("west")
+    policy = (home / "policy.toml").read_text()
+    (home / "policy.toml").write_text("schema = 1\n")
+    try:
+        federation.job("unwanted", count=1)
+        member = federation.start("west")
+        member.wait_for("declined", job="unwanted")
+        listed = federation.operator("member", "list")
+        assert "mechanisms" in listed
+        for name in MEMBERS[:3]:
+            federation.start(name)
+        federation.finished("unwanted")
+    finally:
+        (home / "policy.toml").write_text(policy)
+
+
+def test_wrong_labels_are_declined_and_nothing_of_the_data_is_told(federation, tmp_path):
+    federation.job("labelled", count=1)
+    data = tmp_path / "other.jsonl"
+    data.write_text('{"text": "a private sentence", "label": "private_label"}\n')
+    (federation.folder / "west.jsonl").write_bytes(data.read_bytes())
+    try:
+        member = federation.start("west")
+        assert "private_label" in member.wait_for("preparation_refused")["why"]
+        member.wait_for("declined", job="labelled")
+        detail = federation.operator("member", "list", "--json") + (federation.folder / "coordinator.log").read_text()
+        assert "the member's own log" in detail
+        assert "private_label" not in detail
+    finally:
+        (federation.folder / "west.jsonl").unlink()
+    federation.operator("job", "abort", "labelled", "--yes")
+
+
+def test_wrong_reused_and_expired_tokens(federation, tmp_path):
+    token = federation.token("fifth")
+    forged = JoinToken.parse(token).model_copy(update={"secret": bytes(32)}).format()
+    wrong = command("edge_client", "enrol", forged, "--home", tmp_path / "a")
+    assert wrong.returncode == 4
+    assert "secret is wrong" in wrong.stderr
+    assert not (tmp_path / "a" / "identity").exists()
+    assert command("edge_client", "enrol", token, "--home", tmp_path / "b").returncode == 0
+    reused = command("edge_client", "enrol", token, "--home", tmp_path / "c")
+    assert reused.returncode == 4
+    assert "used" in reused.stderr
+    assert "coordinator member invite" in reused.stderr
+    late = federation.token("sixth")
+    with closing(sqlite3.connect(federation.dir / "tacit.db")) as database, database:
+        database.execute("UPDATE tokens SET expires_ms = 1 WHERE member = 'sixth'")
+    expired = command("edge_client", "enrol", late, "--home", tmp_path / "d")
+    assert expired.returncode == 4
+    assert "expired" in expired.stderr
+    assert "coordinator member invite" in expired.stderr
+
+
+def test_a_second_process_of_one_member_is_refused(federation):
+    federation.job("twice", count=1000)
+    first = federation.start("north")
+    first.wait_for("connected")
+    second = command("edge_client", "run", "--data", federation.data("north"), "--home", federation.home("north"))
+    assert second.returncode == 2
+    assert "another `edge_client run`" in second.stderr
+    federation.operator("job", "abort", "twice", "--yes")
+
+
+def test_a_revoked_member_is_sent_away(federation):
+    federation.enrol("leaver")
+    member = federation.start("leaver")
+    member.wait_for("connected")
+    federation.operator("member", "revoke", "leaver", "--yes")
+    assert member.process.wait(timeout=PATIENCE) == 4
+    again = command("edge_client", "run", "--data", federation.data("leaver"), "--home", federation.home("leaver"))
+    assert again.returncode == 4
+    assert "revoked" in again.stderr
+
+
+def test_the_coordinator_stops_cleanly_on_sigterm(federation):
+    member = federation.start("north")
+    member.wait_for("connected")
+    assert federation.coordinator.stop() == 0
+    member.wait_for("disconnected")
+    federation.serve()
+    member.wait_for("connected")
+
+
+def test_the_story_of_the_demonstration():
+    done = subprocess.run(
+        [sys.executable, "-m", "examples.demo", "--data", str(ROOT / "examples" / "desk")],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=235,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    last = done.stdout.splitlines()[-1]
+    assert re.fullmatch(
+        r"demo ok: members=5 rounds=8 dropped=1 phase=mask accuracy=0\.[6-9]\d+ onnx_max_diff=\d\.\de-0\d", last
+    )

@@ -1,0 +1,339 @@
+"""A federation of real processes on localhost, for tests: the command lines as a person would type them.
+
+Nothing here waits for a time: `Process.wait_for` waits for a line of its log, `Federation.wait_for` for a state that
+the operator's service shows, each up to a deadline that only a failure reaches.
+"""
+
+import asyncio
+import json
+import os
+import queue
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from coordinator.cli.common import operator_stub
+from tacit.v1 import operator_pb2 as pb
+
+BIN = Path(sys.executable).parent
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples" / "desk"
+PATIENCE = 90.0
+
+
+def command(*words: str | Path, **more: Any) -> "subprocess.CompletedProcess[str]":
+    """A command's end, whatever it was."""
+    done = [str(BIN / words[0]), *map(str, words[1:])]
+    return subprocess.run(done, capture_output=True, text=True, timeout=PATIENCE, check=False, **more)
+
+
+def succeed(*words: str | Path, **more: Any) -> str:
+    """The standard output of a command that must succeed."""
+    done = command(*words, **more)
+    assert done.returncode == 0, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that are free now."""
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+class Process:
+    """A process whose standard error is a log of JSON lines."""
+
+    def __init__(self, name: str, words: list[str], log: Path) -> None:
+        self.name = name
+        self.lines: list[dict[str, Any]] = []
+        self._arrived: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._log = log
+        self.process = subprocess.Popen(
+            words,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        with self._log.open("a") as log:
+            for line in self.process.stderr:
+                log.write(line)
+                log.flush()
+                try:
+                    self._arrived.put(json.loads(line))
+                except ValueError:
+                    self._arrived.put({"event": "unreadable", "line": line})
+        self._arrived.put(None)
+
+    def wait_for(self, event: str, **fields: Any) -> dict[str, Any]:
+        """The next line of the log with this event and these fields; lines before it are passed over."""
+        end = time.monotonic() + PATIENCE
+        while True:
+            try:
+                line = self._arrived.get(timeout=max(0.0, end - time.monotonic()))
+            except queue.Empty:
+                line = None
+            if line is None:
+                tail = "\n".join(map(json.dumps, self.lines[-10:]))
+                raise AssertionError(f"{self.name} never logged {event} {fields}; its last lines:\n{tail}")
+            self.lines.append(line)
+            if line.get("event") == event and all(line.get(key) == value for key, value in fields.items()):
+                return line
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(timeout=PATIENCE)
+
+    def stop(self) -> int:
+        """SIGTERM; returns the exit status."""
+        if self.process.poll() is None:
+            self.process.terminate()
+        return self.process.wait(timeout=PATIENCE)
+
+    def end(self) -> None:
+        """Out of the way, however it stands."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(timeout=PATIENCE)
+
+
+class Federation:
+    """A coordinator and its members, in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.dir = folder / "federation"
+        enrolment, federation, metrics = free_ports(3)
+        self.port = federation
+        self.metrics_port = metrics
+        succeed(
+            "coordinator",
+            "init",
+            self.dir,
+            "--listen-host=127.0.0.1",
+            f"--enrolment-port={enrolment}",
+            f"--federation-port={federation}",
+            f"--metrics-port={metrics}",
+        )
+        self.processes: list[Process] = []
+        self.coordinator = self.serve()
+
+    def serve(self) -> Process:
+        """Starts the coordinator."""
+        words = [str(BIN / "coordinator"), "serve", "--dir", str(self.dir), "--log-format", "json"]
+        self.coordinator = Process("coordinator", words, self.folder / "coordinator.log")
+        self.processes.append(self.coordinator)
+        self.coordinator.wait_for("serving")
+        return self.coordinator
+
+    def operator(self, *words: str | Path) -> str:
+        """An operator's command that must succeed."""
+        return succeed("coordinator", *words, "--dir", self.dir)
+
+    def token(self, name: str, *more: str) -> str:
+        """A join token."""
+        return self.operator("member", "invite", name, *more).splitlines()[0]
+
+    def enrol(self, *names: str) -> None:
+        """Members with a policy that allows jobs without noise."""
+        for name in names:
+            home = self.home(name)
+            succeed("edge_client", "enrol", self.token(name), "--home", home)
+            (home / "policy.toml").write_bytes((EXAMPLES / "policy.toml").read_bytes())
+
+    def home(self, name: str) -> Path:
+        """A member's folder."""
+        return self.folder / f"home-{name}"
+
+    def data(self, name: str, rows: int = 60) -> Path:
+        """A member's data: its own part of the examples."""
+        path = self.folder / f"{name}.jsonl"
+        if not path.exists():
+            lines = (EXAMPLES / "train.jsonl").read_text().splitlines()
+            start = 60 * (sum(map(ord, name)) % 10)
+            path.write_text("\n".join(lines[start : start + rows]) + "\n")
+        return path
+
+    def start(self, name: str, *more: str, home: Path | None = None) -> Process:
+        """A member's process, `edge_client run`."""
+        words = [str(BIN / "edge_client"), "run", "--data", str(self.data(name))]
+        words += ["--home", str(home or self.home(name)), "--log-format", "json", *more]
+        member = Process(name, words, self.folder / f"{name}.log")
+        self.processes.append(member)
+        return member
+
+    def job(self, name: str, **rounds: Any) -> None:
+        """A small TextCNN job: a megabyte to send, moments to train."""
+        deadlines = {"training": 60, "reconnect": 2, **rounds.pop("deadlines", {})}
+        labels = sorted({json.loads(line)["label"] for line in (EXAMPLES / "train.jsonl").open()})
+        numbers = {"count": 3, "min_members": 3, **rounds}
+        spec = self.folder / f"{name}.toml"
+        spec.write_text(
+            f"schema = 1\nname = {json.dumps(name)}\nlabels = {json.dumps(labels)}\n"
+            f'[vocabulary]\nkind = "words"\nfile = {json.dumps(str(EXAMPLES / "words.txt"))}\n'
+            "[model]\nembedding = 64\nwidths = [2, 3]\nmaps = 16\n"
+            + "[rounds]\n"
+            + "".join(f"{key} = {value}\n" for key, value in numbers.items())
+            + "[rounds.deadlines]\n"
+            + "".join(f"{key} = {value}\n" for key, value in deadlines.items())
+        )
+        bundle = self.folder / f"bundle-{name}"
+        succeed("coordinator", "job", "bundle", spec, "--out", bundle)
+        self.operator("job", "create", "--bundle", bundle)
+
+    def show(self, job: str) -> pb.JobDetail:
+        """A job as the operator sees it."""
+        return self._ask(lambda stub: stub.GetJob(pb.GetJobRequest(name=job)))
+
+    def _ask(self, call: Callable[[Any], Any]) -> Any:
+        async def ask() -> Any:
+            async with operator_stub(self.dir / "operator") as stub:
+                return await call(stub)
+
+        return asyncio.run(ask())
+
+    def wait_for(self, job: str, holds: Callable[[pb.JobDetail], Any]) -> pb.JobDetail:
+        """The job once `holds` is true of it; looked at after every change that the coordinator tells of."""
+
+        async def wait() -> pb.JobDetail:
+            detail = None
+            try:
+                async with asyncio.timeout(PATIENCE), operator_stub(self.dir / "operator") as stub:
+                    async for _ in stub.Watch(pb.StatusRequest()):
+                        detail = await stub.GetJob(pb.GetJobRequest(name=job))
+                        if holds(detail):
+                            return detail
+            except TimeoutError:
+                pass
+            raise AssertionError(f"job {job} never came so far: {detail}")
+
+        return asyncio.run(wait())
+
+    def finished(self, job: str) -> pb.JobDetail:
+        """The job once it has done all its rounds."""
+        return self.wait_for(job, lambda detail: detail.job.status == pb.JOB_STATUS_FINISHED)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """A figure of the metrics endpoint; 0 where it is not there yet."""
+        text = urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics").read().decode()
+        wanted = ",".join(f'{key}="{value}"' for key, value in sorted(labels.items()))
+        start = f"{name}{{{wanted}}} " if wanted else f"{name} "
+        found = [line for line in text.splitlines() if line.startswith(start)]
+        return float(found[0].rsplit(" ", 1)[1]) if found else 0.0
+
+    def close(self) -> None:
+        """Ends every process that was started."""
+        for process in reversed(self.processes):
+            process.end()
+
+
+@contextmanager
+def running_federation(folder: Path, *members: str) -> Iterator[Federation]:
+    """A federation with these members enrolled."""
+    federation = Federation(folder)
+    try:
+        federation.enrol(*members)
+        yield federation
+    finally:
+        federation.close()
+
+
+class Proxy:
+    """A TCP proxy on loopback that can stall a connection after so many bytes from the client, and cut it.
+
+    TLS passes through it unseen: the member talks to `localhost`, on another port.
+    """
+
+    def __init__(self, target: int) -> None:
+        self.stall_after: int | None = None
+        self.stalled = threading.Event()
+        self._scissors, self._cut = socket.socketpair()
+        # Bytes from the client by connection, in order.
+        self.passed: list[int] = []
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._open: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                server = socket.create_connection(("127.0.0.1", self._target))
+            except OSError:
+                client.close()
+                continue
+            self._open += [client, server]
+            self.passed.append(0)
+            number = len(self.passed) - 1
+            threading.Thread(target=self._pump, args=(client, server, number), daemon=True).start()
+            threading.Thread(target=self._pump, args=(server, client, None), daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket, number: int | None) -> None:
+        try:
+            while data := source.recv(16 * 1024):
+                if number is not None:
+                    self.passed[number] += len(data)
+                    if self.stall_after is not None and self.passed[number] > self.stall_after:
+                        self.stalled.set()
+                        _until_readable_or_gone(source, self._cut)
+                        break
+                sink.sendall(data)
+        except OSError:
+            pass
+        for each in (source, sink):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def cut(self) -> None:
+        """Cuts the connection that is stalled, and lets the next ones pass."""
+        self.stall_after = None
+        self._scissors.send(b"x")
+
+    def close(self) -> None:
+        """No more connections."""
+        self._listener.close()
+        for each in self._open:
+            each.close()
+
+
+def _until_readable_or_gone(source: socket.socket, cut: socket.socket) -> None:
+    """Reads nothing more of `source`, and returns when its other end is gone or `cut` says so."""
+    poll = select.poll()
+    poll.register(source, select.POLLRDHUP | select.POLLHUP | select.POLLERR)
+    poll.register(cut, select.POLLIN)
+    poll.poll(1000 * PATIENCE)
+
+
+def behind(proxy: Proxy, home: Path) -> None:
+    """Makes the member of `home` dial the proxy."""
+    path = home / "identity" / "identity.json"
+    document = json.loads(path.read_text())
+    document["address"] = f"localhost:{proxy.port}"
+    path.write_text(json.dumps(document))
