@@ -93,6 +93,12 @@ class Runtime:
             changed=self._note_change,
             published=self.fetchable.add,
         )
+        # Gauges would be empty until the next version otherwise.
+        self.metrics.version_published(stored.name, stored.version_number)
+        if stored.training is not None:
+            self.metrics.training(stored.name, loss=stored.training.loss, accuracy=stored.training.accuracy)
+        if stored.evaluation is not None:
+            self.metrics.evaluation(stored.name, accuracy=stored.evaluation.accuracy, loss=stored.evaluation.loss)
         driver = JobDriver(state_of(stored, parameters), ports)
         self.drivers[stored.name] = driver
         driver.start()

@@ -154,7 +154,7 @@ async def _refuse_tls_12(config: CoordinatorConfig) -> None:
         if await asyncio.to_thread(speaks_tls_12, host, port):
             raise CannotServe(
                 f"port {port} would take TLS 1.2 connections: GRPC_SSL_CIPHER_SUITES is set to something else in this "
-                "environment, or this gRPC works in another way than the ones tested; unset it, or pin the tested version"
+                "environment, or this gRPC works in another way than the ones tested; unset it, or pin gRPC"
             )
 
 

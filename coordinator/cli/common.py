@@ -140,11 +140,17 @@ def explain(error: "grpc.aio.AioRpcError", address: str, certificate_pem: bytes)
         return CommandFailed(detail, ExitCode.NOT_FOUND)
     if code is grpc.StatusCode.INVALID_ARGUMENT:
         return CommandFailed(detail, ExitCode.USAGE)
-    if code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS):
-        return CommandFailed(f"the coordinator failed: {detail}; its log says more", ExitCode.FAILED)
-    lost = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+    lost = (
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.CANCELLED,
+        # What gRPC now and then says of a connection that broke under it.
+        grpc.StatusCode.INTERNAL,
+    )
     if reason is None and code in lost:
         return CommandFailed(_unreachable(detail, address, certificate_pem), ExitCode.UNREACHABLE)
+    if code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS):
+        return CommandFailed(f"the coordinator failed: {detail}; its log says more", ExitCode.FAILED)
     if code is grpc.StatusCode.UNAVAILABLE:
         return CommandFailed(detail, ExitCode.UNREACHABLE)
     return CommandFailed(detail, ExitCode.REFUSED)

@@ -20,8 +20,8 @@ JobChange = Literal["pause", "resume", "abort"]
 class OperatorRefused(Exception):
     """An act of the operator that cannot be done.
 
-    `reason` is a number of `tacit.v1.reason_pb2.Reason`, REASON_UNSPECIFIED (0) where none of them fits;
-    `missing` says that what was named does not exist.
+    `reason` is REASON_UNSPECIFIED where none of the contract's fits; `missing` says that what was named does not
+    exist.
     """
 
     def __init__(self, reason: Reason, sentence: str, *, missing: bool = False) -> None:

@@ -238,7 +238,7 @@ def test_wrong_reused_and_expired_tokens(federation, tmp_path):
     forged = JoinToken.parse(token).model_copy(update={"secret": bytes(32)}).format()
     wrong = command("edge_client", "enrol", forged, "--home", tmp_path / "a")
     assert wrong.returncode == 4
-    assert "secret is wrong" in wrong.stderr
+    assert "altered" in wrong.stderr
     assert not (tmp_path / "a" / "identity").exists()
     assert command("edge_client", "enrol", token, "--home", tmp_path / "b").returncode == 0
     reused = command("edge_client", "enrol", token, "--home", tmp_path / "c")

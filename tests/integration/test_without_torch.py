@@ -1,0 +1,60 @@
+"""The coordinator installs and runs without torch: in a virtual environment of its own, from this source tree."""
+
+import signal
+import subprocess
+import sys
+import venv
+
+import pytest
+
+from tests.support.processes import ROOT, free_ports
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("coordinator-only")
+    venv.create(folder, with_pip=True)
+    install = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    install += ["-c", ROOT / "constraints.txt", f"{ROOT}[coordinator]"]
+    done = subprocess.run(install, capture_output=True, text=True, timeout=230, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder / "bin"
+
+
+@pytest.mark.timeout(300)
+def test_it_installs_serves_and_invites_without_torch(environment, tmp_path):
+    absent = subprocess.run([environment / "python", "-c", "import torch"], capture_output=True, check=False)
+    assert absent.returncode != 0
+    ports = [
+        f"--{name}-port={port}"
+        for name, port in zip(("enrolment", "federation", "metrics"), free_ports(3), strict=True)
+    ]
+    made = [environment / "coordinator", "init", tmp_path / "federation", "--listen-host=127.0.0.1", *ports]
+    subprocess.run(made, check=True, capture_output=True, cwd=tmp_path)
+    served = [environment / "coordinator", "serve", "--dir", tmp_path / "federation", "--log-format", "json"]
+    with subprocess.Popen(served, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        try:
+            assert process.stderr is not None
+            assert any('"serving"' in line for line in process.stderr)
+            for words in (["status"], ["member", "invite", "north"], ["job", "list"]):
+                done = subprocess.run(
+                    [environment / "coordinator", *words, "--dir", tmp_path / "federation"],
+                    capture_output=True,
+                    text=True,
+                    cwd=tmp_path,
+                    check=False,
+                )
+                assert done.returncode == 0, done.stderr
+            # What needs a model says which extra brings it.
+            job = [environment / "coordinator", "job", "bundle", ROOT / "examples" / "desk" / "job.toml"]
+            done = subprocess.run([*job, "--out", tmp_path / "b"], capture_output=True, text=True, check=False)
+            assert done.returncode == 2
+            assert "pip install 'tacit[coordinator,export]'" in done.stderr
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=30) == 0
+
+
+def test_the_server_in_this_environment_imports_no_torch_either():
+    code = "import sys, coordinator.server; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0

@@ -1,0 +1,211 @@
+"""The contract: reasons, documents, manifests, messages on the wire."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import secure_agg
+from tacit import messages, wire
+from tacit.attempt import AttemptId
+from tacit.documents import DocumentInvalid
+from tacit.job import JobDocument, JobSpec, application_digest, layout_of
+from tacit.manifest import Manifest
+from tacit.messages import AttemptMessage
+from tacit.reason import Reason, from_word, of_protocol, sentence, word
+from tacit.v1 import federation_pb2 as pb
+from tests.support.fleet import job_document
+from tests.unit.secure_agg.sum_fleet import make_context
+
+ATTEMPT = AttemptId("questions", 3, 4)
+
+
+def test_every_reason_has_a_word_and_a_sentence():
+    for number in Reason.values():
+        assert from_word(word(number)) == number
+        assert sentence(number).endswith(".")
+    for reason in secure_agg.Reason:
+        assert word(of_protocol(reason)) == reason.value
+    assert from_word("from_the_future") == Reason.REASON_UNSPECIFIED
+
+
+def advertisement(member):
+    return secure_agg.Advertisement(member, b"certificate", bytes(32), bytes(32), bytes(32), b"signature")
+
+
+MEMBER_SAYS = [
+    messages.Hello((1, 2), "0.1.0", bytes(16), ("quest*",), ("packed",)),
+    messages.Decline("questions", 3, Reason.REASON_POLICY_COHORT, "why"),
+    messages.Ready("questions", 3, bytes(32)),
+    AttemptMessage(ATTEMPT, advertisement("a")),
+    AttemptMessage(
+        ATTEMPT,
+        secure_agg.Dealing("a", bytes(32), (secure_agg.DealtShare("b", b"sealed", bytes(32), bytes(32)),), b"signed"),
+    ),
+    AttemptMessage(ATTEMPT, secure_agg.Confirmation("a", b"signature")),
+    AttemptMessage(
+        ATTEMPT,
+        secure_agg.Unmasking(
+            "a", (secure_agg.RevealedShare("b", bytes(33)),), (secure_agg.RevealedShare("c", bytes(33)),)
+        ),
+    ),
+    AttemptMessage(ATTEMPT, messages.AttemptRefusal(Reason.REASON_CONTEXT_UNEXPECTED, "why")),
+]
+COORDINATOR_SAYS = [
+    messages.Welcome(1, "0.1.0", "ab" * 32, 1234),
+    messages.Goodbye(Reason.REASON_SESSION_REPLACED, "why"),
+    messages.Standby("nothing"),
+    messages.Assignment("questions", 3, bytes(32), bytes(32), 2, 1000),
+    messages.JobEnded("questions", Reason.REASON_JOB_FINISHED, bytes(32)),
+    AttemptMessage(AttemptId("triage", 7, 1), messages.AttemptOpened(make_context(5))),
+    AttemptMessage(ATTEMPT, secure_agg.Roster((advertisement("a"), advertisement("b")))),
+    AttemptMessage(
+        ATTEMPT,
+        secure_agg.ReceivedDealings(
+            (
+                secure_agg.ReceivedDealing(
+                    "a", b"sealed", bytes(32), bytes(32), bytes(32), (bytes(32), bytes(32)), b"signed"
+                ),
+            )
+        ),
+    ),
+    AttemptMessage(ATTEMPT, secure_agg.Survivors(("a", "b"))),
+    AttemptMessage(ATTEMPT, secure_agg.Confirmations((secure_agg.Confirmation("a", b"signature"),))),
+    AttemptMessage(ATTEMPT, messages.AttemptEnded(True, Reason.REASON_UNSPECIFIED, "", bytes(32), bytes(32))),
+]
+
+
+def kind(message):
+    return type(getattr(message, "payload", message)).__name__
+
+
+@pytest.mark.parametrize("message", MEMBER_SAYS, ids=kind)
+def test_what_a_member_says_comes_back_as_it_was(message):
+    encoded = wire.to_coordinator(message).SerializeToString()
+    assert wire.from_member(pb.MemberMessage.FromString(encoded)) == message
+
+
+@pytest.mark.parametrize("message", COORDINATOR_SAYS, ids=kind)
+def test_what_the_coordinator_says_comes_back_as_it_was(message):
+    encoded = wire.to_member(message).SerializeToString()
+    assert wire.from_coordinator(pb.CoordinatorMessage.FromString(encoded)) == message
+
+
+def test_every_kind_of_message_is_tried_here():
+    assert len(MEMBER_SAYS) == len(pb.MemberMessage.DESCRIPTOR.oneofs[0].fields)
+    assert len(COORDINATOR_SAYS) == len(pb.CoordinatorMessage.DESCRIPTOR.oneofs[0].fields)
+
+
+@pytest.mark.parametrize(
+    "message", [pb.MemberMessage(), pb.MemberMessage(confirmation=pb.Confirmation()), pb.MemberMessage(dealing={})]
+)
+def test_what_is_no_message_is_refused(message):
+    with pytest.raises(wire.WireInvalid):
+        wire.from_member(message)
+
+
+def test_a_context_that_contradicts_itself_is_refused_on_arrival():
+    message = wire.to_member(AttemptMessage(AttemptId("triage", 7, 1), messages.AttemptOpened(make_context(5))))
+    message.attempt_opened.threshold = 2
+    with pytest.raises(wire.WireInvalid, match="contradicts"):
+        wire.from_coordinator(message)
+
+
+def test_a_manifest_flattens_and_unflattens():
+    tensors = {"b": np.arange(6, dtype=np.float32).reshape(2, 3), "a": np.ones(4, np.float32)}
+    manifest = Manifest.of(tensors)
+    flat = manifest.flatten(tensors)
+    assert manifest.values == 10
+    back = manifest.unflatten(manifest.decode(manifest.encode(flat)))
+    assert list(back) == ["b", "a"]
+    assert all(np.array_equal(back[name], tensors[name]) for name in tensors)
+    assert Manifest.from_json(manifest.canonical()) == manifest
+
+
+@pytest.mark.parametrize(
+    ("tensors", "complaint"),
+    [
+        ({"b": np.zeros((2, 3), np.float32)}, "missing"),
+        ({"b": np.zeros((3, 2), np.float32), "a": np.zeros(4, np.float32)}, "float32"),
+        ({"b": np.zeros((2, 3)), "a": np.zeros(4, np.float32)}, "float64"),
+        (
+            {"b": np.zeros((2, 3), np.float32), "a": np.zeros(4, np.float32), "c": np.zeros(1, np.float32)},
+            "not in it",
+        ),
+    ],
+)
+def test_parameters_that_differ_from_the_manifest_are_refused(tensors, complaint):
+    manifest = Manifest.of({"b": np.zeros((2, 3), np.float32), "a": np.zeros(4, np.float32)})
+    with pytest.raises(DocumentInvalid, match=complaint):
+        manifest.flatten(tensors)
+
+
+def test_a_version_that_is_cut_or_not_finite_is_refused():
+    manifest = Manifest.of({"a": np.zeros(4, np.float32)})
+    with pytest.raises(DocumentInvalid, match="bytes"):
+        manifest.decode(bytes(15))
+    with pytest.raises(DocumentInvalid, match="finite"):
+        manifest.decode(np.array([1, np.inf, 0, 0], "<f4").tobytes())
+
+
+def test_a_job_document_is_its_canonical_form():
+    job = job_document()
+    assert JobDocument.from_json(job.canonical()) == job
+    assert JobDocument.from_json(job.canonical()).digest() == job.digest()
+    loose = json.dumps(json.loads(job.canonical()), indent=2).encode()
+    assert JobDocument.from_json(loose).digest() == job.digest()
+    content = json.loads(job.canonical())
+    content["surprise"] = 1
+    with pytest.raises(DocumentInvalid, match="surprise: unknown key"):
+        JobDocument.from_json(json.dumps(content).encode())
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"labels": ("a", "a")}, "twice"),
+        ({"labels": ("a",)}, "labels"),
+        ({"name": "No Name"}, "name"),
+        ({"rounds": {"min_members": 2}}, "corrupt"),
+        ({"rounds": {"min_members": 5, "target_members": 4}}, "target_members"),
+        ({"model": {"widths": [2, 2]}}, "twice"),
+        ({"model": {"widths": [9], "max_tokens": 8}}, "width"),
+        ({"mechanism": "dp-sgd"}, "mechanism"),
+        ({"training": {"learning_rate": 0}}, "learning_rate"),
+    ],
+)
+def test_a_job_that_cannot_be_right_says_where(tmp_path, change, complaint):
+    base = {
+        "schema": 1,
+        "name": "questions",
+        "labels": ["a", "b"],
+        "vocabulary": {"kind": "words", "file": "words.txt"},
+    }
+    with pytest.raises(DocumentInvalid, match=complaint):
+        JobSpec._from_content({**base, **change}, "job.toml")
+    JobSpec._from_content(base, "job.toml")
+
+
+def test_every_number_of_a_job_is_in_the_application_digest():
+    job = job_document()
+    digests = {application_digest(job, layout_of(job, members)) for members in (3, 4, 9)}
+    digests.add(application_digest(job.model_copy(update={"seed": 1}), layout_of(job, 3)))
+    digests.add(application_digest(job.model_copy(update={"tokenizer": bytes([9]) * 32}), layout_of(job, 3)))
+    # Cohorts of 3 and 4 have the same scales, and therefore the same layout.
+    assert len(digests) >= 4
+
+
+@pytest.mark.parametrize("program", ["coordinator", "edge_client"])
+def test_help_imports_nothing_that_costs_seconds(program):
+    code = (
+        f"import sys; sys.argv = ['{program}', '--help']\n"
+        f"from {program}.cli import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "heavy = {'torch', 'grpc', 'sqlalchemy', 'numpy', 'transformers', 'onnxruntime', 'cryptography', 'pydantic'}\n"
+        "sys.exit(', '.join(sorted(heavy & set(sys.modules))) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Usage" in done.stdout

@@ -1,0 +1,101 @@
+"""From members' updates to the next version: the weighted mean, and sums that cannot be."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import secure_agg
+from coordinator.rounds.publish import ResultInvalid, next_version
+from edge_client.contribution import Update, encode, segments
+from tacit.job import Aggregation, layout_of
+from tests.support.fleet import VALUES, job_document
+
+
+def update(random, examples):
+    change = random.uniform(-0.5, 0.5, VALUES).astype(np.float32)
+    return Update(change, examples, 0.7 * examples, examples // 3, examples)
+
+
+@given(st.lists(st.integers(1, 5000), min_size=2, max_size=9), st.integers(0, 2**32))
+@settings(max_examples=50, deadline=None)
+def test_the_next_version_is_the_base_plus_the_mean_by_examples(examples, seed):
+    random = np.random.default_rng(seed)
+    job, base = job_document(), random.normal(size=VALUES).astype(np.float32)
+    updates = [update(random, count) for count in examples]
+    source = secure_agg.SystemRandom()
+    total = np.zeros(layout_of(job, len(updates)).values, np.uint32)
+    for each in updates:
+        total += encode(job, each, len(updates), source)
+    step = next_version(job, len(updates), len(updates), total, base)
+    weights = np.array(examples, float)
+    mean = sum(weight * each.change.astype(float) for weight, each in zip(weights, updates, strict=True))
+    expected = base + mean / weights.sum()
+    # One unit of the grid a member, in the mean's units: scale 2^k with 2^k * n < 2^31, weight over the largest.
+    grid = len(updates) / layout_of(job, len(updates)).segments[0].scale
+    tolerance = grid * job.aggregation.max_weight / weights.sum() + 1e-6
+    assert np.abs(step.values - expected).max() <= tolerance
+    assert step.training is not None
+    assert step.training.examples == sum(examples)
+    assert step.training.accuracy == pytest.approx(sum(count // 3 for count in examples) / sum(examples))
+    assert step.training.loss == pytest.approx(0.7, abs=0.01 + len(examples) / sum(examples))
+
+
+def test_more_examples_than_the_largest_weight_count_as_that_many():
+    job = job_document().model_copy(update={"aggregation": Aggregation(max_weight=100)})
+    encoded = segments(job, update(np.random.default_rng(0), 1000))
+    assert encoded["weight"][0] == 100
+    assert encoded["count"][0] == 100
+    assert encoded["correct"][0] == 33
+    assert encoded["loss_sum"][0] == pytest.approx(70)
+
+
+def test_clipping_by_norm_comes_before_the_coordinate_bound():
+    job = job_document().model_copy(update={"aggregation": Aggregation(clip=0.5, coordinate_bound=0.4, max_weight=1)})
+    change = np.zeros(VALUES, np.float32)
+    change[0], change[1] = 30, 40
+    sent = segments(job, Update(change, 1, 0, 0, 1))["update"]
+    assert sent[0] == pytest.approx(0.3)
+    assert sent[1] == pytest.approx(0.4)
+    change[0], change[1] = 0.1, 5
+    wide = job.model_copy(update={"aggregation": Aggregation(coordinate_bound=0.4, max_weight=1)})
+    assert segments(wide, Update(change, 1, 0, 0, 1))["update"][1] == pytest.approx(0.4)
+
+
+def test_a_value_that_is_not_finite_never_leaves():
+    change = np.zeros(VALUES, np.float32)
+    change[2] = np.nan
+    with pytest.raises(secure_agg.EncodingInvalid):
+        segments(job_document(), Update(change, 1, 0, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("weight", 0), ("weight", 3 * 100_000 + 1), ("count", -1), ("correct", 10_000), ("update", 3.5)]
+)
+def test_sums_that_no_valid_inputs_can_make_are_refused(name, value):
+    job = job_document()
+    layout = layout_of(job, 5)
+    honest = {"update": np.zeros(VALUES), "weight": 10.0, "loss_sum": 1.0, "correct": 5.0, "count": 10.0}
+    numbers = {key: np.atleast_1d(np.asarray(each, float)) for key, each in {**honest, name: value}.items()}
+    if name == "update":
+        numbers["update"] = np.full(VALUES, float(value))
+    total = np.concatenate(
+        [np.round(numbers[segment.name] * segment.scale).astype(np.int64) for segment in layout.segments]
+    ).astype(np.uint32)
+    with pytest.raises(ResultInvalid):
+        next_version(job, 5, 3, total, np.zeros(VALUES, np.float32))
+
+
+def test_the_layout_never_wraps_and_grows_coarser_with_the_cohort():
+    job = job_document()
+    scales = []
+    for members in (2, 5, 50, 200):
+        layout = layout_of(job, members)
+        layout.check_no_wrap(members)
+        scales.append(layout.segments[0].scale)
+        finer = replace(layout.segments[0], scale=4 * layout.segments[0].scale)
+        with pytest.raises(secure_agg.LayoutInvalid):
+            secure_agg.Layout((finer, *layout.segments[1:]), 32).check_no_wrap(members)
+    assert scales == sorted(scales, reverse=True)

@@ -1,0 +1,214 @@
+"""Masked vectors on their way in: cut, resumed, refused, added once."""
+
+import asyncio
+import hashlib
+
+import numpy as np
+import pytest
+
+import secure_agg
+from coordinator.rounds.uploads import UploadDesk
+from tacit.attempt import AttemptId
+from tacit.reason import Reason
+
+ATTEMPT = AttemptId("questions", 1, 1)
+VALUES = 1000
+
+
+class Judge:
+    """Takes whole uploads, and accepts them unless told otherwise."""
+
+    def __init__(self, desk, accept=True):
+        self.desk, self.accept, self.seen = desk, accept, []
+
+    def uploaded(self, member, attempt, message, digest):
+        self.seen.append((member, digest))
+        if self.accept:
+            self.task = asyncio.ensure_future(self.desk.accept(attempt, member))
+        else:
+            self.desk.reject(attempt, member, Reason.REASON_MASKED_INPUT_SIGNATURE_INVALID, "")
+
+
+def vector(seed):
+    return np.random.default_rng(seed).integers(0, 2**32, VALUES, dtype=np.uint32).astype("<u4")
+
+
+def message(member, data):
+    return secure_agg.MaskedInput(member, hashlib.sha256(data).digest(), VALUES, b"")
+
+
+async def chunks(data, size=256):
+    for at in range(0, len(data), size):
+        yield data[at : at + size]
+
+
+def opened(bits=32, members=("a", "b")):
+    desk = UploadDesk()
+    desk.open(ATTEMPT, frozenset(members), VALUES, bits)
+    return desk
+
+
+def test_whole_uploads_are_hashed_and_summed_in_the_ring():
+    async def run():
+        desk = opened()
+        judge = Judge(desk)
+        for seed, member in enumerate("ab"):
+            data = vector(seed).tobytes()
+            receipt = await desk.take(ATTEMPT, member, 0, message(member, data), chunks(data), judge)
+            assert receipt.complete
+            assert judge.seen[-1] == (member, hashlib.sha256(data).digest())
+        assert np.array_equal(desk.total(ATTEMPT), vector(0) + vector(1))
+
+    asyncio.run(run())
+
+
+def test_a_smaller_ring_wraps_where_it_ends():
+    async def run():
+        desk = opened(bits=20)
+        judge = Judge(desk)
+        parts = [vector(seed) % np.uint32(2**20) for seed in (0, 1)]
+        for member, part in zip("ab", parts, strict=True):
+            data = part.tobytes()
+            await desk.take(ATTEMPT, member, 0, message(member, data), chunks(data), judge)
+        assert np.array_equal(desk.total(ATTEMPT), (parts[0] + parts[1]) % np.uint32(2**20))
+
+    asyncio.run(run())
+
+
+def test_an_upload_cut_at_sixty_percent_adds_nothing_and_goes_on_where_it_stopped():
+    async def run():
+        desk = opened()
+        judge = Judge(desk)
+        data = vector(3).tobytes()
+        cut = int(0.6 * len(data))
+
+        async def breaking():
+            async for chunk in chunks(data[:cut]):
+                yield chunk
+            raise ConnectionError
+
+        with pytest.raises(ConnectionError):
+            await desk.take(ATTEMPT, "a", 0, message("a", data), breaking(), judge)
+        assert desk.receipt(ATTEMPT, "a").received == cut
+        assert not desk.total(ATTEMPT).any()
+        assert judge.seen == []
+        wrong = await desk.take(ATTEMPT, "a", 0, message("a", data), chunks(data), judge)
+        assert (wrong.complete, wrong.reason, wrong.received) == (False, Reason.REASON_UPLOAD_INCOMPLETE, cut)
+        receipt = await desk.take(ATTEMPT, "a", cut, message("a", data), chunks(data[cut:]), judge)
+        assert receipt.complete
+        assert np.array_equal(desk.total(ATTEMPT), vector(3))
+        again = await desk.take(ATTEMPT, "a", 0, message("a", data), chunks(data), judge)
+        assert again.complete
+        assert np.array_equal(desk.total(ATTEMPT), vector(3))
+        assert len(judge.seen) == 1
+
+    asyncio.run(run())
+
+
+def test_an_end_before_the_end_is_not_the_end():
+    async def run():
+        desk = opened()
+        data = vector(3).tobytes()
+        receipt = await desk.take(ATTEMPT, "a", 0, message("a", data), chunks(data[:-4]), Judge(desk))
+        assert (receipt.complete, receipt.reason) == (False, Reason.REASON_UPLOAD_INCOMPLETE)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("member", "attempt", "reason"),
+    [
+        ("stranger", ATTEMPT, Reason.REASON_ATTEMPT_STALE),
+        ("a", AttemptId("questions", 1, 2), Reason.REASON_ATTEMPT_STALE),
+    ],
+)
+def test_who_was_not_asked_is_not_taken(member, attempt, reason):
+    async def run():
+        desk = opened()
+        judge = Judge(desk)
+        data = vector(0).tobytes()
+        receipt = await desk.take(attempt, member, 0, message(member, data), chunks(data), judge)
+        assert (receipt.complete, receipt.reason) == (False, reason)
+        assert judge.seen == []
+
+    asyncio.run(run())
+
+
+def test_more_bytes_than_the_context_fixes_are_refused():
+    async def run():
+        desk = opened()
+        judge = Judge(desk)
+        data = vector(0).tobytes() + b"more"
+        receipt = await desk.take(ATTEMPT, "a", 0, message("a", data), chunks(data), judge)
+        assert receipt.reason == Reason.REASON_MASKED_INPUT_LENGTH_WRONG
+        assert judge.seen == []
+
+    asyncio.run(run())
+
+
+def test_a_rejected_vector_is_not_in_the_sum_and_its_sender_hears_why():
+    async def run():
+        desk = opened()
+        data = vector(0).tobytes()
+        receipt = await desk.take(ATTEMPT, "a", 0, message("a", data), chunks(data), Judge(desk, accept=False))
+        assert receipt.reason == Reason.REASON_MASKED_INPUT_SIGNATURE_INVALID
+        assert not desk.total(ATTEMPT).any()
+
+    asyncio.run(run())
+
+
+def test_closing_answers_whoever_waits_and_takes_nothing_more():
+    async def run():
+        desk = opened()
+
+        class Silent:
+            def uploaded(self, *_):
+                desk.close(ATTEMPT, keep_sum=True)
+
+        data = vector(0).tobytes()
+        receipt = await desk.take(ATTEMPT, "a", 0, message("a", data), chunks(data), Silent())
+        assert receipt.reason == Reason.REASON_UPLOAD_CLOSED
+        late = await desk.take(ATTEMPT, "b", 0, message("b", data), chunks(data), Silent())
+        assert late.reason == Reason.REASON_UPLOAD_CLOSED
+        desk.close(ATTEMPT, keep_sum=False)
+        assert desk.receipt(ATTEMPT, "a").reason == Reason.REASON_ATTEMPT_STALE
+
+    asyncio.run(run())
+
+
+def test_the_newer_of_two_streams_of_one_member_wins():
+    async def run():
+        desk = opened()
+        judge = Judge(desk)
+        data = vector(5).tobytes()
+        half = len(data) // 2
+        waiting, go_on = asyncio.Event(), asyncio.Event()
+
+        async def slow():
+            yield data[:half]
+            waiting.set()
+            await go_on.wait()
+            yield data[half:]
+
+        older = asyncio.create_task(desk.take(ATTEMPT, "a", 0, message("a", data), slow(), judge))
+        await waiting.wait()
+        newer = await desk.take(ATTEMPT, "a", half, message("a", data), chunks(data[half:]), judge)
+        go_on.set()
+        assert newer.complete
+        assert (await older).complete
+        assert np.array_equal(desk.total(ATTEMPT), vector(5))
+        assert len(judge.seen) == 1
+
+    asyncio.run(run())
+
+
+def test_another_message_for_the_same_vector_is_a_conflict():
+    async def run():
+        desk = opened()
+        judge = Judge(desk)
+        data = vector(0).tobytes()
+        await desk.take(ATTEMPT, "a", 0, message("a", data), chunks(data[:100]), judge)
+        other = await desk.take(ATTEMPT, "a", 100, message("a", b"other"), chunks(data[100:]), judge)
+        assert other.reason == Reason.REASON_MESSAGE_CONFLICTING
+
+    asyncio.run(run())
