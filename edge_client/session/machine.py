@@ -434,6 +434,8 @@ def _attempt_message(step: _Step, attempt: AttemptId, payload: CoordinatorPayloa
         _in_attempt(step, phase, payload)
     elif isinstance(payload, AttemptOpened):
         _join(step, phase, attempt, payload)
+    elif isinstance(phase, Waiting) and phase.refused is not None and phase.refused.round == attempt.round:
+        _say_refusal(step, attempt, phase.refused.reason, phase.refused.detail)
     else:
         _say_refusal(step, attempt, Reason.REASON_MEMBER_RESTARTED, "this process is not in that attempt")
 

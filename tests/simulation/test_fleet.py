@@ -1,5 +1,7 @@
 """Both machines together, in one thread, under a fake clock."""
 
+import dataclasses
+
 import pytest
 
 import secure_agg
@@ -7,7 +9,10 @@ from coordinator.rounds import effects as fx
 from coordinator.rounds import events as ev
 from coordinator.rounds.effects import Status
 from edge_client.privacy.policy import Policy
-from tacit.messages import AttemptOpened
+from edge_client.session import machine as member_machine
+from tacit.attempt import AttemptId
+from tacit.job import application_digest, layout_of
+from tacit.messages import AttemptMessage, AttemptOpened, Ready
 from tacit.reason import Reason
 from tests.support.fleet import Fleet, job_document
 
@@ -213,7 +218,7 @@ def test_a_member_back_after_three_rounds_takes_part_again():
 def test_a_policy_that_refuses_is_heard_and_the_others_go_on():
     fleet = Fleet(5)
     strict = fleet.members["m0"]
-    strict.environment = secure_replace(strict.environment, Policy(mechanisms=("none",), least_cohort=50))
+    strict.environment = dataclasses.replace(strict.environment, policy=Policy(mechanisms=("none",), least_cohort=50))
     fleet.connect().run()
     fleet.check()
     assert fleet.state.status is Status.FINISHED
@@ -222,12 +227,6 @@ def test_a_policy_that_refuses_is_heard_and_the_others_go_on():
     assert declined[0] == Reason.REASON_POLICY_COHORT
     assert "50" in declined[1]
     assert strict.opened == []
-
-
-def secure_replace(environment, policy):
-    from dataclasses import replace
-
-    return replace(environment, policy=policy)
 
 
 def test_attempts_for_one_version_are_capped_by_the_members_policy():
@@ -254,3 +253,127 @@ def test_rounds_that_keep_failing_pause_the_job():
     assert fleet.state.status is Status.PAUSED
     assert fleet.state.reason == Reason.REASON_ROUNDS_FAILING
     assert len(fleet.ends()) == 4
+
+
+def test_an_update_for_something_that_is_over_is_not_counted():
+    fleet = Fleet(3).connect().run(lambda: fleet_ready(fleet) == 0 and fleet.state.round == 1)
+    fleet.post(ev.SaidReady("m0", 1, bytes([9]) * 32))
+    fleet.post(ev.SaidReady("m1", 7, fleet.state.version))
+    fleet.run(lambda: bool(fleet.counts) and sum(count.what == "stale_ready" for count in fleet.counts) == 2)
+    assert fleet_ready(fleet) == 0
+    fleet.run()
+    fleet.check()
+    assert fleet.state.status is Status.FINISHED
+
+
+def fleet_ready(fleet):
+    return len(getattr(fleet.state.phase, "ready_order", ()))
+
+
+def test_who_was_ready_and_is_gone_is_not_in_the_cohort():
+    fleet = Fleet(5, job=job_document(count=1, target_members=5))
+    fleet.lose = lambda name, message: name == "m4" and isinstance(message, Ready)
+    fleet.connect().run(lambda: fleet_ready(fleet) == 4)
+    fleet.cut("m0")
+    fleet.run(hours=0.01)
+    # The window closes with m1, m2 and m3: m0 has gone, m4 was never heard.
+    fleet.run(lambda: bool(fleet.ends()))
+    opened = [record for record in fleet.records if isinstance(record, fx.OpenAttempt)]
+    assert opened[0].cohort == ("m1", "m2", "m3")
+
+
+def test_a_timer_that_fires_late_ends_nothing_else():
+    fleet = Fleet(5)
+    fleet.connect().run(lambda: phase_of(fleet) == "share")
+    before = fleet.state
+    fleet._coordinator(ev.TimerFired(("phase", 1, "advertise")))
+    fleet._coordinator(ev.TimerFired(("window", 1, 0)))
+    fleet._coordinator(ev.TimerFired(("absent", "m0", 1)))
+    assert fleet.state == before
+    fleet.run()
+    assert all(not end.dropouts for end in fleet.ends())
+
+
+def phase_of(fleet):
+    collecting = getattr(fleet.state.phase, "protocol", None)
+    return collecting.phase.value if collecting is not None else None
+
+
+def test_who_is_away_when_a_phase_begins_is_waited_for_no_longer_than_the_grace():
+    fleet = Fleet(5, job=job_document(count=1))
+
+    def leave(name, message):
+        # Its vector has arrived, so it is in the sum; it is gone before it could confirm.
+        if name == "m2" and isinstance(getattr(message, "payload", None), secure_agg.ReceivedDealings):
+            fleet.at(30, lambda: fleet.cut("m2"))
+
+    def slow(name, message):
+        return name == "m3" and isinstance(message, secure_agg.MaskedInput) and fleet.now_ms < 20_000
+
+    fleet.before = leave
+    fleet.lose = slow
+    fleet.connect().run(lambda: bool(fleet.ends()))
+    end = fleet.ends()[0]
+    assert end.published
+    assert ("m2", "confirm", Reason.REASON_DISCONNECTED) in [
+        (lost.member, lost.phase, lost.reason) for lost in end.dropouts
+    ]
+    deadlines = fleet.job.rounds.deadlines
+    assert fleet.now_ms < 1000 * (deadlines.mask + 5 * deadlines.reconnect)
+
+
+def test_a_crash_between_the_last_version_and_the_status_is_made_good():
+    fleet = Fleet(3).connect().run()
+    assert isinstance(fleet.records[-1], fx.SetStatus)
+    del fleet.records[-1]
+    rounds = sum(isinstance(record, fx.OpenRound) for record in fleet.records)
+    fleet.crash_coordinator()
+    fleet.run()
+    assert fleet.state.status is Status.FINISHED
+    assert sum(isinstance(record, fx.OpenRound) for record in fleet.records) == rounds
+
+
+def test_an_attempt_without_hope_ends_before_its_deadline():
+    fleet = Fleet(5)
+
+    def lose(name, message):
+        if name in ("m1", "m3") and isinstance(getattr(message, "payload", None), secure_agg.Roster):
+            fleet.kill(name)
+
+    fleet.before = lose
+    # m0 is there and says nothing: without it the phase would last until its deadline.
+    fleet.lose = lambda name, message: (
+        name == "m0" and isinstance(getattr(message, "payload", None), secure_agg.Dealing)
+    )
+    fleet.connect().run(lambda: bool(fleet.ends()))
+    assert fleet.ends()[0].reason == Reason.REASON_THRESHOLD_LOST
+    assert fleet.now_ms < 1000 * fleet.job.rounds.deadlines.share / 2
+
+
+def test_an_update_that_was_published_is_not_sent_again():
+    fleet = Fleet(5, job=job_document(count=1)).connect().run()
+    victim = fleet.members["m0"]
+    assert victim.update is None
+    again = AttemptId("questions", 1, 2)
+    context = dataclasses.replace(published_context(fleet), attempt=2)
+    fleet.tell("m0", member_machine.Received(AttemptMessage(again, AttemptOpened(context))))
+    assert victim.said[-1].payload.reason == Reason.REASON_MEMBER_RESTARTED
+    assert again not in victim.joined
+
+
+def published_context(fleet):
+    layout = layout_of(fleet.job, 5)
+    threshold, corrupt = secure_agg.default_thresholds(5)
+    return secure_agg.RoundContext(
+        federation=fleet.parameters.federation,
+        job="questions",
+        round=1,
+        attempt=1,
+        application=application_digest(fleet.job, layout),
+        model=fleet.job.weights,
+        cohort=5,
+        threshold=threshold,
+        assumed_corrupt=corrupt,
+        values=layout.values,
+        bits=layout.bits,
+    )

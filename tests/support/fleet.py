@@ -26,8 +26,8 @@ from edge_client.journal import Memory
 from edge_client.privacy.policy import Policy
 from edge_client.session import machine as member_machine
 from tacit.attempt import AttemptId
-from tacit.job import Deadlines, JobDocument, Rounds
-from tacit.messages import AttemptMessage, Decline, Ready
+from tacit.job import Aggregation, Deadlines, JobDocument, Rounds
+from tacit.messages import Assignment, AttemptEnded, AttemptMessage, AttemptOpened, Decline, Ready
 from tacit.reason import Reason
 from tests.unit.secure_agg.sum_fleet import FEDERATION, SeededRandom, TestIdentity, key_of, verify
 
@@ -36,13 +36,14 @@ DELAY_MS = 5
 TRAINING_MS = 1000
 
 
-def job_document(**rounds: Any) -> JobDocument:
+def job_document(aggregation: Aggregation = Aggregation(), **rounds: Any) -> JobDocument:  # noqa: B008
     """A job small enough to be aggregated in microseconds."""
     numbers: dict[str, Any] = {"count": 3, "min_members": 3, "deadlines": Deadlines(training=60, reconnect=2)}
     return JobDocument(
         name="questions",
         labels=("a", "b"),
         rounds=Rounds(**{**numbers, **rounds}),
+        aggregation=aggregation,
         manifest=bytes(32),
         tokenizer=bytes(32),
         weights=hashlib.sha256(np.zeros(VALUES, "<f4").tobytes()).digest(),
@@ -89,6 +90,8 @@ class Fleet:
         self._spooled: dict[tuple[AttemptId, str], np.ndarray] = {}
         # (member, kind of message) -> the message is lost; tests add to it.
         self.lose: Callable[[str, Any], bool] = lambda member, message: False
+        # What a lying coordinator makes of a message for a member.
+        self.bend: Callable[[str, Any], Any] = lambda member, message: message
         # Called before a message reaches a member: tests kill here.
         self.before: Callable[[str, Any], None] = lambda member, message: None
         self.parameters = Parameters(self.job, self.job.digest(), FEDERATION, verify, key_of)
@@ -253,10 +256,27 @@ class Fleet:
         self.post(ev.Computed(effect.attempt, result, digest, step.training), DELAY_MS)
 
     def _send(self, name: str, message: Any) -> None:
+        self._check_persisted(message)
+        message = self.bend(name, message)
         member = self.members[name]
         if member.connected and not self.lose(name, message):
             process = member.process
             self.at(DELAY_MS, lambda: self._arrives(name, process, message))
+
+    def _check_persisted(self, message: Any) -> None:
+        """Nobody hears of what a crash could still undo."""
+        payload = getattr(message, "payload", None)
+        if isinstance(payload, AttemptOpened):
+            assert any(
+                isinstance(record, fx.OpenAttempt) and record.attempt == message.attempt for record in self.records
+            )
+        if isinstance(payload, AttemptEnded) and payload.published:
+            assert any(
+                isinstance(record, fx.PublishVersion) and record.digest == payload.new_version
+                for record in self.records
+            )
+        if isinstance(message, Assignment):
+            assert any(isinstance(record, fx.OpenRound) and record.round == message.round for record in self.records)
 
     # ---- the members ----------------------------------------------------------------------------------------------
 
@@ -287,6 +307,8 @@ class Fleet:
     def _member_effect(self, member: Member, effect: member_machine.Effect) -> None:
         match effect:
             case member_machine.Say():
+                if isinstance(getattr(effect.message, "payload", None), secure_agg.Advertisement):
+                    assert effect.message.attempt in member.joined
                 member.said.append(effect.message)
                 if member.connected and not self.lose(member.name, effect.message):
                     self.post(self._heard(member.name, effect.message), DELAY_MS)
@@ -324,6 +346,7 @@ class Fleet:
 
     def _mask(self, member: Member, effect: member_machine.MaskAndUpload) -> None:
         assert member.update is not None
+        assert effect.attempt in member.opened
         vector = encode(effect.job, member.update, effect.cohort, member.environment.random)
         self.inputs[effect.attempt, member.name] = vector.copy()
         stage, message = effect.stage.mask(vector)

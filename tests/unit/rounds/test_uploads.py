@@ -212,3 +212,30 @@ def test_another_message_for_the_same_vector_is_a_conflict():
         assert other.reason == Reason.REASON_MESSAGE_CONFLICTING
 
     asyncio.run(run())
+
+
+def test_an_older_stream_that_trickles_in_after_a_newer_one_is_cut_off():
+    async def run():
+        desk = opened()
+        judge = Judge(desk)
+        data = vector(6).tobytes()
+        third = len(data) // 3
+        waiting, go_on = asyncio.Event(), asyncio.Event()
+
+        async def slow():
+            yield data[:third]
+            waiting.set()
+            await go_on.wait()
+            yield data[third:]
+
+        older = asyncio.create_task(desk.take(ATTEMPT, "a", 0, message("a", data), slow(), judge))
+        await waiting.wait()
+        await desk.take(ATTEMPT, "a", third, message("a", data), chunks(data[third : 2 * third]), judge)
+        go_on.set()
+        assert (await older).reason == Reason.REASON_SESSION_REPLACED
+        assert desk.receipt(ATTEMPT, "a").received == 2 * third
+        rest = await desk.take(ATTEMPT, "a", 2 * third, message("a", data), chunks(data[2 * third :]), judge)
+        assert rest.complete
+        assert np.array_equal(desk.total(ATTEMPT), vector(6))
+
+    asyncio.run(run())

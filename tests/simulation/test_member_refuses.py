@@ -1,0 +1,247 @@
+"""A coordinator that lies to one member, which refuses, says why, and shows nothing; the others' sum still opens.
+
+The lies of the aggregation protocol itself are in tests/unit/secure_agg; these are about what stands around it: which
+update, under which numbers, how often.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+import secure_agg
+from coordinator.rounds.effects import Status
+from edge_client.privacy.policy import Policy
+from edge_client.session import machine as member_machine
+from tacit.attempt import AttemptId
+from tacit.job import Aggregation, application_digest, layout_of
+from tacit.messages import AttemptMessage, AttemptOpened, AttemptRefusal
+from tacit.reason import Reason
+from tests.support.fleet import Fleet, job_document
+
+VICTIM = "m0"
+OTHER = bytes([7]) * 32
+
+
+def refusals(fleet, name=VICTIM):
+    return [
+        message.payload.reason
+        for message in fleet.members[name].said
+        if isinstance(getattr(message, "payload", None), AttemptRefusal)
+    ]
+
+
+def said(fleet, kind, name=VICTIM):
+    return [
+        message.payload for message in fleet.members[name].said if isinstance(getattr(message, "payload", None), kind)
+    ]
+
+
+def bent(kind, change, *, attempt=None):
+    """A coordinator that changes the payload of one kind for the victim."""
+
+    def bend(name, message):
+        payload = getattr(message, "payload", None)
+        if name == VICTIM and isinstance(payload, kind):
+            return replace(message, payload=change(payload))
+        return message
+
+    return bend
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"model": OTHER}, Reason.REASON_CONTEXT_UNEXPECTED),
+        ({"application": OTHER}, Reason.REASON_CONTEXT_UNEXPECTED),
+        ({"federation": OTHER}, Reason.REASON_CONTEXT_UNEXPECTED),
+        ({"values": 3}, Reason.REASON_CONTEXT_UNEXPECTED),
+        ({"bits": 16}, Reason.REASON_CONTEXT_UNEXPECTED),
+        ({"round": 9}, Reason.REASON_CONTEXT_UNEXPECTED),
+        # n sets the scales: another n is another application digest.
+        ({"cohort": 4, "threshold": 3}, Reason.REASON_CONTEXT_UNEXPECTED),
+        ({"assumed_corrupt": 0}, Reason.REASON_CONTEXT_UNEXPECTED),
+        ({"threshold": 3, "assumed_corrupt": 0}, Reason.REASON_CONTEXT_UNEXPECTED),
+    ],
+    ids=str,
+)
+def test_an_attempt_under_other_numbers_is_refused_before_a_key_is_shown(change, reason):
+    fleet = Fleet(5)
+    fleet.bend = bent(AttemptOpened, lambda opened: AttemptOpened(replace(opened.context, **change)))
+    fleet.connect().run(lambda: fleet.state.version_number == 1)
+    fleet.check()
+    assert refusals(fleet)[0] == reason
+    assert said(fleet, secure_agg.Advertisement) == []
+    assert fleet.members[VICTIM].opened == []
+    assert fleet.members[VICTIM].joined == []
+    # The four others are enough.
+    assert fleet.state.version_number == 1
+
+
+def test_a_job_document_that_is_another_for_one_member_ends_in_a_refusal():
+    fleet = Fleet(5)
+    fleet.connect()
+    other = job_document().model_copy(update={"seed": 1})
+    victim = fleet.members[VICTIM]
+    trained = fleet._trained
+
+    def trained_otherwise(member, assignment):
+        if member is victim:
+            fleet.job, kept = other, fleet.job
+            trained(member, assignment)
+            fleet.job = kept
+        else:
+            trained(member, assignment)
+
+    fleet._trained = trained_otherwise
+    fleet.run(lambda: fleet.state.version_number == 1)
+    assert refusals(fleet)[0] == Reason.REASON_CONTEXT_UNEXPECTED
+    assert victim.opened == []
+
+
+def test_an_attempt_that_is_not_above_every_earlier_one_is_a_replay():
+    fleet = Fleet(5, job=job_document(count=2))
+    opened = []
+
+    def bend(name, message):
+        if name == VICTIM and isinstance(getattr(message, "payload", None), AttemptOpened):
+            opened.append(message)
+            return replace(opened[0]) if len(opened) > 1 else message
+        return message
+
+    fleet.bend = bend
+    fleet.connect().run(lambda: fleet.state.status is Status.FINISHED)
+    assert len(opened) == 2
+    assert refusals(fleet) == [Reason.REASON_ATTEMPT_REPLAYED]
+    assert fleet.members[VICTIM].joined == [AttemptId("questions", 1, 1)]
+
+
+def test_the_journal_makes_a_replay_known_to_the_next_process():
+    fleet = Fleet(5)
+    fleet.connect().run(lambda: fleet.state.version_number == 1)
+    victim = fleet.members[VICTIM]
+    first = next(record.attempt for record in fleet.records if type(record).__name__ == "OpenAttempt")
+    context = replace_context(fleet, first)
+    fleet.kill(VICTIM)
+    fleet.restart(VICTIM)
+    fleet.tell(VICTIM, member_machine.Received(AttemptMessage(first, AttemptOpened(context))))
+    assert refusals(fleet)[-1] == Reason.REASON_ATTEMPT_REPLAYED
+    assert victim.joined.count(first) == 1
+
+
+def replace_context(fleet, attempt):
+    threshold, corrupt = secure_agg.default_thresholds(5)
+    layout = layout_of(fleet.job, 5)
+    return secure_agg.RoundContext(
+        federation=fleet.parameters.federation,
+        job="questions",
+        round=attempt.round,
+        attempt=attempt.attempt,
+        application=application_digest(fleet.job, layout),
+        model=fleet.job.weights,
+        cohort=5,
+        threshold=threshold,
+        assumed_corrupt=corrupt,
+        values=layout.values,
+        bits=layout.bits,
+    )
+
+
+SECOND = {
+    secure_agg.Roster: (
+        Reason.REASON_SECOND_ROSTER,
+        lambda roster: secure_agg.Roster(roster.advertisements[:4]),
+    ),
+    secure_agg.ReceivedDealings: (
+        Reason.REASON_SECOND_DEALINGS,
+        lambda dealings: secure_agg.ReceivedDealings(dealings.dealings[:3]),
+    ),
+    secure_agg.Survivors: (
+        Reason.REASON_SECOND_SURVIVORS,
+        lambda survivors: secure_agg.Survivors(survivors.members[:4]),
+    ),
+    secure_agg.Confirmations: (
+        Reason.REASON_SECOND_UNMASK_REQUEST,
+        lambda confirmations: secure_agg.Confirmations(confirmations.confirmations[:4]),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SECOND, ids=lambda kind: kind.__name__)
+def test_the_same_message_again_is_answered_alike_and_another_one_is_refused(kind):
+    reason, change = SECOND[kind]
+    fleet = Fleet(5)
+    seen = []
+
+    def twice(name, message):
+        if name == VICTIM and isinstance(getattr(message, "payload", None), kind) and not seen:
+            seen.append(message)
+            fleet.at(1, lambda: fleet.tell(VICTIM, member_machine.Received(message)))
+            bad = replace(message, payload=change(message.payload))
+            fleet.at(2, lambda: fleet.tell(VICTIM, member_machine.Received(bad)))
+
+    fleet.before = twice
+    fleet.connect().run(lambda: bool(fleet.ends()))
+    answers = {
+        secure_agg.Roster: secure_agg.Dealing,
+        secure_agg.Survivors: secure_agg.Confirmation,
+        secure_agg.Confirmations: secure_agg.Unmasking,
+    }
+    assert set(refusals(fleet)) == {reason}
+    if kind in answers:
+        first = said(fleet, answers[kind])[:2]
+        assert len(first) == 2
+        assert first[0] == first[1]
+    else:
+        # The vector is sent once for one set of dealings, however often they come.
+        assert len(fleet.members[VICTIM].opened) == 1
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [secure_agg.Roster(()), secure_agg.Survivors(("m0",)), secure_agg.Confirmations(())],
+    ids=lambda payload: type(payload).__name__,
+)
+def test_messages_of_an_attempt_that_this_process_is_not_in_are_refused(payload):
+    fleet = Fleet(5).connect()
+    fleet.tell(VICTIM, member_machine.Received(AttemptMessage(AttemptId("questions", 1, 1), payload)))
+    assert refusals(fleet) == [Reason.REASON_MEMBER_RESTARTED]
+
+
+def test_a_message_out_of_turn_is_refused():
+    fleet = Fleet(5)
+    fleet.bend = bent(secure_agg.Roster, lambda roster: secure_agg.Survivors(("m0", "m1", "m2", "m3", "m4")))
+    fleet.connect().run(lambda: bool(fleet.ends()))
+    assert refusals(fleet) == [Reason.REASON_MESSAGE_NOT_EXPECTED]
+
+
+def test_after_a_refusal_the_rest_of_the_round_is_sat_out_and_the_next_one_is_not():
+    fleet = Fleet(5, job=job_document(count=2))
+    attempts = []
+
+    def once(name, message):
+        payload = getattr(message, "payload", None)
+        if name == VICTIM and isinstance(payload, secure_agg.Roster):
+            attempts.append(message.attempt)
+            if len(attempts) == 1:
+                return replace(message, payload=secure_agg.Roster(payload.advertisements[:2]))
+        return message
+
+    fleet.bend = once
+    fleet.connect().run()
+    fleet.check()
+    assert refusals(fleet) == [Reason.REASON_ROSTER_TOO_SMALL]
+    assert fleet.state.status is Status.FINISHED
+    last = fleet.ends()[-1]
+    assert VICTIM in last.survivors
+
+
+def test_a_cohort_of_two_needs_both_exceptions():
+    two = job_document(Aggregation(assumed_corrupt=0), min_members=2, target_members=2)
+    strict = Fleet(2, job=two, policy=Policy(mechanisms=("none",), least_cohort=2, assumed_corrupt=0))
+    strict.connect().run(hours=1)
+    assert not strict.results
+    assert refusals(strict)[0] == Reason.REASON_POLICY_TWO_PARTY_SUM
+    allowed = Policy(mechanisms=("none",), least_cohort=2, assumed_corrupt=0, allow_two_party_sums=True)
+    willing = Fleet(2, job=two, policy=allowed).connect().run()
+    willing.check()
+    assert willing.state.status is Status.FINISHED
