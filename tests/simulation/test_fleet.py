@@ -256,7 +256,8 @@ def test_rounds_that_keep_failing_pause_the_job():
 
 
 def test_an_update_for_something_that_is_over_is_not_counted():
-    fleet = Fleet(3).connect().run(lambda: fleet_ready(fleet) == 0 and fleet.state.round == 1)
+    fleet = Fleet(3).connect()
+    fleet.run(lambda: fleet.state.round == 1)
     fleet.post(ev.SaidReady("m0", 1, bytes([9]) * 32))
     fleet.post(ev.SaidReady("m1", 7, fleet.state.version))
     fleet.run(lambda: bool(fleet.counts) and sum(count.what == "stale_ready" for count in fleet.counts) == 2)
@@ -300,7 +301,7 @@ def phase_of(fleet):
 
 
 def test_who_is_away_when_a_phase_begins_is_waited_for_no_longer_than_the_grace():
-    fleet = Fleet(5, job=job_document(count=1))
+    fleet = Fleet(9, job=job_document(count=1))
 
     def leave(name, message):
         # Its vector has arrived, so it is in the sum; it is gone before it could confirm.
