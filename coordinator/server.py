@@ -94,7 +94,9 @@ async def start(folder: CoordinatorFolder, config: CoordinatorConfig, stack: Asy
     stack.callback(database.close)
     store = open_blobs(config.store_url)
     metrics = Metrics(__version__)
-    runtime = Runtime(database, store, metrics, root)
+    spool = folder.path / "spool"
+    spool.mkdir(mode=0o700, exist_ok=True)
+    runtime = Runtime(database, store, metrics, root, spool)
     await runtime.start()
     stack.push_async_callback(runtime.stop)
 

@@ -1,18 +1,21 @@
 """What a member must remember of attempts, on its disk before it acts: HOME/journal.db.
 
-Guarantees: the highest (round, attempt) of a job is stored before the member advertises, and a masked vector is counted
-before its first byte leaves; so neither a crash nor a restored process makes a member speak twice in one attempt, or
-send more vectors for a version than its policy allows.
+Guarantees: the highest (round, attempt) of a job is stored before the member advertises, a masked vector before its
+first byte leaves, and U3 before it is confirmed; so no crash makes a member speak twice in one attempt, send more
+vectors for a version than its policy allows, or forget which sums its update may be in. A journal that is copied back
+from a backup forgets: keep it where it is.
 """
 
+import json
 import sqlite3
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from tacit.attempt import AttemptId
 
-__all__ = ["Journal", "Memory"]
+__all__ = ["Journal", "Memory", "Sent"]
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS attempts (
@@ -21,8 +24,11 @@ CREATE TABLE IF NOT EXISTS attempts (
     round INTEGER NOT NULL,
     attempt INTEGER NOT NULL,
     version BLOB NOT NULL,
+    document BLOB NOT NULL,
     joined_ms INTEGER NOT NULL,
     opened_ms INTEGER,
+    -- U3, once the member has signed it: a JSON list.
+    survivors TEXT,
     ended_ms INTEGER,
     outcome TEXT,
     result BLOB,
@@ -32,14 +38,32 @@ CREATE TABLE IF NOT EXISTS attempts (
 _VERSION = 1
 
 
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One masked vector whose first byte may have left."""
+
+    attempt: AttemptId
+    version: bytes
+    document: bytes
+    # U3, where the member has signed it; None where it never learned it.
+    survivors: frozenset[str] | None = None
+
+
 @dataclass(frozen=True)
 class Memory:
-    """What the journal held when the process started."""
+    """What the journal holds."""
 
     # By job: the highest (round, attempt) ever joined.
     highest: dict[str, tuple[int, int]]
-    # By (job, version): masked vectors whose first byte may have left.
-    opened: dict[tuple[str, bytes], int]
+    sent: tuple[Sent, ...] = ()
+
+    def sent_for(self, job: str, round: int, version: bytes) -> tuple[Sent, ...]:
+        """Vectors of updates that were trained in this round or from this version: nearly the same update each time."""
+        return tuple(
+            each
+            for each in self.sent
+            if each.attempt.job == job and (each.attempt.round == round or each.version == version)
+        )
 
 
 class Journal:
@@ -68,22 +92,36 @@ class Journal:
         )
         highest = {job: (round_, attempt) for job, round_, attempt in rows}
         rows = self._connection.execute(
-            "SELECT job, version, COUNT(opened_ms) FROM attempts WHERE federation = ? GROUP BY job, version",
+            "SELECT job, round, attempt, version, document, survivors FROM attempts "
+            "WHERE federation = ? AND opened_ms IS NOT NULL ORDER BY attempt",
             (self._federation,),
         )
-        opened = {(job, bytes(version)): count for job, version, count in rows}
-        return Memory(highest, opened)
+        sent = tuple(
+            Sent(
+                AttemptId(job, round_, attempt),
+                bytes(version),
+                bytes(document),
+                None if survivors is None else frozenset(json.loads(survivors)),
+            )
+            for job, round_, attempt, version, document, survivors in rows
+        )
+        return Memory(highest, sent)
 
-    def joined(self, attempt: AttemptId, version: bytes) -> None:
+    def joined(self, attempt: AttemptId, version: bytes, document: bytes) -> None:
         """The member takes part in an attempt. Raises sqlite3.IntegrityError if it did before."""
         self._connection.execute(
-            "INSERT INTO attempts (federation, job, round, attempt, version, joined_ms) VALUES (?, ?, ?, ?, ?, ?)",
-            (self._federation, attempt.job, attempt.round, attempt.attempt, version, _now_ms()),
+            "INSERT INTO attempts (federation, job, round, attempt, version, document, joined_ms) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (self._federation, attempt.job, attempt.round, attempt.attempt, version, document, _now_ms()),
         )
 
     def opened(self, attempt: AttemptId) -> None:
         """The first byte of a masked vector may leave from now on."""
         self._update("opened_ms = ?", (_now_ms(),), attempt)
+
+    def signed(self, attempt: AttemptId, survivors: Iterable[str]) -> None:
+        """The member is about to confirm this U3."""
+        self._update("survivors = ?", (json.dumps(sorted(survivors)),), attempt)
 
     def ended(self, attempt: AttemptId, outcome: str, result: bytes) -> None:
         """How the attempt ended, as far as the member was told."""

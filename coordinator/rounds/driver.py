@@ -30,12 +30,14 @@ from coordinator.storage import records
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.database import Database
 from tacit.attempt import AttemptId
-from tacit.messages import FromCoordinator
+from tacit.messages import FromCoordinator, JobEnded
 from tacit.reason import Reason, from_word, word
 
 __all__ = ["JobDriver", "Ports", "state_of"]
 
 log = structlog.get_logger("coordinator.rounds")
+
+_LONGEST_PAUSE = 30.0
 
 
 class Sessions(Protocol):
@@ -83,7 +85,7 @@ class JobDriver:
     def __init__(self, state: JobState, ports: Ports) -> None:
         self._state = state
         self._ports = ports
-        self._events: asyncio.Queue[tuple[ev.Event, asyncio.Future[None] | None]] = asyncio.Queue()
+        self._events: asyncio.Queue[tuple[ev.Event, Callable[[], None]]] = asyncio.Queue()
         self._timers: dict[tuple[str | int, ...], asyncio.TimerHandle] = {}
         self._computing: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
@@ -101,15 +103,15 @@ class JobDriver:
         self._task = asyncio.create_task(self._run(), name=f"job {self._state.name}")
         self.post(ev.Started())
 
-    def post(self, event: ev.Event) -> None:
-        """Queues an event."""
-        self._events.put_nowait((event, None))
+    def post(self, event: ev.Event, done: Callable[[], None] = lambda: None) -> None:
+        """Queues an event; `done` is called once it is worked out."""
+        self._events.put_nowait((event, done))
 
     async def carry_out(self, event: ev.Event) -> None:
         """Queues an event and returns once its effects are done."""
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._events.put_nowait((event, done))
-        await done
+        done = asyncio.Event()
+        self.post(event, done.set)
+        await done.wait()
 
     def uploaded(self, member: str, attempt: AttemptId, message: secure_agg.MaskedInput, digest: bytes) -> None:
         """A masked vector is spooled whole (`UploadSink`)."""
@@ -161,16 +163,20 @@ class JobDriver:
                 await self._step(event)
             except Exception as error:  # noqa: BLE001  whatever it is, the other jobs go on
                 await self._failed(event, error)
-                if done is not None and not done.done():
-                    done.set_exception(error)
-            else:
-                if done is not None and not done.done():
-                    done.set_result(None)
+            done()
             self._ports.metrics.members_ready(self._state.name, self.live().ready)
             self._ports.changed()
 
     async def _step(self, event: ev.Event) -> None:
-        state, effects = transition(self._state, event, self._ports.now_ms())
+        try:
+            state, effects = transition(self._state, event, self._ports.now_ms())
+        except Exception as error:
+            if not isinstance(event, ev.SaidReady | ev.Declined | ev.Answered | ev.Uploaded):
+                raise
+            # A message that we cannot even judge is its sender's fault, and costs nobody else anything.
+            self._log.error("message_failed", member=event.member, error=str(error), exc_info=error)
+            misbehaved = ev.Misbehaved(event.member, f"its {type(event).__name__} could not be worked out")
+            state, effects = transition(self._state, misbehaved, self._ports.now_ms())
         for effect in effects:
             # The state is the new one only once what it rests on is on the disk: persists come first, and if one
             # fails, nothing was announced.
@@ -178,24 +184,49 @@ class JobDriver:
         self._state = state
 
     async def _failed(self, event: ev.Event, error: Exception) -> None:
+        """The job pauses, and stays paused until the operator has seen to it: in memory at once, on the disk as soon as
+        that takes it, and the members are told.
+        """
         self._log.error("job_failed", event_kind=type(event).__name__, error=str(error), exc_info=error)
         phase = self._state.phase
         if isinstance(phase, Aggregating | Publishing):
             self._ports.uploads.close(phase.attempt, keep_sum=False)
-        now_ms = self._ports.now_ms()
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        reason = Reason.REASON_INTERNAL
+        members = self._state.members
+        if isinstance(event, ev.Connected | ev.Disconnected):
+            halted = replace(self._state, status=fx.Status.PAUSED, phase=Halted())
+            members = transition(halted, event, self._ports.now_ms())[0].members
+        self._state = replace(self._state, status=fx.Status.PAUSED, reason=reason, phase=Halted(), members=members)
+        await self._store_failure(word(reason))
+        for member in self._state.available:
+            self._ports.sessions.send(member, JobEnded(self._state.name, reason, self._state.version))
+
+    async def _store_failure(self, reason: str) -> None:
         name = self._state.name
 
-        def pause(session: records.Session) -> None:
-            records.abandon_open_attempts(session, now_ms, word(Reason.REASON_INTERNAL), job=name)
-            records.set_job_status(session, name, records.JobStatus.PAUSED, word(Reason.REASON_INTERNAL), now_ms)
+        def pause(session: records.Session) -> records.StoredJob:
+            now_ms = self._ports.now_ms()
+            records.abandon_open_attempts(session, now_ms, reason, job=name)
+            records.set_job_status(session, name, records.JobStatus.PAUSED, reason, now_ms)
+            return records.load_job(session, name)
 
-        try:
-            await self._ports.database.run(pause)
-            stored = await self._ports.database.run(lambda session: records.load_job(session, name))
-        except Exception as second:  # noqa: BLE001  the database itself may be what failed
-            self._log.error("job_failure_not_stored", error=str(second))
+        pause_seconds = 0.1
+        while True:
+            try:
+                stored = await self._ports.database.run(pause)
+            except records.OutOfOrder:
+                # It was finished or aborted: the failure came after the end.
+                stored = await self._ports.database.run(lambda session: records.load_job(session, name))
+            except Exception as error:  # noqa: BLE001  the database itself may be what failed: it may come back
+                self._log.error("job_failure_not_stored", error=str(error), next_try_seconds=pause_seconds)
+                await asyncio.sleep(pause_seconds)
+                pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE)
+                continue
+            self._state = replace(state_of(stored, self._state.parameters), members=self._state.members)
             return
-        self._state = replace(state_of(stored, self._state.parameters), members=self._state.members)
 
     # ---- effects --------------------------------------------------------------------------------------------------
 

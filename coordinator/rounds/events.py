@@ -17,6 +17,7 @@ __all__ = [
     "Declined",
     "Disconnected",
     "Event",
+    "Misbehaved",
     "Pause",
     "Resume",
     "SaidReady",
@@ -83,6 +84,14 @@ class Uploaded:
 
 
 @dataclass(frozen=True, slots=True)
+class Misbehaved:
+    """A member sent what could not even be judged."""
+
+    member: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class TimerFired:
     """A timer that the machine set has run out."""
 
@@ -131,6 +140,7 @@ Event = (
     | SaidReady
     | Answered
     | Uploaded
+    | Misbehaved
     | TimerFired
     | Computed
     | ComputeFailed

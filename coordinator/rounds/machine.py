@@ -9,7 +9,8 @@ What it guarantees:
 
 Training comes before the key exchange: the cohort is drawn from those who are ready, when enough are (`target_members`,
 or everyone the job can count on), or when the window closes with at least `min_members`. A window that closes with
-fewer is extended: the updates that wait stay good, and nobody trains (or pays privacy) twice.
+fewer is extended while others may still come: the updates that wait stay good, and nobody trains (or pays privacy)
+twice. It ends the round where those who are here sit it out: the next one asks them again.
 """
 
 from dataclasses import dataclass, field, replace
@@ -49,6 +50,10 @@ _LASTING = frozenset(
 )
 
 
+_MOST_FAULTS = 3
+_FOR_GOOD = 2**63
+
+
 @dataclass
 class _Step:
     """A transition being worked out: the state so far, and the effects so far."""
@@ -82,6 +87,8 @@ def transition(state: JobState, event: ev.Event, now_ms: int) -> tuple[JobState,
             _answered(step, event)
         case ev.Uploaded():
             _uploaded(step, event)
+        case ev.Misbehaved():
+            _drop(step, event.member, Reason.REASON_MESSAGE_MALFORMED, event.detail, fault=True)
         case ev.TimerFired():
             _timer(step, event.timer)
         case ev.Computed():
@@ -121,10 +128,14 @@ def _resume(step: _Step) -> None:
         return
     step.do(fx.Persist((fx.SetStatus(Status.RUNNING, Reason.REASON_UNSPECIFIED),)))
     step.count("status", status=Status.RUNNING.value)
-    step.state = replace(step.state, status=Status.RUNNING, reason=Reason.REASON_UNSPECIFIED, failed_rounds=0)
+    # Whoever was left out for a fault gets another chance: the operator has looked at it.
+    members = {name: replace(view, faults=0, barred_until=0) for name, view in step.state.members.items()}
+    step.state = replace(
+        step.state, status=Status.RUNNING, reason=Reason.REASON_UNSPECIFIED, failed_rounds=0, members=members
+    )
     # A sum that was being opened when the pause came goes on; its end opens the next round.
     if isinstance(step.state.phase, Halted):
-        _begin_training(step)
+        _start(step)
 
 
 def _abort(step: _Step) -> None:
@@ -164,7 +175,10 @@ def _connected(step: _Step, event: ev.Connected) -> None:
     state, known = step.state, step.state.members.get(event.member)
     restarted = known is not None and known.process != event.process
     if known is None or restarted:
-        view = MemberView(True, event.process, (known.session + 1) if known else 1)
+        view = MemberView(True, event.process)
+        if known is not None:
+            # A restart makes nothing good.
+            view = replace(view, session=known.session + 1, faults=known.faults, barred_until=known.barred_until)
         if isinstance(state.phase, Training):
             state = replace(state, phase=_without(state.phase, event.member))
     else:
@@ -175,7 +189,7 @@ def _connected(step: _Step, event: ev.Connected) -> None:
             if step.state.status is not Status.RUNNING:
                 step.do(fx.Send(event.member, JobEnded(step.state.name, step.state.reason, step.state.version)))
         case Training():
-            if view.declined is None:
+            if event.member in step.state.available:
                 _assign(step, event.member)
         case Aggregating() as phase if event.member in phase.cohort:
             _rejoin(step, phase, event.member, restarted)
@@ -271,7 +285,7 @@ def _assign(step: _Step, member: str) -> None:
 
 def _ready(step: _Step, event: ev.SaidReady) -> None:
     state, known = step.state, step.state.members.get(event.member)
-    if known is None or not isinstance(state.phase, Training):
+    if known is None or not isinstance(state.phase, Training) or known.barred_until > state.round:
         return
     if (event.round, event.version) != (state.round, state.version):
         # Trained for something that is over: what is wanted now goes out again.
@@ -294,14 +308,34 @@ def _consider_opening(step: _Step, *, window_closed: bool = False) -> None:
     if enough:
         _open_attempt(step, ready[: rounds.target_members])
     elif window_closed:
-        step.count("window_extended", ready=len(ready), needed=rounds.min_members)
-        step.do(fx.SetTimer(_window(state), rounds.deadlines.training))
+        _window_closed_early(step, ready)
+
+
+def _window_closed_early(step: _Step, ready: tuple[str, ...]) -> None:
+    """Too few are ready. The round goes on for those who may still come; it ends if who is here will not take part in
+    it, because the next round asks them again.
+    """
+    state = step.state
+    rounds = state.parameters.job.rounds
+    here = [view for view in state.members.values() if view.connected]
+    sitting_out = [view for view in here if view.declined is not None and view.declined[0] not in _LASTING]
+    sitting_out += [view for view in here if view.declined is None and view.barred_until > state.round]
+    if sitting_out and len(state.available) < rounds.min_members:
+        _round_over(step, Reason.REASON_TOO_FEW_READY)
+        return
+    step.count("window_extended", ready=len(ready), needed=rounds.min_members)
+    step.do(fx.SetTimer(_window(state), rounds.deadlines.training))
+    # A message can be lost with a connection that nobody saw break.
+    for member in state.available:
+        if member not in ready:
+            _assign(step, member)
 
 
 def _ready_now(state: JobState) -> tuple[str, ...]:
     if not isinstance(state.phase, Training):
         return ()
-    return tuple(name for name in state.phase.ready_order if state.members[name].connected)
+    available = frozenset(state.available)
+    return tuple(name for name in state.phase.ready_order if name in available)
 
 
 # ---- an attempt -----------------------------------------------------------------------------------------------------
@@ -397,13 +431,13 @@ def _take(step: _Step, phase: Aggregating, member: str, verdict: Collecting | se
     if isinstance(verdict, secure_agg.Dropped):
         # Whoever may not speak (any more) changes nothing; whoever misbehaves is out.
         if member in phase.protocol.waiting or member in phase.protocol.answers:
-            _drop(step, member, of_protocol(verdict.reason), verdict.detail)
+            _drop(step, member, of_protocol(verdict.reason), verdict.detail, fault=True)
         return
     step.state = replace(step.state, phase=replace(phase, protocol=verdict))
     _advance_if_settled(step)
 
 
-def _drop(step: _Step, member: str, reason: Reason, detail: str = "") -> None:
+def _drop(step: _Step, member: str, reason: Reason, detail: str = "", *, fault: bool = False) -> None:
     """A member is lost to the attempt; the attempt goes on while its thresholds hold."""
     phase = step.state.phase
     if not isinstance(phase, Aggregating) or member in {dropout.member for dropout in phase.dropouts}:
@@ -413,7 +447,20 @@ def _drop(step: _Step, member: str, reason: Reason, detail: str = "") -> None:
         return  # It was not expected here: lost before, or never part of this phase.
     _note_dropout(step, replace(phase, protocol=collecting), Dropout(member, collecting.phase.value, reason, detail))
     _tell_dropped(step, phase.attempt, member, reason, detail)
+    if fault:
+        _bar(step, member, reason)
     _advance_if_settled(step)
+
+
+def _bar(step: _Step, member: str, reason: Reason) -> None:
+    """Whoever was dropped for what it did is left out of the rest of the round; after a few times, of the job, until
+    the operator resumes it.
+    """
+    view = step.state.members[member]
+    faults = view.faults + 1
+    until = _FOR_GOOD if faults >= _MOST_FAULTS else step.state.round + 1
+    step.state = step.state.with_member(member, replace(view, faults=faults, barred_until=until, ready=False))
+    step.count("barred", member=member, faults=faults, reason=word(reason))
 
 
 def _protocol_reason(reason: Reason) -> secure_agg.Reason:
@@ -488,6 +535,8 @@ def _note_late(step: _Step, late: tuple[secure_agg.Dropped, ...], phase_name: st
             reason = of_protocol(lost.reason)
             _note_dropout(step, phase, Dropout(lost.member, phase_name, reason, lost.detail))
             _tell_dropped(step, phase.attempt, lost.member, reason, lost.detail)
+            if lost.reason is not secure_agg.Reason.PHASE_DEADLINE:
+                _bar(step, lost.member, reason)
 
 
 def _attempt_over(step: _Step, reason: Reason, detail: str = "") -> None:
@@ -528,8 +577,14 @@ def _after_abandoned(step: _Step) -> None:
     if state.attempts_in_round < rounds.attempts:
         _begin_training(step)
         return
-    reason = Reason.REASON_ATTEMPTS_EXHAUSTED
-    step.do(fx.Persist((fx.EndRound(state.round, False, reason),)))
+    _round_over(step, Reason.REASON_ATTEMPTS_EXHAUSTED)
+
+
+def _round_over(step: _Step, reason: Reason) -> None:
+    """Abandons the round, and opens the next one unless too many in a row went that way."""
+    state = step.state
+    rounds = state.parameters.job.rounds
+    step.do(fx.CancelTimer(_window(state)), fx.Persist((fx.EndRound(state.round, False, reason),)))
     step.count("round", outcome="abandoned", reason=word(reason))
     step.state = replace(state, round_open=False, failed_rounds=state.failed_rounds + 1)
     if step.state.failed_rounds >= rounds.failures:

@@ -62,6 +62,9 @@ class MemberView:
     session: int = 1
     ready: bool = False
     declined: tuple[Reason, str] | None = None
+    # Times that this member was dropped for something it did, and the round from which on it is asked again.
+    faults: int = 0
+    barred_until: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,5 +137,8 @@ class JobState:
 
     @property
     def available(self) -> tuple[str, ...]:
-        """Connected members that have not declined this job."""
-        return tuple(sorted(name for name, view in self.members.items() if view.connected and view.declined is None))
+        """Connected members that have not declined this job and are not left out of this round."""
+        return tuple(sorted(name for name, view in self.members.items() if view.connected and self._counts(view)))
+
+    def _counts(self, view: MemberView) -> bool:
+        return view.declined is None and view.barred_until <= self.round

@@ -7,6 +7,7 @@ Memory is one sum of d values an attempt, whatever the number of members; disk i
 
 import asyncio
 import hashlib
+import os
 import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -150,7 +151,7 @@ class UploadDesk:
         desk = self._desks[attempt]
         spool = desk.spools.get(member)
         if spool is None:
-            file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115  closed by accept, reject or close
+            file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115  closed by accept, reject or close
             spool = desk.spools[member] = _Spool(file)
         if offset != spool.received:
             detail = f"the upload goes on at byte {spool.received}, not {offset}"
@@ -168,7 +169,14 @@ class UploadDesk:
             if spool.received + len(chunk) > desk.bytes:
                 detail = f"more than the {desk.bytes} bytes that the context fixes"
                 return Receipt(spool.received, False, Reason.REASON_MASKED_INPUT_LENGTH_WRONG, detail)
-            spool.file.write(chunk)
+            try:
+                _write(spool.file, chunk)
+            except OSError as error:
+                # What was written of the chunk is neither hashed nor counted: it goes again.
+                spool.file.seek(spool.received)
+                spool.file.truncate()
+                detail = f"the coordinator cannot keep it now: {error.strerror}"
+                return Receipt(spool.received, False, Reason.REASON_UPLOAD_INCOMPLETE, detail)
             spool.hasher.update(chunk)
             spool.received += len(chunk)
         if spool.final is not None:
@@ -182,7 +190,15 @@ class UploadDesk:
         return await asyncio.shield(spool.verdict)
 
 
+def _write(file: IO[bytes], data: bytes) -> None:
+    # An unbuffered file may take less than it is given.
+    while data:
+        data = data[file.write(data) :]
+
+
 def _add(total: NDArray[np.uint32], file: IO[bytes], bits: int) -> None:
+    if file.seek(0, os.SEEK_END) != total.nbytes:
+        raise RuntimeError("a spool does not hold the vector that was hashed")
     file.seek(0)
     at = 0
     while block := file.read(_BLOCK):

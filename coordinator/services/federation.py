@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import hashlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -26,7 +26,7 @@ from coordinator.services.credentials import peer
 from coordinator.storage import records
 from coordinator.storage.errors import BlobMissing
 from tacit import PROTOCOL_VERSIONS, __version__, wire
-from tacit.identity import Role
+from tacit.identity import Certificate, Role
 from tacit.messages import AttemptMessage, Decline, FromMember, Goodbye, Hello, Ready, Standby, Welcome
 from tacit.reason import Reason, sentence
 from tacit.status import abort_with
@@ -39,6 +39,7 @@ log = structlog.get_logger("coordinator.federation")
 
 CHUNK = 256 * 1024
 _HELLO_SECONDS = 30
+_MESSAGES_AHEAD = 16
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -54,6 +55,9 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
 
     async def _caller(self, context: Context) -> str:
         """The enrolled member that is calling; ends the call otherwise."""
+        return (await self._certificate(context)).identity.name
+
+    async def _certificate(self, context: Context) -> Certificate:
         found = await peer(context, Role.MEMBER, self._federation, self._root, datetime.now(UTC))
         name = found.identity.name
         fingerprint = await self._runtime.database.run(lambda session: records.enrolled(session, name))
@@ -62,7 +66,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         if fingerprint != hashlib.sha256(found.der).digest():
             detail = f"{name} has enrolled again since this certificate was issued; use the newer one, or enrol anew"
             await abort_with(context, Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN, detail)
-        return name
+        return found
 
     # ---- the session ----------------------------------------------------------------------------------------------
 
@@ -70,7 +74,8 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         self, request_iterator: AsyncIterator[pb.MemberMessage], context: Context
     ) -> AsyncIterator[pb.CoordinatorMessage]:
         """One member's stream."""
-        member = await self._caller(context)
+        certificate = await self._certificate(context)
+        member = certificate.identity.name
         hello = await self._hello(request_iterator, context)
         version = max(set(hello.protocol_versions) & set(PROTOCOL_VERSIONS), default=None)
         if version is None:
@@ -83,18 +88,26 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         session = sessions.Session(member, hello.process, hello.software_version, hello.admits)
         now_ms = time.time_ns() // 1_000_000
         yield wire.to_member(Welcome(version, __version__, self._federation.hex(), now_ms))
-        self._runtime.sessions.open(session)
         reader = asyncio.create_task(self._read(session, request_iterator))
+        # A session must not outlive the certificate it was opened with.
+        left = (certificate.expires - datetime.now(UTC)).total_seconds()
+        expiry = asyncio.get_running_loop().call_later(left, self._expired, member)
         try:
+            self._runtime.sessions.open(session)
             async for message in self._outgoing(session):
                 encoded = wire.to_member(message)
                 self._metrics.carried("out", "session", encoded.ByteSize())
                 yield encoded
         finally:
+            expiry.cancel()
             reader.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await reader
             self._runtime.sessions.close(session)
+
+    def _expired(self, member: str) -> None:
+        detail = "the member's certificate has expired; it enrols again with a new join token"
+        self._runtime.sessions.end(member, Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN, detail)
 
     @staticmethod
     async def _hello(stream: AsyncIterator[pb.MemberMessage], context: Context) -> Hello:
@@ -110,6 +123,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
     async def _outgoing(session: sessions.Session) -> AsyncIterator[Any]:
         """Messages as they come, and the Goodbye last."""
         ended = asyncio.create_task(session.ended.wait())
+        following: asyncio.Task[Any] | None = None
         try:
             while True:
                 following = asyncio.create_task(session.outgoing.get())
@@ -117,18 +131,24 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
                 if following.done():
                     yield following.result()
                     continue
-                following.cancel()
                 if session.goodbye is not None:
                     yield session.goodbye
                 return
         finally:
             ended.cancel()
+            if following is not None:
+                following.cancel()
 
     async def _read(self, session: sessions.Session, stream: AsyncIterator[pb.MemberMessage]) -> None:
+        # So many messages of one member may wait to be worked out; what comes after waits in its own connection.
+        slots = asyncio.Semaphore(_MESSAGES_AHEAD)
         try:
             async for message in stream:
                 self._metrics.carried("in", "session", message.ByteSize())
-                self._dispatch(session, wire.from_member(message))
+                await slots.acquire()
+                if session.goodbye is not None:
+                    return
+                self._dispatch(session, wire.from_member(message), slots.release)
         except wire.WireInvalid as error:
             session.end(Reason.REASON_MESSAGE_MALFORMED, str(error))
         except grpc.aio.UsageError:
@@ -137,7 +157,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
             # The member has closed its half: nothing more can come of this session.
             session.end(Reason.REASON_DISCONNECTED)
 
-    def _dispatch(self, session: sessions.Session, message: FromMember) -> None:
+    def _dispatch(self, session: sessions.Session, message: FromMember, done: Callable[[], None]) -> None:
         match message:
             case Hello():
                 raise wire.WireInvalid("a session says Hello once")
@@ -153,9 +173,10 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
                 job = message.attempt.job
         driver = self._runtime.drivers.get(job)
         if driver is None:
-            self._runtime.sessions.send(session.member, Standby(f"there is no job named {job}"))
+            self._runtime.sessions.send(session.member, Standby(f"there is no job named {job[:63]}"))
+            done()
         else:
-            driver.post(event)
+            driver.post(event, done)
 
     async def OpenJobs(  # noqa: N802
         self, request: pb.OpenJobsRequest, context: Context

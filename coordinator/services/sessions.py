@@ -76,17 +76,18 @@ class Sessions:
         try:
             session.outgoing.put_nowait(message)
         except asyncio.QueueFull:
-            session.end(Reason.REASON_DISCONNECTED, "messages were not read")
+            self.end(member, Reason.REASON_DISCONNECTED, "messages were not read")
 
     def end(self, member: str, reason: Reason, detail: str = "") -> None:
-        """Ends a member's session, if it has one."""
+        """Ends a member's session: from now on it is not counted on, whether it reads its goodbye or not."""
         if (session := self._sessions.get(member)) is not None:
             session.end(reason, detail)
+            self._remove(session)
 
     def end_all(self, reason: Reason) -> None:
         """Ends every session."""
-        for session in list(self._sessions.values()):
-            session.end(reason)
+        for member in list(self._sessions):
+            self.end(member, reason)
 
     @property
     def connected(self) -> Mapping[str, Session]:

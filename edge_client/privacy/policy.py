@@ -5,6 +5,7 @@ a job without differential privacy (`mechanism = "none"`) takes part only where 
 """
 
 import fnmatch
+from collections.abc import Collection, Iterable
 from typing import Literal
 
 from pydantic import Field
@@ -42,8 +43,11 @@ class Policy(Document):
     assumed_corrupt: int | None = Field(default=None, ge=0)
     # A sum of two shows each of the two the other's input.
     allow_two_party_sums: bool = False
-    # Masked vectors sent for one version: without noise, nothing hides the difference between two.
+    # Masked vectors sent for one version or round: without noise, nothing hides the difference between two sums.
     attempts_a_version: int = Field(default=3, ge=1)
+    # Whether this member confirms a second sum for one version or round that differs from an earlier one in fewer than
+    # n_C + 2 members, and more than none: the coordinator could subtract the two and read what those few sent.
+    allow_close_sums: bool = False
 
     def check_job(self, job: JobDocument) -> None:
         """Before anything is fetched, read or trained for a job.
@@ -105,9 +109,32 @@ class Policy(Document):
         if opened >= self.attempts_a_version:
             raise PolicyRefusal(
                 Reason.REASON_POLICY_ATTEMPTS,
-                f"attempts_a_version: {opened} masked vectors were sent for this version, "
+                f"attempts_a_version: {opened} masked vectors were sent for this version or round, "
                 f"the policy allows {self.attempts_a_version}",
             )
+
+    def check_sum(self, survivors: Collection[str], earlier: Iterable[Collection[str]], assumed_corrupt: int) -> None:
+        """Before a member confirms U3; `earlier` are those it confirmed for the same version or round.
+
+        Two sums of (nearly) the same updates differ by the inputs of the members in one U3 and not in the other. Of
+        n_C + 2 of them two at least are honest, so that neither can be read alone. Assumes that members who confirmed
+        an earlier sum apply this rule too, which this software does, and says nothing of three sums together: that is
+        what attempts_a_version bounds.
+
+        Raises:
+            PolicyRefusal: it differs from an earlier one in too few members.
+        """
+        if self.allow_close_sums:
+            return
+        for other in earlier:
+            difference = len(set(survivors) ^ set(other))
+            if 0 < difference < assumed_corrupt + 2:
+                raise PolicyRefusal(
+                    Reason.REASON_POLICY_CLOSE_SUMS,
+                    f"allow_close_sums: this sum and an earlier one differ in {difference} members, fewer than "
+                    f"{assumed_corrupt + 2}; their difference would show what those sent. It goes on when the same "
+                    "members take part again",
+                )
 
     def _assumed_corrupt(self, cohort: int) -> int:
         if self.assumed_corrupt is not None:

@@ -33,6 +33,7 @@ from tacit.messages import (
     Assignment,
     AttemptEnded,
     AttemptMessage,
+    AttemptRefusal,
     FromMember,
     Goodbye,
     Hello,
@@ -269,7 +270,14 @@ class Agent:
     async def _work_events(self) -> None:
         while True:
             event = await self._events.get()
-            self._state, effects = m.transition(self._environment, self._state, event)
+            try:
+                self._state, effects = m.transition(self._environment, self._state, event)
+            except Exception as error:
+                log.error("message_failed", kind=type(event).__name__, error=str(error), exc_info=error)
+                if isinstance(event, m.Received) and isinstance(event.message, AttemptMessage):
+                    refusal = AttemptRefusal(Reason.REASON_INTERNAL, "the member's own log says more")
+                    self._carry_out(m.Say(AttemptMessage(event.message.attempt, refusal)))
+                continue
             for effect in effects:
                 self._carry_out(effect)
 
@@ -279,7 +287,9 @@ class Agent:
                 if self._outgoing is not None:
                     self._outgoing.put_nowait(effect.message)
             case m.Joined():
-                self._journal.joined(effect.attempt, effect.version)
+                self._journal.joined(effect.attempt, effect.version, effect.document)
+            case m.Signed():
+                self._journal.signed(effect.attempt, effect.survivors)
             case m.Opened():
                 self._journal.opened(effect.attempt)
             case m.Prepare():
@@ -287,6 +297,8 @@ class Agent:
                 self._over.discard(effect.assignment.job)
                 self._observer.assigned(effect.assignment)
                 job = effect.assignment.job
+                if (older := self._preparing.pop(job, None)) is not None:
+                    older.cancel()
                 self._preparing[job] = asyncio.create_task(self._prepare(effect.assignment))
             case m.StopPreparing():
                 if (task := self._preparing.pop(effect.job, None)) is not None:
@@ -334,12 +346,12 @@ class Agent:
         self._observer.ready(assignment.job, assignment.round, preparation.update)
         self._events.put_nowait(m.Prepared(assignment, preparation.job))
 
-    async def _fetch(self, digest: bytes, into: Path) -> None:
+    async def _fetch(self, digest: bytes, into: Path, limit: int) -> None:
         """By digest; goes on over as many connections as it takes."""
         while True:
             stub = await self._link()
             try:
-                await fetch_blob(stub.FetchBlob, digest, into, patience=0)
+                await fetch_blob(stub.FetchBlob, digest, into, limit=limit, patience=0)
                 return
             except (BlobNotThere, BlobDamaged) as error:
                 raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, str(error)) from error
@@ -348,17 +360,20 @@ class Agent:
                 await self._unlinked(stub)
 
     async def _unlinked(self, stub: object) -> None:
-        """A call failed on this stub: a short pause if the session stands, else until there is a new one."""
+        """A call failed on this stub: a pause if the session stands; without one the next call waits for it."""
         if self._stub is stub:
-            await asyncio.sleep(random.uniform(0.05, 0.2))
+            await asyncio.sleep(random.uniform(0.2, 1.0))
 
     # ---- masking and sending --------------------------------------------------------------------------------------
 
     async def _mask_and_upload(self, effect: m.MaskAndUpload) -> None:
         held = self._held.get(effect.attempt.job)
         try:
-            if held is None:
-                raise RuntimeError("the update is gone")
+            if held is None or (held.assignment.round, held.assignment.version) != (
+                effect.attempt.round,
+                effect.version,
+            ):
+                raise RuntimeError("the update that was trained for this attempt is gone")
             vector, stage, message = await asyncio.to_thread(self._mask, effect, held)
         except secure_agg.Refusal as refusal:
             failed = m.MaskingFailed(effect.attempt, of_protocol(refusal.reason), refusal.detail)

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import secure_agg
-from edge_client.journal import Memory
+from edge_client.journal import Memory, Sent
 from edge_client.privacy.policy import Policy, PolicyRefusal
 from tacit.attempt import AttemptId
 from tacit.job import JobDocument, application_digest, layout_of
@@ -56,6 +56,7 @@ __all__ = [
     "Preparing",
     "Received",
     "Say",
+    "Signed",
     "StopPreparing",
     "StopUpload",
     "Waiting",
@@ -212,6 +213,15 @@ class Joined:
 
     attempt: AttemptId
     version: bytes
+    document: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """Remember which U3 is about to be confirmed, on the disk."""
+
+    attempt: AttemptId
+    survivors: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +237,7 @@ class MaskAndUpload:
 
     attempt: AttemptId
     job: JobDocument
+    version: bytes
     cohort: int
     stage: secure_agg.ReadyToMask = field(repr=False)
 
@@ -275,6 +286,7 @@ Effect = (
     | StopPreparing
     | Joined
     | Opened
+    | Signed
     | MaskAndUpload
     | StopUpload
     | Discard
@@ -424,6 +436,18 @@ _SECOND: dict[type, Reason] = {
 }
 
 
+# Nothing has left yet, and the next attempt may be without the one who dealt like that.
+_PEERS_FAULT = frozenset(
+    {
+        Reason.REASON_DEALINGS_MALFORMED,
+        Reason.REASON_DEALINGS_SIGNATURE_INVALID,
+        Reason.REASON_DEALINGS_CIPHERTEXT_INVALID,
+        Reason.REASON_DEALINGS_SHARE_MISMATCH,
+        Reason.REASON_DEALINGS_TOO_FEW,
+    }
+)
+
+
 def _attempt_message(step: _Step, attempt: AttemptId, payload: CoordinatorPayload) -> None:
     phase = step.state.phase(attempt.job)
     if isinstance(payload, AttemptEnded):
@@ -456,6 +480,7 @@ def _join(step: _Step, phase: Phase, attempt: AttemptId, opened: AttemptOpened) 
         return
     try:
         _check_context(step.environment, phase, opened.context)
+        _check_same_round(step.state.memory, phase.assignment)
         step.environment.policy.check_attempt(opened.context)
     except PolicyRefusal as refusal:
         _say_refusal(step, attempt, refusal.reason, refusal.detail)
@@ -476,7 +501,7 @@ def _join(step: _Step, phase: Phase, attempt: AttemptId, opened: AttemptOpened) 
     kind = type(opened)
     step.enter(attempt.job, InAttempt(phase, attempt, stage, {kind: opened}, {kind: advertisement}))
     step.do(
-        Joined(attempt, phase.assignment.version),
+        Joined(attempt, phase.assignment.version, phase.assignment.job_document),
         Note("attempt_joined", {"attempt": str(attempt), "cohort": opened.context.cohort}),
         Say(AttemptMessage(attempt, advertisement)),
     )
@@ -485,28 +510,47 @@ def _join(step: _Step, phase: Phase, attempt: AttemptId, opened: AttemptOpened) 
 def _check_context(environment: Environment, holding: Holding, context: secure_agg.RoundContext) -> None:
     """The context must say what this update was trained under; every number of it is derived here once more."""
     assignment, job = holding.assignment, holding.job
-    aggregation, rounds = job.aggregation, job.rounds
-    layout = layout_of(job, context.cohort)
-    expected: dict[str, object] = {
-        "federation": environment.federation,
-        "job": assignment.job,
-        "round": assignment.round,
-        "model": assignment.version,
-        "application": application_digest(job, layout),
-        "values": layout.values,
-        "bits": layout.bits,
-    }
-    wrong = [name for name, value in expected.items() if getattr(context, name) != value]
-    if not rounds.min_members <= context.cohort <= rounds.target_members:
+    wrong = []
+    if not job.rounds.min_members <= context.cohort <= job.rounds.target_members:
         wrong.append("cohort")
-    corrupt = secure_agg.default_thresholds(context.cohort, aggregation.assumed_corrupt)[1]
-    if context.assumed_corrupt < corrupt:
-        wrong.append("assumed_corrupt")
+    else:
+        try:
+            layout = layout_of(job, context.cohort)
+            corrupt = secure_agg.default_thresholds(context.cohort, job.aggregation.assumed_corrupt)[1]
+        except (secure_agg.ContextInvalid, secure_agg.LayoutInvalid) as error:
+            raise PolicyRefusal(
+                Reason.REASON_CONTEXT_UNEXPECTED, f"no attempt of this job is like that: {error}"
+            ) from error
+        expected: dict[str, object] = {
+            "federation": environment.federation,
+            "job": assignment.job,
+            "round": assignment.round,
+            "model": assignment.version,
+            "application": application_digest(job, layout),
+            "values": layout.values,
+            "bits": layout.bits,
+        }
+        wrong += [name for name, value in expected.items() if getattr(context, name) != value]
+        if context.assumed_corrupt < corrupt:
+            wrong.append("assumed_corrupt")
     if wrong:
         raise PolicyRefusal(
             Reason.REASON_CONTEXT_UNEXPECTED,
             f"the attempt's {', '.join(wrong)} is not what this member trained under",
         )
+
+
+def _check_same_round(memory: Memory, assignment: Assignment) -> None:
+    """A round has one version and one job document: another one after a vector has left would ask for a second,
+    nearly equal update under a new name.
+    """
+    for sent in memory.sent:
+        same_round = (sent.attempt.job, sent.attempt.round) == (assignment.job, assignment.round)
+        if same_round and (sent.version, sent.document) != (assignment.version, assignment.job_document):
+            raise PolicyRefusal(
+                Reason.REASON_CONTEXT_UNEXPECTED,
+                f"round {assignment.round} had another version or job document when this member first sent for it",
+            )
 
 
 def _in_attempt(step: _Step, phase: InAttempt, payload: CoordinatorPayload) -> None:
@@ -536,7 +580,9 @@ def _advance(step: _Step, phase: InAttempt, payload: CoordinatorPayload) -> None
             ready = stage.on_dealings(payload)
             _open(step, phase, payload, ready)
         case secure_agg.AwaitingSurvivors() as stage, secure_agg.Survivors():
+            _check_sum(step, phase, payload.members)
             awaiting_confirmations, confirmation = stage.on_survivors(payload)
+            _sign(step, phase, payload.members)
             _answer(step, phase, payload, awaiting_confirmations, confirmation)
         case secure_agg.AwaitingConfirmations() as stage, secure_agg.Confirmations():
             answered, unmasking = stage.on_confirmations(payload)
@@ -554,15 +600,37 @@ def _answer(step: _Step, phase: InAttempt, heard: CoordinatorPayload, stage: _St
 
 def _open(step: _Step, phase: InAttempt, heard: secure_agg.ReceivedDealings, ready: secure_agg.ReadyToMask) -> None:
     """The update is about to leave, masked: counted first."""
-    memory = step.state.memory
-    key = (phase.attempt.job, phase.holding.assignment.version)
-    opened = memory.opened.get(key, 0)
-    step.environment.policy.check_opened(opened)
-    step.state = replace(step.state, memory=replace(memory, opened={**memory.opened, key: opened + 1}))
+    memory, assignment = step.state.memory, phase.holding.assignment
+    earlier = memory.sent_for(assignment.job, assignment.round, assignment.version)
+    step.environment.policy.check_opened(len(earlier))
+    sent = Sent(phase.attempt, assignment.version, assignment.job_document)
+    step.state = replace(step.state, memory=replace(memory, sent=(*memory.sent, sent)))
     following = replace(phase, stage=ready, heard={**phase.heard, type(heard): heard})
     step.enter(phase.attempt.job, following)
     cohort = ready.seat.context.cohort
-    step.do(Opened(phase.attempt), MaskAndUpload(phase.attempt, phase.holding.job, cohort, ready))
+    step.do(Opened(phase.attempt), MaskAndUpload(phase.attempt, phase.holding.job, assignment.version, cohort, ready))
+
+
+def _check_sum(step: _Step, phase: InAttempt, survivors: tuple[str, ...]) -> None:
+    assignment = phase.holding.assignment
+    earlier = [
+        sent.survivors
+        for sent in step.state.memory.sent_for(assignment.job, assignment.round, assignment.version)
+        if sent.survivors is not None and sent.attempt != phase.attempt
+    ]
+    opened = phase.heard[AttemptOpened]
+    assert isinstance(opened, AttemptOpened)  # noqa: S101  for the type checker: it is how an attempt begins
+    step.environment.policy.check_sum(survivors, earlier, opened.context.assumed_corrupt)
+
+
+def _sign(step: _Step, phase: InAttempt, survivors: tuple[str, ...]) -> None:
+    """Which sum this member's update may be in is remembered before the member says yes to it."""
+    memory = step.state.memory
+    sent = tuple(
+        replace(each, survivors=frozenset(survivors)) if each.attempt == phase.attempt else each for each in memory.sent
+    )
+    step.state = replace(step.state, memory=replace(memory, sent=sent))
+    step.do(Signed(phase.attempt, survivors))
 
 
 def _masked(step: _Step, event: Masked) -> None:
@@ -593,9 +661,12 @@ def _say_refusal(step: _Step, attempt: AttemptId, reason: Reason, detail: str) -
 
 
 def _refuse(step: _Step, phase: InAttempt, reason: Reason, detail: str) -> None:
-    """Go no further: say why, forget the secrets, sit out the round."""
+    """Go no further: say why, forget the secrets, sit out the round, unless another member was at fault."""
     _say_refusal(step, phase.attempt, reason, detail)
     _leave_attempt(step, phase, AttemptEnded(False, reason, detail))
+    if reason in _PEERS_FAULT:
+        step.enter(phase.attempt.job, phase.holding)
+        return
     step.do(Discard(phase.attempt.job))
     assignment = phase.holding.assignment
     step.enter(phase.attempt.job, Waiting(Decline(assignment.job, assignment.round, reason, detail)))

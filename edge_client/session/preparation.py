@@ -25,8 +25,12 @@ from tacit.reason import Reason
 
 __all__ = ["Fetch", "Preparation", "PreparationRefused", "Preparer", "TrainingWatcher"]
 
-# fetch(digest, into): by digest, resumable, verified; waits for the coordinator as long as it takes.
-Fetch = Callable[[bytes, Path], Awaitable[None]]
+# fetch(digest, into, limit): by digest, resumable, verified, no more than `limit` bytes; waits for the coordinator as
+# long as it takes.
+Fetch = Callable[[bytes, Path, int], Awaitable[None]]
+
+_MOST_DOCUMENT = 16 * 1024 * 1024
+_MOST_TOKENIZER = 256 * 1024 * 1024
 
 
 class PreparationRefused(Exception):
@@ -98,9 +102,9 @@ class Preparer:
                 "the labels of the member's data are not the job's; the member's own log says which",
                 private=str(error),
             ) from error
-        manifest_data = await self._blob(job.manifest, fetch)
-        tokenizer = await self._blob(job.tokenizer, fetch)
-        base = await self._blob(assignment.version, fetch)
+        manifest_data = await self._blob(job.manifest, fetch, _MOST_DOCUMENT)
+        tokenizer = await self._blob(job.tokenizer, fetch, _MOST_TOKENIZER)
+        base = await self._blob(assignment.version, fetch, 4 * job.values)
         try:
             manifest = Manifest.from_json(manifest_data, what="the manifest")
             if manifest.values != job.values:
@@ -112,7 +116,7 @@ class Preparer:
             return Preparation(job, await self._train(assignment, job, manifest, tokenizer, base))
 
     async def _job(self, assignment: Assignment, fetch: Fetch) -> JobDocument:
-        data = await self._blob(assignment.job_document, fetch)
+        data = await self._blob(assignment.job_document, fetch, _MOST_DOCUMENT)
         try:
             job = JobDocument.from_json(data, what="the job document")
             if job.digest() != assignment.job_document or job.name != assignment.job:
@@ -121,10 +125,13 @@ class Preparer:
             raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, str(error)) from error
         return job
 
-    async def _blob(self, digest: bytes, fetch: Fetch) -> bytes:
+    async def _blob(self, digest: bytes, fetch: Fetch, limit: int) -> bytes:
         path = self._cache.path(digest)
-        await fetch(digest, path)
-        return await asyncio.to_thread(path.read_bytes)
+        await fetch(digest, path, limit)
+        data = await asyncio.to_thread(path.read_bytes)
+        # A version a round would fill the disk in the end.
+        await asyncio.to_thread(self._cache.trim)
+        return data
 
     async def _train(
         self, assignment: Assignment, job: JobDocument, manifest: Manifest, tokenizer: bytes, base: bytes

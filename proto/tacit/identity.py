@@ -130,10 +130,14 @@ def verify_certificate(
     """
     try:
         certificate = x509.load_der_x509_certificate(der)
-        constraints = _basic_constraints(certificate)
     except ValueError as error:
         raise CertificateInvalid(f"not a certificate: {error}") from error
+    # Nothing else of it is looked at before its issuer is known.
     _signed_by(certificate, root)
+    try:
+        constraints = _basic_constraints(certificate)
+    except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
+        raise CertificateInvalid(f"the certificate's extensions cannot be read: {error}") from error
     if constraints is not None and constraints.ca:
         raise CertificateInvalid("the certificate belongs to an authority, not to a party")
     if now < certificate.not_valid_before_utc:

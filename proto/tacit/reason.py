@@ -37,6 +37,7 @@ _SENTENCES: dict[str, str] = {
     "policy_corruption": "The attempt assumes fewer corrupt members than the member's policy does.",
     "policy_two_party_sum": "A sum of two members shows each the other's input; the member's policy does not allow it.",
     "policy_attempts": "The member has sent as many masked vectors for this version as its policy allows.",
+    "policy_close_sums": "Two sums of one version would differ in too few members; their difference would show them.",
     "context_unexpected": "The attempt's numbers are not those the member trained under.",
     "training_failed": "Training failed on the member's machine.",
     "bundle_unsuitable": "What the coordinator serves for this job cannot be used on this member.",

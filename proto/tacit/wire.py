@@ -4,6 +4,9 @@ Parsing checks shape only (a message is there, numbers are in range, names are n
 the business of the phase that receives it. What cannot be parsed raises `WireInvalid`, and nothing was changed.
 """
 
+import re
+from collections.abc import Iterable
+
 import secure_agg
 from secure_agg import ContextInvalid, RoundContext
 from tacit import messages
@@ -23,6 +26,11 @@ __all__ = [
     "to_coordinator",
     "to_member",
 ]
+
+
+_DETAIL_LENGTH, _VERSION_LENGTH = 500, 64
+_MOST_PATTERNS = 64
+_PATTERN = re.compile(r"[a-z0-9._*?-]{1,63}")
 
 
 class WireInvalid(ValueError):
@@ -130,14 +138,16 @@ def from_member(message: pb.MemberMessage) -> FromMember:
             hello = message.hello
             return messages.Hello(
                 protocol_versions=tuple(hello.protocol_versions),
-                software_version=hello.software_version,
+                software_version=_text(hello.software_version, _VERSION_LENGTH),
                 process=hello.process,
-                admits=tuple(hello.admits),
-                capabilities=tuple(hello.capabilities),
+                admits=_patterns(hello.admits),
+                capabilities=tuple(_text(each, _VERSION_LENGTH) for each in hello.capabilities[:_MOST_PATTERNS]),
             )
         case "decline":
             decline = message.decline
-            return messages.Decline(decline.job, decline.round, _reason(decline.reason), decline.detail[:1000])
+            return messages.Decline(
+                decline.job, decline.round, _reason(decline.reason), _text(decline.detail, _DETAIL_LENGTH)
+            )
         case "ready":
             return messages.Ready(message.ready.job, message.ready.round, message.ready.version)
         case None:
@@ -177,7 +187,9 @@ def _member_payload(message: pb.MemberMessage) -> MemberPayload:
                 masking_shares=tuple(_revealed_from_pb(share) for share in unmasking.masking_shares),
             )
         case "refusal":
-            return messages.AttemptRefusal(_reason(message.refusal.reason), message.refusal.detail[:1000])
+            return messages.AttemptRefusal(
+                _reason(message.refusal.reason), _text(message.refusal.detail, _DETAIL_LENGTH)
+            )
         case kind:
             raise WireInvalid(f"a message of an unknown kind: {kind}")
 
@@ -268,14 +280,14 @@ def from_coordinator(message: pb.CoordinatorMessage) -> FromCoordinator:
             welcome = message.welcome
             return messages.Welcome(
                 protocol_version=welcome.protocol_version,
-                software_version=welcome.software_version,
-                federation=welcome.federation,
+                software_version=_text(welcome.software_version, _VERSION_LENGTH),
+                federation=_text(welcome.federation, _VERSION_LENGTH),
                 server_time_ms=welcome.server_time_ms,
             )
         case "goodbye":
-            return messages.Goodbye(_reason(message.goodbye.reason), message.goodbye.detail)
+            return messages.Goodbye(_reason(message.goodbye.reason), _text(message.goodbye.detail, _DETAIL_LENGTH))
         case "standby":
-            return messages.Standby(message.standby.detail)
+            return messages.Standby(_text(message.standby.detail, _DETAIL_LENGTH))
         case "assignment":
             assignment = message.assignment
             return messages.Assignment(
@@ -330,7 +342,7 @@ def _coordinator_payload(message: pb.CoordinatorMessage) -> CoordinatorPayload:
             return messages.AttemptEnded(
                 published=ended.published,
                 reason=_reason(ended.reason),
-                detail=ended.detail,
+                detail=_text(ended.detail, _DETAIL_LENGTH),
                 result=ended.result,
                 new_version=ended.new_version,
             )
@@ -402,6 +414,20 @@ def _context_from_pb(message: pb.AttemptOpened) -> RoundContext:
         )
     except ContextInvalid as error:
         raise WireInvalid(f"the attempt's context contradicts itself: {error}") from error
+
+
+def _text(value: str, longest: int) -> str:
+    """Text from the other side, for logs and tables: no control characters, and no more than a line of it."""
+    return "".join(letter if letter.isprintable() else " " for letter in value[:longest])
+
+
+def _patterns(values: Iterable[str]) -> tuple[str, ...]:
+    patterns = tuple(values)
+    if len(patterns) > _MOST_PATTERNS or any(_PATTERN.fullmatch(pattern) is None for pattern in patterns):
+        raise WireInvalid(
+            f"at most {_MOST_PATTERNS} patterns of job names, of a-z, 0-9, dot, dash, underscore, * and ?"
+        )
+    return patterns
 
 
 def _reason(number: Reason) -> Reason:

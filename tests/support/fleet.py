@@ -64,6 +64,7 @@ class Member:
     update: Update | None = None
     joined: list[AttemptId] = field(default_factory=list)
     opened: list[AttemptId] = field(default_factory=list)
+    signed: list[AttemptId] = field(default_factory=list)
     ended: list[tuple[AttemptId, Any]] = field(default_factory=list)
     over: list[Reason] = field(default_factory=list)
     said: list[Any] = field(default_factory=list)
@@ -109,9 +110,7 @@ class Fleet:
                 SeededRandom(f"{seed}/{name}"),
                 policy or Policy(mechanisms=("none",)),
             )
-            self.members[name] = Member(
-                name, environment, member_machine.MemberState(Memory({}, {})), name.encode() * 4
-            )
+            self.members[name] = Member(name, environment, member_machine.MemberState(Memory({})), name.encode() * 4)
         self.post(ev.Started())
 
     # ---- time -----------------------------------------------------------------------------------------------------
@@ -309,6 +308,8 @@ class Fleet:
             case member_machine.Say():
                 if isinstance(getattr(effect.message, "payload", None), secure_agg.Advertisement):
                     assert effect.message.attempt in member.joined
+                if isinstance(getattr(effect.message, "payload", None), secure_agg.Confirmation):
+                    assert effect.message.attempt in member.signed
                 member.said.append(effect.message)
                 if member.connected and not self.lose(member.name, effect.message):
                     self.post(self._heard(member.name, effect.message), DELAY_MS)
@@ -318,6 +319,8 @@ class Fleet:
                 member.joined.append(effect.attempt)
             case member_machine.Opened():
                 member.opened.append(effect.attempt)
+            case member_machine.Signed():
+                member.signed.append(effect.attempt)
             case member_machine.MaskAndUpload():
                 self._mask(member, effect)
             case member_machine.EndedAttempt():

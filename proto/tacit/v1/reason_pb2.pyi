@@ -33,6 +33,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_TRAINING_FAILED: _ClassVar[Reason]
     REASON_BUNDLE_UNSUITABLE: _ClassVar[Reason]
     REASON_MEMBER_RESTARTED: _ClassVar[Reason]
+    REASON_POLICY_CLOSE_SUMS: _ClassVar[Reason]
     REASON_READY_STALE: _ClassVar[Reason]
     REASON_ATTEMPT_STALE: _ClassVar[Reason]
     REASON_TOO_FEW_READY: _ClassVar[Reason]
@@ -135,6 +136,7 @@ REASON_CONTEXT_UNEXPECTED: Reason
 REASON_TRAINING_FAILED: Reason
 REASON_BUNDLE_UNSUITABLE: Reason
 REASON_MEMBER_RESTARTED: Reason
+REASON_POLICY_CLOSE_SUMS: Reason
 REASON_READY_STALE: Reason
 REASON_ATTEMPT_STALE: Reason
 REASON_TOO_FEW_READY: Reason

@@ -3,9 +3,14 @@
 import json
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 import secure_agg
 from tacit import messages, wire
@@ -16,7 +21,9 @@ from tacit.manifest import Manifest
 from tacit.messages import AttemptMessage
 from tacit.reason import Reason, from_word, of_protocol, sentence, word
 from tacit.v1 import federation_pb2 as pb
+from tacit.verification import verifiers
 from tests.support.fleet import job_document
+from tests.support.party import authority
 from tests.unit.secure_agg.sum_fleet import make_context
 
 ATTEMPT = AttemptId("questions", 3, 4)
@@ -209,3 +216,39 @@ def test_help_imports_nothing_that_costs_seconds(program):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Usage" in done.stdout
+
+
+def test_a_certificate_nobody_issued_is_looked_at_no_further():
+    """One extension twice: a parser that reads extensions first raises something nobody expects."""
+    now = datetime.now(UTC)
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "anyone")])
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    builder = builder.serial_number(1).not_valid_before(now).not_valid_after(now + timedelta(days=1))
+    for last in (4, 5):
+        oid = x509.ObjectIdentifier(f"1.2.3.{last}")
+        builder = builder.add_extension(x509.UnrecognizedExtension(oid, b"\x05\x00"), critical=False)
+    der = builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
+    twice = der.replace(bytes([6, 3, 0x2A, 3, 5]), bytes([6, 3, 0x2A, 3, 4]))
+    verify, _ = verifiers(authority().certificate)
+    with pytest.raises(secure_agg.IdentityInvalid):
+        verify(twice, b"message", b"signature")
+
+
+@pytest.mark.parametrize("admits", [("a" * 64,), ("*",) * 65, ("Job",), ("a\n",), ("",)])
+def test_patterns_that_cost_too_much_are_no_hello(admits):
+    message = wire.to_coordinator(messages.Hello((1,), "1", bytes(16), admits))
+    with pytest.raises(wire.WireInvalid):
+        wire.from_member(message)
+
+
+def test_text_from_the_other_side_is_one_short_printable_line():
+    detail = "\x1b[2Jcleared\nand a second line" + "x" * 10_000
+    message = wire.to_coordinator(messages.Decline("questions", 1, Reason.REASON_POLICY_COHORT, detail))
+    arrived = wire.from_member(message)
+    assert isinstance(arrived, messages.Decline)
+    assert arrived.detail.isprintable()
+    assert len(arrived.detail) == 500
+    hello = wire.from_member(wire.to_coordinator(messages.Hello((1,), "9" * 100_000, bytes(16))))
+    assert isinstance(hello, messages.Hello)
+    assert len(hello.software_version) == 64
