@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
+import structlog
+
 import secure_agg
 from edge_client.cache import BlobCache
 from edge_client.data import DataInvalid, Example, read_examples
@@ -25,6 +27,8 @@ from tacit.console import ExitCode, fail
 from tacit.documents import DocumentInvalid
 from tacit.logs import configure
 from tacit.verification import verifiers
+
+log = structlog.get_logger("edge_client")
 
 __all__ = ["Member", "RunOptions", "load_member", "run_member"]
 
@@ -143,6 +147,9 @@ async def _run(member: Member, journal: Journal, observer: Observer, options: Ru
         random=secure_agg.SystemRandom(),
         policy=member.policy,
     )
+    # Who holds the authority's key can enrol members of its own making: the bound on corrupt members rests on its not
+    # doing so until peers can be pinned.
+    log.info("enrolment_is_trusted", federation=member.identity.federation.hex()[:16])
     cache = BlobCache(member.home / "cache")
     cache.trim()
     preparer = Preparer(member.examples, member.identity.member, member.policy, cache, member.device, observer)

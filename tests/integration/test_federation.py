@@ -7,8 +7,12 @@ import sys
 import time
 from contextlib import closing
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from coordinator.config import load_config, load_operator
 from tacit.reason import Reason
 from tacit.token import JoinToken
 from tacit.v1 import operator_pb2 as pb
@@ -273,6 +277,29 @@ def test_a_revoked_member_is_sent_away(federation):
     again = command("edge_client", "run", "--data", federation.data("leaver"), "--home", federation.home("leaver"))
     assert again.returncode == 4
     assert "revoked" in again.stderr
+
+
+def test_health_and_reflection_answer_on_both_ports(federation):
+    operator = load_operator(federation.dir / "operator")
+    mutual = grpc.ssl_channel_credentials(operator.root_pem, operator.key_pem, operator.certificate_pem)
+    enrolment = load_config(federation.dir).enrolment_address
+    open_to_all = grpc.ssl_channel_credentials(operator.root_pem)
+    expected = {
+        operator.config.address: (mutual, {"tacit.v1.FederationService", "tacit.v1.OperatorService"}),
+        enrolment: (open_to_all, {"tacit.v1.EnrolmentService"}),
+    }
+    for address, (credentials, services) in expected.items():
+        with grpc.secure_channel(address, credentials) as channel:
+            for service in ("", *services):
+                request = health_pb2.HealthCheckRequest(service=service)
+                answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=PATIENCE)
+                assert answer.status == health_pb2.HealthCheckResponse.SERVING
+            asked = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+            stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+            (listed,) = stub.ServerReflectionInfo(asked, timeout=PATIENCE)
+            names = {each.name for each in listed.list_services_response.service}
+            assert services <= names
+            assert {name for name in names if name.startswith("tacit.")} == services
 
 
 def test_the_coordinator_stops_cleanly_on_sigterm(federation):

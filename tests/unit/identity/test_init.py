@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import typer
@@ -15,14 +15,14 @@ from typer.testing import CliRunner
 from coordinator.cli.init import init
 from coordinator.config import CoordinatorFolder, load_config, load_operator
 from coordinator.pki import Authority, key_pem, pem
-from coordinator.services.credentials import refresh_server_certificate
+from coordinator.services.credentials import load_root, refresh_server_certificate
 from edge_client.cli.doctor import doctor
 from edge_client.cli.enrol import enrol
 from tacit.console import CommandFailed, ExitCode
 from tacit.identity import Role, verify_certificate
 from tacit.token import JoinToken
 from tests.support import party
-from tests.support.federation_port import serving
+from tests.support.federation_port import FederationPort, serving
 
 
 def _app(command):
@@ -217,7 +217,9 @@ def test_doctor_ends_with_nought_where_all_is_well(tmp_path, folder):
     code = "from tests.unit.identity.test_init import _app, doctor; _app(doctor)()"
 
     async def run():
-        async with serving(folder) as port:
+        # The command looks at the machine's clock, not at the one moment that this run's certificates were made in.
+        service = FederationPort(load_root(folder), clock=lambda: datetime.now(UTC))
+        async with serving(folder, service) as port:
             home = party.member_home(tmp_path / "home", f"localhost:{port.port}")
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-c", code, "--home", str(home), stdout=subprocess.PIPE, env=os.environ

@@ -1,0 +1,340 @@
+"""The documents say what the software does: tables against the code, commands against the command lines, links."""
+
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from coordinator.cli import app as coordinator_app
+from coordinator.config import CoordinatorConfig, environment_name
+from coordinator.metrics import Metrics
+from edge_client.cli import app as edge_app
+from edge_client.privacy.policy import Policy
+from tacit.console import ExitCode
+from tacit.job import Aggregation, Deadlines, JobSpec, Rounds, ServerOptimiser, TextCNNModel, Training, VocabularyFile
+from tacit.reason import Reason, sentence, word
+
+ROOT = Path(__file__).resolve().parents[3]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+
+
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def slug(heading: str) -> str:
+    """The anchor that a heading gets."""
+    plain = re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+    return re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def section(page: Path, heading: str) -> str:
+    """What stands under a heading, up to the next heading of any depth."""
+    match = re.search(rf"^#+ {re.escape(heading)}$\n(.*?)(?=^#|\Z)", read(page), flags=re.DOTALL | re.MULTILINE)
+    assert match is not None, f"{name_of(page)} has no section {heading!r}"
+    return match[1]
+
+
+def rows(text: str, at_least: int = 2) -> list[list[str]]:
+    """The cells of the tables in a text, without their heads."""
+    found = []
+    for block in re.findall(r"(?:^\|.*\|$\n?)+", text, flags=re.MULTILINE):
+        lines = block.strip().splitlines()
+        assert re.fullmatch(r"\|( --- \|)+", lines[1]), f"no table: {lines[0]}"
+        for line in lines[2:]:
+            cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+            assert len(cells) >= at_least, line
+            found.append(cells)
+    return found
+
+
+def first_cells(text: str) -> list[str]:
+    """The names in the first column; a cell may hold several."""
+    return [name for cells in rows(text) for name in re.findall(r"`([^`]+)`", cells[0])]
+
+
+# ---- tables ---------------------------------------------------------------------------------------
+
+
+def test_every_reason_stands_in_its_table_with_its_sentence():
+    written = {cells[1]: (int(cells[0]), cells[2]) for cells in rows(read(DOCS / "reasons.md"), at_least=3)}
+    known = {f"`{word(number)}`": (int(number), sentence(number)) for number in Reason.values()}
+    wrong = sorted(known.items() ^ written.items(), key=lambda item: item[1])
+    assert not wrong, "docs/reasons.md should hold:\n" + "\n".join(
+        f"| {number} | {name} | {text} |" for name, (number, text) in sorted(known.items(), key=lambda item: item[1])
+    )
+
+
+def default_of(model: type[BaseModel], key: str) -> object:
+    return model.model_fields[key].default
+
+
+def check_keys(table: str, model: type[BaseModel], but: frozenset[str] = frozenset()) -> None:
+    """Every key of the model, with its default where that is a plain value, and no other."""
+    keys = {"schema" if name == "schema_version" else name: name for name in model.model_fields if name not in but}
+    written = {re.findall(r"`([^`]+)`", cells[0])[0]: cells[1] for cells in rows(table)}
+    assert written.keys() == keys.keys()
+    for key, name in keys.items():
+        default = default_of(model, name)
+        if key == "schema" or default is PydanticUndefined:
+            assert written[key].startswith("("), f"{key}: required keys say so in brackets"
+        elif default is None:
+            assert written[key].startswith(("none", "not given")), f"{key} has no default"
+        else:
+            shown = re.findall(r"`([^`]+)`", written[key])
+            assert shown, f"{key}: the default is {default!r}"
+            value = tomllib.loads(f"x = {shown[0]}")["x"]
+            assert (tuple(value) if isinstance(value, list) else value) == default, key
+
+
+JOB_TABLES: dict[str, type[BaseModel]] = {
+    "Top level": JobSpec,
+    "[vocabulary]": VocabularyFile,
+    "[model]": TextCNNModel,
+    "[training]": Training,
+    "[rounds]": Rounds,
+    "[rounds.deadlines]": Deadlines,
+    "[aggregation]": Aggregation,
+    "[server]": ServerOptimiser,
+}
+
+
+@pytest.mark.parametrize("heading", JOB_TABLES)
+def test_every_key_of_a_job(heading):
+    model = JOB_TABLES[heading]
+    tables = frozenset(
+        name
+        for name, field in model.model_fields.items()
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+    )
+    check_keys(section(DOCS / "jobs.md", heading), model, tables)
+
+
+def test_every_table_of_a_job_has_a_section():
+    def nested(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+        yield model
+        for field in model.model_fields.values():
+            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+                yield from nested(field.annotation)
+
+    assert set(nested(JobSpec)) == set(JOB_TABLES.values())
+
+
+def test_every_key_of_a_policy():
+    text = read(DOCS / "policy.md")
+    check_keys(text[: text.index("## What to choose")], Policy)
+
+
+def test_every_key_of_the_configuration_and_every_variable():
+    check_keys(section(DOCS / "operations.md", "Configuration"), CoordinatorConfig, frozenset({"schema_version"}))
+    sources = "".join(read(path) for room in ("coordinator", "edge_client", "proto") for path in sources_of(room))
+    known = {environment_name(key) for key in CoordinatorConfig.model_fields}
+    for page in PAGES:
+        for variable in re.findall(r"`(TACIT_[A-Z_]+)`", read(page)):
+            # `TACIT_` alone introduces the rule for keys.
+            assert variable in known or variable == "TACIT_" or f'"{variable}"' in sources, (name_of(page), variable)
+    said = set(first_cells(section(DOCS / "operations.md", "Environment variables")))
+    read_by_us = set(re.findall(r'"(TACIT_[A-Z_]+)"', sources))
+    assert read_by_us <= said
+
+
+def test_every_exit_code():
+    written = {cells[1].strip("`"): int(cells[0]) for cells in rows(section(DOCS / "operations.md", "Exit codes"))}
+    assert written == {code.name: int(code) for code in ExitCode}
+
+
+def test_every_metric_with_its_labels():
+    instruments: dict[str, tuple[str, frozenset[str]]] = {}
+    # The registry tells families; labels are the instruments' own.
+    for collector in Metrics("0").registry._collector_to_names:
+        found: Any = collector
+        suffix = "_total" if found._type == "counter" else ""
+        instruments[found._name + suffix] = (found._type, frozenset(found._labelnames))
+    written = {
+        cells[0].strip("`"): (cells[1], frozenset(cells[2].split(", ")) - {""})
+        for cells in rows(section(DOCS / "operations.md", "Metrics"), at_least=4)
+    }
+    assert written == instruments
+
+
+def sources_of(room: str) -> list[Path]:
+    return sorted(path for path in (ROOT / room).rglob("*.py") if "_pb2" not in path.name)
+
+
+def events_of(room: str, *patterns: str) -> set[str]:
+    text = "".join(read(path) for path in sources_of(room))
+    return {event for pattern in patterns for event in re.findall(pattern, text)}
+
+
+_LOGGED = r'log\.(?:debug|info|warning|error)\(\s*"(\w+)"'
+
+
+def test_every_event_of_the_logs():
+    text = section(DOCS / "operations.md", "Logs")
+    coordinator, member = text.split("Of a member:")
+    assert set(first_cells(coordinator)) == events_of("coordinator", _LOGGED, r'step\.count\(\s*"(\w+)"')
+    assert set(first_cells(member)) == events_of("edge_client", _LOGGED, r'Note\(\s*"(\w+)"')
+
+
+def test_every_kind_of_the_journal():
+    text = section(DOCS / "operations.md", "The journal")
+    kinds = events_of("coordinator", r'\bnote\(\s*s,\s*"(\w+)"')
+    said = re.search(r"Kinds: (.*?)\. There", text, flags=re.DOTALL)
+    assert said is not None
+    assert set(re.findall(r"`(\w+)`", said[1])) == kinds
+
+
+# ---- commands ---------------------------------------------------------------------------------------
+
+PROGRAMS = {"coordinator": coordinator_app, "edge_client": edge_app}
+
+
+def commands_in(page: Path) -> Iterator[list[str]]:
+    """Command lines of the page: those in sh blocks, and whole ones in inline code with options or a sub-command."""
+    for block in re.findall(r"^```sh$\n(.*?)^```$", read(page), flags=re.DOTALL | re.MULTILINE):
+        for line in block.splitlines():
+            words = shlex.split(line, comments=True)
+            if words and words[-1] == "&":
+                words.pop()
+            if words:
+                yield words
+
+
+def inline_commands_in(page: Path) -> Iterator[list[str]]:
+    for line in re.findall(r"`((?:coordinator|edge_client) [^`]+)`", without_code(read(page)).replace("\n", " ")):
+        yield shlex.split(line)
+
+
+def resolve(words: list[str]) -> tuple[Any, list[str]]:
+    """The command that the words name, and the words after it."""
+    command: Any = typer.main.get_command(PROGRAMS[words[0]])
+    rest = words[1:]
+    while rest and getattr(command, "commands", None) and not rest[0].startswith("-"):
+        assert rest[0] in command.commands, f"`{' '.join(words)}`: there is no command {rest[0]}"
+        command, rest = command.commands[rest[0]], rest[1:]
+    return command, rest
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_in_blocks_can_be_typed(page, monkeypatch):
+    monkeypatch.delenv("TACIT_DIR", raising=False)
+    monkeypatch.delenv("TACIT_OPERATOR", raising=False)
+    targets = set(re.findall(r"^([a-z-]+):", read(ROOT / "Makefile"), flags=re.MULTILINE))
+    for words in commands_in(page):
+        if words[0] == "make":
+            assert words[1] in targets, words
+        elif words[0] in PROGRAMS:
+            command, rest = resolve(words)
+            # Parses as the command line would (unknown options, missing ones, wrong numbers), and runs nothing.
+            command.make_context(" ".join(words[:2]), rest)
+        else:
+            assert words[0] in ("cp", "python"), words
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_in_sentences_exist_with_their_options(page):
+    for words in inline_commands_in(page):
+        command, rest = resolve(words)
+        options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        for given in rest:
+            if given.startswith("-"):
+                assert given.split("=")[0] in options | {"--help"}, f"`{' '.join(words)}`: no option {given}"
+
+
+def test_make_targets_that_are_named_exist():
+    targets = set(re.findall(r"^([a-z-]+):", read(ROOT / "Makefile"), flags=re.MULTILINE))
+    for page in PAGES:
+        for target in re.findall(r"`make ([a-z-]+)", read(page)):
+            assert target in targets, (name_of(page), target)
+
+
+def test_extras_that_are_named_exist():
+    extras = tomllib.loads(read(ROOT / "pyproject.toml"))["project"]["optional-dependencies"]
+    for page in PAGES:
+        for named in re.findall(r"'\.\[([a-z,]+)\]'", read(page)):
+            assert set(named.split(",")) <= extras.keys(), (name_of(page), named)
+
+
+def test_the_first_federation_takes_less_than_fifteen_lines():
+    lines = [words for words in commands_in(ROOT / "README.md") if words[0] != "make"]
+    assert 0 < len(lines) < 15
+
+
+def test_the_jobs_and_policies_that_are_shown_are_valid():
+    """Every TOML block is one, and the two-member exception is one that both sides take."""
+    blocks = {
+        page.name: re.findall(r"^```toml$\n(.*?)^```$", read(page), flags=re.DOTALL | re.MULTILINE)
+        for page in (DOCS / "jobs.md", DOCS / "policy.md")
+    }
+    (smallest,) = blocks["jobs.md"]
+    JobSpec.model_validate(tomllib.loads(smallest))
+    short, pair, job = blocks["policy.md"]
+    Policy.model_validate(tomllib.loads(short))
+    exception = Policy.model_validate(tomllib.loads(pair))
+    assert exception.allow_two_party_sums
+    two = JobSpec.model_validate(tomllib.loads(smallest) | tomllib.loads(job))
+    assert two.rounds.min_members == exception.least_cohort == 2
+
+
+# ---- links and names ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_inside_the_project_resolve(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_code(read(page))):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (page.parent / name).resolve() if name else page
+        assert file.exists(), f"{name_of(page)} links to {target}"
+        if anchor:
+            headings = {slug(text) for text in re.findall(r"^#+ (.+)$", without_code(read(file)), flags=re.MULTILINE)}
+            assert anchor in headings, f"{name_of(page)} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_files_that_are_named_exist(page):
+    rooms = "coordinator|edge_client|secure_agg|export|examples|tests|docs|proto|deploy|benchmarks"
+    for name in re.findall(rf"`((?:{rooms})/[\w./-]+)`", read(page)):
+        assert (ROOT / name).exists(), f"{name_of(page)} names {name}"
+
+
+def test_every_decision_is_listed_and_numbered_once():
+    pages = sorted(path.name for path in (DOCS / "decisions").glob("0*.md"))
+    assert [int(name[:4]) for name in pages] == list(range(1, len(pages) + 1))
+    listed = re.findall(r"\]\((\d{4}-[\w-]+\.md)\)", read(DOCS / "decisions" / "README.md"))
+    assert listed == pages
+    for name in pages:
+        text = read(DOCS / "decisions" / name)
+        assert text.startswith(f"# {int(name[:4])}. ")
+        headings = re.findall(r"^## (.+)$", text, flags=re.MULTILINE)
+        assert headings == ["Context", "Decision", "Not chosen", "Consequences"], name
+
+
+def test_every_page_can_be_found_from_the_readme():
+    reached: set[Path] = set()
+    waiting = [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        if page in reached or page.suffix != ".md":
+            continue
+        reached.add(page)
+        links = re.findall(r"\]\(([^)\s#:]+)(?:#[^)]*)?\)", without_code(read(page)))
+        waiting += [(page.parent / link).resolve() for link in links]
+    assert set(PAGES) <= reached
