@@ -87,7 +87,7 @@ class Cell:
         return (
             f'schema = 1\nname = "trec"\nlabels = {json.dumps(labels)}\nseed = {self.seed}\n{self.vocabulary.toml()}'
             f"[training]\nepochs = 1\n{two}"
-            f"[rounds]\ncount = {self.rounds}\nmin_members = {max(self.members, 2)}\n"
+            f"[rounds]\ncount = {self.rounds}\nmin_members = {3 if self.members == 1 else self.members}\n"
         )
 
 
@@ -142,8 +142,7 @@ class Tester:
 def centralised(cell: Cell, folder: Path, rows: Sequence[str], labels: Sequence[str]) -> list[float]:
     """Plain training of the job's model on all rows: the test accuracy after each epoch, the last one last.
 
-    The optimiser goes on through all epochs. The curve's other points are trainings of their own length, so that
-    looking at the curve changes nothing: one training is all the figure costs, and the points are few.
+    One training, its optimiser going on through all epochs; copies taken at each epoch's end are tested afterwards.
     """
     import numpy as np
 

@@ -24,7 +24,18 @@ from typing import Any
 
 import psutil
 
-__all__ = ["RESULTS", "ROOT", "SHARED", "Figure", "NoData", "Results", "code_version", "open_results", "parser", "spread"]
+__all__ = [
+    "RESULTS",
+    "ROOT",
+    "SHARED",
+    "Figure",
+    "NoData",
+    "Results",
+    "code_version",
+    "open_results",
+    "parser",
+    "spread",
+]
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -112,6 +112,7 @@ async def start(folder: CoordinatorFolder, config: CoordinatorConfig, stack: Asy
         federation_address=lambda: config.federation_address,
         member_lifetime=timedelta(days=config.member_days),
         clock=lambda: datetime.now(UTC),
+        count=metrics.enrolment,
     )
     operator = OperatorServicer(
         database=database,

@@ -235,7 +235,7 @@ def _versions() -> list[Finding]:
         else Finding("python", Status.FAIL, f"{python}; Tacit needs 3.11 or newer", ExitCode.FAILED)
     ]
     for package, needed, missing in (
-        ("grpcio", "1.80", "reinstall with `pip install tacit`"),
+        ("grpcio", "1.81.1", "reinstall with `pip install tacit`"),
         ("protobuf", "6.33.5", "reinstall with `pip install tacit`"),
         ("torch", "", "this machine cannot train; `pip install 'tacit[edge]'`"),
         ("onnxruntime", "", "this machine cannot run exported models; `pip install 'tacit[edge]'`"),

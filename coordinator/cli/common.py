@@ -50,7 +50,9 @@ Dir = Annotated[
     Path | None,
     typer.Option("--dir", envvar="TACIT_DIR", help="The coordinator's folder, on its own machine.", show_default=False),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
+Json = Annotated[
+    bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="Print JSON, one object a line.")
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 # Of one short call; transfers and Watch have their own patience.

@@ -41,7 +41,9 @@ def init(
     authority_key: Annotated[
         Path | None, typer.Option(help="The key of --authority-cert (PEM).", show_default=False)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="Print one JSON object.")
+    ] = False,
 ) -> None:
     """Make a federation: authority, server and operator certificates, configuration, database."""
     from pydantic import ValidationError

@@ -25,6 +25,11 @@ def serve(
     # Before gRPC is imported anywhere.
     tls_13_only()
 
+    import os
+
+    # gRPC's own lines say of every port scan that a handshake failed; what matters of them is in our log.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
     import asyncio
 
     from coordinator.config import load_config

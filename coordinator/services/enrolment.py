@@ -51,6 +51,7 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
         federation_address: Callable[[], str],
         member_lifetime: timedelta,
         clock: Callable[[], datetime],
+        count: Callable[[str], None] = lambda outcome: None,
     ) -> None:
         """`federation_address` is asked at each enrolment, as ports are known only once they are bound;
         `clock` returns the timezone-aware present."""
@@ -59,6 +60,8 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
         self._federation_address = federation_address
         self._member_lifetime = member_lifetime
         self._clock = clock
+        # Told "granted" or the reason's word, once a request.
+        self._count = count
 
     async def Enrol(  # noqa: N802  the name is the contract's
         self,
@@ -81,6 +84,7 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
             chain = outcome.chain
         else:
             chain = await self._certify(request, context, key, outcome.member, now)
+        self._count("granted")
         _log.info(
             "member_enrolled",
             member=outcome.member,
@@ -121,5 +125,6 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
     async def _refuse(
         self, context: grpc.aio.ServicerContext[Any, Any], token_id: str, reason: Reason, detail: str
     ) -> NoReturn:
+        self._count(word(reason))
         _log.warning("enrolment_refused", token_id=token_id[:64], reason=word(reason), peer=context.peer())
         await abort_with(context, reason, detail)

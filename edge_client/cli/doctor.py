@@ -21,7 +21,9 @@ def doctor(
         typer.Option(help="host:port of a federation port, in place of the enrolled one.", show_default=False),
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds for each step.", min=0.1)] = 10.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="Print one JSON object.")
+    ] = False,
 ) -> None:
     """Look at identity, name, connection, TLS, clock, session and versions, and say what to do.
 

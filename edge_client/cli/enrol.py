@@ -28,7 +28,9 @@ def enrol(
     force: Annotated[
         bool, typer.Option("--force", help="Give up the identity that the folder holds for the new one.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="Print one JSON object.")
+    ] = False,
 ) -> None:
     """Join a federation with a token. The key is made here and never leaves this machine."""
     from tacit.tls import tls_13_only

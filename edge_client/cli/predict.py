@@ -23,7 +23,9 @@ def predict(
     ] = None,
     text: Annotated[str, typer.Option(help="The column of --file that holds the text.")] = "text",
     batch: Annotated[int, typer.Option(min=1, help="Texts that go through the model at once.")] = 64,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="One JSON object a line.")
+    ] = False,
 ) -> None:
     """Print the most probable label and its probability, one line a text, in the order of the texts.
 

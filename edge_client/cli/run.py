@@ -38,7 +38,9 @@ def run(
         Literal["console", "json"] | None,
         typer.Option(help="console or json. Default: console, with progress bars on a terminal."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print results as JSON objects.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="Print results as JSON objects.")
+    ] = False,
 ) -> None:
     """Train with others on your own data, until interrupted.
 

@@ -318,7 +318,8 @@ class Agent:
                 self._observer.attempt_ended(effect.attempt, effect.ended)
             case m.JobOver():
                 self._observer.job_over(effect.ended)
-                if effect.ended.reason != Reason.REASON_JOB_PAUSED:
+                # A job that is paused, by the operator or by itself, may go on.
+                if effect.ended.reason in (Reason.REASON_JOB_FINISHED, Reason.REASON_JOB_ABORTED):
                     self._over.add(effect.ended.job)
                     if self._until_finished and self._taken and self._taken <= self._over:
                         self._finished.set()

@@ -39,7 +39,8 @@ def sentence_of(error: ValidationError) -> str:
     lines = []
     for item in error.errors(include_url=False):
         where = ".".join(str(part) for part in item["loc"]) or "document"
-        what = "unknown key; check its spelling" if item["type"] == "extra_forbidden" else item["msg"]
+        unknown = item["type"] == "extra_forbidden"
+        what = "unknown key; check its spelling" if unknown else item["msg"].removeprefix("Value error, ")
         lines.append(f"{where}: {what}")
     return "; ".join(lines)
 

@@ -256,6 +256,11 @@ def test_wrong_reused_and_expired_tokens(federation, tmp_path):
     assert expired.returncode == 4
     assert "expired" in expired.stderr
     assert "coordinator member invite" in expired.stderr
+    counted = {
+        outcome: federation.metric("tacit_coordinator_enrolments_total", outcome=outcome)
+        for outcome in ("token_secret_wrong", "token_used", "token_expired")
+    }
+    assert counted == {"token_secret_wrong": 1, "token_used": 1, "token_expired": 1}
 
 
 def test_a_second_process_of_one_member_is_refused(federation):

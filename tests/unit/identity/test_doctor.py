@@ -274,5 +274,5 @@ def test_versions(home, monkeypatch):
     assert "tacit[edge]" in found["torch"].what
     assert found["protobuf"].status is Status.FAIL
     assert found["grpcio"].status is Status.FAIL
-    assert "1.80 or newer" in found["grpcio"].what
+    assert "1.81.1 or newer" in found["grpcio"].what
     assert found["python"].status is Status.OK

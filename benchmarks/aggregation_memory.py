@@ -1,0 +1,99 @@
+"""How much memory a round takes at the coordinator: its peak above idle, in vectors of the job.
+
+Idle is the coordinator with every member connected and no job; the peak is the highest resident size from there to the
+end of the job's last round, as the kernel kept it (or, where it keeps none, as sampled). It must not grow with the
+number of members: masked vectors wait on the disk, and one sum is held.
+"""
+
+import asyncio
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import psutil
+
+from benchmarks.federation import federation
+from benchmarks.record import Figure, open_results, parser
+from benchmarks.synthetic import POLICY, job_file, member_names, round_seconds, start_members
+
+BENCH = "aggregation_memory"
+MODULES = ("aggregation_memory.py", "members.py", "synthetic.py", "federation.py")
+
+VALUES = 1_000_000
+MEMBERS = (5, 50)
+ROUNDS = 3
+PROCESSES = 5
+TARGET = 4.0
+CELL_SECONDS = 1200.0
+_SAMPLE_SECONDS = 0.01
+
+
+class Peak:
+    """The highest resident size of a process from now on."""
+
+    def __init__(self, process: int) -> None:
+        self._process = psutil.Process(process)
+        self._folder = Path(f"/proc/{process}")
+        self._stop = threading.Event()
+        self.idle: int = self._process.memory_info().rss
+        self._highest = self.idle
+        try:
+            # Forgets the peak so far (proc(5)); what importing took must not hide what a round takes.
+            (self._folder / "clear_refs").write_text("5")
+            self.method = "kernel"
+        except OSError:
+            self.method = "sampled"
+            self._thread = threading.Thread(target=self._sample, daemon=True)
+            self._thread.start()
+
+    def _sample(self) -> None:
+        while not self._stop.wait(_SAMPLE_SECONDS):
+            self._highest = max(self._highest, self._process.memory_info().rss)
+
+    def highest(self) -> int:
+        """In bytes; ends the sampling."""
+        self._stop.set()
+        if self.method == "sampled":
+            return self._highest
+        lines = (self._folder / "status").read_text().splitlines()
+        kilobytes = next(line.split()[1] for line in lines if line.startswith("VmHWM:"))
+        return 1024 * int(kilobytes)
+
+
+async def measure(members: int, values: int, rounds: int) -> list[Figure]:
+    """One federation, a few rounds."""
+    with tempfile.TemporaryDirectory(prefix="tacit-bench-") as scratch:
+        async with federation(Path(scratch), POLICY, member_names(members)) as running:
+            # Enrolment leaves its own traces in memory: a coordinator that has just started is idle.
+            running.end()
+            process = await running.serve()
+            start_members(running, member_names(members), min(PROCESSES, members))
+            await running.connected(members)
+            peak = Peak(process)
+            specification = job_file(running.folder, "memory", members=members, rounds=rounds, values=values)
+            await asyncio.to_thread(running.create_job, "memory", specification)
+            detail = await running.finished("memory", CELL_SECONDS)
+            highest = peak.highest()
+            round_seconds(detail, members, values, running.folder / "bundle-memory")
+    vectors = (highest - peak.idle) / (4 * values)
+    more = {"target": TARGET, "idle_bytes": peak.idle, "peak_bytes": highest, "method": peak.method, "rounds": rounds}
+    return [Figure("peak_vectors", round(vectors, 2), "vectors", more)]
+
+
+def main() -> None:
+    """Command line."""
+    options = parser(BENCH, __doc__)
+    options.add_argument("--members", type=int, nargs="*", default=MEMBERS)
+    chosen = options.parse_args()
+    results = open_results(BENCH, MODULES, quick=chosen.quick)
+    values = 100_000 if chosen.quick else VALUES
+    for members in (3,) if chosen.quick else chosen.members:
+        case = {"members": members, "values": values}
+        if not results.done(case):
+            results.open([])
+            results.add(case, asyncio.run(measure(members, values, ROUNDS)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
