@@ -1,21 +1,22 @@
 """How much memory a round takes at the coordinator: its peak above idle, in vectors of the job.
 
-Idle is the coordinator with every member connected and no job; the peak is the highest resident size from there to the
-end of the job's last round, as the kernel kept it (or, where it keeps none, as sampled). It must not grow with the
-number of members: masked vectors wait on the disk, and one sum is held.
+Idle is the coordinator with every member connected, after the same members have done a small job: what code and
+connections take once for all is there, and no vector is. The peak is the highest resident size from there to the end of
+the job's last round, as the kernel kept it (or, where it keeps none, as sampled). It must not grow with the number of
+members: masked vectors wait on the disk, and one sum is held.
 """
 
 import asyncio
-import sys
 import tempfile
 import threading
 from pathlib import Path
 
 import psutil
 
-from benchmarks.federation import federation
+from benchmarks.federation import Federation, federation
 from benchmarks.record import Figure, open_results, parser
 from benchmarks.synthetic import POLICY, job_file, member_names, round_seconds, start_members
+from tacit.v1 import operator_pb2 as pb
 
 BENCH = "aggregation_memory"
 MODULES = ("aggregation_memory.py", "members.py", "synthetic.py", "federation.py")
@@ -23,6 +24,7 @@ MODULES = ("aggregation_memory.py", "members.py", "synthetic.py", "federation.py
 VALUES = 1_000_000
 MEMBERS = (5, 50)
 ROUNDS = 3
+WARM_UP_VALUES = 10_000
 PROCESSES = 5
 TARGET = 4.0
 CELL_SECONDS = 1200.0
@@ -36,7 +38,7 @@ class Peak:
         self._process = psutil.Process(process)
         self._folder = Path(f"/proc/{process}")
         self._stop = threading.Event()
-        self.idle: int = self._process.memory_info().rss
+        self.idle = self._now()
         self._highest = self.idle
         try:
             # Forgets the peak so far (proc(5)); what importing took must not hide what a round takes.
@@ -47,9 +49,12 @@ class Peak:
             self._thread = threading.Thread(target=self._sample, daemon=True)
             self._thread.start()
 
+    def _now(self) -> int:
+        return int(self._process.memory_info().rss)
+
     def _sample(self) -> None:
         while not self._stop.wait(_SAMPLE_SECONDS):
-            self._highest = max(self._highest, self._process.memory_info().rss)
+            self._highest = max(self._highest, self._now())
 
     def highest(self) -> int:
         """In bytes; ends the sampling."""
@@ -61,6 +66,13 @@ class Peak:
         return 1024 * int(kilobytes)
 
 
+async def run_job(running: Federation, name: str, members: int, rounds: int, values: int) -> pb.JobDetail:
+    """A job from its creation to its end."""
+    specification = job_file(running.folder, name, members=members, rounds=rounds, values=values)
+    await asyncio.to_thread(running.create_job, name, specification)
+    return await running.finished(name, CELL_SECONDS)
+
+
 async def measure(members: int, values: int, rounds: int) -> list[Figure]:
     """One federation, a few rounds."""
     with tempfile.TemporaryDirectory(prefix="tacit-bench-") as scratch:
@@ -70,10 +82,9 @@ async def measure(members: int, values: int, rounds: int) -> list[Figure]:
             process = await running.serve()
             start_members(running, member_names(members), min(PROCESSES, members))
             await running.connected(members)
+            await run_job(running, "warm-up", members, rounds, WARM_UP_VALUES)
             peak = Peak(process)
-            specification = job_file(running.folder, "memory", members=members, rounds=rounds, values=values)
-            await asyncio.to_thread(running.create_job, "memory", specification)
-            detail = await running.finished("memory", CELL_SECONDS)
+            detail = await run_job(running, "memory", members, rounds, values)
             highest = peak.highest()
             round_seconds(detail, members, values, running.folder / "bundle-memory")
     vectors = (highest - peak.idle) / (4 * values)
@@ -96,4 +107,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -12,7 +12,6 @@ member's part, and there are 20 rounds. Plain training gets the same 20 epochs.
 import asyncio
 import json
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -196,8 +195,8 @@ async def federated(cell: Cell, folder: Path, rows: Sequence[str], labels: Seque
         for name, part in zip(names, deal(rows, cell.members, cell.seed), strict=True):
             data = folder / f"{name}.jsonl"
             data.write_text("\n".join(part) + "\n", encoding="utf-8")
-            words = [BIN / "edge_client", "run", "--home", running.home(name), "--data", data, "--device", "cpu"]
-            running.spawn(name, [*words, "--log-format", "json"])
+            words: list[str | Path] = [BIN / "edge_client", "run", "--log-format", "json", "--device", "cpu"]
+            running.spawn(name, [*words, "--home", running.home(name), "--data", data])
         await running.connected(cell.members)
         await asyncio.to_thread(running.create_job, "trec", cell.specification(labels))
         detail = await running.finished("trec", CELL_SECONDS)
@@ -269,4 +268,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -54,8 +54,9 @@ def quick(monkeypatch):
     monkeypatch.setattr("coordinator.services.credentials.new_key", lambda: party.key(7))
 
 
-def test_a_federation_is_made_whole(tmp_path, quick, now):
+def test_a_federation_is_made_whole(tmp_path, quick):
     directory = tmp_path / "fed"
+    now = datetime.now(UTC)
     out = _run(init, directory, "--host", "fed.example.org", "--host", "10.0.0.1", "--federation-port", 9441)
     folder = CoordinatorFolder(directory)
     authority = Authority.load(folder.authority_certificate, folder.authority_key, now=now + timedelta(minutes=1))
@@ -180,7 +181,7 @@ def test_enrol_fails_with_a_sentence_and_a_code(tmp_path):
         address="coordinator.invalid:7440",
         federation=b"f" * 32,
         member="north",
-        expires=party.present() + timedelta(hours=1),
+        expires=datetime.now(UTC) + timedelta(hours=1),
     )
     sentence = _fails(enrol, token.format(), "--home", tmp_path / "home", code=ExitCode.UNREACHABLE)
     assert "cannot be resolved" in sentence

@@ -1,0 +1,72 @@
+"""`edge_client run`, which stands still at a chosen moment of an attempt, so that a test can kill somebody just then.
+
+    python -m tests.support.halting_member PHASE HALT -- OPTIONS OF edge_client run
+
+While the file HALT exists it stands still before it answers in PHASE (advertise, share, confirm, unmask), or, in phase
+mask, half-way through its upload; it says so in its log (`halted`), and goes on when the file is gone.
+"""
+
+import asyncio
+import sys
+from pathlib import Path
+
+from tacit.console import run_app
+from tacit.tls import tls_13_only
+
+
+def main() -> None:
+    """Command line."""
+    phase, halt = sys.argv[1], Path(sys.argv[2])
+    sys.argv = ["edge_client", *sys.argv[4:]]
+    tls_13_only()
+
+    import structlog
+
+    import secure_agg
+    from edge_client.cli import app
+    from edge_client.session import machine
+    from edge_client.session.agent import Agent
+
+    kinds = {
+        "advertise": secure_agg.Advertisement,
+        "share": secure_agg.Dealing,
+        "confirm": secure_agg.Confirmation,
+        "unmask": secure_agg.Unmasking,
+    }
+    log = structlog.get_logger("halting_member")
+    carry_out, parts = Agent._carry_out, Agent._parts
+
+    async def until_gone() -> None:
+        # Another process takes the file away: there is nothing to wait on but the file.
+        while halt.exists():  # noqa: ASYNC110, ASYNC240
+            await asyncio.sleep(0.02)
+
+    def halting_carry_out(self: Agent, effect: machine.Effect) -> None:
+        payload = getattr(getattr(effect, "message", None), "payload", None)
+        if isinstance(effect, machine.Say) and phase in kinds and isinstance(payload, kinds[phase]) and halt.exists():
+            log.info("halted", phase=phase)
+
+            async def later() -> None:
+                await until_gone()
+                carry_out(self, effect)
+
+            self._halted = asyncio.ensure_future(later())  # type: ignore[attr-defined]
+            return
+        carry_out(self, effect)
+
+    async def halting_parts(self: Agent, *of: object) -> object:  # type: ignore[misc]
+        sent = 0
+        async for part in parts(self, *of):  # type: ignore[arg-type]
+            yield part
+            sent += 1
+            if phase == "mask" and sent == 3 and halt.exists():  # noqa: ASYNC240
+                log.info("halted", phase=phase)
+                await until_gone()
+
+    Agent._carry_out = halting_carry_out  # type: ignore[method-assign]
+    Agent._parts = halting_parts  # type: ignore[assignment, method-assign]
+    run_app(app)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Lines of results: whole cells, found again for the same code, never from a quick run."""
+
+import json
+
+import pytest
+
+from benchmarks import record
+from benchmarks.record import Figure, Results, code_version, open_results, read_lines, spread
+
+CASE = {"members": 3, "load": "equal"}
+
+
+def results(path, code="aaaaaaaaaaaa"):
+    lines = [line for line in read_lines(path) if line.get("code") == code]
+    return Results("institutional", code, path, lines)
+
+
+def test_a_cell_is_printed_and_written_and_found_again(tmp_path, capsys):
+    path = tmp_path / "institutional.jsonl"
+    results(path).add(CASE, [Figure("test_accuracy", 0.9, more={"paper": 0.878}), Figure("rounds", 20)], seed=1)
+    printed = capsys.readouterr().out
+    assert printed == path.read_text()
+    first = json.loads(printed.splitlines()[0])
+    assert first == {
+        "bench": "institutional",
+        "case": CASE,
+        "seed": 1,
+        "figure": "test_accuracy",
+        "value": 0.9,
+        "unit": "1",
+        "paper": 0.878,
+        "code": "aaaaaaaaaaaa",
+    }
+    again = results(path)
+    assert [line["figure"] for line in again.done(CASE, 1)] == ["test_accuracy", "rounds"]
+
+
+def test_another_seed_case_or_code_is_another_cell(tmp_path):
+    path = tmp_path / "institutional.jsonl"
+    results(path).add(CASE, [Figure("test_accuracy", 0.9)], seed=1)
+    again = results(path)
+    assert not again.done(CASE, 2)
+    assert not again.done(CASE), "a mean over the seeds is not one of them"
+    assert not again.done({**CASE, "members": 4}, 1)
+    assert not results(path, code="bbbbbbbbbbbb").done(CASE, 1)
+
+
+def test_keys_of_a_case_may_come_in_any_order(tmp_path):
+    path = tmp_path / "institutional.jsonl"
+    results(path).add(CASE, [Figure("test_accuracy", 0.9)])
+    assert results(path).done(dict(reversed(CASE.items())))
+
+
+def test_a_run_opens_once_and_says_where_and_with_what(tmp_path):
+    path = tmp_path / "institutional.jsonl"
+    made = results(path)
+    made.open([0, 1])
+    made.open([0, 1])
+    (line,) = read_lines(path)
+    assert line["bench"] == "institutional"
+    assert line["run"]["seeds"] == [0, 1]
+    assert line["run"]["code"] == "aaaaaaaaaaaa"
+    assert {"at", "commit", "machine", "versions"} <= line["run"].keys()
+    assert line["run"]["machine"].keys() == {"cpu", "cores", "memory_bytes", "system"}
+
+
+def test_a_quick_run_writes_nothing_and_skips_nothing(tmp_path):
+    folder = tmp_path / "results"
+    open_results("institutional", [], quick=False, folder=folder).add(CASE, [Figure("test_accuracy", 0.9)])
+    before = (folder / "institutional.jsonl").read_text()
+    quick = open_results("institutional", [], quick=True, folder=folder)
+    assert not quick.done(CASE)
+    quick.open([0])
+    quick.add(CASE, [Figure("test_accuracy", 0.1)])
+    assert (folder / "institutional.jsonl").read_text() == before
+    assert open_results("institutional", [], quick=False, folder=folder).done(CASE)
+
+
+@pytest.fixture
+def tree(tmp_path):
+    for folder in ("coordinator", "benchmarks"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "coordinator" / "a.py").write_text("x = 1\n")
+    for name in ("mine.py", "other.py"):
+        (tmp_path / "benchmarks" / name).write_text("y = 1\n")
+    (tmp_path / "constraints.txt").write_text("numpy==2.0\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["coordinator/a.py", "coordinator/new.py", "benchmarks/mine.py", "constraints.txt"])
+def test_the_codes_version_changes_with_what_a_figure_rests_on(tree, name):
+    before = code_version(["mine.py"], tree)
+    (tree / name).write_text("x = 2\n")
+    assert code_version(["mine.py"], tree) != before
+
+
+def test_the_codes_version_stays_with_other_files(tree):
+    before = code_version(["mine.py"], tree)
+    (tree / "benchmarks" / "other.py").write_text("y = 2\n")
+    (tree / "README.md").write_text("words")
+    assert code_version(["mine.py"], tree) == before
+
+
+def test_spread_is_the_largest_difference():
+    assert spread([0.25, 0.75, 0.5]) == {"spread": 0.5, "values": [0.25, 0.75, 0.5]}
+
+
+def test_no_file_has_no_lines(tmp_path):
+    assert record.read_lines(tmp_path / "nothing.jsonl") == []
