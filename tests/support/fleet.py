@@ -91,6 +91,8 @@ class Fleet:
         self._spooled: dict[tuple[AttemptId, str], np.ndarray] = {}
         # (member, kind of message) -> the message is lost; tests add to it.
         self.lose: Callable[[str, Any], bool] = lambda member, message: False
+        # How long a message takes; none at all loses it, several repeat it, and unequal ones overtake each other.
+        self.delays: Callable[[str, Any], tuple[int, ...]] = lambda member, message: (DELAY_MS,)
         # What a lying coordinator makes of a message for a member.
         self.bend: Callable[[str, Any], Any] = lambda member, message: message
         # Called before a message reaches a member: tests kill here.
@@ -260,7 +262,8 @@ class Fleet:
         member = self.members[name]
         if member.connected and not self.lose(name, message):
             process = member.process
-            self.at(DELAY_MS, lambda: self._arrives(name, process, message))
+            for delay in self.delays(name, message):
+                self.at(delay, lambda: self._arrives(name, process, message))
 
     def _check_persisted(self, message: Any) -> None:
         """Nobody hears of what a crash could still undo."""
@@ -312,7 +315,8 @@ class Fleet:
                     assert effect.message.attempt in member.signed
                 member.said.append(effect.message)
                 if member.connected and not self.lose(member.name, effect.message):
-                    self.post(self._heard(member.name, effect.message), DELAY_MS)
+                    for delay in self.delays(member.name, effect.message):
+                        self.post(self._heard(member.name, effect.message), delay)
             case member_machine.Prepare():
                 self._later(member, TRAINING_MS, lambda: self._trained(member, effect.assignment))
             case member_machine.Joined():
