@@ -36,6 +36,11 @@ check: $(STAMP) ## ruff, mypy --strict, import-linter, generated code
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python proto/generate.py --check
 
+bench: $(STAMP) ## the benchmarks, cell by cell, and their tables (hours, the first time)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	for name in institutional secure_agg aggregation_memory; do $(BIN)/python -m benchmarks.$$name || exit 1; done
+	$(BIN)/python -m benchmarks.report
+
 gen: $(STAMP) ## regenerate the code of proto/tacit/v1
 	$(BIN)/python proto/generate.py
 

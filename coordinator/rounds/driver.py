@@ -285,7 +285,7 @@ class JobDriver:
             total = self._ports.uploads.total(effect.attempt)
             base = await asyncio.to_thread(self._ports.store.get, state.version)
             result, step = await asyncio.to_thread(_open, effect, state, total, base)
-            version = await asyncio.to_thread(self._ports.store.put, step.values.tobytes())
+            version = await asyncio.to_thread(self._ports.store.put, step.values.view(np.uint8).data)
         except ResultInvalid as error:
             self.post(ev.ComputeFailed(effect.attempt, Reason.REASON_RESULT_INVALID, str(error)))
         except asyncio.CancelledError:

@@ -1,18 +1,22 @@
 """From an opened sum to the next version: pure arithmetic on vectors.
 
 The members sent w * (new - base) / W, w, and their metrics (`tacit.job.layout_of`); what comes out is their mean
-weighted by number of examples (McMahan et al. 2017, FedAvg), stepped onto the base by the server optimiser.
+weighted by number of examples (McMahan et al. 2017, FedAvg), stepped onto the base by the server optimiser. It goes
+block by block, and the next version takes the sum's place in memory: besides the base there is no second vector.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.rounds.effects import Training
+from secure_agg import Layout
 from tacit.job import JobDocument, layout_of
 
 __all__ = ["ResultInvalid", "Step", "next_version"]
+
+_BLOCK = 64 * 1024
 
 
 class ResultInvalid(ValueError):
@@ -32,11 +36,15 @@ def next_version(
 ) -> Step:
     """Decodes a sum over `survivors` members of an attempt whose context fixed `cohort`.
 
+    total: uint32 (d + 4,), contiguous and writable. It is overwritten: the returned values are a view of it.
+
     Raises:
-        ResultInvalid: a weight or metric outside what that many members can have sent, a value beyond the bound.
+        ResultInvalid: a weight or metric outside what that many members can have sent, a value beyond the bound. What
+            is left of `total` is of no use then.
     """
     layout = layout_of(job, cohort)
-    sums = layout.decode(total)
+    update, numbers = layout.segments[0], Layout(layout.segments[1:], layout.bits)
+    sums = numbers.decode(total[update.length :])
     largest = float(job.aggregation.max_weight)
     weight = float(sums["weight"][0])
     if not 1 <= weight <= survivors * largest:
@@ -44,14 +52,17 @@ def next_version(
     count, correct = float(sums["count"][0]), float(sums["correct"][0])
     if not 0 <= correct <= count <= survivors * largest:
         raise ResultInvalid(f"{correct:g} correct of {count:g} examples cannot be")
-    update = sums["update"]
     # Each input was rounded to the grid: half a step a member beyond the bound is still honest.
-    bound = survivors * (job.aggregation.coordinate_bound + 1 / layout.segments[0].scale)
-    if np.abs(update).max() > bound:
-        raise ResultInvalid(f"a coordinate of the sum lies beyond {bound:g}")
-    mean = update * (largest / weight)
-    values = (base + job.server.learning_rate * mean).astype("<f4")
-    if not np.isfinite(values).all():
-        raise ResultInvalid("the next version would hold a value that is not finite")
+    bound = survivors * (job.aggregation.coordinate_bound + 1 / update.scale)
+    step = job.server.learning_rate * largest / weight
+    values = total.view("<f4")[: update.length]
+    for start in range(0, update.length, _BLOCK):
+        here = slice(start, min(start + _BLOCK, update.length))
+        block = Layout((replace(update, length=here.stop - start),), layout.bits).decode(total[here])["update"]
+        if np.abs(block).max() > bound:
+            raise ResultInvalid(f"a coordinate of the sum lies beyond {bound:g}")
+        values[here] = base[here] + step * block
+        if not np.isfinite(values[here]).all():
+            raise ResultInvalid("the next version would hold a value that is not finite")
     training = Training(count, float(sums["loss_sum"][0]) / count, correct / count) if count else None
     return Step(values, training)

@@ -23,7 +23,7 @@ from tacit.reason import Reason
 
 __all__ = ["Receipt", "UploadDesk", "UploadSink"]
 
-_BLOCK = 4 * 1024 * 1024
+_BLOCK = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)

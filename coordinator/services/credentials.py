@@ -109,6 +109,10 @@ def server_options() -> list[tuple[str, int]]:
         # A member that vanished is noticed although it sends nothing.
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
+        # gRPC reads ahead of us by as much as it believes the line to carry: with fifty uploads at once that is most of
+        # the coordinator's memory. A window of one chunk a stream bounds it, at the price of one round trip a chunk.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", 256 * 1024),
         # Two coordinators on one port would share its connections at random.
         ("grpc.so_reuseport", 0),
     ]

@@ -50,7 +50,7 @@ class BlobStore:
 
     # ---- writing -------------------------------------------------------------------------------------------
 
-    def put(self, data: bytes) -> bytes:
+    def put(self, data: bytes | memoryview) -> bytes:
         """Stores `data` and returns its digest; durable when it returns.
 
         Raises:
@@ -62,7 +62,7 @@ class BlobStore:
         if not self._local:
             with _sentences(self._where(digest), "written"):
                 # Object stores make a whole object appear at once.
-                self._fs.pipe_file(self._path(digest), data)
+                self._fs.pipe_file(self._path(digest), bytes(data))
             return digest
         partial = self._staging / f"put-{uuid.uuid4().hex}"
         with _sentences(str(partial), "written"):

@@ -244,8 +244,9 @@ class Fleet:
     def _compute(self, effect: fx.Compute) -> None:
         total = self._totals[effect.attempt].copy()
         effect.opened.unmask(total)
-        self.results[effect.attempt] = (effect.survivors, total)
+        self.results[effect.attempt] = (effect.survivors, total.copy())
         cohort = effect.opened.session.context.cohort
+        result = effect.opened.result_digest(total)
         try:
             step = next_version(self.job, cohort, len(effect.survivors), total, self.versions[self.state.version])
         except ResultInvalid as error:
@@ -253,7 +254,6 @@ class Fleet:
             return
         digest = hashlib.sha256(step.values.tobytes()).digest()
         self.versions[digest] = step.values
-        result = effect.opened.result_digest(total)
         self.post(ev.Computed(effect.attempt, result, digest, step.training), DELAY_MS)
 
     def _send(self, name: str, message: Any) -> None:
