@@ -86,7 +86,8 @@ class Story:
         """The story, ended at once by any process that ends before its time."""
         story = asyncio.create_task(self._tell())
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        await asyncio.wait({story, self._ended}, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {story, self._ended}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not story.done():
             story.cancel()
             await asyncio.gather(story, return_exceptions=True)
