@@ -24,7 +24,7 @@ from edge_client.home import MemberIdentity
 from edge_client.journal import Journal
 from edge_client.privacy.policy import Policy
 from edge_client.session import agent as real
-from edge_client.session import machine as m
+from edge_client.session import states as m
 from edge_client.session.preparation import Fetch, Preparation, Preparer
 from edge_client.watching import LogWatcher
 from tacit.attempt import AttemptId

@@ -20,8 +20,8 @@ from edge_client.home import HomeUnusable, MemberIdentity, home_path
 from edge_client.journal import Journal
 from edge_client.privacy.policy import Policy
 from edge_client.session.agent import Agent, AgentStopped, Observer
-from edge_client.session.machine import Environment
 from edge_client.session.preparation import Preparer
+from edge_client.session.states import Environment
 from edge_client.training.device import DeviceUnavailable, pick_device
 from tacit.console import ExitCode, fail
 from tacit.documents import DocumentInvalid

@@ -24,7 +24,8 @@ from edge_client.connection import explain, open_channel
 from edge_client.contribution import Update, encode
 from edge_client.home import MemberIdentity
 from edge_client.journal import Journal
-from edge_client.session import machine as m
+from edge_client.session import states as m
+from edge_client.session.machine import transition
 from edge_client.session.preparation import PreparationRefused, Preparer
 from tacit import PROTOCOL_VERSIONS, __version__, wire
 from tacit.attempt import AttemptId
@@ -271,7 +272,7 @@ class Agent:
         while True:
             event = await self._events.get()
             try:
-                self._state, effects = m.transition(self._environment, self._state, event)
+                self._state, effects = transition(self._environment, self._state, event)
             except Exception as error:
                 log.error("message_failed", kind=type(event).__name__, error=str(error), exc_info=error)
                 if isinstance(event, m.Received) and isinstance(event.message, AttemptMessage):

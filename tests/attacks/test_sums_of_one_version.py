@@ -12,7 +12,7 @@ from coordinator.rounds import effects as fx
 from coordinator.rounds import events as ev
 from edge_client.journal import Journal
 from edge_client.privacy.policy import Policy, PolicyRefusal
-from edge_client.session import machine as member_machine
+from edge_client.session import states
 from tacit.attempt import AttemptId
 from tacit.job import application_digest, layout_of
 from tacit.messages import Assignment, AttemptMessage, AttemptOpened, AttemptRefusal
@@ -98,8 +98,8 @@ def test_another_version_for_the_same_round_is_refused_once_a_vector_has_left():
     assert len(victim.opened) == 1
     version = bytes([5]) * 32
     assignment = Assignment("questions", 1, fleet.job.digest(), version, 0, 1000)
-    fleet.tell("m0", member_machine.Received(assignment))
-    fleet.tell("m0", member_machine.Prepared(assignment, fleet.job))
+    fleet.tell("m0", states.Received(assignment))
+    fleet.tell("m0", states.Prepared(assignment, fleet.job))
     layout = layout_of(fleet.job, 5)
     threshold, corrupt = secure_agg.default_thresholds(5)
     context = secure_agg.RoundContext(
@@ -116,7 +116,7 @@ def test_another_version_for_the_same_round_is_refused_once_a_vector_has_left():
         bits=layout.bits,
     )
     opened = AttemptMessage(AttemptId("questions", 1, 9), AttemptOpened(context))
-    fleet.tell("m0", member_machine.Received(opened))
+    fleet.tell("m0", states.Received(opened))
     refusals = [
         message.payload for message in victim.said if isinstance(getattr(message, "payload", None), AttemptRefusal)
     ]
@@ -127,11 +127,11 @@ def test_another_version_for_the_same_round_is_refused_once_a_vector_has_left():
 
 def test_a_cohort_that_no_attempt_of_the_job_can_have_is_refused_and_does_not_end_the_member():
     fleet = Fleet(5).connect()
-    fleet.run(lambda: isinstance(fleet.members["m0"].state.phase("questions"), member_machine.Holding))
+    fleet.run(lambda: isinstance(fleet.members["m0"].state.phase("questions"), states.Holding))
     context = secure_agg.RoundContext(
         FEDERATION, "questions", 1, 1, bytes(32), fleet.job.weights, 2, 2, 0, layout_of(fleet.job, 5).values, 32
     )
-    fleet.tell("m0", member_machine.Received(AttemptMessage(AttemptId("questions", 1, 1), AttemptOpened(context))))
+    fleet.tell("m0", states.Received(AttemptMessage(AttemptId("questions", 1, 1), AttemptOpened(context))))
     said = [getattr(message, "payload", None) for message in fleet.members["m0"].said]
     refusals = [payload.reason for payload in said if isinstance(payload, AttemptRefusal)]
     assert refusals == [Reason.REASON_CONTEXT_UNEXPECTED]

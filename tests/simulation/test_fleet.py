@@ -9,7 +9,7 @@ from coordinator.rounds import effects as fx
 from coordinator.rounds import events as ev
 from coordinator.rounds.effects import Status
 from edge_client.privacy.policy import Policy
-from edge_client.session import machine as member_machine
+from edge_client.session import states
 from tacit.attempt import AttemptId
 from tacit.job import application_digest, layout_of
 from tacit.messages import AttemptMessage, AttemptOpened, Ready
@@ -357,7 +357,7 @@ def test_an_update_that_was_published_is_not_sent_again():
     assert victim.update is None
     again = AttemptId("questions", 1, 2)
     context = dataclasses.replace(published_context(fleet), attempt=2)
-    fleet.tell("m0", member_machine.Received(AttemptMessage(again, AttemptOpened(context))))
+    fleet.tell("m0", states.Received(AttemptMessage(again, AttemptOpened(context))))
     assert victim.said[-1].payload.reason == Reason.REASON_MEMBER_RESTARTED
     assert again not in victim.joined
 

@@ -12,7 +12,7 @@ from coordinator.rounds import events as ev
 from coordinator.rounds.effects import Status
 from coordinator.rounds.machine import transition
 from edge_client.privacy.policy import Policy
-from edge_client.session import machine as member_machine
+from edge_client.session import states
 from tacit.messages import AttemptMessage
 from tacit.reason import Reason
 from tests.support.fleet import Fleet, job_document
@@ -26,7 +26,7 @@ def failing_once(fleet, name):
     def trained(member, assignment):
         if member.name == name and not failed:
             failed.append(assignment)
-            failure = member_machine.PreparationFailed(assignment, Reason.REASON_TRAINING_FAILED, "no memory")
+            failure = states.PreparationFailed(assignment, Reason.REASON_TRAINING_FAILED, "no memory")
             fleet.tell(name, failure)
         else:
             original(member, assignment)

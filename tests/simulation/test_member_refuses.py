@@ -11,7 +11,7 @@ import pytest
 import secure_agg
 from coordinator.rounds.effects import Status
 from edge_client.privacy.policy import Policy
-from edge_client.session import machine as member_machine
+from edge_client.session import states
 from tacit.attempt import AttemptId
 from tacit.job import Aggregation, application_digest, layout_of
 from tacit.messages import AttemptMessage, AttemptOpened, AttemptRefusal
@@ -123,7 +123,7 @@ def test_the_journal_makes_a_replay_known_to_the_next_process():
     context = replace_context(fleet, first)
     fleet.kill(VICTIM)
     fleet.restart(VICTIM)
-    fleet.tell(VICTIM, member_machine.Received(AttemptMessage(first, AttemptOpened(context))))
+    fleet.tell(VICTIM, states.Received(AttemptMessage(first, AttemptOpened(context))))
     assert refusals(fleet)[-1] == Reason.REASON_ATTEMPT_REPLAYED
     assert victim.joined.count(first) == 1
 
@@ -175,9 +175,9 @@ def test_the_same_message_again_is_answered_alike_and_another_one_is_refused(kin
     def twice(name, message):
         if name == VICTIM and isinstance(getattr(message, "payload", None), kind) and not seen:
             seen.append(message)
-            fleet.at(1, lambda: fleet.tell(VICTIM, member_machine.Received(message)))
+            fleet.at(1, lambda: fleet.tell(VICTIM, states.Received(message)))
             bad = replace(message, payload=change(message.payload))
-            fleet.at(2, lambda: fleet.tell(VICTIM, member_machine.Received(bad)))
+            fleet.at(2, lambda: fleet.tell(VICTIM, states.Received(bad)))
 
     fleet.before = twice
     fleet.connect().run(lambda: bool(fleet.ends()))
@@ -203,7 +203,7 @@ def test_the_same_message_again_is_answered_alike_and_another_one_is_refused(kin
 )
 def test_messages_of_an_attempt_that_this_process_is_not_in_are_refused(payload):
     fleet = Fleet(5).connect()
-    fleet.tell(VICTIM, member_machine.Received(AttemptMessage(AttemptId("questions", 1, 1), payload)))
+    fleet.tell(VICTIM, states.Received(AttemptMessage(AttemptId("questions", 1, 1), payload)))
     assert refusals(fleet) == [Reason.REASON_MEMBER_RESTARTED]
 
 

@@ -24,7 +24,8 @@ from coordinator.rounds.state import JobState, Parameters
 from edge_client.contribution import Update, encode
 from edge_client.journal import Memory
 from edge_client.privacy.policy import Policy
-from edge_client.session import machine as member_machine
+from edge_client.session import states
+from edge_client.session.machine import transition as member_transition
 from tacit.attempt import AttemptId
 from tacit.job import Aggregation, Deadlines, JobDocument, Rounds
 from tacit.messages import Assignment, AttemptEnded, AttemptMessage, AttemptOpened, Decline, Ready
@@ -56,8 +57,8 @@ class Member:
     """One member's process, and what outlives it."""
 
     name: str
-    environment: member_machine.Environment
-    state: member_machine.MemberState
+    environment: states.Environment
+    state: states.MemberState
     process: bytes
     alive: bool = True
     connected: bool = False
@@ -104,7 +105,7 @@ class Fleet:
         self.members: dict[str, Member] = {}
         for number in range(members):
             name = f"m{number}"
-            environment = member_machine.Environment(
+            environment = states.Environment(
                 TestIdentity(name),
                 FEDERATION,
                 verify,
@@ -112,7 +113,7 @@ class Fleet:
                 SeededRandom(f"{seed}/{name}"),
                 policy or Policy(mechanisms=("none",)),
             )
-            self.members[name] = Member(name, environment, member_machine.MemberState(Memory({})), name.encode() * 4)
+            self.members[name] = Member(name, environment, states.MemberState(Memory({})), name.encode() * 4)
         self.post(ev.Started())
 
     # ---- time -----------------------------------------------------------------------------------------------------
@@ -154,7 +155,7 @@ class Fleet:
         member = self.members[name]
         member.alive, member.update = True, None
         member.process = hashlib.sha256(member.process).digest()
-        member.state = member_machine.MemberState(member.state.memory)
+        member.state = states.MemberState(member.state.memory)
         self.connect(name)
 
     def crash_coordinator(self) -> None:
@@ -287,12 +288,12 @@ class Fleet:
         if member.alive and member.process == process:
             self.before(name, message)
         if member.alive and member.connected and member.process == process:
-            self.tell(name, member_machine.Received(message))
+            self.tell(name, states.Received(message))
 
-    def tell(self, name: str, event: member_machine.Event) -> None:
+    def tell(self, name: str, event: states.Event) -> None:
         """An event for one member, now."""
         member = self.members[name]
-        member.state, effects = member_machine.transition(member.environment, member.state, event)
+        member.state, effects = member_transition(member.environment, member.state, event)
         for effect in effects:
             self._member_effect(member, effect)
 
@@ -306,9 +307,9 @@ class Fleet:
         guarded.of_member = True  # type: ignore[attr-defined]
         self.at(delay_ms, guarded)
 
-    def _member_effect(self, member: Member, effect: member_machine.Effect) -> None:
+    def _member_effect(self, member: Member, effect: states.Effect) -> None:
         match effect:
-            case member_machine.Say():
+            case states.Say():
                 if isinstance(getattr(effect.message, "payload", None), secure_agg.Advertisement):
                     assert effect.message.attempt in member.joined
                 if isinstance(getattr(effect.message, "payload", None), secure_agg.Confirmation):
@@ -317,21 +318,21 @@ class Fleet:
                 if member.connected and not self.lose(member.name, effect.message):
                     for delay in self.delays(member.name, effect.message):
                         self.post(self._heard(member.name, effect.message), delay)
-            case member_machine.Prepare():
+            case states.Prepare():
                 self._later(member, TRAINING_MS, lambda: self._trained(member, effect.assignment))
-            case member_machine.Joined():
+            case states.Joined():
                 member.joined.append(effect.attempt)
-            case member_machine.Opened():
+            case states.Opened():
                 member.opened.append(effect.attempt)
-            case member_machine.Signed():
+            case states.Signed():
                 member.signed.append(effect.attempt)
-            case member_machine.MaskAndUpload():
+            case states.MaskAndUpload():
                 self._mask(member, effect)
-            case member_machine.EndedAttempt():
+            case states.EndedAttempt():
                 member.ended.append((effect.attempt, effect.ended))
-            case member_machine.Discard():
+            case states.Discard():
                 member.update = None
-            case member_machine.JobOver():
+            case states.JobOver():
                 member.over.append(effect.ended.reason)
 
     @staticmethod
@@ -349,15 +350,15 @@ class Fleet:
         change = self.random.uniform(-0.5, 0.5, VALUES).astype(np.float32)
         examples = int(self.random.integers(1, 100))
         member.update = Update(change, examples, 1.5 * examples, examples // 2, examples)
-        self.tell(member.name, member_machine.Prepared(assignment, self.job))
+        self.tell(member.name, states.Prepared(assignment, self.job))
 
-    def _mask(self, member: Member, effect: member_machine.MaskAndUpload) -> None:
+    def _mask(self, member: Member, effect: states.MaskAndUpload) -> None:
         assert member.update is not None
         assert effect.attempt in member.opened
         vector = encode(effect.job, member.update, effect.cohort, member.environment.random)
         self.inputs[effect.attempt, member.name] = vector.copy()
         stage, message = effect.stage.mask(vector)
-        self._later(member, DELAY_MS, lambda: self.tell(member.name, member_machine.Masked(effect.attempt, stage)))
+        self._later(member, DELAY_MS, lambda: self.tell(member.name, states.Masked(effect.attempt, stage)))
         self._later(member, 2 * DELAY_MS, lambda: self._upload(member, effect.attempt, vector, message))
 
     def _upload(self, member: Member, attempt: AttemptId, vector: np.ndarray, message: secure_agg.MaskedInput) -> None:

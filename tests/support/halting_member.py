@@ -24,7 +24,7 @@ def main() -> None:
 
     import secure_agg
     from edge_client.cli import app
-    from edge_client.session import machine
+    from edge_client.session import states
     from edge_client.session.agent import Agent
 
     kinds = {
@@ -41,9 +41,9 @@ def main() -> None:
         while halt.exists():  # noqa: ASYNC110, ASYNC240
             await asyncio.sleep(0.02)
 
-    def halting_carry_out(self: Agent, effect: machine.Effect) -> None:
+    def halting_carry_out(self: Agent, effect: states.Effect) -> None:
         payload = getattr(getattr(effect, "message", None), "payload", None)
-        if isinstance(effect, machine.Say) and phase in kinds and isinstance(payload, kinds[phase]) and halt.exists():
+        if isinstance(effect, states.Say) and phase in kinds and isinstance(payload, kinds[phase]) and halt.exists():
             log.info("halted", phase=phase)
 
             async def later() -> None:

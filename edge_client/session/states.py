@@ -1,0 +1,289 @@
+"""What a member's machine speaks of: where a job stands, what can happen, what is to be done. All of it is immutable.
+
+Waiting --Assignment--> Preparing --trained--> Holding (READY was said) --AttemptOpened--> InAttempt
+   ^                                              ^                                           |
+   |                                              +------ attempt abandoned ------------------+
+   +------------------------- published, refused, job over -----------------------------------+
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import secure_agg
+from edge_client.journal import Memory
+from edge_client.privacy.policy import Policy
+from tacit.attempt import AttemptId
+from tacit.job import JobDocument
+from tacit.messages import (
+    Assignment,
+    AttemptEnded,
+    AttemptMessage,
+    CoordinatorPayload,
+    Decline,
+    FromMember,
+    JobEnded,
+    MemberPayload,
+)
+from tacit.reason import Reason
+
+__all__ = [
+    "Discard",
+    "Effect",
+    "EndedAttempt",
+    "Environment",
+    "Event",
+    "Holding",
+    "InAttempt",
+    "JobOver",
+    "Joined",
+    "MaskAndUpload",
+    "Masked",
+    "MaskingFailed",
+    "MemberState",
+    "Note",
+    "Opened",
+    "Phase",
+    "PreparationFailed",
+    "Prepare",
+    "Prepared",
+    "Preparing",
+    "Received",
+    "Say",
+    "Signed",
+    "Stage",
+    "StopPreparing",
+    "StopUpload",
+    "Waiting",
+]
+
+# ---- what the machine stands on ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What never changes while the process runs."""
+
+    identity: secure_agg.Identity
+    federation: bytes
+    verify: secure_agg.VerifyIdentity
+    key_of: secure_agg.KeyOf
+    random: secure_agg.RandomSource
+    policy: Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Nothing to do for this job. `refused` is the round that is being sat out, and why."""
+
+    refused: Decline | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Preparing:
+    """Fetching, checking, training."""
+
+    assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """An update is trained and READY was said."""
+
+    assignment: Assignment
+    job: JobDocument
+
+
+Stage = (
+    secure_agg.AwaitingRoster
+    | secure_agg.AwaitingDealings
+    | secure_agg.ReadyToMask
+    | secure_agg.AwaitingSurvivors
+    | secure_agg.AwaitingConfirmations
+    | secure_agg.Answered
+)
+
+
+@dataclass(frozen=True)
+class InAttempt:
+    """Taking part in an aggregation with the update that is held."""
+
+    holding: Holding
+    attempt: AttemptId
+    stage: Stage = field(repr=False)
+    # What was heard, and what was answered to it, by kind of message: for repeats.
+    heard: Mapping[type, CoordinatorPayload] = field(repr=False)
+    said: Mapping[type, MemberPayload] = field(repr=False)
+
+
+Phase = Waiting | Preparing | Holding | InAttempt
+
+
+@dataclass(frozen=True)
+class MemberState:
+    """One member: a phase for each job, and what its journal holds."""
+
+    memory: Memory
+    jobs: Mapping[str, Phase] = field(default_factory=dict)
+
+    def phase(self, job: str) -> Phase:
+        """Where a job stands."""
+        return self.jobs.get(job, Waiting())
+
+
+# ---- events -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """The coordinator said something about a job."""
+
+    message: Assignment | JobEnded | AttemptMessage[CoordinatorPayload]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An update for this assignment is trained."""
+
+    assignment: Assignment
+    job: JobDocument
+
+
+@dataclass(frozen=True, slots=True)
+class PreparationFailed:
+    """There will be no update for this assignment."""
+
+    assignment: Assignment
+    reason: Reason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Masked:
+    """The vector is masked and on its way."""
+
+    attempt: AttemptId
+    stage: secure_agg.AwaitingSurvivors = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class MaskingFailed:
+    """The vector could not be masked, or the coordinator did not take it."""
+
+    attempt: AttemptId
+    reason: Reason
+    detail: str
+
+
+Event = Received | Prepared | PreparationFailed | Masked | MaskingFailed
+
+# ---- effects ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """To the coordinator; what cannot be said now is said again after the reconnection, on being asked again."""
+
+    message: FromMember
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Fetch, check against policy and data, train; then say Prepared or PreparationFailed."""
+
+    assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class StopPreparing:
+    """What is being trained for this job is of no use any more."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Remember the attempt, on the disk."""
+
+    attempt: AttemptId
+    version: bytes
+    document: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """Remember which U3 is about to be confirmed, on the disk."""
+
+    attempt: AttemptId
+    survivors: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Remember that a masked vector is about to leave, on the disk."""
+
+    attempt: AttemptId
+
+
+@dataclass(frozen=True, slots=True)
+class MaskAndUpload:
+    """Encode the held update for this cohort, mask it, send it; then say Masked, or MaskingFailed."""
+
+    attempt: AttemptId
+    job: JobDocument
+    version: bytes
+    cohort: int
+    stage: secure_agg.ReadyToMask = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class StopUpload:
+    """The attempt is over: stop sending, forget the masked vector."""
+
+    attempt: AttemptId
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """The held update of this job is spent or stale."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndedAttempt:
+    """Remember how an attempt ended."""
+
+    attempt: AttemptId
+    ended: AttemptEnded
+
+
+@dataclass(frozen=True, slots=True)
+class JobOver:
+    """The job is finished, paused or aborted."""
+
+    ended: JobEnded
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A line in the log; `warning` for what the member's operator should look at."""
+
+    what: str
+    fields: Mapping[str, str | int]
+    warning: bool = False
+
+
+Effect = (
+    Say
+    | Prepare
+    | StopPreparing
+    | Joined
+    | Opened
+    | Signed
+    | MaskAndUpload
+    | StopUpload
+    | Discard
+    | EndedAttempt
+    | JobOver
+    | Note
+)
