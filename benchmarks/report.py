@@ -62,7 +62,8 @@ This page is made by `python -m benchmarks.report` from the files in `benchmarks
 
 A benchmark is run with `python -m benchmarks.NAME`. It prints one JSON object a line and appends the same lines to
 a file of its own in `benchmarks/results`. Cells that this version of the code has measured are skipped, so an
-interrupted run goes on where it stopped. `--quick` runs a small case within a minute and writes nothing. The public data sets lie in
+interrupted run goes on where it stopped. `--quick` runs a small case within a minute and writes nothing. The public
+data sets lie in
 `../shared/data` beside the repository: `trec/train.jsonl.gz` and `trec/test.jsonl.gz` (objects with `text` and
 `label`), `bert_vocab/bert-base-uncased-vocab.txt.gz`, and `glove/glove.6B.50d.subset.txt.gz`; a benchmark that misses
 one says so.
