@@ -59,7 +59,7 @@ class GaussianUpdate(Part):
     noise_multiplier: _Multiplier
     # L2 norm that the whole change is clipped to (C).
     clip: _Norm = 1.0
-    # Examples of a round's lot: drawn each with probability min(1, lot / N) (poisson, add/remove neighbours), or exactly
+    # Examples of a lot: drawn each with probability min(1, lot / N) (poisson, add/remove neighbours), or exactly
     # so many without replacement (fixed, replace-one neighbours).
     lot: _Lot = 128
     sampling: Literal["poisson", "fixed"] = "poisson"
