@@ -18,10 +18,11 @@ import numpy as np
 
 import secure_agg
 from edge_client.cache import BlobCache
-from edge_client.contribution import Update, encode
+from edge_client.contribution import Update
 from edge_client.data import Example
 from edge_client.home import MemberIdentity
 from edge_client.journal import Journal
+from edge_client.privacy.budget import Budget, open_budget
 from edge_client.privacy.policy import Policy
 from edge_client.session import agent as real
 from edge_client.session import states as m
@@ -60,8 +61,9 @@ def clear_input(member: str, vector: np.ndarray[tuple[int], np.dtype[np.uint32]]
 class MadeUpPreparer(Preparer):
     """Fetches the job and the version as a member does, and trains nothing."""
 
-    def __init__(self, member: str, policy: Policy, cache: BlobCache, watcher: LogWatcher) -> None:
-        super().__init__([Example("", "")], member, policy, cache, "cpu", watcher)
+    def __init__(self, member: str, policy: Policy, budget: Budget, cache: BlobCache, watcher: LogWatcher) -> None:
+        random = secure_agg.SystemRandom()
+        super().__init__([Example("", "")], member, policy, budget, random, cache, "cpu", watcher)
         self._update: Update | None = None
 
     async def prepare(self, assignment: Assignment, fetch: Fetch) -> Preparation:
@@ -71,7 +73,8 @@ class MadeUpPreparer(Preparer):
         await self._blob(assignment.version, fetch, 4 * job.values)
         if self._update is None or self._update.change.size != job.values:
             self._update = made_up_update(self._member, job.values)
-        return Preparation(job, self._update)
+        protection = self._budget.protection(job, _EXAMPLES)
+        return Preparation(job, self._update, protection, self._budget.reserve(assignment, job, protection))
 
 
 class ClearAgent(real.Agent):
@@ -83,7 +86,7 @@ class ClearAgent(real.Agent):
             match await self._events.get():
                 case m.Received(Assignment() as assignment):
                     self._carry_out(m.Prepare(assignment))
-                case m.Prepared(assignment, job):
+                case m.Prepared(assignment=assignment, job=job):
                     prepared[job.name] = job
                     self._carry_out(m.Say(Ready(job.name, assignment.round, assignment.version)))
                 case m.Received(AttemptMessage(attempt, AttemptOpened(context))):
@@ -98,8 +101,9 @@ class ClearAgent(real.Agent):
                     raise RuntimeError(f"nobody says {type(other).__name__} in the clear")
 
     async def _send_clear(self, attempt: AttemptId, job: JobDocument, cohort: int) -> None:
-        update = self._held[attempt.job].update
-        vector = await asyncio.to_thread(encode, job, update, cohort, self._environment.random)
+        held = self._held[attempt.job]
+        encode = held.protection.encode
+        vector = await asyncio.to_thread(encode, job, held.update, cohort, self._environment.random)
         await self._upload(attempt, vector, clear_input(self._identity.member, vector))
 
 
@@ -116,10 +120,13 @@ async def _member(home: Path, *, clear: bool) -> None:
         policy=policy,
     )
     watcher = LogWatcher()
-    preparer = MadeUpPreparer(identity.member, policy, BlobCache(home / "cache"), watcher)
     kind = ClearAgent if clear else real.Agent
-    with contextlib.closing(Journal(home / "journal.db", identity.federation)) as journal:
-        await kind(identity, environment, journal, preparer, watcher).run()
+    with (
+        contextlib.closing(Journal(home / "journal.db", identity.federation)) as journal,
+        open_budget(home, identity, policy, [""]) as budget,
+    ):
+        preparer = MadeUpPreparer(identity.member, policy, budget, BlobCache(home / "cache"), watcher)
+        await kind(identity, environment, journal, preparer, budget, watcher).run()
 
 
 async def _all(homes: list[Path], *, clear: bool) -> None:

@@ -6,6 +6,7 @@ who dropped out is in the log and the journal. Reading metrics never waits for t
 """
 
 import math
+import statistics
 import threading
 from dataclasses import dataclass
 from typing import Literal
@@ -80,6 +81,18 @@ class Metrics:
             "Accuracy over the examples of the last sum, out of the masked vectors.",
             "job",
         )
+        self._epsilon_largest = self._gauge(
+            "privacy_epsilon_largest", "Largest epsilon that a member reported for the job.", "job"
+        )
+        self._epsilon_median = self._gauge(
+            "privacy_epsilon_median", "Median of the members' newest reported epsilons.", "job"
+        )
+        self._exhausted = self._gauge(
+            "members_budget_spent", "Members that stopped contributing at their own privacy limit.", "job"
+        )
+        # By job and member: the newest report, and who is at its limit. Only what members of this process's time said.
+        self._epsilons: dict[str, dict[str, float]] = {}
+        self._spent: dict[str, set[str]] = {}
         self._version = self._gauge("model_version", "Number of the newest version.", "job")
         self._round = self._gauge("round", "Number of the newest round.", "job")
         self._windows = self._counter(
@@ -145,6 +158,24 @@ class Metrics:
     def job_ended(self, job: str) -> None:
         """Nobody is ready for a job that is over."""
         self._ready.labels(job).set(0)
+
+    # ---- privacy, as members report it: what gates lies on their machines ---------------------------------
+
+    def privacy_reported(self, job: str, member: str, epsilon: float) -> None:
+        """A member that is ready says what the job has cost its data so far."""
+        reports = self._epsilons.setdefault(job, {})
+        reports[member] = epsilon
+        self._epsilon_largest.labels(job).set(max(reports.values()))
+        self._epsilon_median.labels(job).set(statistics.median(reports.values()))
+        spent = self._spent.setdefault(job, set())
+        spent.discard(member)
+        self._exhausted.labels(job).set(len(spent))
+
+    def budget_exhausted(self, job: str, member: str) -> None:
+        """A member declines because its next release would pass its own limit."""
+        spent = self._spent.setdefault(job, set())
+        spent.add(member)
+        self._exhausted.labels(job).set(len(spent))
 
     # ---- members -------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
-"""The one place where a member's update becomes what it sends: everything that leaves a machine passes here.
+"""What local training leaves, and the real numbers that are sent of it where no mechanism adds noise.
 
 Order, as docs/protocol.md has it: refuse what is not finite, clip by L2 norm in float64 if the job asks, clip to the
-coordinate bound, multiply by w / W, encode into the ring. A mechanism's noise joins here, after clipping.
+coordinate bound, multiply by w / W, encode into the ring. What mechanisms send: `edge_client.privacy.mechanisms`.
 """
 
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import secure_agg
-from tacit.job import JobDocument, layout_of
+from tacit.job import JobDocument
 
-__all__ = ["Update", "encode", "segments"]
+__all__ = ["Update", "segments"]
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,3 @@ def segments(job: JobDocument, update: Update) -> dict[str, NDArray[np.float64]]
         "correct": np.array([float(correct)]),
         "count": np.array([float(count)]),
     }
-
-
-def encode(job: JobDocument, update: Update, cohort: int, random: secure_agg.RandomSource) -> NDArray[np.uint32]:
-    """The vector to be masked, uint32 (d + 4,), for an attempt whose context fixes `cohort` members."""
-    return layout_of(job, cohort).encode(segments(job, update), random)

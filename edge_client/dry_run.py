@@ -14,6 +14,7 @@ import grpc.aio
 import secure_agg
 from edge_client.connection import exit_code_of, explain, open_channel
 from edge_client.data import DataInvalid, check_labels
+from edge_client.privacy.mechanisms import protection_of
 from edge_client.privacy.policy import PolicyRefusal
 from edge_client.runner import Member, RunOptions, load_member
 from tacit.blobs import fetch_blob
@@ -37,6 +38,9 @@ class Plan:
     manifest: Manifest
     # Sentences that stand against it; none: the member would take part.
     refusals: tuple[str, ...]
+    # What one round, and all rounds together, would cost the data at the policy's delta; None: nothing is promised.
+    epsilon_a_round: float | None = None
+    epsilon_of_all_rounds: float | None = None
 
     def segments(self) -> list[secure_agg.Segment]:
         """The masked vector's segments for the smallest cohort."""
@@ -51,8 +55,9 @@ class Plan:
         """For `--json`."""
         return {
             "job": self.job.name,
-            "mechanism": self.job.mechanism,
-            "epsilon_a_round": None,
+            "mechanism": self.job.mechanism.model_dump(mode="json"),
+            "epsilon_a_round": self.epsilon_a_round,
+            "epsilon_of_all_rounds": self.epsilon_of_all_rounds,
             "parameters": {tensor.name: list(tensor.shape) for tensor in self.manifest.tensors},
             "segments": {segment.name: segment.length for segment in self.segments()},
             "bytes_a_round": self.bytes_a_round,
@@ -76,7 +81,29 @@ def plan_of(job: JobDocument, manifest: Manifest, member: Member) -> Plan:
         check_labels(member.examples, job.labels)
     except DataInvalid as error:
         refusals.append(str(error))
-    return Plan(job, manifest, tuple(refusals))
+    one, all_rounds = None, None
+    try:
+        one, all_rounds = _costs(job, member)
+    except ValueError as error:
+        refusals.append(str(error))
+    return Plan(job, manifest, tuple(refusals), one, all_rounds)
+
+
+def _costs(job: JobDocument, member: Member) -> tuple[float | None, float | None]:
+    """epsilon of one round and of all; None without a mechanism. Raises: ValueError: there is no formula for it."""
+    from edge_client.privacy.accounting import spend
+
+    event = protection_of(
+        job,
+        len(member.examples),
+        own=member.policy.own(),
+        trust_central_noise=member.policy.trust_central_noise,
+    ).event
+    if event is None:
+        return None, None
+    limit = member.policy.limit()
+    whole = event.model_copy(update={"steps": event.steps * job.rounds.count})
+    return spend([event], limit).epsilon, spend([whole], limit).epsilon
 
 
 def _smallest_context(job: JobDocument, federation: bytes) -> secure_agg.RoundContext:
@@ -157,8 +184,15 @@ def _show(plan: Plan, member: Member) -> None:
     others = [segment.name for segment in plan.segments() if segment.name != "update"]
     _print(f"    {', '.join(others):<40} {'1 each':>16}  {4 * len(others):>12,} bytes")
     _print(f"  {plan.bytes_a_round:,} bytes a round")
-    if job.mechanism == "none":
+    if plan.epsilon_a_round is None:
         _print("  epsilon a round: none is promised; this job adds no noise")
+    else:
+        policy = member.policy
+        _print(
+            f"  epsilon {plan.epsilon_a_round:.3g} a round, {plan.epsilon_of_all_rounds:.3g} for all {job.rounds.count} "
+            f"rounds, by {job.mechanism.name}; the policy's limit for this data is {policy.epsilon:g}, at delta "
+            f"{policy.delta:g}"
+        )
     if plan.refusals:
         for refusal in plan.refusals:
             _print(f"  refused: {refusal}")

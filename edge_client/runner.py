@@ -18,6 +18,8 @@ from edge_client.cache import BlobCache
 from edge_client.data import DataInvalid, Example, read_examples
 from edge_client.home import HomeUnusable, MemberIdentity, home_path
 from edge_client.journal import Journal
+from edge_client.privacy.budget import Budget, open_budget
+from edge_client.privacy.ledger import LedgerError
 from edge_client.privacy.policy import Policy
 from edge_client.session.agent import Agent, AgentStopped, Observer
 from edge_client.session.preparation import Preparer
@@ -47,6 +49,9 @@ class RunOptions:
     until_finished: bool = False
     log_format: Literal["console", "json"] | None = None
     as_json: bool = False
+    # The member's own name for the data: one privacy ledger for each.
+    data_name: str = "data"
+    metrics_port: int | None = None
 
 
 @dataclass(frozen=True)
@@ -115,9 +120,20 @@ def run_member(options: RunOptions, observer: Observer | None = None) -> None:
             journal = Journal(member.home / "journal.db", member.identity.federation)
         except ValueError as error:
             fail(str(error), ExitCode.USAGE)
-        with contextlib.closing(journal), _watching(observer, terminal) as watcher:
+        texts = (example.text for example in member.examples)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.closing(journal))
             try:
-                asyncio.run(_run(member, journal, watcher, options))
+                budget = stack.enter_context(
+                    open_budget(member.home, member.identity, member.policy, texts, name=options.data_name)
+                )
+            except LedgerError as error:
+                fail(str(error), ExitCode.REFUSED)
+            watcher = stack.enter_context(_watching(observer, terminal))
+            if options.metrics_port is not None:
+                watcher = stack.enter_context(_metered(watcher, options.metrics_port))
+            try:
+                asyncio.run(_run(member, journal, budget, watcher, options))
             except AgentStopped as stopped:
                 fail(stopped.sentence, ExitCode.REFUSED)
 
@@ -137,7 +153,25 @@ def _watching(observer: Observer | None, terminal: bool) -> Iterator[Observer]:
         yield LogWatcher()
 
 
-async def _run(member: Member, journal: Journal, observer: Observer, options: RunOptions) -> None:
+@contextmanager
+def _metered(watcher: Observer, port: int) -> Iterator[Observer]:
+    from edge_client.metrics import MemberMetrics
+    from edge_client.watching import MeteredWatcher
+
+    metrics = MemberMetrics()
+    try:
+        server = metrics.serve(port)
+    except OSError as error:
+        fail(f"metrics cannot be served on port {port}: {error.strerror}; choose another one", ExitCode.USAGE)
+    log.info("metrics_served", port=server.server_port)
+    try:
+        yield MeteredWatcher(watcher, metrics)
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+async def _run(member: Member, journal: Journal, budget: Budget, observer: Observer, options: RunOptions) -> None:
     verify, key_of = verifiers(member.identity.root)
     environment = Environment(
         identity=member.identity,
@@ -152,12 +186,22 @@ async def _run(member: Member, journal: Journal, observer: Observer, options: Ru
     log.info("enrolment_is_trusted", federation=member.identity.federation.hex()[:16])
     cache = BlobCache(member.home / "cache")
     cache.trim()
-    preparer = Preparer(member.examples, member.identity.member, member.policy, cache, member.device, observer)
+    preparer = Preparer(
+        member.examples,
+        member.identity.member,
+        member.policy,
+        budget,
+        environment.random,
+        cache,
+        member.device,
+        observer,
+    )
     agent = Agent(
         member.identity,
         environment,
         journal,
         preparer,
+        budget,
         observer,
         admits=options.jobs,
         until_finished=options.until_finished,

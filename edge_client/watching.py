@@ -10,11 +10,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from edge_client.contribution import Update
+from edge_client.metrics import MemberMetrics
+from edge_client.privacy.budget import Figures
+from edge_client.session.agent import Observer
 from tacit.attempt import AttemptId
 from tacit.messages import Assignment, AttemptEnded, JobEnded
 from tacit.reason import Reason, sentence, word
 
-__all__ = ["LogWatcher", "TerminalWatcher"]
+__all__ = ["LogWatcher", "MeteredWatcher", "TerminalWatcher"]
 
 log = structlog.get_logger("edge_client")
 
@@ -49,6 +52,11 @@ class LogWatcher:
         """The update is trained."""
         accuracy = update.correct / update.count if update.count else 0.0
         log.info("ready", job=job, round=round, examples=update.examples, accuracy=f"{accuracy:.4f}")
+
+    def privacy(self, figures: Figures) -> None:
+        """What the ledger says now."""
+        left = f"{figures.share_left:.4f}"
+        log.info("privacy", epsilon=f"{figures.epsilon:.4g}", limit=figures.limit, share_left=left)
 
     def encoded(self, attempt: AttemptId, vector: NDArray[np.uint32]) -> None:
         """The vector is about to be masked."""
@@ -124,6 +132,13 @@ class TerminalWatcher:
         """The update is trained."""
         self._line(f"{job}: update ready, waiting for the others")
 
+    def privacy(self, figures: Figures) -> None:
+        """What the ledger says now."""
+        if figures.epsilon:
+            self._line(
+                f"privacy: epsilon {figures.epsilon:.3g} of {figures.limit:g} spent, {figures.share_left:.0%} left"
+            )
+
     def encoded(self, attempt: AttemptId, vector: NDArray[np.uint32]) -> None:
         """The vector is about to be masked."""
 
@@ -144,3 +159,45 @@ class TerminalWatcher:
             self._line(f"{ended.job} is finished; its model is version {ended.final_version.hex()[:12]}")
         else:
             self._line(f"{ended.job}: {sentence(ended.reason)}")
+
+
+class MeteredWatcher:
+    """Another watcher, and the member's own metrics beside it."""
+
+    def __init__(self, watcher: Observer, metrics: MemberMetrics) -> None:
+        self._watcher = watcher
+        self._metrics = metrics
+        self._sent: dict[AttemptId, int] = {}
+        # Everything that no figure is kept of goes through as it is.
+        self.assigned = watcher.assigned
+        self.training = watcher.training
+        self.ready = watcher.ready
+        self.encoded = watcher.encoded
+        self.job_over = watcher.job_over
+
+    def connected(self, federation: str) -> None:
+        """A session is open."""
+        self._metrics.connected(True)
+        self._watcher.connected(federation)
+
+    def disconnected(self, sentence: str, seconds: float) -> None:
+        """It broke, or could not be made."""
+        self._metrics.connected(False)
+        self._watcher.disconnected(sentence, seconds)
+
+    def privacy(self, figures: Figures) -> None:
+        """What the ledger says now."""
+        self._metrics.privacy(figures)
+        self._watcher.privacy(figures)
+
+    def uploading(self, attempt: AttemptId, sent: int, total: int) -> None:
+        """Bytes handed to the network; an upload that goes on after a break counts what it sends again."""
+        self._metrics.uploaded(max(0, sent - self._sent.get(attempt, 0)))
+        self._sent[attempt] = sent
+        self._watcher.uploading(attempt, sent, total)
+
+    def attempt_ended(self, attempt: AttemptId, ended: AttemptEnded) -> None:
+        """How an attempt ended."""
+        self._sent.pop(attempt, None)
+        self._metrics.attempt_ended("published" if ended.published else word(ended.reason))
+        self._watcher.attempt_ended(attempt, ended)

@@ -10,8 +10,28 @@ what it promises.
             -> CollectingConfirmations -> CollectingUnmaskings -> Opened
 """
 
-from secure_agg.context import COMPLETE_GRAPH_LIMIT, ContextInvalid, Graph, RoundContext, default_thresholds
-from secure_agg.identity import Identity, IdentityInvalid, KeyOf, MemberId, VerifyIdentity
+from secure_agg.certificates import by_digest, certificate_digest, roster_by_digest
+from secure_agg.context import (
+    COMPLETE_GRAPH_LIMIT,
+    LEAST_SIGMA,
+    ContextInvalid,
+    Graph,
+    RoundContext,
+    SparseGraph,
+    default_thresholds,
+    sparse_thresholds,
+)
+from secure_agg.discrete_gaussian import DiscreteGaussian
+from secure_agg.distributed import (
+    Grid,
+    RoundingFailed,
+    ddg_renyi,
+    decode_distributed,
+    encode_distributed,
+    inflation,
+    round_conditionally,
+)
+from secure_agg.identity import CertificateOf, Identity, IdentityInvalid, KeyOf, MemberId, VerifyIdentity
 from secure_agg.masking import RING_DTYPE, Accumulator, add_into
 from secure_agg.member import (
     Answered,
@@ -28,6 +48,8 @@ from secure_agg.messages import (
     Confirmations,
     Dealing,
     DealtShare,
+    DigestAdvertisement,
+    DigestRoster,
     MaskedInput,
     ReceivedDealing,
     ReceivedDealings,
@@ -52,6 +74,7 @@ from secure_agg.session import Session, vector_digest
 
 __all__ = [
     "COMPLETE_GRAPH_LIMIT",
+    "LEAST_SIGMA",
     "RING_DTYPE",
     "Abandoned",
     "Accumulator",
@@ -61,6 +84,7 @@ __all__ = [
     "AwaitingDealings",
     "AwaitingRoster",
     "AwaitingSurvivors",
+    "CertificateOf",
     "CollectingAdvertisements",
     "CollectingConfirmations",
     "CollectingDealings",
@@ -71,9 +95,13 @@ __all__ = [
     "ContextInvalid",
     "Dealing",
     "DealtShare",
+    "DigestAdvertisement",
+    "DigestRoster",
+    "DiscreteGaussian",
     "Dropped",
     "EncodingInvalid",
     "Graph",
+    "Grid",
     "Identity",
     "IdentityInvalid",
     "KeyOf",
@@ -92,17 +120,28 @@ __all__ = [
     "RevealedShare",
     "Roster",
     "RoundContext",
+    "RoundingFailed",
     "Segment",
     "Session",
+    "SparseGraph",
     "Survivors",
     "SystemRandom",
     "Unmasking",
     "VerifyIdentity",
     "add_into",
     "advertise",
+    "by_digest",
+    "certificate_digest",
     "clip_coordinates",
     "clip_l2",
+    "ddg_renyi",
+    "decode_distributed",
     "default_thresholds",
+    "encode_distributed",
+    "inflation",
     "open_attempt",
+    "roster_by_digest",
+    "round_conditionally",
+    "sparse_thresholds",
     "vector_digest",
 ]

@@ -5,19 +5,43 @@ in every sum that can be opened, and its digest covers every field. Every key, m
 attempt is bound to that digest, so two members that hold different contexts never contribute to the same sum.
 
 What it leaves to others: whether the numbers are good enough. `assumed_corrupt = 0` is representable, and it
-is the member's own policy that allows it; so is a sum of two.
+is the member's own policy that allows it; so is a sum of two, and so is a sparse graph whose sigma is 40.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from fractions import Fraction
+from functools import lru_cache
 
-from secure_agg.transcript import Purpose, digest
+from secure_agg.parameters import (
+    SIGMA,
+    NoParameters,
+    SparseParameters,
+    corrupt_neighbours,
+    evaluate,
+    find,
+    find_counts,
+    of_millionths,
+    to_millionths,
+)
+from secure_agg.transcript import Field, Purpose, digest
 
-__all__ = ["COMPLETE_GRAPH_LIMIT", "ContextInvalid", "Graph", "RoundContext", "default_thresholds"]
+__all__ = [
+    "COMPLETE_GRAPH_LIMIT",
+    "LEAST_SIGMA",
+    "ContextInvalid",
+    "Graph",
+    "RoundContext",
+    "SparseGraph",
+    "default_thresholds",
+    "sparse_thresholds",
+]
 
 COMPLETE_GRAPH_LIMIT = 200
+# Below this a sparse graph's promise is not worth the name; what a member takes part in is its policy's to say.
+LEAST_SIGMA = 40
 _LARGEST_COUNTER = 2**63 - 1
 _LONGEST_NAME = 256
 
@@ -30,6 +54,28 @@ class Graph(StrEnum):
     """Who shares masks and secrets with whom."""
 
     COMPLETE = "complete"
+    SPARSE = "sparse"
+
+
+@dataclass(frozen=True, slots=True)
+class SparseGraph:
+    """The numbers of a sparse graph. They are checked with the cohort and threshold they are used with.
+
+    degree: k, the neighbours of each member. corrupt_millionths, lost_millionths: gamma and delta in millionths of
+    the cohort, whole numbers, so that every participant counts and hashes the same. sigma: in bits; the graph does
+    what it promises but for 2^-sigma. absent: how many of the floor(delta n) members that may be lost may be missing
+    from the roster already with `honest` still true.
+    """
+
+    degree: int
+    corrupt_millionths: int
+    lost_millionths: int
+    sigma: int = SIGMA
+    absent: int = 0
+
+    @property
+    def kind(self) -> Graph:
+        return Graph.SPARSE
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +90,7 @@ class RoundContext:
     model: 32 bytes, digest of the starting version.
     cohort: n, the size of U0. The roster U1 may be smaller, never below the threshold.
     threshold: t. assumed_corrupt: n_C. values: d, the length of the whole vector. bits: b, the ring is
-    Z_{2^b}.
+    Z_{2^b}. graph: complete, or the numbers of a sparse one, where the threshold counts among a member's k neighbours.
     """
 
     federation: bytes
@@ -58,7 +104,7 @@ class RoundContext:
     assumed_corrupt: int
     values: int
     bits: int
-    graph: Graph = Graph.COMPLETE
+    graph: Graph | SparseGraph = Graph.COMPLETE
 
     def __post_init__(self) -> None:
         for name in ("federation", "application", "model"):
@@ -71,8 +117,10 @@ class RoundContext:
             number = getattr(self, name)
             if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= _LARGEST_COUNTER:
                 raise ContextInvalid(f"{name} is a whole number from 0 to 2^63 - 1, got {number!r}")
-        if not isinstance(self.graph, Graph):
+        if not isinstance(self.graph, Graph | SparseGraph):
             raise ContextInvalid(f"graph is one of {', '.join(Graph)}, got {self.graph!r}")
+        if self.graph is Graph.SPARSE:
+            raise ContextInvalid("a sparse graph comes with its numbers: give a SparseGraph")
         if self.values < 1:
             raise ContextInvalid("values is the length of the vector: at least 1")
         if not 2 <= self.bits <= 32:
@@ -83,9 +131,13 @@ class RoundContext:
         n, t, corrupt = self.cohort, self.threshold, self.assumed_corrupt
         if n < 2:
             raise ContextInvalid(f"a cohort of {n} would be shown its only member's input; form one of at least 2")
+        if isinstance(self.graph, SparseGraph):
+            _check_sparse(n, t, corrupt, self.graph)
+            return
         if n > COMPLETE_GRAPH_LIMIT:
             raise ContextInvalid(
-                f"a cohort of {n} is too large for the complete graph, which ends at {COMPLETE_GRAPH_LIMIT}"
+                f"a cohort of {n} is too large for the complete graph, which ends at {COMPLETE_GRAPH_LIMIT}; "
+                "give a SparseGraph"
             )
         if t > n:
             raise ContextInvalid(f"threshold {t} is above the cohort of {n}; no sum could ever be opened")
@@ -102,12 +154,58 @@ class RoundContext:
             )
 
     @property
+    def sparse(self) -> SparseGraph | None:
+        """The numbers of the sparse graph; None on the complete one."""
+        return self.graph if isinstance(self.graph, SparseGraph) else None
+
+    @property
     def honest(self) -> int:
-        """h = t - n_C: every sum that can be opened holds at least this many honest members' inputs."""
-        return self.threshold - self.assumed_corrupt
+        """h: every sum that can be opened holds at least this many honest members' inputs.
+
+        t - n_C on the complete graph; on a sparse one t less the most corrupt neighbours that anybody has, which
+        holds but for a probability of 2^-sigma over the graph.
+        """
+        graph = self.sparse
+        return self.threshold - (self.assumed_corrupt if graph is None else self._worth(graph).corrupt_neighbours)
+
+    @property
+    def least_roster(self) -> int:
+        """The fewest members that U1 may have. On a sparse graph fewer would weaken `honest`: the corrupt ones make
+        a larger share of them.
+        """
+        graph = self.sparse
+        if graph is None:
+            return self.threshold
+        most = self._worth(graph).corrupt_neighbours
+        return _least_roster(
+            self.cohort, self.cohort - self._lost(graph), self.assumed_corrupt, graph.degree, graph.sigma, most
+        )
+
+    @property
+    def least_survivors(self) -> int:
+        """The fewest members that U2 and U3 may have: t, on a sparse graph n - floor(delta n)."""
+        graph = self.sparse
+        return self.threshold if graph is None else self.cohort - self._lost(graph)
+
+    @property
+    def least_confirmations(self) -> int:
+        """How many members of U3 must have signed it: t, on a sparse graph more than (n + n_C) / 2."""
+        return self.threshold if self.sparse is None else (self.cohort + self.assumed_corrupt) // 2 + 1
+
+    def _lost(self, graph: SparseGraph) -> int:
+        return of_millionths(self.cohort, graph.lost_millionths)
+
+    def _worth(self, graph: SparseGraph) -> SparseParameters:
+        return _worth(self.cohort, self.assumed_corrupt, self._lost(graph), graph)
 
     def digest(self) -> bytes:
         """32 bytes over every field, framed."""
+        graph: Field
+        match self.graph:
+            case SparseGraph(k, corrupt, lost, sigma, absent):
+                graph = (Graph.SPARSE.value, k, corrupt, lost, sigma, absent)
+            case kind:
+                graph = kind.value
         return digest(
             Purpose.CONTEXT,
             self.federation,
@@ -121,7 +219,7 @@ class RoundContext:
             self.assumed_corrupt,
             self.values,
             self.bits,
-            self.graph.value,
+            graph,
         )
 
 
@@ -145,3 +243,80 @@ def default_thresholds(cohort: int, assumed_corrupt: int | None = None) -> tuple
             "form a larger cohort, or let every member's policy assume fewer corrupt ones"
         )
     return threshold, corrupt
+
+
+def sparse_thresholds(
+    cohort: int,
+    corrupt: Fraction | float,
+    lost: Fraction | float,
+    sigma: int = SIGMA,
+    absent: int = 0,
+) -> tuple[SparseGraph, int, int]:
+    """(graph, threshold, assumed_corrupt) for a cohort of this size on the least sparse graph that will do.
+
+    corrupt, lost: gamma and delta, shares of the cohort of at most six decimals. absent: how many of those lost may be
+    missing from the roster already. Raises ContextInvalid where no sparse graph would do.
+    """
+    try:
+        found = find(cohort, corrupt, lost, sigma, absent=absent)
+        millionths = to_millionths(corrupt)
+        graph = SparseGraph(found.neighbours, millionths, to_millionths(lost), sigma, absent)
+    except NoParameters as error:
+        raise ContextInvalid(str(error)) from error
+    return graph, found.threshold, of_millionths(cohort, millionths)
+
+
+def _check_sparse(n: int, t: int, corrupt: int, graph: SparseGraph) -> None:
+    for name in ("degree", "corrupt_millionths", "lost_millionths", "sigma", "absent"):
+        number = getattr(graph, name)
+        if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= _LARGEST_COUNTER:
+            raise ContextInvalid(f"{name} is a whole number from 0 to 2^63 - 1, got {number!r}")
+    if graph.sigma < LEAST_SIGMA:
+        raise ContextInvalid(
+            f"sigma {graph.sigma} is below {LEAST_SIGMA} bits, the least that a sparse graph is used with"
+        )
+    assumed = of_millionths(n, graph.corrupt_millionths)
+    if corrupt != assumed:
+        raise ContextInvalid(
+            f"{corrupt} assumed corrupt, but {graph.corrupt_millionths} millionths of {n} members are {assumed}; "
+            "the confirmations and the graph must assume the same"
+        )
+    lost = of_millionths(n, graph.lost_millionths)
+    worth = _worth(n, corrupt, lost, graph)
+    if t < worth.threshold:
+        raise ContextInvalid(
+            f"threshold {t} is too low for {graph.degree} neighbours in a cohort of {n} with {corrupt} assumed corrupt "
+            f"and sigma {graph.sigma}: it needs at least {worth.threshold}"
+        )
+    if t > worth.largest_threshold:
+        raise ContextInvalid(
+            f"threshold {t} is out of reach for {graph.degree} neighbours in a cohort of {n} that may lose {lost}: "
+            f"at most {worth.largest_threshold} are sure to be left"
+        )
+    if corrupt and t - worth.corrupt_neighbours < 2:
+        raise ContextInvalid(
+            f"threshold {t} less {worth.corrupt_neighbours} corrupt neighbours leaves one honest input in a sum; "
+            "at least 2 are needed, so that one cannot be told from the other"
+        )
+
+
+def _worth(n: int, corrupt: int, lost: int, graph: SparseGraph) -> SparseParameters:
+    try:
+        worth = evaluate(n, corrupt, lost, graph.degree, graph.sigma, absent=graph.absent)
+        if worth is not None:
+            return worth
+        least = find_counts(n, corrupt, lost, graph.sigma, absent=graph.absent)
+    except NoParameters as error:
+        raise ContextInvalid(str(error)) from error
+    raise ContextInvalid(
+        f"{graph.degree} neighbours do not do for a cohort of {n} with {corrupt} assumed corrupt, {lost} lost and "
+        f"sigma {graph.sigma}; the least that do are {least.neighbours}, with threshold {least.threshold}"
+    )
+
+
+@lru_cache(maxsize=256)
+def _least_roster(n: int, least_survivors: int, corrupt: int, k: int, sigma: int, most: int) -> int:
+    size = n
+    while size > max(least_survivors, k + 1) and corrupt_neighbours(size - 1, corrupt, k, sigma) <= most:
+        size -= 1
+    return size

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-__all__ = ["Identity", "IdentityInvalid", "KeyOf", "MemberId", "VerifyIdentity"]
+__all__ = ["CertificateOf", "Identity", "IdentityInvalid", "KeyOf", "MemberId", "VerifyIdentity"]
 
 MemberId = str
 
@@ -42,4 +42,14 @@ KeyOf = Callable[[bytes], bytes]
 """key_of(certificate) -> its public key in one encoding, so that a key in two certificates is seen.
 
 It is only asked about certificates that `verify` has accepted; it may raise IdentityInvalid.
+"""
+
+CertificateOf = Callable[[bytes], bytes | None]
+"""certificate_of(digest) -> the certificate with this SHA-256, from among those that the caller's `verify` accepted
+before and that the caller still keeps; None for any other.
+
+It is how a roster of digests is read. What it costs to check a chain is paid in `verify`, which sees every certificate
+before it is relied on: a caller remembers there, under the digest, the certificate with its name and key, for as long
+as it likes. A certificate found here goes through `verify` again, with the signature it is to check, so an entry that
+was kept too long makes a refusal, never an acceptance.
 """

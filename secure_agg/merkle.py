@@ -12,22 +12,42 @@ from collections.abc import Sequence
 
 from secure_agg.transcript import Purpose, digest
 
-__all__ = ["paths_of", "root_from_path", "root_of"]
+__all__ = ["Tree", "paths_of", "root_from_path", "root_of"]
 
 _PADDING = bytes(32)
 
 
+class Tree:
+    """The tree over at least one leaf digest, for whoever needs its root and its paths."""
+
+    __slots__ = ("_count", "_levels")
+
+    def __init__(self, leaves: Sequence[bytes]) -> None:
+        self._count = len(leaves)
+        self._levels = _levels(leaves)
+
+    @property
+    def root(self) -> bytes:
+        return _sealed_root(self._levels[-1][0], self._count)
+
+    @property
+    def paths(self) -> tuple[tuple[bytes, ...], ...]:
+        """For each leaf, its siblings from the bottom up."""
+        below_root = self._levels[:-1]
+        return tuple(
+            tuple(level[(index >> height) ^ 1] for height, level in enumerate(below_root))
+            for index in range(self._count)
+        )
+
+
 def root_of(leaves: Sequence[bytes]) -> bytes:
     """The root over at least one leaf digest."""
-    return _sealed_root(_levels(leaves)[-1][0], len(leaves))
+    return Tree(leaves).root
 
 
 def paths_of(leaves: Sequence[bytes]) -> tuple[tuple[bytes, ...], ...]:
     """For each leaf, its siblings from the bottom up."""
-    below_root = _levels(leaves)[:-1]
-    return tuple(
-        tuple(level[(index >> height) ^ 1] for height, level in enumerate(below_root)) for index in range(len(leaves))
-    )
+    return Tree(leaves).paths
 
 
 def root_from_path(leaf: bytes, index: int, count: int, path: Sequence[bytes]) -> bytes | None:

@@ -19,6 +19,8 @@ __all__ = [
     "Confirmations",
     "Dealing",
     "DealtShare",
+    "DigestAdvertisement",
+    "DigestRoster",
     "MaskedInput",
     "ReceivedDealing",
     "ReceivedDealings",
@@ -46,6 +48,27 @@ class Roster:
     """Phase 0, server to all of U1: every advertisement, the same for everybody."""
 
     advertisements: tuple[Advertisement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DigestAdvertisement:
+    """An `Advertisement` with the SHA-256 of its certificate (32 bytes) in place of the certificate. The signature is
+    the same: it covers the digest.
+    """
+
+    member: MemberId
+    certificate_digest: bytes
+    masking_key: bytes
+    sealing_key: bytes
+    nonce: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DigestRoster:
+    """Phase 0, server to all of U1: a `Roster` for members that fetch the certificates they do not know."""
+
+    advertisements: tuple[DigestAdvertisement, ...]
 
 
 @dataclass(frozen=True, slots=True)

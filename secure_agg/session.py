@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from secure_agg import merkle
 from secure_agg.agreement import SEAL_OVERHEAD
 from secure_agg.context import RoundContext
-from secure_agg.graph import neighbours, receivers
+from secure_agg.graph import CompleteGraph, HararyGraph, ring_order, ring_seed
 from secure_agg.identity import MemberId
 from secure_agg.masking import RING_DTYPE
 from secure_agg.messages import Advertisement, DealtShare, ReceivedDealing
@@ -106,9 +106,28 @@ class Session:
             context.job,
             context.round,
             context.attempt,
-            roster_root(self.entries.values()),
-            context.digest(),
+            self.root,
+            self.context_digest,
         )
+
+    @cached_property
+    def root(self) -> bytes:
+        """The roster root, 32 bytes."""
+        return roster_root(self.entries.values())
+
+    @cached_property
+    def context_digest(self) -> bytes:
+        """The context's digest, worked out once."""
+        return self.context.digest()
+
+    @cached_property
+    def graph(self) -> CompleteGraph | HararyGraph:
+        """Who masks with whom: a function of the context and the roster alone."""
+        sparse = self.context.sparse
+        if sparse is None:
+            return CompleteGraph(self.members)
+        seed = ring_seed(self.root, (entry.nonce for entry in self.entries.values()))
+        return HararyGraph(ring_order(seed, self.members), sparse.degree)
 
     @cached_property
     def _ranks(self) -> dict[MemberId, int]:
@@ -124,11 +143,15 @@ class Session:
 
     def neighbours(self, member: MemberId) -> tuple[MemberId, ...]:
         """Who shares pairwise masks with `member`, sorted."""
-        return neighbours(self.context.graph, self.members, member)
+        return self.graph.neighbours(member)
 
     def receivers(self, dealer: MemberId) -> tuple[MemberId, ...]:
         """Whom `dealer` makes shares for, sorted."""
-        return receivers(self.context.graph, self.members, dealer)
+        return self.graph.receivers(dealer)
+
+    def dealers_to(self, receiver: MemberId) -> tuple[MemberId, ...]:
+        """Whose shares `receiver` may hold, sorted: neighbourhood is symmetric, so those it deals to."""
+        return self.graph.receivers(receiver)
 
     # Commitments. Secrets and shares are uniform and 32 bytes or more, so a plain hash hides them.
 
@@ -170,7 +193,7 @@ class Session:
     def survivors_digest(self, survivors: Iterable[MemberId]) -> bytes:
         """32 bytes over (session, U3, model digest, context digest): what all of U3 must agree on."""
         context = self.context
-        return digest(Purpose.SURVIVORS, self.id, tuple(sorted(survivors)), context.model, context.digest())
+        return digest(Purpose.SURVIVORS, self.id, tuple(sorted(survivors)), context.model, self.context_digest)
 
     def confirmation_statement(self, member: MemberId, survivors_digest: bytes) -> bytes:
         """What `member` signs in phase 3."""
@@ -182,11 +205,11 @@ class Session:
         """The same for both ends of a pair: lower rank first, then all that must agree."""
         low, high = sorted((one, other))
         context = self.context
-        return frame(Purpose.PAIR_MASK, low, high, context.model, context.digest(), context.values, context.bits)
+        return frame(Purpose.PAIR_MASK, low, high, context.model, self.context_digest, context.values, context.bits)
 
     def self_mask_info(self, member: MemberId) -> bytes:
         context = self.context
-        return frame(Purpose.SELF_MASK, member, context.model, context.digest(), context.values, context.bits)
+        return frame(Purpose.SELF_MASK, member, context.model, self.context_digest, context.values, context.bits)
 
     def result_digest(self, survivors: Iterable[MemberId], total: NDArray[np.uint32]) -> bytes:
         """32 bytes that name an opened sum: session, U3 and the sum itself."""

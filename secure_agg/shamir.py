@@ -14,6 +14,7 @@ Source: Shamir, How to share a secret, 1979. The prime 2^256 + 297 is the least 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -107,16 +108,26 @@ def _check_points(points: Sequence[int], prime: int) -> None:
 
 @lru_cache(maxsize=256)
 def _lagrange_at_zero(points: tuple[int, ...], prime: int) -> tuple[int, ...]:
-    # Product over j != i of x_j / (x_j - x_i). One set of survivors serves every secret of an attempt.
-    weights = []
-    for i, x_i in enumerate(points):
-        above, below = 1, 1
-        for j, x_j in enumerate(points):
-            if i != j:
-                above = above * x_j % prime
-                below = below * (x_j - x_i) % prime
-        weights.append(above * pow(below, -1, prime) % prime)
-    return tuple(weights)
+    # Product over j != i of x_j / (x_j - x_i), as (product of all x) / (x_i * product of x_j - x_i). On the complete
+    # graph one set of survivors serves every secret of an attempt; on the sparse one every dealer has its own. Points
+    # are small numbers, so their products are left unreduced till the end, and one inversion does for all.
+    everything = math.prod(points) % prime
+    below = [x_i * math.prod(x_j - x_i for x_j in points if x_j != x_i) % prime for x_i in points]
+    return tuple(everything * inverse % prime for inverse in _inverses(below, prime))
+
+
+def _inverses(values: Sequence[int], prime: int) -> list[int]:
+    """Inverses of numbers that are not 0, by one inversion (Montgomery's trick)."""
+    running, before = 1, []
+    for value in values:
+        before.append(running)
+        running = running * value % prime
+    left = pow(running, -1, prime)
+    inverses = []
+    for value, earlier in zip(reversed(values), reversed(before), strict=True):
+        inverses.append(left * earlier % prime)
+        left = left * value % prime
+    return inverses[::-1]
 
 
 def _element(random: RandomSource, prime: int) -> int:

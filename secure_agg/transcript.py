@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from enum import StrEnum
+from functools import lru_cache
 from typing import Union
 
 __all__ = ["PROTOCOL", "Field", "Purpose", "digest", "frame"]
@@ -29,6 +30,7 @@ class Purpose(StrEnum):
     LAYOUT = "layout"
     ADVERTISEMENT = "advertisement"
     ROSTER = "roster"
+    RING = "ring"
     SESSION = "session"
     SEAL_KEY = "seal"
     SEAL_HEADER = "seal header"
@@ -48,7 +50,7 @@ class Purpose(StrEnum):
 
 def frame(purpose: Purpose, *fields: Field) -> bytes:
     """Encode `fields` for one purpose. ValueError for a negative integer, TypeError for another type."""
-    return b"".join(map(_encode, (PROTOCOL, purpose.value, *fields)))
+    return b"".join((_prefix(purpose), *map(_encode, fields)))
 
 
 def digest(purpose: Purpose, *fields: Field) -> bytes:
@@ -56,7 +58,15 @@ def digest(purpose: Purpose, *fields: Field) -> bytes:
     return hashlib.sha256(frame(purpose, *fields)).digest()
 
 
+@lru_cache(maxsize=len(Purpose))
+def _prefix(purpose: Purpose) -> bytes:
+    return _encode(PROTOCOL) + _encode(purpose.value)
+
+
 def _encode(field: Field) -> bytes:
+    # Nearly all fields are plain bytes, and a large cohort frames millions.
+    if type(field) is bytes:
+        return b"B" + len(field).to_bytes(8, "big") + field
     # bool is an int to Python, and True would encode like 1: no statement of the protocol needs one.
     if isinstance(field, bool):
         raise TypeError("a transcript field is bytes, text, an unsigned integer or a tuple of these")

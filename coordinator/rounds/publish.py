@@ -1,10 +1,12 @@
 """From an opened sum to the next version: pure arithmetic on vectors.
 
 The members sent w * (new - base) / W, w, and their metrics (`tacit.job.layout_of`); what comes out is their mean
-weighted by number of examples (McMahan et al. 2017, FedAvg), stepped onto the base by the server optimiser. It goes
+weighted by number of examples (McMahan et al. 2017, FedAvg), stepped onto the base by the server optimiser. Under a
+privacy mechanism they sent the change alone, and the mean is over members. It goes
 block by block, and the next version takes the sum's place in memory: besides the base there is no second vector.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -43,18 +45,13 @@ def next_version(
             is left of `total` is of no use then.
     """
     layout = layout_of(job, cohort)
-    update, numbers = layout.segments[0], Layout(layout.segments[1:], layout.bits)
-    sums = numbers.decode(total[update.length :])
-    largest = float(job.aggregation.max_weight)
-    weight = float(sums["weight"][0])
-    if not 1 <= weight <= survivors * largest:
-        raise ResultInvalid(f"the weights sum to {weight:g}; {survivors} members can send 1 to {survivors * largest:g}")
-    count, correct = float(sums["count"][0]), float(sums["correct"][0])
-    if not 0 <= correct <= count <= survivors * largest:
-        raise ResultInvalid(f"{correct:g} correct of {count:g} examples cannot be")
-    # Each input was rounded to the grid: half a step a member beyond the bound is still honest.
-    bound = survivors * (job.aggregation.coordinate_bound + 1 / update.scale)
-    step = job.server.learning_rate * largest / weight
+    update, *rest = layout.segments
+    share, training = 1 / survivors, None
+    if rest:
+        share, training = _numbers(job, survivors, Layout(tuple(rest), layout.bits).decode(total[update.length :]))
+    # Each input was rounded to the grid: a step of it a member beyond the bound is still honest.
+    bound = survivors * (update.bound + 1 / update.scale)
+    step = job.server.learning_rate * share
     values = total.view("<f4")[: update.length]
     for start in range(0, update.length, _BLOCK):
         here = slice(start, min(start + _BLOCK, update.length))
@@ -64,5 +61,19 @@ def next_version(
         values[here] = base[here] + step * block
         if not np.isfinite(values[here]).all():
             raise ResultInvalid("the next version would hold a value that is not finite")
-    training = Training(count, float(sums["loss_sum"][0]) / count, correct / count) if count else None
     return Step(values, training)
+
+
+def _numbers(
+    job: JobDocument, survivors: int, sums: Mapping[str, NDArray[np.float64]]
+) -> tuple[float, Training | None]:
+    """What the summed change is multiplied by to be a mean, and the training metrics. Raises: ResultInvalid."""
+    largest = float(job.aggregation.max_weight)
+    weight = float(sums["weight"][0])
+    if not 1 <= weight <= survivors * largest:
+        raise ResultInvalid(f"the weights sum to {weight:g}; {survivors} members can send 1 to {survivors * largest:g}")
+    count, correct = float(sums["count"][0]), float(sums["correct"][0])
+    if not 0 <= correct <= count <= survivors * largest:
+        raise ResultInvalid(f"{correct:g} correct of {count:g} examples cannot be")
+    training = Training(count, float(sums["loss_sum"][0]) / count, correct / count) if count else None
+    return largest / weight, training

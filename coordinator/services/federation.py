@@ -27,7 +27,18 @@ from coordinator.storage import records
 from coordinator.storage.errors import BlobMissing
 from tacit import PROTOCOL_VERSIONS, __version__, wire
 from tacit.identity import Certificate, Role
-from tacit.messages import AttemptMessage, Decline, FromMember, Goodbye, Hello, Ready, Standby, Welcome
+from tacit.messages import (
+    AttemptMessage,
+    Decline,
+    FromMember,
+    Goodbye,
+    Hello,
+    LedgerCounter,
+    PrivacyReport,
+    Ready,
+    Standby,
+    Welcome,
+)
 from tacit.reason import Reason, sentence
 from tacit.status import abort_with
 from tacit.v1 import federation_pb2 as pb
@@ -87,7 +98,8 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
             return
         session = sessions.Session(member, hello.process, hello.software_version, hello.admits)
         now_ms = time.time_ns() // 1_000_000
-        yield wire.to_member(Welcome(version, __version__, self._federation.hex(), now_ms))
+        heard = await self._heard_ledger(member, hello.ledger)
+        yield wire.to_member(Welcome(version, __version__, self._federation.hex(), now_ms, heard))
         reader = asyncio.create_task(self._read(session, request_iterator))
         # A session must not outlive the certificate it was opened with.
         left = (certificate.expires - datetime.now(UTC)).total_seconds()
@@ -104,6 +116,14 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
             with contextlib.suppress(asyncio.CancelledError):
                 await reader
             self._runtime.sessions.close(session)
+
+    async def _heard_ledger(self, member: str, ledger: LedgerCounter | None) -> int:
+        """On the disk before the member hears of it; the highest sequence that was heard before."""
+        if ledger is None:
+            return 0
+        return await self._runtime.database.run(
+            lambda session: records.heard_ledger(session, member, ledger.id, ledger.sequence)
+        )
 
     def _expired(self, member: str) -> None:
         detail = "the member's certificate has expired; it enrols again with a new join token"
@@ -148,7 +168,10 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
                 await slots.acquire()
                 if session.goodbye is not None:
                     return
-                self._dispatch(session, wire.from_member(message), slots.release)
+                spoken = wire.from_member(message)
+                if isinstance(spoken, Ready):
+                    await self._heard_ledger(session.member, spoken.ledger)
+                self._dispatch(session, spoken, slots.release)
         except wire.WireInvalid as error:
             session.end(Reason.REASON_MESSAGE_MALFORMED, str(error))
         except grpc.aio.UsageError:
@@ -176,7 +199,17 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
             self._runtime.sessions.send(session.member, Standby(f"there is no job named {job[:63]}"))
             done()
         else:
+            self._count_privacy(session.member, message)
             driver.post(event, done)
+
+    def _count_privacy(self, member: str, message: FromMember) -> None:
+        match message:
+            case Ready(job=job, privacy=PrivacyReport(epsilon=epsilon)):
+                self._metrics.privacy_reported(job, member, epsilon)
+            case Decline(job=job, reason=Reason.REASON_BUDGET_SPENT):
+                self._metrics.budget_exhausted(job, member)
+            case _:
+                pass
 
     async def OpenJobs(  # noqa: N802
         self, request: pb.OpenJobsRequest, context: Context

@@ -17,13 +17,14 @@ from coordinator.services.token_desk import Granted, SpendOutcome, StoredToken, 
 from coordinator.storage.database import Database
 from coordinator.storage.errors import NameTaken, NotFound, TokenWithdrawn
 from coordinator.storage.journal import note
-from coordinator.storage.models import MemberRow, TokenRow
+from coordinator.storage.models import LedgerCounterRow, MemberRow, TokenRow
 
 __all__ = [
     "DatabaseTokenDesk",
     "MemberStatus",
     "StoredMember",
     "enrolled",
+    "heard_ledger",
     "invite",
     "member",
     "members",
@@ -95,6 +96,20 @@ def invite(
         by=by,
     )
     s.flush()
+
+
+def heard_ledger(s: Session, name: str, ledger: bytes, sequence: int) -> int:
+    """Remembers how far a member's ledger has come; returns the highest sequence heard before (0: none).
+
+    ledger: its id, 16 bytes. A member's name is part of the key, so that nobody speaks for another's ledger.
+    """
+    row = s.get(LedgerCounterRow, (name, ledger), with_for_update=True)
+    if row is None:
+        s.add(LedgerCounterRow(member=name, ledger=ledger, sequence=sequence))
+        return 0
+    before = row.sequence
+    row.sequence = max(before, sequence)
+    return before
 
 
 def members(s: Session) -> list[StoredMember]:

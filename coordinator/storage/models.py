@@ -89,6 +89,20 @@ class MemberRow(Base):
     revoked_ms: Mapped[int | None] = mapped_column(BigInteger)
 
 
+class LedgerCounterRow(Base):
+    """The highest sequence that a member ever reported for one of its privacy ledgers."""
+
+    __tablename__ = "ledger_counters"
+    __table_args__ = (
+        CheckConstraint("ledger IS NULL OR length(ledger) = 16", name="ledger_is_an_id"),
+        CheckConstraint("sequence >= 0", name="sequence_not_negative"),
+    )
+
+    member: Mapped[str] = mapped_column(ForeignKey(MemberRow.name), primary_key=True)
+    ledger: Mapped[bytes] = mapped_column(LargeBinary(16), primary_key=True)
+    sequence: Mapped[int] = mapped_column(BigInteger)
+
+
 class TokenRow(Base):
     """A join token: spent once, bound to the key that spent it. The secret itself is not here."""
 

@@ -6,7 +6,10 @@ import typer
 
 from edge_client.cli.doctor import doctor
 from edge_client.cli.enrol import enrol
+from edge_client.cli.ledger import app as ledger
+from edge_client.cli.policy import app as policy
 from edge_client.cli.predict import predict
+from edge_client.cli.privacy import app as privacy
 from edge_client.cli.run import run
 
 __all__ = ["app", "main"]
@@ -44,6 +47,9 @@ app.command()(enrol)
 app.command()(doctor)
 app.command()(run)
 app.command()(predict)
+app.add_typer(policy, name="policy", help="Your own rules: write them, read them, hold a job against them.")
+app.add_typer(privacy, name="privacy", help="What privacy costs, before you join.")
+app.add_typer(ledger, name="ledger", help="What your data has spent, and proof of it.")
 
 
 def main() -> None:

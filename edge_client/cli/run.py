@@ -27,6 +27,13 @@ def run(
         Path | None,
         typer.Option(help="This member's folder. TACIT_HOME, else ~/.tacit.", show_default=False),
     ] = None,
+    data_name: Annotated[
+        str,
+        typer.Option(help="Your name for this data: each name has one privacy ledger, whatever file it is read from."),
+    ] = "data",
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Serve this member's metrics on 127.0.0.1 (0: any free port).", min=0, max=65535)
+    ] = None,
     until_finished: Annotated[
         bool, typer.Option("--until-finished", help="End once every job taken part in is over.")
     ] = False,
@@ -64,6 +71,8 @@ def run(
         until_finished=until_finished,
         log_format=log_format,
         as_json=as_json,
+        data_name=data_name,
+        metrics_port=metrics_port,
     )
     if dry_run:
         from edge_client.dry_run import dry_run as show

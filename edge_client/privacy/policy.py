@@ -1,19 +1,34 @@
 """The member's own policy: floors and ceilings that no job can pass. HOME/policy.toml, or `--policy FILE`.
 
-A refusal names the rule, the job's value and the policy's. Without a file the defaults below hold, and they are strict:
-a job without differential privacy (`mechanism = "none"`) takes part only where the member has written so.
+What each key asks stands once, in the tables of `rules`: `check_*` raise at the first rule that does not hold, and what
+cannot be told there does not hold; `explain` goes through the same tables to their end. A refusal names the rule, the
+job's value and the policy's. Without a file the defaults hold, and they are strict: a job without noise takes part only
+where the member has written so, one with it only within the budget.
+
+Nothing here reads a file, a clock or the data, but for `load`. Left to others: what was spent (the ledger keeps
+`epsilon`, its months and jobs), and to ask before acting.
 """
 
-import fnmatch
-from collections.abc import Collection, Iterable
-from typing import Literal
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, StringConstraints
 
-from secure_agg import ContextInvalid, RoundContext, default_thresholds
-from tacit.documents import Document
-from tacit.job import JobDocument
+from edge_client.privacy import rules
+from edge_client.privacy.conditions import Conditions, Window
+from edge_client.privacy.events import Adjacency
+from edge_client.privacy.rules import Outcome, Verdict, When
+from secure_agg import RoundContext
+from tacit.documents import Digest, Document
+from tacit.job import JobDocument, JobSpec
+from tacit.manifest import Manifest
+from tacit.mechanism import Unit
 from tacit.reason import Reason
+
+if TYPE_CHECKING:
+    from edge_client.privacy.accounting import Limit
+    from edge_client.privacy.mechanisms import OwnNumbers
 
 __all__ = ["Policy", "PolicyRefusal"]
 
@@ -27,46 +42,197 @@ class PolicyRefusal(Exception):
         self.detail = detail
 
 
+MechanismName = Literal["dp-sgd", "gaussian-update", "laplace-update", "distributed-gaussian", "none"]
+DeviceKind = Literal["cpu", "cuda", "mps"]
+MemberName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+
+
+def _window(text: str) -> str:
+    Window.parse(text)
+    return text
+
+
 class Policy(Document):
-    """policy.toml. Every key has a default; unknown keys are errors."""
+    """policy.toml. Every key has a default; unknown keys are errors. The descriptions stand in the file that
+    `edge_client policy init` writes.
+    """
 
-    # Names of jobs to take part in, with * and ?.
-    jobs: tuple[str, ...] = ("*",)
-    # Privacy mechanisms that may be used. "none" adds no noise: secure aggregation alone hides the update.
-    mechanisms: tuple[Literal["none"], ...] = ()
-    # Members that an attempt must be drawn from at least.
-    least_cohort: int = Field(default=3, ge=2)
-    # Honest members' inputs that every opened sum must hold at least (h).
-    least_honest: int = Field(default=2, ge=2)
-    # Members that an attempt must assume the coordinator to run itself (n_C), at least; not given: the protocol's
-    # default for the cohort's size. 0 trusts that it runs none.
-    assumed_corrupt: int | None = Field(default=None, ge=0)
-    # A sum of two shows each of the two the other's input.
-    allow_two_party_sums: bool = False
-    # Masked vectors sent for one version or round: without noise, nothing hides the difference between two sums.
-    attempts_a_version: int = Field(default=3, ge=1)
-    # Whether this member confirms a second sum for one version or round that differs from an earlier one in fewer than
-    # n_C + 2 members, and more than none: the coordinator could subtract the two and read what those few sent.
-    allow_close_sums: bool = False
+    # ---- what a job may be ----
 
-    def check_job(self, job: JobDocument) -> None:
-        """Before anything is fetched, read or trained for a job.
+    jobs: tuple[str, ...] = Field(default=("*",), description="Names of jobs to take part in, with * and ?.")
+    architectures: tuple[str, ...] = Field(
+        default=("*",), description="Kinds of job: architectures of the model to train, with * and ?."
+    )
+    base_models: tuple[Digest, ...] = Field(
+        default=(),
+        description="Weights that a job may start from: the SHA-256 of version 0 in hexadecimal. None named: any.",
+        examples=["00" * 32],
+    )
+    shared_parameters: tuple[str, ...] = Field(
+        default=("*",), description="Names of parameters that may be shared, with * and ?; one that fits none refuses."
+    )
+    authorities: tuple[Digest, ...] = Field(
+        default=(),
+        description="Federations whose authority is trusted to enrol members: the SHA-256 of its root certificate. "
+        "None named: the one this member enrolled with.",
+        examples=["00" * 32],
+    )
+
+    # ---- privacy ----
+
+    mechanisms: tuple[MechanismName, ...] = Field(
+        default=("dp-sgd", "gaussian-update", "laplace-update", "distributed-gaussian"),
+        description='Privacy mechanisms that may be used. "none" adds no noise: secure aggregation alone hides the '
+        "update among the cohort's.",
+    )
+    epsilon: float = Field(
+        default=8.0, gt=0, le=1000, description="The privacy budget of the data set, for good and over all jobs."
+    )
+    delta: float = Field(default=1e-6, gt=0, lt=0.01, description="The delta that epsilon is meant with.")
+    adjacency: Adjacency = Field(
+        default="add-remove",
+        description="The neighbours that the budget is about: one unit more or less (add-remove), or one in place of "
+        "another (replace-one). Fixed once the ledger is open.",
+    )
+    unit: Unit = Field(
+        default="example",
+        description="What is protected: one labelled text (example), or all that this member has (member). A job that "
+        "counts in the other one is refused.",
+    )
+    epsilon_a_month: float | None = Field(
+        default=None, gt=0, le=1000, description="What a calendar month (UTC) may spend of epsilon.", examples=[2.0]
+    )
+    epsilon_a_job: float | None = Field(
+        default=None, gt=0, le=1000, description="What one job may spend of epsilon.", examples=[4.0]
+    )
+    least_noise_multiplier: float | None = Field(
+        default=None,
+        gt=0,
+        description="The least noise, as the ledger counts it: its deviation divided by how far one unit can move what "
+        "is sent (of gaussian-update half the job's number). Not asked of laplace-update.",
+        examples=[1.0],
+    )
+    most_epsilon_a_round: float | None = Field(
+        default=None, gt=0, description="The most epsilon that a round of laplace-update may cost.", examples=[0.5]
+    )
+    trust_central_noise: bool = Field(
+        default=False,
+        description="distributed-gaussian: count the noise of the other honest members, not this member's own alone.",
+    )
+    own_lot: int | None = Field(
+        default=None, ge=1, description="This member's own lot, in place of the job's.", examples=[64]
+    )
+    own_noise_multiplier: float | None = Field(
+        default=None,
+        gt=0,
+        description="This member's own noise multiplier, in place of the job's: more, and at most four times as much.",
+        examples=[1.5],
+    )
+    report_epsilon: bool = Field(
+        default=True,
+        description="Tell the coordinator what was spent. With a known rate it tells the number of examples.",
+    )
+
+    # ---- the cohort ----
+
+    least_cohort: int = Field(default=3, ge=2, description="Members that an attempt must be drawn from, at least.")
+    least_honest: int = Field(
+        default=2, ge=2, description="Honest members' inputs that every opened sum must hold, at least (h)."
+    )
+    assumed_corrupt: int | None = Field(
+        default=None,
+        ge=0,
+        description="Members that an attempt must suppose the coordinator to run itself (n_C), at least. Not given: "
+        "the protocol's default for the cohort's size; 0 trusts that it runs none.",
+        examples=[1],
+    )
+    allow_two_party_sums: bool = Field(
+        default=False, description="Allow sums of two: each of the two is shown the other's input."
+    )
+    attempts_a_version: int = Field(
+        default=3,
+        ge=1,
+        description="Masked vectors sent for one version or round: without noise, nothing hides the difference between "
+        "two sums.",
+    )
+    allow_close_sums: bool = Field(
+        default=False,
+        description="Confirm a second sum for one version or round that differs from an earlier one in fewer than "
+        "n_C + 2 members: the coordinator could subtract the two and read what those few sent.",
+    )
+    peers: dict[MemberName, Digest] = Field(
+        default={},
+        description="Members whose keys were compared by other means: name = SHA-256 of the public key, as "
+        "`edge_client policy show` prints it there. With any, the others of a roster must not be more than n_C.",
+        examples=[{"north": "00" * 32}],
+    )
+
+    # ---- the machine ----
+
+    hours: tuple[Annotated[str, AfterValidator(_window)], ...] = Field(
+        default=(),
+        description="When to train, local time. None named: always.",
+        examples=["22:00-06:00", "sat,sun 00:00-24:00"],
+    )
+    devices: tuple[DeviceKind, ...] = Field(default=("cpu", "cuda", "mps"), description="What may train.")
+    least_free_memory_mib: int | None = Field(
+        default=None, ge=1, description="Main memory that must be free, MiB.", examples=[4096]
+    )
+    on_power_only: bool = Field(default=False, description="Do not train on a battery.")
+    interfaces: tuple[str, ...] = Field(
+        default=(),
+        description="Network interfaces that every default route must go through, with * and ? (Linux). None named: "
+        "any.",
+        examples=["eth*", "wlan0"],
+    )
+
+    @classmethod
+    def load(cls, home: Path, option: Path | None = None) -> "tuple[Policy, Path | None]":
+        """The policy in force, and the file it was read from: `option`, else HOME/policy.toml, else the defaults.
 
         Raises:
-            PolicyRefusal: the job is not admitted, or its mechanism is not.
+            DocumentInvalid: the file cannot be right, or `option` does not exist.
         """
-        if not any(fnmatch.fnmatchcase(job.name, pattern) for pattern in self.jobs):
-            raise PolicyRefusal(
-                Reason.REASON_JOB_NOT_ADMITTED,
-                f"jobs: the policy admits {', '.join(self.jobs)}; the job is {job.name}",
-            )
-        if job.mechanism not in self.mechanisms:
-            allowed = ", ".join(self.mechanisms) or "no mechanism"
-            raise PolicyRefusal(
-                Reason.REASON_POLICY_MECHANISM,
-                f'mechanisms: job {job.name} uses "{job.mechanism}", the policy allows {allowed}; '
-                f'to allow it, write mechanisms = ["{job.mechanism}"] into policy.toml',
-            )
+        path = option or home / "policy.toml"
+        if option is None and not path.exists():
+            return cls(), None
+        return cls.from_toml(path), path
+
+    def limit(self) -> "Limit":
+        """The lifetime budget, as the ledger opens with."""
+        from edge_client.privacy.accounting import Limit
+
+        return Limit(epsilon=self.epsilon, delta=self.delta, adjacency=self.adjacency, unit=self.unit)
+
+    def own(self) -> "OwnNumbers":
+        """The member's own numbers, as `protection_of` takes them."""
+        from edge_client.privacy.mechanisms import OwnNumbers
+
+        return OwnNumbers(lot=self.own_lot, noise_multiplier=self.own_noise_multiplier)
+
+    # ---- the questions, in the order in which they are asked ----
+
+    def check_job(self, job: JobDocument, *, federation: bytes | None = None) -> None:
+        """Before anything of a job but its document is fetched.
+
+        federation: SHA-256 of the root certificate that this member enrolled under; not given, it is none of
+        `authorities`. What attempts of the job can offer is looked at as well: a job of which no attempt would be
+        joined is not worth a training.
+
+        Raises:
+            PolicyRefusal: the first rule that the job does not keep.
+        """
+        verdicts = rules.on_job(self, job, federation)
+        # Where a job does not tell what its attempts will be, each attempt is asked.
+        _enforce(each for each in verdicts if each.when is When.JOB or each.outcome is not Outcome.OPEN)
+
+    def check_manifest(self, manifest: Manifest) -> None:
+        """Before the data is read. Raises: PolicyRefusal: a parameter would be shared that is kept back."""
+        _enforce(rules.judge(self, rules.MANIFEST, manifest))
+
+    def check_conditions(self, conditions: Conditions) -> None:
+        """Before each training. Raises: PolicyRefusal: this is not the moment, or that cannot be told here."""
+        _enforce(rules.judge(self, rules.CONDITIONS, conditions))
 
     def check_attempt(self, context: RoundContext) -> None:
         """Before a member advertises its keys for an attempt.
@@ -74,31 +240,22 @@ class Policy(Document):
         Raises:
             PolicyRefusal: a number of the context is weaker than the policy's.
         """
-        if context.cohort < self.least_cohort:
-            raise PolicyRefusal(
-                Reason.REASON_POLICY_COHORT,
-                f"least_cohort: the attempt has {context.cohort} members, the policy wants {self.least_cohort}",
-            )
-        if context.honest < self.least_honest:
-            raise PolicyRefusal(
-                Reason.REASON_POLICY_COHORT,
-                f"least_honest: the attempt guarantees {context.honest} honest inputs, "
-                f"the policy wants {self.least_honest}",
-            )
-        wanted = self._assumed_corrupt(context.cohort)
-        if context.assumed_corrupt < wanted:
-            raise PolicyRefusal(
-                Reason.REASON_POLICY_CORRUPTION,
-                f"assumed_corrupt: the attempt assumes {context.assumed_corrupt} corrupt members, "
-                f"the policy {wanted}; a member that trusts the coordinator's enrolment writes assumed_corrupt = 0",
-            )
-        # The threshold is the smallest number of inputs that a sum of this attempt can hold.
-        if context.threshold < 3 and not self.allow_two_party_sums:
-            raise PolicyRefusal(
-                Reason.REASON_POLICY_TWO_PARTY_SUM,
-                f"allow_two_party_sums: a sum of {context.threshold} members can be opened in this attempt, "
-                "and shows each of two the other's input; the policy does not allow it",
-            )
+        numbers = rules.Numbers(context.cohort, context.threshold, context.assumed_corrupt, context.honest)
+        _enforce(rules.judge(self, rules.ATTEMPT, numbers))
+
+    def check_roster(self, keys: Mapping[str, bytes], context: RoundContext, *, own: str) -> None:
+        """Before anything is dealt to a roster, once every signature and certificate of it is verified.
+
+        keys: each member's public key, SubjectPublicKeyInfo in DER, as `key_of` gives it. own: this member's name.
+
+        With pins, n_C need not be believed of the authority: all that the coordinator may have enrolled itself are
+        among the unpinned, and there are no more of them than the attempt withstands. Assumes that those pinned do not
+        work with it.
+
+        Raises:
+            PolicyRefusal: more unpinned members than the attempt assumes corrupt.
+        """
+        _enforce(rules.judge(self, rules.ROSTER, rules.Keys(keys, context.assumed_corrupt, own)))
 
     def check_opened(self, opened: int) -> None:
         """Before the first byte of a masked vector leaves; `opened` vectors were sent for this version so far.
@@ -106,12 +263,7 @@ class Policy(Document):
         Raises:
             PolicyRefusal: that is as many as the policy allows.
         """
-        if opened >= self.attempts_a_version:
-            raise PolicyRefusal(
-                Reason.REASON_POLICY_ATTEMPTS,
-                f"attempts_a_version: {opened} masked vectors were sent for this version or round, "
-                f"the policy allows {self.attempts_a_version}",
-            )
+        _enforce(rules.judge(self, rules.VECTOR, opened))
 
     def check_sum(self, survivors: Collection[str], earlier: Iterable[Collection[str]], assumed_corrupt: int) -> None:
         """Before a member confirms U3; `earlier` are those it confirmed for the same version or round.
@@ -124,22 +276,35 @@ class Policy(Document):
         Raises:
             PolicyRefusal: it differs from an earlier one in too few members.
         """
-        if self.allow_close_sums:
-            return
-        for other in earlier:
-            difference = len(set(survivors) ^ set(other))
-            if 0 < difference < assumed_corrupt + 2:
-                raise PolicyRefusal(
-                    Reason.REASON_POLICY_CLOSE_SUMS,
-                    f"allow_close_sums: this sum and an earlier one differ in {difference} members, fewer than "
-                    f"{assumed_corrupt + 2}; their difference would show what those sent. It goes on when the same "
-                    "members take part again",
-                )
+        differences = [len(set(survivors) ^ set(other)) for other in earlier]
+        _enforce(rules.judge(self, rules.SUM, rules.SumInQuestion(tuple(differences), assumed_corrupt)))
 
-    def _assumed_corrupt(self, cohort: int) -> int:
-        if self.assumed_corrupt is not None:
-            return self.assumed_corrupt
-        try:
-            return default_thresholds(cohort)[1]
-        except ContextInvalid:
-            return 1
+    def explain(
+        self,
+        job: JobDocument | JobSpec,
+        *,
+        federation: bytes | None = None,
+        manifest: Manifest | None = None,
+        conditions: Conditions | None = None,
+    ) -> list[Verdict]:
+        """Every rule on a job, in the order in which they are asked; what is not given leaves its rules open.
+
+        With the same facts, the first refusal here is what `check_job`, `check_manifest` and `check_conditions`, one
+        after the other, would raise.
+        """
+        return [
+            *rules.on_job(self, job, federation),
+            *rules.judge(self, rules.MANIFEST, manifest),
+            *rules.judge(self, rules.CONDITIONS, conditions),
+            *rules.on_budget(self),
+            *rules.judge(self, rules.ROSTER, None),
+            *rules.judge(self, rules.VECTOR, None),
+            *rules.judge(self, rules.SUM, None),
+        ]
+
+
+def _enforce(verdicts: Iterable[Verdict]) -> None:
+    for verdict in verdicts:
+        # What cannot be told is no permission.
+        if verdict.outcome is not Outcome.OK:
+            raise PolicyRefusal(verdict.reason, verdict.sentence)

@@ -21,9 +21,12 @@ from numpy.typing import NDArray
 
 import secure_agg
 from edge_client.connection import explain, open_channel
-from edge_client.contribution import Update, encode
+from edge_client.contribution import Update
 from edge_client.home import MemberIdentity
 from edge_client.journal import Journal
+from edge_client.privacy.budget import Budget, Figures, Reserved, Statement
+from edge_client.privacy.mechanisms import Protection
+from edge_client.privacy.policy import PolicyRefusal
 from edge_client.session import states as m
 from edge_client.session.machine import transition
 from edge_client.session.preparation import PreparationRefused, Preparer
@@ -39,6 +42,7 @@ from tacit.messages import (
     Goodbye,
     Hello,
     JobEnded,
+    PrivacyReport,
     Standby,
     Welcome,
 )
@@ -89,7 +93,7 @@ class AgentStopped(Exception):
 
 
 class Observer(Protocol):
-    """Who watches: a terminal, a log, a demonstration. `training` and `encoded` are called from threads."""
+    """Who watches: a terminal, a log, a demonstration. `training`, `privacy` and `encoded` are called from threads."""
 
     def connected(self, federation: str) -> None:
         """A session is open."""
@@ -105,6 +109,9 @@ class Observer(Protocol):
 
     def ready(self, job: str, round: int, update: Update) -> None:
         """The update is trained."""
+
+    def privacy(self, figures: Figures) -> None:
+        """What the ledger says now; called from a thread."""
 
     def encoded(self, attempt: AttemptId, vector: NDArray[np.uint32]) -> None:
         """The vector is about to be masked, in place: a copy is needed to keep it."""
@@ -133,6 +140,8 @@ class _Held:
 
     assignment: Assignment
     update: Update
+    protection: Protection
+    reserved: Reserved
 
 
 class Agent:
@@ -144,6 +153,7 @@ class Agent:
         environment: m.Environment,
         journal: Journal,
         preparer: Preparer,
+        budget: Budget,
         observer: Observer,
         *,
         admits: tuple[str, ...] = (),
@@ -153,6 +163,7 @@ class Agent:
         self._environment = environment
         self._journal = journal
         self._preparer = preparer
+        self._budget = budget
         self._observer = observer
         self._admits = admits
         self._until_finished = until_finished
@@ -241,7 +252,7 @@ class Agent:
                 self._stub = self._outgoing = None
 
     async def _messages(self, outgoing: "asyncio.Queue[FromMember]") -> AsyncIterator[pb.MemberMessage]:
-        hello = Hello(PROTOCOL_VERSIONS, __version__, self._process, self._admits)
+        hello = Hello(PROTOCOL_VERSIONS, __version__, self._process, self._admits, ledger=self._budget.counter)
         yield wire.to_coordinator(hello)
         while True:
             yield wire.to_coordinator(await outgoing.get())
@@ -252,6 +263,10 @@ class Agent:
         stub: federation_pb2_grpc.FederationServiceStub,
         outgoing: "asyncio.Queue[FromMember]",
     ) -> None:
+        try:
+            self._budget.check_reported(welcome.ledger_sequence)
+        except PolicyRefusal as refusal:
+            raise AgentStopped(refusal.reason, refusal.detail) from refusal
         self._welcomed = True
         self._stub, self._outgoing = stub, outgoing
         self._linked.set()
@@ -305,6 +320,11 @@ class Agent:
                 if (task := self._preparing.pop(effect.job, None)) is not None:
                     task.cancel()
             case m.MaskAndUpload():
+                try:
+                    self._charge(effect)
+                except PolicyRefusal as refusal:
+                    self._events.put_nowait(m.MaskingFailed(effect.attempt, refusal.reason, refusal.detail))
+                    return
                 task = asyncio.create_task(self._mask_and_upload(effect))
                 self._uploads[effect.attempt] = _Upload(task)
             case m.StopUpload():
@@ -312,9 +332,10 @@ class Agent:
                     upload.stopped.set()
                     upload.task.cancel()
             case m.Discard():
-                self._held.pop(effect.job, None)
+                self._drop_held(effect.job)
             case m.EndedAttempt():
                 outcome = "published" if effect.ended.published else word(effect.ended.reason)
+                self._budget.ended(effect.attempt, outcome, effect.ended.result, effect.survivors)
                 self._journal.ended(effect.attempt, outcome, effect.ended.result)
                 self._observer.attempt_ended(effect.attempt, effect.ended)
             case m.JobOver():
@@ -344,9 +365,20 @@ class Agent:
             detail = f"preparing failed ({type(error).__name__}); the member's own log says how"
             self._events.put_nowait(m.PreparationFailed(assignment, Reason.REASON_TRAINING_FAILED, detail))
             return
-        self._held[assignment.job] = _Held(assignment, preparation.update)
+        try:
+            report = await asyncio.to_thread(self._read, self._budget.statement(assignment.job))
+        except BaseException:
+            self._budget.release(preparation.reserved, "the update was not held")
+            raise
+        self._drop_held(assignment.job)
+        self._held[assignment.job] = _Held(assignment, preparation.update, preparation.protection, preparation.reserved)
         self._observer.ready(assignment.job, assignment.round, preparation.update)
-        self._events.put_nowait(m.Prepared(assignment, preparation.job))
+        self._events.put_nowait(m.Prepared(assignment, preparation.job, report, self._budget.counter))
+
+    def _read(self, statement: Statement) -> PrivacyReport | None:
+        """The member's own figures, and what the coordinator is told of them. In a thread."""
+        self._observer.privacy(statement.figures())
+        return statement.report() if self._budget.reports else None
 
     async def _fetch(self, digest: bytes, into: Path, limit: int) -> None:
         """By digest; goes on over as many connections as it takes."""
@@ -368,6 +400,17 @@ class Agent:
 
     # ---- masking and sending --------------------------------------------------------------------------------------
 
+    def _drop_held(self, job: str) -> None:
+        """What is held is of no use any more; what was reserved for it and never charged is free again."""
+        if (held := self._held.pop(job, None)) is not None:
+            self._budget.release(held.reserved, "the update was not sent")
+
+    def _charge(self, effect: m.MaskAndUpload) -> None:
+        """In the ledger, on the disk, before anything is encoded. Raises: PolicyRefusal."""
+        held = self._held.get(effect.attempt.job)
+        if held is not None:
+            self._budget.charge(effect.attempt, held.reserved)
+
     async def _mask_and_upload(self, effect: m.MaskAndUpload) -> None:
         held = self._held.get(effect.attempt.job)
         try:
@@ -384,13 +427,18 @@ class Agent:
         except (secure_agg.EncodingInvalid, RuntimeError) as error:
             self._events.put_nowait(m.MaskingFailed(effect.attempt, Reason.REASON_VECTOR_INVALID, str(error)))
             return
+        try:
+            self._budget.sending(effect.attempt, held.reserved, effect.stage.seat.session, message)
+        except PolicyRefusal as refusal:
+            self._events.put_nowait(m.MaskingFailed(effect.attempt, refusal.reason, refusal.detail))
+            return
         self._events.put_nowait(m.Masked(effect.attempt, stage))
         await self._upload(effect.attempt, vector, message)
 
     def _mask(
         self, effect: m.MaskAndUpload, held: _Held
     ) -> tuple[NDArray[np.uint32], secure_agg.AwaitingSurvivors, secure_agg.MaskedInput]:
-        vector = encode(effect.job, held.update, effect.cohort, self._environment.random)
+        vector = held.protection.encode(effect.job, held.update, effect.cohort, self._environment.random)
         self._observer.encoded(effect.attempt, vector)
         stage, message = effect.stage.mask(vector)
         return vector, stage, message

@@ -4,7 +4,7 @@ What it guarantees:
 
 - A member joins an attempt only with an update trained under exactly the job document and version that the attempt's
   context names, only if every number of the context passes its own policy, and only once.
-- That it joined, and that a masked vector is about to leave, is on the disk before it happens.
+- That it joined, that a masked vector is about to leave, and what that costs, is on the disk before it happens.
 - A message that comes again is answered with the bytes it was answered with; another message in its place is refused.
 - A refusal tells the coordinator its reason, forgets the attempt's secrets, and sits out the rest of the round.
 
@@ -131,7 +131,7 @@ def _assigned(step: _Step, assignment: Assignment) -> None:
 def _hold_or_prepare(step: _Step, holding: Holding, present: Assignment, assignment: Assignment) -> None:
     if _same(present, assignment):
         step.enter(assignment.job, holding)
-        step.do(Say(Ready(assignment.job, assignment.round, assignment.version)))
+        step.do(Say(holding.ready))
     else:
         step.do(Discard(assignment.job))
         _prepare(step, assignment)
@@ -153,8 +153,9 @@ def _prepared(step: _Step, event: Prepared) -> None:
     phase = step.state.phase(assignment.job)
     if not isinstance(phase, Preparing) or not _same(phase.assignment, assignment):
         return
-    step.enter(assignment.job, Holding(assignment, event.job))
-    step.do(Say(Ready(assignment.job, assignment.round, assignment.version)))
+    ready = Ready(assignment.job, assignment.round, assignment.version, event.privacy, event.ledger)
+    step.enter(assignment.job, Holding(assignment, event.job, ready))
+    step.do(Say(ready))
 
 
 def _preparation_failed(step: _Step, event: PreparationFailed) -> None:
@@ -441,7 +442,9 @@ def _refuse(step: _Step, phase: InAttempt, reason: Reason, detail: str) -> None:
 
 
 def _leave_attempt(step: _Step, phase: InAttempt, ended: AttemptEnded) -> None:
-    step.do(StopUpload(phase.attempt), EndedAttempt(phase.attempt, ended))
+    signed = phase.heard.get(secure_agg.Survivors) if secure_agg.Survivors in phase.said else None
+    survivors = signed.members if isinstance(signed, secure_agg.Survivors) else None
+    step.do(StopUpload(phase.attempt), EndedAttempt(phase.attempt, ended, survivors))
 
 
 def _attempt_ended(step: _Step, phase: InAttempt, ended: AttemptEnded) -> None:

@@ -1,8 +1,10 @@
-"""Between an assignment and READY: fetch by digest, ask the policy, look at the data, train.
+"""Between an assignment and READY: fetch by digest, ask the policy, look at the data, reserve budget, train, add noise.
 
-Guarantees: nothing of the member's data is read into a job that its policy refuses; everything used was fetched by the
-digest that the job document or the assignment names; what cannot go on is a `PreparationRefused` with a reason and a
-sentence. Training runs in a thread of its own and stops between two steps when it is told to.
+Guarantees: nothing of the member's data is read into a job that its policy refuses; nothing is trained that the ledger
+has no room for; everything used was fetched by the digest that the job document or the assignment names; what cannot
+go on is a `PreparationRefused` with a reason and a sentence, and its reservation is released, since all that training
+changed lies in memory and is thrown away. Training runs in a thread of its own and stops between two steps when it is
+told to.
 """
 
 import asyncio
@@ -13,9 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import secure_agg
 from edge_client.cache import BlobCache
 from edge_client.contribution import Update
 from edge_client.data import DataInvalid, Example, check_labels
+from edge_client.privacy.budget import Budget, Reserved
+from edge_client.privacy.mechanisms import Protection
 from edge_client.privacy.policy import Policy, PolicyRefusal
 from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument
@@ -56,10 +61,12 @@ class TrainingWatcher(Protocol):
 
 @dataclass(frozen=True)
 class Preparation:
-    """A job document and the update that was trained under it."""
+    """A job document, the update that was trained and protected under it, and what is reserved for it."""
 
     job: JobDocument
     update: Update
+    protection: Protection
+    reserved: Reserved
 
 
 class Preparer:
@@ -70,6 +77,8 @@ class Preparer:
         examples: Sequence[Example],
         member: str,
         policy: Policy,
+        budget: Budget,
+        random: secure_agg.RandomSource,
         cache: BlobCache,
         device: str,
         watcher: TrainingWatcher,
@@ -77,6 +86,8 @@ class Preparer:
         self._examples = examples
         self._member = member
         self._policy = policy
+        self._budget = budget
+        self._random = random
         self._cache = cache
         self._device = device
         self._watcher = watcher
@@ -113,7 +124,17 @@ class Preparer:
         except DocumentInvalid as error:
             raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, str(error)) from error
         async with self._turn:
-            return Preparation(job, await self._train(assignment, job, manifest, tokenizer, base))
+            try:
+                protection = self._budget.protection(job, len(self._examples))
+                reserved = self._budget.reserve(assignment, job, protection)
+            except PolicyRefusal as refusal:
+                raise PreparationRefused(refusal.reason, refusal.detail) from refusal
+            try:
+                update = await self._train(assignment, job, manifest, tokenizer, base, protection)
+            except BaseException:
+                self._budget.release(reserved, "training did not end")
+                raise
+            return Preparation(job, update, protection, reserved)
 
     async def _job(self, assignment: Assignment, fetch: Fetch) -> JobDocument:
         data = await self._blob(assignment.job_document, fetch, _MOST_DOCUMENT)
@@ -134,7 +155,13 @@ class Preparer:
         return data
 
     async def _train(
-        self, assignment: Assignment, job: JobDocument, manifest: Manifest, tokenizer: bytes, base: bytes
+        self,
+        assignment: Assignment,
+        job: JobDocument,
+        manifest: Manifest,
+        tokenizer: bytes,
+        base: bytes,
+        protection: Protection,
     ) -> Update:
         cancelled = threading.Event()
 
@@ -147,6 +174,8 @@ class Preparer:
                 tokenizer=tokenizer,
                 base=base,
                 examples=self._examples,
+                protection=protection,
+                random=self._random,
                 seed=self._seed(assignment, job),
                 device=self._device,
                 progress=lambda step, steps, loss: self._watcher.training(

@@ -22,7 +22,10 @@ from tacit.messages import (
     Decline,
     FromMember,
     JobEnded,
+    LedgerCounter,
     MemberPayload,
+    PrivacyReport,
+    Ready,
 )
 from tacit.reason import Reason
 
@@ -91,6 +94,7 @@ class Holding:
 
     assignment: Assignment
     job: JobDocument
+    ready: Ready
 
 
 Stage = (
@@ -142,10 +146,12 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """An update for this assignment is trained."""
+    """An update for this assignment is trained; `privacy` and `ledger` are what the coordinator is told of its cost."""
 
     assignment: Assignment
     job: JobDocument
+    privacy: PrivacyReport | None = None
+    ledger: LedgerCounter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +232,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class MaskAndUpload:
-    """Encode the held update for this cohort, mask it, send it; then say Masked, or MaskingFailed."""
+    """Charge the ledger, encode the held update for this cohort, mask it, send it; say Masked, or MaskingFailed."""
 
     attempt: AttemptId
     job: JobDocument
@@ -251,10 +257,11 @@ class Discard:
 
 @dataclass(frozen=True, slots=True)
 class EndedAttempt:
-    """Remember how an attempt ended."""
+    """Remember how an attempt ended; `survivors` is the U3 that this member signed, if it came so far."""
 
     attempt: AttemptId
     ended: AttemptEnded
+    survivors: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,10 @@ __all__ = [
     "TrainingCancelled",
     "TrainingDiverged",
     "TrainingResult",
+    "check_examples",
     "evaluate",
+    "forward_rows",
+    "make_optimiser",
     "train",
 ]
 
@@ -104,7 +107,7 @@ def train(
         TrainingDiverged: a loss or weight that is not finite.
         ValueError: no examples, or ids and labels that do not belong together.
     """
-    _check(ids, labels)
+    check_examples(ids, labels)
     began = time.perf_counter()
     count = len(ids)
     steps = recipe.epochs * math.ceil(count / recipe.batch)
@@ -115,7 +118,7 @@ def train(
     step, loss_sum, correct = 0, 0.0, 0
     try:
         with module.narrowed(ids) as small_ids:
-            optimiser = _optimiser(module, recipe)
+            optimiser = make_optimiser(module, recipe)
             for epoch in range(1, recipe.epochs + 1):
                 loss_sum, correct = 0.0, 0
                 order = shuffle.permutation(count)
@@ -126,7 +129,9 @@ def train(
                     optimiser.zero_grad(set_to_none=True)
                     batch_loss = 0.0
                     for piece in _pieces(batch, lengths, 1 if device == "cuda" else PIECES):
-                        logits, target = _forward(module, small_ids, labels, lengths=lengths, rows=piece, device=device)
+                        logits, target = forward_rows(
+                            module, small_ids, labels, lengths=lengths, rows=piece, device=device
+                        )
                         loss = functional.cross_entropy(logits, target, reduction="sum")
                         torch.autograd.backward(loss / len(batch))
                         batch_loss += loss.item()
@@ -155,7 +160,7 @@ def evaluate(module: TextClassifier, ids: Ids, labels: Ids, *, batch: int = 256,
     Raises:
         ValueError: no examples, or ids and labels that do not belong together.
     """
-    _check(ids, labels)
+    check_examples(ids, labels)
     module.to(device).eval()
     lengths = (ids != module.pad_id).sum(axis=1)
     loss_sum, correct = 0.0, 0
@@ -164,7 +169,7 @@ def evaluate(module: TextClassifier, ids: Ids, labels: Ids, *, batch: int = 256,
         by_length = np.argsort(lengths, kind="stable")
         for first in range(0, len(ids), batch):
             rows = by_length[first : first + batch]
-            logits, target = _forward(module, ids, labels, lengths=lengths, rows=rows, device=device)
+            logits, target = forward_rows(module, ids, labels, lengths=lengths, rows=rows, device=device)
             loss_sum += functional.cross_entropy(logits, target, reduction="sum").item()
             correct += int((logits.argmax(dim=1) == target).sum())
     finally:
@@ -172,14 +177,16 @@ def evaluate(module: TextClassifier, ids: Ids, labels: Ids, *, batch: int = 256,
     return Scores(correct / len(ids), loss_sum / len(ids), len(ids))
 
 
-def _check(ids: Ids, labels: Ids) -> None:
+def check_examples(ids: Ids, labels: Ids) -> None:
+    """Raises ValueError: no examples, or ids and labels that do not belong together."""
     if ids.ndim != 2 or labels.shape != ids.shape[:1]:
         raise ValueError(f"ids of shape (N, S) and labels of shape (N,), got {ids.shape} and {labels.shape}")
     if not len(ids):
         raise ValueError("no examples; a member needs at least one to take part")
 
 
-def _optimiser(module: TextClassifier, recipe: Training) -> torch.optim.Optimizer:
+def make_optimiser(module: TextClassifier, recipe: Training) -> torch.optim.Optimizer:
+    """The recipe's optimiser over all parameters, without any state."""
     if recipe.optimiser == "sgd":
         return torch.optim.SGD(module.parameters(), lr=recipe.learning_rate)
     # Kingma and Ba 2015 with its own defaults; fused is the same step in one pass over memory.
@@ -192,7 +199,7 @@ def _pieces(batch: Ids, lengths: Ids, pieces: int) -> Iterator[Ids]:
     yield from (piece for piece in np.array_split(by_length, pieces) if len(piece))
 
 
-def _forward(
+def forward_rows(
     module: TextClassifier, ids: Ids, labels: Ids, *, lengths: Ids, rows: Ids, device: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits and targets of these rows, padded no further than their longest needs."""

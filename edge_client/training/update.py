@@ -1,7 +1,7 @@
-"""From a version and a member's examples to its update: build, load, train, subtract.
+"""From a version and a member's examples to its update: build, load, train, subtract, protect.
 
-Guarantees: the update is new minus base over exactly the manifest's parameters, from a module that starts as the
-version says, whatever was trained before.
+Guarantees: the update is new minus base over exactly the manifest's parameters, from a module and an optimiser that
+start as the version says, whatever was trained before; what is returned has the member's own noise in it already.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,11 +9,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+import secure_agg
 from edge_client.contribution import Update
 from edge_client.data import Example, label_ids
 from edge_client.models import build, load_shared, shared_parameters
+from edge_client.privacy.mechanisms import LocalTraining, Protection
 from edge_client.text import TextEncoder
-from edge_client.training.local import Progress, train
+from edge_client.training.local import Progress
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
 
@@ -27,14 +29,18 @@ def train_update(
     tokenizer: bytes,
     base: bytes,
     examples: Sequence[Example],
+    protection: Protection,
+    random: secure_agg.RandomSource,
     seed: int,
     device: str,
     progress: Callable[[int, int, float], None],
     cancelled: Callable[[], bool],
 ) -> Update:
-    """Trains from `base` on `examples` and returns the change, float32 (d,), with the training metrics.
+    """Trains from `base` on `examples` and returns the protected change, float32 (d,), with the training metrics
+    (zeros under a mechanism).
 
-    `progress` is told (step, steps, loss); `cancelled` is asked before every step.
+    `random` is what draws and noise come from. `progress` is told (step, steps, loss), which stays on this machine;
+    `cancelled` is asked before every step.
     """
     if device == "cpu":
         # Several members may share a machine; one thread each is several times faster than all on all cores.
@@ -47,15 +53,19 @@ def train_update(
     def watch(at: Progress) -> None:
         progress(at.step, at.steps, at.loss)
 
-    result = train(
+    task = LocalTraining(
         module,
         encoder.encode([example.text for example in examples]),
         label_ids(examples, job.labels),
         job.training,
-        seed=seed,
-        device=device,
-        progress=watch,
-        cancelled=cancelled,
+        seed,
+        device,
+        watch,
+        cancelled,
     )
+    result = protection.train(task, random)
     change = np.subtract(manifest.flatten(shared_parameters(module)), start, dtype=np.float32)
+    change = protection.protect(change, random)
+    if result is None:
+        return Update(change, len(examples), 0.0, 0, 0)
     return Update(change, len(examples), result.loss_sum, result.correct, result.count)

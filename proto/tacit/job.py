@@ -8,13 +8,22 @@ import hashlib
 import math
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from secure_agg import Layout, Segment, default_thresholds
+from secure_agg import Grid, Layout, Segment, default_thresholds
 from tacit.documents import Digest, Document, Part
+from tacit.mechanism import (
+    DistributedGaussian,
+    DpSgd,
+    GaussianUpdate,
+    LaplaceUpdate,
+    Mechanism,
+    NoMechanism,
+)
 
 __all__ = [
     "METRICS",
+    "NOISE_ROOM",
     "Aggregation",
     "Deadlines",
     "JobDocument",
@@ -25,6 +34,7 @@ __all__ = [
     "Training",
     "VocabularyFile",
     "application_digest",
+    "grid_of",
     "layout_of",
 ]
 
@@ -33,6 +43,9 @@ Seconds = Annotated[float, Field(gt=0, le=7 * 24 * 3600)]
 
 # Sums over the members' examples that travel in the masked vector, in this order.
 METRICS: tuple[str, ...] = ("loss_sum", "correct", "count")
+
+# A member may add up to so many times the noise that the job asks for: the ring has room for it.
+NOISE_ROOM = 4.0
 
 
 class TextCNNModel(Part):
@@ -131,12 +144,17 @@ class ServerOptimiser(Part):
     learning_rate: float = Field(default=1.0, gt=0, le=10)
 
 
+def _named(value: object) -> object:
+    # `mechanism = "none"` is short for a table with nothing but the name.
+    return {"name": value} if isinstance(value, str) else value
+
+
 class _JobBody(Document):
     name: Name
     labels: tuple[Annotated[str, StringConstraints(min_length=1, max_length=200)], ...] = Field(min_length=2)
     model: TextCNNModel = TextCNNModel()
     training: Training = Training()
-    mechanism: Literal["none"] = "none"
+    mechanism: Annotated[Mechanism, BeforeValidator(_named)] = NoMechanism()
     rounds: Rounds = Rounds()
     aggregation: Aggregation = Aggregation()
     server: ServerOptimiser = ServerOptimiser()
@@ -148,7 +166,17 @@ class _JobBody(Document):
         if len(set(self.labels)) != len(self.labels):
             raise ValueError("labels: a label stands twice")
         # Raises where no threshold exists for the smallest cohort.
-        default_thresholds(self.rounds.min_members, self.aggregation.assumed_corrupt)
+        threshold, corrupt = default_thresholds(self.rounds.min_members, self.aggregation.assumed_corrupt)
+        match self.mechanism:
+            case DpSgd() if self.training.epochs != 1:
+                raise ValueError("training.epochs: dp-sgd counts its work in mechanism.steps; leave epochs out")
+            case GaussianUpdate() | LaplaceUpdate() | DistributedGaussian() if self.aggregation.clip is not None:
+                raise ValueError(f"aggregation.clip: {self.mechanism.name} clips by its own number; leave it out")
+            case DistributedGaussian(honest=honest) if honest > threshold - corrupt:
+                raise ValueError(
+                    f"mechanism.honest: a cohort of {self.rounds.min_members} guarantees {threshold - corrupt} honest "
+                    f"inputs, the noise counts on {honest}; lower it, or raise rounds.min_members"
+                )
         return self
 
 
@@ -172,11 +200,30 @@ class JobDocument(_JobBody):
         return (self.manifest, self.tokenizer, self.weights)
 
 
+def grid_of(job: JobDocument) -> Grid:
+    """The grid of a `distributed-gaussian` job; of no attempt, so that what one costs is known before it is opened.
+
+    Raises:
+        ValueError: the job has another mechanism.
+    """
+    if not isinstance(job.mechanism, DistributedGaussian):
+        raise ValueError(f"job {job.name} has no noise in the ring; its mechanism is {job.mechanism.name}")
+    return Grid(
+        clip=job.mechanism.clip,
+        noise_multiplier=job.mechanism.noise_multiplier,
+        honest=job.mechanism.honest,
+        values=job.values,
+        members=job.rounds.target_members,
+    )
+
+
 def layout_of(job: JobDocument, members: int) -> Layout:
     """The segments of the masked vector for a cohort of `members` (n, which sets the scales).
 
-    `update` is the change times w / max_weight, so its bound is the coordinate bound. Scales use what the ring
-    leaves: members * (bound * scale + 1) must stay below 2^(bits - 1).
+    Without a mechanism `update` is the change times w / max_weight, so its bound is the coordinate bound, and weight
+    and metrics follow. Under a mechanism every member weighs the same and nothing but the change travels, since weights
+    and metrics depend on the data too. Scales use what the ring leaves: members * (bound * scale + 1) must stay below
+    2^(bits - 1).
     """
     room = 2.0 ** (job.aggregation.bits - 1) / members - 2
 
@@ -184,14 +231,30 @@ def layout_of(job: JobDocument, members: int) -> Layout:
         # A power of two, so that scaling itself is exact.
         return 2.0 ** math.floor(math.log2(min(room / bound, most)))
 
-    weight, loss = float(job.aggregation.max_weight), job.aggregation.loss_bound
-    segments = (
-        Segment("update", job.values, widest(job.aggregation.coordinate_bound), job.aggregation.coordinate_bound),
-        Segment("weight", 1, 1.0, weight),
-        Segment("loss_sum", 1, widest(weight * loss, 1024.0), weight * loss),
-        Segment("correct", 1, 1.0, weight),
-        Segment("count", 1, 1.0, weight),
-    )
+    def update(bound: float) -> Segment:
+        return Segment("update", job.values, widest(bound), bound)
+
+    segments: tuple[Segment, ...]
+    match job.mechanism:
+        case NoMechanism():
+            weight, loss = float(job.aggregation.max_weight), job.aggregation.loss_bound
+            segments = (
+                update(job.aggregation.coordinate_bound),
+                Segment("weight", 1, 1.0, weight),
+                Segment("loss_sum", 1, widest(weight * loss, 1024.0), weight * loss),
+                Segment("correct", 1, 1.0, weight),
+                Segment("count", 1, 1.0, weight),
+            )
+        case DpSgd():
+            segments = (update(job.aggregation.coordinate_bound),)
+        case GaussianUpdate(noise_multiplier=multiplier, clip=clip):
+            # Ten deviations of the most noise that a member may add (NOISE_ROOM times the job's). What is cut beyond
+            # that was noised before, so cutting it costs no privacy.
+            segments = (update(clip * (1 + 10 * NOISE_ROOM * multiplier)),)
+        case LaplaceUpdate(bound=bound, epsilon=epsilon):
+            segments = (update(bound * (1 + 60 * NOISE_ROOM * 2 / epsilon)),)
+        case DistributedGaussian():
+            segments = (grid_of(job).segment("update"),)
     layout = Layout(segments, job.aggregation.bits)
     layout.check_no_wrap(members)
     return layout

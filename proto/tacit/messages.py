@@ -23,11 +23,29 @@ __all__ = [
     "Goodbye",
     "Hello",
     "JobEnded",
+    "LedgerCounter",
     "MemberPayload",
+    "PrivacyReport",
     "Ready",
     "Standby",
     "Welcome",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerCounter:
+    """How far a member's privacy ledger has come: its id, 16 bytes, and the number of its newest record."""
+
+    id: bytes
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrivacyReport:
+    """What a member says it has spent for a job. A report, never the authority."""
+
+    epsilon: float
+    delta: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +57,7 @@ class Hello:
     process: bytes
     admits: tuple[str, ...] = ()
     capabilities: tuple[str, ...] = ()
+    ledger: LedgerCounter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +68,8 @@ class Welcome:
     software_version: str
     federation: str
     server_time_ms: int
+    # The highest sequence that this member ever reported for the ledger of its Hello.
+    ledger_sequence: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +116,8 @@ class Ready:
     job: str
     round: int
     version: bytes
+    privacy: PrivacyReport | None = None
+    ledger: LedgerCounter | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,13 +76,21 @@ def to_coordinator(message: FromMember) -> pb.MemberMessage:
                 capabilities=message.capabilities,
                 admits=message.admits,
                 process=message.process,
+                ledger=_ledger_to_pb(message.ledger),
             )
             return pb.MemberMessage(hello=hello)
         case messages.Decline():
             decline = pb.Decline(job=message.job, round=message.round, reason=message.reason, detail=message.detail)
             return pb.MemberMessage(decline=decline)
         case messages.Ready():
-            ready = pb.Ready(job=message.job, round=message.round, version=message.version)
+            report = message.privacy
+            ready = pb.Ready(
+                job=message.job,
+                round=message.round,
+                version=message.version,
+                privacy=None if report is None else pb.PrivacyReport(epsilon=report.epsilon, delta=report.delta),
+                ledger=_ledger_to_pb(message.ledger),
+            )
             return pb.MemberMessage(ready=ready)
         case AttemptMessage():
             return _member_attempt_to_pb(attempt_to_pb(message.attempt), message.payload)
@@ -142,6 +150,7 @@ def from_member(message: pb.MemberMessage) -> FromMember:
                 process=hello.process,
                 admits=_patterns(hello.admits),
                 capabilities=tuple(_text(each, _VERSION_LENGTH) for each in hello.capabilities[:_MOST_PATTERNS]),
+                ledger=_ledger_from_pb(hello),
             )
         case "decline":
             decline = message.decline
@@ -149,12 +158,36 @@ def from_member(message: pb.MemberMessage) -> FromMember:
                 decline.job, decline.round, _reason(decline.reason), _text(decline.detail, _DETAIL_LENGTH)
             )
         case "ready":
-            return messages.Ready(message.ready.job, message.ready.round, message.ready.version)
+            ready = message.ready
+            report = _report_from_pb(ready)
+            return messages.Ready(ready.job, ready.round, ready.version, report, _ledger_from_pb(ready))
         case None:
             raise WireInvalid("a message with nothing in it; the member's software may be newer than this")
         case kind:
             payload = getattr(message, kind)
             return AttemptMessage(attempt_from_pb(payload.ref), _member_payload(message))
+
+
+def _ledger_to_pb(ledger: messages.LedgerCounter | None) -> pb.LedgerCounter | None:
+    return None if ledger is None else pb.LedgerCounter(id=ledger.id, sequence=ledger.sequence)
+
+
+def _ledger_from_pb(message: pb.Hello | pb.Ready) -> messages.LedgerCounter | None:
+    if not message.HasField("ledger"):
+        return None
+    ledger = message.ledger
+    if len(ledger.id) != 16 or ledger.sequence >= 2**63:
+        raise WireInvalid("a ledger is named by 16 bytes, and its records are numbered below 2^63")
+    return messages.LedgerCounter(ledger.id, ledger.sequence)
+
+
+def _report_from_pb(message: pb.Ready) -> messages.PrivacyReport | None:
+    if not message.HasField("privacy"):
+        return None
+    report = message.privacy
+    if not (0 <= report.epsilon <= 1e9 and 0 <= report.delta <= 1):
+        raise WireInvalid("an epsilon is a number from 0 on, a delta one from 0 to 1")
+    return messages.PrivacyReport(report.epsilon, report.delta)
 
 
 def _member_payload(message: pb.MemberMessage) -> MemberPayload:
@@ -206,6 +239,7 @@ def to_member(message: FromCoordinator) -> pb.CoordinatorMessage:
                 software_version=message.software_version,
                 federation=message.federation,
                 server_time_ms=message.server_time_ms,
+                ledger_sequence=message.ledger_sequence,
             )
             return pb.CoordinatorMessage(welcome=welcome)
         case messages.Goodbye():
@@ -283,6 +317,7 @@ def from_coordinator(message: pb.CoordinatorMessage) -> FromCoordinator:
                 software_version=_text(welcome.software_version, _VERSION_LENGTH),
                 federation=_text(welcome.federation, _VERSION_LENGTH),
                 server_time_ms=welcome.server_time_ms,
+                ledger_sequence=welcome.ledger_sequence,
             )
         case "goodbye":
             return messages.Goodbye(_reason(message.goodbye.reason), _text(message.goodbye.detail, _DETAIL_LENGTH))

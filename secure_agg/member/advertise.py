@@ -1,22 +1,24 @@
 """Phase 0, advertise: fresh keys out, a checked roster in.
 
 Guarantees: keys and nonce are fresh for this call and meet one roster only. A roster that is accepted holds
-at least t and at most n entries, all distinct in member, key, nonce and certificate, each signed for exactly
-this context by the member it names, and this member's own entry byte for byte. From then on the session id
-stands.
+at least t (sparse: as many as its promise needs) and at most n entries, all distinct in member, key, nonce and
+certificate, each signed for exactly this context by the member it names, and this member's own entry byte for byte.
+From then on the session id stands.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from secure_agg.agreement import KEY_BYTES, KeyInvalid, check_public_key, public_key
+from secure_agg.certificates import certificates_by_digest, unknown, whole
 from secure_agg.context import RoundContext
-from secure_agg.identity import Identity, IdentityInvalid, KeyOf, VerifyIdentity
+from secure_agg.identity import CertificateOf, Identity, IdentityInvalid, KeyOf, VerifyIdentity
 from secure_agg.member.seat import Seat
 from secure_agg.member.share import AwaitingDealings, deal_shares
-from secure_agg.messages import Advertisement, Dealing, Roster
+from secure_agg.messages import Advertisement, Dealing, DigestRoster, Roster
 from secure_agg.randomness import RandomSource
 from secure_agg.reasons import Reason, Refusal
 from secure_agg.secret import Once, Secret
@@ -32,11 +34,14 @@ def advertise(
     random: RandomSource,
     *,
     key_of: KeyOf | None = None,
+    certificate_of: CertificateOf | None = None,
 ) -> tuple[AwaitingRoster, Advertisement]:
     """Open an attempt: two fresh X25519 key pairs and a nonce, signed with the context.
 
     key_of: gives a certificate's public key, so that two certificates over one key are refused. Without it
-    only equal certificates are seen here, and `verify` or the caller must see to the rest.
+    only equal certificates are seen here, and `verify` or the caller must see to the rest. certificate_of: gives a
+    known certificate for its digest, for rosters by digest. A caller whose certificate the server knows may send
+    `by_digest` of the message instead.
     """
     # Bonawitz, round 0: generate (c_PK, c_SK) for sealing and (s_PK, s_SK) for masking, sign both public
     # keys.
@@ -51,7 +56,9 @@ def advertise(
     )
     signature = identity.sign(advertisement_statement(context, unsigned))
     advertisement = dataclasses.replace(unsigned, signature=signature)
-    state = AwaitingRoster(context, identity, verify, key_of, random, advertisement, masking, sealing)
+    state = AwaitingRoster(
+        context, identity, verify, key_of, random, advertisement, masking, sealing, _certificate_of=certificate_of
+    )
     return state, advertisement
 
 
@@ -68,26 +75,61 @@ class AwaitingRoster:
     _masking: Secret
     _sealing: Secret
     _once: Once = field(default_factory=lambda: Once(Reason.SECOND_ROSTER), repr=False)
+    _certificate_of: CertificateOf | None = field(default=None, repr=False)
 
-    def on_roster(self, roster: Roster) -> tuple[AwaitingDealings, Dealing]:
-        """Check the roster, deal shares of both secrets to everybody on it. Raises Refusal."""
+    def missing(self, roster: DigestRoster) -> tuple[bytes, ...]:
+        """The digests of the certificates that must be handed to `on_roster` with this roster. Raises Refusal for a
+        roster of a size that would be refused, before anything is fetched for it.
+        """
         self._once.check()
+        self._check_size(len(roster.advertisements))
+        return unknown(roster, self._own_certificate(), self._certificate_of)
+
+    def on_roster(
+        self, roster: Roster | DigestRoster, certificates: Iterable[bytes] = ()
+    ) -> tuple[AwaitingDealings, Dealing]:
+        """Check the roster, deal shares of both secrets to all neighbours on it. Raises Refusal.
+
+        certificates: those that `missing` named, in any order; others are ignored.
+        """
+        self._once.check()
+        self._check_size(len(roster.advertisements))
+        if isinstance(roster, DigestRoster):
+            roster = self._whole(roster, certificates)
         self._check_roster(roster)
-        seat = Seat(Session.of(self.context, roster.advertisements), self._identity, self._verify)
+        session = Session.of(self.context, roster.advertisements)
+        if self.context.sparse is not None:
+            # The keys of members that this one never meets are their neighbours' to check: two agreements a key add up.
+            for neighbour in session.neighbours(self._identity.member):
+                _check_keys(session.entries[neighbour])
+        seat = Seat(session, self._identity, self._verify)
         self._once.spend()
         return deal_shares(seat, self._masking, self._sealing, self._random)
 
+    def _check_size(self, size: int) -> None:
+        least, most = self.context.least_roster, self.context.cohort
+        if size < least:
+            raise Refusal(Reason.ROSTER_TOO_SMALL, detail=f"{size} members, at least {least} are needed")
+        if size > most:
+            raise Refusal(Reason.ROSTER_TOO_LARGE, detail=f"{size} members in a cohort of {most}")
+
+    def _own_certificate(self) -> dict[bytes, bytes]:
+        return certificates_by_digest([self.advertisement.certificate])
+
+    def _whole(self, roster: DigestRoster, certificates: Iterable[bytes]) -> Roster:
+        known = self._own_certificate() | certificates_by_digest(certificates)
+        entries = []
+        for entry in roster.advertisements:
+            found = whole(entry, known, self._certificate_of)
+            if found is None:
+                digest = entry.certificate_digest.hex()
+                detail = f"there is no certificate with the digest {digest}; ask for those that `missing` names"
+                raise Refusal(Reason.ROSTER_SIGNATURE_INVALID, entry.member, detail)
+            entries.append(found)
+        return Roster(tuple(entries))
+
     def _check_roster(self, roster: Roster) -> None:
         entries = roster.advertisements
-        if len(entries) < self.context.threshold:
-            raise Refusal(
-                Reason.ROSTER_TOO_SMALL,
-                detail=f"{len(entries)} members, the threshold is {self.context.threshold}",
-            )
-        if len(entries) > self.context.cohort:
-            raise Refusal(
-                Reason.ROSTER_TOO_LARGE, detail=f"{len(entries)} members in a cohort of {self.context.cohort}"
-            )
         _check_distinct(entries)
         own = [entry for entry in entries if entry.member == self._identity.member]
         if not own:
@@ -102,11 +144,8 @@ class AwaitingRoster:
     def _check_entry(self, entry: Advertisement) -> None:
         if not entry.member or len(entry.nonce) != NONCE_BYTES:
             raise Refusal(Reason.ROSTER_MALFORMED, entry.member)
-        try:
-            check_public_key(entry.masking_key)
-            check_public_key(entry.sealing_key)
-        except KeyInvalid as error:
-            raise Refusal(Reason.ROSTER_KEY_INVALID, entry.member, str(error)) from None
+        if self.context.sparse is None:
+            _check_keys(entry)
         # The statement holds this member's own context digest: a peer that was shown another context fails
         # here.
         try:
@@ -115,6 +154,14 @@ class AwaitingRoster:
             raise Refusal(Reason.ROSTER_SIGNATURE_INVALID, entry.member, str(error)) from None
         if named != entry.member:
             raise Refusal(Reason.ROSTER_IDENTITY_MISMATCH, entry.member, f"the certificate names {named}")
+
+
+def _check_keys(entry: Advertisement) -> None:
+    try:
+        check_public_key(entry.masking_key)
+        check_public_key(entry.sealing_key)
+    except KeyInvalid as error:
+        raise Refusal(Reason.ROSTER_KEY_INVALID, entry.member, str(error)) from None
 
 
 def _check_distinct(entries: tuple[Advertisement, ...]) -> None:

@@ -1,8 +1,9 @@
 """Phase 3, confirm: this member signs the one list of survivors it will ever sign in this session.
 
-Guarantees: U3 holds this member, at least t members, nobody twice, and only members whose dealing arrived
-here. The last is what stops a coordinator that withheld dealings: for a member of U3 without a pairwise mask
-here, the request to unmask would open this member's vector alone.
+Guarantees: U3 holds this member, at least t members (sparse: n less those that may be lost), nobody twice, only
+members of the roster, and of this member's neighbours (complete: of all) only those whose dealing arrived here. The
+last is what stops a coordinator that withheld dealings: for a neighbour in U3 without a pairwise mask here, the
+request to unmask would open this member's vector alone.
 """
 
 from __future__ import annotations
@@ -55,11 +56,14 @@ class AwaitingSurvivors:
             raise Refusal(Reason.SURVIVORS_DUPLICATE)
         if self.seat.member not in listed:
             raise Refusal(Reason.SURVIVORS_WITHOUT_SELF)
-        strangers = sorted(listed - set(self._held))
+        # Whoever could have dealt to this member must have, and nobody outside the roster could deal to anyone.
+        session = self.seat.session
+        strangers = sorted((listed & set(session.dealers_to(self.seat.member))) - set(self._held))
+        strangers += sorted(listed - session.entries.keys())
         if strangers:
             raise Refusal(Reason.SURVIVORS_NOT_DEALT, strangers[0])
-        if len(listed) < self.seat.context.threshold:
+        if len(listed) < self.seat.context.least_survivors:
             raise Refusal(
                 Reason.SURVIVORS_TOO_FEW,
-                detail=f"{len(listed)} survivors, the threshold is {self.seat.context.threshold}",
+                detail=f"{len(listed)} survivors, at least {self.seat.context.least_survivors} are needed",
             )

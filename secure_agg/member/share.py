@@ -1,8 +1,8 @@
 """Phase 1, share: shares of the masking secret key and of the self-mask seed out, everybody else's in.
 
 Guarantees: each share is sealed for one receiver and committed to under the dealer's signature. What is
-accepted was dealt, for this session, by members of the roster who each signed the commitments that their
-shares match, and with this member's own there are at least t.
+accepted was dealt, for this session, by neighbours of this member who each signed the commitments that their
+shares match, and there are at least t of them (on the complete graph this member's own dealing counts).
 
 One bad share is a refusal, not an exclusion: the dealer masks its vector with this member, so going on
 without it would leave a mask in the sum that nobody here can remove. The refusal names the dealer.
@@ -10,6 +10,7 @@ without it would leave a mask in the sum that nobody here can remove. The refusa
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from secure_agg import merkle
@@ -51,8 +52,10 @@ def deal_shares(seat: Seat, masking: Secret, sealing: Secret, random: RandomSour
     seed_commitment = session.seed_commitment(me, seed.reveal())
     root = merkle.root_of(session.dealing_leaves(me, shares))
     signature = seat.identity.sign(session.dealing_statement(me, seed_commitment, root))
-    own = order.index(me)
-    held = HeldShares(Secret(masking_shares[own]), Secret(seed_shares[own]))
+    held = {}
+    if me in order:
+        own = order.index(me)
+        held[me] = HeldShares(Secret(masking_shares[own]), Secret(seed_shares[own]))
     return (
         AwaitingDealings(seat, masking, sealing, seed, held),
         Dealing(me, seed_commitment, shares, signature),
@@ -72,21 +75,21 @@ class AwaitingDealings:
     _masking: Secret
     _sealing: Secret
     _seed: Secret
-    _own_shares: HeldShares
+    _own_shares: Mapping[MemberId, HeldShares] = field(repr=False)
     _once: Once = field(default_factory=lambda: Once(Reason.SECOND_DEALINGS), repr=False)
 
     def on_dealings(self, dealings: ReceivedDealings) -> ReadyToMask:
         """Open and check every share dealt to this member, then erase the sealing key. Raises Refusal."""
         self._once.check()
         allowed = set(self.seat.session.neighbours(self.seat.member))
-        held = {self.seat.member: self._own_shares}
+        # On the complete graph a member deals to itself, and its own counts; on the sparse one it does not.
+        held = dict(self._own_shares)
         for dealing in dealings.dealings:
             if dealing.dealer in held:
                 raise Refusal(Reason.DEALINGS_DUPLICATE, dealing.dealer)
             if dealing.dealer not in allowed:
                 raise Refusal(Reason.DEALINGS_FOREIGN_DEALER, dealing.dealer)
             held[dealing.dealer] = self._open(dealing)
-        # Its own counts: on the complete graph a member deals to itself.
         if len(held) < self.seat.context.threshold:
             raise Refusal(
                 Reason.DEALINGS_TOO_FEW,

@@ -1,8 +1,9 @@
 """Phase 4, unmask: shares are revealed once, for the survivors this member signed, if enough others signed
 the same.
 
-Guarantees: at least t distinct members of U3, this one counted, signed exactly this member's session, U3,
-model and context. For a dealer in U3 the seed's share is revealed, for any other the masking key's; never
+Guarantees: at least t distinct members of U3 (sparse: more than (n + n_C) / 2), this one counted, signed exactly
+this member's session, U3, model and context. Of a dealer in U3 the seed's share is revealed, of any other whose
+dealing arrived here (sparse: they are neighbours) the masking key's; never
 both of one dealer (the other one was erased when U3 was signed), and never the masking key's of this member,
 which is in U3. One answer, ever.
 """
@@ -41,7 +42,9 @@ class AwaitingConfirmations:
         self._once.spend()
         alive = set(self.survivors)
         # Bonawitz, round 4: shares of b_v for v in U3, shares of s_v for v in U2 less U3.
-        seed_shares = tuple(RevealedShare(dealer, self._held[dealer].seed.reveal()) for dealer in self.survivors)
+        seed_shares = tuple(
+            RevealedShare(dealer, self._held[dealer].seed.reveal()) for dealer in self.survivors if dealer in self._held
+        )
         masking_shares = tuple(
             RevealedShare(dealer, self._held[dealer].masking.reveal())
             for dealer in sorted(self._held)
@@ -73,10 +76,10 @@ class AwaitingConfirmations:
             if not self.seat.signed_by(member, statement, confirmation.signature):
                 raise Refusal(Reason.CONFIRMATIONS_SIGNATURE_INVALID, member)
             confirmed.add(member)
-        if len(confirmed) < self.seat.context.threshold:
+        if len(confirmed) < self.seat.context.least_confirmations:
             raise Refusal(
                 Reason.CONFIRMATIONS_TOO_FEW,
-                detail=f"{len(confirmed)} confirmed, the threshold is {self.seat.context.threshold}",
+                detail=f"{len(confirmed)} confirmed, at least {self.seat.context.least_confirmations} are needed",
             )
 
 

@@ -12,9 +12,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from secure_agg.agreement import KEY_BYTES, KeyInvalid, check_public_key
+from secure_agg.certificates import whole
 from secure_agg.context import ContextInvalid, RoundContext
-from secure_agg.identity import IdentityInvalid, KeyOf, MemberId, VerifyIdentity
-from secure_agg.messages import Advertisement, Roster
+from secure_agg.identity import CertificateOf, IdentityInvalid, KeyOf, MemberId, VerifyIdentity
+from secure_agg.messages import Advertisement, DigestAdvertisement, Roster
 from secure_agg.reasons import Abandoned, Dropped, Phase, Reason
 from secure_agg.server.collecting import Collecting, wrong_lengths
 from secure_agg.server.share import CollectingDealings
@@ -29,15 +30,18 @@ def open_attempt(
     verify: VerifyIdentity,
     *,
     key_of: KeyOf | None = None,
+    certificate_of: CertificateOf | None = None,
 ) -> CollectingAdvertisements:
     """Start collecting from U0. Raises ContextInvalid unless the cohort is `context.cohort` distinct members.
 
     key_of: as for the member's `advertise`: gives a certificate's public key, so that a shared key is seen.
+    certificate_of: gives a known certificate for its digest, for members that advertise theirs so. A driver that sends
+    `roster_by_digest` of the roster answers with the certificates that the session's entries hold.
     """
     members = frozenset(cohort)
     if len(members) != len(cohort) or len(members) != context.cohort:
         raise ContextInvalid(f"the context fixes {context.cohort} members, got {len(members)} distinct ones")
-    return CollectingAdvertisements(context, verify, members, {}, {}, (), {}, key_of)
+    return CollectingAdvertisements(context, verify, members, {}, {}, (), {}, key_of, certificate_of)
 
 
 @dataclass(frozen=True)
@@ -46,14 +50,27 @@ class CollectingAdvertisements(Collecting[Advertisement]):
 
     holders: Mapping[MemberId, frozenset[bytes]]
     key_of: KeyOf | None
+    certificate_of: CertificateOf | None = None
 
     phase = Phase.ADVERTISE
     withdraws_on_drop = True
 
+    @property
+    def least(self) -> int:
+        return self.context.least_roster
+
     def receive(self, member: MemberId, message: object) -> CollectingAdvertisements | Dropped:
-        """Check an advertisement and add it, or say why not."""
-        fresh = self._screen(member, message, Advertisement)
+        """Check an advertisement, with its certificate or by digest, and add it, or say why not."""
+        read = message
+        if isinstance(message, DigestAdvertisement):
+            read = whole(message, {}, self.certificate_of) or message
+        fresh = self._screen(member, read, Advertisement)
         if not isinstance(fresh, Advertisement):
+            if isinstance(read, DigestAdvertisement) and fresh == Dropped(
+                member, Reason.MESSAGE_NOT_EXPECTED, DigestAdvertisement.__name__
+            ):
+                detail = "there is no certificate with the digest it names; send the certificate itself"
+                return Dropped(member, Reason.ADVERTISEMENT_SIGNATURE_INVALID, detail)
             return fresh
         fault = self._fault(member, fresh)
         if fault is not None:

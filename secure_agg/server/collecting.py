@@ -6,16 +6,18 @@ records are copied, never changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Generic, Self, TypeVar
 
+from secure_agg.certificates import by_digest
 from secure_agg.context import RoundContext
 from secure_agg.identity import IdentityInvalid, MemberId, VerifyIdentity
+from secure_agg.messages import Advertisement, DigestAdvertisement
 from secure_agg.reasons import Abandoned, Dropped, Phase, Reason
 from secure_agg.session import Session
 
-__all__ = ["Collecting", "signed_by", "wrong_lengths"]
+__all__ = ["Collecting", "signed_by", "starved", "wrong_lengths"]
 
 Message = TypeVar("Message")
 
@@ -40,6 +42,11 @@ class Collecting(Generic[Message]):
     withdraws_on_drop: ClassVar[bool]
 
     @property
+    def least(self) -> int:
+        """How many answers this phase needs."""
+        return self.context.threshold
+
+    @property
     def waiting(self) -> frozenset[MemberId]:
         """Who has neither answered nor been dropped."""
         return self.expected - self.answers.keys() - self.lost.keys()
@@ -51,8 +58,10 @@ class Collecting(Generic[Message]):
 
     @property
     def hopeless(self) -> bool:
-        """Whether `close` can only abandon: answers and those waited for are fewer than t."""
-        return len(self.answers) + len(self.waiting) < self.context.threshold
+        """Whether `close` can only abandon: answers and those waited for are too few, or too few among the neighbours
+        of somebody whose secret the sum needs.
+        """
+        return len(self.answers) + len(self.waiting) < self.least or bool(self._starved(self.lost))
 
     def drop(self, member: MemberId, reason: Reason, detail: str = "") -> Self:
         """Stop counting on a member. Strangers, and members dropped before, change nothing."""
@@ -70,7 +79,7 @@ class Collecting(Generic[Message]):
             return self.lost[member]
         if member not in self.expected:
             return Dropped(member, Reason.SENDER_NOT_EXPECTED)
-        if any(member in past and past[member] == message for past in (self.answers, *self.earlier)):
+        if any(member in past and _same(past[member], message) for past in (self.answers, *self.earlier)):
             return self
         if not isinstance(message, kind):
             return Dropped(member, Reason.MESSAGE_NOT_EXPECTED, type(message).__name__)
@@ -88,11 +97,31 @@ class Collecting(Generic[Message]):
         return {**self.lost, **{entry.member: entry for entry in late}}
 
     def _abandoned(self, late: tuple[Dropped, ...]) -> Abandoned | None:
-        """Abandoned when the answers of this phase are fewer than t."""
-        if len(self.answers) >= self.context.threshold:
+        """Abandoned when the answers of this phase are too few, altogether or around one member."""
+        if len(self.answers) < self.least:
+            wanted = "the threshold is" if self.context.sparse is None else "the least is"
+            detail = f"{len(self.answers)} of {len(self.expected)} answered, {wanted} {self.least}"
+        elif around := self._starved(self._lost_with(late)):
+            detail = (
+                f"the sum needs secrets of {len(around)} members of whose neighbours fewer than "
+                f"{self.context.threshold} are left; {min(around)} is one"
+            )
+        else:
             return None
-        detail = f"{len(self.answers)} of {len(self.expected)} answered, the threshold is {self.context.threshold}"
         return Abandoned(self.phase, Reason.THRESHOLD_LOST, detail, (*self.dropped, *late))
+
+    def _starved(self, lost: Mapping[MemberId, Dropped]) -> frozenset[MemberId]:
+        """The members without whose secret the sum cannot be opened, and of whose neighbours fewer than t can still
+        answer, when those `lost` do not any more. Nobody on the complete graph.
+        """
+        return frozenset()
+
+
+def _same(accepted: object, message: object) -> bool:
+    if isinstance(message, DigestAdvertisement) and isinstance(accepted, Advertisement):
+        # What is kept of an advertisement by digest is the whole one.
+        return by_digest(accepted) == message
+    return accepted == message
 
 
 def signed_by(verify: VerifyIdentity, session: Session, member: MemberId, statement: bytes, signature: bytes) -> bool:
@@ -106,3 +135,17 @@ def signed_by(verify: VerifyIdentity, session: Session, member: MemberId, statem
 def wrong_lengths(length: int, *fields: bytes) -> bool:
     """Whether any field has another length."""
     return any(len(item) != length for item in fields)
+
+
+def starved(
+    session: Session, gone: Collection[MemberId], dealt: Collection[MemberId], masked: Collection[MemberId]
+) -> frozenset[MemberId]:
+    """The members that dealt (U2), whose secret is needed and of whose neighbours fewer than t are left without those
+    who are `gone`. A seed is needed of everyone that has `masked`, a masking key of everyone with a neighbour that has.
+    """
+    short = session.graph.short(gone, session.context.threshold)
+    return frozenset(
+        member
+        for member in short
+        if member in dealt and (member in masked or any(other in masked for other in session.neighbours(member)))
+    )

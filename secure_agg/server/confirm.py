@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from secure_agg.identity import MemberId
 from secure_agg.messages import Confirmation, Confirmations, Dealing
 from secure_agg.reasons import Abandoned, Dropped, Phase, Reason
-from secure_agg.server.collecting import Collecting, signed_by
+from secure_agg.server.collecting import Collecting, signed_by, starved
 from secure_agg.server.unmask import CollectingUnmaskings
 from secure_agg.session import Session
 
@@ -29,6 +29,13 @@ class CollectingConfirmations(Collecting[Confirmation]):
 
     phase = Phase.CONFIRM
     withdraws_on_drop = False
+
+    @property
+    def least(self) -> int:
+        return self.context.least_confirmations
+
+    def _starved(self, lost: Mapping[MemberId, Dropped]) -> frozenset[MemberId]:
+        return starved(self.session, lost.keys(), self.dealings, self.survivors)
 
     def receive(self, member: MemberId, message: object) -> CollectingConfirmations | Dropped:
         """Check a confirmation and add it, or say why not."""
@@ -63,5 +70,7 @@ class CollectingConfirmations(Collecting[Confirmation]):
             self.dealings,
             self.survivors,
         )
-        message = Confirmations(tuple(self.answers[member] for member in confirmed))
+        # On a sparse graph, where they are many, no more are passed on than a member needs: it checks every one.
+        enough = len(confirmed) if self.context.sparse is None else self.least
+        message = Confirmations(tuple(self.answers[member] for member in confirmed[:enough]))
         return state, {member: message for member in confirmed if member not in lost}, late

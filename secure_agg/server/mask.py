@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from secure_agg.identity import MemberId
 from secure_agg.messages import Dealing, MaskedInput, Survivors
 from secure_agg.reasons import Abandoned, Dropped, Phase, Reason
-from secure_agg.server.collecting import Collecting, signed_by
+from secure_agg.server.collecting import Collecting, signed_by, starved
 from secure_agg.server.confirm import CollectingConfirmations
 from secure_agg.session import Session
 
@@ -30,6 +30,13 @@ class CollectingMasked(Collecting[MaskedInput]):
 
     phase = Phase.MASK
     withdraws_on_drop = False
+
+    @property
+    def least(self) -> int:
+        return self.context.least_survivors
+
+    def _starved(self, lost: Mapping[MemberId, Dropped]) -> frozenset[MemberId]:
+        return starved(self.session, lost.keys(), self.dealings, self.answers)
 
     def receive(self, member: MemberId, message: object, digest: bytes = b"") -> CollectingMasked | Dropped:
         """Accept a masked input, or say why not.

@@ -6,13 +6,14 @@ signature over all its commitments. What is inside the seals only the receivers 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from secure_agg import merkle
 from secure_agg.identity import MemberId
 from secure_agg.messages import Dealing, ReceivedDealing, ReceivedDealings
 from secure_agg.reasons import Abandoned, Dropped, Phase, Reason
-from secure_agg.server.collecting import Collecting, signed_by, wrong_lengths
+from secure_agg.server.collecting import Collecting, signed_by, starved, wrong_lengths
 from secure_agg.server.mask import CollectingMasked
 from secure_agg.session import SEALED_BYTES, Session
 
@@ -23,19 +24,35 @@ _DIGEST_BYTES = 32
 
 @dataclass(frozen=True)
 class CollectingDealings(Collecting[Dealing]):
-    """The roster is out; waiting for shares."""
+    """The roster is out; waiting for shares. trees: the hash tree of each dealing that was accepted."""
 
     session: Session
+    trees: Mapping[MemberId, merkle.Tree] = field(default_factory=dict, repr=False)
 
     phase = Phase.SHARE
     withdraws_on_drop = True
+
+    @property
+    def least(self) -> int:
+        return self.context.least_survivors
+
+    def _starved(self, lost: Mapping[MemberId, Dropped]) -> frozenset[MemberId]:
+        # Whoever deals now is masked with; a member that is dealt too little refuses, and then its key is needed.
+        return starved(self.session, lost.keys(), self.answers, self.answers)
 
     def receive(self, member: MemberId, message: object) -> CollectingDealings | Dropped:
         """Check a dealing and add it, or say why not."""
         fresh = self._screen(member, message, Dealing)
         if not isinstance(fresh, Dealing):
             return fresh
-        return self._fault(member, fresh) or self._accept(member, fresh)
+        fault = self._fault(member, fresh)
+        if fault is not None:
+            return fault
+        tree = merkle.Tree(self.session.dealing_leaves(member, fresh.shares))
+        statement = self.session.dealing_statement(member, fresh.seed_commitment, tree.root)
+        if not signed_by(self.verify, self.session, member, statement, fresh.signature):
+            return Dropped(member, Reason.DEALING_SIGNATURE_INVALID)
+        return replace(self._accept(member, fresh), trees={**self.trees, member: tree})
 
     def close(
         self,
@@ -70,18 +87,13 @@ class CollectingDealings(Collecting[Dealing]):
                 return Dropped(member, Reason.MESSAGE_MALFORMED, f"the entry for {share.receiver}")
         if wrong_lengths(_DIGEST_BYTES, message.seed_commitment):
             return Dropped(member, Reason.MESSAGE_MALFORMED, "the seed commitment has 32 bytes")
-        root = merkle.root_of(self.session.dealing_leaves(member, message.shares))
-        statement = self.session.dealing_statement(member, message.seed_commitment, root)
-        if not signed_by(self.verify, self.session, member, statement, message.signature):
-            return Dropped(member, Reason.DEALING_SIGNATURE_INVALID)
         return None
 
     def _sorted_by_receiver(self) -> dict[MemberId, ReceivedDealings]:
         received: dict[MemberId, list[ReceivedDealing]] = {member: [] for member in sorted(self.answers)}
         for dealer in sorted(self.answers):
             dealing = self.answers[dealer]
-            paths = merkle.paths_of(self.session.dealing_leaves(dealer, dealing.shares))
-            for share, path in zip(dealing.shares, paths, strict=True):
+            for share, path in zip(dealing.shares, self.trees[dealer].paths, strict=True):
                 if share.receiver != dealer and share.receiver in received:
                     received[share.receiver].append(
                         ReceivedDealing(

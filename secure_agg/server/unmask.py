@@ -19,7 +19,7 @@ from secure_agg.agreement import public_key
 from secure_agg.identity import MemberId
 from secure_agg.messages import Dealing, DealtShare, Unmasking
 from secure_agg.reasons import Abandoned, Dropped, Phase, Reason
-from secure_agg.server.collecting import Collecting
+from secure_agg.server.collecting import Collecting, starved
 from secure_agg.server.opened import Opened
 from secure_agg.session import Session
 from secure_agg.shamir import ShareInvalid, combine_secret
@@ -39,14 +39,24 @@ class CollectingUnmaskings(Collecting[Unmasking]):
     withdraws_on_drop = False
 
     @property
+    def least(self) -> int:
+        # On a sparse graph answers are counted around each dealer.
+        return self.context.threshold
+
+    def _starved(self, lost: Mapping[MemberId, Dropped]) -> frozenset[MemberId]:
+        # Lost after its answer was accepted is no loss here.
+        gone = lost.keys() - self.answers.keys()
+        return starved(self.session, gone, self.dealings, self.survivors)
+
+    @property
     def dropouts(self) -> tuple[MemberId, ...]:
         """U2 less U3, sorted: their pairwise masks are still in the sum."""
         return tuple(sorted(self.dealings.keys() - set(self.survivors)))
 
     @property
     def enough(self) -> bool:
-        """Whether t answers are in, so that closing now opens the sum."""
-        return len(self.answers) >= self.context.threshold
+        """Whether t answers are in (sparse: of every dealer's neighbours), so that closing now opens the sum."""
+        return len(self.answers) >= self.least and not self._starved(self._lost_with(self._late()))
 
     def receive(self, member: MemberId, message: object) -> CollectingUnmaskings | Dropped:
         """Check every revealed share against its commitment and add the answer, or say why not."""
@@ -64,20 +74,22 @@ class CollectingUnmaskings(Collecting[Unmasking]):
         # Bonawitz, round 4: reconstruct b_u for u in U3 and s_u for u in U2 less U3.
         blamed: list[Dropped] = []
         seeds: dict[MemberId, bytes] = {}
+        revealed = self._revealed()
         for dealer in self.survivors:
-            seed, sound = self._rebuild(self._revealed(dealer, seed=True), self._is_seed_of(dealer))
+            seed, sound = self._rebuild(revealed.get(dealer, []), self._is_seed_of(dealer))
             if seed is not None:
                 seeds[dealer] = seed
             if not sound:
                 blamed.append(Dropped(dealer, Reason.DEALER_SEED_INCONSISTENT))
         keys: dict[MemberId, bytes] = {}
-        for dealer in self.dropouts:
-            key, sound = self._rebuild(self._revealed(dealer, seed=False), self._is_masking_key_of(dealer))
+        needed = self._masked_with()
+        for dealer in needed:
+            key, sound = self._rebuild(revealed.get(dealer, []), self._is_masking_key_of(dealer))
             if key is not None:
                 keys[dealer] = key
             if not sound:
                 blamed.append(Dropped(dealer, Reason.DEALER_MASKING_KEY_INCONSISTENT))
-        missing = len(self.survivors) + len(self.dropouts) - len(seeds) - len(keys)
+        missing = len(self.survivors) + len(needed) - len(seeds) - len(keys)
         if missing:
             detail = f"{missing} of the secrets of {len(self.dealings)} dealers cannot be rebuilt"
             everyone = (*self.dropped, *late, *blamed)
@@ -92,7 +104,11 @@ class CollectingUnmaskings(Collecting[Unmasking]):
         both = sorted(set(of_seeds) & set(of_keys))
         if both:
             return Dropped(member, Reason.UNMASKING_BOTH_SHARES, f"of {both[0]}")
-        if of_seeds != self.survivors or of_keys != self.dropouts:
+        alive = frozenset(self.survivors)
+        dealers = [dealer for dealer in self.session.dealers_to(member) if dealer in self.dealings]
+        if of_seeds != tuple(dealer for dealer in dealers if dealer in alive) or of_keys != tuple(
+            dealer for dealer in dealers if dealer not in alive
+        ):
             return Dropped(member, Reason.UNMASKING_DEALERS_WRONG)
         for revealed in message.seed_shares:
             committed = self._dealt(revealed.dealer, member).seed_commitment
@@ -108,15 +124,21 @@ class CollectingUnmaskings(Collecting[Unmasking]):
         # A dealing lists its receivers in the session's order; that was checked when it was accepted.
         return self.dealings[dealer].shares[bisect_left(self.session.receivers(dealer), receiver)]
 
-    def _revealed(self, dealer: MemberId, *, seed: bool) -> list[tuple[int, bytes]]:
-        """(point, share) of one dealer's secret, in the order of those who answered."""
-        place = bisect_left(self.survivors if seed else self.dropouts, dealer)
-        shares = []
+    def _revealed(self) -> dict[MemberId, list[tuple[int, bytes]]]:
+        """(point, share) of each dealer's secret, in the order of those who answered: of a survivor's seed, of any
+        other's masking key.
+        """
+        shares: dict[MemberId, list[tuple[int, bytes]]] = {}
         for member in sorted(self.answers):
-            answer = self.answers[member]
-            revealed = (answer.seed_shares if seed else answer.masking_shares)[place]
-            shares.append((self.session.point(member), revealed.share))
+            answer, point = self.answers[member], self.session.point(member)
+            for revealed in (*answer.seed_shares, *answer.masking_shares):
+                shares.setdefault(revealed.dealer, []).append((point, revealed.share))
         return shares
+
+    def _masked_with(self) -> tuple[MemberId, ...]:
+        """The dropouts that anybody in U3 may share a mask with: all of them, but for rings that broke apart."""
+        alive = frozenset(self.survivors)
+        return tuple(dealer for dealer in self.dropouts if not alive.isdisjoint(self.session.neighbours(dealer)))
 
     def _is_seed_of(self, dealer: MemberId) -> Callable[[bytes], bool]:
         committed = self.dealings[dealer].seed_commitment

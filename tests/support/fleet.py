@@ -21,8 +21,9 @@ from coordinator.rounds.effects import Status
 from coordinator.rounds.machine import transition
 from coordinator.rounds.publish import ResultInvalid, next_version
 from coordinator.rounds.state import JobState, Parameters
-from edge_client.contribution import Update, encode
+from edge_client.contribution import Update
 from edge_client.journal import Memory
+from edge_client.privacy.mechanisms import protection_of
 from edge_client.privacy.policy import Policy
 from edge_client.session import states
 from edge_client.session.machine import transition as member_transition
@@ -355,7 +356,8 @@ class Fleet:
     def _mask(self, member: Member, effect: states.MaskAndUpload) -> None:
         assert member.update is not None
         assert effect.attempt in member.opened
-        vector = encode(effect.job, member.update, effect.cohort, member.environment.random)
+        protection = protection_of(effect.job, member.update.examples)
+        vector = protection.encode(effect.job, member.update, effect.cohort, member.environment.random)
         self.inputs[effect.attempt, member.name] = vector.copy()
         stage, message = effect.stage.mask(vector)
         self._later(member, DELAY_MS, lambda: self.tell(member.name, states.Masked(effect.attempt, stage)))

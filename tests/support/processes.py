@@ -155,12 +155,12 @@ class Federation:
         """A join token."""
         return self.operator("member", "invite", name, *more).splitlines()[0]
 
-    def enrol(self, *names: str) -> None:
-        """Members with a policy that allows jobs without noise."""
+    def enrol(self, *names: str, policy: str | None = None) -> None:
+        """Members with a policy that allows jobs without noise, or with this one."""
         for name in names:
             home = self.home(name)
             succeed("edge_client", "enrol", self.token(name), "--home", home)
-            (home / "policy.toml").write_bytes((EXAMPLES / "policy.toml").read_bytes())
+            (home / "policy.toml").write_text(policy or (EXAMPLES / "policy.toml").read_text())
 
     def home(self, name: str) -> Path:
         """A member's folder."""
@@ -198,7 +198,11 @@ class Federation:
             + "[rounds.deadlines]\n"
             + "".join(f"{key} = {value}\n" for key, value in deadlines.items())
         )
-        bundle = self.folder / f"bundle-{name}"
+        self.create(spec)
+
+    def create(self, spec: Path) -> None:
+        """A job from an operator's file."""
+        bundle = self.folder / f"bundle-{spec.stem}"
         succeed("coordinator", "job", "bundle", spec, "--out", bundle)
         self.operator("job", "create", "--bundle", bundle)
 

@@ -54,30 +54,42 @@ class CoordinatorMessage(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., attempt_opened: _Optional[_Union[AttemptOpened, _Mapping]] = ..., roster: _Optional[_Union[Roster, _Mapping]] = ..., received_dealings: _Optional[_Union[ReceivedDealings, _Mapping]] = ..., survivors: _Optional[_Union[Survivors, _Mapping]] = ..., confirmations: _Optional[_Union[Confirmations, _Mapping]] = ..., attempt_ended: _Optional[_Union[AttemptEnded, _Mapping]] = ..., job_ended: _Optional[_Union[JobEnded, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_versions", "software_version", "capabilities", "admits", "process")
+    __slots__ = ("protocol_versions", "software_version", "capabilities", "admits", "process", "ledger")
     PROTOCOL_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     ADMITS_FIELD_NUMBER: _ClassVar[int]
     PROCESS_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_FIELD_NUMBER: _ClassVar[int]
     protocol_versions: _containers.RepeatedScalarFieldContainer[int]
     software_version: str
     capabilities: _containers.RepeatedScalarFieldContainer[str]
     admits: _containers.RepeatedScalarFieldContainer[str]
     process: bytes
-    def __init__(self, protocol_versions: _Optional[_Iterable[int]] = ..., software_version: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., admits: _Optional[_Iterable[str]] = ..., process: _Optional[bytes] = ...) -> None: ...
+    ledger: LedgerCounter
+    def __init__(self, protocol_versions: _Optional[_Iterable[int]] = ..., software_version: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., admits: _Optional[_Iterable[str]] = ..., process: _Optional[bytes] = ..., ledger: _Optional[_Union[LedgerCounter, _Mapping]] = ...) -> None: ...
+
+class LedgerCounter(_message.Message):
+    __slots__ = ("id", "sequence")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    id: bytes
+    sequence: int
+    def __init__(self, id: _Optional[bytes] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol_version", "software_version", "federation", "server_time_ms")
+    __slots__ = ("protocol_version", "software_version", "federation", "server_time_ms", "ledger_sequence")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
     FEDERATION_FIELD_NUMBER: _ClassVar[int]
     SERVER_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     software_version: str
     federation: str
     server_time_ms: int
-    def __init__(self, protocol_version: _Optional[int] = ..., software_version: _Optional[str] = ..., federation: _Optional[str] = ..., server_time_ms: _Optional[int] = ...) -> None: ...
+    ledger_sequence: int
+    def __init__(self, protocol_version: _Optional[int] = ..., software_version: _Optional[str] = ..., federation: _Optional[str] = ..., server_time_ms: _Optional[int] = ..., ledger_sequence: _Optional[int] = ...) -> None: ...
 
 class Goodbye(_message.Message):
     __slots__ = ("reason", "detail")
@@ -122,14 +134,26 @@ class Decline(_message.Message):
     def __init__(self, job: _Optional[str] = ..., round: _Optional[int] = ..., reason: _Optional[_Union[_reason_pb2.Reason, str]] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("job", "round", "version")
+    __slots__ = ("job", "round", "version", "privacy", "ledger")
     JOB_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    PRIVACY_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_FIELD_NUMBER: _ClassVar[int]
     job: str
     round: int
     version: bytes
-    def __init__(self, job: _Optional[str] = ..., round: _Optional[int] = ..., version: _Optional[bytes] = ...) -> None: ...
+    privacy: PrivacyReport
+    ledger: LedgerCounter
+    def __init__(self, job: _Optional[str] = ..., round: _Optional[int] = ..., version: _Optional[bytes] = ..., privacy: _Optional[_Union[PrivacyReport, _Mapping]] = ..., ledger: _Optional[_Union[LedgerCounter, _Mapping]] = ...) -> None: ...
+
+class PrivacyReport(_message.Message):
+    __slots__ = ("epsilon", "delta")
+    EPSILON_FIELD_NUMBER: _ClassVar[int]
+    DELTA_FIELD_NUMBER: _ClassVar[int]
+    epsilon: float
+    delta: float
+    def __init__(self, epsilon: _Optional[float] = ..., delta: _Optional[float] = ...) -> None: ...
 
 class JobEnded(_message.Message):
     __slots__ = ("job", "reason", "final_version")

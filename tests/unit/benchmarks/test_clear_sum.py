@@ -16,7 +16,7 @@ from coordinator.rounds.publish import next_version
 from coordinator.rounds.state import Parameters
 from coordinator.rounds.uploads import UploadDesk
 from coordinator.storage import open_blobs, open_database, records
-from edge_client.contribution import encode
+from edge_client.privacy.mechanisms import protection_of
 from tacit.job import layout_of
 from tacit.messages import Assignment, AttemptEnded, AttemptOpened, JobEnded
 from tests.support.fleet import VALUES, job_document
@@ -80,7 +80,9 @@ async def play_round(number, job, driver, ports, inbox):
     await inbox.until(AttemptOpened, number * len(MEMBERS))
     attempt = inbox.of(AttemptOpened)[-1].attempt
     vectors = {
-        member: encode(job, made_up_update(member, VALUES), len(MEMBERS), SeededRandom(f"{member}/{number}"))
+        member: protection_of(job, 1).encode(
+            job, made_up_update(member, VALUES), len(MEMBERS), SeededRandom(f"{member}/{number}")
+        )
         for member in MEMBERS
     }
     uploads = (

@@ -5,6 +5,7 @@ import pytest
 import secure_agg
 from edge_client.privacy.policy import Policy, PolicyRefusal
 from tacit.documents import DocumentInvalid
+from tacit.mechanism import DpSgd
 from tacit.reason import Reason
 from tests.support.fleet import job_document
 from tests.unit.secure_agg.sum_fleet import make_context
@@ -84,6 +85,12 @@ def test_vectors_for_one_version_are_counted():
         ("schema = 1\nleast_cohort = 1", "least_cohort"),
         ('schema = 1\nmechanisms = ["noise"]', "mechanisms"),
         ("schema = ", "not TOML"),
+        ('schema = 1\nhours = ["22-06"]', "hours.*22:00-06:00"),
+        ('schema = 1\nbase_models = ["ab"]', "base_models.*64 hexadecimal"),
+        ('schema = 1\n[peers]\nnorth = "ab"', "peers.north.*64 hexadecimal"),
+        ('schema = 1\n[peers]\n"No Name" = ""', "peers"),
+        ('schema = 1\ndevices = ["tpu"]', "devices"),
+        ("schema = 1\nleast_noise_multiplier = 0", "least_noise_multiplier"),
     ],
 )
 def test_a_policy_that_cannot_be_right_says_where(tmp_path, text, complaint):
@@ -91,6 +98,28 @@ def test_a_policy_that_cannot_be_right_says_where(tmp_path, text, complaint):
     path.write_text(text)
     with pytest.raises(DocumentInvalid, match=complaint):
         Policy.from_toml(path)
+
+
+def test_a_file_with_nothing_but_its_version_takes_noise_and_nothing_else(tmp_path):
+    (tmp_path / "policy.toml").write_text("schema = 1\n")
+    policy, path = Policy.load(tmp_path)
+    assert path == tmp_path / "policy.toml"
+    assert policy == Policy()
+    noisy = job_document().model_copy(update={"mechanism": DpSgd(noise_multiplier=1.0)})
+    policy.check_job(noisy, federation=bytes(32))
+    with pytest.raises(PolicyRefusal):
+        policy.check_job(job_document(), federation=bytes(32))
+
+
+def test_which_file_is_in_force(tmp_path):
+    assert Policy.load(tmp_path) == (Policy(), None)
+    (tmp_path / "policy.toml").write_text("schema = 1\nleast_cohort = 4\n")
+    (tmp_path / "other.toml").write_text("schema = 1\nleast_cohort = 5\n")
+    assert Policy.load(tmp_path)[0].least_cohort == 4
+    assert Policy.load(tmp_path, tmp_path / "other.toml") == (Policy(least_cohort=5), tmp_path / "other.toml")
+    # A file that was named and is not there is no reason to fall back on anything.
+    with pytest.raises(DocumentInvalid, match="does not exist"):
+        Policy.load(tmp_path, tmp_path / "none.toml")
 
 
 def test_honest_inputs_are_what_the_threshold_leaves():

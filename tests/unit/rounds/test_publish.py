@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 import secure_agg
 from coordinator.rounds.publish import ResultInvalid, next_version
-from edge_client.contribution import Update, encode, segments
+from edge_client.contribution import Update, segments
+from edge_client.privacy.mechanisms import protection_of
 from tacit.job import Aggregation, layout_of
 from tests.support.fleet import VALUES, job_document
 
@@ -28,7 +29,7 @@ def test_the_next_version_is_the_base_plus_the_mean_by_examples(examples, seed):
     source = secure_agg.SystemRandom()
     total = np.zeros(layout_of(job, len(updates)).values, np.uint32)
     for each in updates:
-        total += encode(job, each, len(updates), source)
+        total += protection_of(job, each.examples).encode(job, each, len(updates), source)
     step = next_version(job, len(updates), len(updates), total, base)
     weights = np.array(examples, float)
     mean = sum(weight * each.change.astype(float) for weight, each in zip(weights, updates, strict=True))

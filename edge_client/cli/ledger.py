@@ -1,0 +1,280 @@
+"""`edge_client ledger ...`: what this member's data has spent, whether that record holds, and a copy to hand over."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tacit.console import ExitCode, fail, print_json
+
+if TYPE_CHECKING:
+    from edge_client.privacy.replay import LedgerState
+    from edge_client.privacy.verification import Verdict
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True)
+
+Home = Annotated[Path | None, typer.Option(help="This member's folder. TACIT_HOME, else ~/.tacit.", show_default=False)]
+Data = Annotated[
+    str | None, typer.Option(help="Your name for the data. Default: every ledger there is.", show_default=False)
+]
+Json = Annotated[bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="Print JSON.")]
+
+
+@app.command()
+def show(data: Data = None, home: Home = None, as_json: Json = False) -> None:
+    """Show limits and what was spent of them, by job.
+
+    Epsilon is what all events so far give away at the limit's delta. The share left is the gate's, which counts more
+    strictly: it also holds when later jobs are chosen knowing earlier results.
+    """
+    from edge_client.privacy.history import replayed
+    from edge_client.privacy.store import LedgerError, reading
+
+    shown = []
+    try:
+        for path in _ledgers(home, data):
+            with reading(path) as store:
+                shown.append(_summary(replayed(store)))
+    except LedgerError as error:
+        raise _failed(error) from error
+    for summary in shown:
+        if as_json:
+            print_json(summary)
+        else:
+            _print(summary)
+
+
+@app.command()
+def verify(
+    data: Data = None,
+    export: Annotated[
+        Path | None, typer.Option("--export", help="A file of `ledger export`, in place of this machine's ledgers.")
+    ] = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Check hash chains, limits, pins, receipts and signatures, offline; one line a problem.
+
+    Ends with 0 if nothing is wrong, with 1 if something is. Notes are facts, not problems.
+    """
+    from edge_client.privacy import verification
+    from edge_client.privacy.store import LedgerError
+
+    if export is not None and (data is not None or home is not None):
+        fail("give --export, or --data and --home, not both", ExitCode.USAGE)
+    sound = True
+    try:
+        if export is not None:
+            found = [(str(export), verification.verify_export(_lines(export)))]
+        else:
+            receipts = _home(home) / "receipts"
+            found = [(str(path), verification.verify(path, receipts)) for path in _ledgers(home, data)]
+    except LedgerError as error:
+        raise _failed(error) from error
+    for where, verdict in found:
+        sound = sound and verdict.sound
+        if as_json:
+            print_json(_verdict_json(where, verdict))
+        else:
+            _print_verdict(where, verdict)
+    raise typer.Exit(int(ExitCode.OK if sound else ExitCode.FAILED))
+
+
+@app.command()
+def export(
+    file: Annotated[Path, typer.Argument(help="The file to write. It must not exist.")],
+    data: Annotated[str, typer.Option(help="Your name for the data.")] = "data",
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Write a ledger with its receipts as JSON lines, for somebody else to verify.
+
+    It holds names of jobs and members, sizes, times and digests; no text, and nothing that text can be looked up with.
+    """
+    from edge_client.privacy import verification
+    from edge_client.privacy.store import LedgerError
+
+    lines = 0
+    try:
+        (path,) = _ledgers(home, data)
+        with file.open("xb") as out:
+            try:
+                for line in verification.export_lines(path, _home(home) / "receipts"):
+                    out.write(line + b"\n")
+                    lines += 1
+            except BaseException:
+                file.unlink()
+                raise
+    except FileExistsError:
+        fail(f"{file} exists; choose another name", ExitCode.USAGE)
+    except OSError as error:
+        fail(f"{file} cannot be written: {error.strerror}", ExitCode.USAGE)
+    except LedgerError as error:
+        raise _failed(error) from error
+    if as_json:
+        print_json({"file": str(file), "lines": lines})
+    else:
+        typer.echo(f"Wrote {file}: {lines} lines. Verify it with `edge_client ledger verify --export {file}`.")
+
+
+def _home(option: Path | None) -> Path:
+    from edge_client.home import home_path
+
+    return home_path(option)
+
+
+def _ledgers(home: Path | None, data: str | None) -> list[Path]:
+    """Files of the ledgers that are meant, at least one. Raises: CommandFailed."""
+    from edge_client.privacy.ledger import LedgerError, ledger_path
+
+    folder = _home(home)
+    try:
+        found = sorted((folder / "ledgers").glob("*.db")) if data is None else [ledger_path(folder, data)]
+    except LedgerError as error:
+        fail(str(error), ExitCode.USAGE)
+    if not found or not all(path.exists() for path in found):
+        what = "no ledger" if data is None else f"no ledger of {data}"
+        fail(
+            f"{folder} holds {what}; one is made when a job with differential privacy is taken part in first",
+            ExitCode.NOT_FOUND,
+        )
+    return found
+
+
+def _failed(error: Exception) -> Exception:
+    from edge_client.privacy.store import LedgerMissing, LedgerNewer
+    from tacit.console import CommandFailed
+
+    if isinstance(error, LedgerMissing):
+        return CommandFailed(str(error), ExitCode.NOT_FOUND)
+    return CommandFailed(str(error), ExitCode.USAGE if isinstance(error, LedgerNewer) else ExitCode.FAILED)
+
+
+def _lines(file: Path) -> Iterator[bytes]:
+    try:
+        with file.open("rb") as lines:
+            for line in lines:
+                yield line.removesuffix(b"\n")
+    except FileNotFoundError:
+        fail(f"{file} does not exist", ExitCode.NOT_FOUND)
+    except OSError as error:
+        fail(f"{file} cannot be read: {error.strerror}", ExitCode.USAGE)
+
+
+def _summary(state: "LedgerState") -> dict[str, Any]:
+    from edge_client.privacy.accounting import Limit, spend
+    from edge_client.privacy.gate import Gate
+    from edge_client.privacy.replay import as_events, month_of
+    from edge_client.privacy.store import LedgerDamaged
+
+    opened, numbers = state.opened, state.limit
+    if opened is None or numbers is None:
+        raise LedgerDamaged("the ledger holds no record; `edge_client ledger verify` says more")
+    limit = Limit(numbers.epsilon, numbers.delta, numbers.adjacency, numbers.unit)
+    spent = spend(as_events(state.spent().items()), limit)
+    month = month_of(_now_ms(state))
+    jobs = []
+    for job, events in _by_job(state).items():
+        alone = spend(events, limit)
+        jobs.append({"job": job, "releases": len(events), "epsilon_alone": alone.epsilon, "by": alone.by})
+    summary: dict[str, Any] = {
+        "data": opened.name,
+        "ledger": opened.ledger,
+        "records": state.sequence,
+        "head": state.head.hex(),
+        "limit": {"epsilon": limit.epsilon, "delta": limit.delta, "adjacency": limit.adjacency, "unit": limit.unit},
+        "spent": {"epsilon": spent.epsilon, "by": spent.by, "renyi": spent.renyi},
+        "share_left": Gate(numbers, state.monthly).share_left(state, month),
+        "charged": sum(state.charged.values()),
+        "reserved": sum(state.reserved.values()),
+        "receipts": len(state.receipts),
+        "jobs": jobs,
+    }
+    if state.monthly is not None:
+        this_month = spend(as_events(state.spent_in(month).items()), limit)
+        summary["month"] = {
+            "month": month,
+            "limit": state.monthly,
+            "epsilon": this_month.epsilon,
+            "by": this_month.by,
+        }
+    return summary
+
+
+def _now_ms(state: "LedgerState") -> int:
+    import time
+
+    # As the ledger itself decides which month it is.
+    return max(int(time.time() * 1000), state.at_ms)
+
+
+def _by_job(state: "LedgerState") -> dict[str, list[Any]]:
+    jobs: dict[str, list[Any]] = {}
+    for reservation in state.reservations.values():
+        if reservation.released is None:
+            jobs.setdefault(reservation.purpose.job, []).append(reservation.event)
+    return jobs
+
+
+def _print(summary: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    limit, spent = summary["limit"], summary["spent"]
+    about = Table.grid(padding=(0, 2))
+    about.add_row("data", f"{summary['data']} (ledger {summary['ledger']}, {summary['records']} records)")
+    about.add_row(
+        "limit", f"epsilon {limit['epsilon']:g} at delta {limit['delta']:g}, {limit['adjacency']}, one {limit['unit']}"
+    )
+    about.add_row(
+        "spent", f"epsilon {spent['epsilon']:.4g} ({_accountant(spent['by'])}), {spent['renyi']:.4g} by Rényi"
+    )
+    if "month" in summary:
+        month = summary["month"]
+        about.add_row(
+            month["month"], f"epsilon {month['epsilon']:.4g} of {month['limit']:g} ({_accountant(month['by'])})"
+        )
+    about.add_row("left", f"{summary['share_left']:.1%} of the gate")
+    about.add_row(
+        "releases", f"{summary['charged']} charged, {summary['reserved']} reserved, {summary['receipts']} receipts"
+    )
+    console = Console(highlight=False, markup=False)
+    console.print(about)
+    if summary["jobs"]:
+        table = Table("job", "releases", "epsilon, if it were alone", "by")
+        for job in summary["jobs"]:
+            table.add_row(job["job"], str(job["releases"]), f"{job['epsilon_alone']:.4g}", _accountant(job["by"]))
+        console.print(table)
+
+
+def _accountant(by: str) -> str:
+    return {"pld": "PLD", "renyi": "Rényi"}[by]
+
+
+def _verdict_json(where: str, verdict: "Verdict") -> dict[str, Any]:
+    return {
+        "file": where,
+        "data": verdict.name,
+        "records": verdict.state.sequence,
+        "head": verdict.state.head.hex(),
+        "receipts": len(verdict.state.receipts),
+        "first_bad_record": verdict.record,
+        "problems": [{"where": problem.where, "what": problem.what} for problem in verdict.problems],
+        "notes": list(verdict.notes),
+        "sound": verdict.sound,
+    }
+
+
+def _print_verdict(where: str, verdict: "Verdict") -> None:
+    for problem in verdict.problems:
+        typer.echo(str(problem))
+    for note in verdict.notes:
+        typer.echo(f"note: {note}")
+    state = verdict.state
+    if verdict.sound:
+        typer.echo(f"{where}: sound; {state.sequence} records, {len(state.receipts)} receipts, head {state.head.hex()}")
+    else:
+        typer.echo(f"{where}: {len(verdict.problems)} problems")

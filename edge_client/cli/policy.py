@@ -1,0 +1,360 @@
+"""`edge_client policy ...`: write the policy, look at it, and hold a job against it. Works offline."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tacit.console import ExitCode, fail, json_requested, print_json
+
+if TYPE_CHECKING:
+    from edge_client.home import MemberIdentity
+    from edge_client.privacy.conditions import Conditions
+    from edge_client.privacy.policy import Policy
+    from edge_client.privacy.rules import Verdict
+    from tacit.job import JobDocument, JobSpec
+    from tacit.manifest import Manifest
+
+__all__ = ["app", "default_file"]
+
+app = typer.Typer(help="Write your policy, look at it, and hold a job against it.", no_args_is_help=True)
+
+Home = Annotated[
+    Path | None, typer.Option("--home", help="This member's folder. TACIT_HOME, else ~/.tacit.", show_default=False)
+]
+PolicyFile = Annotated[
+    Path | None,
+    typer.Option("--policy", help="The policy. Default: policy.toml in the member's folder.", show_default=False),
+]
+Json = Annotated[bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="Print one JSON object.")]
+
+
+# ---- check ----------------------------------------------------------------------------------------
+
+
+@app.command()
+def check(
+    job: Annotated[Path, typer.Argument(help="A job file (TOML), a job document (job.json), or a job's bundle.")],
+    policy: PolicyFile = None,
+    examples: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many examples you have: says what the job costs.", show_default=False),
+    ] = None,
+    now: Annotated[bool, typer.Option("--now", help="Look at this machine as well: hours, memory, power.")] = False,
+    device: Annotated[
+        str | None, typer.Option(help="With --now: what would train. Default: the fastest here.", show_default=False)
+    ] = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Say, rule by rule, what the policy makes of a job.
+
+    Ends with 0 if this member would take part as far as can be told here, with 4 if a rule refuses.
+    """
+    from edge_client.home import home_path
+    from edge_client.privacy.rules import Outcome
+
+    folder = home_path(home)
+    rules, source = _policy(folder, policy)
+    offered, manifest = _read_job(job)
+    identity = _identity(folder)
+    verdicts = rules.explain(
+        offered,
+        federation=identity.federation if identity else None,
+        manifest=manifest,
+        conditions=_conditions(rules, device) if now else None,
+    )
+    cost = _cost(rules, offered, examples) if examples is not None else None
+    refused = [verdict for verdict in verdicts if verdict.outcome is Outcome.REFUSED]
+    takes_part = not refused and (cost is None or cost.fitting != 0)
+    if as_json or json_requested():
+        print_json(
+            {
+                "job": offered.name,
+                "policy": source,
+                "takes_part": takes_part,
+                "verdicts": [_as_json(verdict) for verdict in verdicts],
+                "cost": asdict(cost) if cost else None,
+            }
+        )
+    else:
+        typer.echo(f"{offered.name} against {source}:")
+        for verdict in verdicts:
+            _print_verdict(verdict)
+        if cost:
+            typer.echo(f"cost     {cost.sentence}")
+        if refused:
+            typer.echo(f"This member would not take part: {', '.join(verdict.rule for verdict in refused)}.")
+        elif takes_part:
+            typer.echo("This member would take part, as far as can be told here.")
+        else:
+            typer.echo("This member would not take part: epsilon.")
+    raise typer.Exit(int(ExitCode.OK if takes_part else ExitCode.REFUSED))
+
+
+def _as_json(verdict: "Verdict") -> dict[str, str]:
+    from tacit.reason import word
+
+    return {
+        "rule": verdict.rule,
+        "outcome": str(verdict.outcome),
+        "job": verdict.job,
+        "policy": verdict.policy,
+        "when": str(verdict.when),
+        "reason": word(verdict.reason),
+        "sentence": verdict.sentence,
+    }
+
+
+def _print_verdict(verdict: "Verdict") -> None:
+    from edge_client.privacy.rules import Outcome
+
+    colours = {
+        Outcome.OK: typer.colors.GREEN,
+        Outcome.REFUSED: typer.colors.RED,
+        Outcome.OPEN: typer.colors.BRIGHT_BLACK,
+    }
+    typer.echo(f"{typer.style(f'{verdict.outcome:<7}', fg=colours[verdict.outcome])}  {verdict.sentence}")
+
+
+def _policy(home: Path, option: Path | None) -> "tuple[Policy, str]":
+    from edge_client.privacy.policy import Policy
+    from tacit.documents import DocumentInvalid
+
+    try:
+        policy, path = Policy.load(home, option)
+    except DocumentInvalid as error:
+        fail(str(error), ExitCode.USAGE)
+    return policy, str(path) if path else "the defaults"
+
+
+def _identity(home: Path) -> "MemberIdentity | None":
+    from edge_client.home import HomeUnusable, MemberIdentity
+
+    try:
+        return MemberIdentity.load(home)
+    except HomeUnusable:
+        # Whoever writes a policy need not have enrolled; `edge_client doctor` says what is wrong.
+        return None
+
+
+def _read_job(path: Path) -> "tuple[JobDocument | JobSpec, Manifest | None]":
+    from tacit.documents import DocumentInvalid
+    from tacit.job import JobDocument, JobSpec
+    from tacit.manifest import Manifest
+
+    file = path / "job.json" if path.is_dir() else path
+    try:
+        if file.suffix.lower() != ".json":
+            return JobSpec.from_toml(file), None
+        document = JobDocument.from_json(_bytes(file), what=str(file))
+        beside = file.with_name("manifest.json")
+        if not beside.exists():
+            return document, None
+        manifest = Manifest.from_json(_bytes(beside), what=str(beside))
+        if manifest.digest() != document.manifest:
+            raise DocumentInvalid(f"{beside} is not the manifest that {file} names; make the bundle again")
+        return document, manifest
+    except DocumentInvalid as error:
+        fail(str(error), ExitCode.USAGE)
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        fail(f"{path} cannot be read: {error.strerror}", ExitCode.USAGE)
+
+
+def _conditions(policy: "Policy", device: str | None) -> "Conditions":
+    from edge_client.privacy.conditions import read_conditions
+
+    every = type(policy).model_fields["devices"].default
+    if device is None and set(policy.devices) != set(every):
+        # Only then is it worth the seconds that torch takes to say what there is.
+        from edge_client.training.device import pick_device
+
+        try:
+            device = pick_device()
+        except ImportError:
+            device = None
+    return read_conditions(device)
+
+
+# ---- what a job costs -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Cost:
+    """Of a job's rounds, for an untouched ledger. None: cannot be told, or nothing is promised.
+
+    epsilon: the least limit whose gate lets all rounds pass, at delta. fitting: how many rounds the policy's lets pass.
+    """
+
+    sentence: str
+    epsilon: float | None = None
+    delta: float | None = None
+    rounds: int | None = None
+    fitting: int | None = None
+
+
+def _cost(policy: "Policy", job: "JobDocument | JobSpec", examples: int) -> _Cost:
+    import dataclasses
+
+    import numpy as np
+
+    from edge_client.privacy.accounting import EventUnaccountable, RenyiFilter, cost
+    from edge_client.privacy.mechanisms import protection_of
+    from tacit.job import JobDocument, JobSpec
+
+    if isinstance(job, JobSpec):
+        if job.mechanism.name == "distributed-gaussian":
+            return _Cost("depends on the number of values; make the bundle, and check its job.json")
+        # What a release costs under the other mechanisms depends on none of these.
+        unknown = {"manifest": bytes(32), "tokenizer": bytes(32), "weights": bytes(32), "values": 1}
+        job = JobDocument.model_validate(job.model_dump(exclude={"vocabulary"}) | unknown)
+    try:
+        protection = protection_of(job, examples, own=policy.own(), trust_central_noise=policy.trust_central_noise)
+        if protection.event is None:
+            return _Cost("no epsilon: the job adds no noise, and promises no differential privacy")
+        limit = policy.limit()
+        one = cost(protection.event, limit)
+    except (EventUnaccountable, ValueError) as error:
+        return _Cost(f"cannot be told: {error}")
+    filters = [RenyiFilter(limit)]
+    if policy.epsilon_a_job is not None:
+        filters.append(RenyiFilter(dataclasses.replace(limit, epsilon=policy.epsilon_a_job)))
+    rounds = job.rounds.count
+
+    def passes(count: int) -> bool:
+        return all(each.admits(np.zeros_like(one), count * one) for each in filters)
+
+    # The most rounds that pass: what one more round takes never shrinks.
+    low, high = 0, rounds
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if passes(middle) else (low, middle - 1)
+    least = float(np.min(rounds * one + (limit.epsilon - filters[0].caps)))
+    budget = f"the policy has {limit.epsilon:g}" + (
+        f", and {policy.epsilon_a_job:g} for a job" if policy.epsilon_a_job is not None else ""
+    )
+    fit = "all of them fit" if low == rounds else f"{low} of them fit"
+    again = "; every further attempt of a round counts as a round" if protection.each_attempt else ""
+    sentence = (
+        f"{rounds} rounds with {examples} examples take epsilon {least:.3g} at delta {limit.delta:g} of an untouched "
+        f"ledger, as its gate counts; {budget}: {fit}{again}"
+    )
+    return _Cost(sentence, least, limit.delta, rounds, low)
+
+
+# ---- show and init --------------------------------------------------------------------------------
+
+
+@app.command()
+def show(policy: PolicyFile = None, home: Home = None, as_json: Json = False) -> None:
+    """Print the policy in force with every key, and what others need to know of this member: its fingerprints."""
+    from edge_client.home import home_path
+
+    folder = home_path(home)
+    rules, source = _policy(folder, policy)
+    values = rules.model_dump(mode="json", by_alias=True)
+    federation, key = _fingerprints(folder)
+    if as_json or json_requested():
+        print_json({"policy": values, "source": source, "federation": federation, "fingerprint": key})
+        return
+    typer.echo(f"# In force: {source}.")
+    for name, value in values.items():
+        typer.echo(f"# {name} is not set." if value is None else f"{name} = {_toml(value)}")
+    if federation:
+        typer.echo(f"# This federation, for `authorities`: {federation}")
+        typer.echo(f"# This member's key, for the others' `peers`: {key}")
+    else:
+        typer.echo("# Not enrolled: there is no key yet that others could pin.")
+
+
+def _fingerprints(home: Path) -> tuple[str | None, str | None]:
+    """Of the federation and of this member's public key, in hexadecimal."""
+    identity = _identity(home)
+    if identity is None:
+        return None, None
+    from edge_client.privacy.rules import fingerprint
+    from tacit.verification import verifiers
+
+    _, key_of = verifiers(identity.root)
+    return identity.federation.hex(), fingerprint(key_of(identity.certificate)).hex()
+
+
+@app.command()
+def init(
+    policy: PolicyFile = None,
+    home: Home = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over the file that is there.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write a policy file that says what the defaults are: every key with its meaning, commented out."""
+    from edge_client.home import Home as Folder
+    from edge_client.home import HomeUnusable, home_path
+
+    folder = home_path(home)
+    path = policy or folder / "policy.toml"
+    try:
+        if policy is None:
+            Folder(folder).prepare()
+        with path.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(default_file())
+    except HomeUnusable as error:
+        fail(str(error), ExitCode.USAGE)
+    except FileExistsError:
+        fail(f"{path} is there already; edit it, or write over it with --force", ExitCode.USAGE)
+    except OSError as error:
+        fail(f"{path} cannot be written: {error.strerror}", ExitCode.USAGE)
+    if as_json or json_requested():
+        print_json({"policy": str(path)})
+        return
+    typer.echo(f"Wrote {path}: it changes nothing until you take the # from a line.")
+    typer.echo("Next: `edge_client policy check job.toml` says what it makes of a job.")
+
+
+def default_file() -> str:
+    """policy.toml with the defaults: as it stands, and with any of its keys uncommented, a valid policy."""
+    import textwrap
+
+    from edge_client.privacy.policy import Policy
+
+    defaults = Policy().model_dump(mode="json")
+    lines = [
+        "# What this member agrees to; no job can pass it. Each key stands here with its default: take the # away to",
+        "# change one. `edge_client policy check JOB` says what the policy makes of a job.",
+        "schema = 1",
+    ]
+    for name, field in Policy.model_fields.items():
+        if name == "schema_version":
+            continue
+        lines += ["", *textwrap.wrap(field.description or "", 112, initial_indent="# ", subsequent_indent="# ")]
+        value = defaults[name]
+        if value is None or value in ([], {}):
+            examples: list[Any] = field.examples or []
+            # Of a list the examples are its items.
+            value = examples if isinstance(value, list) else examples[0]
+            lines.append("# Not set. For example:")
+        lines.append(f"# {name} = {_toml(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: object) -> str:
+    """A value as TOML writes it, on one line. Strings of JSON are strings of TOML."""
+    import json
+
+    match value:
+        case bool():
+            return str(value).lower()
+        case list():
+            return f"[{', '.join(map(_toml, value))}]"
+        case dict():
+            inner = ", ".join(f"{json.dumps(key)} = {_toml(item)}" for key, item in value.items())
+            return f"{{ {inner} }}" if inner else "{}"
+        case str():
+            return json.dumps(value, ensure_ascii=False)
+        case _:
+            return repr(value)

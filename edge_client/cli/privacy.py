@@ -1,0 +1,326 @@
+"""`edge_client privacy plan`: noise, budget and accuracy weighed against each other, before anyone joins."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from tacit.console import ExitCode, fail, print_json
+
+if TYPE_CHECKING:
+    from edge_client.privacy.planning import JobCost, Noised, Row, Setting
+    from tacit.mechanism import Mechanism
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+
+MechanismName = Literal["dp-sgd", "gaussian-update", "laplace-update", "distributed-gaussian"]
+
+# From here on the noise drowns the longest update that clipping leaves.
+_DROWNED = 10.0
+
+
+@app.callback()
+def _group() -> None:
+    """What training gives away of this machine's data."""
+
+
+@app.command()
+def plan(
+    job: Annotated[
+        Path | None,
+        typer.Argument(help="A job file (.toml) or document (.json): what it costs you.", show_default=False),
+    ] = None,
+    examples: Annotated[
+        int | None, typer.Option(min=1, help="How many examples you have (N).", show_default=False)
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds that you take part in.", show_default=False)] = None,
+    mechanism: Annotated[
+        MechanismName | None, typer.Option(help="Default: dp-sgd.", show_default=False, case_sensitive=False)
+    ] = None,
+    lot: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Examples of a lot; several times for several rows.", show_default=False),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps a round, for dp-sgd. Default: 10.", show_default=False)
+    ] = None,
+    sampling: Annotated[
+        Literal["poisson", "fixed"] | None,
+        typer.Option(help="How gaussian-update draws its lot. Default: poisson.", show_default=False),
+    ] = None,
+    honest: Annotated[
+        int | None,
+        typer.Option(min=1, help="Shares that distributed-gaussian counts on (h). Default: 1.", show_default=False),
+    ] = None,
+    unit: Annotated[
+        Literal["example", "member"] | None,
+        typer.Option(help="What distributed-gaussian protects. Default: example.", show_default=False),
+    ] = None,
+    epsilon: Annotated[
+        list[float] | None, typer.Option(help="Several times for several rows. Default: 1 2 4 8.", show_default=False)
+    ] = None,
+    delta: Annotated[float, typer.Option(help="Well below 1 / examples.")] = 1e-6,
+    clip: Annotated[
+        float | None,
+        typer.Option(help="Norm that is clipped to: shows the noise's deviation.", show_default=False),
+    ] = None,
+    values: Annotated[
+        int | None,
+        typer.Option(min=1, help="Parameters sent (d): shows how the noise compares to an update.", show_default=False),
+    ] = None,
+    members: Annotated[int, typer.Option(min=1, help="Members whose updates are averaged.")] = 1,
+    as_json: Annotated[
+        bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="Print one JSON object.")
+    ] = False,
+) -> None:
+    """Print how much noise each epsilon needs, with your number of examples.
+
+    Two answers: what your ledger lets pass (gate), and what a plan fixed beforehand would need (PLD). Nothing is
+    sent, and no data is read.
+    """
+    from edge_client.privacy.planning import Setting
+
+    if examples is None:
+        fail("say how many examples you have with --examples N; the sampling rate follows from it", ExitCode.USAGE)
+    wanted = list(epsilon or (1.0, 2.0, 4.0, 8.0))
+    chosen = {
+        "--mechanism": mechanism, "--rounds": rounds, "--lot": lot, "--steps": steps, "--sampling": sampling,
+        "--honest": honest, "--unit": unit, "--clip": clip,
+    }  # fmt: skip
+    if job is not None:
+        given = [name for name, value in chosen.items() if value not in (None, [])]
+        if given:
+            fail(f"the job says these itself: leave out {', '.join(given)}, or leave out the job", ExitCode.USAGE)
+        name, found, count, sent, most = _job(job)
+        if found.name == "none":
+            fail(f"job {name} adds no noise, so there is no privacy to plan; ask for a mechanism", ExitCode.USAGE)
+        try:
+            setting = Setting(examples, count, delta, values if sent is None else sent, members, most)
+            _print_job(name, found, setting, wanted, as_json)
+        except ValueError as error:
+            fail(str(error), ExitCode.USAGE)
+        return
+    if rounds is None:
+        fail("say how many rounds you take part in with --rounds T, or name a job file", ExitCode.USAGE)
+    templates = _templates(mechanism or "dp-sgd", chosen)
+    try:
+        _print_rows(templates, Setting(examples, rounds, delta, values, members), wanted, as_json, clip is not None)
+    except ValueError as error:
+        fail(str(error), ExitCode.USAGE)
+
+
+def _job(path: Path) -> "tuple[str, Mechanism, int, int | None, int]":
+    """Name, mechanism, rounds, values (None where the file does not know) and most members of a job: the one place that
+    reads it.
+    """
+    from tacit.documents import DocumentInvalid
+    from tacit.job import JobDocument, JobSpec
+
+    try:
+        if path.suffix.lower() != ".json":
+            spec = JobSpec.from_toml(path)
+            return spec.name, spec.mechanism, spec.rounds.count, None, spec.rounds.target_members
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            fail(f"{path} does not exist", ExitCode.NOT_FOUND)
+        except OSError as error:
+            fail(f"{path} cannot be read: {error.strerror}", ExitCode.USAGE)
+        document = JobDocument.from_json(content, what=str(path))
+        rounds = document.rounds
+        return document.name, document.mechanism, rounds.count, document.values, rounds.target_members
+    except DocumentInvalid as error:
+        fail(str(error), ExitCode.USAGE if path.exists() else ExitCode.NOT_FOUND)
+
+
+# Which options each mechanism knows besides --rounds, --clip and --mechanism, and what it calls them.
+_KNOWN: dict[str, dict[str, str]] = {
+    "dp-sgd": {"--lot": "lot", "--steps": "steps", "--clip": "clip"},
+    "gaussian-update": {"--lot": "lot", "--sampling": "sampling", "--clip": "clip"},
+    "laplace-update": {"--clip": "bound"},
+    "distributed-gaussian": {"--honest": "honest", "--unit": "unit", "--clip": "clip"},
+}
+
+
+def _templates(name: MechanismName, chosen: dict[str, Any]) -> "list[Noised]":
+    """The mechanism once for each lot; its multiplier is what the plan is about."""
+    from pydantic import TypeAdapter, ValidationError
+
+    from tacit.documents import sentence_of
+    from tacit.mechanism import Mechanism
+
+    known = _KNOWN[name]
+    strange = [
+        option
+        for option, value in chosen.items()
+        if value not in (None, []) and option not in known and option not in ("--mechanism", "--rounds")
+    ]
+    if strange:
+        fail(f"{name} knows no {', '.join(strange)}; leave it out, or choose another --mechanism", ExitCode.USAGE)
+    numbers = {key: chosen[option] for option, key in known.items() if chosen[option] not in (None, [])}
+    lots = numbers.pop("lot", [None])
+    multiplier = {"epsilon": 1.0} if name == "laplace-update" else {"noise_multiplier": 1.0}
+    adapter: TypeAdapter[Any] = TypeAdapter(Mechanism)
+    try:
+        return [
+            adapter.validate_python({"name": name, **multiplier, **numbers, **({} if lot is None else {"lot": lot})})
+            for lot in lots
+        ]
+    except ValidationError as error:
+        fail(sentence_of(error), ExitCode.USAGE)
+
+
+def _print_rows(
+    templates: "list[Noised]", setting: "Setting", epsilons: list[float], as_json: bool, with_deviation: bool
+) -> None:
+    from dataclasses import asdict
+
+    from edge_client.privacy.planning import adjacency_of, rows_of
+
+    rows = [row for template in templates for row in rows_of(template, setting, epsilons)]
+    first = templates[0]
+    if as_json:
+        print_json(
+            {
+                "mechanism": first.name,
+                "adjacency": adjacency_of(first),
+                "unit": first.unit,
+                **asdict(setting),
+                "steps": getattr(first, "steps", 1),
+                "rows": [asdict(row) for row in rows],
+            }
+        )
+        return
+    laplace, central = first.name == "laplace-update", any(row.central is not None for row in rows)
+    columns = {
+        "LOT": [_whole(row.lot) for row in rows],
+        "RATE": [f"{row.rate:.3g}" for row in rows],
+        "EPSILON": [f"{row.epsilon:g}" for row in rows],
+        "NOISE (GATE)": [_digits(row.gate) for row in rows],
+        "NOISE (PLD)": [_digits(row.pld) for row in rows],
+        "NOISE (GATE, ALL SHARES)": [_digits(row.central) for row in rows] if central else [],
+        "EPSILON A ROUND": [_digits(1 / row.gate if row.gate else None) for row in rows] if laplace else [],
+        "DEVIATION": [_digits(row.deviation) for row in rows] if with_deviation else [],
+        "NOISE : UPDATE": [_digits(row.noise_to_signal) for row in rows],
+    }
+    _echo(
+        f"{_described(first, setting)}, delta {setting.delta:g}, {adjacency_of(first)} neighbours of one {first.unit}"
+    )
+    _echo_table({name: cells for name, cells in columns.items() if any(cell != "-" for cell in cells)})
+    for sentence in _remarks(rows, first, setting):
+        _echo(sentence)
+
+
+def _print_job(name: str, mechanism: "Mechanism", setting: "Setting", epsilons: list[float], as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from edge_client.privacy.planning import Noised, cost_of_job
+
+    if not isinstance(mechanism, Noised):
+        raise TypeError("a mechanism without noise has no plan")
+    cost = cost_of_job(mechanism, setting, epsilons)
+    if as_json:
+        print_json({"job": name, "mechanism": mechanism.model_dump(), **asdict(setting), **asdict(cost)})
+        return
+    _echo(f"Job {name}: {_described(mechanism, setting)}, {cost.adjacency} neighbours of one {mechanism.unit}")
+    by_pld = "" if cost.pld is None else f", and {_digits(cost.pld)} as it is usually given (PLD)"
+    _echo(
+        f"All rounds together need a limit of epsilon {_digits(cost.gate)} to pass your ledger{by_pld}, "
+        f"at delta {setting.delta:g}."
+    )
+    _echo_table(
+        {
+            "EPSILON": [f"{row.epsilon:g}" for row in cost.rows],
+            "ROUNDS THAT PASS": [f"{row.rounds} of {setting.rounds}" for row in cost.rows],
+            "NOISE FOR ALL (GATE)": [_digits(row.gate) for row in cost.rows],
+            "NOISE FOR ALL (PLD)": [_digits(row.pld) for row in cost.rows],
+        }
+    )
+    for sentence in _job_remarks(cost, mechanism, setting):
+        _echo(sentence)
+
+
+def _described(mechanism: "Noised", setting: "Setting") -> str:
+    from edge_client.privacy.planning import rate_of
+    from tacit.mechanism import DistributedGaussian, DpSgd
+
+    said = f"{mechanism.name}, {setting.rounds} rounds"
+    if isinstance(mechanism, DpSgd):
+        said += f" of {mechanism.steps} steps"
+    if isinstance(mechanism, DistributedGaussian):
+        said += f", h = {mechanism.honest}"
+    rate = rate_of(mechanism, setting.examples)
+    return f"{said}, {setting.examples} examples" + ("" if rate < 1 else ", all of them each time")
+
+
+def _remarks(rows: "list[Row]", mechanism: "Noised", setting: "Setting") -> list[str]:
+    named = "the multiplier that a job names"
+    if mechanism.name == "laplace-update":
+        named = "the scale over 2 B, so 1 / the epsilon of a round, which is what a job names"
+    said = [f"NOISE is {named}: that of GATE passes your ledger, whatever you choose later."]
+    if any(row.pld is not None for row in rows):
+        said.append("That of PLD would do for a plan that is fixed beforehand; it is what other tools print.")
+    if any(row.gate is None for row in rows):
+        said.append("- where no noise is enough for so many rounds: raise epsilon, or lower rounds, steps or lot.")
+    if mechanism.name == "gaussian-update":
+        said.append("One example can turn the whole clipped update round, so sigma is accounted for as sigma / 2.")
+    if mechanism.name == "distributed-gaussian":
+        said.append(
+            "GATE counts on your own share of the noise alone; ALL SHARES where your policy trusts the others'."
+        )
+    if setting.values is None:
+        said.append("With --values D (parameters sent) this also shows how long the noise is beside an update.")
+    said += _noise_remarks([row.noise_to_signal for row in rows], setting)
+    return said
+
+
+def _job_remarks(cost: "JobCost", mechanism: "Noised", setting: "Setting") -> list[str]:
+    said = []
+    if mechanism.name == "gaussian-update":
+        said.append("One example can turn the whole clipped update round, so sigma is accounted for as sigma / 2.")
+    if cost.noise_to_signal is not None:
+        said.append(f"The noise is {_digits(cost.noise_to_signal)} times as long as the longest update it hides.")
+    return said + _noise_remarks([cost.noise_to_signal], setting)
+
+
+def _noise_remarks(ratios: list[float | None], setting: "Setting") -> list[str]:
+    said = []
+    if any(ratio is not None and ratio >= _DROWNED for ratio in ratios):
+        said.append(
+            "NOISE : UPDATE is the noise's length over the longest update that clipping leaves. Where it is many times "
+            "1 the model will not learn: send fewer parameters, take more examples or members, or a larger epsilon."
+        )
+    if setting.delta * setting.examples >= 1:
+        said.append(
+            f"Delta {setting.delta:g} is not below 1 / {setting.examples}: that would allow publishing an example."
+        )
+    return said
+
+
+def _digits(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+
+
+def _whole(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def _echo(sentence: str) -> None:
+    typer.echo(sentence)
+
+
+def _echo_table(columns: dict[str, list[str]]) -> None:
+    import sys
+
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    for cells in zip(*columns.values(), strict=True):
+        table.add_row(*cells)
+    # A pipe has no width, and a table cut to 80 columns is of no use to whoever reads it.
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 160, highlight=False).print(table)

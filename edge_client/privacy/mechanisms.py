@@ -1,0 +1,326 @@
+"""What a job's mechanism makes of local training and of what is sent: one small interface, one class for each.
+
+Training and sending call a `Protection` and do not know which one it is:
+
+    train     on which examples, and how: plain steps, or DP-SGD
+    protect   the whole change, before the member says READY: clip, add this member's own noise
+    encode    into the ring, once the cohort is known; noise that lives in the ring joins here
+    event     what one such release costs the data set, for the ledger; None promises nothing
+
+Everything random that privacy rests on (which examples are drawn, every noise value) comes from the cryptographic
+source that is handed in; the seed only orders batches and drops units, and may be known to everybody. No state of a
+training outlives its round: the module is built anew from the version, the optimiser with it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+import secure_agg
+from edge_client.contribution import Update, segments
+from edge_client.privacy import noise
+from edge_client.privacy.events import (
+    DiscreteGaussianSum,
+    FixedLotGaussian,
+    Laplace,
+    PrivacyEvent,
+    SampledGaussian,
+)
+from tacit.job import NOISE_ROOM, JobDocument, Training, grid_of, layout_of
+from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, NoMechanism
+
+if TYPE_CHECKING:
+    from edge_client.models.classifier import TextClassifier
+    from edge_client.training.local import Progress, TrainingResult
+
+__all__ = ["LocalTraining", "OwnNumbers", "Protection", "protection_of"]
+
+Vector = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class OwnNumbers:
+    """What a member sets for itself, in place of the job's numbers: more noise, another lot.
+
+    The others need not know: every member accounts for itself (Zhu et al. 2020, section 3.2).
+    """
+
+    lot: int | None = None
+    noise_multiplier: float | None = None
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """A module and the examples to train it on, as training code takes them."""
+
+    module: "TextClassifier"
+    ids: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    recipe: Training
+    seed: int
+    device: str
+    progress: Callable[["Progress"], None]
+    cancelled: Callable[[], bool]
+
+    def plain(self, rows: NDArray[np.int64] | None = None) -> "TrainingResult":
+        """Plain local steps on these rows, all of them if not given."""
+        from edge_client.training.local import train
+
+        here = slice(None) if rows is None else rows
+        return train(
+            self.module,
+            self.ids[here],
+            self.labels[here],
+            self.recipe,
+            seed=self.seed,
+            device=self.device,
+            progress=self.progress,
+            cancelled=self.cancelled,
+        )
+
+
+class Protection(Protocol):
+    """What a mechanism does on a member's machine. Pure but for the random source."""
+
+    @property
+    def event(self) -> PrivacyEvent | None:
+        """The cost of one release, steps included; None: no differential privacy."""
+
+    @property
+    def each_attempt(self) -> bool:
+        """Whether sending the update once more is a new release, or the same noised numbers again."""
+
+    def train(self, task: LocalTraining, random: secure_agg.RandomSource) -> "TrainingResult | None":
+        """Trains the module in place; None where no example was drawn."""
+
+    def protect(self, change: Vector, random: secure_agg.RandomSource) -> Vector:
+        """The change (d,) as it may leave this member, but for noise in the ring."""
+
+    def encode(
+        self, job: JobDocument, update: Update, cohort: int, random: secure_agg.RandomSource
+    ) -> NDArray[np.uint32]:
+        """The vector to be masked, for an attempt whose context fixes `cohort` members."""
+
+
+@dataclass(frozen=True)
+class _Plain:
+    """Mechanism `none`: plain training; weight and metrics travel with the change."""
+
+    event: PrivacyEvent | None = None
+    each_attempt: bool = False
+
+    def train(self, task: LocalTraining, random: secure_agg.RandomSource) -> "TrainingResult | None":
+        return task.plain()
+
+    def protect(self, change: Vector, random: secure_agg.RandomSource) -> Vector:
+        return change
+
+    def encode(
+        self, job: JobDocument, update: Update, cohort: int, random: secure_agg.RandomSource
+    ) -> NDArray[np.uint32]:
+        return layout_of(job, cohort).encode(segments(job, update), random)
+
+
+@dataclass(frozen=True)
+class _Noised:
+    """What all mechanisms with noise of the member's own have in common: the change alone is sent, cut to its bound."""
+
+    event: PrivacyEvent | None
+    each_attempt: bool = field(default=False, kw_only=True)
+
+    def protect(self, change: Vector, random: secure_agg.RandomSource) -> Vector:
+        return change
+
+    def encode(
+        self, job: JobDocument, update: Update, cohort: int, random: secure_agg.RandomSource
+    ) -> NDArray[np.uint32]:
+        layout = layout_of(job, cohort)
+        (segment,) = layout.segments
+        # After the noise: what is cut here was public already, so to speak.
+        return layout.encode({segment.name: secure_agg.clip_coordinates(update.change, segment.bound)}, random)
+
+
+@dataclass(frozen=True)
+class _PrivateSteps(_Noised):
+    """`dp-sgd`: noise at every local step, over every parameter that is trained."""
+
+    mechanism: DpSgd
+
+    def train(self, task: LocalTraining, random: secure_agg.RandomSource) -> "TrainingResult | None":
+        from edge_client.training.private import train_private
+
+        return train_private(
+            task.module,
+            task.ids,
+            task.labels,
+            task.recipe,
+            self.mechanism,
+            random=random,
+            seed=task.seed,
+            device=task.device,
+            progress=task.progress,
+            cancelled=task.cancelled,
+        )
+
+
+@dataclass(frozen=True)
+class _NoisyGaussian(_Noised):
+    """`gaussian-update`: plain steps on a lot, the change clipped in L2, Gaussian noise on every coordinate."""
+
+    mechanism: GaussianUpdate
+
+    def train(self, task: LocalTraining, random: secure_agg.RandomSource) -> "TrainingResult | None":
+        count, lot = len(task.ids), self.mechanism.lot
+        if self.mechanism.sampling == "poisson":
+            rows = noise.draw_poisson(count, min(1.0, lot / count), random)
+        else:
+            rows = noise.draw_fixed(count, min(lot, count), random)
+        return _train_on(task, rows)
+
+    def protect(self, change: Vector, random: secure_agg.RandomSource) -> Vector:
+        clipped = secure_agg.clip_l2(_finite(change), self.mechanism.clip)
+        noise.add_gaussian(clipped, self.mechanism.noise_multiplier * self.mechanism.clip, random)
+        return clipped.astype(np.float32)
+
+
+@dataclass(frozen=True)
+class _NoisyLaplace(_Noised):
+    """`laplace-update`: plain steps on all data, the change clipped in L1, Laplace noise on every coordinate."""
+
+    mechanism: LaplaceUpdate
+
+    def train(self, task: LocalTraining, random: secure_agg.RandomSource) -> "TrainingResult | None":
+        return _train_on(task, None)
+
+    def protect(self, change: Vector, random: secure_agg.RandomSource) -> Vector:
+        clipped = _clip_l1(_finite(change), self.mechanism.bound)
+        noise.add_laplace(clipped, 2 * self.mechanism.bound / self.mechanism.epsilon, random)
+        return clipped.astype(np.float32)
+
+
+@dataclass(frozen=True)
+class _RingNoise:
+    """`distributed-gaussian`: plain steps on all data; clipping, rounding and the noise's share happen on the grid."""
+
+    event: PrivacyEvent | None
+    # A vector sent again gets fresh noise: one draw never goes under two masks.
+    each_attempt: bool = True
+
+    def train(self, task: LocalTraining, random: secure_agg.RandomSource) -> "TrainingResult | None":
+        return _train_on(task, None)
+
+    def protect(self, change: Vector, random: secure_agg.RandomSource) -> Vector:
+        return _finite(change)
+
+    def encode(
+        self, job: JobDocument, update: Update, cohort: int, random: secure_agg.RandomSource
+    ) -> NDArray[np.uint32]:
+        if not isinstance(job.mechanism, DistributedGaussian):
+            raise TypeError("ring noise is encoded for a job that says so")
+        clipped = secure_agg.clip_l2(update.change, job.mechanism.clip)
+        return secure_agg.encode_distributed(clipped, grid_of(job), job.aggregation.bits, random)
+
+
+def protection_of(
+    job: JobDocument, examples: int, *, own: OwnNumbers | None = None, trust_central_noise: bool = False
+) -> Protection:
+    """What a job's mechanism is on the machine of a member with so many examples.
+
+    own: the member's own numbers. trust_central_noise: whether `distributed-gaussian` is charged for the noise of h
+    honest members together; without it only this member's own share counts (local epsilon).
+
+    Raises:
+        ValueError: own numbers that the job's ring has no room for, or that weaken what the job asks for.
+    """
+    own = own or OwnNumbers()
+    mechanism = job.mechanism
+    match mechanism:
+        case NoMechanism():
+            return _Plain()
+        case DpSgd():
+            mechanism = _with_own(mechanism, own)
+            rate = min(1.0, mechanism.lot / examples)
+            step = SampledGaussian(multiplier=mechanism.noise_multiplier, rate=rate, steps=mechanism.steps)
+            return _PrivateSteps(step, mechanism=mechanism)
+        case GaussianUpdate():
+            mechanism = _with_own(mechanism, own)
+            return _NoisyGaussian(_update_event(mechanism, examples), mechanism=mechanism)
+        case LaplaceUpdate():
+            if own.noise_multiplier is not None:
+                raise ValueError("own_noise_multiplier: laplace-update has an epsilon a round and no multiplier")
+            return _NoisyLaplace(Laplace(epsilon=mechanism.epsilon), mechanism=mechanism)
+        case DistributedGaussian():
+            if own.noise_multiplier is not None:
+                raise ValueError("own_noise_multiplier: the shares of distributed-gaussian are equal for all members")
+            grid = grid_of(job)
+            event = DiscreteGaussianSum(
+                honest=mechanism.honest if trust_central_noise else 1,
+                deviation=grid.deviation,
+                # A member that is there or not moves its vector from zero; an example moves it anywhere in the ball.
+                distance=grid.distance(replaced=mechanism.unit == "example"),
+                values=job.values,
+                unit=mechanism.unit,
+            )
+            return _RingNoise(event)
+
+
+def _update_event(mechanism: GaussianUpdate, examples: int) -> PrivacyEvent:
+    """The sound reading of Zhu et al. 2020: with the one example in the lot or not, the clipped change can lie anywhere
+    in the ball of radius C, so two neighbours are up to 2 C apart, and the noise's multiplier is sigma / 2.
+    """
+    multiplier = mechanism.noise_multiplier / 2
+    if mechanism.sampling == "fixed":
+        return FixedLotGaussian(multiplier=multiplier, lot=min(mechanism.lot, examples), population=examples)
+    return SampledGaussian(multiplier=multiplier, rate=min(1.0, mechanism.lot / examples))
+
+
+_M = TypeVar("_M", DpSgd, GaussianUpdate)
+
+
+def _with_own(mechanism: _M, own: OwnNumbers) -> _M:
+    changed: dict[str, Any] = {}
+    if own.lot is not None:
+        changed["lot"] = own.lot
+    if own.noise_multiplier is not None:
+        least, most = mechanism.noise_multiplier, NOISE_ROOM * mechanism.noise_multiplier
+        if not least <= own.noise_multiplier <= most:
+            raise ValueError(
+                f"own_noise_multiplier: {own.noise_multiplier:g} lies outside {least:g} to {most:g}, which the job's "
+                "multiplier and its ring allow"
+            )
+        changed["noise_multiplier"] = own.noise_multiplier
+    return mechanism.model_copy(update=changed)
+
+
+def _train_on(task: LocalTraining, rows: NDArray[np.int64] | None) -> "TrainingResult | None":
+    """Plain steps whose failure says nothing: what a training that diverged has left is clipped like any other change,
+    and `_finite` makes zeros of what is not finite, so that noise is sent whatever the data did.
+    """
+    from edge_client.training.local import TrainingDiverged, TrainingResult
+
+    if rows is not None and not len(rows):
+        return None
+    try:
+        result = task.plain(rows)
+    except TrainingDiverged:
+        return None
+    # Sums over the examples depend on the data and get no noise of their own.
+    return replace(result, loss_sum=0.0, correct=0, count=0) if isinstance(result, TrainingResult) else None
+
+
+def _finite(change: Vector) -> Vector:
+    return change if bool(np.isfinite(change).all()) else np.zeros_like(change)
+
+
+def _clip_l1(change: Vector, bound: float) -> NDArray[np.float64]:
+    values = change.astype(np.float64)
+    norm = float(np.abs(values).sum())
+    if norm > bound:
+        values *= bound / norm
+        # Rounding may leave the result a hair above the bound that privacy is accounted with.
+        while float(np.abs(values).sum()) > bound:
+            values *= 1.0 - 2.0**-50
+    return values

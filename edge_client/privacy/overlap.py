@@ -1,0 +1,69 @@
+"""Whether two ledgers were charged for the same examples: a warning, since limits of two ledgers do not add up by
+themselves.
+
+Each example leaves a mark in its ledger: the first 8 bytes of HMAC-SHA256 of its text under a random key of this home
+(HOME/ledgers/marks.key). Without the key a mark says nothing of the text; with it one can ask whether a text was
+there, so marks stay out of exports and receipts. Equal texts have equal marks; an edited text has another, so no
+warning does not mean no overlap. Two of n texts share a mark by accident with a probability below n^2 / 2^65.
+"""
+
+import hashlib
+import hmac
+import secrets
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edge_client.privacy.faults import durable_file
+from edge_client.privacy.store import LedgerDamaged, LedgerUnwritable
+
+__all__ = ["Marks", "digest_of_marks", "marks_key", "marks_of"]
+
+_KEY_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Marks of one data set under one key: `key` names it, `values` are signed 64-bit, one for each distinct text."""
+
+    key: str
+    examples: int
+    values: frozenset[int] = field(repr=False)
+
+
+def marks_key(folder: Path) -> bytes:
+    """The key of a home, made when it is first asked for. `folder` is HOME/ledgers.
+
+    Raises:
+        LedgerDamaged: the file is no key. LedgerUnwritable: it cannot be made.
+    """
+    path = folder / "marks.key"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not path.exists():
+            durable_file(path, secrets.token_bytes(_KEY_BYTES), "key")
+        key = path.read_bytes()
+    except OSError as error:
+        raise LedgerUnwritable(f"{path} cannot be made or read: {error.strerror}") from error
+    if len(key) != _KEY_BYTES:
+        raise LedgerDamaged(
+            f"{path} is damaged; remove it: examples seen before can then no longer be compared with later ones"
+        )
+    return key
+
+
+def marks_of(key: bytes, texts: Iterable[str]) -> Marks:
+    """One mark for each text, as it stands (UTF-8)."""
+    count, values = 0, set()
+    for text in texts:
+        count += 1
+        mark = hmac.digest(key, text.encode("utf-8", "surrogatepass"), "sha256")[:8]
+        values.add(int.from_bytes(mark, "big", signed=True))
+    return Marks(hashlib.sha256(b"tacit/marks-key/v1" + key).hexdigest()[:16], count, frozenset(values))
+
+
+def digest_of_marks(marks: Iterable[int]) -> bytes:
+    """SHA-256 over them in ascending order, 8 bytes each, big-endian."""
+    ordered = sorted(marks)
+    return hashlib.sha256(struct.pack(f">{len(ordered)}q", *ordered)).digest()

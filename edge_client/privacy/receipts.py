@@ -1,0 +1,293 @@
+"""Receipts: what left this machine in one attempt, under which noise, with whom, and what came back.
+
+A receipt is a file of canonical JSON (`Receipt`) with a signature beside it: RSA-PSS, SHA-256, MGF1 with SHA-256, salt
+of 32 bytes, over the file as it is, by the key of the member's certificate; so `openssl dgst -verify` checks it.
+HOME/receipts holds
+
+    JOB/ROUND.ATTEMPT.json             the receipt
+    JOB/ROUND.ATTEMPT.sig              its signature, raw
+    certificates/FINGERPRINT.pem       certificates that signed receipts, and their authorities, by SHA-256
+
+A receipt names the one before it in its ledger, and the ledger's chain holds the digest of each. Its file comes first
+and the ledger's record second: a crash between leaves a receipt that `recover` takes into the chain at the next start.
+
+Nothing else that this key signs begins with the first byte of a receipt, `{`: statements of the aggregation begin with
+`S` (secure_agg.transcript), TLS 1.3 with a space (RFC 8446, section 4.4.3), a certificate request with 0x30.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from pydantic import Field, StringConstraints
+
+from edge_client.privacy.events import PrivacyEvent
+from edge_client.privacy.faults import Faults, durable_file, no_faults, sync_folder
+from edge_client.privacy.store import LedgerError, LedgerUnwritable
+from tacit.documents import Digest, Document, DocumentInvalid, Part
+from tacit.identity import CertificateInvalid, Role, federation_of, verify_certificate, verify_signature
+from tacit.mechanism import Mechanism
+
+if TYPE_CHECKING:
+    from edge_client.privacy.ledger import Ledger
+
+__all__ = [
+    "CertificateMissing",
+    "Party",
+    "Receipt",
+    "ReceiptBook",
+    "ReceiptInvalid",
+    "Segment",
+    "Signer",
+    "certificate_from",
+    "check_receipt",
+]
+
+_Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+_Number = Annotated[int, Field(ge=0, le=2**63 - 1)]
+
+
+class ReceiptInvalid(LedgerError):
+    """A receipt that proves nothing. The text says why."""
+
+
+class CertificateMissing(ReceiptInvalid):
+    """The certificate that a receipt was signed under is not there."""
+
+
+class Segment(Part):
+    """A named stretch of the masked vector."""
+
+    name: str
+    # Its length, in values of the ring.
+    values: Annotated[int, Field(ge=0)]
+
+
+class Party(Part):
+    """A member of the cohort, and the SHA-256 fingerprint of its certificate."""
+
+    member: str
+    certificate: Digest
+
+
+class Receipt(Document):
+    """One attempt, as this member saw it. Digests are SHA-256."""
+
+    kind: Literal["tacit-receipt"] = "tacit-receipt"
+    at_ms: _Number
+    # Fingerprint of the authority's certificate, by which the cohort's certificates were checked.
+    federation: Digest
+    member: str
+    job: _Name
+    round: _Number
+    attempt: _Number
+    # Digest of the job document, and of the version that the update started from.
+    job_document: Digest
+    version: Digest
+    mechanism: Mechanism
+    # What the ledger was charged, and its reservation there; None under a mechanism that promises nothing.
+    event: PrivacyEvent | None
+    reservation: Annotated[int, Field(ge=1)] | None
+    # What left: digest and length of the masked vector, packed as it was sent, and its segments in order.
+    vector: Digest
+    vector_bytes: _Number
+    segments: tuple[Segment, ...]
+    cohort: tuple[Party, ...]
+    # n_C, t and h of the attempt: members assumed to be the coordinator's, threshold, honest inputs in every sum.
+    assumed_corrupt: _Number
+    threshold: _Number
+    honest: _Number
+    # U3, whose inputs the sum holds; None where this member never learned it.
+    survivors: tuple[str, ...] | None
+    outcome: str
+    # Digest of the sum that came back.
+    result: Digest | None
+    # 32 hexadecimal digits, and the digest of the receipt before this one there (zeros in the first).
+    ledger: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+    previous: Digest
+
+    @property
+    def certificate(self) -> bytes | None:
+        """Fingerprint of the certificate that this member took part with; None where the cohort does not hold it."""
+        return next((party.certificate for party in self.cohort if party.member == self.member), None)
+
+
+class Signer(Protocol):
+    """What signs: `edge_client.home.MemberIdentity`."""
+
+    @property
+    def certificate(self) -> bytes:
+        """DER."""
+
+    @property
+    def root_pem(self) -> bytes:
+        """The authority's certificate, PEM."""
+
+    def sign(self, message: bytes) -> bytes:
+        """RSA-PSS, SHA-256, salt of 32 bytes."""
+
+
+class ReceiptBook:
+    """HOME/receipts. Files are added and never changed."""
+
+    def __init__(self, folder: Path, faults: Faults = no_faults) -> None:
+        self._folder = folder
+        self._faults = faults
+
+    def write(self, receipt: Receipt, signer: Signer, ledger: "Ledger") -> Path:
+        """Signs a receipt, stores it, and takes it into the ledger's chain. Returns its file.
+
+        Raises:
+            ReceiptInvalid: the cohort does not hold the signer's certificate. LedgerMisused: it does not follow.
+            LedgerUnwritable: it may be tried again; a receipt whose files are there is completed at the next start.
+        """
+        fingerprint = _fingerprint(signer.certificate)
+        if receipt.certificate != fingerprint:
+            raise ReceiptInvalid(
+                f"{receipt.member} takes part in {receipt.job} with another certificate than the one that would sign"
+            )
+        ledger.check_follows(receipt)
+        signature = signer.sign(receipt.canonical())
+        try:
+            path = self._stored(receipt, signature, signer)
+        except OSError as error:
+            raise LedgerUnwritable(
+                f"the receipt of {receipt.job}/{receipt.round}.{receipt.attempt} cannot be written "
+                f"({error.strerror}); look at free space and the rights of {self._folder}"
+            ) from error
+        ledger.receipt(receipt, signature)
+        return path
+
+    def _stored(self, receipt: Receipt, signature: bytes, signer: Signer) -> Path:
+        folders = (self._folder, self._folder / "certificates", self._folder / receipt.job)
+        for folder in folders:
+            if not folder.exists():
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                sync_folder(folder.parent)
+        for pem in (_pem(signer.certificate), signer.root_pem):
+            path = self._certificate(_fingerprint(_der(pem)))
+            if not path.exists():
+                durable_file(path, pem, "certificate", self._faults)
+        path = self.path(receipt)
+        # The signature first: a receipt that is there can be checked.
+        durable_file(path.with_suffix(".sig"), signature, "signature", self._faults)
+        durable_file(path, receipt.canonical(), "receipt", self._faults)
+        return path
+
+    def path(self, receipt: Receipt) -> Path:
+        """Where its file is, or belongs. Another one of the same numbers, from an earlier federation, stays there."""
+        plain = self._folder / receipt.job / f"{receipt.round}.{receipt.attempt}.json"
+        if not plain.exists() or plain.read_bytes() == receipt.canonical():
+            return plain
+        return plain.with_name(f"{receipt.round}.{receipt.attempt}.{receipt.digest().hex()[:8]}.json")
+
+    def candidates(self, job: str, round: int, attempt: int) -> Iterator[Path]:
+        """Files that may hold the receipt of an attempt."""
+        folder = self._folder / job
+        yield folder / f"{round}.{attempt}.json"
+        yield from sorted(folder.glob(f"{round}.{attempt}.*.json"))
+
+    def files(self) -> Iterator[Path]:
+        """All receipts' files."""
+        if self._folder.exists():
+            for folder in sorted(path for path in self._folder.iterdir() if path.is_dir()):
+                yield from sorted(folder.glob("*.json"))
+
+    def certificate(self, fingerprint: bytes) -> bytes:
+        """DER. Raises: CertificateMissing: it is not there, or it is another one."""
+        path = self._certificate(fingerprint)
+        try:
+            return certificate_from(fingerprint.hex(), path.read_bytes())
+        except (OSError, CertificateMissing) as error:
+            raise CertificateMissing(f"{path} is missing or damaged; put it back from a copy") from error
+
+    def certificates(self) -> Iterator[tuple[str, str]]:
+        """Fingerprint in hexadecimal and PEM of each that is stored."""
+        for path in sorted((self._folder / "certificates").glob("*.pem")):
+            yield path.stem, path.read_text()
+
+    def recover(self, ledger: "Ledger") -> tuple[Path, ...]:
+        """At the start: takes receipts into the chain that a crash left outside. Returns their files.
+
+        Raises: LedgerUnwritable.
+        """
+        waiting: dict[bytes, tuple[Path, Receipt, bytes]] = {}
+        for path in self.files():
+            try:
+                data = path.read_bytes()
+                if ledger.holds(hashlib.sha256(data).digest()):
+                    continue
+                receipt = Receipt.from_json(data, what=str(path))
+                signature = path.with_suffix(".sig").read_bytes()
+                check_receipt(receipt, data, signature, self.certificate)
+            except (DocumentInvalid, OSError, ReceiptInvalid):
+                continue  # `ledger verify` names it.
+            if receipt.ledger == ledger.id.hex():
+                waiting[receipt.previous] = (path, receipt, signature)
+        adopted = []
+        while (found := waiting.pop(ledger.last_receipt, None)) is not None:
+            path, receipt, signature = found
+            ledger.receipt(receipt, signature)
+            adopted.append(path)
+        return tuple(adopted)
+
+    def _certificate(self, fingerprint: bytes) -> Path:
+        return self._folder / "certificates" / f"{fingerprint.hex()}.pem"
+
+
+class _Certificates(Protocol):
+    def __call__(self, fingerprint: bytes, /) -> bytes: ...
+
+
+def check_receipt(receipt: Receipt, data: bytes, signature: bytes, certificates: _Certificates) -> None:
+    """That the member named in a receipt signed it. data: the file's bytes. certificates: DER by fingerprint.
+
+    The certificate is the one the cohort holds for the member, issued by the federation's authority and valid when the
+    receipt was made; everything is checked offline.
+
+    Raises:
+        ReceiptInvalid: not canonical, a certificate is missing or does not belong, or the signature is of other bytes.
+    """
+    if receipt.canonical() != data:
+        raise ReceiptInvalid("it is not in canonical form")
+    fingerprint = receipt.certificate
+    if fingerprint is None:
+        raise ReceiptInvalid(f"its cohort does not hold {receipt.member}")
+    der, root = certificates(fingerprint), x509.load_der_x509_certificate(certificates(receipt.federation))
+    if federation_of(root) != receipt.federation:
+        raise ReceiptInvalid("the authority's certificate is another federation's")
+    when = datetime.fromtimestamp(receipt.at_ms / 1000, UTC)
+    try:
+        verified = verify_certificate(der, root, federation=receipt.federation, role=Role.MEMBER, now=when)
+        if verified.identity.name != receipt.member:
+            raise ReceiptInvalid(f"its certificate belongs to {verified.identity.name}, not to {receipt.member}")
+        verify_signature(verified.key, data, signature)
+    except CertificateInvalid as error:
+        raise ReceiptInvalid(str(error)) from error
+
+
+def certificate_from(fingerprint: str, pem: bytes) -> bytes:
+    """DER of a stored certificate. fingerprint: hexadecimal. Raises: CertificateMissing: it is none, or another one."""
+    try:
+        found = _der(pem)
+    except ValueError as error:
+        raise CertificateMissing(f"what is stored as {fingerprint} is no certificate") from error
+    if _fingerprint(found).hex() != fingerprint:
+        raise CertificateMissing(f"what is stored as {fingerprint} is another certificate")
+    return found
+
+
+def _der(pem: bytes) -> bytes:
+    return x509.load_pem_x509_certificate(pem).public_bytes(serialization.Encoding.DER)
+
+
+def _pem(der: bytes) -> bytes:
+    return x509.load_der_x509_certificate(der).public_bytes(serialization.Encoding.PEM)
+
+
+def _fingerprint(der: bytes) -> bytes:
+    return x509.load_der_x509_certificate(der).fingerprint(hashes.SHA256())

@@ -1,0 +1,622 @@
+"""What each key of a policy asks of a job, and when: the tables that `Policy.check_*` and `Policy.explain` share.
+
+A rule is pure: from the policy and one subject (a job document, a manifest, a machine's conditions, the numbers of an
+attempt, ...) it makes a finding with both values and a sentence that names them. Order in a table is the order of
+asking.
+
+Left to `policy`: the document itself, and what follows from a verdict.
+"""
+
+import fnmatch
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from edge_client.privacy.conditions import DAYS, Conditions, Window
+from edge_client.privacy.events import Adjacency
+from secure_agg import ContextInvalid, default_thresholds
+from tacit.job import NOISE_ROOM, JobDocument, JobSpec
+from tacit.manifest import Manifest
+from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, Mechanism, NoMechanism
+from tacit.reason import Reason
+
+if TYPE_CHECKING:
+    from edge_client.privacy.policy import Policy
+
+__all__ = [
+    "ATTEMPT",
+    "CONDITIONS",
+    "JOB",
+    "MANIFEST",
+    "ROSTER",
+    "SUM",
+    "VECTOR",
+    "Keys",
+    "Numbers",
+    "Offer",
+    "Outcome",
+    "Rule",
+    "SumInQuestion",
+    "Verdict",
+    "When",
+    "counted_multiplier",
+    "fingerprint",
+    "judge",
+    "on_budget",
+    "on_job",
+]
+
+
+Job = JobDocument | JobSpec
+
+
+class Outcome(StrEnum):
+    """What a rule says to a job."""
+
+    OK = "ok"
+    REFUSED = "refused"
+    OPEN = "open"  # Cannot be told from what was given.
+
+
+class When(StrEnum):
+    """When a rule is looked at, and who asks."""
+
+    JOB = "before anything but the job document is fetched"
+    MANIFEST = "before the data is read, once the manifest is there"
+    CONDITIONS = "before each training, on the machine"
+    LEDGER = "by the ledger, before each training"
+    ATTEMPT = "before keys are shown for an attempt"
+    ROSTER = "before shares are dealt to a roster"
+    VECTOR = "before a masked vector leaves"
+    SUM = "before the members of a sum are confirmed"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One rule on one job (or attempt, or machine): both values, and a sentence that begins with the rule's name.
+
+    rule: the policy's key. job: what the job has there; of a machine's condition, what the machine has. policy: what
+    the policy wants. reason: what a refusal is called on the wire.
+    """
+
+    rule: str
+    when: When
+    job: str
+    policy: str
+    outcome: Outcome
+    reason: Reason
+    sentence: str
+
+
+def fingerprint(key: bytes) -> bytes:
+    """What `peers` pins: SHA-256, 32 bytes, of a public key (SubjectPublicKeyInfo, DER)."""
+    return hashlib.sha256(key).digest()
+
+
+def counted_multiplier(mechanism: Mechanism, policy: "Policy") -> float | None:
+    """The noise multiplier that a release is accounted with, but for the rounding of a grid; None: it has none.
+
+    Deviation of the noise divided by how far one unit can move what is released: of `gaussian-update` half the stated
+    number, since neighbouring changes lie up to 2 C apart; of `distributed-gaussian` the stated one is that of h shares
+    against one member's vector, so 1 / sqrt(h) of it where this member's share alone counts, and half where the unit
+    can move the vector across the ball, not from zero only (edge_client.privacy.mechanisms says why).
+    """
+    own = policy.own_noise_multiplier
+    match mechanism:
+        case DpSgd():
+            return own or mechanism.noise_multiplier
+        case GaussianUpdate():
+            return (own or mechanism.noise_multiplier) / 2
+        case DistributedGaussian():
+            one = mechanism.unit == "member" and policy.adjacency == "add-remove"
+            shares = 1.0 if policy.trust_central_noise else math.sqrt(mechanism.honest)
+            return mechanism.noise_multiplier / shares / (1 if one else 2)
+        case _:
+            return None
+
+
+# ---- how rules are judged -------------------------------------------------------------------------
+
+_S = TypeVar("_S")
+
+
+@dataclass(frozen=True, slots=True)
+class _Finding:
+    """Both values, whether they agree (None: cannot be told), and a clause that names them as {job} and {policy}."""
+
+    job: str
+    policy: str
+    ok: bool | None
+    says: str
+    # Of a refusal: what to do.
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule(Generic[_S]):
+    """A key of the policy, and what it makes of a subject. free: the policy asks nothing, whatever the subject is."""
+
+    key: str
+    when: When
+    reason: Reason
+    judge: Callable[["Policy", _S], _Finding]
+    free: Callable[["Policy"], bool] = lambda policy: False
+
+
+def judge(policy: "Policy", rules: Iterable[Rule[_S]], subject: _S | None) -> Iterator[Verdict]:
+    """A verdict for each rule, in order. Without a subject, those that ask something stay open."""
+    for rule in rules:
+        if rule.free(policy):
+            yield _free(rule.key, rule.when, rule.reason)
+        elif subject is None:
+            yield _open(policy, rule.key, rule.when, rule.reason)
+        else:
+            yield _verdict(rule, rule.judge(policy, subject))
+
+
+def _free(key: str, when: When, reason: Reason) -> Verdict:
+    return Verdict(key, when, "", "any", Outcome.OK, reason, f"{key}: the policy asks nothing")
+
+
+def _open(policy: "Policy", key: str, when: When, reason: Reason) -> Verdict:
+    wanted = _shown(getattr(policy, key))
+    sentence = f"{key}: the policy has {wanted}; looked at {when}"
+    return Verdict(key, when, "", wanted, Outcome.OPEN, reason, sentence)
+
+
+def _verdict(rule: Rule[_S], finding: _Finding) -> Verdict:
+    sentence = f"{rule.key}: {finding.says.format(job=finding.job, policy=finding.policy)}"
+    outcome = {True: Outcome.OK, False: Outcome.REFUSED, None: Outcome.OPEN}[finding.ok]
+    if outcome is Outcome.REFUSED and finding.advice:
+        sentence += f"; {finding.advice}"
+    return Verdict(rule.key, rule.when, finding.job, finding.policy, outcome, rule.reason, sentence)
+
+
+def on_job(policy: "Policy", job: Job, federation: bytes | None) -> Iterator[Verdict]:
+    """What a job document alone tells, and the fingerprint of the authority that this member enrolled under."""
+    yield from judge(policy, JOB, Offer(job, federation))
+    yield from _on_attempts(policy, job)
+
+
+def on_budget(policy: "Policy") -> Iterator[Verdict]:
+    """The budget's keys, so that no explanation goes without them; whether a job keeps them is the ledger's to say."""
+    for key in ("epsilon", "epsilon_a_month", "epsilon_a_job"):
+        if getattr(policy, key) is None:
+            yield _free(key, When.LEDGER, Reason.REASON_BUDGET_SPENT)
+        else:
+            yield _open(policy, key, When.LEDGER, Reason.REASON_BUDGET_SPENT)
+
+
+def _on_attempts(policy: "Policy", job: Job) -> Iterator[Verdict]:
+    """The rules of attempts, before there is one: for the smallest cohort of the job that keeps them all, else for the
+    one that breaks the fewest.
+    """
+    sizes: dict[int, list[Verdict]] = {}
+    for cohort in range(job.rounds.min_members, job.rounds.target_members + 1):
+        try:
+            threshold, corrupt = default_thresholds(cohort, job.aggregation.assumed_corrupt)
+        except ContextInvalid:
+            continue
+        sizes[cohort] = list(judge(policy, ATTEMPT, Numbers(cohort, threshold, corrupt, threshold - corrupt)))
+    if not sizes:
+        yield from judge(policy, ATTEMPT, None)
+        return
+    broken = {size: sum(verdict.outcome is not Outcome.OK for verdict in found) for size, found in sizes.items()}
+    shown = min(sizes, key=lambda size: (broken[size], size if not broken[size] else -size))
+    for at, verdict in enumerate(sizes[shown]):
+        refused = [size for size, found in sizes.items() if found[at].outcome is Outcome.REFUSED]
+        if verdict.outcome is Outcome.REFUSED:
+            note = f" (cohorts of the job have {job.rounds.min_members} to {job.rounds.target_members} members)"
+        else:
+            note = f"; attempts of {_ranges(refused)} members would be refused" if refused else ""
+        yield replace(verdict, sentence=verdict.sentence + note)
+
+
+def _ranges(sizes: list[int]) -> str:
+    """`3 to 9, 12` of sorted sizes."""
+    spans: list[list[int]] = []
+    for size in sizes:
+        if spans and size == spans[-1][-1] + 1:
+            spans[-1][1:] = [size]
+        else:
+            spans.append([size])
+    return ", ".join(" to ".join(map(str, span)) for span in spans)
+
+
+_MOST_SHOWN = 5
+
+
+def _listed(items: Iterable[str]) -> str:
+    """A few of them: what travels in a refusal is cut after some hundred characters."""
+    shown = list(items)
+    more = f" and {len(shown) - _MOST_SHOWN} more" if len(shown) > _MOST_SHOWN else ""
+    return ", ".join(shown[:_MOST_SHOWN]) + more if shown else "nothing"
+
+
+def _shown(value: object) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case bytes():
+            return value.hex()
+        case float():
+            return f"{value:.10g}"
+        case dict():
+            return f"{len(value)} pinned"
+        case tuple():
+            return _listed(map(_shown, value))
+        case None:
+            return "no value"
+        case _:
+            return str(value)
+
+
+def _fits(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+# ---- the job document ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    job: Job
+    federation: bytes | None
+
+
+def _jobs(policy: "Policy", offer: Offer) -> _Finding:
+    name = offer.job.name
+    return _Finding(
+        name, _listed(policy.jobs), _fits(name, policy.jobs), "the job is {job}, the policy admits {policy}"
+    )
+
+
+def _architectures(policy: "Policy", offer: Offer) -> _Finding:
+    kind = offer.job.model.architecture
+    says = "the job trains a {job}, the policy admits {policy}"
+    return _Finding(kind, _listed(policy.architectures), _fits(kind, policy.architectures), says)
+
+
+def _mechanisms(policy: "Policy", offer: Offer) -> _Finding:
+    name = offer.job.mechanism.name
+    says = 'the job uses "{job}", the policy allows {policy}'
+    advice = f'to allow it, write mechanisms = ["{name}"] into policy.toml'
+    return _Finding(name, _listed(policy.mechanisms), name in policy.mechanisms, says, advice)
+
+
+def _unit(policy: "Policy", offer: Offer) -> _Finding:
+    # A bound for one unit is none for the other: the zeroed vector of an absent member is no neighbour of an exchanged
+    # example, and the reverse. So the ledger, opened in one unit, has no formula for the other.
+    mechanism = offer.job.mechanism
+    if isinstance(mechanism, NoMechanism):
+        return _no_noise(policy.unit, "protects nothing of the policy's unit, {policy}")
+    says = "the job protects one {job}, the policy's ledger counts by {policy}"
+    return _Finding(mechanism.unit, policy.unit, mechanism.unit == policy.unit, says)
+
+
+def _adjacency(policy: "Policy", offer: Offer) -> _Finding:
+    adjacencies: tuple[Adjacency, ...]
+    match offer.job.mechanism:
+        case NoMechanism():
+            return _no_noise(policy.adjacency, "has no formula, for {policy} or else")
+        case DpSgd() | GaussianUpdate(sampling="poisson"):
+            adjacencies = ("add-remove",)
+        case GaussianUpdate():
+            adjacencies = ("replace-one",)
+        case LaplaceUpdate() | DistributedGaussian():
+            adjacencies = ("add-remove", "replace-one")
+    says = f"the job's {offer.job.mechanism.name} is accounted for under {{job}}, the policy's ledger under {{policy}}"
+    return _Finding(" or ".join(adjacencies), policy.adjacency, policy.adjacency in adjacencies, says)
+
+
+def _least_noise(policy: "Policy", offer: Offer) -> _Finding:
+    wanted, counted = policy.least_noise_multiplier, counted_multiplier(offer.job.mechanism, policy)
+    if isinstance(offer.job.mechanism, NoMechanism):
+        return _no_noise(_shown(wanted), "is a matter of `mechanisms`, and {policy} of no noise")
+    if counted is None:
+        says = "{job} has no multiplier for the policy's {policy}; see most_epsilon_a_round"
+        return _Finding(offer.job.mechanism.name, _shown(wanted), True, says)
+    says = (
+        f"the job's {offer.job.mechanism.name} counts with a noise multiplier of {{job}}, the policy wants {{policy}} "
+        "at least"
+    )
+    return _Finding(_shown(counted), _shown(wanted), wanted is None or counted >= wanted, says)
+
+
+def _own_noise(policy: "Policy", offer: Offer) -> _Finding:
+    own = policy.own_noise_multiplier
+    match offer.job.mechanism:
+        case NoMechanism():
+            return _no_noise(_shown(own), "takes none of the policy's {policy} either")
+        case (DpSgd() | GaussianUpdate()) as mechanism:
+            least, most = mechanism.noise_multiplier, NOISE_ROOM * mechanism.noise_multiplier
+            says = "the job has room for a noise multiplier of {job}, the policy sets {policy}"
+            fits = own is None or least <= own <= most
+            return _Finding(f"{_shown(least)} to {_shown(most)}", _shown(own), fits, says)
+        case mechanism:
+            says = "the job's {job} takes no multiplier of a member's own, the policy sets {policy}"
+            return _Finding(mechanism.name, _shown(own), own is None, says)
+
+
+def _most_epsilon_a_round(policy: "Policy", offer: Offer) -> _Finding:
+    most, mechanism = policy.most_epsilon_a_round, offer.job.mechanism
+    if not isinstance(mechanism, LaplaceUpdate):
+        return _Finding(mechanism.name, _shown(most), True, "{job} states no epsilon a round for the policy's {policy}")
+    says = "a round of the job costs epsilon {job}, the policy allows {policy}"
+    return _Finding(_shown(mechanism.epsilon), _shown(most), most is None or mechanism.epsilon <= most, says)
+
+
+def _no_noise(policy: str, says: str) -> _Finding:
+    return _Finding("none", policy, True, "the job's mechanism {job} " + says)
+
+
+def _base_models(policy: "Policy", offer: Offer) -> _Finding:
+    admitted = _shown(policy.base_models)
+    if not isinstance(offer.job, JobDocument):
+        says = "the job's starting weights have {job}, the policy admits {policy}"
+        return _Finding("no digest before the bundle is made", admitted, None, says)
+    says = "the job starts from the weights {job}, the policy admits {policy}"
+    return _Finding(offer.job.weights.hex(), admitted, offer.job.weights in policy.base_models, says)
+
+
+def _authorities(policy: "Policy", offer: Offer) -> _Finding:
+    trusted = _shown(policy.authorities)
+    if offer.federation is None:
+        says = "this machine has {job}, the policy trusts {policy}"
+        return _Finding("not enrolled, as far as was told", trusted, None, says)
+    says = "the federation's authority is {job}, the policy trusts {policy}"
+    return _Finding(offer.federation.hex(), trusted, offer.federation in policy.authorities, says)
+
+
+JOB: tuple[Rule[Offer], ...] = (
+    Rule("jobs", When.JOB, Reason.REASON_JOB_NOT_ADMITTED, _jobs),
+    Rule("authorities", When.JOB, Reason.REASON_POLICY_AUTHORITY, _authorities, lambda p: not p.authorities),
+    Rule("architectures", When.JOB, Reason.REASON_POLICY_JOB_KIND, _architectures),
+    Rule("base_models", When.JOB, Reason.REASON_POLICY_BASE_MODEL, _base_models, lambda p: not p.base_models),
+    Rule("mechanisms", When.JOB, Reason.REASON_POLICY_MECHANISM, _mechanisms),
+    Rule("unit", When.JOB, Reason.REASON_PRIVACY_UNACCOUNTABLE, _unit),
+    Rule("adjacency", When.JOB, Reason.REASON_PRIVACY_UNACCOUNTABLE, _adjacency),
+    Rule(
+        "least_noise_multiplier",
+        When.JOB,
+        Reason.REASON_POLICY_NOISE,
+        _least_noise,
+        lambda p: p.least_noise_multiplier is None,
+    ),
+    Rule(
+        "own_noise_multiplier",
+        When.JOB,
+        Reason.REASON_POLICY_NOISE,
+        _own_noise,
+        lambda p: p.own_noise_multiplier is None,
+    ),
+    Rule(
+        "most_epsilon_a_round",
+        When.JOB,
+        Reason.REASON_POLICY_NOISE,
+        _most_epsilon_a_round,
+        lambda p: p.most_epsilon_a_round is None,
+    ),
+)
+
+
+# ---- the manifest ---------------------------------------------------------------------------------
+
+
+def _shared_parameters(policy: "Policy", manifest: Manifest) -> _Finding:
+    names = [tensor.name for tensor in manifest.tensors]
+    kept = [name for name in names if not _fits(name, policy.shared_parameters)]
+    says = "the job would share {job}, the policy shares {policy} only"
+    return _Finding(_listed(kept or names), _listed(policy.shared_parameters), not kept, says)
+
+
+MANIFEST: tuple[Rule[Manifest], ...] = (
+    Rule(
+        "shared_parameters",
+        When.MANIFEST,
+        Reason.REASON_POLICY_PARAMETERS,
+        _shared_parameters,
+        lambda p: "*" in p.shared_parameters,
+    ),
+)
+
+
+# ---- the machine ----------------------------------------------------------------------------------
+
+_UNREADABLE = "what cannot be read here, and so is not met"
+
+
+def _hours(policy: "Policy", conditions: Conditions) -> _Finding:
+    now = conditions.now
+    # Not %a: a person's locale must not change what the operator reads.
+    moment = f"{DAYS[now.weekday()]} {now:%H:%M}"
+    inside = any(Window.parse(text).holds(now) for text in policy.hours)
+    return _Finding(moment, _listed(policy.hours), inside, "it is {job} here, the policy trains {policy}")
+
+
+def _devices(policy: "Policy", conditions: Conditions) -> _Finding:
+    says = "this machine trains on {job}, the policy allows {policy}"
+    return _Finding(
+        conditions.device or _UNREADABLE, _listed(policy.devices), conditions.device in policy.devices, says
+    )
+
+
+def _free_memory(policy: "Policy", conditions: Conditions) -> _Finding:
+    free, least = conditions.free_memory_mib, policy.least_free_memory_mib
+    says = "free memory in MiB is {job}, the policy wants {policy}"
+    return _Finding(
+        _UNREADABLE if free is None else str(free),
+        _shown(least),
+        least is None or (free is not None and free >= least),
+        says,
+        "" if free is not None else "install psutil, or leave the key out",
+    )
+
+
+def _on_power(policy: "Policy", conditions: Conditions) -> _Finding:
+    power = conditions.on_power
+    has = {True: "mains power", False: "a battery", None: _UNREADABLE}[power]
+    says = "this machine runs on {job}, the policy has on_power_only = {policy}"
+    return _Finding(
+        has,
+        _shown(policy.on_power_only),
+        power is True,
+        says,
+        "" if power is not None else "install psutil, or leave the key out",
+    )
+
+
+def _interfaces(policy: "Policy", conditions: Conditions) -> _Finding:
+    used = conditions.interfaces
+    says = "the default routes go through {job}, the policy allows {policy}"
+    wanted = _listed(policy.interfaces)
+    if used is None:
+        return _Finding(_UNREADABLE, wanted, False, says, "leave the key out where there is no /proc/net/route")
+    wrong = [name for name in used if not _fits(name, policy.interfaces)]
+    return _Finding(_listed(wrong or used), wanted, bool(used) and not wrong, says)
+
+
+CONDITIONS: tuple[Rule[Conditions], ...] = (
+    Rule("hours", When.CONDITIONS, Reason.REASON_POLICY_CONDITIONS, _hours, lambda p: not p.hours),
+    Rule(
+        "devices",
+        When.CONDITIONS,
+        Reason.REASON_POLICY_CONDITIONS,
+        _devices,
+        lambda p: len(set(p.devices)) == 3,
+    ),
+    Rule(
+        "least_free_memory_mib",
+        When.CONDITIONS,
+        Reason.REASON_POLICY_CONDITIONS,
+        _free_memory,
+        lambda p: p.least_free_memory_mib is None,
+    ),
+    Rule("on_power_only", When.CONDITIONS, Reason.REASON_POLICY_CONDITIONS, _on_power, lambda p: not p.on_power_only),
+    Rule("interfaces", When.CONDITIONS, Reason.REASON_POLICY_CONDITIONS, _interfaces, lambda p: not p.interfaces),
+)
+
+
+# ---- an attempt -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """n, t, n_C, h."""
+
+    cohort: int
+    threshold: int
+    assumed_corrupt: int
+    honest: int
+
+
+def _least_cohort(policy: "Policy", attempt: Numbers) -> _Finding:
+    says = "the attempt has {job} members, the policy wants {policy}"
+    return _Finding(str(attempt.cohort), str(policy.least_cohort), attempt.cohort >= policy.least_cohort, says)
+
+
+def _least_honest(policy: "Policy", attempt: Numbers) -> _Finding:
+    says = "the attempt guarantees {job} honest inputs, the policy wants {policy}"
+    return _Finding(str(attempt.honest), str(policy.least_honest), attempt.honest >= policy.least_honest, says)
+
+
+def _assumed_corrupt(policy: "Policy", attempt: Numbers) -> _Finding:
+    wanted = policy.assumed_corrupt
+    if wanted is None:
+        try:
+            wanted = default_thresholds(attempt.cohort)[1]
+        except ContextInvalid:
+            wanted = 1
+    says = "the attempt assumes {job} corrupt members, the policy {policy}"
+    advice = "a member that trusts the coordinator's enrolment writes assumed_corrupt = 0"
+    return _Finding(str(attempt.assumed_corrupt), str(wanted), attempt.assumed_corrupt >= wanted, says, advice)
+
+
+def _two_party_sums(policy: "Policy", attempt: Numbers) -> _Finding:
+    # The threshold is the smallest number of inputs that a sum of this attempt can hold.
+    says = "a sum of {job} members can be opened in this attempt; the policy has allow_two_party_sums = {policy}"
+    advice = "it shows each of two the other's input"
+    return _Finding(str(attempt.threshold), _shown(policy.allow_two_party_sums), attempt.threshold >= 3, says, advice)
+
+
+ATTEMPT: tuple[Rule[Numbers], ...] = (
+    Rule("least_cohort", When.ATTEMPT, Reason.REASON_POLICY_COHORT, _least_cohort),
+    Rule("least_honest", When.ATTEMPT, Reason.REASON_POLICY_COHORT, _least_honest),
+    Rule("assumed_corrupt", When.ATTEMPT, Reason.REASON_POLICY_CORRUPTION, _assumed_corrupt),
+    Rule(
+        "allow_two_party_sums",
+        When.ATTEMPT,
+        Reason.REASON_POLICY_TWO_PARTY_SUM,
+        _two_party_sums,
+        lambda p: p.allow_two_party_sums,
+    ),
+)
+
+
+# ---- roster, vector, sum, ledger ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    keys: Mapping[str, bytes]
+    assumed_corrupt: int
+    own: str
+
+
+def _peers(policy: "Policy", roster: Keys) -> _Finding:
+    unknown = sorted(
+        name
+        for name, key in roster.keys.items()
+        # This member knows itself; a pinned name under another key is a stranger.
+        if name != roster.own and policy.peers.get(name) != fingerprint(key)
+    )
+    says = "members of the roster that are not pinned with their key: {job}; the policy takes so many as the attempt "
+    says += "assumes corrupt, {policy}"
+    who = f"{len(unknown)} ({_listed(unknown)})" if unknown else "0"
+    return _Finding(who, str(roster.assumed_corrupt), len(unknown) <= roster.assumed_corrupt, says)
+
+
+ROSTER: tuple[Rule[Keys], ...] = (
+    Rule("peers", When.ROSTER, Reason.REASON_POLICY_PEERS, _peers, lambda p: not p.peers),
+)
+
+
+def _attempts_a_version(policy: "Policy", opened: int) -> _Finding:
+    says = "{job} masked vectors were sent for this version or round, the policy allows {policy}"
+    return _Finding(str(opened), str(policy.attempts_a_version), opened < policy.attempts_a_version, says)
+
+
+VECTOR: tuple[Rule[int], ...] = (
+    Rule("attempts_a_version", When.VECTOR, Reason.REASON_POLICY_ATTEMPTS, _attempts_a_version),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SumInQuestion:
+    """In how many members this sum differs from each earlier one, and n_C."""
+
+    differences: tuple[int, ...]
+    assumed_corrupt: int
+
+
+def _close_sums(policy: "Policy", this: SumInQuestion) -> _Finding:
+    least = this.assumed_corrupt + 2
+    # The same members again is the same sum.
+    closest = min((difference for difference in this.differences if difference), default=least)
+    says = "this sum and an earlier one differ in {job} members, the policy wants {policy} at least or none"
+    advice = "their difference would show what those sent; it goes on when the same members take part again"
+    return _Finding(str(closest), str(least), closest >= least, says, advice)
+
+
+SUM: tuple[Rule[SumInQuestion], ...] = (
+    Rule(
+        "allow_close_sums",
+        When.SUM,
+        Reason.REASON_POLICY_CLOSE_SUMS,
+        _close_sums,
+        lambda p: p.allow_close_sums,
+    ),
+)

@@ -1,0 +1,434 @@
+"""Sums of clipped per-example gradients, without ever holding a gradient for each example.
+
+Ghost clipping (Goodfellow 2015; Li et al. 2022, "Large language models can be strong differentially private learners")
+with the book-keeping of Bu et al. 2023 ("Differentially private optimization on large model at small cost"): one
+backward pass leaves, for every layer, what went in (x) and the loss's gradient at what came out (g). Both have a row
+for every example, and its gradient's norm, and the weighted sum of all gradients, follow from them layer by layer:
+
+    1. forward          hooks keep x and the output of each layer that has trained parameters
+    2. backward         g of all these outputs; no weight gradients are made
+    3. norms            |gradient of example b|^2, summed over every trained parameter of the module
+    4. weights          min(1, clip / norm)
+    5. weighted sums    added to each parameter's .grad
+
+Guarantees: an example adds at most `clip` (L2, jointly over all trained parameters) to the sum, up to the rounding of
+float32 (some 1e-6 of it); an example whose gradient is not finite adds nothing, so it can spoil no sum.
+
+All of this leans on the module: every trained parameter acts through one call of a layer that is known here, and no
+example sees another. `ClippedGradients` refuses what it can see to be otherwise, at every batch;
+`check_examples_apart` compares it, for the module at hand, with one backward pass an example. Neither can know a module
+that behaves so with these texts and otherwise with others: a `TextClassifier` must not.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.grad import conv1d_weight
+
+from edge_client.models import TextClassifier
+
+__all__ = ["ClippedGradients", "PerExampleGradientsUnavailable", "check_examples_apart", "clip_factors"]
+
+# The probe's texts, and how far its two sides may be apart, relative to a clipped gradient's norm.
+_PROBE_TEXTS = 3
+_PROBE_TOLERANCE = 1e-3
+
+
+class PerExampleGradientsUnavailable(ValueError):
+    """Gradients of this module cannot be told apart by example, so DP-SGD cannot clip them. The text says why."""
+
+
+class _Contribution(Protocol):
+    """One layer's part in one batch of B examples."""
+
+    def squared_norms(self) -> Mapping[str, Tensor]:
+        """For each trained parameter of the layer, by its name there, the squared norms (B,)."""
+
+    def add_weighted(self, weights: Tensor) -> None:
+        """Adds the sum over examples of weights[b] times its gradient to each trained parameter's .grad."""
+
+
+class _Embedding:
+    """An example's gradient has a row for each distinct id: the sum of g where the id stands. x (B, ...) ids."""
+
+    def __init__(self, layer: nn.Embedding, x: Tensor, g: Tensor) -> None:
+        self.layer = layer
+        ids, rows = x.reshape(len(x), -1), g.reshape(-1, layer.embedding_dim)
+        example = torch.arange(len(ids), device=ids.device).repeat_interleave(ids.shape[1])
+        pairs, place = torch.unique(example * layer.num_embeddings + ids.flatten(), return_inverse=True)
+        self.batch = len(ids)
+        self.example, self.id = pairs // layer.num_embeddings, pairs % layer.num_embeddings
+        self.sums = rows.new_zeros(len(pairs), layer.embedding_dim).index_add_(0, place, rows)
+        if layer.padding_idx is not None:
+            self.sums[self.id == layer.padding_idx] = 0
+
+    def squared_norms(self) -> Mapping[str, Tensor]:
+        return {"weight": self.sums.new_zeros(self.batch).index_add_(0, self.example, self.sums.square().sum(dim=1))}
+
+    def add_weighted(self, weights: Tensor) -> None:
+        _grad(self.layer.weight).index_add_(0, self.id, self.sums * weights[self.example, None])
+
+
+class _Linear:
+    """An example's weight gradient is the sum over positions of outer(g_t, x_t).
+
+    Its squared norm is the sum over t, u of <x_t, x_u> <g_t, g_u>.
+    """
+
+    def __init__(self, layer: nn.Linear, x: Tensor, g: Tensor) -> None:
+        self.layer = layer
+        self.x, self.g = x.reshape(len(x), -1, layer.in_features), g.reshape(len(g), -1, layer.out_features)
+
+    def squared_norms(self) -> Mapping[str, Tensor]:
+        found = {}
+        if self.layer.weight.requires_grad:
+            if self.x.shape[1] == 1:
+                found["weight"] = self.x.square().sum(dim=(1, 2)) * self.g.square().sum(dim=(1, 2))
+            else:
+                of_x, of_g = self.x @ self.x.transpose(1, 2), self.g @ self.g.transpose(1, 2)
+                found["weight"] = (of_x * of_g).sum(dim=(1, 2))
+        if self.layer.bias is not None and self.layer.bias.requires_grad:
+            found["bias"] = self.g.sum(dim=1).square().sum(dim=1)
+        return found
+
+    def add_weighted(self, weights: Tensor) -> None:
+        g = (self.g * weights[:, None, None]).flatten(0, 1)
+        if self.layer.weight.requires_grad:
+            _grad(self.layer.weight).addmm_(g.T, self.x.flatten(0, 1))
+        if self.layer.bias is not None and self.layer.bias.requires_grad:
+            _grad(self.layer.bias).add_(g.sum(dim=0))
+
+
+class _Conv1d:
+    """A convolution is a linear layer over windows. x (B, channels, S), g (B, maps, T), T = S - width + 1.
+
+    The windows' products are sums along the diagonals of the positions' products, so windows are never laid out:
+    <window_t, window_u> = sum over k of <x_(t + k), x_(u + k)>.
+    """
+
+    def __init__(self, layer: nn.Conv1d, x: Tensor, g: Tensor) -> None:
+        self.layer, self.x, self.g = layer, x, g
+
+    def squared_norms(self) -> Mapping[str, Tensor]:
+        found = {}
+        if self.layer.weight.requires_grad:
+            length = self.g.shape[2]
+            positions = self.x.transpose(1, 2) @ self.x
+            windows = positions[:, :length, :length].clone()
+            for k in range(1, self.layer.kernel_size[0]):
+                windows += positions[:, k : k + length, k : k + length]
+            found["weight"] = (windows * (self.g.transpose(1, 2) @ self.g)).sum(dim=(1, 2))
+        if self.layer.bias is not None and self.layer.bias.requires_grad:
+            found["bias"] = self.g.sum(dim=2).square().sum(dim=1)
+        return found
+
+    def add_weighted(self, weights: Tensor) -> None:
+        g = self.g * weights[:, None, None]
+        if self.layer.weight.requires_grad:
+            _grad(self.layer.weight).add_(conv1d_weight(self.x, list(self.layer.weight.shape), g))
+        if self.layer.bias is not None and self.layer.bias.requires_grad:
+            _grad(self.layer.bias).add_(g.sum(dim=(0, 2)))
+
+
+class _Materialised:
+    """Any other layer that Opacus has a sampler for: its gradients for each example are made and held for the batch."""
+
+    def __init__(self, sampler: Callable[..., Any], layer: nn.Module, x: Tensor, g: Tensor) -> None:
+        names = {parameter: name for name, parameter in _trained(layer)}
+        self.layer = layer
+        self.samples: dict[str, Tensor] = {
+            names[parameter]: sample for parameter, sample in sampler(layer, [x], g).items() if parameter in names
+        }
+
+    def squared_norms(self) -> Mapping[str, Tensor]:
+        return {name: sample.flatten(1).square().sum(dim=1) for name, sample in self.samples.items()}
+
+    def add_weighted(self, weights: Tensor) -> None:
+        for name, sample in self.samples.items():
+            _grad(self.layer.get_parameter(name)).add_(torch.tensordot(weights, sample, dims=1))
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A layer's call in the forward pass."""
+
+    name: str
+    x: Tensor
+    output: Tensor
+
+
+Make = Callable[[Any, Tensor, Tensor], _Contribution]
+
+
+class ClippedGradients:
+    """Keeps what layers see while the module runs forward, and turns it into clipped sums. A context manager.
+
+        with ClippedGradients(module) as clipped:
+            losses = functional.cross_entropy(module(ids), labels, reduction="none")
+            clipped.add(losses, clip=1.0)
+
+    Raises:
+        PerExampleGradientsUnavailable: a trained parameter outside the layers that are known here, or shared by two.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._layers: dict[str, nn.Module] = {}
+        self._makers: dict[str, Make] = {}
+        self._calls: list[_Call] = []
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        owners: dict[nn.Parameter, str] = {}
+        for name, layer in module.named_modules():
+            if not (trained := _trained(layer)):
+                continue
+            for short, parameter in trained:
+                full = f"{name}.{short}" if name else short
+                if parameter in owners:
+                    raise PerExampleGradientsUnavailable(
+                        f"parameter {full} is {owners[parameter]} too: the gradients of tied parameters cannot be told "
+                        "apart by example; untie them"
+                    )
+                owners[parameter] = full
+            self._layers[name] = layer
+            self._makers[name] = _maker(name, layer)
+        if not owners:
+            raise PerExampleGradientsUnavailable("the module has no parameter to train")
+
+    def __enter__(self) -> Self:
+        for name, layer in self._layers.items():
+            # Bound now: a closure over the loop's variable would see the last name.
+            def keep(_: nn.Module, args: Any, kwargs: Any, output: Any, name: str = name) -> None:
+                self._keep(name, args, kwargs, output)
+
+            self._handles.append(layer.register_forward_hook(keep, with_kwargs=True))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._calls = [], []
+
+    def _keep(self, name: str, args: Any, kwargs: Any, output: Any) -> None:
+        if not torch.is_grad_enabled():
+            return
+        if kwargs or len(args) != 1 or not isinstance(args[0], Tensor) or not isinstance(output, Tensor):
+            raise PerExampleGradientsUnavailable(
+                f"layer {name} is called with more than one tensor; its gradient cannot be told apart by example"
+            )
+        self._calls.append(_Call(name, args[0].detach(), output))
+
+    def gradients(self, loss: Tensor, batch: int, *, keep_graph: bool = False) -> dict[str, Tensor]:
+        """The gradient of `loss` () at each layer's output, for a forward pass with so many examples.
+
+        Raises:
+            PerExampleGradientsUnavailable: a layer was not called exactly once with a row for each example.
+        """
+        self._check_calls(batch)
+        outputs = [call.output for call in self._calls]
+        found = torch.autograd.grad(loss, outputs, allow_unused=True, retain_graph=keep_graph)
+        return {
+            call.name: torch.zeros_like(call.output) if g is None else g
+            for call, g in zip(self._calls, found, strict=True)
+        }
+
+    def add(self, losses: Tensor, clip: float, scale: float = 1.0) -> None:
+        """Adds scale * (sum over examples of min(1, clip / |gradient|) * gradient) to each trained parameter's .grad.
+
+        losses: (B,), each of its own example, from one forward pass inside this context, which this call uses up.
+
+        Raises:
+            PerExampleGradientsUnavailable: a layer was not called exactly once with a row for each example, or has no
+                norm for one of its parameters.
+        """
+        gradients = self.gradients(losses.sum(), len(losses))
+        calls, self._calls = self._calls, []
+        with torch.no_grad():
+            seen = [(call.name, call.x, gradients[call.name]) for call in calls]
+            made = [self._makers[name](self._layers[name], x, g) for name, x, g in seen]
+            squared = self._squared_norms([call.name for call in calls], made, len(losses))
+            finite = torch.isfinite(squared)
+            if not bool(finite.all()):
+                # Left out, not multiplied by zero: what is not finite would stay so.
+                made = [self._makers[name](self._layers[name], x[finite], g[finite]) for name, x, g in seen]
+                squared = squared[finite]
+            weights = clip_factors(squared, clip) * scale
+            for contribution in made:
+                contribution.add_weighted(weights)
+
+    def _squared_norms(self, names: list[str], made: list[_Contribution], batch: int) -> Tensor:
+        """(B,), over all trained parameters."""
+        parts = []
+        for name, contribution in zip(names, made, strict=True):
+            norms = contribution.squared_norms()
+            for short, _ in _trained(self._layers[name]):
+                if short not in norms or norms[short].shape != (batch,):
+                    raise PerExampleGradientsUnavailable(
+                        f"no norm for each of {batch} examples came out for parameter {name}.{short}"
+                    )
+            parts += [part.clamp(min=0) for part in norms.values()]
+        return torch.stack(parts).sum(dim=0)
+
+    def _check_calls(self, batch: int) -> None:
+        called = [call.name for call in self._calls]
+        for name in self._layers:
+            if called.count(name) != 1:
+                raise PerExampleGradientsUnavailable(
+                    f"layer {name} was called {called.count(name)} times in a forward pass; it must be once, or the "
+                    "norm of its gradient is not what it seems"
+                )
+        for call in self._calls:
+            for what, rows in (("takes", len(call.x)), ("gives", len(call.output))):
+                if rows != batch:
+                    raise PerExampleGradientsUnavailable(
+                        f"layer {call.name} {what} {rows} rows for {batch} examples (a tensor broadcast over the "
+                        "batch?); the batch would be clipped as if it were fewer; repeat its input for each example"
+                    )
+
+
+def clip_factors(squared_norms: Tensor, clip: float) -> Tensor:
+    """min(1, clip / norm) of each example, from squared norms (B,)."""
+    return clip / squared_norms.sqrt().clamp(min=clip)
+
+
+def check_examples_apart(module: TextClassifier, seed: int) -> None:
+    """Tries the module on a few made-up texts, with `ClippedGradients` and with one backward pass an example.
+
+    The texts are drawn from the seed and see no data, so neither does what is refused. Run it in training mode, at the
+    start of each training: it costs some five small passes. Needs .grad of no parameter, and leaves none.
+
+    Raises:
+        PerExampleGradientsUnavailable: the two differ, an example's loss depends on another's, or the forward pass
+            changes a buffer (a running mean, say).
+    """
+    random = np.random.Generator(np.random.Philox(seed))
+    ids = _probe_ids(module, random)
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    with ClippedGradients(module) as clipped:
+        logits = module(ids)
+        if logits.ndim != 2 or len(logits) != len(ids):
+            raise PerExampleGradientsUnavailable(
+                f"{len(ids)} texts give logits of shape {tuple(logits.shape)}; a text must have one row"
+            )
+        for name, buffer in module.named_buffers():
+            if name not in buffers or not torch.equal(buffer, buffers[name]):
+                raise PerExampleGradientsUnavailable(
+                    f"a forward pass in training mode changes {name}: what it keeps of the texts has no noise; use a "
+                    "layer without running statistics"
+                )
+        labels = torch.from_numpy(random.integers(logits.shape[1], size=len(ids))).to(logits.device)
+        losses = functional.cross_entropy(logits, labels, reduction="none")
+        alone = []
+        for number in range(len(ids)):
+            for name, g in clipped.gradients(losses[number], len(ids), keep_graph=True).items():
+                others = torch.arange(len(ids), device=g.device) != number
+                if bool((g[others] != 0).any()):
+                    raise PerExampleGradientsUnavailable(
+                        f"an example's loss depends on other examples of its batch, seen at layer {name} (a "
+                        "normalisation over the batch?); use layers that treat each example alone"
+                    )
+            alone.append(torch.autograd.grad(losses[number], parameters, allow_unused=True, retain_graph=True))
+        norms = [sum(float(g.square().sum()) for g in each if g is not None) ** 0.5 for each in alone]
+        # Every example that has a gradient is clipped, by half at least: a norm that is wrong is seen.
+        clip = min((norm for norm in norms if norm > 0), default=1.0) / 2
+        with _zero_gradients(parameters):
+            clipped.add(losses, clip)
+            error = 0.0
+            for place, parameter in enumerate(parameters):
+                expected = torch.zeros_like(parameter)
+                for each, norm in zip(alone, norms, strict=True):
+                    if (g := each[place]) is not None and norm:
+                        expected.add_(g, alpha=clip / norm)
+                error = max(error, float((_grad(parameter) - expected).norm()))
+    if not error <= _PROBE_TOLERANCE * clip:
+        raise PerExampleGradientsUnavailable(
+            "clipped gradients are not those of a backward pass for each example: a parameter takes part outside its "
+            "layer's one call, or an output is changed in place"
+        )
+    _check_alone(module, ids)
+
+
+def _check_alone(module: TextClassifier, ids: Tensor) -> None:
+    """The contract of TextClassifier: a text's logits do not depend on its batch."""
+    training = module.training
+    module.eval()
+    try:
+        with torch.no_grad():
+            together = module(ids)
+            apart = torch.cat([module(ids[number : number + 1]) for number in range(len(ids))])
+    finally:
+        module.train(training)
+    if not torch.allclose(together, apart, rtol=1e-3, atol=1e-4):
+        raise PerExampleGradientsUnavailable(
+            "a text's logits depend on the other texts of its batch; use layers that treat each example alone"
+        )
+
+
+def _probe_ids(module: TextClassifier, random: np.random.Generator) -> Tensor:
+    """Texts of different lengths, (B, S), some words more than once in a text and in several texts."""
+    embedding = module.embedding
+    words = np.setdiff1d(random.permutation(embedding.num_embeddings)[:8], [module.pad_id])
+    if not len(words):
+        raise PerExampleGradientsUnavailable("the embedding has no row besides the padding")
+    ids = random.choice(words, size=(_PROBE_TEXTS, module.min_tokens + 4))
+    for number in range(1, _PROBE_TEXTS):
+        ids[number, -number:] = module.pad_id
+    return torch.from_numpy(ids.astype(np.int64)).to(embedding.weight.device)
+
+
+@contextmanager
+def _zero_gradients(parameters: list[nn.Parameter]) -> Iterator[None]:
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.grad = None
+
+
+def _maker(name: str, layer: nn.Module) -> Make:
+    """How a layer's contribution is made. The type itself is asked for: a subclass may compute something else."""
+    if type(layer) is nn.Linear:
+        return _Linear
+    if type(layer) is nn.Embedding:
+        # These options look at the whole batch, or write to the rows that are looked up.
+        if layer.max_norm is None and not layer.scale_grad_by_freq and not layer.sparse:
+            return _Embedding
+    elif type(layer) is nn.Conv1d and _slides_simply(layer):
+        return _Conv1d
+    else:
+        # Importing Opacus takes seconds: only where a layer needs it.
+        from opacus.grad_sample import GradSampleModule
+
+        if (sampler := GradSampleModule.GRAD_SAMPLERS.get(type(layer))) is not None:
+            return lambda layer, x, g: _Materialised(sampler, layer, x, g)
+    parameters = ", ".join(short for short, _ in _trained(layer))
+    raise PerExampleGradientsUnavailable(
+        f"no gradient for each example is known for {parameters} of {name or 'the module itself'} "
+        f"({type(layer).__name__}, with its options); put it into a layer that has one, or freeze it"
+    )
+
+
+def _slides_simply(layer: nn.Conv1d) -> bool:
+    simple = (layer.stride, layer.dilation, layer.groups) == ((1,), (1,), 1)
+    return simple and layer.padding in ((0,), "valid")
+
+
+def _trained(layer: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """The trained parameters that are the layer's own, not its children's."""
+    return [(name, parameter) for name, parameter in layer.named_parameters(recurse=False) if parameter.requires_grad]
+
+
+def _grad(parameter: Tensor) -> Tensor:
+    if parameter.grad is None:
+        raise RuntimeError("a parameter that gradients are added to has no .grad")
+    return parameter.grad

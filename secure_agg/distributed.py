@@ -1,0 +1,360 @@
+"""Noise inside the ring: the distributed discrete Gaussian mechanism of Kairouz, Liu and Steinke 2021.
+
+Every member clips its vector to an L2 norm of C, rounds it onto a grid of step gamma, adds a discrete Gaussian share
+of deviation sigma / sqrt(h) in the ring, and masks. Where h honest shares are in a sum, their noise together has the
+deviation sigma = z C, although no member's own share has.
+
+Guarantees: what is encoded has an L2 norm of at most B steps, checked in whole numbers, before noise is added; no sum
+of `members` encodings wraps, whatever was drawn (both the rounding and the sampler are bounded, so this is no matter
+of probability); a vector that is not finite or longer than C is an error, never clipped in silence; if encoding
+fails, nothing of the vector is left in the buffer that was handed in.
+
+The theorem (`ddg_renyi`) holds if at least h of the members in the sum add their share and tell nobody; if the stream
+behind the noise is uniform; and up to the sampler's distance from its law (`discrete_gaussian`). It bounds what
+the sum says. What the masked vector alone says is secure aggregation's; what a member's vector says to somebody who
+sees through the masks is the bound for h = 1.
+
+Order: clip (caller), encode, mask, sum, unmask, decode. What it leaves to others: that h is no more than an attempt
+guarantees, that one encoding never goes under two masks, the accounting, and time: a second rounding takes time
+that depends on the vector.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from secure_agg.discrete_gaussian import DiscreteGaussian
+from secure_agg.masking import RING_DTYPE
+from secure_agg.randomness import KeyStream, RandomSource, StreamScratch
+from secure_agg.ring import EncodingInvalid, LayoutInvalid, Segment
+
+__all__ = [
+    "Grid",
+    "RoundingFailed",
+    "ddg_renyi",
+    "decode_distributed",
+    "encode_distributed",
+    "inflation",
+    "round_conditionally",
+]
+
+_WIDEST_RING = 32
+
+_STEPS = 4096.0
+_FINE_STEPS = 16384.0
+_FINE_ABOVE_VALUES = 10_000_000
+_FINE_UP_TO_MEMBERS = 10
+
+# beta = e^-1/2: a rounding is within B with a probability of at least 1 - beta = 0.39.
+_LOG_INVERSE_BETA = 0.5
+# All tries fail with a probability of at most e^(-140 / 2) < 2^-100.
+_TRIES = 140
+
+# Norms in float64 of a clipped vector are off by less than this, relatively, for up to 2^28 values. It costs no
+# privacy: the norm that counts is the one of whole numbers.
+_CLIP_SLACK = 2.0**-24
+
+# Its square is far from the smallest float.
+_SMALLEST_RADIUS = 2.0**-256
+
+_BLOCK_VALUES = 16 * 1024
+_UNIT = 2.0**-53
+
+
+class RoundingFailed(RuntimeError):
+    """No rounding out of many was short enough. The theorem gives that less than 2^-100: the source is broken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The numbers of one job's noise, and what follows from them. Raises LayoutInvalid.
+
+    clip: C, the L2 norm that a member's vector is clipped to. noise_multiplier: z; the noise of h shares has the
+    deviation z C. honest: h, shares counted on. values: d. members: n, most members of a sum; the same for
+    everybody, since it decides how fine the grid is.
+    """
+
+    clip: float
+    noise_multiplier: float
+    honest: int
+    values: int
+    members: int
+
+    def __post_init__(self) -> None:
+        for name in ("clip", "noise_multiplier"):
+            number = getattr(self, name)
+            if not isinstance(number, (int, float)) or isinstance(number, bool):
+                raise LayoutInvalid(f"{name} is a positive number, got {number!r}")
+            if not math.isfinite(number) or number <= 0:
+                raise LayoutInvalid(f"{name} is a positive number, got {number!r}")
+            object.__setattr__(self, name, float(number))
+        for name in ("honest", "values", "members"):
+            number = getattr(self, name)
+            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+                raise LayoutInvalid(f"{name} is a whole number from 1 up, got {number!r}")
+        if self.honest > self.members:
+            raise LayoutInvalid(
+                f"noise cannot count on {self.honest} honest shares in a sum of {self.members}; lower h"
+            )
+        if not (self.radius >= _SMALLEST_RADIUS and 0 < self.scale < math.inf and 0 < self.gamma < math.inf):
+            raise LayoutInvalid(
+                f"a clip of {self.clip:g} with noise multiplier {self.noise_multiplier:g} has no grid in float64; "
+                "choose numbers nearer to 1"
+            )
+        if self.bits_needed(self.members) > _WIDEST_RING:
+            raise LayoutInvalid(
+                f"{self.members} members with values of up to {self.largest} steps need a ring of "
+                f"{self.bits_needed(self.members)} bits, and {_WIDEST_RING} is the widest; raise the noise multiplier"
+            )
+
+    @property
+    def deviation(self) -> float:
+        """s, of one member's share, in steps: so large that the sum of shares is Gaussian for accounting."""
+        if self.values > _FINE_ABOVE_VALUES and self.members <= _FINE_UP_TO_MEMBERS:
+            return _FINE_STEPS
+        return _STEPS
+
+    @property
+    def radius(self) -> float:
+        """c = C / gamma, the clipping norm in steps."""
+        return math.sqrt(self.honest) * self.deviation / self.noise_multiplier
+
+    @property
+    def scale(self) -> float:
+        """1 / gamma, steps per unit."""
+        return self.radius / self.clip
+
+    @property
+    def gamma(self) -> float:
+        """The grid's step: sigma_local / s, with sigma_local = z C / sqrt(h)."""
+        return self.clip / self.radius
+
+    @property
+    def bound(self) -> float:
+        """B, in steps: the norm that no rounded vector exceeds (Kairouz, Liu, Steinke 2021, Theorem 1)."""
+        c, d = self.radius, float(self.values)
+        likely = math.sqrt(c * c + d / 4 + math.sqrt(2 * _LOG_INVERSE_BETA) * (c + math.sqrt(d) / 2))
+        return min(c + math.sqrt(d), likely)
+
+    @property
+    def largest_square(self) -> int:
+        """The largest whole number that is at most B^2, exactly."""
+        return math.floor(Fraction(self.bound) ** 2)
+
+    @property
+    def largest(self) -> int:
+        """No coordinate of an encoding is larger in magnitude, in steps: rounded within B, then one draw."""
+        return math.isqrt(self.largest_square) + DiscreteGaussian(self.deviation).largest
+
+    def distance(self, *, replaced: bool) -> float:
+        """D, in steps: how far one unit can move a member's rounded vector.
+
+        replaced = False: the unit is the member, there or not (its vector against zeros): B. replaced = True: one
+        vector in place of another, be it for another member or for one example more or less: 2 B.
+        """
+        return 2 * self.bound if replaced else self.bound
+
+    def bits_needed(self, members: int) -> int:
+        """The narrowest ring in which no sum of so many encodings can wrap, in exact arithmetic."""
+        if members < 1:
+            raise LayoutInvalid(f"a sum has at least one member, got {members}")
+        return (members * self.largest).bit_length() + 1
+
+    def segment(self, name: str) -> Segment:
+        """The encoding as a segment of a `Layout`, so that its `check_no_wrap` and `decode` hold for noisy values.
+
+        Not for `Layout.encode`, which adds no noise.
+        """
+        # A segment counts one step of rounding on top of its bound, and here it is in `largest`.
+        steps = self.largest - 1
+        bound = float(Fraction(steps) / Fraction(self.scale))
+        while Fraction(bound) * Fraction(self.scale) < steps:
+            bound = math.nextafter(bound, math.inf)
+        return Segment(name, self.values, self.scale, bound)
+
+
+def inflation(grid: Grid) -> float:
+    """B / c: the factor by which rounding raises the sensitivity, and so the price of the clipping norm."""
+    return grid.bound / grid.radius
+
+
+def round_conditionally(
+    values: NDArray[Any], grid: Grid, random: RandomSource, out: NDArray[np.int32] | None = None
+) -> NDArray[np.int32]:
+    """`values` in steps of the grid, int32 of shape (d,): conditional randomised rounding, within a norm of B.
+
+    Each coordinate goes up with the probability of its fraction, and everything again until the vector's L2 norm, in
+    whole numbers, is at most B. One rounding is unbiased; the condition moves the mean by a hair (Kairouz, Liu,
+    Steinke 2021, conditional rounding). One round is 8 random bytes a value from a stream under 32 bytes of `random`.
+
+    values: d real numbers, clipped already. out: int32 of shape (d,), fresh unless given; after an error it holds
+    nothing of `values`.
+    Raises EncodingInvalid for another shape, a value that is not finite, or a norm above C; RoundingFailed.
+    """
+    if not isinstance(values, np.ndarray) or values.shape != (grid.values,) or values.dtype.kind not in "fiu":
+        raise EncodingInvalid(f"the grid takes a vector of {grid.values} real numbers, got {_describe(values)}")
+    rounded: NDArray[np.int32] = np.empty(grid.values, dtype="<i4") if out is None else out
+    if rounded.dtype != np.dtype("<i4") or rounded.shape != (grid.values,):
+        raise EncodingInvalid(f"rounding writes {grid.values} values of int32, got {_describe(rounded)}")
+    scratch = StreamScratch(8 * min(_BLOCK_VALUES, grid.values))
+    stream = KeyStream(random.bytes(32), scratch)
+    try:
+        for _ in range(_TRIES):
+            if _round_once(values, grid, stream, scratch, rounded):
+                return rounded
+        raise RoundingFailed(
+            f"{_TRIES} roundings in a row were longer than {grid.bound:g} steps, which has a probability below 2^-100; "
+            "do not send anything, and look at the random source"
+        )
+    except BaseException:
+        rounded[:] = 0
+        raise
+
+
+def encode_distributed(
+    values: NDArray[Any],
+    grid: Grid,
+    bits: int,
+    random: RandomSource,
+    out: NDArray[np.uint32] | None = None,
+) -> NDArray[np.uint32]:
+    """The member's vector with its share of the noise, in Z_{2^bits}: little-endian uint32 of shape (d,).
+
+    Every call draws fresh noise, and is one more release to account for. `out` may be part of a longer vector; fresh
+    unless given; after an error it holds nothing of `values`. Takes 64 bytes from `random`; needs no memory but `out`
+    and some blocks. Raises EncodingInvalid as `round_conditionally`, and for a ring in which `grid.members` encodings
+    could wrap; RoundingFailed.
+    """
+    needed = grid.bits_needed(grid.members)
+    if not isinstance(bits, int) or not needed <= bits <= _WIDEST_RING:
+        raise EncodingInvalid(
+            f"{grid.members} members on this grid need a ring of {needed} to {_WIDEST_RING} bits, got {bits!r}"
+        )
+    encoded: NDArray[np.uint32] = np.empty(grid.values, dtype=RING_DTYPE) if out is None else out
+    if encoded.dtype != RING_DTYPE or encoded.shape != (grid.values,):
+        raise EncodingInvalid(f"encoding writes {grid.values} values of uint32, got {_describe(encoded)}")
+    # The same bytes as signed numbers: a negative one is its residue modulo 2^32.
+    signed = encoded.view("<i4")
+    round_conditionally(values, grid, random, signed)
+    try:
+        DiscreteGaussian(grid.deviation).add_into(signed, random)
+    except BaseException:
+        # Rounded values with noise in some of them only.
+        encoded[:] = 0
+        raise
+    if bits < _WIDEST_RING:
+        np.bitwise_and(encoded, np.uint32((1 << bits) - 1), out=encoded)
+    return encoded
+
+
+def decode_distributed(total: NDArray[np.uint32], grid: Grid, bits: int) -> NDArray[np.float64]:
+    """The noisy sum in real units, float64 of shape (d,), by the centre-lift. Raises EncodingInvalid.
+
+    Of n encodings: the sum of the vectors, plus rounding of at most n gamma a coordinate, plus noise of variance
+    n / h sigma^2, which is sigma^2 where only the h counted on were left.
+    """
+    if not isinstance(bits, int) or not 2 <= bits <= _WIDEST_RING:
+        raise EncodingInvalid(f"bits is the width of the ring: 2 to {_WIDEST_RING}, got {bits!r}")
+    if total.dtype != RING_DTYPE or total.shape != (grid.values,):
+        raise EncodingInvalid(f"a sum is {grid.values} values of uint32, got {_describe(total)}")
+    # The ring's top bit at the word's top and back: the machine's sign does the centre-lift.
+    shift = _WIDEST_RING - bits
+    decoded = np.empty(grid.values, dtype=np.float64)
+    for start in range(0, grid.values, _BLOCK_VALUES):
+        block = total[start : start + _BLOCK_VALUES]
+        lifted = (block << np.uint32(shift)).view("<i4") >> np.int32(shift)
+        np.divide(lifted, grid.scale, out=decoded[start : start + block.size])
+    return decoded
+
+
+@overload
+def ddg_renyi(alpha: float, distance: float, honest: int, deviation: float, values: int) -> float: ...
+@overload
+def ddg_renyi(
+    alpha: NDArray[Any], distance: float, honest: int, deviation: float, values: int
+) -> NDArray[np.float64]: ...
+def ddg_renyi(
+    alpha: ArrayLike, distance: float, honest: int, deviation: float, values: int
+) -> float | NDArray[np.float64]:
+    """The Rényi divergence of order alpha between the noisy sum and the same moved by at most `distance`, at most.
+
+        min{ alpha D^2 / (2 h s^2) + tau d,  alpha / 2 (D / (sqrt(h) s) + tau sqrt(d))^2 }
+        tau = 10 sum_{k=1}^{h-1} exp(-2 pi^2 s^2 k / (k + 1))
+
+    Kairouz, Liu, Steinke 2021, Proposition 14: the sum of h independent discrete Gaussians of parameter s in each of d
+    coordinates, against itself moved by a vector of whole numbers with L2 norm D. For one share (h = 1) tau is 0 and
+    this is the bound of Canonne, Kamath, Steinke 2020 for any s; the sum needs s >= 1/2.
+
+    alpha: orders from 1 up, a number or an array; the result has its shape. Raises ValueError.
+    """
+    orders = np.asarray(alpha, dtype=np.float64)
+    # Written so that NaN fails as well.
+    if not (orders >= 1).all():
+        raise ValueError("the bound holds for orders alpha from 1 up")
+    if not (0 <= distance < math.inf and 0 < deviation < math.inf):
+        raise ValueError(f"distance and deviation are finite and positive, got {distance!r} and {deviation!r}")
+    if honest < 1 or values < 1:
+        raise ValueError(f"a sum has at least one share and one value, got {honest!r} and {values!r}")
+    if honest > 1 and deviation < 0.5:
+        raise ValueError(
+            f"a sum of discrete Gaussians is bounded for s >= 1/2 only, got {deviation!r}; refine the grid"
+        )
+    tau = _distance_of_sum(honest, deviation)
+    ratio = distance / (math.sqrt(honest) * deviation)
+    bound = np.minimum(orders * (ratio * ratio / 2) + tau * values, orders / 2 * (ratio + tau * math.sqrt(values)) ** 2)
+    return float(bound) if bound.ndim == 0 else bound
+
+
+def _distance_of_sum(honest: int, deviation: float) -> float:
+    """tau: how far a sum of discrete Gaussians is from a discrete Gaussian. Zero where float64 has no such number."""
+    exponent = 2 * math.pi**2 * deviation**2
+    # All terms are positive and the first is the largest, so that nothing cancels.
+    return 10 * math.fsum(math.exp(-exponent * k / (k + 1)) for k in range(1, honest))
+
+
+def _round_once(
+    values: NDArray[Any],
+    grid: Grid,
+    stream: KeyStream,
+    scratch: StreamScratch,
+    rounded: NDArray[np.int32],
+) -> bool:
+    """Fill `rounded`; whether its norm is within B. EncodingInvalid if `values` are not finite or not clipped."""
+    longest = (grid.radius * (1 + _CLIP_SLACK)) ** 2
+    largest_square = grid.largest_square
+    scale = grid.scale
+    length = 0.0
+    square = 0
+    for start in range(0, grid.values, _BLOCK_VALUES):
+        block = values[start : start + _BLOCK_VALUES].astype(np.float64)
+        with np.errstate(over="ignore", invalid="ignore"):
+            block *= scale
+            length += float(np.dot(block, block))
+        # Not a number compares as false. From here on every value fits into 32 bits, and a sum of squares into 63.
+        if not length <= longest:
+            if not np.isfinite(values).all():
+                raise EncodingInvalid("the vector holds a value that is not finite")
+            raise EncodingInvalid(f"the vector's L2 norm is above {grid.clip:g}; clip before encoding (clip_l2)")
+        floor = np.floor(block)
+        block -= floor
+        # Up with probability equal to the fraction: 53 random bits against the float's own 53.
+        draws = (stream.read(8 * block.size, scratch).view("<u8") >> np.uint64(11)).astype(np.float64)
+        draws *= _UNIT
+        floor += draws < block
+        part = rounded[start : start + block.size]
+        part[:] = floor
+        whole = floor.astype(np.int64)
+        square += int(np.dot(whole, whole))
+        if square > largest_square:
+            return False
+    return True
+
+
+def _describe(array: object) -> str:
+    return f"{array.dtype} of shape {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__

@@ -1,0 +1,184 @@
+"""A coordinator that tells members different lists of survivors, with a third of the members on its side.
+
+A hundred members, 33 corrupt, t = 67, which is the least that 2t > n + n_C allows. The coordinator picks two honest
+members and makes the others give away everything that hides the sum of those two: shares of the seeds of both, and
+shares of the masking keys of everybody else. One list of survivors can never do that, 65 different ones can: each
+member reveals a masking key share of whoever its own list leaves out.
+
+Without the check of the confirmations (the variant of Bonawitz et al. 2017 against an honest but curious server) the
+attack succeeds. Against ours every member refuses, with the reason: its list has no 67 signatures, since each honest
+member signs one list, ever, and 33 corrupt ones can only add 33.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from secure_agg import Confirmation, Confirmations, Phase, Reason, Refusal, Survivors, Unmasking
+from secure_agg.agreement import agree, derive_key
+from secure_agg.masking import MaskStream, apply_streams
+from secure_agg.member.unmask import AwaitingConfirmations
+from secure_agg.session import Session
+from secure_agg.shamir import combine_secret
+from tests.unit.secure_agg import sum_fleet
+from tests.unit.secure_agg.sum_fleet import Fleet
+from tests.unit.sparse_graph.sparse_fleet import SparseFleet, verify_once
+
+
+@dataclass
+class Coordinator:
+    """What the coordinator holds: the session, the secrets of its own members, and every share it was given."""
+
+    session: Session
+    corrupt: tuple[str, ...]
+    keys: Mapping[str, bytes]
+    seeds: dict[str, dict[int, bytes]] = field(default_factory=dict)
+    masking: dict[str, dict[int, bytes]] = field(default_factory=dict)
+
+    def take(self, answer: Unmasking) -> None:
+        point = self.session.point(answer.member)
+        for kind, shares in ((self.seeds, answer.seed_shares), (self.masking, answer.masking_shares)):
+            for revealed in shares:
+                kind.setdefault(revealed.dealer, {})[point] = revealed.share
+
+    def rebuilt(self, shares: Mapping[int, bytes]) -> bytes | None:
+        """A dealer's secret, where t of its shares are known."""
+        t = self.session.context.threshold
+        return combine_secret(sorted(shares.items())[:t], t) if len(shares) >= t else None
+
+    def open(self, victims: tuple[str, ...], masked: Mapping[str, np.ndarray]) -> np.ndarray | None:
+        """The sum of the victims' inputs alone, where every mask around them can be taken off."""
+        session, total = self.session, np.zeros(self.session.context.values, dtype="<u4")
+        streams = []
+        for victim in victims:
+            total += masked[victim]
+            seed = self.rebuilt(self.seeds.get(victim, {}))
+            if seed is None:
+                return None
+            streams.append(MaskStream(derive_key(seed, session.id, session.self_mask_info(victim)), add=False))
+            # Between two victims the masks cancel.
+            for other in set(session.neighbours(victim)) - set(victims):
+                key = self.keys.get(other) or self.rebuilt(self.masking.get(other, {}))
+                if key is None:
+                    return None
+                shared = agree(key, session.entries[victim].masking_key)
+                stream = derive_key(shared, session.id, session.pair_mask_info(victim, other))
+                streams.append(MaskStream(stream, add=session.rank(victim) > session.rank(other)))
+        apply_streams(total, streams, 32)
+        return total
+
+
+def until_survivors(fleet: Fleet, corrupt: tuple[str, ...]) -> Coordinator:
+    """Everybody's masked vector is in. Corrupt members hand over their masking keys and every share they hold."""
+    fleet.until(Phase.MASK)
+    keys = {member: fleet.states[member]._masking.reveal() for member in corrupt}
+    assert fleet.play() is None
+    coordinator = Coordinator(fleet.server.session, corrupt, keys)
+    for member in corrupt:
+        point = coordinator.session.point(member)
+        for dealer, shares in fleet.states[member]._held.items():
+            coordinator.masking.setdefault(dealer, {})[point] = shares.masking.reveal()
+            coordinator.seeds.setdefault(dealer, {})[point] = shares.seed.reveal()
+    return coordinator
+
+
+def attack(
+    monkeypatch: pytest.MonkeyPatch, fleet: Fleet, coordinator: Coordinator, victims: tuple[str, ...], views: Mapping
+) -> np.ndarray | None:
+    """Tell every honest member its own list, against our members first and then, from the very same states, against
+    members that do not look at the confirmations. What the coordinator can open afterwards.
+    """
+    session, least = coordinator.session, fleet.context.least_confirmations
+    signed = {}
+    for member, view in views.items():
+        fleet.inbox[member] = Survivors(tuple(sorted(view)))
+        signed[member] = fleet.act(member, Phase.CONFIRM)
+
+    for member, view in views.items():
+        agreed = session.survivors_digest(view)
+        bought = [
+            Confirmation(name, fleet.identities[name].sign(session.confirmation_statement(name, agreed)))
+            for name in coordinator.corrupt
+            if name in view
+        ]
+        alike = [signed[other] for other in views if views[other] == view]
+        refusals = []
+        for confirmations in ([*bought, *alike], [*bought, *(signed[other] for other in views if other in view)]):
+            fleet.inbox[member] = Confirmations(tuple(confirmations))
+            with pytest.raises(Refusal) as caught:
+                fleet.act(member, Phase.UNMASK)
+            refusals.append(caught.value.reason)
+        assert len(bought) + len(alike) < least
+        assert refusals == [Reason.CONFIRMATIONS_TOO_FEW, Reason.CONFIRMATIONS_SIGNATURE_INVALID]
+    assert coordinator.open(victims, fleet.masked) is None
+
+    monkeypatch.setattr(AwaitingConfirmations, "_check_confirmations", lambda self, confirmations: None)
+    for member in views:
+        fleet.inbox[member] = Confirmations(())
+        coordinator.take(fleet.act(member, Phase.UNMASK))
+    return coordinator.open(victims, fleet.masked)
+
+
+def test_a_split_view_isolates_two_of_a_hundred_members_unless_confirmations_are_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sum_fleet, "verify", verify_once)
+    fleet = Fleet(100, corrupt=33, values=12)
+    assert fleet.context.threshold == 67
+    corrupt, honest = tuple(f"m{i}" for i in range(33)), [f"m{i}" for i in range(33, 100)]
+    coordinator = until_survivors(fleet, corrupt)
+    one, two, *others = honest
+    size = 67 - len(corrupt) - 2
+    # Blocks of 32 of the 65 others: 33 lists leave any one of them out, and so do the 33 corrupt members; the last
+    # share comes from whichever of the victims' own lists does, which have nobody of the others in common.
+    views = {
+        member: {*corrupt, one, two, *((others + others)[place : place + size])} for place, member in enumerate(others)
+    }
+    views[one] = {*corrupt, one, two, *others[:size]}
+    views[two] = {*corrupt, one, two, *others[size : 2 * size]}
+    assert all(len(view) == 67 and member in view for member, view in views.items())
+    opened = attack(monkeypatch, fleet, coordinator, (one, two), views)
+    assert opened is not None
+    np.testing.assert_array_equal(opened, fleet.plain_sum((one, two)))
+
+
+def leave_out(session: Session, victims: tuple[str, ...], corrupt: tuple[str, ...], most: int) -> dict[str, set[str]]:
+    """Which of the victims' neighbours each honest member's list leaves out, so that t of each one's neighbours do."""
+    t = session.context.threshold
+    around = {other for victim in victims for other in session.neighbours(victim)} - {*victims, *corrupt}
+    honest = set(session.members) - set(corrupt)
+    left: dict[str, set[str]] = {member: set() for member in honest}
+    wanted = {w: t - len(set(session.neighbours(w)) & set(corrupt)) for w in around}
+    # Those with the fewest who could do it first, by whoever can still do the most.
+    for w in sorted(around, key=lambda w: (sum(len(left[m]) < most for m in set(session.neighbours(w)) & honest), w)):
+        able = sorted((m for m in session.neighbours(w) if m in honest), key=lambda m: (len(left[m]), m))
+        for member in able[: wanted[w]]:
+            left[member].add(w)
+    return left
+
+
+def test_a_split_view_isolates_neighbours_on_the_sparse_graph_unless_confirmations_are_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Here a member's list only has to leave out some of its neighbours, and may leave out floor(delta n) members."""
+    fleet = SparseFleet(100, lost=0.2, values=12)
+    assert (fleet.context.sparse.degree, fleet.context.threshold, fleet.context.least_survivors) == (52, 32, 80)
+    corrupt = tuple(f"m{i}" for i in range(10))
+    coordinator = until_survivors(fleet, corrupt)
+    session = coordinator.session
+    one = next(member for member in session.members if member not in corrupt)
+    # Of its neighbours the one it shares most neighbours with.
+    two = max(
+        (other for other in session.neighbours(one) if other not in corrupt),
+        key=lambda other: len(set(session.neighbours(one)) & set(session.neighbours(other))),
+    )
+    left = leave_out(session, (one, two), corrupt, 20)
+    assert max(map(len, left.values())) <= 20
+    views = {member: set(session.members) - gone for member, gone in left.items()}
+    opened = attack(monkeypatch, fleet, coordinator, (one, two), views)
+    assert opened is not None
+    np.testing.assert_array_equal(opened, fleet.plain_sum((one, two)))

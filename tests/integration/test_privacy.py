@@ -1,0 +1,185 @@
+"""Privacy with real processes: every mechanism's example, a member at its limit, crashes, copied-back ledgers."""
+
+import json
+import shutil
+
+import pytest
+
+from edge_client.privacy.accounting import Limit, spend
+from edge_client.privacy.events import DiscreteGaussianSum, Laplace, SampledGaussian
+from secure_agg import Grid
+from tacit.console import ExitCode
+from tests.support.processes import PATIENCE, ROOT, Proxy, behind, command, running_federation, succeed
+
+MEMBERS = ("north", "east", "south")
+JOBS = ROOT / "examples" / "mechanisms"
+EXAMPLES = 360
+DELTA = 1e-6
+VALUES = 127_078
+
+# What the files say, and what a member with 360 examples must find in its ledger after so many rounds.
+GRID = Grid(clip=1.0, noise_multiplier=8.0, honest=2, values=VALUES, members=4)
+COSTS = {
+    "dp-sgd": (5, SampledGaussian(multiplier=2.0, rate=64 / EXAMPLES, steps=8)),
+    "gaussian-update": (5, SampledGaussian(multiplier=2.0, rate=64 / EXAMPLES)),
+    "laplace-update": (5, Laplace(epsilon=1.0)),
+    "distributed-gaussian": (
+        4,
+        DiscreteGaussianSum(honest=1, deviation=GRID.deviation, distance=GRID.distance(replaced=True), values=VALUES),
+    ),
+}
+
+
+def epsilon(job, rounds):
+    _, event = COSTS[job]
+    return spend([event.model_copy(update={"steps": event.steps * rounds})], Limit(8.0, DELTA)).epsilon
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    with running_federation(tmp_path_factory.mktemp("privacy")) as running:
+        # No policy but its schema: what holds is the default, which wants noise and limits epsilon to 8.
+        running.enrol(*MEMBERS, policy="schema = 1\n")
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _members_end(federation):
+    yield
+    for process in federation.processes[:]:
+        if process is not federation.coordinator:
+            process.end()
+            federation.processes.remove(process)
+
+
+def start(federation, name, job, *more):
+    federation.data(name, EXAMPLES)
+    return federation.start(name, "--job", job, "--data-name", job, "--until-finished", *more)
+
+
+def ledger(federation, name, job):
+    """What `edge_client ledger show --json` says of a member's data of that name."""
+    shown = succeed("edge_client", "ledger", "show", "--home", federation.home(name), "--data", job, "--json")
+    return json.loads(shown.splitlines()[0])
+
+
+def attempts(detail):
+    return [attempt for each in detail.rounds for attempt in each.attempts]
+
+
+@pytest.mark.parametrize("job", COSTS)
+def test_the_example_job_of_each_mechanism(federation, job):
+    rounds, _ = COSTS[job]
+    federation.create(JOBS / f"{job}.toml")
+    members = [start(federation, name, job) for name in MEMBERS]
+    detail = federation.finished(job)
+    assert [member.process.wait(timeout=PATIENCE) for member in members] == [0, 0, 0]
+    assert detail.job.version_number == rounds
+    assert [attempt.outcome for attempt in attempts(detail)] == ["published"] * rounds
+    # No metric of anybody's training was in the sums.
+    assert not detail.job.HasField("training")
+    expected = epsilon(job, rounds)
+    for name in MEMBERS:
+        assert ledger(federation, name, job)["spent"]["epsilon"] == pytest.approx(expected, rel=1e-3)
+        succeed("edge_client", "ledger", "verify", "--home", federation.home(name), "--data", job)
+        receipts = [
+            json.loads(path.read_bytes()) for path in sorted((federation.home(name) / "receipts" / job).glob("*.json"))
+        ]
+        assert {receipt["outcome"] for receipt in receipts} == {"sending", "published"}
+        assert len([receipt for receipt in receipts if receipt["outcome"] == "published"]) == rounds
+    told = federation.metric("tacit_coordinator_privacy_epsilon_largest", job=job)
+    assert told == pytest.approx(expected, rel=1e-3)
+
+
+def test_without_noise_the_default_policy_takes_no_part_and_the_operator_sees_why(federation):
+    federation.job("silent")
+    member = federation.start("north", "--job", "silent", "--data-name", "silent")
+    declined = member.wait_for("declined", job="silent")
+    assert "mechanisms" in declined["detail"]
+    federation.operator("job", "abort", "silent", "--yes")
+
+
+def test_a_member_at_its_limit_stops_while_the_others_go_on(federation):
+    federation.enrol("west", policy="schema = 1\nepsilon = 2.0\n")
+    federation.create(renamed(federation, "dp-sgd", "limited"))
+    members = {name: start(federation, name, "limited") for name in (*MEMBERS, "west")}
+    west = members["west"]
+    west.wait_for("declined", job="limited")
+    assert federation.metric("tacit_coordinator_members_budget_spent", job="limited") == 1
+    detail = federation.finished("limited")
+    assert all(member.process.wait(timeout=PATIENCE) == 0 for member in members.values())
+    took_part = [set(attempt.survivors) for attempt in attempts(detail)]
+    contributed = sum("west" in survivors for survivors in took_part)
+    assert 0 < contributed < 5
+    # Contributing stops for good, the others' does not.
+    assert [("west" in survivors) for survivors in took_part] == [True] * contributed + [False] * (5 - contributed)
+    spent = ledger(federation, "west", "limited")
+    assert spent["spent"]["epsilon"] <= 2.0
+    assert spent["spent"]["epsilon"] == pytest.approx(epsilon("dp-sgd", contributed), rel=1e-3)
+    # It went on receiving models: the version that the last round started from is in its cache.
+    newest = [attempt.new_version.hex() for attempt in attempts(detail)][-2]
+    assert any(newest in path.name for path in (federation.home("west") / "cache").rglob("*"))
+
+
+def renamed(federation, job, name):
+    """The example's job under another name."""
+    path = federation.folder / f"{name}.toml"
+    text = (JOBS / f"{job}.toml").read_text().replace(f'name = "{job}"', f'name = "{name}"', 1)
+    path.write_text(text.replace("../desk", str(JOBS.parent / "desk")))
+    return path
+
+
+def test_a_member_killed_while_it_sends_has_paid_and_goes_on(federation):
+    job = "killed"
+    federation.create(renamed(federation, "gaussian-update", job))
+    home = federation.home("south")
+    address = home / "identity" / "identity.json"
+    before = address.read_bytes()
+    proxy = Proxy(federation.port)
+    try:
+        behind(proxy, home)
+        proxy.stall_after = 300_000
+        victim = start(federation, "south", job)
+        others = [start(federation, name, job) for name in ("north", "east")]
+        assert proxy.stalled.wait(PATIENCE)
+        victim.kill()
+        again = start(federation, "south", job)
+        again.wait_for("ledger_recovered", job=job, round=1, kept="charged")
+        proxy.cut()
+        federation.finished(job)
+        assert again.process.wait(timeout=PATIENCE) == 0
+        assert [other.process.wait(timeout=PATIENCE) for other in others] == [0, 0]
+    finally:
+        proxy.close()
+        address.write_bytes(before)
+    # The killed attempt's event, and one for each round that was published with this member.
+    detail = federation.show(job)
+    published = sum("south" in attempt.survivors for attempt in attempts(detail) if attempt.outcome == "published")
+    assert ledger(federation, "south", job)["spent"]["epsilon"] == pytest.approx(
+        epsilon("gaussian-update", published + 1), rel=1e-3
+    )
+    succeed("edge_client", "ledger", "verify", "--home", home, "--data", job)
+
+
+def test_a_ledger_that_was_copied_back_with_its_pin_is_noticed_by_what_the_coordinator_heard(federation):
+    job, home = "rolled-back", federation.home("east")
+    federation.create(renamed(federation, "gaussian-update", job))
+    first = start(federation, "east", job)
+    first.wait_for("connected")
+    first.stop()
+    for folder in ("ledgers", "pins"):
+        shutil.copytree(home / folder, federation.folder / f"old-{folder}")
+    members = [start(federation, name, job) for name in MEMBERS]
+    federation.finished(job)
+    assert [member.process.wait(timeout=PATIENCE) for member in members] == [0, 0, 0]
+    for folder in ("ledgers", "pins"):
+        shutil.rmtree(home / folder)
+        shutil.copytree(federation.folder / f"old-{folder}", home / folder)
+    done = command(
+        "edge_client", "run", "--data", federation.data("east"), "--home", home, "--data-name", job, "--log-format=json"
+    )
+    assert done.returncode == ExitCode.REFUSED
+    assert "the coordinator heard of record" in done.stderr
+    # With the pin still there, it does not even come to the coordinator.
+    shutil.rmtree(home / "pins")
+    members[1].end()

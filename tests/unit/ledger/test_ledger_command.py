@@ -1,0 +1,137 @@
+"""`edge_client ledger`: what people and scripts see, and the exit codes."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks.ledger_faults import EVENT, LIMIT, Member, purpose_of, receipt_of
+from edge_client.cli.ledger import app
+from edge_client.privacy.accounting import spend
+from edge_client.privacy.ledger import Ledger, ledger_path
+from edge_client.privacy.receipts import ReceiptBook
+from tacit.console import CommandFailed, ExitCode
+from tests.support import party
+
+
+@pytest.fixture(scope="session")
+def signer(tmp_path_factory):
+    return party.member(tmp_path_factory.mktemp("north") / "home", "localhost:7441")
+
+
+@pytest.fixture
+def home(tmp_path, signer):
+    """Two releases of one job, one of another, one reserved; receipts of two."""
+    member = Member(signer.member, signer.key, signer.certificate, signer.root_pem, signer.federation)
+    home = tmp_path / "home"
+    with Ledger.open(ledger_path(home, "data"), "data", LIMIT, monthly=3.0) as ledger:
+        book = ReceiptBook(home / "receipts")
+        for job, round_ in (("desk", 1), ("desk", 2), ("ward", 1)):
+            held = ledger.reserve(EVENT, purpose_of(member, job, round_))
+            ledger.charge(held.number, round_)
+            ledger.settle(held.number, round_, "published", b"")
+            if job == "desk":
+                receipt = receipt_of(ledger, held, round_, member)
+                moment = int(party.present().timestamp() * 1000) + 1000
+                book.write(receipt.model_copy(update={"at_ms": moment}), signer, ledger)
+        ledger.reserve(EVENT, purpose_of(member, "ward", 2))
+    return home
+
+
+def ended(*words: object) -> tuple[int, str]:
+    """The exit code of a command line, and what it printed."""
+    result = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "120"})
+    if isinstance(result.exception, CommandFailed):
+        return int(result.exception.code), result.exception.sentence
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.stdout
+
+
+def test_show_says_what_is_spent_by_job(home):
+    code, shown = ended("show", "--home", home)
+    assert code == 0
+    assert "epsilon 4 at delta 1e-05, add-remove, one example" in shown
+    assert f"epsilon {spend([EVENT] * 4, LIMIT).epsilon:.4g} (PLD)" in shown
+    assert "3 charged, 1 reserved, 2 receipts" in shown
+    assert "of 3 (PLD)" in shown
+    assert all(word in shown for word in ("desk", "ward", "% of the gate"))
+    code, shown = ended("show", "--home", home, "--json")
+    found = json.loads(shown)
+    assert found["spent"]["epsilon"] == pytest.approx(spend([EVENT] * 4, LIMIT).epsilon)
+    assert found["jobs"] == [
+        {"job": job, "releases": 2, "epsilon_alone": pytest.approx(spend([EVENT] * 2, LIMIT).epsilon), "by": "pld"}
+        for job in ("desk", "ward")
+    ]
+    assert (found["charged"], found["reserved"], found["receipts"], found["records"]) == (3, 1, 2, 13)
+    assert 0 < found["share_left"] < 1
+
+
+def test_a_ledger_in_use_can_be_looked_at(home):
+    with Ledger.open(ledger_path(home, "data"), "data", LIMIT, monthly=3.0) as ledger:
+        ledger.recover()
+        assert ended("verify", "--home", home)[0] == 0
+        code, shown = ended("show", "--home", home)
+        assert code == 0
+        assert "3 charged, 0 reserved" in shown
+
+
+def test_verify_ends_with_one_and_a_line_for_each_problem(home):
+    code, out = ended("verify", "--home", home)
+    assert code == ExitCode.OK
+    assert "sound; 13 records, 2 receipts" in out
+    assert "note: reservation 13: reserved" in out
+    (home / "receipts" / "desk" / "1.1.json").unlink()
+    (home / "receipts" / "desk" / "2.2.sig").write_bytes(b"x")
+    code, out = ended("verify", "--home", home)
+    assert code == ExitCode.FAILED
+    problems = [line for line in out.splitlines() if line.startswith("receipt ")]
+    assert [line.split(" (")[0] for line in problems] == ["receipt desk/1.1", "receipt desk/2.2"]
+    assert out.splitlines()[-1].endswith("2 problems")
+    code, out = ended("verify", "--home", home, "--json")
+    assert code == ExitCode.FAILED
+    found = json.loads(out)
+    assert not found["sound"]
+    assert len(found["problems"]) == 2
+
+
+def test_an_export_is_verified_without_the_home(home, tmp_path):
+    file = tmp_path / "ledger.jsonl"
+    assert ended("export", file, "--home", home)[0] == 0
+    assert ended("export", file, "--home", home)[0] == ExitCode.USAGE
+    assert file.read_bytes().count(b"\n") == 13 + 2 + 2
+    code, out = ended("verify", "--export", file)
+    assert code == ExitCode.OK
+    assert "sound; 13 records, 2 receipts" in out
+    file.write_bytes(file.read_bytes().replace(b'"round":2', b'"round":1', 1))
+    code, out = ended("verify", "--export", file)
+    assert code == ExitCode.FAILED
+    assert out.startswith("record ")
+
+
+def test_what_is_not_there(home, tmp_path):
+    assert ended("show", "--home", tmp_path / "nowhere")[0] == ExitCode.NOT_FOUND
+    assert ended("verify", "--home", home, "--data", "other")[0] == ExitCode.NOT_FOUND
+    assert ended("export", tmp_path / "file", "--data", "other", "--home", home)[0] == ExitCode.NOT_FOUND
+    assert not (tmp_path / "file").exists()
+    assert ended("verify", "--export", tmp_path / "file")[0] == ExitCode.NOT_FOUND
+    assert ended("show", "--home", home, "--data", "../x")[0] == ExitCode.USAGE
+    assert ended("verify", "--home", home, "--export", tmp_path / "file")[0] == ExitCode.USAGE
+
+
+def test_a_damaged_ledger_is_a_sentence(home, tmp_path):
+    path = ledger_path(home, "data")
+    path.write_bytes(b"x" * 5000)
+    for words in (("show",), ("verify",), ("export", tmp_path / "file")):
+        code, said = ended(*words, "--home", home)
+        assert code == ExitCode.FAILED
+        assert "put back the newest copy" in said
+    assert not (tmp_path / "file").exists()
+
+
+def test_help_needs_nothing_heavy():
+    heavy = "('numpy', 'pydantic', 'cryptography', 'rich.table')"
+    program = f"import sys; import edge_client.cli.ledger; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

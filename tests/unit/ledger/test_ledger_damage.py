@@ -1,0 +1,485 @@
+"""Files that are not what was written, older than they were, or cannot be written at all."""
+
+import json
+import os
+import resource
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from edge_client.privacy.accounting import Limit
+from edge_client.privacy.chain import ZERO, Purpose, Released, record_after, record_from
+from edge_client.privacy.events import SampledGaussian
+from edge_client.privacy.history import LedgerRolledBack
+from edge_client.privacy.ledger import (
+    Ledger,
+    LedgerDamaged,
+    LedgerError,
+    LedgerNewer,
+    LedgerUnwritable,
+    ledger_path,
+)
+from edge_client.privacy.pin import pin_path
+from edge_client.privacy.store import reading
+from edge_client.privacy.verification import verify
+
+LIMIT = Limit(4.0, 1e-5)
+EVENT = SampledGaussian(multiplier=1.2, rate=0.02, steps=20)
+PURPOSE = Purpose(
+    federation=bytes(32),
+    job="desk",
+    round=1,
+    version=bytes(32),
+    document=bytes(32),
+    mechanism="dp-sgd",
+    data=bytes(32),
+)
+
+
+def opened(home: Path, **how) -> Ledger:
+    return Ledger.open(ledger_path(home, "data"), "data", LIMIT, **how)
+
+
+def lived(home: Path, releases: int = 2) -> Path:
+    """A closed ledger with three records a release."""
+    with opened(home) as ledger:
+        release(ledger, releases)
+    return ledger_path(home, "data")
+
+
+def release(ledger: Ledger, count: int = 1) -> None:
+    for _ in range(count):
+        held = ledger.reserve(EVENT, PURPOSE)
+        ledger.charge(held.number, held.number)
+        ledger.settle(held.number, held.number, "published", b"")
+
+
+def rewritten(path: Path, change: Callable[[list[tuple[int, bytes, bytes]]], list[tuple[int, bytes, bytes]]]) -> None:
+    """The records replaced behind the ledger's back, with the triggers out of the way."""
+    with sqlite3.connect(path) as connection:
+        connection.text_factory = bytes
+        rows = change(connection.execute("SELECT sequence, line, digest FROM records ORDER BY sequence").fetchall())
+        connection.execute("DROP TRIGGER records_kept")
+        connection.execute("DELETE FROM records")
+        # As a damaged disk would leave it: bytes that need not be text.
+        connection.executemany("INSERT INTO records VALUES (?, CAST(? AS TEXT), ?)", rows)
+    connection.close()
+
+
+def forged(rows: list[tuple[int, bytes, bytes]]) -> list[tuple[int, bytes, bytes]]:
+    """The same contents with hashes that fit: what somebody can make who only lacks the pin."""
+    found, previous = [], ZERO
+    for sequence, (_, line, _) in enumerate(rows, start=1):
+        record = record_from(line)
+        record = record_after(previous, sequence, record.at_ms, record.body)
+        found.append((sequence, record.line, record.digest))
+        previous = record.digest
+    return found
+
+
+# ---- damage --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory) -> Path:
+    home = tmp_path_factory.mktemp("grown")
+    lived(home)
+    return home
+
+
+def copied(home: Path) -> Path:
+    target = Path(tempfile.mkdtemp(dir=home.parent))
+    shutil.copytree(home, target, dirs_exist_ok=True)
+    return target
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(record=st.integers(0, 6), place=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255))
+def test_a_changed_byte_of_any_record_is_found_and_named(grown, record, place, flip):
+    home = copied(grown)
+    path = ledger_path(home, "data")
+
+    def change(rows):
+        sequence, line, digest = rows[record]
+        at = int(place * len(line))
+        rows[record] = (sequence, line[:at] + bytes([line[at] ^ flip]) + line[at + 1 :], digest)
+        return rows
+
+    rewritten(path, change)
+    with pytest.raises(LedgerDamaged, match=f"at record {record + 1}:"):
+        opened(home)
+    verdict = verify(path)
+    assert verdict.record == record + 1
+    assert verdict.problems[0].where == f"record {record + 1}"
+    shutil.rmtree(home)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(place=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255))
+@example(place=0.0, flip=1)
+def test_a_changed_byte_of_the_file_changes_nothing_or_is_found(grown, place, flip):
+    home = copied(grown)
+    path = ledger_path(home, "data")
+    data = bytearray(path.read_bytes())
+    data[int(place * len(data))] ^= flip
+    path.write_bytes(data)
+    with reading(ledger_path(grown, "data")) as store:
+        before = list(store.rows())
+    try:
+        with opened(home) as ledger:
+            assert [(record.sequence, record.line, record.digest) for record in ledger.records()] == before
+    except LedgerError:
+        pass
+    try:
+        verdict = verify(path)
+        assert not verdict.sound or verdict.state.sequence == 7
+    except LedgerError:
+        pass
+    shutil.rmtree(home)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 50, 4096, 5000, 8000, 0.5, 0.6])
+def test_a_file_that_was_cut_is_refused(grown, kept):
+    home = copied(grown)
+    path = ledger_path(home, "data")
+    data = path.read_bytes()
+    path.write_bytes(data[: int(kept * len(data)) if isinstance(kept, float) else kept])
+    with pytest.raises((LedgerDamaged, LedgerRolledBack)):
+        opened(home)
+    assert path.stat().st_size == (int(kept * len(data)) if isinstance(kept, float) else kept), "it was left as it is"
+
+
+def test_swapped_records_are_named(grown):
+    home = copied(grown)
+
+    def swap(rows):
+        rows[2], rows[5] = (3, *rows[5][1:]), (6, *rows[2][1:])
+        return rows
+
+    rewritten(ledger_path(home, "data"), swap)
+    with pytest.raises(LedgerDamaged, match="at record 3:"):
+        opened(home)
+    assert verify(ledger_path(home, "data")).record == 3
+
+
+def test_a_record_that_is_missing_in_the_middle_is_named(grown):
+    home = copied(grown)
+    rewritten(ledger_path(home, "data"), lambda rows: rows[:3] + rows[4:])
+    with pytest.raises(LedgerDamaged, match="where 4 must stand"):
+        opened(home)
+
+
+def test_a_missing_last_record_is_found_by_the_pin_and_only_by_it(grown):
+    home = copied(grown)
+    path = ledger_path(home, "data")
+    rewritten(path, lambda rows: rows[:-1])
+    with pytest.raises(LedgerRolledBack, match="ends at record 6, but it was at record 7"):
+        opened(home)
+    assert [problem.where for problem in verify(path).problems] == ["pin"]
+    pin_path(path).unlink()
+    assert verify(path).sound, "nothing else can tell: that is what the pin is for"
+    opened(home).close()
+
+
+def test_a_chain_that_was_made_anew_is_found_by_the_pin_and_only_by_it(grown):
+    home = copied(grown)
+    path = ledger_path(home, "data")
+
+    # The charge of the first release is gone, all hashes fit, and there is one record more at the end.
+    def forge(rows):
+        kept = [row for number, row in enumerate(rows, start=1) if number not in (3, 4)]
+        return forged(kept)
+
+    rewritten(path, forge)
+    with pytest.raises((LedgerRolledBack, LedgerDamaged)):
+        opened(home)
+
+
+def test_records_that_contradict_each_other_are_refused_even_with_good_hashes(grown):
+    home = copied(grown)
+    # A release of what was charged: the refund that must not be.
+    with reading(ledger_path(home, "data")) as store:
+        rows = list(store.rows())
+    body = record_from(rows[3][1]).body
+    last = record_from(rows[-1][1])
+    refund = record_after(last.digest, 8, last.at_ms, Released(reservation=body.reservation, why="a gift"))
+    rewritten(ledger_path(home, "data"), lambda rows: [*rows, (8, refund.line, refund.digest)])
+    with pytest.raises(LedgerDamaged, match=r"at record 8: .*never given back"):
+        opened(home)
+    assert verify(ledger_path(home, "data")).record == 8
+
+
+def test_reservations_beyond_the_limit_are_named(tmp_path):
+    """A chain with good hashes, made by software without a gate."""
+    path = lived(tmp_path, 8)
+
+    def smaller(rows):
+        first = rows[0][1].replace(b'"epsilon":4.0', b'"epsilon":2.0')
+        assert first != rows[0][1]
+        return forged([(1, first, b""), *rows[1:]])
+
+    rewritten(path, smaller)
+    pin_path(path).unlink()
+    problems = verify(path).problems
+    # Four fit into epsilon 2, three records each, behind the first one.
+    assert [problem.where for problem in problems] == [f"record {number}" for number in (14, 17, 20, 23)]
+    assert all("should have been refused" in problem.what for problem in problems)
+
+
+def test_newer_software_wrote_it(grown):
+    home = copied(grown)
+    path = ledger_path(home, "data")
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 2")
+    connection.close()
+    before = path.read_bytes()
+    with pytest.raises(LedgerNewer, match="upgrade edge_client"):
+        opened(home)
+    with pytest.raises(LedgerNewer):
+        verify(path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"not a database at all" * 100, None])
+def test_another_file_in_its_place(tmp_path, content):
+    path = ledger_path(tmp_path, "data")
+    path.parent.mkdir()
+    if content is None:
+        with sqlite3.connect(path) as connection:
+            connection.execute("CREATE TABLE other (x)")
+        connection.close()
+    else:
+        path.write_bytes(content)
+    with pytest.raises(LedgerDamaged):
+        opened(tmp_path)
+
+
+# ---- copied back ---------------------------------------------------------------------------------------------------
+
+
+def test_an_older_copy_is_noticed_and_named(tmp_path):
+    path = lived(tmp_path)
+    copy = path.read_bytes()
+    with opened(tmp_path) as ledger:
+        release(ledger)
+        assert ledger.sequence == 10
+    newest = path.read_bytes()
+    path.write_bytes(copy)
+    with pytest.raises(LedgerRolledBack, match=r"ends at record 7, but it was at record 10.*newer one back"):
+        opened(tmp_path)
+    path.write_bytes(newest)
+    opened(tmp_path).close()
+
+
+def test_an_older_copy_that_went_on_elsewhere_is_noticed(tmp_path):
+    path = lived(tmp_path / "here")
+    shutil.copytree(tmp_path / "here", tmp_path / "there")
+    for home in (tmp_path / "here", tmp_path / "there"):
+        with opened(home) as ledger:
+            release(ledger, 1 if home.name == "here" else 2)
+    shutil.copy(ledger_path(tmp_path / "there", "data"), path)
+    with pytest.raises(LedgerRolledBack, match="another record 10"):
+        opened(tmp_path / "here")
+
+
+def test_a_removed_ledger_does_not_begin_anew(tmp_path):
+    path = lived(tmp_path)
+    path.unlink()
+    with pytest.raises(LedgerRolledBack, match="holds no record, but it had 7"):
+        opened(tmp_path)
+    # Nor does trying leave something behind that would pass the next time.
+    with pytest.raises(LedgerRolledBack, match="holds no record"):
+        opened(tmp_path)
+
+
+def test_another_ledger_in_its_place_is_noticed(tmp_path):
+    path = lived(tmp_path / "here")
+    shutil.copy(lived(tmp_path / "there", 4), path)
+    with pytest.raises(LedgerRolledBack, match="but the one last used here was"):
+        opened(tmp_path / "here")
+
+
+def test_a_copy_without_its_wal_file_is_an_older_one(tmp_path):
+    path = lived(tmp_path)
+    with opened(tmp_path) as ledger:
+        release(ledger)
+        # As `cp` of the one file would take it, while it is open.
+        copy = path.read_bytes()
+    path.write_bytes(copy)
+    with pytest.raises(LedgerRolledBack, match="-wal file is missing"):
+        opened(tmp_path)
+
+
+def test_a_pin_may_lag_behind(tmp_path):
+    path = lived(tmp_path, 1)
+    old = pin_path(path).read_bytes()
+    with opened(tmp_path) as ledger:
+        release(ledger)
+        newest = ledger.sequence
+    pin_path(path).write_bytes(old)
+    opened(tmp_path).close()
+    assert json.loads(pin_path(path).read_bytes())["sequence"] == newest, "and is brought up at the next start"
+    pin_path(path).unlink()
+    opened(tmp_path).close()
+
+
+def test_a_damaged_pin_is_named(tmp_path):
+    path = lived(tmp_path)
+    pin_path(path).write_bytes(b"{")
+    with pytest.raises(LedgerDamaged, match=r"pins/data\.json is not JSON.*farthest"):
+        opened(tmp_path)
+
+
+def test_ledger_and_pin_copied_back_together_are_noticed_by_the_coordinators_number(tmp_path):
+    lived(tmp_path / "home")
+    shutil.copytree(tmp_path / "home", tmp_path / "backup")
+    with opened(tmp_path / "home") as ledger:
+        release(ledger)
+        told = ledger.sequence
+        ledger.check_reported(0)
+        ledger.check_reported(told)
+    shutil.rmtree(tmp_path / "home")
+    (tmp_path / "backup").rename(tmp_path / "home")
+    with opened(tmp_path / "home") as ledger:
+        with pytest.raises(
+            LedgerRolledBack, match=r"heard of record 10 .* ends at record 7.*cannot make it spend more"
+        ):
+            ledger.check_reported(told)
+        # A lie in the other direction buys nothing.
+        ledger.check_reported(3)
+
+
+# ---- the disk ------------------------------------------------------------------------------------------------------
+
+
+def in_child(work: Callable[[], str]) -> str:
+    """What `work` says, in a process of its own; an error is said by its name and sentence."""
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            said = work()
+        except BaseException as error:  # noqa: BLE001  nothing of the child may go on in pytest
+            said = f"{type(error).__name__}: {error}"
+        os.write(theirs, said.encode())
+        os._exit(0)
+    os.close(theirs)
+    with os.fdopen(ours, "rb") as pipe:
+        said = pipe.read().decode()
+    os.waitpid(child, 0)
+    return said
+
+
+def test_a_full_disk_is_a_sentence_and_loses_nothing(tmp_path):
+    """A limit on the size of files stands for the disk: writes beyond it fail, here in the middle of a release."""
+    path = lived(tmp_path)
+
+    def work() -> str:
+        with opened(tmp_path) as ledger:
+            held = ledger.reserve(EVENT, PURPOSE)
+            size = path.with_name("data.db-wal").stat().st_size
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+            failures = 0
+            for _ in range(2):
+                with pytest.raises(LedgerUnwritable, match="cannot be written"):
+                    ledger.charge(held.number, 1)
+                failures += 1
+            assert failures == 2
+            assert not ledger.reservation(held.number).charged, "not believed either"
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            ledger.charge(held.number, 1)
+            return f"charged at {ledger.sequence}"
+
+    assert in_child(work) == "charged at 9"
+    with opened(tmp_path) as ledger:
+        assert ledger.sequence == 9
+        assert verify(path).sound
+
+
+def test_sqlites_own_limit_on_a_file_is_the_same(tmp_path):
+    path = lived(tmp_path)
+    with opened(tmp_path) as ledger:
+        connection = ledger._writer._connection
+        (pages,) = connection.execute("PRAGMA page_count").fetchone()
+        connection.execute(f"PRAGMA max_page_count = {pages}")
+        with pytest.raises(LedgerUnwritable, match="full"):
+            release(ledger, 40)
+        connection.execute("PRAGMA max_page_count = 100000")
+        sequence = ledger.sequence
+        ledger.reserve(EVENT, PURPOSE)
+        assert ledger.sequence == sequence + 1
+    assert verify(path).sound
+
+
+def test_a_charge_that_cannot_be_pinned_does_not_return_and_can_be_said_again(tmp_path):
+    path = lived(tmp_path)
+    with opened(tmp_path) as ledger:
+        held = ledger.reserve(EVENT, PURPOSE)
+        # Where the pin is written first there is a folder: no rights are needed to make this fail, also for root.
+        obstacle = pin_path(path).with_name(".data.json.partial")
+        obstacle.mkdir()
+        with pytest.raises(LedgerUnwritable, match=r"pins/data\.json cannot be written"):
+            ledger.charge(held.number, 1)
+        # Spent, since it is on the disk; and nothing may leave before it is pinned too.
+        assert ledger.reservation(held.number).charged
+        with pytest.raises(LedgerUnwritable):
+            ledger.charge(held.number, 1)
+        # Whatever lets nothing leave need not wait for the pin.
+        ledger.settle(held.number, 1, "published", b"")
+        obstacle.rmdir()
+        ledger.charge(held.number, 1)
+        assert json.loads(pin_path(path).read_bytes())["sequence"] == ledger.sequence
+    assert verify(path).sound
+
+
+@pytest.fixture
+def open_folder():
+    """One that any user can reach."""
+    folder = Path(tempfile.mkdtemp(prefix="tacit-ledger-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_a_folder_that_cannot_be_written_is_a_sentence_and_can_still_be_verified(open_folder):
+    path = lived(open_folder)
+    content = sha256(path.read_bytes()).digest()
+    for made in (path, pin_path(path), path.with_suffix(".lock")):
+        made.chmod(0o444)
+    for made in (path.parent, pin_path(path).parent):
+        made.chmod(0o555)
+
+    def work() -> str:
+        # Rights do not bind root.
+        if os.getuid() == 0:
+            os.setgid(65534)
+            os.setuid(65534)
+        assert verify(path).sound
+        opened(open_folder)
+        return "opened"
+
+    said = in_child(work)
+    assert said.startswith("LedgerUnwritable:"), said
+    assert "cannot be written" in said
+    assert sha256(path.read_bytes()).digest() == content
+
+
+def test_a_stranger_that_writes_in_between_is_noticed(tmp_path):
+    """The lock is advice; whoever does not ask for it must still not make two records of one number."""
+    path = lived(tmp_path)
+    with opened(tmp_path) as ledger:
+        last = ledger.head
+        with sqlite3.connect(path) as other:
+            record = record_after(last, 8, 0, Released(reservation=1, why=""))
+            other.execute("INSERT INTO records VALUES (8, ?, ?)", (record.line.decode(), record.digest))
+        other.close()
+        with pytest.raises(LedgerUnwritable, match="gone on without this process"):
+            ledger.reserve(EVENT, PURPOSE)
+        assert ledger.sequence == 7

@@ -1,0 +1,91 @@
+"""Marks of examples: the same example in two ledgers is seen, and says nothing to whoever lacks the key."""
+
+import hmac
+import sqlite3
+import time
+
+import pytest
+
+from edge_client.privacy.accounting import Limit
+from edge_client.privacy.ledger import Ledger, LedgerDamaged, LedgerMissing, ledger_path
+from edge_client.privacy.overlap import marks_key, marks_of
+from edge_client.privacy.verification import verify
+
+LIMIT = Limit(4.0, 1e-5)
+
+
+def opened(home, name: str) -> Ledger:
+    return Ledger.open(ledger_path(home, name), name, LIMIT)
+
+
+def test_overlap_of_two_ledgers_is_counted(tmp_path):
+    key = marks_key(tmp_path / "ledgers")
+    with opened(tmp_path, "one") as one, opened(tmp_path, "two") as two:
+        assert one.overlap([two.path]) == {"two": 0}
+        assert one.data_seen(marks_of(key, ["a", "b", "c", "c"])) == 3
+        assert two.data_seen(marks_of(key, ["c", "d", "a"])) == 3
+        assert one.overlap([one.path, two.path]) == {"two": 2}
+        assert two.overlap([one.path]) == {"one": 2}
+
+
+def test_the_same_data_again_is_no_record_and_more_data_is(tmp_path):
+    key = marks_key(tmp_path / "ledgers")
+    with opened(tmp_path, "one") as ledger:
+        ledger.data_seen(marks_of(key, ["a", "b"]))
+        sequence = ledger.sequence
+        assert ledger.data_seen(marks_of(key, ["b", "a"])) == 0
+        assert ledger.sequence == sequence
+        assert ledger.data_seen(marks_of(key, ["b", "a", "c"])) == 1
+        assert ledger.sequence == sequence + 1
+    assert verify(ledger_path(tmp_path, "one")).sound
+
+
+def test_marks_under_another_key_cannot_be_compared(tmp_path):
+    with opened(tmp_path / "here", "one") as one, opened(tmp_path / "there", "two") as two:
+        one.data_seen(marks_of(marks_key(tmp_path / "here" / "ledgers"), ["a"]))
+        two.data_seen(marks_of(marks_key(tmp_path / "there" / "ledgers"), ["a"]))
+        assert one.overlap([two.path]) == {"two": None}
+
+
+def test_a_mark_is_the_documented_one(tmp_path):
+    key = marks_key(tmp_path)
+    assert key == marks_key(tmp_path)
+    assert len(key) == 32
+    assert (tmp_path / "marks.key").stat().st_mode & 0o777 == 0o600
+    (mark,) = marks_of(key, ["Grüße"]).values
+    assert mark.to_bytes(8, "big", signed=True) == hmac.new(key, "Grüße".encode(), "sha256").digest()[:8]
+    assert marks_of(bytes(32), ["Grüße"]).values != {mark}
+    assert "Gr" not in repr(marks_of(key, ["Grüße"]))
+    assert str(mark) not in repr(marks_of(key, ["Grüße"]))
+    (tmp_path / "marks.key").write_bytes(b"short")
+    with pytest.raises(LedgerDamaged, match=r"marks\.key is damaged"):
+        marks_key(tmp_path)
+
+
+def test_marks_that_were_changed_are_named(tmp_path):
+    with opened(tmp_path, "one") as ledger:
+        ledger.data_seen(marks_of(bytes(32), ["a", "b", "c"]))
+    path = ledger_path(tmp_path, "one")
+    for statement in ("DELETE FROM marks WHERE mark = (SELECT MIN(mark) FROM marks)", "INSERT INTO marks VALUES (1)"):
+        with sqlite3.connect(path) as connection:
+            connection.execute(statement)
+        connection.close()
+        assert [problem.where for problem in verify(path).problems] == ["marks"]
+
+
+def test_a_ledger_that_is_not_there(tmp_path):
+    with opened(tmp_path, "one") as ledger, pytest.raises(LedgerMissing):
+        ledger.overlap([ledger_path(tmp_path, "two")])
+
+
+def test_a_hundred_thousand_examples_take_a_moment(tmp_path):
+    texts = [f"example {number}" for number in range(100_000)]
+    started = time.process_time()
+    marks = marks_of(bytes(32), texts)
+    with opened(tmp_path, "one") as one, opened(tmp_path, "two") as two:
+        assert one.data_seen(marks) == 100_000
+        assert two.data_seen(marks_of(bytes(32), texts[50_000:])) == 50_000
+        assert one.data_seen(marks) == 0
+        assert one.overlap([two.path]) == {"two": 50_000}
+    # Some 1.5 s of this machine's core; a quadratic way would take hours.
+    assert time.process_time() - started < 15

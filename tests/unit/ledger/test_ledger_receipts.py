@@ -1,0 +1,337 @@
+"""Receipts: signed, chained, and checked with public tools alone."""
+
+import json
+import subprocess
+from base64 import b64decode
+from datetime import UTC, datetime
+from hashlib import sha256
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from benchmarks.ledger_faults import EVENT, LIMIT, purpose_of, receipt_of
+from benchmarks.ledger_faults import Member as Identity
+from edge_client.privacy.events import SampledGaussian
+from edge_client.privacy.ledger import Ledger, LedgerMisused, LedgerUnwritable, ledger_path
+from edge_client.privacy.overlap import marks_of
+from edge_client.privacy.receipts import Party, Receipt, ReceiptBook, ReceiptInvalid, check_receipt
+from edge_client.privacy.verification import export_lines, verify, verify_export
+from secure_agg.transcript import Purpose, frame
+from tacit.documents import DocumentInvalid
+from tests.support import party
+
+
+@pytest.fixture(scope="session")
+def signer(tmp_path_factory):
+    """A member as enrolment leaves it, and what the benchmark's helpers need of one."""
+    return party.member(tmp_path_factory.mktemp("north") / "home", "localhost:7441")
+
+
+def identity_of(signer) -> Identity:
+    return Identity(signer.member, signer.key, signer.certificate, signer.root_pem, signer.federation)
+
+
+class Place:
+    """A home with an open ledger and its receipts."""
+
+    def __init__(self, home: Path, signer) -> None:
+        self.home, self.signer = home, signer
+        self.path, self.receipts = ledger_path(home, "data"), home / "receipts"
+        self.book = ReceiptBook(self.receipts)
+        self.ledger = Ledger.open(self.path, "data", LIMIT)
+
+    def receipt(self, round_: int = 3, attempt: int = 5, job: str = "desk", **other) -> Receipt:
+        held = self.ledger.reserve(EVENT, purpose_of(identity_of(self.signer), job, round_))
+        self.ledger.charge(held.number, attempt)
+        self.ledger.settle(held.number, attempt, "published", b"")
+        made = receipt_of(self.ledger, held, attempt, identity_of(self.signer))
+        return made.model_copy(update={"at_ms": int(party.present().timestamp() * 1000) + 1000, **other})
+
+    def write(self, **how) -> Path:
+        return self.book.write(self.receipt(**how), self.signer, self.ledger)
+
+    def problems(self) -> list[str]:
+        return [str(problem) for problem in verify(self.path, self.receipts).problems]
+
+
+@pytest.fixture
+def place(tmp_path, signer):
+    made = Place(tmp_path / "home", signer)
+    yield made
+    made.ledger.close()
+
+
+def ran(*command: object, cwd: Path | None = None, stdin: bytes | None = None) -> str:
+    done = subprocess.run([str(part) for part in command], cwd=cwd, input=stdin, capture_output=True, check=False)
+    return (done.stdout + done.stderr).decode() if done.returncode == 0 else f"failed: {done.stderr!r} {done.stdout!r}"
+
+
+def test_openssl_and_sha256sum_alone_verify_a_receipt(place, tmp_path):
+    """The commands of the documentation, in its order."""
+    path = place.write()
+    receipt = json.loads(path.read_bytes())
+    assert path == place.receipts / "desk" / "3.5.json"
+    certificates = place.receipts / "certificates"
+    (fingerprint,) = (each["certificate"] for each in receipt["cohort"] if each["member"] == receipt["member"])
+    certificate, root = certificates / f"{fingerprint}.pem", certificates / f"{receipt['federation']}.pem"
+    # Whose certificate it is, and that the federation's authority issued it.
+    shown = ran("openssl", "x509", "-in", certificate, "-noout", "-fingerprint", "-sha256")
+    assert fingerprint in shown.replace(":", "").lower()
+    shown = ran("openssl", "x509", "-in", root, "-noout", "-fingerprint", "-sha256")
+    assert receipt["federation"] in shown.replace(":", "").lower()
+    when = receipt["at_ms"] // 1000
+    assert "OK" in ran("openssl", "verify", "-attime", when, "-CAfile", root, certificate)
+    # That it signed this file.
+    (tmp_path / "pub.pem").write_text(ran("openssl", "x509", "-in", certificate, "-pubkey", "-noout"))
+    check = [
+        *("openssl", "dgst", "-sha256", "-sigopt", "rsa_padding_mode:pss", "-sigopt", "rsa_pss_saltlen:32"),
+        *("-verify", tmp_path / "pub.pem", "-signature", path.with_suffix(".sig"), path),
+    ]
+    assert "Verified OK" in ran(*check)
+    path.write_bytes(path.read_bytes().replace(b'"vector_bytes":4096', b'"vector_bytes":4095'))
+    assert "failed" in ran(*check)
+
+
+def test_sha256sum_follows_the_chain_of_an_export(place):
+    path = place.write()
+    digest = ran("sha256sum", path).split()[0]
+    lines = list(export_lines(place.path, place.receipts))
+    records = [line for line in lines if b'"sequence":' in line]
+    assert len(records) == place.ledger.sequence == 5
+    for line, after in pairwise(records):
+        assert json.loads(after)["previous"] == ran("sha256sum", stdin=line).split()[0]
+    assert ran("sha256sum", stdin=records[-1]).split()[0] == place.ledger.head.hex()
+    assert json.loads(records[-1])["body"]["receipt"] == digest
+    # The receipt and its signature stand behind the records, as they are in their files.
+    (kept,) = (json.loads(line) for line in lines if b'"signature"' in line and b'"receipt":"{' in line)
+    assert kept["receipt"].encode() == path.read_bytes()
+    assert b64decode(kept["signature"]) == path.with_suffix(".sig").read_bytes()
+
+
+def test_receipts_are_chained_and_verify(place):
+    first, second = place.write(), place.write(round_=4, attempt=6)
+    assert json.loads(first.read_bytes())["previous"] == "00" * 32
+    assert json.loads(second.read_bytes())["previous"] == sha256(first.read_bytes()).hexdigest()
+    assert place.problems() == []
+    assert verify_export(export_lines(place.path, place.receipts)).sound
+    for path in place.receipts.rglob("*"):
+        assert path.stat().st_mode & 0o077 == 0
+
+
+def other_key(path: Path, place: Place) -> None:
+    path.with_suffix(".sig").write_bytes(party.member(place.home / "thief", "x:1", number=3).sign(path.read_bytes()))
+
+
+@pytest.mark.parametrize(
+    ("tamper", "what"),
+    [
+        (lambda path, _: path.unlink(), "its file is missing"),
+        (lambda path, _: path.with_suffix(".sig").unlink(), "its file is missing"),
+        (
+            lambda path, _: path.write_bytes(path.read_bytes().replace(b"published", b"abandoned")),
+            "not what was recorded",
+        ),
+        (lambda path, _: path.with_suffix(".sig").write_bytes(bytes(384)), "signature is not the one"),
+        (other_key, "signature is not the one"),
+        (lambda _, place: next((place.receipts / "certificates").glob("*.pem")).write_text("x"), "missing or damaged"),
+    ],
+)
+def test_a_tampered_receipt_is_named(place, tamper, what):
+    path = place.write()
+    place.write(round_=4, attempt=6)
+    tamper(path, place)
+    assert any("receipt desk/3.5 (record 5)" in line and what in line for line in place.problems()), place.problems()
+    assert not verify_export(export_lines(place.path, place.receipts)).sound
+
+
+def signed(place: Place, **other) -> tuple[Receipt, bytes]:
+    receipt = place.receipt(**other)
+    return receipt, place.signer.sign(receipt.canonical())
+
+
+def test_what_a_signature_must_be_of(place):
+    place.write()
+    receipt, signature = signed(place, round_=4, attempt=6)
+    data, certificate = receipt.canonical(), place.book.certificate
+    check_receipt(receipt, data, signature, certificate)
+    with pytest.raises(ReceiptInvalid, match="canonical"):
+        check_receipt(receipt, data + b"\n", signature, certificate)
+    with pytest.raises(ReceiptInvalid, match="signature does not match"):
+        check_receipt(receipt, data, bytes(384), certificate)
+    other = party.member(place.home / "south", "x:1", name="south", number=3)
+    with pytest.raises(ReceiptInvalid, match="signature does not match"):
+        check_receipt(receipt, data, other.sign(data), certificate)
+    fingerprint = x509.load_der_x509_certificate(other.certificate).fingerprint(hashes.SHA256())
+
+    def known(wanted: bytes) -> bytes:
+        return other.certificate if wanted == fingerprint else certificate(wanted)
+
+    # Another member's key, and its own certificate in the cohort under this member's name.
+    lie = receipt.model_copy(update={"cohort": (Party(member="north", certificate=fingerprint),)})
+    with pytest.raises(ReceiptInvalid, match="belongs to south"):
+        check_receipt(lie, lie.canonical(), other.sign(lie.canonical()), known)
+    nobody = receipt.model_copy(update={"cohort": ()})
+    with pytest.raises(ReceiptInvalid, match="does not hold north"):
+        check_receipt(nobody, nobody.canonical(), place.signer.sign(nobody.canonical()), certificate)
+    late = receipt.model_copy(update={"at_ms": int(datetime(2190, 1, 1, tzinfo=UTC).timestamp() * 1000)})
+    with pytest.raises(ReceiptInvalid, match="expired"):
+        check_receipt(late, late.canonical(), place.signer.sign(late.canonical()), certificate)
+
+
+def test_another_federations_authority_proves_nothing(place):
+    place.write()
+    stranger = party.authority(1)
+    receipt, _ = signed(place, round_=4, attempt=6)
+    lie = receipt.model_copy(update={"federation": stranger.federation})
+
+    def known(wanted: bytes) -> bytes:
+        if wanted == stranger.federation:
+            return stranger.certificate.public_bytes(Encoding.DER)
+        return place.book.certificate(wanted)
+
+    with pytest.raises(ReceiptInvalid, match="not issued by this federation"):
+        check_receipt(lie, lie.canonical(), place.signer.sign(lie.canonical()), known)
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        ({"event": SampledGaussian(multiplier=9.0, rate=0.02, steps=20)}, "another event"),
+        ({"version": bytes(32)}, "another purpose"),
+        ({"job_document": bytes(32)}, "another purpose"),
+    ],
+)
+def test_a_receipt_that_contradicts_its_ledger_is_named(place, other, what):
+    place.write(**other)
+    assert [what in line for line in place.problems()] == [True]
+
+
+def test_a_receipt_of_a_mechanism_without_events_is_kept_too(place):
+    path = place.book.write(place.receipt(reservation=None, event=None, job="plain"), place.signer, place.ledger)
+    assert json.loads(path.read_bytes())["event"] is None
+    assert place.problems() == []
+    place.book.write(place.receipt(round_=4, reservation=None, job="plain"), place.signer, place.ledger)
+    assert any("was not charged for" in line for line in place.problems())
+
+
+def test_only_what_follows_is_taken(place):
+    receipt = place.receipt()
+    for other in ({"previous": bytes([1]) * 32}, {"ledger": "00" * 16}):
+        with pytest.raises(LedgerMisused, match="does not follow"):
+            place.book.write(receipt.model_copy(update=other), place.signer, place.ledger)
+    with pytest.raises(ReceiptInvalid, match="another certificate"):
+        place.book.write(
+            receipt.model_copy(update={"cohort": (Party(member="north", certificate=bytes(32)),)}),
+            place.signer,
+            place.ledger,
+        )
+    assert not place.receipts.exists()
+    with pytest.raises(LedgerMisused, match="never charged for attempt 99"):
+        place.book.write(receipt.model_copy(update={"attempt": 99}), place.signer, place.ledger)
+
+
+def test_a_receipt_that_a_crash_left_outside_is_taken_in_at_the_next_start(place):
+    class Killed(Exception):
+        pass
+
+    def faults(point: str) -> None:
+        if point == "receipt.folder-synced":
+            raise Killed
+
+    with pytest.raises(Killed):
+        ReceiptBook(place.receipts, faults).write(place.receipt(), place.signer, place.ledger)
+    assert place.problems() == []
+    assert any("not in the chain yet" in note for note in verify(place.path, place.receipts).notes)
+    path = place.receipts / "desk" / "3.5.json"
+    assert place.book.recover(place.ledger) == (path,)
+    assert place.book.recover(place.ledger) == ()
+    assert place.ledger.holds(sha256(path.read_bytes()).digest())
+    assert place.problems() == []
+
+
+def test_a_stray_receipt_is_a_problem_and_is_not_taken_in(place):
+    place.write()
+    receipt = place.receipt(round_=4, attempt=6).model_copy(update={"previous": bytes([7]) * 32})
+    stray = place.receipts / "desk" / "4.6.json"
+    stray.write_bytes(receipt.canonical())
+    stray.with_suffix(".sig").write_bytes(place.signer.sign(receipt.canonical()))
+    assert place.book.recover(place.ledger) == ()
+    assert any("desk/4.6" in line and "does not follow" in line for line in place.problems())
+    # One that follows, and was signed by nobody.
+    forged = receipt.model_copy(update={"previous": place.ledger.last_receipt})
+    stray.write_bytes(forged.canonical())
+    assert place.book.recover(place.ledger) == ()
+
+
+def test_a_receipt_of_the_same_numbers_never_replaces_another(place):
+    first = place.write()
+    content = first.read_bytes()
+    second = place.write()
+    assert first.read_bytes() == content
+    assert second.name == f"3.5.{sha256(second.read_bytes()).hexdigest()[:8]}.json"
+    assert place.problems() == []
+
+
+def test_a_full_disk_is_a_sentence(place):
+    (place.receipts / "desk").mkdir(parents=True)
+    (place.receipts / "desk" / ".3.5.json.partial").mkdir()
+    with pytest.raises(LedgerUnwritable, match=r"receipt of desk/3\.5 cannot be written"):
+        place.write()
+
+
+def test_a_charge_without_a_receipt_is_a_note(place):
+    place.receipt()
+    verdict = verify(place.path, place.receipts)
+    assert verdict.sound
+    assert any("without a receipt" in note for note in verdict.notes)
+
+
+def test_nothing_else_that_the_key_signs_begins_as_a_receipt_does(place):
+    assert place.receipt().canonical()[:1] == b"{"
+    assert {frame(purpose)[:1] for purpose in Purpose} == {b"S"}
+
+
+@pytest.mark.parametrize("job", ["../x", "a/b", "", ".hidden", "Desk"])
+def test_a_job_is_a_folders_name(place, job):
+    content = json.loads(place.receipt().canonical()) | {"job": job}
+    with pytest.raises(DocumentInvalid, match="job"):
+        Receipt.from_json(json.dumps(content).encode())
+
+
+# ---- exports -------------------------------------------------------------------------------------------------------
+
+
+def test_an_export_that_was_changed_is_found(place):
+    place.write()
+    place.write(round_=4, attempt=6)
+    lines = list(export_lines(place.path, place.receipts))
+    whole = verify_export(lines)
+    assert whole.sound
+    assert whole.state.head == place.ledger.head
+    for number, line in enumerate(lines):
+        at = line.index(b":") + 3
+        changed = [*lines[:number], line[:at] + bytes([line[at] ^ 1]) + line[at + 1 :], *lines[number + 1 :]]
+        assert not verify_export(changed).sound, line
+        assert not verify_export(lines[:number] + lines[number + 1 :]).sound or number == len(lines) - 1, line
+    records = sum(b'"sequence":' in line for line in lines)
+    swapped = lines.copy()
+    swapped[1], swapped[2] = swapped[2], swapped[1]
+    assert verify_export(swapped).record == 2
+    # A receipt that no record names.
+    extra = json.dumps({"receipt": "{}", "signature": ""}).encode()
+    assert any("not in the chain" in str(problem) for problem in verify_export([*lines, extra]).problems)
+    assert verify_export(lines[: records - 1]).state.sequence == records - 1
+
+
+def test_an_export_holds_no_marks(place):
+    marks = marks_of(bytes(32), ["a text"])
+    place.ledger.data_seen(marks)
+    (mark,) = marks.values
+    text = b"\n".join(export_lines(place.path, place.receipts))
+    assert str(mark).encode() not in text
+    assert (mark % 2**64).to_bytes(8, "big").hex().encode() not in text
+    assert b"a text" not in text

@@ -1,0 +1,311 @@
+"""`edge_client policy check|show|init` as a person types them."""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from edge_client.cli.policy import app, default_file
+from edge_client.privacy.policy import Policy
+from edge_client.privacy.rules import fingerprint
+from export.bundle import make_job_bundle
+from tacit.console import CommandFailed, ExitCode
+from tacit.job import JobSpec
+from tests.support import party
+
+JOB = """\
+schema = 1
+name = "desk"
+labels = ["a", "b"]
+{more}
+[vocabulary]
+kind = "words"
+file = "words.txt"
+
+[model]
+embedding = 4
+maps = 2
+
+[rounds]
+count = 20
+min_members = 5
+
+[mechanism]
+{mechanism}
+"""
+DP_SGD = 'name = "dp-sgd"\nnoise_multiplier = 1.1\nlot = 32\nsteps = 5'
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with job.toml under dp-sgd, and an empty home."""
+    (tmp_path / "home").mkdir(mode=0o700)
+    (tmp_path / "words.txt").write_text("one\ntwo\nthree\n")
+    job(tmp_path)
+    return tmp_path
+
+
+def job(folder: Path, mechanism: str = DP_SGD, more: str = "") -> Path:
+    path = folder / "job.toml"
+    path.write_text(JOB.format(mechanism=mechanism, more=more))
+    return path
+
+
+def policy(folder: Path, text: str) -> None:
+    (folder / "home" / "policy.toml").write_text("schema = 1\n" + text)
+
+
+def run(folder: Path, *arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, [*map(str, arguments), "--home", str(folder / "home")])
+    if isinstance(result.exception, CommandFailed):
+        return int(result.exception.code), result.exception.sentence
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.output
+
+
+def verdicts(folder: Path, *arguments: object) -> tuple[int, dict[str, Any]]:
+    code, output = run(folder, "check", *arguments, "--json")
+    return code, json.loads(output)
+
+
+# ---- check ----------------------------------------------------------------------------------------
+
+
+def test_a_job_that_the_policy_takes_ends_with_0(place):
+    code, output = run(place, "check", place / "job.toml")
+    assert code == ExitCode.OK
+    assert output.splitlines()[0] == "desk against the defaults:"
+    assert output.splitlines()[-1] == "This member would take part, as far as can be told here."
+    keys = [line.split()[1].removesuffix(":") for line in output.splitlines()[1:-1]]
+    assert [verdict.rule for verdict in Policy().explain(JobSpec.from_toml(place / "job.toml"))] == keys
+
+
+def test_a_job_that_is_refused_ends_with_4_and_says_every_rule_that_refuses(place):
+    policy(place, 'mechanisms = ["none"]\nleast_cohort = 201\n')
+    code, output = run(place, "check", place / "job.toml")
+    assert code == ExitCode.REFUSED
+    assert re.search(r'^refused +mechanisms: the job uses "dp-sgd", the policy allows none', output, re.MULTILINE)
+    assert re.search(r"^refused +least_cohort: the attempt has 200 members, the policy wants 201", output, re.MULTILINE)
+    assert output.splitlines()[-1] == "This member would not take part: mechanisms, least_cohort."
+
+
+def test_json_says_the_same(place):
+    code, told = verdicts(place, place / "job.toml")
+    assert (code, told["takes_part"], told["job"], told["cost"]) == (0, True, "desk", None)
+    policy(place, 'jobs = ["other"]\n')
+    code, told = verdicts(place, place / "job.toml")
+    assert (code, told["takes_part"], told["policy"]) == (4, False, str(place / "home" / "policy.toml"))
+    (refused,) = (verdict for verdict in told["verdicts"] if verdict["outcome"] == "refused")
+    assert refused["sentence"] == "jobs: the job is desk, the policy admits other"
+    assert (refused["rule"], refused["job"], refused["policy"]) == ("jobs", "desk", "other")
+    assert refused["reason"] == "job_not_admitted"
+
+
+def test_a_bundle_or_its_job_document_tells_more_than_a_job_file(place):
+    spec = JobSpec.from_toml(place / "job.toml")
+    document = make_job_bundle(spec, place, place / "bundle")
+    policy(place, f'base_models = ["{document.weights.hex()}"]\nshared_parameters = ["filters.*"]\n')
+
+    def outcomes(path: Path) -> dict[str, str]:
+        return {verdict["rule"]: verdict["outcome"] for verdict in verdicts(place, path)[1]["verdicts"]}
+
+    of_file, of_bundle = outcomes(place / "job.toml"), outcomes(place / "bundle")
+    assert (of_file["base_models"], of_file["shared_parameters"]) == ("open", "open")
+    assert (of_bundle["base_models"], of_bundle["shared_parameters"]) == ("ok", "refused")
+    assert outcomes(place / "bundle" / "job.json") == of_bundle
+    (place / "alone").mkdir()
+    (place / "alone" / "job.json").write_bytes((place / "bundle" / "job.json").read_bytes())
+    assert outcomes(place / "alone" / "job.json")["shared_parameters"] == "open"
+    (place / "alone" / "manifest.json").write_text('{"schema": 1, "tensors": [{"name": "a", "shape": [1]}]}')
+    code, sentence = run(place, "check", place / "alone")
+    assert code == ExitCode.USAGE
+    assert "not the manifest" in sentence
+
+
+def test_the_authority_is_that_of_the_enrolled_member(place):
+    federation = party.authority().federation.hex()
+    policy(place, f'authorities = ["{federation}"]\n')
+
+    def authorities() -> str:
+        told = verdicts(place, place / "job.toml")[1]["verdicts"]
+        return next(verdict["outcome"] for verdict in told if verdict["rule"] == "authorities")
+
+    assert authorities() == "open"
+    party.member_home(place / "home", "localhost:7441")
+    assert authorities() == "ok"
+    policy(place, f'authorities = ["{"00" * 32}"]\n')
+    assert authorities() == "refused"
+
+
+def test_this_machine_is_looked_at_when_asked(place):
+    policy(place, "least_free_memory_mib = 1\n")
+    assert "open     least_free_memory_mib" in run(place, "check", place / "job.toml")[1]
+    code, output = run(place, "check", place / "job.toml", "--now")
+    assert code == 0
+    assert re.search(r"ok +least_free_memory_mib: free memory in MiB is \d+, the policy wants 1$", output, re.MULTILINE)
+    policy(place, "least_free_memory_mib = 1000000000\n")
+    assert run(place, "check", place / "job.toml", "--now")[0] == ExitCode.REFUSED
+    policy(place, 'devices = ["cuda"]\n')
+    assert run(place, "check", place / "job.toml", "--now", "--device", "cuda")[0] == ExitCode.OK
+    assert run(place, "check", place / "job.toml", "--now", "--device", "cpu")[0] == ExitCode.REFUSED
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "complaint"),
+    [
+        ("missing.toml", None, "does not exist"),
+        ("missing.json", None, "No such file"),
+        ("job.toml", "schema = 1\nname = 3\n", "name"),
+        ("job.json", "{", "not JSON"),
+    ],
+)
+def test_a_job_that_cannot_be_read_ends_with_2(place, name, content, complaint):
+    if content is not None:
+        (place / name).write_text(content)
+    code, sentence = run(place, "check", place / name)
+    assert code == ExitCode.USAGE
+    assert complaint in sentence
+
+
+def test_a_policy_that_cannot_be_read_ends_with_2(place):
+    policy(place, "least_cohrt = 3\n")
+    for command in (("check", place / "job.toml"), ("show",)):
+        code, sentence = run(place, *command)
+        assert code == ExitCode.USAGE
+        assert "least_cohrt: unknown key" in sentence
+    code, sentence = run(place, "show", "--policy", place / "none.toml")
+    assert code == ExitCode.USAGE
+    assert "does not exist" in sentence
+
+
+# ---- what it costs --------------------------------------------------------------------------------
+
+
+def test_the_cost_is_what_the_gate_would_let_pass(place):
+    _, told = verdicts(place, place / "job.toml", "--examples", 1000)
+    cost = told["cost"]
+    assert (cost["rounds"], cost["fitting"], cost["delta"]) == (20, 20, 1e-6)
+    assert 0 < cost["epsilon"] < 8
+    # A limit of exactly that lets all rounds pass, a hair less does not.
+    policy(place, f"epsilon = {cost['epsilon'] * (1 + 1e-9)!r}\n")
+    assert verdicts(place, place / "job.toml", "--examples", 1000)[1]["cost"]["fitting"] == 20
+    policy(place, f"epsilon = {cost['epsilon'] * 0.999!r}\n")
+    code, told = verdicts(place, place / "job.toml", "--examples", 1000)
+    assert (code, told["takes_part"]) == (0, True)
+    assert 0 < told["cost"]["fitting"] < 20
+    assert told["cost"]["epsilon"] == pytest.approx(cost["epsilon"])
+    # Fewer examples are drawn more often.
+    assert verdicts(place, place / "job.toml", "--examples", 100)[1]["cost"]["epsilon"] > cost["epsilon"]
+
+
+def test_a_budget_without_room_for_a_round_is_a_refusal(place):
+    policy(place, "epsilon = 0.01\n")
+    code, output = run(place, "check", place / "job.toml", "--examples", 1000)
+    assert code == ExitCode.REFUSED
+    assert "0 of them fit" in output
+    assert output.splitlines()[-1] == "This member would not take part: epsilon."
+    policy(place, "epsilon_a_job = 0.01\n")
+    code, output = run(place, "check", place / "job.toml", "--examples", 1000)
+    assert code == ExitCode.REFUSED
+    assert "and 0.01 for a job: 0 of them fit" in output
+
+
+def test_what_has_no_cost_says_why(place):
+    policy(place, 'mechanisms = ["none", "distributed-gaussian"]\nunit = "member"\n')
+    job(place, 'name = "none"')
+    code, output = run(place, "check", place / "job.toml", "--examples", 10)
+    assert code == ExitCode.OK
+    assert "no epsilon: the job adds no noise" in output
+    job(place, 'name = "distributed-gaussian"\nnoise_multiplier = 2.0\nunit = "member"')
+    assert "make the bundle" in run(place, "check", place / "job.toml", "--examples", 10)[1]
+    make_job_bundle(JobSpec.from_toml(place / "job.toml"), place, place / "bundle")
+    told = verdicts(place, place / "bundle", "--examples", 10)[1]
+    assert told["cost"]["epsilon"] > 0
+    assert "every further attempt" in told["cost"]["sentence"]
+    policy(place, "own_noise_multiplier = 50.0\n")
+    job(place)
+    code, told = verdicts(place, place / "job.toml", "--examples", 10)
+    assert code == ExitCode.REFUSED
+    assert "own_noise_multiplier" in told["cost"]["sentence"]
+
+
+# ---- show and init --------------------------------------------------------------------------------
+
+
+def test_show_prints_the_policy_in_force_as_a_file_that_means_the_same(place):
+    policy(place, 'least_cohort = 7\nhours = ["22:00-06:00"]\npeers.north = "' + "ab" * 32 + '"\n')
+    code, output = run(place, "show")
+    assert code == 0
+    assert str(place / "home" / "policy.toml") in output
+    assert Policy.model_validate(tomllib.loads(output)) == Policy.load(place / "home")[0]
+    assert all(re.search(rf"^(# )?{key}\b", output, re.MULTILINE) for key in Policy.model_fields if "schema" not in key)
+    shown = json.loads(run(place, "show", "--json")[1])
+    assert Policy.model_validate(shown["policy"]) == Policy.load(place / "home")[0]
+    assert shown["fingerprint"] is None
+
+
+def test_show_tells_the_fingerprint_that_others_pin(place):
+    party.member_home(place / "home", "localhost:7441")
+    shown = json.loads(run(place, "show", "--json")[1])
+    assert shown["federation"] == party.authority().federation.hex()
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    key = party.key(2).public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    assert shown["fingerprint"] == fingerprint(key).hex()
+    assert shown["fingerprint"] in run(place, "show")[1]
+
+
+def test_init_writes_the_defaults_and_never_over_a_file_unasked(place):
+    code, output = run(place, "init")
+    path = place / "home" / "policy.toml"
+    assert code == 0
+    assert str(path) in output
+    assert Policy.from_toml(path) == Policy()
+    path.write_text("schema = 1\nleast_cohort = 9\n")
+    code, sentence = run(place, "init")
+    assert code == ExitCode.USAGE
+    assert "--force" in sentence
+    assert Policy.from_toml(path).least_cohort == 9
+    assert run(place, "init", "--force", "--json")[0] == 0
+    assert Policy.from_toml(path) == Policy()
+    assert run(place, "init", "--policy", place / "no" / "policy.toml")[0] == ExitCode.USAGE
+
+
+def test_each_key_of_the_default_file_can_be_uncommented():
+    keys = re.findall(r"^# (\w+) = ", default_file(), re.MULTILINE)
+    assert keys == [key for key in Policy.model_fields if key != "schema_version"]
+    defaults = Policy()
+    for key in keys:
+        text = re.sub(rf"^# ({key} = )", r"\1", default_file(), flags=re.MULTILINE)
+        changed = Policy.model_validate(tomllib.loads(text))
+        example = f"# Not set. For example:\n{key} = " in text
+        assert (getattr(changed, key) != getattr(defaults, key)) == example, key
+
+
+def test_every_key_says_what_it_is_for():
+    lines = default_file().splitlines()
+    for key in Policy.model_fields:
+        if key != "schema_version":
+            at = next(number for number, line in enumerate(lines) if line.startswith(f"# {key} = "))
+            assert len(lines[at - 1]) > 10
+    assert all(len(line) <= 112 for line in lines)
+
+
+def test_a_policy_is_checked_without_torch_and_help_is_quick(place):
+    code = (
+        "import sys\n"
+        "from edge_client.cli.policy import app\n"
+        "assert not {'numpy', 'pydantic', 'cryptography'} & sys.modules.keys()\n"
+        f"app(['check', {str(place / 'job.toml')!r}, '--examples', '100', '--now', '--home', {str(place)!r}],"
+        " standalone_mode=False)\n"
+        "heavy = {'torch', 'scipy', 'dp_accounting', 'opacus', 'transformers'} & sys.modules.keys()\n"
+        "assert not heavy, heavy\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr

@@ -1,0 +1,311 @@
+"""`edge_client privacy plan` as a person runs it, and the plan behind it."""
+
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from edge_client.cli.privacy import app
+from edge_client.privacy.accounting import ORDERS, Limit, RenyiFilter, cost, epsilon_pld
+from edge_client.privacy.calibration import rounds_affordable
+from edge_client.privacy.events import DiscreteGaussianSum, FixedLotGaussian, Laplace, SampledGaussian
+from edge_client.privacy.mechanisms import protection_of
+from edge_client.privacy.planning import (
+    Setting,
+    adjacency_of,
+    cost_of_job,
+    event_of_round,
+    noise_to_signal,
+    rows_of,
+    with_multiplier,
+)
+from secure_agg import Grid
+from tacit.console import CommandFailed, ExitCode
+from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate
+from tests.support.fleet import job_document
+
+MECHANISMS = [
+    DpSgd(noise_multiplier=2.0, lot=50, steps=3),
+    GaussianUpdate(noise_multiplier=9.0, lot=20),
+    GaussianUpdate(noise_multiplier=9.0, lot=20, sampling="fixed"),
+    LaplaceUpdate(epsilon=0.2),
+    DistributedGaussian(noise_multiplier=20.0),
+    DistributedGaussian(noise_multiplier=20.0, unit="member"),
+]
+
+
+def run(*arguments):
+    """Standard output of a plan that succeeds."""
+    result = CliRunner().invoke(app, ["plan", *map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def fails(*arguments, code=ExitCode.USAGE):
+    with pytest.raises(CommandFailed) as raised:
+        run(*arguments)
+    assert raised.value.code is code
+    return raised.value.sentence
+
+
+# --- What one round is ------------------------------------------------------------------------------------------------
+
+
+def test_events_of_a_round():
+    assert event_of_round(MECHANISMS[0], 1000) == SampledGaussian(multiplier=2.0, rate=0.05, steps=3)
+    assert event_of_round(MECHANISMS[0], 10) == SampledGaussian(multiplier=2.0, rate=1.0, steps=3)
+    assert event_of_round(MECHANISMS[1], 200) == SampledGaussian(multiplier=4.5, rate=0.1)
+    assert event_of_round(MECHANISMS[2], 200) == FixedLotGaussian(multiplier=4.5, lot=20, population=200)
+    assert event_of_round(MECHANISMS[2], 15) == FixedLotGaussian(multiplier=4.5, lot=15, population=15)
+    assert event_of_round(MECHANISMS[3], 200) == Laplace(epsilon=0.2)
+
+
+@pytest.mark.parametrize("unit", ["example", "member"])
+def test_the_ring_counts_on_the_members_own_share_unless_told_otherwise(unit):
+    mechanism = DistributedGaussian(noise_multiplier=3.0, clip=0.5, honest=4, unit=unit)
+    grid = Grid(clip=0.5, noise_multiplier=3.0, honest=4, values=1000, members=9)
+    local = event_of_round(mechanism, 1, values=1000, members=9)
+    assert local == DiscreteGaussianSum(
+        honest=1,
+        deviation=grid.deviation,
+        distance=grid.bound * (2 if unit == "example" else 1),
+        values=1000,
+        unit=unit,
+    )
+    central = event_of_round(mechanism, 1, values=1000, members=9, central=True)
+    assert central == local.model_copy(update={"honest": 4})
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda mechanism: f"{mechanism.name}")
+@pytest.mark.parametrize("examples", [7, 333])
+def test_the_plan_and_the_training_name_the_same_event(mechanism, examples):
+    job = job_document().model_copy(update={"mechanism": mechanism})
+    planned = event_of_round(mechanism, examples, values=job.values, members=job.rounds.target_members)
+    assert protection_of(job, examples).event == planned
+
+
+# --- The trade-off ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda mechanism: f"{mechanism.name}")
+def test_every_row_passes_the_gate_and_a_larger_epsilon_takes_less_noise(mechanism):
+    setting = Setting(examples=500, rounds=10, delta=1e-6, values=200)
+    rows = rows_of(mechanism, setting, (1.0, 4.0))
+    for row in rows:
+        event = event_of_round(with_multiplier(mechanism, row.gate), 500, values=200)
+        limit = Limit(row.epsilon, 1e-6, adjacency_of(mechanism), mechanism.unit)
+        assert rounds_affordable(event, limit) >= 10
+        assert RenyiFilter(limit).admits(0 * cost(event, limit), 10 * cost(event, limit))
+        assert (row.pld is None) == (mechanism.name == "distributed-gaussian" or event.kind == "fixed-lot-gaussian")
+        assert row.pld is None or row.pld < row.gate
+    assert rows[1].gate < rows[0].gate
+    assert rows[1].noise_to_signal < rows[0].noise_to_signal
+
+
+def test_trusting_all_shares_takes_about_the_root_of_h_less_noise():
+    mechanism = DistributedGaussian(noise_multiplier=1.0, honest=9)
+    (row,) = rows_of(mechanism, Setting(examples=10, rounds=5, delta=1e-6, values=1, members=9), (2.0,))
+    assert row.gate / row.central == pytest.approx(3.0, rel=0.02)
+    (alone,) = rows_of(DistributedGaussian(noise_multiplier=1.0), Setting(10, 5, 1e-6, values=1), (2.0,))
+    assert alone.central is None
+
+
+def test_noise_beside_the_update_by_drawing_it():
+    """The formula against lengths of drawn noise: one update, and the mean of nine."""
+    values, random = 2500, np.random.default_rng(5)
+    gaussian = GaussianUpdate(noise_multiplier=3.0, clip=0.7)
+    drawn = np.linalg.norm(random.normal(0, 3.0 * 0.7, values)) / 0.7
+    assert noise_to_signal(gaussian, values, 100) == pytest.approx(drawn, rel=0.05)
+    mean = np.linalg.norm(random.normal(0, 3.0 * 0.7, (9, values)).mean(0)) / 0.7
+    assert noise_to_signal(gaussian, values, 100, members=9) == pytest.approx(mean, rel=0.05)
+    laplace = LaplaceUpdate(epsilon=0.5, bound=0.7)
+    drawn = np.linalg.norm(random.laplace(0, 2 * 0.7 / 0.5, values)) / 0.7
+    assert noise_to_signal(laplace, values, 100) == pytest.approx(drawn, rel=0.05)
+    ring = DistributedGaussian(noise_multiplier=6.0, clip=0.7, honest=4)
+    drawn = np.linalg.norm(random.normal(0, 6.0 * 0.7 / 2, values)) / 0.7
+    assert noise_to_signal(ring, values, 100) == pytest.approx(drawn, rel=0.05)
+    steps = DpSgd(noise_multiplier=2.0, clip=0.7, lot=50, steps=16)
+    noise = random.normal(0, 2.0 * 0.7, (16, values)).sum(0) / 50
+    assert noise_to_signal(steps, values, 1000) == pytest.approx(np.linalg.norm(noise) / (16 * 0.7), rel=0.05)
+    # A member with fewer examples than a lot has less to hide the noise in.
+    assert noise_to_signal(steps, values, 10) == pytest.approx(5 * noise_to_signal(steps, values, 1000))
+
+
+def test_a_job_as_it_stands():
+    mechanism = GaussianUpdate(noise_multiplier=12.0, lot=1000)
+    cost_found = cost_of_job(mechanism, Setting(examples=500, rounds=100, delta=1e-5), (1.0, 8.0, 11.0))
+    assert cost_found.rate == 1
+    assert cost_found.pld == pytest.approx(8.0, abs=0.05)
+    assert cost_found.pld < cost_found.gate < 11.0
+    # T alpha / (2 (sigma / 2)^2) <= epsilon - ln(m / delta) / (alpha - 1), at the best order.
+    for row in cost_found.rows:
+        caps = [row.epsilon - math.log(len(ORDERS) / 1e-5) / (order - 1) for order in ORDERS]
+        most = max(math.floor(72 * cap / order) for cap, order in zip(caps, ORDERS, strict=True))
+        assert row.rounds == min(most, 100)
+    assert 0 < cost_found.rows[0].rounds < cost_found.rows[1].rounds < 100
+    assert cost_found.rows[0].gate > cost_found.rows[1].gate > 12.0 >= cost_found.rows[2].gate
+
+
+@pytest.mark.parametrize("numbers", [{"examples": 0}, {"rounds": 0}, {"members": 0}, {"values": 0}])
+def test_a_setting_that_is_none(numbers):
+    with pytest.raises(ValueError, match="must be 1 at least, and is 0"):
+        Setting(**{"examples": 1, "rounds": 1, "delta": 1e-6, **numbers})
+
+
+# --- The command ------------------------------------------------------------------------------------------------------
+
+
+def test_a_table_of_lots_and_epsilons():
+    shown = run(
+        "--examples", 5000, "--rounds", 9, "--steps", 1, "--lot", 50, "--lot", 250, "--epsilon", 2, "--epsilon", 8
+    )
+    header, *rows = shown.splitlines()[1:6]
+    assert header.split() == ["LOT", "RATE", "EPSILON", "NOISE", "(GATE)", "NOISE", "(PLD)"]
+    cells = [row.split() for row in rows]
+    assert [row[:3] for row in cells] == [
+        ["50", "0.01", "2"],
+        ["50", "0.01", "8"],
+        ["250", "0.05", "2"],
+        ["250", "0.05", "8"],
+    ]
+    assert all(float(row[3]) > float(row[4]) for row in cells)
+    assert float(cells[2][3]) > float(cells[0][3]) > float(cells[1][3])
+    assert "--values" in shown
+
+
+def test_json_says_the_same_as_the_plan():
+    said = json.loads(
+        run("--examples", 800, "--rounds", 5, "--lot", 64, "--steps", 4, "--values", 900, "--epsilon", 3, "--json")
+    )
+    rows = rows_of(DpSgd(noise_multiplier=1, lot=64, steps=4), Setting(800, 5, 1e-6, 900), (3.0,))
+    assert [row["gate"] for row in said["rows"]] == [row.gate for row in rows]
+    assert [row["pld"] for row in said["rows"]] == [row.pld for row in rows]
+    assert said["mechanism"] == "dp-sgd"
+    assert said["adjacency"] == "add-remove"
+    assert said["steps"] == 4
+
+
+def test_noise_that_drowns_the_update_is_said_plainly():
+    much = run("--mechanism", "gaussian-update", "--examples", 500, "--rounds", 20, "--epsilon", 1, "--values", 100_000)
+    assert "the model will not learn" in much
+    little = run("--examples", 100_000, "--rounds", 2, "--epsilon", 8, "--values", 100)
+    assert "the model will not learn" not in little
+    assert "NOISE : UPDATE" in little
+
+
+def test_each_mechanism_has_its_columns():
+    arguments = ("--examples", 500, "--rounds", 5, "--epsilon", 4)
+    laplace = run("--mechanism", "laplace-update", *arguments)
+    assert "EPSILON A ROUND" in laplace
+    assert "LOT" not in laplace
+    fixed = run("--mechanism", "gaussian-update", "--sampling", "fixed", *arguments)
+    assert "replace-one" in fixed
+    assert "PLD" not in fixed
+    ring = run("--mechanism", "distributed-gaussian", "--honest", 3, "--values", 50, *arguments)
+    assert "ALL SHARES" in ring
+    with_clip = run("--mechanism", "gaussian-update", "--clip", 3, *arguments, "--json")
+    row = json.loads(with_clip)["rows"][0]
+    assert row["deviation"] == pytest.approx(3 * row["gate"])
+    assert "DEVIATION" in run("--mechanism", "gaussian-update", "--clip", 3, *arguments)
+
+
+def test_no_noise_is_enough_is_a_row_and_a_sentence():
+    shown = run("--examples", 500, "--rounds", 5, "--epsilon", 0.001, "--epsilon", 1)
+    assert shown.splitlines()[2].split()[3:] == ["-", "-"]
+    assert "no noise is enough" in shown
+
+
+def test_a_delta_that_allows_publishing_an_example_is_remarked_on():
+    assert "publishing an example" in run("--examples", 500, "--rounds", 5, "--epsilon", 4, "--delta", 0.002)
+    assert "publishing an example" not in run("--examples", 500, "--rounds", 5, "--epsilon", 4, "--delta", 0.0019)
+
+
+JOB = """
+schema = 1
+name = "questions"
+labels = ["a", "b"]
+[mechanism]
+name = "gaussian-update"
+noise_multiplier = 12.0
+lot = 1000
+[rounds]
+count = 100
+[vocabulary]
+kind = "words"
+file = "words.txt"
+"""
+
+
+def test_a_job_file(tmp_path):
+    file = tmp_path / "job.toml"
+    file.write_text(JOB)
+    arguments = (file, "--examples", 500, "--delta", 1e-5, "--epsilon", 8, "--epsilon", 11)
+    shown = run(*arguments)
+    assert "100 of 100" in shown
+    assert "sigma is accounted for as sigma / 2" in shown
+    said = json.loads(run(*arguments, "--json"))
+    event = SampledGaussian(multiplier=6.0, rate=1.0, steps=100)
+    assert said["pld"] == epsilon_pld([event], 1e-5, "add-remove")
+    assert [row["rounds"] for row in said["rows"]][1] == 100
+    assert said["rounds"] == 100
+
+
+def test_a_job_document_knows_its_values(tmp_path):
+    job = job_document().model_copy(update={"mechanism": DistributedGaussian(noise_multiplier=40.0)})
+    file = tmp_path / "job.json"
+    file.write_bytes(job.canonical())
+    said = json.loads(run(file, "--examples", 30, "--epsilon", 4, "--json"))
+    assert said["values"] == job.values
+    assert math.isfinite(said["gate"])
+    assert said["rows"][0]["rounds"] == job.rounds.count
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "--examples"),
+        (("--examples", 5), "--rounds"),
+        (("--examples", 5, "--rounds", 2, "--epsilon", -1), "epsilon must be a positive number"),
+        (("--examples", 5, "--rounds", 2, "--delta", 2), "delta must lie between 0 and 1"),
+        (("--examples", 5, "--rounds", 2, "--clip", -1), "clip"),
+        (("--examples", 5, "--rounds", 2, "--honest", 3), "dp-sgd knows no --honest"),
+        (
+            ("--examples", 5, "--rounds", 2, "--mechanism", "laplace-update", "--lot", 3),
+            "laplace-update knows no --lot",
+        ),
+        (("--examples", 5, "--rounds", 2, "--mechanism", "distributed-gaussian"), "give --values"),
+    ],
+)
+def test_bad_input_gets_a_sentence(arguments, said):
+    assert said in fails(*arguments)
+
+
+def test_bad_jobs_get_a_sentence(tmp_path):
+    assert "does not exist" in fails(tmp_path / "none.toml", "--examples", 5, code=ExitCode.NOT_FOUND)
+    assert "does not exist" in fails(tmp_path / "none.json", "--examples", 5, code=ExitCode.NOT_FOUND)
+    assert "cannot be read" in fails(tmp_path, "--examples", 5)
+    file = tmp_path / "job.toml"
+    file.write_text("name = 1")
+    assert "no schema" in fails(file, "--examples", 5)
+    file.write_text(JOB.replace('name = "gaussian-update"\nnoise_multiplier = 12.0\nlot = 1000', 'name = "none"'))
+    assert "adds no noise" in fails(file, "--examples", 5)
+    file.write_text(JOB)
+    assert "leave out --lot, --steps" in fails(file, "--examples", 5, "--lot", 3, "--steps", 2)
+    broken = tmp_path / "job.json"
+    broken.write_text("{")
+    assert "is not JSON" in fails(broken, "--examples", 5)
+
+
+def test_help_imports_nothing_heavy():
+    script = (
+        "import sys; import edge_client.cli.privacy; "
+        "print(sorted({'numpy', 'scipy', 'dp_accounting', 'pydantic', 'rich.table', 'secure_agg'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
