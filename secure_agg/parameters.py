@@ -158,8 +158,8 @@ def evaluate(
     if _log_disconnected(n, corrupt + lost, k) >= -(sigma + 1) * _LOG_2:
         return None
     corrupted = corrupt_neighbours(n - absent, corrupt, k, sigma)
-    # ceil((t1 + k - 1.25) / 2) in whole numbers: a t above it has 2t > k + t1.
-    exceed = -((5 - 4 * (corrupted + k)) // 8) if semi_malicious else corrupted
+    # ceil((t1 + k - 1.25) / 2), which for whole numbers is this; the least t above it has 2t > k + t1.
+    exceed = (corrupted + k) // 2 if semi_malicious else corrupted
     survive = surviving_neighbours(n, lost, k, correctness)
     if survive <= exceed:
         return None

@@ -164,8 +164,10 @@ def _halt(step: _Step, status: Status, reason: Reason) -> None:
 
 
 def _tell_job_ended(step: _Step, reason: Reason) -> None:
-    for member in step.state.available:
-        step.do(fx.Send(member, JobEnded(step.state.name, reason, step.state.version)))
+    # Also those who sit it out: they wait for the end as much as the others.
+    for member, view in step.state.members.items():
+        if view.connected:
+            step.do(fx.Send(member, JobEnded(step.state.name, reason, step.state.version)))
 
 
 # ---- members come and go --------------------------------------------------------------------------------------------

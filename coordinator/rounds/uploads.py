@@ -179,6 +179,8 @@ class UploadDesk:
                 return Receipt(spool.received, False, Reason.REASON_UPLOAD_INCOMPLETE, detail)
             spool.hasher.update(chunk)
             spool.received += len(chunk)
+            # Not held while waiting for the next one, nor for the verdict.
+            del chunk
         if spool.final is not None:
             return spool.final
         if spool.received < desk.bytes:

@@ -23,6 +23,7 @@ from coordinator.rounds.uploads import Receipt
 from coordinator.runtime import Runtime
 from coordinator.services import sessions
 from coordinator.services.credentials import peer
+from coordinator.services.turns import Turns
 from coordinator.storage import records
 from coordinator.storage.errors import BlobMissing
 from tacit import PROTOCOL_VERSIONS, __version__, wire
@@ -51,6 +52,10 @@ log = structlog.get_logger("coordinator.federation")
 CHUNK = 256 * 1024
 _HELLO_SECONDS = 30
 _MESSAGES_AHEAD = 16
+# Chunks of blobs on their way out at once: read, copied for gRPC and encrypted, one is several times its size in
+# memory, and after a round every member asks for the same blob at the same moment. A line that has not taken its chunk
+# after so many seconds lets the next one go: slow lines cost each other nothing.
+_CHUNKS_OUT, _CHUNK_PATIENCE = 4, 0.05
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -63,6 +68,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         self._metrics = metrics
         self._federation = federation
         self._root = root
+        self._sending = Turns(_CHUNKS_OUT, _CHUNK_PATIENCE)
 
     async def _caller(self, context: Context) -> str:
         """The enrolled member that is calling; ends the call otherwise."""
@@ -234,7 +240,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
 
     async def FetchBlob(  # noqa: N802
         self, request: pb.FetchBlobRequest, context: Context
-    ) -> AsyncIterator[pb.BlobChunk]:
+    ) -> None:
         """A blob of a job, from an offset on."""
         await self._caller(context)
         store, digest = self._runtime.store, request.digest
@@ -244,10 +250,13 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
             total = await asyncio.to_thread(store.size, digest)
             offset = min(request.offset, total)
             while True:
-                data = await asyncio.to_thread(store.read, digest, offset, CHUNK)
+                # Written, not yielded: gRPC's loop over a generator holds each chunk until the next one is there.
+                async with self._sending.turn():
+                    data = await asyncio.to_thread(store.read, digest, offset, CHUNK)
+                    await context.write(pb.BlobChunk(offset=offset, total=total, data=data))
                 self._metrics.carried("out", "blob", len(data))
-                yield pb.BlobChunk(offset=offset, total=total, data=data)
                 offset += len(data)
+                del data
                 if offset >= total:
                     return
         except BlobMissing as error:
@@ -267,13 +276,13 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         return _receipt(self._runtime.uploads.receipt(attempt, member))
 
     async def UploadMasked(  # noqa: N802
-        self, request_iterator: AsyncIterator[pb.MaskedUpload], context: Context
+        self, _: AsyncIterator[pb.MaskedUpload], context: Context
     ) -> pb.MaskedUploadReceipt:
         """(The rest of) this member's vector."""
         member = await self._caller(context)
-        first = await anext(request_iterator, None)
+        first = await context.read()
         try:
-            if first is None or first.WhichOneof("part") != "header":
+            if first is grpc.aio.EOF or first.WhichOneof("part") != "header":
                 raise wire.WireInvalid("an upload begins with its header")
             attempt = wire.attempt_from_pb(first.header.ref)
         except wire.WireInvalid as error:
@@ -286,15 +295,20 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
             member,
             first.header.offset,
             wire.masked_input_from_pb(first.header.input),
-            self._chunks(request_iterator),
+            self._chunks(context),
             driver,
         )
         return _receipt(receipt)
 
-    async def _chunks(self, stream: AsyncIterator[pb.MaskedUpload]) -> AsyncIterator[bytes]:
-        async for part in stream:
-            self._metrics.carried("in", "masked", len(part.data))
-            yield part.data
+    async def _chunks(self, context: Context) -> AsyncIterator[bytes]:
+        # Whoever waits for a chunk, or for the verdict, holds none: with every member uploading at once, a chunk that
+        # each leaves in a variable is several vectors. gRPC's own iterator would leave one there, so it is not used.
+        while (part := await context.read()) is not grpc.aio.EOF:
+            data = part.data
+            del part
+            self._metrics.carried("in", "masked", len(data))
+            yield data
+            del data
 
 
 def _receipt(receipt: Receipt) -> pb.MaskedUploadReceipt:

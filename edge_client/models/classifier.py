@@ -77,6 +77,8 @@ class TextClassifier(nn.Module):
             padding_idx=int(place[pad_id]),
             _weight=whole.weight.detach()[rows].clone(),
         )
+        # A new embedding would be trained, whatever the whole one is.
+        small.weight.requires_grad_(whole.weight.requires_grad)
         self.embedding, self.pad_id = small, int(place[pad_id])
         try:
             yield place[ids]

@@ -21,7 +21,7 @@ class TextCNN(TextClassifier):
     """ids (B, S) to logits (B, labels), by `len(widths) * maps` features of each text.
 
     Embedding N(0, embedding_deviation) with a padding row of zeros; every other tensor uniform within
-    1 / sqrt(fan in), as torch has it by default.
+    1 / sqrt(fan in), as torch has it by default. A frozen embedding has no gradient, and so neither steps nor noise.
     """
 
     def __init__(self, model: TextCNNModel, vocabulary_size: int, labels: int, pad_id: int, seed: int) -> None:
@@ -37,6 +37,7 @@ class TextCNN(TextClassifier):
             self.embedding = nn.Embedding(
                 vocabulary_size, model.embedding, padding_idx=pad_id, _weight=torch.from_numpy(table)
             )
+            self.embedding.weight.requires_grad_(not model.freeze_embedding)
             self.filters = nn.ModuleDict(
                 {str(width): nn.Conv1d(model.embedding, model.maps, width) for width in model.widths}
             )

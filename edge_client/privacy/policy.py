@@ -146,6 +146,12 @@ class Policy(Document):
         "the protocol's default for the cohort's size; 0 trusts that it runs none.",
         examples=[1],
     )
+    least_sigma: int = Field(
+        default=80,
+        ge=40,
+        description="Bits by which a sparse graph (large cohorts) must keep its promise of honest inputs, at least. 80 "
+        "leave room for a coordinator that answers last and tries many graphs.",
+    )
     allow_two_party_sums: bool = Field(
         default=False, description="Allow sums of two: each of the two is shown the other's input."
     )
@@ -240,7 +246,13 @@ class Policy(Document):
         Raises:
             PolicyRefusal: a number of the context is weaker than the policy's.
         """
-        numbers = rules.Numbers(context.cohort, context.threshold, context.assumed_corrupt, context.honest)
+        numbers = rules.Numbers(
+            cohort=context.cohort,
+            least_sum=context.least_survivors,
+            assumed_corrupt=context.assumed_corrupt,
+            honest=context.honest,
+            sigma=context.sparse.sigma if context.sparse else None,
+        )
         _enforce(rules.judge(self, rules.ATTEMPT, numbers))
 
     def check_roster(self, keys: Mapping[str, bytes], context: RoundContext, *, own: str) -> None:

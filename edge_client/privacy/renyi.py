@@ -109,15 +109,10 @@ def _check_finite(*numbers: float) -> None:
 
 
 def _finished(divergence: Vector) -> Vector:
-    """Rounding never makes a divergence negative, an overflow never makes it a number; and a cached array stays as it
-    is.
-
-    A Rényi divergence does not fall as its order grows, so what holds at a higher order holds at a lower one (van
-    Erven, Harremoës 2014, Theorem 3).
+    """No rounding below zero; and as a Rényi divergence does not fall while its order grows, what holds at a higher
+    order holds at a lower one (van Erven, Harremoës 2014, Theorem 3).
     """
-    sound = np.where(np.isnan(divergence), np.inf, np.maximum(divergence, 0.0))
-    result = np.minimum.accumulate(sound[::-1])[::-1].copy()
-    result.setflags(write=False)
+    result: Vector = np.minimum.accumulate(np.maximum(divergence, 0.0)[::-1])[::-1]
     return result
 
 

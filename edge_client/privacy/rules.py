@@ -505,12 +505,13 @@ CONDITIONS: tuple[Rule[Conditions], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """n, t, n_C, h."""
+    """n, the fewest members a sum can have, n_C, h, and the bits of a sparse graph (None: the complete one)."""
 
     cohort: int
-    threshold: int
+    least_sum: int
     assumed_corrupt: int
     honest: int
+    sigma: int | None = None
 
 
 def _least_cohort(policy: "Policy", attempt: Numbers) -> _Finding:
@@ -529,23 +530,34 @@ def _assumed_corrupt(policy: "Policy", attempt: Numbers) -> _Finding:
         try:
             wanted = default_thresholds(attempt.cohort)[1]
         except ContextInvalid:
-            wanted = 1
+            # Larger than the complete graph: the same share.
+            wanted = max(1, attempt.cohort // 5)
     says = "the attempt assumes {job} corrupt members, the policy {policy}"
     advice = "a member that trusts the coordinator's enrolment writes assumed_corrupt = 0"
     return _Finding(str(attempt.assumed_corrupt), str(wanted), attempt.assumed_corrupt >= wanted, says, advice)
 
 
 def _two_party_sums(policy: "Policy", attempt: Numbers) -> _Finding:
-    # The threshold is the smallest number of inputs that a sum of this attempt can hold.
     says = "a sum of {job} members can be opened in this attempt; the policy has allow_two_party_sums = {policy}"
     advice = "it shows each of two the other's input"
-    return _Finding(str(attempt.threshold), _shown(policy.allow_two_party_sums), attempt.threshold >= 3, says, advice)
+    return _Finding(str(attempt.least_sum), _shown(policy.allow_two_party_sums), attempt.least_sum >= 3, says, advice)
+
+
+def _least_sigma(policy: "Policy", attempt: Numbers) -> _Finding:
+    least = policy.least_sigma
+    if attempt.sigma is None:
+        return _Finding(
+            "complete", str(least), True, "the attempt's graph is {job}, and the policy's {policy} bits are met"
+        )
+    says = "the attempt's graph keeps its promise but for 2^-{job}, the policy wants 2^-{policy}"
+    return _Finding(str(attempt.sigma), str(least), attempt.sigma >= least, says)
 
 
 ATTEMPT: tuple[Rule[Numbers], ...] = (
     Rule("least_cohort", When.ATTEMPT, Reason.REASON_POLICY_COHORT, _least_cohort),
     Rule("least_honest", When.ATTEMPT, Reason.REASON_POLICY_COHORT, _least_honest),
     Rule("assumed_corrupt", When.ATTEMPT, Reason.REASON_POLICY_CORRUPTION, _assumed_corrupt),
+    Rule("least_sigma", When.ATTEMPT, Reason.REASON_POLICY_CORRUPTION, _least_sigma),
     Rule(
         "allow_two_party_sums",
         When.ATTEMPT,

@@ -58,6 +58,8 @@ class TextCNNModel(Part):
     dropout: float = Field(default=0.5, ge=0, lt=1)
     # Deviation of the embedding at the start, where no table is named.
     embedding_deviation: float = Field(default=0.15, gt=0)
+    # The embedding stays as version 0 has it: training leaves it alone, and its change is exactly zero.
+    freeze_embedding: bool = False
     # Longer texts are cut; shorter ones padded to the widest filter at least.
     max_tokens: int = Field(default=64, ge=1, le=4096)
 
@@ -168,6 +170,11 @@ class _JobBody(Document):
         # Raises where no threshold exists for the smallest cohort.
         threshold, corrupt = default_thresholds(self.rounds.min_members, self.aggregation.assumed_corrupt)
         match self.mechanism:
+            case GaussianUpdate() | LaplaceUpdate() | DistributedGaussian() if self.model.freeze_embedding:
+                raise ValueError(
+                    f"model.freeze_embedding: {self.mechanism.name} adds noise to every coordinate of the change, also "
+                    "of what is frozen; take dp-sgd or none, or leave freeze_embedding out"
+                )
             case DpSgd() if self.training.epochs != 1:
                 raise ValueError("training.epochs: dp-sgd counts its work in mechanism.steps; leave epochs out")
             case GaussianUpdate() | LaplaceUpdate() | DistributedGaussian() if self.aggregation.clip is not None:

@@ -23,7 +23,7 @@ JOB = """\
 schema = 1
 name = "desk"
 labels = ["a", "b"]
-{more}
+
 [vocabulary]
 kind = "words"
 file = "words.txt"
@@ -33,7 +33,7 @@ embedding = 4
 maps = 2
 
 [rounds]
-count = 20
+count = {count}
 min_members = 5
 
 [mechanism]
@@ -51,9 +51,9 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def job(folder: Path, mechanism: str = DP_SGD, more: str = "") -> Path:
+def job(folder: Path, mechanism: str = DP_SGD, count: int = 20) -> Path:
     path = folder / "job.toml"
-    path.write_text(JOB.format(mechanism=mechanism, more=more))
+    path.write_text(JOB.format(mechanism=mechanism, count=count))
     return path
 
 
@@ -195,10 +195,15 @@ def test_the_cost_is_what_the_gate_would_let_pass(place):
     # A limit of exactly that lets all rounds pass, a hair less does not.
     policy(place, f"epsilon = {cost['epsilon'] * (1 + 1e-9)!r}\n")
     assert verdicts(place, place / "job.toml", "--examples", 1000)[1]["cost"]["fitting"] == 20
-    policy(place, f"epsilon = {cost['epsilon'] * 0.999!r}\n")
+    policy(place, f"epsilon = {cost['epsilon'] * 0.9!r}\n")
     code, told = verdicts(place, place / "job.toml", "--examples", 1000)
     assert (code, told["takes_part"]) == (0, True)
-    assert 0 < told["cost"]["fitting"] < 20
+    fitting = told["cost"]["fitting"]
+    assert 0 < fitting < 20
+    for count in range(fitting, 40):
+        other = job(place, count=count)
+        assert verdicts(place, other, "--examples", 1000)[1]["cost"]["fitting"] == fitting
+    job(place)
     assert told["cost"]["epsilon"] == pytest.approx(cost["epsilon"])
     # Fewer examples are drawn more often.
     assert verdicts(place, place / "job.toml", "--examples", 100)[1]["cost"]["epsilon"] > cost["epsilon"]

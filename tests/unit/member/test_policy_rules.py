@@ -2,6 +2,7 @@
 
 import hashlib
 from datetime import datetime, timedelta
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from edge_client.privacy.events import DiscreteGaussianSum
 from edge_client.privacy.mechanisms import OwnNumbers, protection_of
 from edge_client.privacy.policy import Policy, PolicyRefusal
 from edge_client.privacy.rules import Outcome, When, counted_multiplier, fingerprint
-from secure_agg import RoundContext
+from secure_agg import RoundContext, sparse_thresholds
 from tacit.identity import Role
 from tacit.job import Aggregation, JobDocument, JobSpec, Rounds
 from tacit.manifest import Manifest, Tensor
@@ -71,6 +72,12 @@ def gaussian(multiplier: float, **changes: Any) -> JobDocument:
 
 def shares(**numbers: Any) -> JobDocument:
     return a_job(min_members=5, mechanism=DistributedGaussian(**numbers))
+
+
+def a_sparse_context(sigma: int, corrupt: int = 80) -> RoundContext:
+    """Of 400 members, 20 of whom may be lost."""
+    graph, threshold, corrupt = sparse_thresholds(400, Fraction(corrupt, 400), Fraction(20, 400), sigma)
+    return make_context(4, corrupt=1, cohort=400, threshold=threshold, assumed_corrupt=corrupt, graph=graph)
 
 
 def pins(*names: str) -> dict[str, bytes]:
@@ -206,6 +213,20 @@ BOTH_SIDES: dict[str, tuple[dict[str, Any], Any, Any, Reason, tuple[str, str]]] 
         Reason.REASON_POLICY_CORRUPTION,
         ("1", "2"),
     ),
+    "least_sigma": (
+        {"assumed_corrupt": 80},
+        a_sparse_context(80),
+        a_sparse_context(79),
+        Reason.REASON_POLICY_CORRUPTION,
+        ("2^-79", "2^-80"),
+    ),
+    "assumed_corrupt of a large cohort": (
+        {},
+        a_sparse_context(80, corrupt=80),
+        a_sparse_context(80, corrupt=79),
+        Reason.REASON_POLICY_CORRUPTION,
+        ("79", "80"),
+    ),
     "allow_two_party_sums": (
         {"assumed_corrupt": 0},
         make_context(3, threshold=3, corrupt=0),
@@ -278,7 +299,7 @@ def test_allowed_at_the_boundary_and_refused_past_it(case):
     assert rule == case.split()[0]
     assert all(value in said for value in values)
     # A policy without the key refuses neither.
-    if case not in ("attempts_a_version", "assumed_corrupt", "assumed_corrupt of any attempt"):
+    if rule not in ("attempts_a_version", "assumed_corrupt", "least_sigma"):
         without = Policy.model_validate(
             {"mechanisms": ALL, "allow_two_party_sums": True, "assumed_corrupt": 0, "least_cohort": 2}
         )
@@ -408,6 +429,14 @@ def test_cohorts_that_the_complete_graph_has_no_numbers_for_are_left_to_the_atte
     Policy().check_job(large)
     told = {verdict.rule: verdict.outcome for verdict in Policy().explain(large)}
     assert told["least_cohort"] is told["assumed_corrupt"] is Outcome.OPEN
+
+
+def test_a_sparse_graphs_threshold_counts_neighbours_and_not_the_sum():
+    context = a_sparse_context(80)
+    assert context.threshold < context.least_survivors == 380
+    Policy(assumed_corrupt=80).check_attempt(context)
+    with pytest.raises(PolicyRefusal, match=f"guarantees {context.honest} honest"):
+        Policy(assumed_corrupt=80, least_honest=context.honest + 1).check_attempt(context)
 
 
 # ---- noise, against the modules that account for it ------------------------------------------------------------

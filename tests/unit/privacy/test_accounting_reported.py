@@ -10,7 +10,17 @@ from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
 from scipy import optimize, stats
 
-from edge_client.privacy.accounting import ORDERS, Limit, Spend, epsilon_pld, epsilon_renyi, renyi, spend
+from edge_client.privacy.accounting import (
+    ORDERS,
+    EventUnaccountable,
+    Limit,
+    Spend,
+    epsilon_pld,
+    epsilon_renyi,
+    renyi,
+    spend,
+    total,
+)
 from edge_client.privacy.events import DiscreteGaussianSum, FixedLotGaussian, Laplace, SampledGaussian
 
 ADD, REPLACE = NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE
@@ -93,6 +103,41 @@ def test_equal_events_are_merged_whatever_their_order():
     assert epsilon_pld(alternating, 1e-5, "add-remove") == epsilon_pld(merged, 1e-5, "add-remove")
     different = [first, second.model_copy(update={"rate": 0.0100001})] * 150
     assert epsilon_pld(different, 1e-5, "add-remove") != epsilon_pld(merged, 1e-5, "add-remove")
+
+
+RATED = SampledGaussian(multiplier=1, rate=0.02)
+LOT = FixedLotGaussian(multiplier=1, lot=2, population=100)
+
+
+@pytest.mark.parametrize(
+    ("event", "changed"),
+    [
+        (RATED, {"multiplier": 1.5}),
+        (RATED, {"rate": 0.5}),
+        (LOT, {"multiplier": 1.5}),
+        (LOT, {"lot": 40}),
+        (LOT, {"population": 1000}),
+        (Laplace(epsilon=0.1), {"epsilon": 2.0}),
+        (RING, {"honest": 2}),
+        (RING, {"deviation": 99.0}),
+        (RING, {"distance": 1.0}),
+    ],
+)
+def test_events_that_differ_in_one_number_are_two(event, changed):
+    other = event.model_copy(update=changed)
+    adjacency = "replace-one" if event.kind == "fixed-lot-gaussian" else "add-remove"
+    for pair in ([event, other], [other, event]):
+        expected = renyi(event, adjacency) + renyi(other, adjacency)
+        np.testing.assert_allclose(total(pair, Limit(1, 1e-5, adjacency)), expected, rtol=1e-12)
+    # The steps belong to neither.
+    several = [event.model_copy(update={"steps": 3}), event, other, event]
+    expected = 5 * renyi(event, adjacency) + renyi(other, adjacency)
+    np.testing.assert_allclose(total(several, Limit(1, 1e-5, adjacency)), expected, rtol=1e-12)
+
+
+def test_events_of_two_units_are_never_merged():
+    with pytest.raises(EventUnaccountable):
+        total([RING, RING.model_copy(update={"unit": "member"})], Limit(1, 1e-5))
 
 
 def test_kinds_compose():

@@ -132,6 +132,15 @@ def test_a_ledger_lets_as_many_rounds_pass_as_were_planned(kind, multiplier, eps
         assert not gate.admits(spent, each * (1 + 1e-7))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_rounds_are_counted_to_the_last_hair_of_the_cap(kind):
+    event_at, limit = KINDS[kind]
+    event = event_at(8.0)
+    needed = epsilon_at_gate(repeated(event, 30), limit.delta, limit.adjacency)
+    for factor, rounds in ((1 + 1e-7, 30), (1 - 1e-7, 29)):
+        assert rounds_affordable(event, Limit(needed * factor, limit.delta, limit.adjacency)) == rounds
+
+
 def test_a_release_that_costs_next_to_nothing_affords_a_great_number():
     assert rounds_affordable(SampledGaussian(multiplier=1e9, rate=1e-6), LIMIT) == MOST_ROUNDS
 

@@ -89,6 +89,17 @@ def test_the_finder_against_exact_integers(n: int, sigma: int, semi_malicious: b
             assert (found.neighbours, found.threshold, found.corrupt_neighbours) == expected
 
 
+@pytest.mark.parametrize(
+    ("n", "corrupt", "lost", "sigma"),
+    [(26, 8, 1, 2), (53, 0, 17, 20), (62, 0, 15, 20), (92, 0, 9, 20), (95, 0, 9, 20), (98, 0, 24, 20)],
+)
+def test_the_finder_where_connectivity_decides(n: int, corrupt: int, lost: int, sigma: int) -> None:
+    """Among semi-honest members and few corrupt ones: twice the bound would ask for two neighbours more."""
+    found = find_counts(n, corrupt, lost, sigma, 20, False)
+    expected = exact_find(n, corrupt, lost, sigma, False)
+    assert (found.neighbours, found.threshold, found.corrupt_neighbours) == expected
+
+
 @pytest.mark.parametrize(("n", "marked", "k"), [(30, 4, 10), (60, 20, 24), (200, 66, 80), (500, 50, 90)])
 @pytest.mark.parametrize("bits", [1, 5, 20, 40, 80])
 def test_the_tails_against_exact_integers(n: int, marked: int, k: int, bits: int) -> None:
