@@ -12,14 +12,18 @@ member's part, and there are 20 rounds. Plain training gets the same 20 epochs.
 import asyncio
 import json
 import random
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.record import SHARED, Case, Figure, NoData, Results, open_results, parser, spread
+
+if TYPE_CHECKING:
+    from edge_client.data import Example
 
 BENCH = "institutional"
 MODULES = ("institutional.py", "federation.py")
@@ -108,9 +112,9 @@ def deal(rows: Sequence[str], members: int, seed: int) -> list[list[str]]:
 
 
 class Tester:
-    """Test accuracy of versions of one job, measured in this process."""
+    """Test accuracy of versions of one job, measured in this process; on TREC's test set if not on `examples`."""
 
-    def __init__(self, bundle: Path) -> None:
+    def __init__(self, bundle: Path, examples: "Sequence[Example] | None" = None) -> None:
         import torch
 
         from edge_client.data import label_ids, read_examples
@@ -123,7 +127,7 @@ class Tester:
         job = self.bundle.document
         self.encoder = TextEncoder(self.bundle.tokenizer, job.model.max_tokens, min_tokens(job.model))
         self.module = build(job.model, self.encoder.vocabulary_size, len(job.labels), self.encoder.pad_id)
-        examples = read_examples(TREC / "test.jsonl.gz")
+        examples = read_examples(TREC / "test.jsonl.gz") if examples is None else examples
         self._ids = self.encoder.encode([example.text for example in examples])
         self._labels = label_ids(examples, job.labels)
 
@@ -243,7 +247,13 @@ def summarise(results: Results, case: Case) -> None:
 
 def main() -> None:
     """Command line."""
+    if "--dp" in (words := sys.argv[1:]):
+        from benchmarks import institutional_dp
+
+        institutional_dp.main([word for word in words if word != "--dp"])
+        return
     options = parser(BENCH, __doc__)
+    options.add_argument("--dp", action="store_true", help="under differential privacy; see --dp --help")
     options.add_argument("--members", type=int, nargs="*", default=MEMBERS, choices=MEMBERS)
     options.add_argument("--seeds", type=int, nargs="*", default=SEEDS, choices=SEEDS)
     options.add_argument("--vocabulary", nargs="*", default=list(VOCABULARIES), choices=list(VOCABULARIES))

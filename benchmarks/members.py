@@ -63,7 +63,7 @@ class MadeUpPreparer(Preparer):
 
     def __init__(self, member: str, policy: Policy, budget: Budget, cache: BlobCache, watcher: LogWatcher) -> None:
         random = secure_agg.SystemRandom()
-        super().__init__([Example("", "")], member, policy, budget, random, cache, "cpu", watcher)
+        super().__init__([Example("", "")], bytes(32), member, policy, budget, random, cache, "cpu", watcher)
         self._update: Update | None = None
 
     async def prepare(self, assignment: Assignment, fetch: Fetch) -> Preparation:

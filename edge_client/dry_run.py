@@ -70,7 +70,8 @@ def plan_of(job: JobDocument, manifest: Manifest, member: Member) -> Plan:
     """The member's own verdict on a job, for the smallest cohort that the job allows."""
     refusals = []
     try:
-        member.policy.check_job(job)
+        member.policy.check_job(job, federation=member.identity.federation)
+        member.policy.check_manifest(manifest)
     except PolicyRefusal as refusal:
         refusals.append(refusal.detail)
     try:
@@ -189,8 +190,8 @@ def _show(plan: Plan, member: Member) -> None:
     else:
         policy = member.policy
         _print(
-            f"  epsilon {plan.epsilon_a_round:.3g} a round, {plan.epsilon_of_all_rounds:.3g} for all {job.rounds.count} "
-            f"rounds, by {job.mechanism.name}; the policy's limit for this data is {policy.epsilon:g}, at delta "
+            f"  epsilon {plan.epsilon_a_round:.3g} a round, {plan.epsilon_of_all_rounds:.3g} for all "
+            f"{job.rounds.count} rounds, by {job.mechanism.name}; the policy's limit for this data is {policy.epsilon:g}, at delta "
             f"{policy.delta:g}"
         )
     if plan.refusals:

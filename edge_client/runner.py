@@ -77,19 +77,12 @@ def load_member(options: RunOptions) -> Member:
     except HomeUnusable as error:
         fail(str(error), ExitCode.USAGE)
     try:
-        policy = _policy(options.policy, home)
+        policy, _ = Policy.load(home, options.policy)
         examples = read_examples(options.data, text=options.text, label=options.label)
         device = pick_device(options.device)
     except (DocumentInvalid, DataInvalid, DeviceUnavailable) as error:
         fail(str(error), ExitCode.USAGE)
     return Member(home, identity, policy, examples, device)
-
-
-def _policy(option: Path | None, home: Path) -> Policy:
-    path = option or home / "policy.toml"
-    if option is None and not path.exists():
-        return Policy()
-    return Policy.from_toml(path)
 
 
 @contextmanager
@@ -181,13 +174,15 @@ async def _run(member: Member, journal: Journal, budget: Budget, observer: Obser
         random=secure_agg.SystemRandom(),
         policy=member.policy,
     )
-    # Who holds the authority's key can enrol members of its own making: the bound on corrupt members rests on its not
-    # doing so until peers can be pinned.
-    log.info("enrolment_is_trusted", federation=member.identity.federation.hex()[:16])
+    if not member.policy.peers:
+        # Who holds the authority's key can enrol members of its own making: without pins the bound on corrupt members
+        # rests on its not doing so.
+        log.info("enrolment_is_trusted", federation=member.identity.federation.hex()[:16])
     cache = BlobCache(member.home / "cache")
     cache.trim()
     preparer = Preparer(
         member.examples,
+        member.identity.federation,
         member.identity.member,
         member.policy,
         budget,

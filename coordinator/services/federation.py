@@ -15,6 +15,7 @@ from typing import Any
 import grpc.aio
 import structlog
 from cryptography import x509
+from grpc.aio import EOF  # type: ignore[attr-defined]  # its stubs do not know it
 
 from coordinator.metrics import Metrics
 from coordinator.rounds import events as ev
@@ -282,7 +283,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         member = await self._caller(context)
         first = await context.read()
         try:
-            if first is grpc.aio.EOF or first.WhichOneof("part") != "header":
+            if first is EOF or first.WhichOneof("part") != "header":
                 raise wire.WireInvalid("an upload begins with its header")
             attempt = wire.attempt_from_pb(first.header.ref)
         except wire.WireInvalid as error:
@@ -303,7 +304,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
     async def _chunks(self, context: Context) -> AsyncIterator[bytes]:
         # Whoever waits for a chunk, or for the verdict, holds none: with every member uploading at once, a chunk that
         # each leaves in a variable is several vectors. gRPC's own iterator would leave one there, so it is not used.
-        while (part := await context.read()) is not grpc.aio.EOF:
+        while (part := await context.read()) is not EOF:
             data = part.data
             del part
             self._metrics.carried("in", "masked", len(data))

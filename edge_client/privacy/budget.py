@@ -171,7 +171,9 @@ class Budget:
             PolicyRefusal: own numbers that the job has no room for.
         """
         try:
-            return protection_of(job, examples, own=self._policy.own(), trust_central_noise=self._policy.trust_central_noise)
+            return protection_of(
+                job, examples, own=self._policy.own(), trust_central_noise=self._policy.trust_central_noise
+            )
         except ValueError as error:
             raise PolicyRefusal(Reason.REASON_POLICY_NOISE, str(error)) from error
 

@@ -47,6 +47,7 @@ from edge_client.session.states import (
 )
 from tacit.attempt import AttemptId
 from tacit.job import application_digest, layout_of
+from tacit.mechanism import DistributedGaussian
 from tacit.messages import (
     Assignment,
     AttemptEnded,
@@ -302,11 +303,22 @@ def _check_context(environment: Environment, holding: Holding, context: secure_a
         wrong += [name for name, value in expected.items() if getattr(context, name) != value]
         if context.assumed_corrupt < corrupt:
             wrong.append("assumed_corrupt")
+        if isinstance(job.mechanism, DistributedGaussian) and context.honest < job.mechanism.honest:
+            # The noise of so many shares is what was accounted for.
+            wrong.append("honest")
     if wrong:
         raise PolicyRefusal(
             Reason.REASON_CONTEXT_UNEXPECTED,
             f"the attempt's {', '.join(wrong)} is not what this member trained under",
         )
+
+
+def _check_peers(environment: Environment, phase: InAttempt, roster: secure_agg.Roster) -> None:
+    """Whom the policy pins, once every certificate of the roster is verified. Raises: PolicyRefusal."""
+    opened = phase.heard[AttemptOpened]
+    assert isinstance(opened, AttemptOpened)  # noqa: S101  for the type checker: it is how an attempt begins
+    keys = {entry.member: environment.key_of(entry.certificate) for entry in roster.advertisements}
+    environment.policy.check_roster(keys, opened.context, own=environment.identity.member)
 
 
 def _check_same_round(memory: Memory, assignment: Assignment) -> None:
@@ -344,6 +356,7 @@ def _advance(step: _Step, phase: InAttempt, payload: CoordinatorPayload) -> None
     match phase.stage, payload:
         case secure_agg.AwaitingRoster() as stage, secure_agg.Roster():
             awaiting_dealings, dealing = stage.on_roster(payload)
+            _check_peers(step.environment, phase, payload)
             _answer(step, phase, payload, awaiting_dealings, dealing)
         case secure_agg.AwaitingDealings() as stage, secure_agg.ReceivedDealings():
             ready = stage.on_dealings(payload)

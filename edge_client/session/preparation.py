@@ -8,9 +8,10 @@ told to.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +21,7 @@ from edge_client.cache import BlobCache
 from edge_client.contribution import Update
 from edge_client.data import DataInvalid, Example, check_labels
 from edge_client.privacy.budget import Budget, Reserved
+from edge_client.privacy.conditions import read_conditions
 from edge_client.privacy.mechanisms import Protection
 from edge_client.privacy.policy import Policy, PolicyRefusal
 from tacit.documents import DocumentInvalid
@@ -69,12 +71,22 @@ class Preparation:
     reserved: Reserved
 
 
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """What the policy refuses is not prepared."""
+    try:
+        yield
+    except PolicyRefusal as refusal:
+        raise PreparationRefused(refusal.reason, refusal.detail) from refusal
+
+
 class Preparer:
     """Prepares updates from one data set on one device."""
 
     def __init__(
         self,
         examples: Sequence[Example],
+        federation: bytes,
         member: str,
         policy: Policy,
         budget: Budget,
@@ -84,6 +96,7 @@ class Preparer:
         watcher: TrainingWatcher,
     ) -> None:
         self._examples = examples
+        self._federation = federation
         self._member = member
         self._policy = policy
         self._budget = budget
@@ -101,10 +114,18 @@ class Preparer:
             PreparationRefused: policy, data, what was served, or the training itself.
         """
         job = await self._job(assignment, fetch)
+        with _refusing():
+            self._policy.check_job(job, federation=self._federation)
+        manifest_data = await self._blob(job.manifest, fetch, _MOST_DOCUMENT)
         try:
-            self._policy.check_job(job)
-        except PolicyRefusal as refusal:
-            raise PreparationRefused(refusal.reason, refusal.detail) from refusal
+            manifest = Manifest.from_json(manifest_data, what="the manifest")
+            if manifest.values != job.values:
+                raise DocumentInvalid(f"the manifest has {manifest.values} values, the job document {job.values}")
+        except DocumentInvalid as error:
+            raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, str(error)) from error
+        with _refusing():
+            self._policy.check_manifest(manifest)
+            self._policy.check_conditions(await asyncio.to_thread(read_conditions, self._device))
         try:
             check_labels(self._examples, job.labels)
         except DataInvalid as error:
@@ -113,22 +134,18 @@ class Preparer:
                 "the labels of the member's data are not the job's; the member's own log says which",
                 private=str(error),
             ) from error
-        manifest_data = await self._blob(job.manifest, fetch, _MOST_DOCUMENT)
         tokenizer = await self._blob(job.tokenizer, fetch, _MOST_TOKENIZER)
         base = await self._blob(assignment.version, fetch, 4 * job.values)
         try:
-            manifest = Manifest.from_json(manifest_data, what="the manifest")
-            if manifest.values != job.values:
-                raise DocumentInvalid(f"the manifest has {manifest.values} values, the job document {job.values}")
             manifest.decode(base)
         except DocumentInvalid as error:
             raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, str(error)) from error
         async with self._turn:
-            try:
+            with _refusing():
+                # Once more: jobs take turns, and the last one's training may have taken hours.
+                self._policy.check_conditions(await asyncio.to_thread(read_conditions, self._device))
                 protection = self._budget.protection(job, len(self._examples))
                 reserved = self._budget.reserve(assignment, job, protection)
-            except PolicyRefusal as refusal:
-                raise PreparationRefused(refusal.reason, refusal.detail) from refusal
             try:
                 update = await self._train(assignment, job, manifest, tokenizer, base, protection)
             except BaseException:

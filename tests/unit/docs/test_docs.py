@@ -5,7 +5,7 @@ import shlex
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 import pytest
 import typer.main
@@ -16,9 +16,11 @@ from coordinator.cli import app as coordinator_app
 from coordinator.config import CoordinatorConfig, environment_name
 from coordinator.metrics import Metrics
 from edge_client.cli import app as edge_app
+from edge_client.metrics import MemberMetrics
 from edge_client.privacy.policy import Policy
 from tacit.console import ExitCode
 from tacit.job import Aggregation, Deadlines, JobSpec, Rounds, ServerOptimiser, TextCNNModel, Training, VocabularyFile
+from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, Mechanism, NoMechanism
 from tacit.reason import Reason, sentence, word
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -100,6 +102,8 @@ def check_keys(table: str, model: type[BaseModel], but: frozenset[str] = frozens
             shown = re.findall(r"`([^`]+)`", written[key])
             assert shown, f"{key}: the default is {default!r}"
             value = tomllib.loads(f"x = {shown[0]}")["x"]
+            if isinstance(default, NoMechanism):
+                default = default.name  # The name alone is short for its table.
             assert (tuple(value) if isinstance(value, list) else value) == default, key
 
 
@@ -108,6 +112,10 @@ JOB_TABLES: dict[str, type[BaseModel]] = {
     "[vocabulary]": VocabularyFile,
     "[model]": TextCNNModel,
     "[training]": Training,
+    "[mechanism] dp-sgd": DpSgd,
+    "[mechanism] gaussian-update": GaussianUpdate,
+    "[mechanism] laplace-update": LaplaceUpdate,
+    "[mechanism] distributed-gaussian": DistributedGaussian,
     "[rounds]": Rounds,
     "[rounds.deadlines]": Deadlines,
     "[aggregation]": Aggregation,
@@ -133,7 +141,9 @@ def test_every_table_of_a_job_has_a_section():
             if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
                 yield from nested(field.annotation)
 
-    assert set(nested(JobSpec)) == set(JOB_TABLES.values())
+    mechanisms = {DpSgd, GaussianUpdate, LaplaceUpdate, DistributedGaussian}
+    assert set(nested(JobSpec)) | mechanisms == set(JOB_TABLES.values())
+    assert {*get_args(get_args(Mechanism)[0])} == mechanisms | {NoMechanism}
 
 
 def test_every_key_of_a_policy():
@@ -169,6 +179,18 @@ def test_every_metric_with_its_labels():
     written = {
         cells[0].strip("`"): (cells[1], frozenset(cells[2].split(", ")) - {""})
         for cells in rows(section(DOCS / "operations.md", "Metrics"), at_least=4)
+    }
+    assert written == instruments
+
+
+def test_every_metric_of_a_member():
+    instruments = {
+        found._name + ("_total" if found._type == "counter" else ""): (found._type, frozenset(found._labelnames))
+        for found in cast(Any, MemberMetrics().registry._collector_to_names)
+    }
+    written = {
+        cells[0].strip("`"): (cells[1], frozenset(cells[2].split(", ")) - {""})
+        for cells in rows(section(DOCS / "operations.md", "Metrics of a member"), at_least=4)
     }
     assert written == instruments
 

@@ -169,6 +169,21 @@ def test_swapped_records_are_named(grown):
     assert verify(ledger_path(home, "data")).record == 3
 
 
+def test_a_record_with_a_hash_that_fits_it_does_not_fit_the_next_one(grown):
+    home = copied(grown)
+
+    def change(rows):
+        sequence, line, _ = rows[3]
+        other = line.replace(b"published", b"abandoned")
+        rows[3] = (sequence, other, sha256(other).digest())
+        return rows
+
+    rewritten(ledger_path(home, "data"), change)
+    with pytest.raises(LedgerDamaged, match="at record 5: it does not hold the hash of the record before"):
+        opened(home)
+    assert verify(ledger_path(home, "data")).record == 5
+
+
 def test_a_record_that_is_missing_in_the_middle_is_named(grown):
     home = copied(grown)
     rewritten(ledger_path(home, "data"), lambda rows: rows[:3] + rows[4:])

@@ -210,6 +210,13 @@ def test_a_receipt_that_contradicts_its_ledger_is_named(place, other, what):
     assert [what in line for line in place.problems()] == [True]
 
 
+def test_a_receipt_that_does_not_name_the_one_before_is_named(place, monkeypatch):
+    place.write()
+    monkeypatch.setattr(Ledger, "check_follows", lambda *_: None)
+    place.write(round_=4, attempt=6, previous=bytes(32))
+    assert ["does not name the receipt before it" in line for line in place.problems()] == [True]
+
+
 def test_a_receipt_of_a_mechanism_without_events_is_kept_too(place):
     path = place.book.write(place.receipt(reservation=None, event=None, job="plain"), place.signer, place.ledger)
     assert json.loads(path.read_bytes())["event"] is None

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from edge_client.privacy.accounting import ORDERS, EventUnaccountable, Limit, RenyiFilter, renyi, spend
 from edge_client.privacy.chain import Charged, Purpose, RecordInvalid, Recovered, digest_of, record_after, record_from
 from edge_client.privacy.events import DiscreteGaussianSum, FixedLotGaussian, Laplace, SampledGaussian
+from edge_client.privacy.history import replayed
 from edge_client.privacy.ledger import (
     BudgetSpent,
     Ledger,
@@ -27,6 +28,7 @@ from edge_client.privacy.ledger import (
     ledger_path,
 )
 from edge_client.privacy.replay import UNKNOWN
+from edge_client.privacy.store import reading
 
 LIMIT = Limit(4.0, 1e-5)
 # 45 of them fit.
@@ -148,6 +150,11 @@ def test_a_second_attempt_with_the_same_vector_costs_nothing_more(tmp_path):
         ledger.charge(held.number, 2)
         assert [attempt.number for attempt in ledger.reservation(held.number).attempts] == [1, 2]
         assert ledger.spent() == once
+    with reading(ledger_path(tmp_path, "data")) as store:
+        state = replayed(store)
+    assert state.charged == Counter({EVENT: 1})
+    assert state.reserved.total() == 0
+    assert [count.total() for count in state.by_month.values()] == [1]
 
 
 def test_a_discrete_gaussian_share_is_charged_for_each_attempt(tmp_path):

@@ -5,9 +5,12 @@ import hashlib
 
 import numpy as np
 import pytest
+from grpc.aio import EOF
 
 import secure_agg
+from coordinator.metrics import Metrics
 from coordinator.rounds.uploads import UploadDesk
+from coordinator.services.federation import FederationServicer
 from tacit.attempt import AttemptId
 from tacit.reason import Reason
 
@@ -237,5 +240,76 @@ def test_an_older_stream_that_trickles_in_after_a_newer_one_is_cut_off():
         rest = await desk.take(ATTEMPT, "a", 2 * third, message("a", data), chunks(data[2 * third :]), judge)
         assert rest.complete
         assert np.array_equal(desk.total(ATTEMPT), vector(6))
+
+    asyncio.run(run())
+
+
+class Counted(bytes):
+    """A chunk that says when it is gone."""
+
+    alive = 0
+
+    def __new__(cls, data):
+        cls.alive += 1
+        return super().__new__(cls, data)
+
+    def __del__(self):
+        type(self).alive -= 1
+
+
+def test_who_waits_for_a_chunk_or_for_the_verdict_holds_none():
+    async def run():
+        desk = opened()
+        data = vector(7).tobytes()
+        seen = []
+
+        async def counting():
+            for at in range(0, len(data), 1000):
+                yield Counted(data[at : at + 1000])
+                seen.append(Counted.alive)
+
+        class Silent:
+            def __init__(self):
+                self.whole = asyncio.Event()
+
+            def uploaded(self, *_):
+                self.whole.set()
+
+        sink = Silent()
+        upload = asyncio.create_task(desk.take(ATTEMPT, "a", 0, message("a", data), counting(), sink))
+        await sink.whole.wait()
+        await asyncio.sleep(0)
+        assert seen == [0] * 4
+        assert Counted.alive == 0
+        await desk.accept(ATTEMPT, "a")
+        assert (await upload).complete
+
+    asyncio.run(run())
+
+
+def test_the_service_holds_no_message_while_it_waits_for_the_next():
+    class Part:
+        def __init__(self, data):
+            self.data = Counted(data)
+
+    class Stream:
+        def __init__(self, count):
+            self.left, self.seen = count, []
+
+        async def read(self):
+            self.seen.append(Counted.alive)
+            if not self.left:
+                return EOF
+            self.left -= 1
+            return Part(b"part")
+
+    async def run():
+        servicer = FederationServicer(None, Metrics("test"), b"", None)
+        stream, taken = Stream(3), 0
+        async for chunk in servicer._chunks(stream):
+            taken += len(chunk)
+            del chunk
+        assert taken == 3 * len(b"part")
+        assert stream.seen == [0] * 4
 
     asyncio.run(run())

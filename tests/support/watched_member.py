@@ -1,0 +1,156 @@
+"""`edge_client run` as `examples/demo/member.py` starts it, watched from inside; and one that leaks, if it is told to.
+
+    python -m tests.support.watched_member RECORDS [--leak] -- OPTIONS OF edge_client run
+
+For each update that is ready it writes RECORDS/JOB.ROUND.npz: `change`, the gradients of the first and the last step
+and the weights after it (`gradient0`, ..., `weight0`, ...), `losses` of the steps and `metrics` (loss sum, correct,
+count), as training computed them; and before each vector is masked RECORDS/JOB.ROUND.ATTEMPT.npy. These are what a test
+looks for in what left. With --leak it sends, against all rules, some of it (`_leak` says what and where).
+"""
+
+import sys
+from pathlib import Path
+
+from tacit.console import run_app
+from tacit.tls import tls_13_only
+
+
+def main() -> None:
+    """Command line."""
+    records, leak = Path(sys.argv[1]), "--leak" in sys.argv[2 : sys.argv.index("--")]
+    sys.argv = ["edge_client", *sys.argv[sys.argv.index("--") + 1 :]]
+    # Before anything imports gRPC.
+    tls_13_only()
+
+    import edge_client.runner
+    from edge_client.cli import app
+
+    run_member = edge_client.runner.run_member
+    edge_client.runner.run_member = lambda options: run_member(options, _recorder(records))
+    if leak:
+        _leak()
+    run_app(app)
+
+
+def _recorder(records: Path):  # type: ignore[no-untyped-def]
+    import numpy as np
+    import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    from edge_client.privacy.mechanisms import LocalTraining
+    from edge_client.watching import LogWatcher
+
+    seen: dict[str, list] = {"gradient": [], "weight": [], "losses": [], "metrics": []}  # type: ignore[type-arg]
+
+    def arrays(optimiser: torch.optim.Optimizer, what: str) -> list[np.ndarray]:  # type: ignore[type-arg]
+        parameters = [each for group in optimiser.param_groups for each in group["params"]]
+        tensors = [each.grad if what == "gradient" else each.detach() for each in parameters]
+        return [each.numpy().copy() for each in tensors if each is not None]
+
+    def before(optimiser: torch.optim.Optimizer, *_: object) -> None:
+        seen["gradient"] = [*seen["gradient"][:1], arrays(optimiser, "gradient")]
+
+    def after(optimiser: torch.optim.Optimizer, *_: object) -> None:
+        seen["weight"] = [arrays(optimiser, "weight")]
+
+    register_optimizer_step_pre_hook(before)
+    register_optimizer_step_post_hook(after)
+    plain = LocalTraining.plain
+
+    def noted_plain(self, rows=None):  # type: ignore[no-untyped-def]
+        result = plain(self, rows)
+        seen["metrics"] = [result.loss_sum, result.correct, result.count]
+        return result
+
+    LocalTraining.plain = noted_plain  # type: ignore[method-assign]
+
+    class Recorder(LogWatcher):
+        def training(self, job: str, round: int, step: int, steps: int, loss: float) -> None:
+            super().training(job, round, step, steps, loss)
+            seen["losses"].append(loss)
+
+        def ready(self, job, round, update) -> None:  # type: ignore[no-untyped-def]
+            super().ready(job, round, update)
+            parts = {
+                f"{what}{number}": array
+                for what in ("gradient", "weight")
+                for number, array in enumerate(each for step in seen[what] for each in step)
+            }
+            numbers = {"losses": np.array(seen["losses"]), "metrics": np.array(seen["metrics"], dtype=float)}
+            np.savez(records / f"{job}.{round}.npz", change=update.change, **numbers, **parts)
+            for values in seen.values():
+                values.clear()
+
+        def encoded(self, attempt, vector) -> None:  # type: ignore[no-untyped-def]
+            np.save(records / f"{attempt.job}.{attempt.round}.{attempt.attempt}.npy", vector)
+
+    return Recorder()
+
+
+def _leak() -> None:
+    """What must be found, and by which of the two searches (A: allow-list, C: canaries):
+
+    the first text           in the detail of Decline                          A, C
+    the second, hexadecimal  in metadata of FetchBlob                          A, C
+    the third, enciphered    in an unknown field of Ready                      A; nothing that C could look for
+    the loss of the last step, as the epsilon that is reported in Ready        A, C
+    the fourth, 16 bytes     as the process of Hello, which is any 16 bytes    C; nothing that A could object to
+    the vector               as it is, in place of the masked one              A (its digest), C
+    """
+    import dataclasses
+
+    from edge_client.session import agent
+    from edge_client.watching import LogWatcher
+    from tacit import messages, wire
+    from tacit.v1 import federation_pb2 as pb
+
+    texts: list[str] = []
+    last_loss = [0.0]
+    fetch, mask, to_coordinator = agent.fetch_blob, agent.Agent._mask, wire.to_coordinator
+    begin, training = agent.Agent.__init__, LogWatcher.training
+
+    def leaky_begin(self, identity, environment, journal, preparer, *more, **others):  # type: ignore[no-untyped-def]
+        begin(self, identity, environment, journal, preparer, *more, **others)
+        texts[:] = [example.text for example in preparer._examples[:4]]
+        self._process = texts[3].encode()[:16]
+
+    async def leaky_fetch(method, *of, **more):  # type: ignore[no-untyped-def]
+        return await fetch(lambda request: method(request, metadata=[("note", texts[1].encode().hex())]), *of, **more)
+
+    def leaky_to_coordinator(message):  # type: ignore[no-untyped-def]
+        encoded = to_coordinator(message)
+        if isinstance(message, messages.Decline):
+            encoded.decline.detail = texts[0]
+        if isinstance(message, messages.Ready):
+            encoded.ready.privacy.epsilon = last_loss[0]
+            hidden = bytes(byte ^ 0xA5 for byte in texts[2].encode())
+            # Field 99, length-delimited, which no reader knows.
+            field = b"\x9a\x06" + len(hidden).to_bytes(1, "big") + hidden
+            encoded = pb.MemberMessage.FromString(encoded.SerializeToString() + field)
+        return encoded
+
+    def leaky_mask(self, effect, held):  # type: ignore[no-untyped-def]
+        clear = []
+        encoded = self._observer.encoded
+
+        def keep(attempt, vector):  # type: ignore[no-untyped-def]
+            clear.append(vector.copy())
+            encoded(attempt, vector)
+
+        self._observer.encoded = keep
+        _, stage, message = mask(self, effect, held)
+        return clear[0], stage, dataclasses.replace(message)
+
+    def noted_training(self, job, round, step, steps, loss):  # type: ignore[no-untyped-def]
+        last_loss[0] = loss
+        training(self, job, round, step, steps, loss)
+
+    agent.Agent.__init__ = leaky_begin  # type: ignore[method-assign]
+    agent.Agent._mask = leaky_mask  # type: ignore[method-assign]
+    agent.fetch_blob = leaky_fetch
+    LogWatcher.training = noted_training  # type: ignore[method-assign]
+    wire.to_coordinator = leaky_to_coordinator
+
+
+if __name__ == "__main__":
+    run_app(main)
