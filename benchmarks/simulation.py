@@ -10,7 +10,7 @@ added as they come, so that memory is three vectors whatever the number of membe
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,7 +41,7 @@ class Member:
     """A member's data, its own numbers, and how many releases its limit lets pass (none: as many as there are)."""
 
     examples: Sequence[Example]
-    own: OwnNumbers = OwnNumbers()
+    own: OwnNumbers = field(default_factory=OwnNumbers)
     most_releases: int | None = None
 
     def sends(self, round_number: int) -> bool:
@@ -151,13 +151,6 @@ def federate(
         done = play_round(bundle, values, members, number, source)
         values = done.values
         yield done
-
-
-def with_job(bundle: "JobBundle", job: JobDocument) -> "JobBundle":
-    """The bundle's files under another document that names them: another mechanism, recipe or seed of training."""
-    if (job.manifest, job.tokenizer, job.weights) != tuple(bundle.document.blobs):
-        raise ValueError("the job names other files than the bundle holds; make a bundle of its own")
-    return replace(bundle, document=job)
 
 
 def _seed(job: JobDocument, number: int, place: int) -> int:

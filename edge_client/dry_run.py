@@ -188,11 +188,10 @@ def _show(plan: Plan, member: Member) -> None:
     if plan.epsilon_a_round is None:
         _print("  epsilon a round: none is promised; this job adds no noise")
     else:
-        policy = member.policy
+        policy, rounds = member.policy, job.rounds.count
         _print(
-            f"  epsilon {plan.epsilon_a_round:.3g} a round, {plan.epsilon_of_all_rounds:.3g} for all "
-            f"{job.rounds.count} rounds, by {job.mechanism.name}; the policy's limit for this data is {policy.epsilon:g}, at delta "
-            f"{policy.delta:g}"
+            f"  epsilon {plan.epsilon_a_round:.3g} a round, {plan.epsilon_of_all_rounds:.3g} for all {rounds} rounds, "
+            f"by {job.mechanism.name}; the policy's limit for the data is {policy.epsilon:g}, at delta {policy.delta:g}"
         )
     if plan.refusals:
         for refusal in plan.refusals:

@@ -8,7 +8,8 @@ import typer
 from tacit.console import ExitCode, fail, print_json
 
 if TYPE_CHECKING:
-    from edge_client.privacy.planning import JobCost, Noised, Row, Setting
+    from edge_client.privacy.costs import Noised
+    from edge_client.privacy.planning import JobCost, Row, Setting
     from tacit.mechanism import Mechanism
 
 __all__ = ["app"]
@@ -177,7 +178,8 @@ def _print_rows(
 ) -> None:
     from dataclasses import asdict
 
-    from edge_client.privacy.planning import adjacency_of, rows_of
+    from edge_client.privacy.costs import adjacency_of
+    from edge_client.privacy.planning import rows_of
 
     rows = [row for template in templates for row in rows_of(template, setting, epsilons)]
     first = templates[0]
@@ -216,7 +218,8 @@ def _print_rows(
 def _print_job(name: str, mechanism: "Mechanism", setting: "Setting", epsilons: list[float], as_json: bool) -> None:
     from dataclasses import asdict
 
-    from edge_client.privacy.planning import Noised, cost_of_job
+    from edge_client.privacy.costs import Noised
+    from edge_client.privacy.planning import cost_of_job
 
     if not isinstance(mechanism, Noised):
         raise TypeError("a mechanism without noise has no plan")
@@ -243,7 +246,7 @@ def _print_job(name: str, mechanism: "Mechanism", setting: "Setting", epsilons: 
 
 
 def _described(mechanism: "Noised", setting: "Setting") -> str:
-    from edge_client.privacy.planning import rate_of
+    from edge_client.privacy.costs import rate_of
     from tacit.mechanism import DistributedGaussian, DpSgd
 
     said = f"{mechanism.name}, {setting.rounds} rounds"
@@ -263,7 +266,9 @@ def _remarks(rows: "list[Row]", mechanism: "Noised", setting: "Setting") -> list
     if any(row.pld is not None for row in rows):
         said.append("That of PLD would do for a plan that is fixed beforehand; it is what other tools print.")
     if any(row.gate is None for row in rows):
-        said.append("- where no noise is enough for so many rounds: raise epsilon, or lower rounds, steps or lot.")
+        said.append(
+            "- where no noise is enough for so many rounds: raise epsilon, or lower rounds, steps, lot or parameters."
+        )
     if mechanism.name == "gaussian-update":
         said.append("One example can turn the whole clipped update round, so sigma is accounted for as sigma / 2.")
     if mechanism.name == "distributed-gaussian":

@@ -22,13 +22,8 @@ from numpy.typing import NDArray
 import secure_agg
 from edge_client.contribution import Update, segments
 from edge_client.privacy import noise
-from edge_client.privacy.events import (
-    DiscreteGaussianSum,
-    FixedLotGaussian,
-    Laplace,
-    PrivacyEvent,
-    SampledGaussian,
-)
+from edge_client.privacy.costs import Noised, event_of_round
+from edge_client.privacy.events import PrivacyEvent
 from tacit.job import NOISE_ROOM, JobDocument, Training, grid_of, layout_of
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, NoMechanism
 
@@ -237,44 +232,28 @@ def protection_of(
     """
     own = own or OwnNumbers()
     mechanism = job.mechanism
+
+    def cost(noised: Noised) -> PrivacyEvent:
+        most = job.rounds.target_members
+        return event_of_round(noised, examples, values=job.values, members=most, central=trust_central_noise)
+
     match mechanism:
         case NoMechanism():
             return _Plain()
         case DpSgd():
             mechanism = _with_own(mechanism, own)
-            rate = min(1.0, mechanism.lot / examples)
-            step = SampledGaussian(multiplier=mechanism.noise_multiplier, rate=rate, steps=mechanism.steps)
-            return _PrivateSteps(step, mechanism=mechanism)
+            return _PrivateSteps(cost(mechanism), mechanism=mechanism)
         case GaussianUpdate():
             mechanism = _with_own(mechanism, own)
-            return _NoisyGaussian(_update_event(mechanism, examples), mechanism=mechanism)
+            return _NoisyGaussian(cost(mechanism), mechanism=mechanism)
         case LaplaceUpdate():
             if own.noise_multiplier is not None:
                 raise ValueError("own_noise_multiplier: laplace-update has an epsilon a round and no multiplier")
-            return _NoisyLaplace(Laplace(epsilon=mechanism.epsilon), mechanism=mechanism)
+            return _NoisyLaplace(cost(mechanism), mechanism=mechanism)
         case DistributedGaussian():
             if own.noise_multiplier is not None:
                 raise ValueError("own_noise_multiplier: the shares of distributed-gaussian are equal for all members")
-            grid = grid_of(job)
-            event = DiscreteGaussianSum(
-                honest=mechanism.honest if trust_central_noise else 1,
-                deviation=grid.deviation,
-                # A member that is there or not moves its vector from zero; an example moves it anywhere in the ball.
-                distance=grid.distance(replaced=mechanism.unit == "example"),
-                values=job.values,
-                unit=mechanism.unit,
-            )
-            return _RingNoise(event)
-
-
-def _update_event(mechanism: GaussianUpdate, examples: int) -> PrivacyEvent:
-    """The sound reading of Zhu et al. 2020: with the one example in the lot or not, the clipped change can lie anywhere
-    in the ball of radius C, so two neighbours are up to 2 C apart, and the noise's multiplier is sigma / 2.
-    """
-    multiplier = mechanism.noise_multiplier / 2
-    if mechanism.sampling == "fixed":
-        return FixedLotGaussian(multiplier=multiplier, lot=min(mechanism.lot, examples), population=examples)
-    return SampledGaussian(multiplier=multiplier, rate=min(1.0, mechanism.lot / examples))
+            return _RingNoise(cost(mechanism))
 
 
 _M = TypeVar("_M", DpSgd, GaussianUpdate)

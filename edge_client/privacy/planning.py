@@ -19,33 +19,20 @@ from edge_client.privacy.calibration import (
     repeated,
     rounds_affordable,
 )
-from edge_client.privacy.events import (
-    Adjacency,
-    DiscreteGaussianSum,
-    FixedLotGaussian,
-    Laplace,
-    PrivacyEvent,
-    SampledGaussian,
-)
-from secure_agg import Grid
+from edge_client.privacy.costs import Noised, adjacency_of, event_of_round, rate_of
+from edge_client.privacy.events import Adjacency, PrivacyEvent
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate
 
 __all__ = [
     "JobCost",
     "JobRow",
-    "Noised",
     "Row",
     "Setting",
-    "adjacency_of",
     "cost_of_job",
-    "event_of_round",
     "noise_to_signal",
-    "rate_of",
     "rows_of",
     "with_multiplier",
 ]
-
-Noised = DpSgd | GaussianUpdate | LaplaceUpdate | DistributedGaussian
 
 
 @dataclass(frozen=True)
@@ -115,65 +102,6 @@ class JobCost:
     pld: float | None
     noise_to_signal: float | None
     rows: tuple[JobRow, ...]
-
-
-def rate_of(mechanism: Noised, examples: int) -> float:
-    """Share of a member's examples that one release is made from; 1 where there is no draw."""
-    match mechanism:
-        case DpSgd() | GaussianUpdate():
-            return min(1.0, mechanism.lot / examples)
-        case _:
-            return 1.0
-
-
-def adjacency_of(mechanism: Noised) -> Adjacency:
-    """The neighbours that a mechanism is accounted for: replace-one for lots of a fixed size, else add-remove."""
-    fixed = isinstance(mechanism, GaussianUpdate) and mechanism.sampling == "fixed"
-    return "replace-one" if fixed else "add-remove"
-
-
-def event_of_round(
-    mechanism: Noised, examples: int, *, values: int | None = None, members: int = 1, central: bool = False
-) -> PrivacyEvent:
-    """What one round costs a member with so many examples.
-
-    central: whether the noise of all `honest` members counts, or this member's own share alone.
-
-    Raises:
-        ValueError: distributed-gaussian without `values`, or with a grid that does not exist.
-    """
-    match mechanism:
-        case DpSgd():
-            rate = rate_of(mechanism, examples)
-            return SampledGaussian(multiplier=mechanism.noise_multiplier, rate=rate, steps=mechanism.steps)
-        case GaussianUpdate(sampling="fixed"):
-            lot = min(mechanism.lot, examples)
-            return FixedLotGaussian(multiplier=mechanism.noise_multiplier / 2, lot=lot, population=examples)
-        case GaussianUpdate():
-            # One example in the lot or not can turn the whole clipped change round: 2 C, not C.
-            rate = rate_of(mechanism, examples)
-            return SampledGaussian(multiplier=mechanism.noise_multiplier / 2, rate=rate)
-        case LaplaceUpdate():
-            return Laplace(epsilon=mechanism.epsilon)
-        case DistributedGaussian():
-            if values is None:
-                raise ValueError(
-                    "the rounding of distributed-gaussian depends on the number of parameters; give --values"
-                )
-            grid = Grid(
-                clip=mechanism.clip,
-                noise_multiplier=mechanism.noise_multiplier,
-                honest=mechanism.honest,
-                values=values,
-                members=max(members, mechanism.honest),
-            )
-            return DiscreteGaussianSum(
-                honest=mechanism.honest if central else 1,
-                deviation=grid.deviation,
-                distance=grid.distance(replaced=mechanism.unit == "example"),
-                values=values,
-                unit=mechanism.unit,
-            )
 
 
 def with_multiplier(mechanism: Noised, multiplier: float) -> Noised:

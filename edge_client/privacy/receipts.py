@@ -27,6 +27,7 @@ from pydantic import Field, StringConstraints
 
 from edge_client.privacy.events import PrivacyEvent
 from edge_client.privacy.faults import Faults, durable_file, no_faults, sync_folder
+from edge_client.privacy.history import LOST, LedgerRolledBack
 from edge_client.privacy.store import LedgerError, LedgerUnwritable
 from tacit.documents import Digest, Document, DocumentInvalid, Part
 from tacit.identity import CertificateInvalid, Role, federation_of, verify_certificate, verify_signature
@@ -213,7 +214,9 @@ class ReceiptBook:
     def recover(self, ledger: "Ledger") -> tuple[Path, ...]:
         """At the start: takes receipts into the chain that a crash left outside. Returns their files.
 
-        Raises: LedgerUnwritable.
+        Raises:
+            LedgerRolledBack: one of them is of a reservation that this ledger does not know: it is an older copy.
+            LedgerUnwritable.
         """
         waiting: dict[bytes, tuple[Path, Receipt, bytes]] = {}
         for path in self.files():
@@ -227,6 +230,12 @@ class ReceiptBook:
             except (DocumentInvalid, OSError, ReceiptInvalid):
                 continue  # `ledger verify` names it.
             if receipt.ledger == ledger.id.hex():
+                if receipt.reservation is not None and receipt.reservation > ledger.sequence:
+                    raise LedgerRolledBack(
+                        f"{path} is the receipt of record {receipt.reservation} of ledger {receipt.ledger}, but "
+                        f"{ledger.path} ends at record {ledger.sequence}: an older copy was put in its place. Put the "
+                        f"newer one back. {LOST}"
+                    )
                 waiting[receipt.previous] = (path, receipt, signature)
         adopted = []
         while (found := waiting.pop(ledger.last_receipt, None)) is not None:

@@ -162,25 +162,33 @@ def test_a_member_killed_while_it_sends_has_paid_and_goes_on(federation):
     succeed("edge_client", "ledger", "verify", "--home", home, "--data", job)
 
 
-def test_a_ledger_that_was_copied_back_with_its_pin_is_noticed_by_what_the_coordinator_heard(federation):
+def test_a_ledger_that_was_copied_back_is_noticed(federation):
     job, home = "rolled-back", federation.home("east")
     federation.create(renamed(federation, "gaussian-update", job))
     first = start(federation, "east", job)
     first.wait_for("connected")
     first.stop()
+    old = federation.folder / "old"
     for folder in ("ledgers", "pins"):
-        shutil.copytree(home / folder, federation.folder / f"old-{folder}")
+        shutil.copytree(home / folder, old / folder)
     members = [start(federation, name, job) for name in MEMBERS]
     federation.finished(job)
     assert [member.process.wait(timeout=PATIENCE) for member in members] == [0, 0, 0]
-    for folder in ("ledgers", "pins"):
+
+    def run():
+        words = ("edge_client", "run", "--data", federation.data("east"), "--home", home, "--data-name", job)
+        done = command(*words, "--log-format", "json")
+        assert done.returncode == ExitCode.REFUSED
+        return done.stderr
+
+    def copy_back(folder):
         shutil.rmtree(home / folder)
-        shutil.copytree(federation.folder / f"old-{folder}", home / folder)
-    done = command(
-        "edge_client", "run", "--data", federation.data("east"), "--home", home, "--data-name", job, "--log-format=json"
-    )
-    assert done.returncode == ExitCode.REFUSED
-    assert "the coordinator heard of record" in done.stderr
-    # With the pin still there, it does not even come to the coordinator.
-    shutil.rmtree(home / "pins")
-    members[1].end()
+        shutil.copytree(old / folder, home / folder)
+
+    copy_back("ledgers")
+    assert "an older copy was put in its place" in run()
+    # The pin goes with it: receipts tell. They go too: the coordinator remembers.
+    copy_back("pins")
+    assert "is the receipt of record" in run()
+    shutil.rmtree(home / "receipts" / job)
+    assert "the coordinator heard of record" in run()

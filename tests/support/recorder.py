@@ -20,7 +20,7 @@ import random
 import sys
 import threading
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -41,6 +41,9 @@ if "grpc" not in sys.modules:
 import grpc
 
 from edge_client.connection import channel_options
+
+# Stands in nothing that is looked for.
+_BETWEEN = b"\x00|\x00"
 
 # ---- recording ------------------------------------------------------------------------------------------------------
 
@@ -80,22 +83,27 @@ class Sent:
         kind = REQUESTS[method]
         return [kind.FromString(each.data) for each in self.messages if each.method == method]
 
-    def everything(self, leave_out: Callable[[str], bool] = lambda _: False) -> bytes:
+    def everything(self) -> bytes:
         """Every byte three times over: as the messages came, by call, and by field, so that nothing that was cut into
-        pieces is missed. leave_out: fields by their path, of the third part; with it there is no other.
+        pieces is missed.
         """
         by_call: dict[int, list[bytes]] = {}
-        by_field: dict[str, list[bytes]] = {}
         for each in self.messages:
             by_call.setdefault(each.call, []).append(each.data)
+        parts = [b"".join(each.data for each in self.messages), *map(b"".join, by_call.values()), self.readable()]
+        return _BETWEEN.join(parts)
+
+    def readable(self, leave_out: Collection[str] = ()) -> bytes:
+        """Metadata, and all values of each field together; without the fields of these paths."""
+        by_field: dict[str, list[bytes]] = {}
+        for each in self.messages:
             with suppress(KeyError, DecodeError):
                 for path, value in leaves(REQUESTS[each.method].FromString(each.data), each.method):
                     by_field.setdefault(path, []).append(_as_bytes(value))
         metadata = [part for call in self.calls for key, value in call.metadata for part in (key.encode(), value)]
-        parts = [*metadata, *(b"".join(values) for path, values in by_field.items() if not leave_out(path))]
-        if not any(map(leave_out, by_field)):
-            parts += [b"".join(each.data for each in self.messages), *map(b"".join, by_call.values())]
-        return b"\x00|\x00".join(parts)
+        return _BETWEEN.join(
+            [*metadata, *(b"".join(values) for path, values in by_field.items() if path not in leave_out)]
+        )
 
     def shape(self) -> list[tuple[str, str, int]]:
         """Method, kind and size of every message: what somebody sees who cannot read."""
@@ -289,7 +297,7 @@ class Canaries:
             self._add(f"{name}, {way}", encoded)
 
     def integers(self, name: str, values: Sequence[int]) -> None:
-        """A sequence of whole numbers: fixed widths, varints, decimal lists. Shorter ones than it takes are left out."""
+        """A sequence of whole numbers: fixed widths, varints, decimal lists."""
         for kind in ("i8", "i4", "i2"):
             for order in "<>":
                 self._add(f"{name}, {order}{kind}", np.array(values, dtype=order + kind).tobytes())
@@ -325,15 +333,11 @@ class Canaries:
         """
         return math.fsum(searched * 256.0 ** -len(data) for data in self._names)
 
-    def found(self, sent: Sent, leave_out: Callable[[str], bool]) -> list[str]:
-        """The names of those that were sent. leave_out: fields full of random bytes, where short ones are not looked
-        for.
-        """
-        names = self.within(sent.everything())
-        if self._short:
-            rest = sent.everything(leave_out)
-            names += [name for data, name in self._short.items() if data in rest]
-        return sorted(set(names))
+    def found(self, sent: Sent, random_fields: Collection[str]) -> list[str]:
+        """The names of those that were sent. random_fields: where short ones are not looked for, by path."""
+        rest = sent.readable(random_fields)
+        short = [name for data, name in self._short.items() if data in rest]
+        return sorted({*self.within(sent.everything()), *short})
 
     def within(self, haystack: bytes) -> list[str]:
         """The names of those of at least SHORTEST bytes that stand anywhere in `haystack`."""
@@ -345,9 +349,10 @@ class Canaries:
             by_head.setdefault(int(_heads(data[:SHORTEST])[0]), []).append(data)
         wanted = np.array(sorted(by_head), dtype=np.uint64)
         heads = _heads(haystack)
-        low = np.zeros(2**16, dtype=bool)
-        low[(wanted & np.uint64(0xFFFF)).astype(np.intp)] = True
-        places = np.flatnonzero(low[(heads & np.uint64(0xFFFF)).astype(np.intp)])
+        some = np.uint64(0xFFFFFF)
+        begun = np.zeros(2**24, dtype=bool)
+        begun[(wanted & some).astype(np.intp)] = True
+        places = np.flatnonzero(begun[(heads & some).astype(np.intp)])
         places = places[np.isin(heads[places], wanted)]
         return [
             self._names[data]

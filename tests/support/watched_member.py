@@ -97,8 +97,6 @@ def _leak() -> None:
     the fourth, 16 bytes     as the process of Hello, which is any 16 bytes    C; nothing that A could object to
     the vector               as it is, in place of the masked one              A (its digest), C
     """
-    import dataclasses
-
     from edge_client.session import agent
     from edge_client.watching import LogWatcher
     from tacit import messages, wire
@@ -139,7 +137,7 @@ def _leak() -> None:
 
         self._observer.encoded = keep
         _, stage, message = mask(self, effect, held)
-        return clear[0], stage, dataclasses.replace(message)
+        return clear[0], stage, message
 
     def noted_training(self, job, round, step, steps, loss):  # type: ignore[no-untyped-def]
         last_loss[0] = loss

@@ -3,8 +3,8 @@
 import pytest
 
 from edge_client.privacy.accounting import Limit, epsilon_pld, epsilon_renyi, renyi, spend
+from edge_client.privacy.costs import event_of_round
 from edge_client.privacy.events import FixedLotGaussian, SampledGaussian
-from edge_client.privacy.planning import event_of_round
 from tacit.mechanism import DpSgd, GaussianUpdate
 
 DELTA = 1e-5

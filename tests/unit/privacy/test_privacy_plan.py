@@ -11,14 +11,13 @@ from typer.testing import CliRunner
 
 from edge_client.cli.privacy import app
 from edge_client.privacy.accounting import ORDERS, Limit, RenyiFilter, cost, epsilon_pld
-from edge_client.privacy.calibration import rounds_affordable
+from edge_client.privacy.calibration import epsilon_at_gate, repeated, rounds_affordable
+from edge_client.privacy.costs import adjacency_of, event_of_round
 from edge_client.privacy.events import DiscreteGaussianSum, FixedLotGaussian, Laplace, SampledGaussian
 from edge_client.privacy.mechanisms import protection_of
 from edge_client.privacy.planning import (
     Setting,
-    adjacency_of,
     cost_of_job,
-    event_of_round,
     noise_to_signal,
     rows_of,
     with_multiplier,
@@ -152,6 +151,27 @@ def test_a_job_as_it_stands():
     assert cost_found.rows[0].gate > cost_found.rows[1].gate > 12.0 >= cost_found.rows[2].gate
 
 
+def test_a_grid_is_made_for_the_members_that_a_sum_may_have():
+    """Above 10^7 values a sum of ten at most affords a finer grid; rounding to the other alone passes epsilon 8."""
+    mechanism = DistributedGaussian(noise_multiplier=50.0, honest=2)
+    gates = []
+    for most in (10, 11):
+        setting = Setting(examples=9, rounds=4, delta=1e-6, values=20_000_000, most_members=most)
+        event = event_of_round(mechanism, 9, values=20_000_000, members=most)
+        found = cost_of_job(mechanism, setting, (8.0,))
+        assert found.gate == epsilon_at_gate(repeated(event, 4), 1e-6, "add-remove")
+        gates.append((found.gate, found.rows[0].gate))
+    (fine, enough), (coarse, hopeless) = gates
+    assert fine < coarse
+    assert enough > 1
+    assert hopeless is None
+
+
+def test_a_multiplier_of_laplace_is_the_scale_over_its_sensitivity():
+    assert with_multiplier(LaplaceUpdate(epsilon=3.0, bound=2.0), 4.0) == LaplaceUpdate(epsilon=0.25, bound=2.0)
+    assert with_multiplier(DpSgd(noise_multiplier=3.0), 4.0) == DpSgd(noise_multiplier=4.0)
+
+
 @pytest.mark.parametrize("numbers", [{"examples": 0}, {"rounds": 0}, {"members": 0}, {"values": 0}])
 def test_a_setting_that_is_none(numbers):
     with pytest.raises(ValueError, match="must be 1 at least, and is 0"):
@@ -258,9 +278,11 @@ def test_a_job_file(tmp_path):
 
 def test_a_job_document_knows_its_values(tmp_path):
     job = job_document().model_copy(update={"mechanism": DistributedGaussian(noise_multiplier=40.0)})
+    job = job.model_copy(update={"rounds": job.rounds.model_copy(update={"target_members": 9})})
     file = tmp_path / "job.json"
     file.write_bytes(job.canonical())
     said = json.loads(run(file, "--examples", 30, "--epsilon", 4, "--json"))
+    assert said["most_members"] == 9
     assert said["values"] == job.values
     assert math.isfinite(said["gate"])
     assert said["rows"][0]["rounds"] == job.rounds.count

@@ -154,7 +154,11 @@ def test_pieces_hold_no_more_than_the_batch(most, count):
     assert len(pieces) == count
     assert max(map(len, pieces)) <= max(most, 1)
     assert sorted(np.concatenate(pieces).tolist()) == list(range(40))
-    assert (np.diff(lengths[np.concatenate(pieces)]) >= 0).all()
+    some = np.arange(1, 40, 3)
+    for drawn in (np.arange(40), some):
+        by_length = np.concatenate(list(private._pieces(drawn, lengths, most, 3)))
+        assert sorted(by_length.tolist()) == drawn.tolist()
+        assert (np.diff(lengths[by_length]) >= 0).all()
     assert list(private._pieces(np.zeros(0, dtype=np.int64), lengths, most, 3)) == []
 
 
@@ -172,8 +176,8 @@ def standardised(recipe, mechanism, seed, module=None, count=40):
 
 @pytest.mark.parametrize("steps", [1, 5])
 def test_noise_of_plain_sgd_is_on_every_coordinate_with_its_variance(steps):
-    # So much noise that the clipped gradients (40 at most, of norm 1) do not show.
-    mechanism = DpSgd(noise_multiplier=10_000, clip=1.0, lot=10, steps=steps)
+    # So much noise that the clipped gradients (40 at most) do not show.
+    mechanism = DpSgd(noise_multiplier=10_000, clip=0.3, lot=10, steps=steps)
     recipe = SGD.model_copy(update={"learning_rate": 1e-3})
     used_rows, idle_rows, others = [], [], []
     for number in range(12):

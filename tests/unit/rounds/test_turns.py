@@ -58,6 +58,7 @@ def test_one_who_stalls_lets_the_others_go_on():
         turns = Turns(1, 0.0)
         crowd = Crowd(turns)
         crowd.join("stalled")
+        await settled()
         for _ in range(3):
             async with asyncio.timeout(20), turns.turn():
                 assert crowd.holding == ["stalled"]
@@ -73,6 +74,7 @@ def test_a_place_that_was_taken_away_is_not_given_back_a_second_time():
         turns = Turns(1, 0.0)
         crowd = Crowd(turns)
         crowd.join("slow")
+        await settled()
         # Its place is free once another has had it, and given back.
         async with asyncio.timeout(20), turns.turn():
             pass
