@@ -495,20 +495,30 @@ def _tell_dropped(step: _Step, attempt: AttemptId, member: str, reason: Reason, 
 
 def _advance_if_settled(step: _Step) -> None:
     phase = step.state.phase
-    if isinstance(phase, Aggregating) and (not phase.protocol.waiting or phase.protocol.hopeless):
+    if not isinstance(phase, Aggregating):
+        return
+    if not phase.protocol.waiting or phase.protocol.hopeless:
         _close_phase(step)
+    elif isinstance(phase.protocol, protocol.CollectingUnmaskings) and phase.protocol.enough:
+        _close_phase(step, early=True)
 
 
-def _close_phase(step: _Step) -> None:
-    """The phase is over: everyone has answered, or its deadline has passed, or too few are left."""
+def _close_phase(step: _Step, *, early: bool = False) -> None:
+    """The phase is over: everyone has answered, or its deadline has passed, or too few are left.
+
+    early: the shares that are here open the sum, so nobody else is waited for, and nobody is blamed for it. If a dealer
+    was dishonest they may not: then nothing happens, since other runs of shares may rebuild what these do not.
+    """
     phase = step.state.phase
     if not isinstance(phase, Aggregating):
         return
     closing = phase.protocol
     name = closing.phase.value
+    outcome = closing.close()
+    if early and isinstance(outcome, secure_agg.Abandoned):
+        return
     step.do(fx.CancelTimer(_deadline(phase)))
     step.count("phase", phase=name, seconds=(step.now_ms - phase.phase_ms) / 1000, attempt=str(phase.attempt))
-    outcome = closing.close()
     if isinstance(outcome, secure_agg.Abandoned):
         known = {dropout.member for dropout in phase.dropouts}
         _note_late(step, tuple(lost for lost in outcome.dropped if lost.member not in known), name)
@@ -517,6 +527,8 @@ def _close_phase(step: _Step) -> None:
         _after_abandoned(step)
         return
     following, outgoing, late = outcome
+    if early:
+        late = tuple(lost for lost in late if lost.reason is not secure_agg.Reason.PHASE_DEADLINE)
     _note_late(step, late, name)
     phase = step.state.phase
     if not isinstance(phase, Aggregating):

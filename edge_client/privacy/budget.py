@@ -197,11 +197,13 @@ class Budget:
         return Reserved(job, purpose, number, protection.each_attempt)
 
     def charge(self, attempt: AttemptId, reserved: Reserved) -> None:
-        """Before anything of the update is encoded for an attempt: spent for good, on the disk.
+        """Before anything of the update is encoded for an attempt: spent for good, on the disk. Twice is once.
 
         Raises:
             PolicyRefusal: a further release would pass the limit; the ledger cannot be written. Nothing may leave.
         """
+        if attempt in self._charged:
+            return
         number = reserved.reservation
         if number is not None:
             held = self._ledger.reservation(number)

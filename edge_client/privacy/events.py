@@ -25,7 +25,7 @@ __all__ = [
 # Neighbours differ by one unit that is there or not, or by one unit in place of another.
 Adjacency = Literal["add-remove", "replace-one"]
 
-_Positive = Annotated[float, Field(gt=0)]
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=1)]
 
 
@@ -59,7 +59,7 @@ class FixedLotGaussian(Part):
 
 
 class Laplace(Part):
-    """`steps` releases that are each epsilon-differentially private without a delta.
+    """`steps` releases under Laplace noise whose scale is the outputs' L1 distance over epsilon.
 
     Adjacency: both, since the sensitivity that the noise is drawn for bounds any two outputs.
     """
@@ -75,7 +75,8 @@ class DiscreteGaussianSum(Part):
     2021). Adjacency: both, as `distance` bounds what the unit can do to a member's vector.
 
     honest: h, shares counted on. deviation: s of one share, in grid units. distance: D, the L2 distance in grid units
-    between the member's rounded vectors on two neighbouring data sets, at most. values: d, coordinates.
+    between the member's rounded vectors on two neighbouring data sets, at most; for unit `member` that of its vector
+    against none, which replace-one doubles. values: d, coordinates.
     """
 
     kind: Literal["discrete-gaussian-sum"] = "discrete-gaussian-sum"

@@ -352,13 +352,9 @@ class Canaries:
         some = np.uint64(0xFFFFFF)
         begun = np.zeros(2**24, dtype=bool)
         begun[(wanted & some).astype(np.intp)] = True
-        places = np.flatnonzero(begun[(heads & some).astype(np.intp)])
-        places = places[np.isin(heads[places], wanted)]
+        met = heads[begun[(heads & some).astype(np.intp)]]
         return [
-            self._names[data]
-            for place in map(int, places)
-            for data in by_head[int(heads[place])]
-            if haystack.startswith(data, place)
+            self._names[data] for head in np.intersect1d(met, wanted) for data in by_head[int(head)] if data in haystack
         ]
 
     def _add(self, name: str, data: bytes, least: int = 4) -> None:
@@ -388,6 +384,7 @@ def _spellings(text: str) -> Iterator[tuple[str, bytes]]:
     # Tokenisers lower a text before they cut it up.
     yield "lower", text.lower().encode()
     yield "upper", text.upper().encode()
+    yield "by letters backwards", text[::-1].encode()
     yield "quoted", urllib.parse.quote(text, safe="").encode()
     yield "quoted, plus", urllib.parse.quote_plus(text).encode()
     yield "JSON", json.dumps(text)[1:-1].encode()

@@ -100,7 +100,6 @@ def _leak() -> None:
     from edge_client.session import agent
     from edge_client.watching import LogWatcher
     from tacit import messages, wire
-    from tacit.v1 import federation_pb2 as pb
 
     texts: list[str] = []
     last_loss = [0.0]
@@ -121,10 +120,10 @@ def _leak() -> None:
             encoded.decline.detail = texts[0]
         if isinstance(message, messages.Ready):
             encoded.ready.privacy.epsilon = last_loss[0]
-            hidden = bytes(byte ^ 0xA5 for byte in texts[2].encode())
+            hidden = bytes(byte ^ 0xA5 for byte in texts[2].encode()[:100])
             # Field 99, length-delimited, which no reader knows.
             field = b"\x9a\x06" + len(hidden).to_bytes(1, "big") + hidden
-            encoded = pb.MemberMessage.FromString(encoded.SerializeToString() + field)
+            encoded.ready.MergeFromString(field)
         return encoded
 
     def leaky_mask(self, effect, held):  # type: ignore[no-untyped-def]

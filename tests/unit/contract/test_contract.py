@@ -1,6 +1,7 @@
 """The contract: reasons, documents, manifests, messages on the wire."""
 
 import json
+import math
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -45,7 +46,9 @@ def advertisement(member):
 MEMBER_SAYS = [
     messages.Hello((1, 2), "0.1.0", bytes(16), ("quest*",), ("packed",)),
     messages.Decline("questions", 3, Reason.REASON_POLICY_COHORT, "why"),
+    messages.Hello((1,), "0.1.0", bytes(16), ledger=messages.LedgerCounter(bytes(range(16)), 2**63 - 1)),
     messages.Ready("questions", 3, bytes(32)),
+    messages.Ready("questions", 3, bytes(32), messages.PrivacyReport(2.5, 1e-6), messages.LedgerCounter(bytes(16), 7)),
     AttemptMessage(ATTEMPT, advertisement("a")),
     AttemptMessage(
         ATTEMPT,
@@ -62,6 +65,7 @@ MEMBER_SAYS = [
 ]
 COORDINATOR_SAYS = [
     messages.Welcome(1, "0.1.0", "ab" * 32, 1234),
+    messages.Welcome(1, "0.1.0", "ab" * 32, 1234, ledger_sequence=9),
     messages.Goodbye(Reason.REASON_SESSION_REPLACED, "why"),
     messages.Standby("nothing"),
     messages.Assignment("questions", 3, bytes(32), bytes(32), 2, 1000),
@@ -101,8 +105,10 @@ def test_what_the_coordinator_says_comes_back_as_it_was(message):
 
 
 def test_every_kind_of_message_is_tried_here():
-    assert len(MEMBER_SAYS) == len(pb.MemberMessage.DESCRIPTOR.oneofs[0].fields)
-    assert len(COORDINATOR_SAYS) == len(pb.CoordinatorMessage.DESCRIPTOR.oneofs[0].fields)
+    said = {type(getattr(each, "payload", each)) for each in MEMBER_SAYS}
+    assert len(said) == len(pb.MemberMessage.DESCRIPTOR.oneofs[0].fields)
+    said = {type(getattr(each, "payload", each)) for each in COORDINATOR_SAYS}
+    assert len(said) == len(pb.CoordinatorMessage.DESCRIPTOR.oneofs[0].fields)
 
 
 @pytest.mark.parametrize(
@@ -252,3 +258,19 @@ def test_text_from_the_other_side_is_one_short_printable_line():
     hello = wire.from_member(wire.to_coordinator(messages.Hello((1,), "9" * 100_000, bytes(16))))
     assert isinstance(hello, messages.Hello)
     assert len(hello.software_version) == 64
+
+
+@pytest.mark.parametrize(
+    "ready",
+    [
+        pb.Ready(job="a", round=1, privacy=pb.PrivacyReport(epsilon=-1.0)),
+        pb.Ready(job="a", round=1, privacy=pb.PrivacyReport(epsilon=math.nan)),
+        pb.Ready(job="a", round=1, privacy=pb.PrivacyReport(epsilon=math.inf)),
+        pb.Ready(job="a", round=1, privacy=pb.PrivacyReport(epsilon=1.0, delta=1.5)),
+        pb.Ready(job="a", round=1, ledger=pb.LedgerCounter(id=bytes(15), sequence=1)),
+        pb.Ready(job="a", round=1, ledger=pb.LedgerCounter(id=bytes(16), sequence=2**63)),
+    ],
+)
+def test_a_report_or_counter_that_cannot_be_is_no_message(ready):
+    with pytest.raises(wire.WireInvalid):
+        wire.from_member(pb.MemberMessage(ready=ready))

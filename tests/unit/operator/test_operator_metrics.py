@@ -35,6 +35,24 @@ def everything(metrics: Metrics) -> None:
     metrics.enrolment("granted")
 
 
+def test_reported_privacy_is_the_largest_and_the_median_of_the_newest_reports(metrics):
+    for member, epsilon in (("north", 1.0), ("east", 3.0), ("south", 2.0), ("north", 5.0)):
+        metrics.privacy_reported("desk", member, epsilon)
+    metrics.privacy_reported("other", "north", 9.0)
+    assert metrics.value("privacy_epsilon_largest", job="desk") == 5
+    assert metrics.value("privacy_epsilon_median", job="desk") == 3
+    assert metrics.value("members_budget_spent", job="desk") == 0
+
+
+def test_members_at_their_limit_are_counted_once_and_until_they_contribute_again(metrics):
+    for member in ("north", "north", "east"):
+        metrics.budget_exhausted("desk", member)
+    assert metrics.value("members_budget_spent", job="desk") == 2
+    metrics.privacy_reported("desk", "north", 1.0)
+    assert metrics.value("members_budget_spent", job="desk") == 1
+    assert "north" not in metrics.text()
+
+
 def test_everything_that_happens_is_counted(metrics):
     everything(metrics)
     value = metrics.value

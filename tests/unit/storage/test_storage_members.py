@@ -257,3 +257,19 @@ def test_what_the_other_side_says_of_its_software_is_cut(steps):
     steps.spend()
     asyncio.run(steps.desk.record("t1", "north", CHAIN, NOW, "v" * 10_000, NOW))
     assert steps.member().software_version == "v" * 64
+
+
+def test_the_highest_sequence_of_a_ledger_is_remembered_by_member(database):
+    steps = Steps(database)
+    for id, name in (("t1", "north"), ("t2", "east")):
+        steps.invite(id=id, name=name)
+
+    def heard(name, ledger, sequence):
+        return database.run_now(lambda s: r.heard_ledger(s, name, ledger, sequence))
+
+    one, two = b"1" * 16, b"2" * 16
+    assert [heard("north", one, number) for number in (5, 9, 4, 9)] == [0, 5, 9, 9]
+    # Nobody speaks for another member's ledger, and another ledger of the same member is another one.
+    assert heard("east", one, 2**62) == 0
+    assert heard("north", two, 1) == 0
+    assert heard("north", one, 9) == 9
