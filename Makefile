@@ -38,7 +38,7 @@ check: $(STAMP) ## ruff, mypy --strict, import-linter, generated code
 
 bench: $(STAMP) ## the benchmarks, cell by cell, and their tables (hours, the first time)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
-	for name in institutional secure_agg aggregation_memory; do $(BIN)/python -m benchmarks.$$name || exit 1; done
+	for name in institutional "institutional --dp" secure_agg aggregation_memory ledger_faults dp_cost privacy_audit; do $(BIN)/python -m benchmarks.$$name || exit 1; done
 	$(BIN)/python -m benchmarks.report
 
 gen: $(STAMP) ## regenerate the code of proto/tacit/v1

@@ -693,18 +693,22 @@ def plant_training(canaries, run, source):
 
 def plant_ledger(canaries, run, examples, source):
     key = (run.folder / "ledgers" / "marks.key").read_bytes()
-    canaries.blob("key of the marks", key)
     text = [example.text for example in examples]
+
+    def digest(name, data):
+        # Its first half would fit into a nonce, its first quarter into a number.
+        for length in (8, 16, len(data)):
+            canaries.blob(name, data[:length])
+
+    digest("key of the marks", key)
     for number, each in enumerate(text):
-        data = each.encode()
-        canaries.blob(f"text {number}, SHA-256", hashlib.sha256(data).digest())
-        mark = hmac.digest(key, data, "sha256")
-        canaries.blob(f"text {number}, mark", mark)
-        canaries.blob(f"text {number}, mark", mark[:8])
+        mark = hmac.digest(key, each.encode(), "sha256")
+        digest(f"text {number}, mark", mark)
+        digest(f"text {number}, SHA-256", hashlib.sha256(each.encode()).digest())
         canaries.text(f"text {number}, mark", str(int.from_bytes(mark[:8], "big", signed=True)))
     marks = marks_of(key, text)
-    canaries.blob("digest of the marks", digest_of_marks(marks.values))
-    canaries.blob("digest of the file", data_digest(run.data))
+    digest("digest of the marks", digest_of_marks(marks.values))
+    digest("digest of the file", data_digest(run.data))
     canaries.windows("the file", run.data.read_bytes(), source, count=200, length=12)
     federation = MemberIdentity.load(run.folder).federation.hex().encode()
 
@@ -713,12 +717,12 @@ def plant_ledger(canaries, run, examples, source):
         for part in document.split(federation):
             canaries.windows(name, part, source, count=20, length=24)
 
-    for line, digest in run.ledger:
+    for line, own in run.ledger:
         kept("ledger", line.encode())
-        canaries.blob("ledger, digest of a record", digest)
+        digest("ledger, digest of a record", own)
     for path in sorted((run.folder / "receipts").rglob("*.json")):
         kept("receipt", path.read_bytes())
-        canaries.blob("receipt, digest", hashlib.sha256(path.read_bytes()).digest())
+        digest("receipt, digest", hashlib.sha256(path.read_bytes()).digest())
     for path in sorted((run.folder / "receipts").rglob("*.sig")):
         canaries.windows("receipt, signature", path.read_bytes(), source, count=10)
 

@@ -23,7 +23,7 @@ from edge_client.data import Example
 from edge_client.privacy.accounting import RenyiFilter, cost, epsilon_pld
 from edge_client.privacy.events import SampledGaussian
 from edge_client.privacy.filter import Limit
-from edge_client.privacy.mechanisms import OwnNumbers, protection_of
+from edge_client.privacy.mechanisms import protection_of
 from edge_client.training.update import train_update
 from tacit.job import JobSpec, TextCNNModel
 from tests.unit.secure_agg.sum_fleet import SeededRandom
@@ -265,14 +265,16 @@ def test_epsilon_is_that_of_the_releases_a_member_made(tmp_path, vocabulary):
     assert named["epsilon_sound"].value == pytest.approx(max(wanted), abs=1e-4)
 
 
-def test_a_rate_gives_each_member_a_lot_of_its_own(vocabulary):
-    cell = tiny(vocabulary, lot=None, shares=(1, 2, 4), rate=0.2)
+def test_a_rate_gives_each_member_a_lot_of_its_own(tmp_path, vocabulary):
+    cell = tiny(vocabulary, sigma=4.0, lot=None, shares=(1, 2, 4), rate=0.2)
     assert [cell.lot_of(len(part)) for part in cell.parts(DATA)] == [2, 4, 8]
-    assert cell.case(4.0)["lot"] == "0.2 N"
-    own = OwnNumbers(lot=cell.lot_of(40))
-    document = cell.spec(DATA.labels, 10)
-    assert document.mechanism.lot == 2
-    assert own.lot == 8
+    assert cell.spec(DATA.labels, 10).mechanism.lot == 2
+    found = list(bench.measure_grid(cell, DATA, tmp_path))
+    assert [case["limit"] for case, _ in found] == [1.0, 2.0, 4.0]
+    assert {case["lot"] for case, _ in found} == {"0.2 N"}
+    sound = by_name(found[-1][1])["epsilon_sound"].more["members"]
+    # One rate, one multiplier, one count: one epsilon, which a lot of the job's for all would not give.
+    assert len(set(sound)) == 1
 
 
 def test_the_job_is_the_papers(vocabulary):
