@@ -11,12 +11,15 @@ import pytest
 import secure_agg
 from coordinator.rounds.effects import Status
 from edge_client.privacy.policy import Policy
+from edge_client.privacy.rules import fingerprint
 from edge_client.session import states
 from tacit.attempt import AttemptId
 from tacit.job import Aggregation, application_digest, layout_of
+from tacit.mechanism import DistributedGaussian
 from tacit.messages import AttemptMessage, AttemptOpened, AttemptRefusal
 from tacit.reason import Reason
 from tests.support.fleet import Fleet, job_document
+from tests.unit.secure_agg.sum_fleet import TestIdentity, key_of
 
 VICTIM = "m0"
 OTHER = bytes([7]) * 32
@@ -245,3 +248,42 @@ def test_a_cohort_of_two_needs_both_exceptions():
     willing = Fleet(2, job=two, policy=allowed).connect().run()
     willing.check()
     assert willing.state.status is Status.FINISHED
+
+
+def test_an_attempt_that_guarantees_fewer_honest_shares_of_noise_is_refused():
+    """h is what the noise was accounted for: a coordinator that claims more corrupt members lowers it."""
+    ring = DistributedGaussian(noise_multiplier=50.0, honest=3)
+    fleet = Fleet(
+        5, policy=Policy(least_honest=2), job=job_document(target_members=5).model_copy(update={"mechanism": ring})
+    )
+    fleet.bend = bent(AttemptOpened, lambda opened: AttemptOpened(replace(opened.context, assumed_corrupt=2)))
+    fleet.connect().run(lambda: fleet.state.version_number == 1)
+    fleet.check()
+    assert refusals(fleet)[0] == Reason.REASON_CONTEXT_UNEXPECTED
+    assert said(fleet, secure_agg.Advertisement) == []
+    assert fleet.state.version_number == 1
+
+
+def pins_of(*names):
+    return {name: fingerprint(key_of(TestIdentity(name).certificate)).hex() for name in names}
+
+
+def test_a_roster_with_more_unpinned_members_than_are_assumed_corrupt_is_refused_before_anything_is_dealt():
+    fleet = Fleet(5)
+    strict = fleet.members[VICTIM]
+    policy = Policy(mechanisms=("none",), peers=pins_of("m1", "m2"))
+    strict.environment = replace(strict.environment, policy=policy)
+    fleet.connect().run(lambda: fleet.state.version_number == 1)
+    assert refusals(fleet)[0] == Reason.REASON_POLICY_PEERS
+    assert said(fleet, secure_agg.Dealing) == []
+    assert strict.opened == []
+
+
+def test_a_roster_of_pinned_peers_and_as_many_others_as_are_assumed_corrupt_is_taken_part_in():
+    fleet = Fleet(5)
+    strict = fleet.members[VICTIM]
+    policy = Policy(mechanisms=("none",), peers=pins_of("m1", "m2", "m3"))
+    strict.environment = replace(strict.environment, policy=policy)
+    fleet.connect().run(lambda: fleet.state.version_number == 1)
+    assert refusals(fleet) == []
+    assert len(strict.signed) == 1

@@ -227,7 +227,7 @@ def by_name(figures):
 
 
 def test_a_cell_passes_through_the_limits_below_its_own(tmp_path, vocabulary):
-    cell = tiny(vocabulary, sigma=5.0)
+    cell = tiny(vocabulary, sigma=3.0)
     found = list(bench.measure_grid(cell, EQUAL, tmp_path))
     assert [case["limit"] for case, _ in found] == [1.0, 2.0, 4.0]
     ends = [min(cell.releases(len(part), limit) for part in cell.parts(EQUAL)) for limit in (1.0, 2.0)]
@@ -266,7 +266,7 @@ def test_epsilon_is_that_of_the_releases_a_member_made(tmp_path, vocabulary):
 
 
 def test_a_rate_gives_each_member_a_lot_of_its_own(tmp_path, vocabulary):
-    cell = tiny(vocabulary, sigma=4.0, lot=None, shares=(1, 2, 4), rate=0.2)
+    cell = tiny(vocabulary, sigma=2.5, lot=None, shares=(1, 2, 4), rate=0.2)
     assert [cell.lot_of(len(part)) for part in cell.parts(DATA)] == [2, 4, 8]
     assert cell.spec(DATA.labels, 10).mechanism.lot == 2
     found = list(bench.measure_grid(cell, DATA, tmp_path))
@@ -293,7 +293,7 @@ def test_the_grid_is_the_issues():
 
 def test_what_is_done_is_skipped_and_the_time_that_is_over_ends_a_cell(tmp_path, vocabulary):
     results = Results("institutional_dp", "c", tmp_path / "results.jsonl")
-    cell = tiny(vocabulary, sigma=5.0)
+    cell = tiny(vocabulary, sigma=3.0)
     with pytest.raises(OutOfTime, match="before"):
         bench.run_grid(results, [cell], EQUAL, time.monotonic() - 1)
     assert not results.lines
@@ -342,7 +342,7 @@ def test_a_recipe_is_trained_and_tested(tmp_path, vocabulary):
     assert more["noise_multiplier"] == recipe.multiplier(4.0, 23)
     assert noised["rounds"].value == 3
     (tmp_path / "plain").mkdir()
-    many = replace(DATA, train=EXAMPLES * 15)
+    many = replace(DATA, train=EXAMPLES * 10)
     plain = by_name(bench.measure_recipe(replace(recipe, maps=30), None, many, tmp_path / "plain", 0, vocabulary))
     assert plain.keys() == {"test_accuracy", "rounds"}
     assert plain["test_accuracy"].value == 1.0, "four questions without noise"

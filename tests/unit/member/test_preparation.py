@@ -1,0 +1,175 @@
+"""Before READY: policy first, data second, budget third, training last; and what did not end well is given back."""
+
+import asyncio
+import hashlib
+
+import numpy as np
+import pytest
+
+import secure_agg
+from edge_client.cache import BlobCache
+from edge_client.data import Example
+from edge_client.privacy.budget import open_budget
+from edge_client.privacy.policy import Policy
+from edge_client.session.preparation import PreparationRefused, Preparer
+from tacit.manifest import Manifest
+from tacit.messages import Assignment
+from tacit.reason import Reason
+from tests.support import party
+from tests.unit.privacy.test_mechanisms import GAUSSIAN, job
+
+MANIFEST = Manifest.of(
+    {"embedding.weight": np.zeros((5, 4), np.float32), "output.weight": np.zeros((2, 3), np.float32)}
+)
+BASE = bytes(4 * MANIFEST.values)
+
+
+class Guarded(list):
+    """Examples nobody may look at yet."""
+
+    read = False
+
+    def __iter__(self):
+        self.read = True
+        return super().__iter__()
+
+    def __getitem__(self, index):
+        self.read = True
+        return super().__getitem__(index)
+
+
+class Watcher:
+    def training(self, *_):
+        raise AssertionError("nothing can be trained here")
+
+
+class Place:
+    """A member's machine and a coordinator that serves blobs by digest."""
+
+    def __init__(self, folder, identity, budget, policy, document):
+        self.document = document
+        self.served = {
+            hashlib.sha256(data).digest(): data for data in (document.canonical(), MANIFEST.canonical(), BASE, b"-")
+        }
+        self.fetched = []
+        self.examples = Guarded([Example("a text", "a"), Example("another", "b")])
+        self.budget = budget
+        self.preparer = Preparer(
+            self.examples,
+            identity.federation,
+            identity.member,
+            policy,
+            budget,
+            secure_agg.SystemRandom(),
+            BlobCache(folder / "cache"),
+            "cpu",
+            Watcher(),
+        )
+
+    async def fetch(self, digest, into, limit):
+        self.fetched.append(digest)
+        data = self.served[digest]
+        assert len(data) <= limit
+        into.parent.mkdir(exist_ok=True, parents=True)
+        into.write_bytes(data)
+
+    async def prepare(self):
+        version = hashlib.sha256(BASE).digest()
+        return await self.preparer.prepare(
+            Assignment("questions", 1, self.document.digest(), version, 0, 1000), self.fetch
+        )
+
+    def refused(self):
+        with pytest.raises(PreparationRefused) as refused:
+            asyncio.run(self.prepare())
+        return refused.value
+
+    def reserved(self):
+        return sum(each.steps for each in self.budget.statement("questions").of_job)
+
+
+@pytest.fixture(scope="module")
+def identity(tmp_path_factory):
+    return party.member(tmp_path_factory.mktemp("north") / "home", "localhost:7441")
+
+
+@pytest.fixture
+def place(tmp_path, identity):
+    opened = []
+
+    def make(mechanism=GAUSSIAN, **rules):
+        document = job(mechanism, values=MANIFEST.values).model_copy(
+            update={
+                "manifest": hashlib.sha256(MANIFEST.canonical()).digest(),
+                "tokenizer": hashlib.sha256(b"-").digest(),
+            }
+        )
+        policy = Policy(**rules)
+        manager = open_budget(tmp_path, identity, policy, ["a text"])
+        opened.append(manager)
+        return Place(tmp_path, identity, manager.__enter__(), policy, document)
+
+    yield make
+    for manager in opened:
+        manager.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("rules", "reason", "fetched"),
+    [
+        ({"mechanisms": ("dp-sgd",)}, Reason.REASON_POLICY_MECHANISM, 1),
+        ({"jobs": ("other",)}, Reason.REASON_JOB_NOT_ADMITTED, 1),
+        ({"least_noise_multiplier": 50.0}, Reason.REASON_POLICY_NOISE, 1),
+        ({"adjacency": "replace-one"}, Reason.REASON_PRIVACY_UNACCOUNTABLE, 1),
+        ({"authorities": ("ab" * 32,)}, Reason.REASON_POLICY_AUTHORITY, 1),
+        ({"shared_parameters": ("output.*",)}, Reason.REASON_POLICY_PARAMETERS, 2),
+        ({"least_free_memory_mib": 2**40}, Reason.REASON_POLICY_CONDITIONS, 2),
+        ({"devices": ("cuda",)}, Reason.REASON_POLICY_CONDITIONS, 2),
+    ],
+    ids=str,
+)
+def test_what_the_policy_refuses_is_refused_before_the_data_is_looked_at(place, rules, reason, fetched):
+    made = place(**rules)
+    assert made.refused().reason == reason
+    assert not made.examples.read
+    assert len(made.fetched) == fetched
+    assert made.reserved() == 0
+
+
+def test_a_spent_budget_is_found_before_training_and_after_the_model_came(place):
+    made = place(epsilon=0.01)
+    refused = made.refused()
+    assert refused.reason == Reason.REASON_BUDGET_SPENT
+    # A member at its limit goes on receiving models.
+    assert hashlib.sha256(BASE).digest() in made.fetched
+
+
+def test_a_training_that_fails_gives_back_what_was_reserved(place):
+    made = place()
+    # What was served as the tokenizer is none.
+    assert made.refused().reason == Reason.REASON_TRAINING_FAILED
+    assert made.reserved() == 0
+
+
+def test_a_training_that_is_cancelled_gives_back_what_was_reserved(place, monkeypatch):
+    made = place()
+    seen = []
+
+    async def run():
+        began = asyncio.Event()
+
+        async def train(*_):
+            seen.append(made.reserved())
+            began.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(made.preparer, "_train", train)
+        task = asyncio.create_task(made.prepare())
+        await began.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
+    assert seen == [1]
+    assert made.reserved() == 0
