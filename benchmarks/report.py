@@ -114,11 +114,10 @@ def section_text(section: Section, lines: Sequence[Line]) -> str:
 
 
 def _wide_rows(section: Section, shown: Sequence[Line], keys: Sequence[str], beside: Sequence[str]) -> list[list[str]]:
-    """A row a case and seed. A mean of one figure stands in the row of the others, whose seeds then are one too."""
+    """A row a case and seed. Where there are means over seeds, there are means of all figures."""
     by_row: dict[str, dict[str, Line]] = {}
     for line in shown:
-        if line["figure"] in section.wide:
-            by_row.setdefault(json.dumps([line["case"], line.get("seed")]), {})[line["figure"]] = line
+        by_row.setdefault(json.dumps([line["case"], line.get("seed")]), {})[line["figure"]] = line
     first, *others = section.wide
     columns = [name for name in others if any(name in row for row in by_row.values())]
     rows = [[*keys, first, *beside, *columns]]
@@ -345,6 +344,31 @@ SECTIONS = (
         "The coordinator's highest resident size above idle (all members connected, after a small job), in vectors of "
         "the job.",
         ("target", "idle_bytes", "peak_bytes"),
+    ),
+    Section(
+        "dp_cost",
+        "What per-example clipping costs",
+        "A private step over a plain step of the same model and optimiser over all parameters, medians taken in turns in one "
+        "run; the goal is 3. `ours` is this project's clipping (ghost norms, one backward pass), `opacus-ghost` and "
+        "`opacus-hooks` are Opacus 1.6 on the same model, `narrowed` is plain training of the rows in use. TextCNN is the "
+        "only architecture there is.",
+        ("target", "step_seconds", "plain_seconds"),
+    ),
+    Section(
+        "privacy_audit",
+        "Attacking the claim",
+        "Lower bounds on epsilon at 95 % confidence, from attacks on the member's own code with everything a worst-case "
+        "adversary has; beside each what the ledger claims for the same releases. In place the bound must lie under the "
+        "claim; with noise or clipping broken on purpose above it. `gaussian` bounds assume the family that is claimed, "
+        "`rates` nothing. `paper` is what Zhu et al. 2020 would account for: the attack on gaussian-update is above it.",
+        ("method", "rates", "runs", "paper"),
+    ),
+    Section(
+        "ledger_faults",
+        "Killing the ledger",
+        "Processes that are killed (kill -9) at random points of a release, or by a timer, and started again. All but "
+        "`cycles` must be 0.",
+        ("killed", "points", "charges", "refusals", "seconds", "target"),
     ),
 )
 

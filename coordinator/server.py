@@ -6,8 +6,6 @@ was announced needs a clean stop to survive: kill -9 costs the attempt that was 
 """
 
 import asyncio
-import contextlib
-import ctypes
 import signal
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]  # made at import
 from grpc_reflection.v1alpha import reflection
 
+from coordinator import heap
 from coordinator.config import CoordinatorConfig, CoordinatorFolder, load_config
 from coordinator.metrics import Metrics
 from coordinator.pki import Authority
@@ -57,15 +56,6 @@ log = structlog.get_logger("coordinator")
 
 _STOP_SECONDS = 5.0
 _DAY_SECONDS = 24 * 3600.0
-# malloc.h
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-_KEPT_BYTES, _MAPPED_BYTES = 512 * 1024, 1024 * 1024
-
-# A connection keeps the buffer that it would read into next, as large as the best read so far: after a round of uploads
-# that is hundreds of kilobytes a member, for good. (gRPC's `tcp_max_read_chunk_size` ought to bound it and does not:
-# grpc/grpc issue 42194.)
-_READ_AHEAD = ("grpc.experimental.tcp_max_read_buffer_size", 64 * 1024)
-
 _SERVICES = (
     "",
     "tacit.v1.FederationService",
@@ -111,7 +101,7 @@ async def start(folder: CoordinatorFolder, config: CoordinatorConfig, stack: Asy
     stack.push_async_callback(runtime.stop)
 
     checks = health.HealthServicer()
-    outside, inside = (grpc.aio.server(options=[*server_options(), _READ_AHEAD]) for _ in range(2))
+    outside, inside = (grpc.aio.server(options=server_options()) for _ in range(2))
     enrolment_port = _bind(outside, config.listen_host, config.enrolment_port, enrolment_credentials(folder))
     federation_port = _bind(inside, config.listen_host, config.federation_port, federation_credentials(folder))
     # Port 0 was any free port: from here on the configuration says which.
@@ -204,26 +194,9 @@ def _reflect(server: grpc.aio.Server, *modules: Any) -> None:
     reflection.enable_server_reflection((*names, health_name, reflection.SERVICE_NAME), server)
 
 
-def frugal_heap() -> None:
-    """Keeps glibc from sitting on memory that a round has let go. Elsewhere it does nothing.
-
-    One heap for all threads: what each would hold back adds up to several vectors. Vectors (and whatever else has a
-    megabyte) are mapped on their own and given back at once; left to itself, glibc takes them from the heap after the
-    first one was freed, where they leave holes. A free end of the heap goes back from half a megabyte on.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        libc = ctypes.CDLL(None)
-        for parameter, value in (
-            (_M_ARENA_MAX, 1),
-            (_M_MMAP_THRESHOLD, _MAPPED_BYTES),
-            (_M_TRIM_THRESHOLD, _KEPT_BYTES),
-        ):
-            libc.mallopt(parameter, value)
-
-
 async def serve(path: Path) -> None:
     """Serves until SIGTERM or SIGINT."""
-    frugal_heap()
+    heap.frugal()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import secure_agg
+from coordinator import heap
 from tacit.attempt import AttemptId
 from tacit.reason import Reason
 
@@ -93,6 +94,8 @@ class UploadDesk:
             spool.file.close()
         if not keep_sum:
             del self._desks[attempt]
+        # The burst is over, and what follows takes vectors again: the base, the next version.
+        heap.give_back()
 
     async def accept(self, attempt: AttemptId, member: str) -> None:
         """Adds a spooled vector to the sum, modulo 2^bits, and tells the member."""

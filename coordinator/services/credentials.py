@@ -110,9 +110,14 @@ def server_options() -> list[tuple[str, int]]:
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
         # gRPC reads ahead of us by as much as it believes the line to carry: with fifty uploads at once that is most of
-        # the coordinator's memory. A window of one chunk a stream bounds it, at the price of one round trip a chunk.
+        # the coordinator's memory. A small window bounds what waits; for a message that is being read, gRPC opens it
+        # as far as that message needs, so a long line moves one message a round trip.
         ("grpc.http2.bdp_probe", 0),
-        ("grpc.http2.lookahead_bytes", 256 * 1024),
+        ("grpc.http2.lookahead_bytes", 64 * 1024),
+        # A connection keeps the buffer that it would read into next, as large as the best read so far: after a round of
+        # uploads that is hundreds of kilobytes a member, for good. (`tcp_max_read_chunk_size` ought to bound it and
+        # does not: grpc/grpc issue 42194.)
+        ("grpc.experimental.tcp_max_read_buffer_size", 64 * 1024),
         # Two coordinators on one port would share its connections at random.
         ("grpc.so_reuseport", 0),
     ]

@@ -53,10 +53,11 @@ log = structlog.get_logger("coordinator.federation")
 CHUNK = 256 * 1024
 _HELLO_SECONDS = 30
 _MESSAGES_AHEAD = 16
-# Chunks of blobs on their way out at once: read, copied for gRPC and encrypted, one is several times its size in
-# memory, and after a round every member asks for the same blob at the same moment. A line that has not taken its chunk
-# after so many seconds lets the next one go: slow lines cost each other nothing.
-_CHUNKS_OUT, _CHUNK_PATIENCE = 4, 0.05
+# Chunks at once, out (of blobs) and in (of masked vectors): a chunk on its way through gRPC and TLS is several times its
+# size in memory, and all members fetch the same blob, and upload, at about the same moment. A line that has not moved
+# its chunk after so many seconds lets the next one begin: slow lines cost the others that much and no more.
+_CHUNKS_OUT, _PATIENCE_OUT = 4, 0.05
+_CHUNKS_IN, _PATIENCE_IN = 8, 0.02
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -69,7 +70,8 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         self._metrics = metrics
         self._federation = federation
         self._root = root
-        self._sending = Turns(_CHUNKS_OUT, _CHUNK_PATIENCE)
+        self._sending = Turns(_CHUNKS_OUT, _PATIENCE_OUT)
+        self._receiving = Turns(_CHUNKS_IN, _PATIENCE_IN)
 
     async def _caller(self, context: Context) -> str:
         """The enrolled member that is calling; ends the call otherwise."""
@@ -302,9 +304,14 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         return _receipt(receipt)
 
     async def _chunks(self, context: Context) -> AsyncIterator[bytes]:
-        # Whoever waits for a chunk, or for the verdict, holds none: with every member uploading at once, a chunk that
-        # each leaves in a variable is several vectors. gRPC's own iterator would leave one there, so it is not used.
-        while (part := await context.read()) is not EOF:
+        # A stream that is not read has no more than gRPC's small window here; a read opens it for one whole chunk.
+        # Whoever waits for a chunk, or for the verdict, holds none: with every member uploading at once, one that each
+        # leaves in a variable is several vectors. gRPC's own iterator would leave one there, so it is not used.
+        while True:
+            async with self._receiving.turn():
+                part = await context.read()
+            if part is EOF:
+                return
             data = part.data
             del part
             self._metrics.carried("in", "masked", len(data))

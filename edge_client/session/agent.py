@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 import grpc.aio
 import numpy as np
@@ -175,6 +176,8 @@ class Agent:
         self._linked = asyncio.Event()
         self._preparing: dict[str, asyncio.Task[None]] = {}
         self._held: dict[str, _Held] = {}
+        # One at a time for each digest; forgotten when nobody waits any more.
+        self._fetching: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
         self._uploads: dict[AttemptId, _Upload] = {}
         self._taken: set[str] = set()
         self._over: set[str] = set()
@@ -247,6 +250,10 @@ class Agent:
                 return "the coordinator ended the session"
             except wire.WireInvalid as error:
                 return f"the coordinator sent something unreadable: {error}"
+            except asyncio.CancelledError as error:
+                # Nobody told this member to stop: the call itself was cancelled.
+                _raise_if_told_to_stop(error)
+                return "the session broke"
             finally:
                 self._linked.clear()
                 self._stub = self._outgoing = None
@@ -255,7 +262,14 @@ class Agent:
         hello = Hello(PROTOCOL_VERSIONS, __version__, self._process, self._admits, ledger=self._budget.counter)
         yield wire.to_coordinator(hello)
         while True:
-            yield wire.to_coordinator(await outgoing.get())
+            message = await outgoing.get()
+            try:
+                encoded = wire.to_coordinator(message)
+            except (ValueError, TypeError) as error:
+                # An error of our own; left to gRPC it would end the session without a word.
+                log.error("message_failed", kind=type(message).__name__, error=str(error), exc_info=error)
+            else:
+                yield encoded
 
     def _welcome(
         self,
@@ -382,16 +396,19 @@ class Agent:
 
     async def _fetch(self, digest: bytes, into: Path, limit: int) -> None:
         """By digest; goes on over as many connections as it takes."""
-        while True:
-            stub = await self._link()
-            try:
-                await fetch_blob(stub.FetchBlob, digest, into, limit=limit, patience=0)
-                return
-            except (BlobNotThere, BlobDamaged) as error:
-                raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, str(error)) from error
-            except _CALL_BROKEN as error:
-                _raise_if_told_to_stop(error)
-                await self._unlinked(stub)
+        # Two jobs may share a blob; the second finds it in the cache.
+        lock = self._fetching.setdefault(digest, asyncio.Lock())
+        async with lock:
+            while True:
+                stub = await self._link()
+                try:
+                    await fetch_blob(stub.FetchBlob, digest, into, limit=limit, patience=0)
+                    return
+                except (BlobNotThere, BlobDamaged) as error:
+                    raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, str(error)) from error
+                except _CALL_BROKEN as error:
+                    _raise_if_told_to_stop(error)
+                    await self._unlinked(stub)
 
     async def _unlinked(self, stub: object) -> None:
         """A call failed on this stub: a pause if the session stands; without one the next call waits for it."""

@@ -299,7 +299,11 @@ def test_what_is_done_is_skipped_and_the_time_that_is_over_ends_a_cell(tmp_path,
     assert not results.lines
     with pytest.raises(OutOfTime, match="at round 1 of"):
         next(bench.measure_grid(cell, EQUAL, tmp_path, until=time.monotonic() - 1))
+    # As a run that ended between two limits leaves it.
+    results.add(cell.case(1.0), [Figure("test_accuracy", 0.5)], seed=0)
     bench.run_grid(results, [cell], EQUAL, math.inf)
+    (first,) = results.done(cell.case(1.0), 0)
+    assert first["value"] == 0.5
     before = (tmp_path / "results.jsonl").read_text()
     assert {line["case"]["limit"] for line in results.lines} == {1.0, 2.0, 4.0}
     bench.run_grid(results, [cell], EQUAL, time.monotonic() - 1)
@@ -335,12 +339,13 @@ def test_the_noise_is_the_least_with_which_the_gate_admits_every_round(epsilon, 
 def test_a_recipe_is_trained_and_tested(tmp_path, vocabulary):
     recipe = Recipe(widths=(1, 2), maps=6, steps=4, rounds=3, learning_rate=2.0)
     noised = by_name(bench.measure_recipe(recipe, 4.0, DATA, tmp_path, 0, vocabulary))
-    assert noised["epsilon_sound"].value < 4.0
     more = noised["test_accuracy"].more
     # Filters 40 * 6 * 3 and their biases, the output 12 * 3 and its biases: nothing of the embedding.
     assert more["trained_values"] == 40 * 6 * 3 + 12 + 12 * 3 + 3
     assert more["noise_multiplier"] == recipe.multiplier(4.0, 23)
     assert noised["rounds"].value == 3
+    whole = SampledGaussian(multiplier=more["noise_multiplier"], rate=1.0, steps=4 * 3)
+    assert noised["epsilon_sound"].value == pytest.approx(epsilon_pld([whole], 1e-5, "add-remove"), abs=1e-4)
     (tmp_path / "plain").mkdir()
     many = replace(DATA, train=EXAMPLES * 10)
     plain = by_name(bench.measure_recipe(replace(recipe, maps=30), None, many, tmp_path / "plain", 0, vocabulary))
@@ -372,22 +377,31 @@ def test_nothing_is_chosen_on_the_test_set(monkeypatch, tmp_path):
     data = Data(numbered(900), [Example("test", "a")], ("a", "b"))
     calls = []
 
+    def score(recipe):
+        return recipe.learning_rate / 100 + recipe.maps / 10_000 + recipe.steps / 100_000
+
     def measured(recipe, epsilon, on, folder, seed):
         on_test = on.test == data.test
         calls.append((on_test, recipe, epsilon, seed))
         assert len(on.train) == 400
-        return [Figure("test_accuracy", recipe.learning_rate / 100, more={"recipe": recipe.as_json()})]
+        # At epsilon 8 the few best come out the other way round.
+        value = score(recipe) * (-1 if epsilon == 8.0 else 1)
+        return [Figure("test_accuracy", value, more={"recipe": recipe.as_json()})]
 
     monkeypatch.setattr(bench, "measure_recipe", measured)
     results, searched = (Results(name, "c", tmp_path / f"{name}.jsonl") for name in ("a", "b"))
     bench.run_dp_sgd(results, searched, data, math.inf)
     first_test = next(number for number, call in enumerate(calls) if call[0])
     assert all(on_test for on_test, *_ in calls[first_test:])
-    best = max(recipe.learning_rate for on_test, recipe, *_ in calls if not on_test)
-    tests = [(epsilon, seed, recipe.learning_rate) for on_test, recipe, epsilon, seed in calls if on_test]
-    assert tests == [(epsilon, seed, best) for epsilon in (1.0, 2.0, 4.0, 8.0, None) for seed in (0, 1, 2)]
+    best = max(score(recipe) for on_test, recipe, *_ in calls if not on_test)
+    other = min(score(recipe) for on_test, recipe, epsilon, _ in calls if not on_test and epsilon == 8.0)
+    assert other < best
+    tests = [(epsilon, seed, score(recipe)) for on_test, recipe, epsilon, seed in calls if on_test]
+    wanted = ((1.0, best), (2.0, best), (4.0, best), (8.0, other), (None, other))
+    assert tests == [(epsilon, seed, found) for epsilon, found in wanted for seed in (0, 1, 2)]
     assert {line["figure"] for line in searched.lines} == {"validation_accuracy"}
-    assert [line["value"] for line in results.lines if "seed" not in line] == [round(best / 100, 5)] * 5
+    means = [line["value"] for line in results.lines if "seed" not in line]
+    assert means == pytest.approx([best] * 3 + [-other, other])
     count = len(calls)
     bench.run_dp_sgd(results, searched, data, time.monotonic() - 1)
     assert len(calls) == count, "what is done is not measured again"

@@ -1,0 +1,766 @@
+"""A coordinator that lies: every lie at the end of the protocol's page, carried out, refused by name, and logged.
+
+Each ends in a refusal of the honest member, with a line in its log at warning that names what was wrong, and shows
+nothing of it. At the level of the member's machine (`LyingFleet`), and for what a network can carry once more with real
+processes: west's calls go through a relay that has the coordinator's own certificate and changes what it says.
+
+lie                                   machine                                 network                     reason
+------------------------------------  --------------------------------------  --------------------------  ----------------
+swapped or unsigned keys              test_swapped_or_unsigned_keys           swapped-key, unsigned-key   ROSTER_SIGNATURE_INVALID
+a roster that differs                 test_a_roster_that_differs_...          flipped-bit-of-a-roster     DEALINGS_SIGNATURE_INVALID,
+                                                                                                          here ROSTER_*
+two versions of U3                    test_two_versions_of_u3_...             test_two_versions_of_u3_... CONFIRMATIONS_SIGNATURE_INVALID
+    to one member                     test_a_second_version_of_u3_...         second-survivors            SECOND_SURVIVORS
+a U3 with withheld dealings           test_a_u3_with_withheld_dealings (1)    test_a_withheld_dealing_... SURVIVORS_NOT_DEALT
+a member both alive and dropped       test_a_member_both_alive_and_dropped    second-survivors            CONFIRMATIONS_SIGNATURE_INVALID,
+                                                                                                          CONFIRMATIONS_TOO_FEW
+itself listed as dropped              test_itself_listed_as_dropped           itself-dropped              SURVIVORS_WITHOUT_SELF
+a repeated unmask request             test_a_repeated_unmask_request          unmask-again, ...           SECOND_UNMASK_REQUEST,
+                                                                                                          SECOND_SURVIVORS
+a replayed session                    test_a_replayed_session_...             test_a_replayed_attempt_... ATTEMPT_REPLAYED,
+                                                                                                          ROSTER_OWN_ENTRY_ALTERED
+a lowered threshold                   test_a_lowered_threshold                fewer-corrupt, and (2)      CONTEXT_UNEXPECTED
+a shrunken cohort                     test_a_shrunken_cohort, ..._member      shrunken-cohort             CONTEXT_UNEXPECTED,
+                                                                                                          ROSTER_SIGNATURE_INVALID
+different models                      test_different_models                   another-model               the same two
+different recipes                     test_different_recipes_and_a_wider_clip another-recipe              the same two
+a widened clip                        test_different_recipes_and_a_wider_clip another-recipe              the same two
+a modulus that wraps                  test_a_modulus_that_wraps               narrower-ring               CONTEXT_UNEXPECTED
+forged and truncated ciphertexts      test_forged_and_truncated_ciphertexts   forged, truncated           DEALINGS_CIPHERTEXT_INVALID,
+                                                                                                          DEALINGS_MALFORMED
+a share off its commitment            test_a_share_that_does_not_match_...    (3)                         DEALINGS_SHARE_MISMATCH
+a share at point 0                    test_a_share_at_point_0                 (3)                         DEALINGS_SHARE_MISMATCH
+the same update twice                 test_the_same_update_asked_for_twice    (4)                         POLICY_CLOSE_SUMS,
+                                                                                                          POLICY_ATTEMPTS
+a flipped bit anywhere                test_a_flipped_bit_anywhere_...         flipped-bit-of-a-roster,    whatever it hits
+                                                                              test_bytes_that_are_no_...
+
+(1) That the attack succeeds on a member without this check: tests/unit/secure_agg/test_sa_attacks.py. The split view
+with colluding members, both ways: tests/attacks/test_split_view.py.
+(2) A threshold that the cohort contradicts is no context at all: the message is unreadable, and the session ends.
+(3) Needs a member on the coordinator's side that seals it; what travels is what any sealed share looks like.
+(4) Needs a failed attempt; tests/attacks/test_sums_of_one_version.py has both sides of it.
+"""
+# ruff: noqa: E501  the table
+
+import itertools
+import random
+import re
+import threading
+from contextlib import ExitStack
+from dataclasses import replace
+
+import grpc
+import numpy as np
+import pytest
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError
+
+import secure_agg
+from coordinator.config import CoordinatorFolder
+from coordinator.rounds import effects as fx
+from coordinator.rounds import events as ev
+from coordinator.services.credentials import federation_credentials
+from edge_client.home import MemberIdentity
+from edge_client.privacy.policy import Policy
+from edge_client.session import states
+from secure_agg.agreement import agree, open_sealed, public_key, seal
+from secure_agg.session import Session
+from secure_agg.shamir import PRIME, SHARE_BYTES, ShareInvalid, combine_secret, deal_secret
+from tacit import wire
+from tacit.attempt import AttemptId
+from tacit.job import Aggregation, application_digest, layout_of
+from tacit.messages import Assignment, AttemptMessage, AttemptOpened, AttemptRefusal
+from tacit.reason import Reason
+from tacit.v1 import federation_pb2 as pb
+from tests.support.fleet import job_document
+from tests.support.lying import JOB, VICTIM, LyingFleet, LyingRelay, dealt_to, flipped, honest
+from tests.support.processes import EXAMPLES, Federation, behind
+from tests.unit.secure_agg.sum_fleet import SeededRandom
+
+OTHER = bytes([7]) * 32
+
+
+def until_the_end(fleet):
+    """Until the first attempt has ended; what was opened is right, and does not hold more than U3."""
+    fleet.connect().run(lambda: bool(fleet.ends()))
+    fleet.check()
+    return fleet
+
+
+def until_said(fleet, kind, name=VICTIM):
+    """Until a member has said the first of a kind."""
+    return fleet.connect().run(lambda: bool(fleet.payloads(kind, name)))
+
+
+# ---- keys and rosters -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", ["masking_key", "sealing_key", "nonce", "signature"])
+def test_swapped_or_unsigned_keys(change):
+    fleet = LyingFleet(5)
+    value = b"" if change == "signature" else public_key(OTHER)
+
+    def swap(roster):
+        entries = (replace(each, **{change: value}) if each.member == "m3" else each for each in roster.advertisements)
+        return secure_agg.Roster(tuple(entries))
+
+    fleet.bent(secure_agg.Roster, swap)
+    until_the_end(fleet)
+    fleet.refused(Reason.REASON_ROSTER_SIGNATURE_INVALID, "m3")
+    # The four others are enough.
+    assert fleet.ends()[0].published
+    assert VICTIM not in fleet.ends()[0].survivors
+
+
+def test_a_roster_that_differs_between_members():
+    """m4 is the coordinator's, and signs two advertisements: one is on the victim's roster, one on everybody else's."""
+    fleet = LyingFleet(5)
+    fleet.in_the_dark(VICTIM)
+    shown = []
+
+    def swap(roster):
+        context, environment = fleet.in_attempt().stage.context, fleet.members["m4"].environment
+        _, second = secure_agg.advertise(
+            context, environment.identity, environment.verify, SeededRandom("second"), key_of=environment.key_of
+        )
+        shown.append(roster)
+        return secure_agg.Roster((*roster.advertisements[:4], second))
+
+    fleet.bent(secure_agg.Roster, swap)
+    fleet.connect().run(lambda: all(fleet.payloads(secure_agg.Dealing, name) for name in fleet.members))
+    # The roster is in order, so the victim deals; but in another session than the rest, and so the two never meet.
+    session = Session.of(fleet.in_attempt().stage.seat.context, shown[0].advertisements)
+    assert fleet.in_attempt().stage.seat.session.id != fleet.in_attempt("m1").stage.seat.session.id == session.id
+    dealings = [fleet.payloads(secure_agg.Dealing, name)[0] for name in ("m1", "m2", "m3", "m4")]
+    fleet.say(dealt_to(VICTIM, dealings, session))
+    fleet.refused(Reason.REASON_DEALINGS_SIGNATURE_INVALID, "m1", "signature", after=(secure_agg.Dealing,))
+    until_the_end(fleet)
+    # The coordinator cannot use what the victim dealt either.
+    assert [(lost.member, lost.reason) for lost in fleet.ends()[0].dropouts] == [
+        (VICTIM, Reason.REASON_DEALING_SIGNATURE_INVALID)
+    ]
+
+
+# ---- U3 -------------------------------------------------------------------------------------------------------------
+
+
+def test_two_versions_of_u3_to_two_sides():
+    fleet = LyingFleet(5)
+    fleet.in_the_dark(VICTIM)
+    fleet.bent(secure_agg.Survivors, lambda survivors: secure_agg.Survivors(survivors.members[:4]))
+    said = []
+
+    def overhear(name, message):
+        if name == "m1" and isinstance(getattr(message, "payload", None), secure_agg.Confirmations) and not said:
+            said.append(message)
+            fleet.say(message.payload)
+
+    fleet.before = overhear
+    until_the_end(fleet)
+    fleet.refused(Reason.REASON_CONFIRMATIONS_SIGNATURE_INVALID, "m1", after=(secure_agg.Confirmation,))
+    assert fleet.payloads(secure_agg.Unmasking) == []
+
+
+def test_a_second_version_of_u3_for_one_member():
+    fleet = LyingFleet(5)
+    until_said(fleet, secure_agg.Confirmation)
+    fleet.say(secure_agg.Survivors(("m0", "m1", "m2", "m3")))
+    fleet.refused(Reason.REASON_SECOND_SURVIVORS, "different")
+    until_the_end(fleet)
+    assert fleet.payloads(secure_agg.Unmasking) == []
+
+
+def test_a_u3_with_withheld_dealings():
+    """The attack, and that it succeeds without the check: tests/unit/secure_agg/test_sa_attacks.py."""
+    fleet = LyingFleet(5)
+
+    def withhold(name, message):
+        payload = getattr(message, "payload", None)
+        if name == VICTIM and isinstance(payload, secure_agg.ReceivedDealings):
+            fleet.held_back = True
+            return replace(message, payload=secure_agg.ReceivedDealings(payload.dealings[:3]))
+        return message
+
+    fleet.bend = withhold
+    # U3 as it is, so that nothing is changed in it but the moment is kept.
+    fleet.bent(secure_agg.Survivors, lambda survivors: survivors)
+    fleet.connect().run(lambda: bool(fleet.payloads(AttemptRefusal)))
+    assert fleet.held_back
+    fleet.refused(Reason.REASON_SURVIVORS_NOT_DEALT, "m4", "dealing never arrived")
+    assert fleet.payloads(secure_agg.Confirmation) == []
+
+
+@pytest.mark.parametrize("shown", ["everybody's", "alike"])
+def test_a_member_both_alive_and_dropped(shown):
+    """m0 and m1 are told that m4 was lost, so that they give the shares of its masking key; the others that it is
+    there, so that they give those of its seed.
+    """
+    fleet = LyingFleet(5)
+    names = tuple(fleet.members)
+    without = ("m0", "m1", "m2", "m3")
+    fleet.in_the_dark(*names)
+    for name in ("m0", "m1"):
+        fleet.bent(secure_agg.Survivors, lambda survivors: secure_agg.Survivors(without), name)
+    fleet.connect().run(lambda: all(fleet.payloads(secure_agg.Confirmation, name) for name in names))
+    signed = {name: fleet.payloads(secure_agg.Confirmation, name)[0] for name in names}
+    for name in names:
+        told = ("m0", "m1") if name in ("m0", "m1") else ("m2", "m3", "m4")
+        of = told if shown == "alike" else tuple(each for each in names if each in without or name not in without)
+        fleet._lied_at[name] = len(fleet.effects[name])
+        fleet.say(secure_agg.Confirmations(tuple(signed[each] for each in of)), name=name)
+        if shown == "alike":
+            fleet.refused(Reason.REASON_CONFIRMATIONS_TOO_FEW, f"{len(told)} confirmed", "at least 4", name=name)
+        else:
+            odd = "m2" if name in ("m0", "m1") else "m0"
+            fleet.refused(Reason.REASON_CONFIRMATIONS_SIGNATURE_INVALID, odd, name=name)
+    assert not any(fleet.payloads(secure_agg.Unmasking, name) for name in names)
+
+
+def test_itself_listed_as_dropped():
+    fleet = LyingFleet(5)
+    fleet.bent(secure_agg.Survivors, lambda survivors: secure_agg.Survivors(survivors.members[1:]))
+    until_the_end(fleet)
+    fleet.refused(Reason.REASON_SURVIVORS_WITHOUT_SELF, "leaves out")
+    assert fleet.payloads(secure_agg.Confirmation) == []
+
+
+# ---- the request to unmask ------------------------------------------------------------------------------------------
+
+
+def test_a_repeated_unmask_request():
+    fleet = LyingFleet(5)
+    heard = []
+    fleet.before = lambda name, message: heard.append(message) if name == VICTIM else None
+    until_said(fleet, secure_agg.Unmasking)
+    request = heard[-1].payload
+    # The same again is a retransmission, and is answered to the byte as before.
+    fleet.tell(VICTIM, states.Received(heard[-1]))
+    first, second = fleet.payloads(secure_agg.Unmasking)
+    assert first == second
+    fleet.say(secure_agg.Confirmations(request.confirmations[1:]))
+    fleet.refused(Reason.REASON_SECOND_UNMASK_REQUEST, "different")
+
+
+def test_a_repeated_unmask_request_for_other_survivors():
+    fleet = LyingFleet(5)
+    until_said(fleet, secure_agg.Unmasking)
+    attempt = fleet.attempt
+    fleet.say(secure_agg.Survivors(("m0", "m1", "m2", "m3")))
+    fleet.refused(Reason.REASON_SECOND_SURVIVORS, "different")
+    # It has forgotten the attempt: nothing that is asked of it can be answered.
+    for payload in (secure_agg.Survivors(("m0", "m1", "m2", "m3")), secure_agg.Confirmations(())):
+        fleet.say(payload, attempt)
+    assert len(fleet.payloads(secure_agg.Unmasking)) == 1
+    assert [refusal.reason for refusal in fleet.payloads(AttemptRefusal)] == [Reason.REASON_SECOND_SURVIVORS] * 3
+
+
+# ---- replays --------------------------------------------------------------------------------------------------------
+
+
+def test_a_replayed_session_is_not_joined():
+    fleet = LyingFleet(5, job=job_document(count=2))
+    opened = []
+    fleet.before = lambda name, message: (
+        opened.append(message)
+        if name == VICTIM and isinstance(getattr(message, "payload", None), AttemptOpened)
+        else None
+    )
+    fleet.connect().run(lambda: len(opened) == 2)
+    fleet.say(opened[0].payload, opened[0].attempt)
+    fleet.refused(Reason.REASON_ATTEMPT_REPLAYED, "attempt 1.1 is not above")
+    # The attempt that is under way goes on.
+    fleet.run()
+    fleet.check()
+    assert fleet.state.version_number == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "words"),
+    [
+        (secure_agg.Roster, Reason.REASON_ROSTER_OWN_ENTRY_ALTERED, (VICTIM,)),
+        (secure_agg.ReceivedDealings, Reason.REASON_DEALINGS_SIGNATURE_INVALID, ("m1",)),
+        (secure_agg.Confirmations, Reason.REASON_CONFIRMATIONS_SIGNATURE_INVALID, (VICTIM,)),
+    ],
+    ids=["roster", "dealings", "confirmations"],
+)
+def test_a_replayed_sessions_messages_do_not_fit_a_new_one(kind, reason, words):
+    fleet = LyingFleet(5, job=job_document(count=2))
+    first = {}
+
+    def replay(name, message):
+        payload = getattr(message, "payload", None)
+        if name != VICTIM or payload is None:
+            return message
+        earlier = first.setdefault(type(payload), payload)
+        if isinstance(payload, kind) and earlier is not payload:
+            fleet.lied()
+            return replace(message, payload=earlier)
+        return message
+
+    fleet.bend = replay
+    fleet.connect().run(lambda: bool(fleet.payloads(AttemptRefusal)))
+    assert fleet.state.round == 2
+    fleet.refused(reason, *words)
+
+
+# ---- numbers --------------------------------------------------------------------------------------------------------
+
+
+def opened_as(fleet, **change):
+    fleet.bent(AttemptOpened, lambda opened: AttemptOpened(replace(opened.context, **change)))
+    return fleet
+
+
+def not_even_joined(fleet):
+    """No key was shown, nothing stands in the journal."""
+    assert fleet.payloads(secure_agg.Advertisement) == []
+    assert fleet.members[VICTIM].joined == []
+    assert fleet.ends()[0].published
+
+
+def test_a_lowered_threshold():
+    # Three of five with one corrupt: 2t > n + n_C does not hold, and there is no such context, on either side.
+    fleet = LyingFleet(5)
+    with pytest.raises(secure_agg.ContextInvalid, match=r"2t > n \+ n_C"):
+        until_the_end(opened_as(fleet, threshold=3))
+    message = wire.to_member(AttemptMessage(fleet.attempt, fleet.state.phase.outbox[VICTIM]))
+    message.attempt_opened.threshold = 3
+    with pytest.raises(wire.WireInvalid, match="threshold 3 is too low"):
+        wire.from_coordinator(message)
+    # With nobody corrupt it would hold, but the member knows how many it must suppose.
+    fleet = until_the_end(opened_as(LyingFleet(5), threshold=3, assumed_corrupt=0))
+    fleet.refused(Reason.REASON_CONTEXT_UNEXPECTED, "assumed_corrupt")
+    not_even_joined(fleet)
+
+
+def test_a_lowered_threshold_that_the_job_asks_for_meets_the_members_own_floor():
+    trusting = job_document(Aggregation(assumed_corrupt=0))
+    fleet = LyingFleet(5, job=trusting)
+    fleet.connect().run(hours=1)
+    assert not fleet.results
+    for name in fleet.members:
+        assert Reason.REASON_POLICY_CORRUPTION in {each.reason for each in fleet.payloads(AttemptRefusal, name)}
+        assert fleet.payloads(secure_agg.Advertisement, name) == []
+
+
+def smaller(job, members, **more):
+    """The context's numbers as they would stand for an honest cohort of so many."""
+    threshold, corrupt = secure_agg.default_thresholds(members)
+    layout = layout_of(job, members)
+    return {
+        "cohort": members,
+        "threshold": threshold,
+        "assumed_corrupt": corrupt,
+        "application": application_digest(job, layout),
+        **more,
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"cohort": 4, "threshold": 3}, "application"),
+        ({"cohort": 3, "threshold": 3}, "application"),
+        ({"cohort": 2, "threshold": 2, "assumed_corrupt": 0}, "cohort"),
+    ],
+    ids=str,
+)
+def test_a_shrunken_cohort(change, word):
+    fleet = until_the_end(opened_as(LyingFleet(5), **change))
+    fleet.refused(Reason.REASON_CONTEXT_UNEXPECTED, word)
+    not_even_joined(fleet)
+
+
+def test_a_shrunken_cohort_below_the_members_own_floor():
+    fleet = LyingFleet(5, policy=Policy(mechanisms=("none",), least_cohort=5))
+    until_the_end(opened_as(fleet, **smaller(fleet.job, 4)))
+    fleet.refused(Reason.REASON_POLICY_COHORT, "4", "5")
+    not_even_joined(fleet)
+
+
+def apart(fleet):
+    """The victim was shown a context of its own, and joined. Whose keys the coordinator shows it now, they are signed
+    for another one; and so are the victim's for the others.
+    """
+    fleet.in_the_dark(VICTIM)
+    rosters = []
+    overheard = fleet.bend
+
+    def overhear(name, message):
+        message = overheard(name, message)
+        if name == "m1" and isinstance(getattr(message, "payload", None), secure_agg.Roster):
+            rosters.append(message.payload)
+        return message
+
+    fleet.bend = overhear
+    fleet.connect().run(lambda: bool(rosters))
+    (own,) = fleet.payloads(secure_agg.Advertisement)
+    others = [each for each in rosters[0].advertisements if each.member != VICTIM]
+    cohort = fleet.in_attempt().heard[AttemptOpened].context.cohort
+    fleet._lied_at[VICTIM] = len(fleet.effects[VICTIM])
+    fleet.say(secure_agg.Roster((own, *others[: cohort - 1])))
+    fleet.refused(Reason.REASON_ROSTER_SIGNATURE_INVALID, "m1")
+    fleet.say(secure_agg.Roster((own, *others)), name="m1")
+    fleet.refused(Reason.REASON_ROSTER_SIGNATURE_INVALID, VICTIM, name="m1")
+    fleet.run(lambda: bool(fleet.ends()))
+    assert (VICTIM, Reason.REASON_ADVERTISEMENT_SIGNATURE_INVALID) in {
+        (lost.member, lost.reason) for lost in fleet.ends()[0].dropouts
+    }
+
+
+def test_a_shrunken_cohort_for_one_member():
+    """All its numbers fit each other, as of an honest cohort of four."""
+    fleet = LyingFleet(5)
+    apart(opened_as(fleet, **smaller(fleet.job, 4)))
+
+
+def test_different_models():
+    fleet = until_the_end(opened_as(LyingFleet(5), model=OTHER))
+    fleet.refused(Reason.REASON_CONTEXT_UNEXPECTED, "model")
+    not_even_joined(fleet)
+
+
+def test_different_models_from_the_assignment_on():
+    fleet = LyingFleet(5)
+    opened_as(fleet, model=OTHER)
+    opening = fleet.bend
+
+    def bend(name, message):
+        if name == VICTIM and isinstance(message, Assignment):
+            return replace(message, version=OTHER)
+        return opening(name, message)
+
+    def hear(name, event):
+        if name == VICTIM and isinstance(event, ev.SaidReady):
+            assert event.version == OTHER
+            return replace(event, version=fleet.state.version)
+        return event
+
+    fleet.bend, fleet.hear = bend, hear
+    apart(fleet)
+
+
+RECIPES = {
+    "recipe": job_document().model_copy(update={"seed": 1}),
+    "clip": job_document(Aggregation(clip=1000.0)),
+    "bound": job_document(Aggregation(coordinate_bound=1000.0)),
+    "weight": job_document(Aggregation(max_weight=4_000_000)),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_different_recipes_and_a_wider_clip(recipe):
+    """The victim trained under another document than the rest: the attempt's is not its own."""
+    fleet = LyingFleet(5)
+    fleet.jobs[VICTIM] = RECIPES[recipe]
+    fleet.bent(AttemptOpened, lambda opened: opened)
+    until_the_end(fleet)
+    fleet.refused(Reason.REASON_CONTEXT_UNEXPECTED, "application")
+    not_even_joined(fleet)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_different_recipes_and_a_wider_clip_from_the_assignment_on(recipe):
+    fleet = LyingFleet(5)
+    fleet.jobs[VICTIM] = RECIPES[recipe]
+    apart(opened_as(fleet, application=application_digest(RECIPES[recipe], layout_of(RECIPES[recipe], 5))))
+
+
+@pytest.mark.parametrize("bits", [8, 16, 31])
+def test_a_modulus_that_wraps(bits):
+    fleet = until_the_end(opened_as(LyingFleet(5), bits=bits))
+    fleet.refused(Reason.REASON_CONTEXT_UNEXPECTED, "bits")
+    not_even_joined(fleet)
+
+
+def test_a_ring_too_narrow_for_its_sum_is_refused_when_it_is_built():
+    """By both sides, as it is one function: no numbers of a job and no cohort of it ever reach the members."""
+    heavy = job_document(Aggregation(max_weight=4_000_000), target_members=200)
+    layout_of(heavy, 200).check_no_wrap(200)
+    with pytest.raises(secure_agg.LayoutInvalid, match="could wrap"):
+        layout_of(heavy, 600)
+    with pytest.raises(secure_agg.LayoutInvalid, match="could wrap"):
+        layout_of(heavy, 200).check_no_wrap(600)
+    with pytest.raises(secure_agg.LayoutInvalid, match="could wrap"):
+        replace(layout_of(heavy, 200), bits=16)
+
+
+# ---- what was dealt -------------------------------------------------------------------------------------------------
+
+
+def dealt(change, dealer="m3"):
+    """The dealing of one dealer as `change` makes it."""
+    return lambda dealings: secure_agg.ReceivedDealings(
+        tuple(change(each) if each.dealer == dealer else each for each in dealings.dealings)
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda sealed: flipped(sealed, 3), Reason.REASON_DEALINGS_CIPHERTEXT_INVALID),
+        (lambda sealed: flipped(sealed, 8 * len(sealed) - 1), Reason.REASON_DEALINGS_CIPHERTEXT_INVALID),
+        (lambda sealed: sealed[40:] + sealed[:40], Reason.REASON_DEALINGS_CIPHERTEXT_INVALID),
+        (lambda sealed: bytes(len(sealed)), Reason.REASON_DEALINGS_CIPHERTEXT_INVALID),
+        (lambda sealed: sealed[:-1], Reason.REASON_DEALINGS_MALFORMED),
+        (lambda sealed: sealed[:16], Reason.REASON_DEALINGS_MALFORMED),
+        (lambda sealed: b"", Reason.REASON_DEALINGS_MALFORMED),
+        (lambda sealed: sealed + b"\0", Reason.REASON_DEALINGS_MALFORMED),
+    ],
+    ids=["bit", "tag", "turned", "zeros", "one-short", "tag-only", "empty", "one-more"],
+)
+def test_forged_and_truncated_ciphertexts(change, reason):
+    fleet = LyingFleet(5)
+    fleet.bent(secure_agg.ReceivedDealings, dealt(lambda each: replace(each, sealed=change(each.sealed))))
+    until_the_end(fleet)
+    fleet.refused(reason, "m3")
+    assert fleet.members[VICTIM].opened == []
+    assert fleet.ends()[0].published
+
+
+def resealed(fleet, change):
+    """A dealing of m3, which is the coordinator's: the two shares as `change` makes them, sealed as they should be."""
+    stage = fleet.in_attempt("m3").stage
+    session = stage.seat.session
+    shared = agree(stage._sealing.reveal(), session.entries[VICTIM].sealing_key)
+
+    def reseal(dealing):
+        pair = open_sealed(shared, session.id, "m3", VICTIM, dealing.sealed)
+        return replace(dealing, sealed=seal(shared, session.id, "m3", VICTIM, change(pair, stage)))
+
+    return dealt(reseal)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda pair, stage: bytes(SHARE_BYTES) + pair[SHARE_BYTES:],
+        lambda pair, stage: pair[:SHARE_BYTES] + bytes(SHARE_BYTES),
+        lambda pair, stage: pair[SHARE_BYTES:] + pair[:SHARE_BYTES],
+        lambda pair, stage: flipped(pair, 8 * SHARE_BYTES - 1),
+        lambda pair, stage: PRIME.to_bytes(SHARE_BYTES, "big") + pair[SHARE_BYTES:],
+    ],
+    ids=["masking", "seed", "swapped", "last-bit", "out-of-range"],
+)
+def test_a_share_that_does_not_match_its_commitment(change):
+    fleet = LyingFleet(5)
+    fleet.bent(secure_agg.ReceivedDealings, lambda dealings: resealed(fleet, change)(dealings))
+    until_the_end(fleet)
+    fleet.refused(Reason.REASON_DEALINGS_SHARE_MISMATCH, "m3")
+    assert fleet.members[VICTIM].opened == []
+
+
+@pytest.mark.parametrize("secret", ["_masking", "_seed"])
+def test_a_share_at_point_0(secret):
+    """The value of the polynomial at 0 is the secret itself. m3 hands the victim that in place of its share."""
+    fleet = LyingFleet(5)
+
+    def at_zero(pair, stage):
+        share = b"\0" + getattr(stage, secret).reveal()
+        return share + pair[SHARE_BYTES:] if secret == "_masking" else pair[:SHARE_BYTES] + share
+
+    fleet.bent(secure_agg.ReceivedDealings, lambda dealings: resealed(fleet, at_zero)(dealings))
+    until_the_end(fleet)
+    fleet.refused(Reason.REASON_DEALINGS_SHARE_MISMATCH, "m3")
+
+
+def test_no_message_can_name_a_point():
+    """Points are places in the roster, from 1; nothing that travels holds one, and none is 0."""
+    kinds = {FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES, FieldDescriptor.TYPE_MESSAGE}
+    for message in (pb.ReceivedDealing, pb.DealtShare, pb.RevealedShare, pb.Dealing, pb.Unmasking):
+        assert {field.type for field in message.DESCRIPTOR.fields} <= kinds
+    fleet = LyingFleet(5)
+    until_said(fleet, secure_agg.Dealing)
+    session = fleet.in_attempt().stage.seat.session
+    assert [session.point(member) for member in session.members] == [1, 2, 3, 4, 5]
+    shares = deal_secret(OTHER, 2, (1, 2, 3), SeededRandom("shares"))
+    with pytest.raises(ShareInvalid, match="point 0"):
+        combine_secret([(0, b"\0" + OTHER), (1, shares[0])], 2)
+    with pytest.raises(ShareInvalid):
+        deal_secret(OTHER, 2, (0, 1, 2), SeededRandom("shares"))
+
+
+# ---- the same update twice ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason", "words"),
+    [
+        (Policy(mechanisms=("none",)), Reason.REASON_POLICY_CLOSE_SUMS, ("differ",)),
+        (Policy(mechanisms=("none",), attempts_a_version=1), Reason.REASON_POLICY_ATTEMPTS, ("1",)),
+    ],
+    ids=["close-sums", "attempts"],
+)
+def test_the_same_update_asked_for_twice(policy, reason, words):
+    """Attempt 1 over five is said to have failed; attempt 2 asks the same updates of a fresh cohort, without m4."""
+    fleet = LyingFleet(5, policy=policy)
+    carry_out, failed = fleet._effect, []
+
+    def effect(wanted):
+        if isinstance(wanted, fx.Compute):
+            failed.append(wanted.attempt)
+            fleet.cut("m4")
+            fleet.post(ev.ComputeFailed(wanted.attempt, Reason.REASON_INTERNAL, "so it says"))
+        else:
+            carry_out(wanted)
+
+    fleet._effect = effect
+    fleet.connect().run(lambda: bool(failed))
+    fleet.lied("m0", "m1", "m2", "m3")
+    fleet.run(lambda: len(fleet.ends()) == 2, hours=2)
+    assert failed == [AttemptId(JOB, 1, 1)]
+    assert not fleet.results
+    for name in ("m0", "m1", "m2", "m3"):
+        before = (secure_agg.Advertisement, secure_agg.Dealing)
+        vectors = [effect for effect in fleet.since(name) if isinstance(effect, states.MaskAndUpload)]
+        if reason == Reason.REASON_POLICY_ATTEMPTS:
+            fleet.refused(reason, *words, name=name, after=before)
+        else:
+            # The vector has left, behind masks that nobody takes off: the second list is not signed.
+            assert len(vectors) == 1
+            (refusal,) = [
+                each for each in fleet.payloads(AttemptRefusal, name) if each.reason == reason
+            ]
+            assert words[0] in refusal.detail
+        assert len(fleet.payloads(secure_agg.Unmasking, name)) == 1
+
+
+# ---- bits on the wire -----------------------------------------------------------------------------------------------
+
+KINDS = (
+    AttemptOpened,
+    secure_agg.Roster,
+    secure_agg.ReceivedDealings,
+    secure_agg.Survivors,
+    secure_agg.Confirmations,
+)
+# What a member would say to each of them where it is in order.
+ANSWERS = (
+    secure_agg.Advertisement,
+    secure_agg.Dealing,
+    states.MaskAndUpload,
+    secure_agg.Confirmation,
+    secure_agg.Unmasking,
+)
+
+
+def at(kind):
+    """A fleet of four, of which three are enough, in which the victim is about to hear its first message of a kind; and
+    that message.
+    """
+    fleet, about = LyingFleet(4), []
+
+    def keep(name, message):
+        if name == VICTIM and isinstance(getattr(message, "payload", None), kind):
+            about.append(message)
+        return message
+
+    fleet.bend = keep
+    # It is never delivered.
+    fleet.lose = lambda name, message: any(message is each for each in about)
+    fleet.connect().run(lambda: bool(about))
+    return fleet, about[0]
+
+
+def read(data):
+    """What the member's side of the connection makes of these bytes; None: nothing, and the session ends."""
+    try:
+        return wire.from_coordinator(pb.CoordinatorMessage.FromString(data))
+    except (DecodeError, wire.WireInvalid):
+        return None
+
+
+def goes_on(effects, answer):
+    """Whether a member answered as if all were well."""
+    return any(
+        isinstance(effect, answer)
+        or (isinstance(effect, states.Say) and isinstance(getattr(effect.message, "payload", None), answer))
+        for effect in effects
+    )
+
+
+def flip_and_look(kind, answer, bits):
+    """Each bit in turn; how many were (unreadable, refused, passed over, accepted)."""
+    fleet, message = at(kind)
+    data = wire.to_member(message).SerializeToString()
+    assert read(data) == message
+    counts = {"unreadable": 0, "refused": 0, "passed over": 0, "accepted": 0}
+    for bit in bits(8 * len(data)):
+        bent = read(flipped(data, bit))
+        if bent is None:
+            counts["unreadable"] += 1
+            continue
+        assert bent != message
+        if not isinstance(bent, AttemptMessage):
+            # It has become one that is not about an attempt.
+            counts["passed over"] += 1
+            continue
+        _, effects = fleet.would(VICTIM, bent)
+        said = [getattr(each.message, "payload", None) for each in effects if isinstance(each, states.Say)]
+        if goes_on(effects, answer):
+            counts["accepted"] += 1
+            harmless(kind, bit)
+            # The latches have turned: a new fleet, of the same keys and bytes.
+            fleet, message = at(kind)
+            assert wire.to_member(message).SerializeToString() == data
+        elif any(isinstance(payload, AttemptRefusal) for payload in said):
+            counts["refused"] += 1
+            # A refusal, and with it the round is declined where nothing was joined yet.
+            assert [payload for payload in said if payload is not None and not isinstance(payload, AttemptRefusal)] == []
+            (note,) = [each for each in effects if isinstance(each, states.Note) and each.what == "attempt_refused"]
+            assert note.warning
+            assert note.fields["detail"]
+        else:
+            counts["passed over"] += 1
+            assert said == []
+            assert not any(isinstance(each, states.MaskAndUpload) for each in effects)
+    return counts
+
+
+def harmless(kind, bit):
+    """The member went on although a bit was wrong: what comes of it, to the end of the attempt. It gives nothing away
+    that a sum could be opened with, or what it was shown was true: of more signatures than are needed, one was lost.
+    """
+    fleet = LyingFleet(4)
+
+    def bend(name, message):
+        if name == VICTIM and isinstance(getattr(message, "payload", None), kind) and not told:
+            told.append(message)
+            return read(flipped(wire.to_member(message).SerializeToString(), bit))
+        return message
+
+    told = []
+    fleet.bend = bend
+    fleet.connect().run(lambda: bool(fleet.ends()))
+    revealed = fleet.payloads(secure_agg.Unmasking)
+    if kind is not secure_agg.Confirmations:
+        assert revealed == []
+    if kind is secure_agg.ReceivedDealings:
+        # A dealing was lost, and enough are left; the victim has no mask with its dealer, who has one with it.
+        assert fleet.payloads(AttemptRefusal)[0].reason == Reason.REASON_SURVIVORS_NOT_DEALT
+    else:
+        fleet.check()
+    for each in revealed:
+        assert tuple(share.dealer for share in each.seed_shares) == fleet.ends()[0].survivors
+        assert each.masking_shares == ()
+
+
+EACH_KIND = pytest.mark.parametrize(
+    ("kind", "answer"), list(zip(KINDS, ANSWERS, strict=True)), ids=lambda each: each.__name__
+)
+
+
+@EACH_KIND
+def test_a_flipped_bit_anywhere_in_a_message(kind, answer):
+    """One bit in most bytes of three; all of them below."""
+    counts = flip_and_look(kind, answer, lambda many: range(5, many, 23))
+    assert counts["refused"] > 0
+
+
+@pytest.mark.long
+@EACH_KIND
+def test_every_flipped_bit_in_a_message(kind, answer):
+    counts = flip_and_look(kind, answer, range)
+    assert counts["refused"] > counts["accepted"]
+    assert counts["unreadable"] > 0
