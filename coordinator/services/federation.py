@@ -53,7 +53,7 @@ log = structlog.get_logger("coordinator.federation")
 CHUNK = 256 * 1024
 _HELLO_SECONDS = 30
 _MESSAGES_AHEAD = 16
-# Chunks at once, out (of blobs) and in (of masked vectors): a chunk on its way through gRPC and TLS is several times its
+# Chunks at once, out (of blobs) and in (of masked vectors). On its way through gRPC and TLS one is several times its
 # size in memory, and all members fetch the same blob, and upload, at about the same moment. A line that has not moved
 # its chunk after so many seconds lets the next one begin: slow lines cost the others that much and no more.
 _CHUNKS_OUT, _PATIENCE_OUT = 4, 0.05
@@ -91,25 +91,27 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
     # ---- the session ----------------------------------------------------------------------------------------------
 
     async def Session(  # noqa: N802  gRPC's name
-        self, request_iterator: AsyncIterator[pb.MemberMessage], context: Context
-    ) -> AsyncIterator[pb.CoordinatorMessage]:
+        self, _: AsyncIterator[pb.MemberMessage], context: Context
+    ) -> None:
         """One member's stream."""
+        # Read and written by hand, as all streams here: gRPC's own loops hold the last message of either direction
+        # until the next, which with many members is several vectors.
         certificate = await self._certificate(context)
         member = certificate.identity.name
-        hello = await self._hello(request_iterator, context)
+        hello = await self._hello(context)
         version = max(set(hello.protocol_versions) & set(PROTOCOL_VERSIONS), default=None)
         if version is None:
             detail = (
                 f"this coordinator ({__version__}) speaks {list(PROTOCOL_VERSIONS)}, "
                 f"the member ({hello.software_version}) {list(hello.protocol_versions)}"
             )
-            yield wire.to_member(Goodbye(Reason.REASON_PROTOCOL_VERSION_UNSUPPORTED, detail))
+            await context.write(wire.to_member(Goodbye(Reason.REASON_PROTOCOL_VERSION_UNSUPPORTED, detail)))
             return
         session = sessions.Session(member, hello.process, hello.software_version, hello.admits)
         now_ms = time.time_ns() // 1_000_000
         heard = await self._heard_ledger(member, hello.ledger)
-        yield wire.to_member(Welcome(version, __version__, self._federation.hex(), now_ms, heard))
-        reader = asyncio.create_task(self._read(session, request_iterator))
+        await context.write(wire.to_member(Welcome(version, __version__, self._federation.hex(), now_ms, heard)))
+        reader = asyncio.create_task(self._read(session, context))
         # A session must not outlive the certificate it was opened with.
         left = (certificate.expires - datetime.now(UTC)).total_seconds()
         expiry = asyncio.get_running_loop().call_later(left, self._expired, member)
@@ -118,7 +120,8 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
             async for message in self._outgoing(session):
                 encoded = wire.to_member(message)
                 self._metrics.carried("out", "session", encoded.ByteSize())
-                yield encoded
+                await context.write(encoded)
+                del message, encoded
         finally:
             expiry.cancel()
             reader.cancel()
@@ -139,11 +142,11 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         self._runtime.sessions.end(member, Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN, detail)
 
     @staticmethod
-    async def _hello(stream: AsyncIterator[pb.MemberMessage], context: Context) -> Hello:
-        try:
-            first = wire.from_member(await asyncio.wait_for(anext(stream), _HELLO_SECONDS))
-        except (TimeoutError, StopAsyncIteration, wire.WireInvalid):
-            first = None
+    async def _hello(context: Context) -> Hello:
+        first: FromMember | None = None
+        with contextlib.suppress(TimeoutError, wire.WireInvalid):
+            message = await asyncio.wait_for(context.read(), _HELLO_SECONDS)
+            first = None if message is EOF else wire.from_member(message)
         if not isinstance(first, Hello) or not 8 <= len(first.process) <= 64:
             await abort_with(context, Reason.REASON_MESSAGE_MALFORMED, "a session opens with Hello")
         return first
@@ -168,19 +171,21 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
             if following is not None:
                 following.cancel()
 
-    async def _read(self, session: sessions.Session, stream: AsyncIterator[pb.MemberMessage]) -> None:
+    async def _read(self, session: sessions.Session, context: Context) -> None:
         # So many messages of one member may wait to be worked out; what comes after waits in its own connection.
         slots = asyncio.Semaphore(_MESSAGES_AHEAD)
         try:
-            async for message in stream:
+            while (message := await context.read()) is not EOF:
                 self._metrics.carried("in", "session", message.ByteSize())
                 await slots.acquire()
                 if session.goodbye is not None:
                     return
                 spoken = wire.from_member(message)
+                del message
                 if isinstance(spoken, Ready):
                     await self._heard_ledger(session.member, spoken.ledger)
                 self._dispatch(session, spoken, slots.release)
+                del spoken
         except wire.WireInvalid as error:
             session.end(Reason.REASON_MESSAGE_MALFORMED, str(error))
         except grpc.aio.UsageError:
@@ -253,7 +258,6 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
             total = await asyncio.to_thread(store.size, digest)
             offset = min(request.offset, total)
             while True:
-                # Written, not yielded: gRPC's loop over a generator holds each chunk until the next one is there.
                 async with self._sending.turn():
                     data = await asyncio.to_thread(store.read, digest, offset, CHUNK)
                     await context.write(pb.BlobChunk(offset=offset, total=total, data=data))
@@ -306,7 +310,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
     async def _chunks(self, context: Context) -> AsyncIterator[bytes]:
         # A stream that is not read has no more than gRPC's small window here; a read opens it for one whole chunk.
         # Whoever waits for a chunk, or for the verdict, holds none: with every member uploading at once, one that each
-        # leaves in a variable is several vectors. gRPC's own iterator would leave one there, so it is not used.
+        # leaves in a variable is several vectors.
         while True:
             async with self._receiving.turn():
                 part = await context.read()

@@ -56,7 +56,9 @@ __all__ = ["CHUNK", "Agent", "AgentStopped", "Observer"]
 
 log = structlog.get_logger("edge_client")
 
-CHUNK = 256 * 1024
+# Of a masked vector: the coordinator's window opens for one of these at a time, so it is what a long line carries in a
+# round trip.
+CHUNK = 384 * 1024
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 30.0
 _CLOCK_SKEW_MS = 5 * 60 * 1000
 

@@ -43,7 +43,7 @@ with colluding members, both ways: tests/attacks/test_split_view.py.
 """
 # ruff: noqa: E501  the table
 
-import itertools
+import json
 import random
 import re
 import threading
@@ -51,7 +51,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 import grpc
-import numpy as np
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
@@ -521,11 +520,11 @@ def test_forged_and_truncated_ciphertexts(change, reason):
 
 def resealed(fleet, change):
     """A dealing of m3, which is the coordinator's: the two shares as `change` makes them, sealed as they should be."""
-    stage = fleet.in_attempt("m3").stage
-    session = stage.seat.session
-    shared = agree(stage._sealing.reveal(), session.entries[VICTIM].sealing_key)
 
     def reseal(dealing):
+        stage = fleet.in_attempt("m3").stage
+        session = stage.seat.session
+        shared = agree(stage._sealing.reveal(), session.entries[VICTIM].sealing_key)
         pair = open_sealed(shared, session.id, "m3", VICTIM, dealing.sealed)
         return replace(dealing, sealed=seal(shared, session.id, "m3", VICTIM, change(pair, stage)))
 
@@ -545,7 +544,7 @@ def resealed(fleet, change):
 )
 def test_a_share_that_does_not_match_its_commitment(change):
     fleet = LyingFleet(5)
-    fleet.bent(secure_agg.ReceivedDealings, lambda dealings: resealed(fleet, change)(dealings))
+    fleet.bent(secure_agg.ReceivedDealings, resealed(fleet, change))
     until_the_end(fleet)
     fleet.refused(Reason.REASON_DEALINGS_SHARE_MISMATCH, "m3")
     assert fleet.members[VICTIM].opened == []
@@ -560,7 +559,7 @@ def test_a_share_at_point_0(secret):
         share = b"\0" + getattr(stage, secret).reveal()
         return share + pair[SHARE_BYTES:] if secret == "_masking" else pair[:SHARE_BYTES] + share
 
-    fleet.bent(secure_agg.ReceivedDealings, lambda dealings: resealed(fleet, at_zero)(dealings))
+    fleet.bent(secure_agg.ReceivedDealings, resealed(fleet, at_zero))
     until_the_end(fleet)
     fleet.refused(Reason.REASON_DEALINGS_SHARE_MISMATCH, "m3")
 
@@ -619,9 +618,7 @@ def test_the_same_update_asked_for_twice(policy, reason, words):
         else:
             # The vector has left, behind masks that nobody takes off: the second list is not signed.
             assert len(vectors) == 1
-            (refusal,) = [
-                each for each in fleet.payloads(AttemptRefusal, name) if each.reason == reason
-            ]
+            (refusal,) = [each for each in fleet.payloads(AttemptRefusal, name) if each.reason == reason]
             assert words[0] in refusal.detail
         assert len(fleet.payloads(secure_agg.Unmasking, name)) == 1
 
@@ -707,7 +704,9 @@ def flip_and_look(kind, answer, bits):
         elif any(isinstance(payload, AttemptRefusal) for payload in said):
             counts["refused"] += 1
             # A refusal, and with it the round is declined where nothing was joined yet.
-            assert [payload for payload in said if payload is not None and not isinstance(payload, AttemptRefusal)] == []
+            assert [
+                payload for payload in said if payload is not None and not isinstance(payload, AttemptRefusal)
+            ] == []
             (note,) = [each for each in effects if isinstance(each, states.Note) and each.what == "attempt_refused"]
             assert note.warning
             assert note.fields["detail"]
@@ -764,3 +763,426 @@ def test_every_flipped_bit_in_a_message(kind, answer):
     counts = flip_and_look(kind, answer, range)
     assert counts["refused"] > counts["accepted"]
     assert counts["unreadable"] > 0
+
+
+# ---- over the network -----------------------------------------------------------------------------------------------
+
+MEMBERS = ("east", "north", "south", "west")
+LIED_TO, OVERHEARD = "west", "north"
+
+
+class Network:
+    """Four members with one long job; west is lied to, and what north hears is overheard."""
+
+    job = "lied-about"
+
+    def __init__(self, folder, stack):
+        self.federation = Federation(folder)
+        stack.callback(self.federation.close)
+        self.federation.enrol(*MEMBERS)
+        self.relay, self.overhearing = (self._relay(name, stack) for name in (LIED_TO, OVERHEARD))
+        self._messages = []
+        self._create(folder)
+        self.member = [self.federation.start(name) for name in MEMBERS][MEMBERS.index(LIED_TO)]
+
+    def _relay(self, name, stack):
+        identity = MemberIdentity.load(self.federation.home(name))
+        towards = grpc.ssl_channel_credentials(identity.root_pem, identity.key_pem, identity.certificate_pem)
+        credentials = federation_credentials(CoordinatorFolder(self.federation.dir))
+        relay = LyingRelay(credentials, f"localhost:{self.federation.port}", towards)
+        stack.callback(relay.close)
+        behind(relay, self.federation.home(name))
+        return relay
+
+    def _create(self, folder):
+        """As many rounds as it takes; whatever goes wrong in one, the next one begins."""
+        spec = folder / f"{self.job}.toml"
+        spec.write_text(
+            f'schema = 1\nname = "{self.job}"\n'
+            f"labels = {sorted({json.loads(line)['label'] for line in (EXAMPLES / 'train.jsonl').open()})}\n"
+            f'[vocabulary]\nkind = "words"\nfile = {json.dumps(str(EXAMPLES / "words.txt"))}\n'
+            "[model]\nembedding = 2\nwidths = [1]\nmaps = 2\n"
+            "[rounds]\ncount = 100000\nmin_members = 3\ntarget_members = 4\nattempts = 1\nfailures = 1000\n"
+            "[rounds.deadlines]\ntraining = 60\nreconnect = 60\n"
+        )
+        self.federation.create(spec)
+
+    def lie(self, kind, change):
+        """The next message of a kind to west is what `change` makes of it; returns where its attempt will stand."""
+        told = []
+
+        def bend(message):
+            if told or message.WhichOneof("message") != kind:
+                return [message]
+            told.append(wire.attempt_from_pb(getattr(message, kind).ref))
+            return change(message)
+
+        self.relay.lie(bend)
+        return told
+
+    def refused(self, reason, *words, **fields):
+        """The member's line of its refusal."""
+        line = self.member.wait_for("attempt_refused", reason=Reason.Name(reason), **fields)
+        assert line["level"] == "warning"
+        assert not [word for word in words if word not in line["detail"]], line
+        return line
+
+    def said(self, attempt):
+        """What west has sent of an attempt, by kind, in order."""
+        self._messages += self.relay.take().messages
+        kinds = []
+        for each in self._messages:
+            if each.method == "FederationService/Session":
+                message = pb.MemberMessage.FromString(each.data)
+                kind = message.WhichOneof("message")
+                ref = getattr(getattr(message, kind), "ref", None)
+            else:
+                kind, ref = "vector", None
+                if each.method == "FederationService/UploadMasked":
+                    ref = pb.MaskedUpload.FromString(each.data).header.ref
+            if ref is not None and ref.round and wire.attempt_from_pb(ref) == attempt:
+                kinds.append(kind)
+        return kinds
+
+    def ended(self, attempt):
+        """How an attempt ended, as the operator is shown it."""
+
+        def found(detail):
+            return [
+                each
+                for of_round in detail.rounds
+                if of_round.number == attempt.round
+                for each in of_round.attempts
+                if each.number == attempt.attempt and each.outcome in ("published", "abandoned")
+            ]
+
+        return found(self.federation.wait_for(self.job, found))[0]
+
+    def goes_on(self, attempt):
+        """A later round of the job is published with west in its sum."""
+        self.federation.wait_for(
+            self.job,
+            lambda detail: any(
+                LIED_TO in each.survivors and each.outcome == "published"
+                for of_round in detail.rounds
+                if of_round.number > attempt.round
+                for each in of_round.attempts
+            ),
+        )
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory):
+    with ExitStack() as stack:
+        yield Network(tmp_path_factory.mktemp("lies"), stack)
+
+
+@pytest.fixture(autouse=True)
+def _honest_again(request):
+    yield
+    if "network" in request.fixturenames:
+        network = request.getfixturevalue("network")
+        network.relay.lie(honest)
+        network.overhearing.lie(honest)
+
+
+def changing(path, value):
+    """One field of a message, or of the entry of a list that is named by a member, becomes another one."""
+
+    def change(message):
+        kind, *names = path.split(".")
+        at = getattr(message, kind)
+        for name in names[:-1]:
+            found = re.fullmatch(r"(\w+)\[(\w+)\]", name)
+            at = next(
+                each
+                for each in getattr(at, found[1])
+                if found[2] in (getattr(each, "member", None), getattr(each, "dealer", None))
+            )
+        old = getattr(at, names[-1])
+        setattr(at, names[-1], value(old) if callable(value) else value)
+        return [message]
+
+    return change
+
+
+def of_the_context(**numbers):
+    def change(message):
+        for name, value in numbers.items():
+            setattr(message.attempt_opened, name, value)
+        return [message]
+
+    return change
+
+
+def twice(change):
+    """The message as it came, and then another one."""
+
+    def both(message):
+        second = pb.CoordinatorMessage()
+        second.CopyFrom(message)
+        return [message, *change(second)]
+
+    return both
+
+
+def without(kind, items, name):
+    def change(message):
+        listed = getattr(getattr(message, kind), items)
+        kept = [
+            each for each in listed if name not in (each, getattr(each, "member", None), getattr(each, "dealer", None))
+        ]
+        assert len(kept) == len(listed) - 1
+        del listed[:]
+        listed.extend(kept)
+        return [message]
+
+    return change
+
+
+def other_survivors_then(message):
+    """Once it has answered: another list, and the request to unmask once more."""
+    survivors = pb.Survivors(ref=message.confirmations.ref, members=["east", "south", "west"])
+    return [message, pb.CoordinatorMessage(survivors=survivors), message]
+
+
+def flip_of_a_roster(seed):
+    """One bit of one field of somebody's entry."""
+
+    def change(message):
+        chance = random.Random(seed)
+        entry = chance.choice(list(message.roster.advertisements))
+        field = chance.choice(["certificate", "masking_key", "sealing_key", "nonce", "signature"])
+        data = getattr(entry, field)
+        setattr(entry, field, flipped(data, chance.randrange(8 * len(data))))
+        return [message]
+
+    return change
+
+
+JOINED = ["advertisement"]
+DEALT = [*JOINED, "dealing"]
+MASKED = [*DEALT, "vector"]
+CONFIRMED = [*MASKED, "confirmation"]
+REVEALED = [*CONFIRMED, "unmasking"]
+
+# The kind that is bent, how, the reason, words of the line, and what the member said before it refused.
+LIES = {
+    "swapped-key": (
+        "roster",
+        changing("roster.advertisements[east].masking_key", public_key(OTHER)),
+        Reason.REASON_ROSTER_SIGNATURE_INVALID,
+        ("east",),
+        JOINED,
+    ),
+    "unsigned-key": (
+        "roster",
+        changing("roster.advertisements[east].signature", b""),
+        Reason.REASON_ROSTER_SIGNATURE_INVALID,
+        ("east",),
+        JOINED,
+    ),
+    "own-key": (
+        "roster",
+        changing("roster.advertisements[west].sealing_key", public_key(OTHER)),
+        Reason.REASON_ROSTER_OWN_ENTRY_ALTERED,
+        ("west",),
+        JOINED,
+    ),
+    "fewer-corrupt": (
+        "attempt_opened",
+        of_the_context(assumed_corrupt=0),
+        Reason.REASON_CONTEXT_UNEXPECTED,
+        ("assumed_corrupt",),
+        [],
+    ),
+    "shrunken-cohort": (
+        "attempt_opened",
+        of_the_context(cohort=3, threshold=3),
+        Reason.REASON_CONTEXT_UNEXPECTED,
+        ("application",),
+        [],
+    ),
+    "narrower-ring": (
+        "attempt_opened",
+        of_the_context(bits=16),
+        Reason.REASON_CONTEXT_UNEXPECTED,
+        ("bits",),
+        [],
+    ),
+    "another-model": (
+        "attempt_opened",
+        of_the_context(model=OTHER),
+        Reason.REASON_CONTEXT_UNEXPECTED,
+        ("model",),
+        [],
+    ),
+    "another-recipe": (
+        "attempt_opened",
+        of_the_context(application=OTHER),
+        Reason.REASON_CONTEXT_UNEXPECTED,
+        ("application",),
+        [],
+    ),
+    "forged": (
+        "received_dealings",
+        changing("received_dealings.dealings[south].sealed", lambda sealed: flipped(sealed, 100)),
+        Reason.REASON_DEALINGS_CIPHERTEXT_INVALID,
+        ("south",),
+        DEALT,
+    ),
+    "truncated": (
+        "received_dealings",
+        changing("received_dealings.dealings[south].sealed", lambda sealed: sealed[:-1]),
+        Reason.REASON_DEALINGS_MALFORMED,
+        ("south",),
+        DEALT,
+    ),
+    "itself-dropped": (
+        "survivors",
+        without("survivors", "members", "west"),
+        Reason.REASON_SURVIVORS_WITHOUT_SELF,
+        ("leaves out",),
+        MASKED,
+    ),
+    "second-survivors": (
+        "survivors",
+        twice(without("survivors", "members", "north")),
+        Reason.REASON_SECOND_SURVIVORS,
+        ("different",),
+        CONFIRMED,
+    ),
+    "unmask-again": (
+        "confirmations",
+        twice(without("confirmations", "confirmations", "north")),
+        Reason.REASON_SECOND_UNMASK_REQUEST,
+        ("different",),
+        REVEALED,
+    ),
+    "unmask-again-for-others": (
+        "confirmations",
+        other_survivors_then,
+        Reason.REASON_SECOND_SURVIVORS,
+        ("different",),
+        REVEALED,
+    ),
+    "flipped-bit-of-a-roster-1": ("roster", flip_of_a_roster(1), Reason.REASON_ROSTER_SIGNATURE_INVALID, (), JOINED),
+    "flipped-bit-of-a-roster-2": ("roster", flip_of_a_roster(2), Reason.REASON_ROSTER_SIGNATURE_INVALID, (), JOINED),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lie_over_the_network(network, lie):
+    kind, change, reason, words, before = LIES[lie]
+    told = network.lie(kind, change)
+    line = network.refused(reason, *words)
+    (attempt,) = told
+    assert line["attempt"] == str(attempt)
+    end = network.ended(attempt)
+    said = network.said(attempt)
+    assert said[: len(before)] == before
+    assert set(said[len(before) :]) == {"refusal"}
+    # The three others are enough, whatever became of it.
+    assert end.outcome == "published"
+    assert (LIED_TO in end.survivors) == ("vector" in before)
+    if "confirmation" not in before:
+        assert (LIED_TO, reason) in {(lost.member, lost.reason) for lost in end.dropouts}
+    network.goes_on(attempt)
+
+
+def test_two_versions_of_u3_over_the_network(network):
+    """West is told that north was lost, and is handed the others' signatures of the true list."""
+    signatures, heard = [], threading.Event()
+
+    def overhear(message):
+        of_it = message.WhichOneof("message") == "confirmations" and told and not signatures
+        if of_it and wire.attempt_from_pb(message.confirmations.ref) == told[0]:
+            signatures.append(message)
+            heard.set()
+        return [message]
+
+    network.overhearing.lie(overhear)
+    told = network.lie("survivors", without("survivors", "members", "north"))
+    bend = network.relay._bend
+
+    def keep_in_the_dark(message):
+        if told and message.WhichOneof("message") == "attempt_ended" and not keep_in_the_dark.done:
+            keep_in_the_dark.done = True
+            assert heard.wait(60)
+            return signatures
+        return bend(message)
+
+    keep_in_the_dark.done = False
+    network.relay.lie(keep_in_the_dark)
+    line = network.refused(Reason.REASON_CONFIRMATIONS_SIGNATURE_INVALID, "east")
+    (attempt,) = told
+    assert line["attempt"] == str(attempt)
+    end = network.ended(attempt)
+    assert network.said(attempt) == [*CONFIRMED, "refusal"]
+    assert (LIED_TO, Reason.REASON_CONFIRMATION_SIGNATURE_INVALID) in {
+        (lost.member, lost.reason) for lost in end.dropouts
+    }
+    network.relay.lie(honest)
+    network.goes_on(attempt)
+
+
+def test_a_withheld_dealing_over_the_network(network):
+    told = network.lie("received_dealings", without("received_dealings", "dealings", "north"))
+    line = network.refused(Reason.REASON_SURVIVORS_NOT_DEALT, "north", "never arrived")
+    (attempt,) = told
+    assert line["attempt"] == str(attempt)
+    end = network.ended(attempt)
+    assert network.said(attempt) == [*MASKED, "refusal"]
+    # North's vector is masked with west, and west's is not with north: what comes out is no sum, and is not published.
+    assert (end.outcome, end.reason) == ("abandoned", Reason.REASON_RESULT_INVALID)
+    network.goes_on(attempt)
+
+
+def test_a_replayed_attempt_over_the_network(network):
+    opened = []
+
+    def replay(message):
+        if message.WhichOneof("message") != "attempt_opened":
+            return [message]
+        opened.append(message)
+        return [opened[0], message] if len(opened) == 2 else [message]
+
+    network.relay.lie(replay)
+    line = network.refused(Reason.REASON_ATTEMPT_REPLAYED, "is not above")
+    first, second = (wire.attempt_from_pb(message.attempt_opened.ref) for message in opened[:2])
+    assert line["attempt"] == str(first)
+    # The new one is not the worse for it.
+    assert LIED_TO in network.ended(second).survivors
+    assert network.said(second) == REVEALED
+    assert [kind for kind in network.said(first) if kind == "advertisement"] == JOINED
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (of_the_context(threshold=2), ("unreadable", "threshold 2 is too low")),
+        (of_the_context(cohort=1), ("unreadable", "cohort of 1")),
+        (of_the_context(values=2**63), ("unreadable", "values is a whole number")),
+        (lambda message: [pb.CoordinatorMessage()], ("unreadable", "nothing in it")),
+        pytest.param(
+            lambda message: [b"\xff" + message.SerializeToString()],
+            ("unreadable",),
+            marks=pytest.mark.xfail(
+                reason="gRPC hands over None for bytes that do not parse, and the member's process ends on it"
+            ),
+        ),
+    ],
+    ids=["threshold", "cohort", "values", "empty", "bytes"],
+)
+def test_bytes_that_are_no_message_end_the_session_and_it_comes_back(network, change, words):
+    """A context that contradicts itself, or a message that is none: there is no attempt to refuse."""
+    told = network.lie("attempt_opened", change)
+    line = network.member.wait_for("disconnected")
+    assert line["level"] == "warning"
+    assert line["why"]
+    assert not [word for word in words if word not in line["why"]], line
+    network.member.wait_for("connected")
+    (attempt,) = told
+    # It is asked again, in words that it can read.
+    assert LIED_TO in network.ended(attempt).survivors
+    assert network.said(attempt) == REVEALED

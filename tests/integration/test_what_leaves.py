@@ -36,12 +36,13 @@ from edge_client.home import MemberIdentity
 from edge_client.privacy.accounting import Limit, spend
 from edge_client.privacy.events import DiscreteGaussianSum, SampledGaussian
 from edge_client.privacy.overlap import digest_of_marks, marks_of
+from edge_client.session.agent import CHUNK
 from edge_client.text import TextEncoder
 from export.bundle import make_job_bundle
 from secure_agg.session import NONCE_BYTES, SEALED_BYTES
 from secure_agg.shamir import SHARE_BYTES
 from tacit import PROTOCOL_VERSIONS, __version__
-from tacit.blobs import CHUNK, put_blob
+from tacit.blobs import put_blob
 from tacit.job import JobDocument, JobSpec, grid_of, layout_of
 from tacit.reason import Reason
 from tacit.token import JoinToken
@@ -254,7 +255,7 @@ class Listening:
             start
             + (mechanism if plain else "")
             + '[vocabulary]\nkind = "words"\nfile = "words.txt"\n'
-            + "[model]\nembedding = 18\nwidths = [1, 2]\nmaps = 8\n"
+            + "[model]\nembedding = 28\nwidths = [1, 2]\nmaps = 8\n"
             + f"[rounds]\ncount = {rounds}\nmin_members = 3\ntarget_members = 3\nattempts = 1\nfailures = 1\n"
             # Nobody is to be too slow on a busy machine.
             + "[rounds.deadlines]\ntraining = 300\nreconnect = 60\n"

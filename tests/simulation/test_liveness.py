@@ -13,7 +13,7 @@ from coordinator.rounds.effects import Status
 from coordinator.rounds.machine import transition
 from edge_client.privacy.policy import Policy
 from edge_client.session import states
-from tacit.messages import AttemptMessage
+from tacit.messages import AttemptMessage, Decline
 from tacit.reason import Reason
 from tests.support.fleet import Fleet, job_document
 
@@ -228,3 +228,23 @@ def outlasting(action):
 
     wrapped.of_member = True
     return wrapped
+
+
+def test_a_member_that_sits_the_job_out_hears_of_its_end():
+    fleet = Fleet(5)
+    trained = fleet._trained
+
+    def unwilling(member, assignment):
+        if member.name == "m0":
+            failed = states.PreparationFailed(assignment, Reason.REASON_BUDGET_SPENT, "at its limit")
+            fleet.tell(member.name, failed)
+        else:
+            trained(member, assignment)
+
+    fleet._trained = unwilling
+    fleet.connect().run(lambda: fleet.state.status is Status.FINISHED)
+    fleet.run(hours=1)
+    assert fleet.members["m0"].over == [Reason.REASON_JOB_FINISHED]
+    # It was asked anew each round: a limit by month opens again.
+    declined = [message for message in fleet.members["m0"].said if isinstance(message, Decline)]
+    assert [message.round for message in declined] == [1, 2, 3]

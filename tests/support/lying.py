@@ -8,12 +8,10 @@ what a test makes of it: other messages, more of them, or none.
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import grpc
-import numpy as np
 
 import secure_agg
 from edge_client.session import states
@@ -28,7 +26,7 @@ from tacit.v1 import federation_pb2 as pb
 from tests.support.fleet import Fleet
 from tests.support.recorder import Relay
 
-__all__ = ["JOB", "VICTIM", "LyingFleet", "LyingRelay", "dealt_to", "flipped"]
+__all__ = ["JOB", "VICTIM", "Bend", "LyingFleet", "LyingRelay", "dealt_to", "flipped", "honest"]
 
 JOB = "questions"
 VICTIM = "m0"
@@ -75,9 +73,7 @@ class LyingFleet(Fleet):
 
     def in_the_dark(self, *names: str) -> None:
         """These are never told that an attempt goes on without them."""
-        self.lose = lambda name, message: name in names and isinstance(
-            getattr(message, "payload", None), AttemptEnded
-        )
+        self.lose = lambda name, message: name in names and isinstance(getattr(message, "payload", None), AttemptEnded)
 
     @property
     def attempt(self) -> AttemptId:
@@ -134,10 +130,6 @@ class LyingFleet(Fleet):
         kept, self.job = self.job, self.jobs.get(member.name, self.job)
         super()._trained(member, assignment)
         self.job = kept
-
-    def masked(self, attempt: AttemptId, name: str = VICTIM) -> np.ndarray | None:
-        """The masked vector that arrived of a member and is not in a sum yet."""
-        return self._spooled.get((attempt, name))
 
     def would(self, name: str, message: Any) -> tuple[states.MemberState, tuple[states.Effect, ...]]:
         """What a member would do on a message, without doing it. Only its protocol's latches keep it in mind."""
@@ -208,5 +200,3 @@ class LyingRelay(Relay):
                 bend = self._bend
             for message in bend(pb.CoordinatorMessage.FromString(data)):
                 yield message if isinstance(message, bytes) else message.SerializeToString()
-        with suppress(StopIteration):
-            next(answers)

@@ -398,13 +398,23 @@ def test_nothing_is_chosen_on_the_test_set(monkeypatch, tmp_path):
     assert other < best
     tests = [(epsilon, seed, score(recipe)) for on_test, recipe, epsilon, seed in calls if on_test]
     wanted = ((1.0, best), (2.0, best), (4.0, best), (8.0, other), (None, other))
-    assert tests == [(epsilon, seed, found) for epsilon, found in wanted for seed in (0, 1, 2)]
+    assert tests == [(epsilon, seed, found) for seed in (0, 1, 2) for epsilon, found in wanted]
     assert {line["figure"] for line in searched.lines} == {"validation_accuracy"}
     means = [line["value"] for line in results.lines if "seed" not in line]
     assert means == pytest.approx([best] * 3 + [-other, other])
     count = len(calls)
     bench.run_dp_sgd(results, searched, data, time.monotonic() - 1)
     assert len(calls) == count, "what is done is not measured again"
+
+
+def test_a_choice_that_was_made_with_other_code_stays_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "RESULTS", tmp_path)
+    case = {**bench.tested_case(4.0), "recipe": Recipe().as_json()}
+    earlier = bench.earlier_search("before")
+    earlier.open((0,))
+    earlier.add(case, [Figure("validation_accuracy", 0.5)], seed=0)
+    (found,) = bench.earlier_search("after").done(case, 0)
+    assert (found["value"], found["code"]) == (0.5, "before")
 
 
 # ---- the page -------------------------------------------------------------------------------------------------------

@@ -136,6 +136,12 @@ def test_what_the_policy_refuses_is_refused_before_the_data_is_looked_at(place, 
     assert made.reserved() == 0
 
 
+def test_the_federation_that_the_policy_trusts_is_not_refused(place, identity):
+    made = place(authorities=(identity.federation.hex(),))
+    assert made.refused().reason == Reason.REASON_TRAINING_FAILED
+    assert made.examples.read
+
+
 def test_a_spent_budget_is_found_before_training_and_after_the_model_came(place):
     made = place(epsilon=0.01)
     refused = made.refused()

@@ -215,6 +215,16 @@ def test_the_next_version_is_the_mean_of_clipped_changes_and_their_noise(mechani
     assert abs(np.mean(noise)) < 4 * deviation / math.sqrt(members * VALUES) + grid
 
 
+def test_the_mean_is_over_those_whose_sum_was_opened():
+    document, source = job(DP_SGD), secure_agg.SystemRandom()
+    protection = protection_of(document, 200)
+    total = np.zeros(layout_of(document, 5).values, np.uint32)
+    for _ in range(4):
+        total += protection.encode(document, Update(np.full(VALUES, 0.5, np.float32), 1, 0.0, 0, 0), 5, source)
+    step = next_version(document, 5, 4, total, np.ones(VALUES, np.float32))
+    assert step.values == pytest.approx(np.full(VALUES, 1.5), abs=1e-4)
+
+
 @pytest.mark.parametrize("mechanism", [DP_SGD, GAUSSIAN, LAPLACE, RING])
 def test_under_a_mechanism_only_the_change_travels(mechanism):
     (segment,) = layout_of(job(mechanism), 5).segments
