@@ -242,7 +242,7 @@ def release(
     random = Repeatable(seed)
     before = shared_parameters(module)["embedding.weight"].ravel()
     protection = protection_of(job, len(ids))
-    task = LocalTraining(module, ids, labels, subject.recipe, 0, "cpu", lambda _: None, lambda: False)
+    task = LocalTraining.of_all(module, ids, labels, subject.recipe, 0, "cpu", lambda _: None, lambda: False)
     protection.train(task, random)
     change = shared_parameters(module)["embedding.weight"].ravel() - before
     protected = protection.protect(change, random)

@@ -93,6 +93,8 @@ class Metrics:
         # By job and member: the newest report, and who is at its limit. Only what members of this process's time said.
         self._epsilons: dict[str, dict[str, float]] = {}
         self._spent: dict[str, set[str]] = {}
+        # Members may still speak of a job that has just ended.
+        self._over: set[str] = set()
         self._version = self._gauge("model_version", "Number of the newest version.", "job")
         self._round = self._gauge("round", "Number of the newest round.", "job")
         self._windows = self._counter(
@@ -156,23 +158,39 @@ class Metrics:
         self._evaluation_loss.labels(job).set(loss)
 
     def job_ended(self, job: str) -> None:
-        """Nobody is ready for a job that is over."""
+        """Nobody is ready for a job that is over, and what members said of their privacy in it is forgotten."""
         self._ready.labels(job).set(0)
+        self._over.add(job)
+        self._epsilons.pop(job, None)
+        self._spent.pop(job, None)
+        for gauge in (self._epsilon_largest, self._epsilon_median, self._exhausted):
+            # Made if it is not there: older releases of the library remove only what is.
+            gauge.labels(job)
+            gauge.remove(job)
 
     # ---- privacy, as members report it: what gates lies on their machines ---------------------------------
 
     def privacy_reported(self, job: str, member: str, epsilon: float) -> None:
         """A member that is ready says what the job has cost its data so far."""
+        if job in self._over:
+            return
         reports = self._epsilons.setdefault(job, {})
         reports[member] = epsilon
         self._epsilon_largest.labels(job).set(max(reports.values()))
         self._epsilon_median.labels(job).set(statistics.median(reports.values()))
+
+    def budget_left(self, job: str, member: str) -> None:
+        """A member is ready, whether it reports its epsilon or not: it is not at its limit."""
+        if job in self._over:
+            return
         spent = self._spent.setdefault(job, set())
         spent.discard(member)
         self._exhausted.labels(job).set(len(spent))
 
     def budget_exhausted(self, job: str, member: str) -> None:
         """A member declines because its next release would pass its own limit."""
+        if job in self._over:
+            return
         spent = self._spent.setdefault(job, set())
         spent.add(member)
         self._exhausted.labels(job).set(len(spent))

@@ -24,7 +24,16 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["DataInvalid", "Example", "check_labels", "data_digest", "label_ids", "read_examples", "read_text"]
+__all__ = [
+    "DataInvalid",
+    "Example",
+    "check_labels",
+    "data_digest",
+    "label_ids",
+    "label_places",
+    "read_examples",
+    "read_text",
+]
 
 
 class DataInvalid(ValueError):
@@ -220,6 +229,14 @@ def label_ids(examples: Sequence[Example], labels: Sequence[str]) -> "NDArray[np
     check_labels(examples, labels)
     index = {label: at for at, label in enumerate(labels)}
     return np.array([index[example.label or ""] for example in examples], dtype=np.int64)
+
+
+def label_places(examples: Sequence[Example], labels: Sequence[str]) -> "NDArray[np.int64]":
+    """Shape (N,): where each example's label stands in `labels`, -1 where it is none of them. Never fails."""
+    import numpy as np
+
+    index = {label: at for at, label in enumerate(labels)}
+    return np.array([index.get(example.label or "", -1) for example in examples], dtype=np.int64)
 
 
 def data_digest(path: Path) -> bytes:

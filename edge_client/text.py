@@ -8,6 +8,7 @@ Leaves to others: where the vocabulary comes from. It must be public: what a tok
 knows.
 """
 
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ __all__ = [
     "TextEncoder",
     "TokenizerInvalid",
     "VocabularyInvalid",
+    "check_own_form",
     "read_vocabulary",
     "word_tokenizer",
     "wordpiece_tokenizer",
@@ -152,6 +154,25 @@ def word_tokenizer(lines: Iterable[str]) -> bytes:
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     return _bytes(tokenizer)
+
+
+def check_own_form(tokenizer_json: bytes) -> None:
+    """Passes what `wordpiece_tokenizer` or `word_tokenizer` made, byte for byte, and nothing else.
+
+    A tokenizer.json is a small program. One with patterns of its own, or without an entry for unknown words, can fail
+    or dawdle on exactly those texts that somebody asks about; these two forms treat every text alike.
+
+    Raises:
+        TokenizerInvalid: it is another one.
+    """
+    try:
+        model = json.loads(tokenizer_json)["model"]
+        lines = sorted(model["vocab"], key=model["vocab"].__getitem__)
+        made = wordpiece_tokenizer(lines) if model["type"] == "WordPiece" else word_tokenizer(lines[2:])
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise TokenizerInvalid(f"not a tokenizer of a job bundle: {error}") from error
+    if made != tokenizer_json:
+        raise TokenizerInvalid("the tokenizer is not one that `coordinator job bundle` makes of a vocabulary")
 
 
 def _bytes(tokenizer: Any) -> bytes:

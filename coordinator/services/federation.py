@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -26,7 +27,8 @@ from coordinator.services import sessions
 from coordinator.services.credentials import peer
 from coordinator.services.turns import Turns
 from coordinator.storage import records
-from coordinator.storage.errors import BlobMissing
+from coordinator.storage.errors import BlobMissing, StorageError
+from coordinator.storage.members import MAX_LEDGERS
 from tacit import PROTOCOL_VERSIONS, __version__, wire
 from tacit.identity import Certificate, Role
 from tacit.messages import (
@@ -36,7 +38,6 @@ from tacit.messages import (
     Goodbye,
     Hello,
     LedgerCounter,
-    PrivacyReport,
     Ready,
     Standby,
     Welcome,
@@ -60,6 +61,15 @@ _CHUNKS_OUT, _PATIENCE_OUT = 4, 0.05
 _CHUNKS_IN, _PATIENCE_IN = 8, 0.02
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass
+class _Ledger:
+    """The ledger that a session's Hello named."""
+
+    id: bytes | None  # 16 bytes; None where it named none.
+    before: int  # Highest sequence heard before this session; 0: none.
+    heard: int | None  # Highest that is on the disk by now; None where this ledger is not remembered.
 
 
 class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
@@ -109,9 +119,11 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
             return
         session = sessions.Session(member, hello.process, hello.software_version, hello.admits)
         now_ms = time.time_ns() // 1_000_000
-        heard = await self._heard_ledger(member, hello.ledger)
-        await context.write(wire.to_member(Welcome(version, __version__, self._federation.hex(), now_ms, heard)))
-        reader = asyncio.create_task(self._read(session, context))
+        ledger = await self._named_ledger(member, hello.ledger)
+        await context.write(
+            wire.to_member(Welcome(version, __version__, self._federation.hex(), now_ms, ledger.before))
+        )
+        reader = asyncio.create_task(self._read(session, ledger, context))
         # A session must not outlive the certificate it was opened with.
         left = (certificate.expires - datetime.now(UTC)).total_seconds()
         expiry = asyncio.get_running_loop().call_later(left, self._expired, member)
@@ -125,17 +137,51 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         finally:
             expiry.cancel()
             reader.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await reader
-            self._runtime.sessions.close(session)
+            try:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await reader
+            except StorageError as error:
+                log.error("storage_failed", member=member, detail=str(error))
+            except Exception as error:
+                log.error("message_failed", member=member, error=str(error), exc_info=error)
+            finally:
+                # Whatever became of the reader: who has no stream is not connected.
+                self._runtime.sessions.close(session)
 
-    async def _heard_ledger(self, member: str, ledger: LedgerCounter | None) -> int:
-        """On the disk before the member hears of it; the highest sequence that was heard before."""
-        if ledger is None:
-            return 0
+    async def _named_ledger(self, member: str, named: LedgerCounter | None) -> _Ledger:
+        """What a Hello says of the member's ledger, on the disk before the member hears of it."""
+        if named is None:
+            return _Ledger(None, 0, 0)
+        before = await self._heard_ledger(member, named)
+        if before is None:
+            detail = (
+                f"{member} has named {MAX_LEDGERS} ledgers before this one: how far this one comes is not "
+                "remembered, and an older copy of it will not be noticed here"
+            )
+            log.warning("message_failed", member=member, detail=detail)
+            return _Ledger(named.id, 0, None)
+        return _Ledger(named.id, before, max(before, named.sequence))
+
+    async def _heard_ledger(self, member: str, ledger: LedgerCounter) -> int | None:
+        """See `records.heard_ledger`."""
         return await self._runtime.database.run(
             lambda session: records.heard_ledger(session, member, ledger.id, ledger.sequence)
         )
+
+    async def _ready_ledger(self, member: str, ready: Ready, ledger: _Ledger) -> None:
+        """What a Ready says of the member's ledger. Only a higher number, for a job that is here, reaches the database.
+
+        Raises:
+            wire.WireInvalid: it is another ledger than that of the session's Hello.
+        """
+        if ready.ledger is None:
+            return
+        if ready.ledger.id != ledger.id:
+            raise wire.WireInvalid("Ready names the ledger that the session's Hello named, or none")
+        if ledger.heard is None or ready.ledger.sequence <= ledger.heard or ready.job not in self._runtime.drivers:
+            return
+        await self._heard_ledger(member, ready.ledger)
+        ledger.heard = ready.ledger.sequence
 
     def _expired(self, member: str) -> None:
         detail = "the member's certificate has expired; it enrols again with a new join token"
@@ -171,7 +217,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
             if following is not None:
                 following.cancel()
 
-    async def _read(self, session: sessions.Session, context: Context) -> None:
+    async def _read(self, session: sessions.Session, ledger: _Ledger, context: Context) -> None:
         # So many messages of one member may wait to be worked out; what comes after waits in its own connection.
         slots = asyncio.Semaphore(_MESSAGES_AHEAD)
         try:
@@ -183,7 +229,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
                 spoken = wire.from_member(message)
                 del message
                 if isinstance(spoken, Ready):
-                    await self._heard_ledger(session.member, spoken.ledger)
+                    await self._ready_ledger(session.member, spoken, ledger)
                 self._dispatch(session, spoken, slots.release)
                 del spoken
         except wire.WireInvalid as error:
@@ -213,13 +259,17 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
             self._runtime.sessions.send(session.member, Standby(f"there is no job named {job[:63]}"))
             done()
         else:
-            self._count_privacy(session.member, message)
+            # What comes late is not counted: the metrics have forgotten a job that is over.
+            if driver.state.status not in (Status.FINISHED, Status.ABORTED):
+                self._count_privacy(session.member, message)
             driver.post(event, done)
 
     def _count_privacy(self, member: str, message: FromMember) -> None:
         match message:
-            case Ready(job=job, privacy=PrivacyReport(epsilon=epsilon)):
-                self._metrics.privacy_reported(job, member, epsilon)
+            case Ready(job=job, privacy=report):
+                self._metrics.budget_left(job, member)
+                if report is not None:
+                    self._metrics.privacy_reported(job, member, report.epsilon)
             case Decline(job=job, reason=Reason.REASON_BUDGET_SPENT):
                 self._metrics.budget_exhausted(job, member)
             case _:

@@ -20,6 +20,7 @@ from coordinator.storage.journal import note
 from coordinator.storage.models import LedgerCounterRow, MemberRow, TokenRow
 
 __all__ = [
+    "MAX_LEDGERS",
     "DatabaseTokenDesk",
     "MemberStatus",
     "StoredMember",
@@ -32,6 +33,10 @@ __all__ = [
     "revoke_member",
     "spend_token",
 ]
+
+
+# Of one member. It has one for each of its data sets; the id is its own to choose, and each is a row for good.
+MAX_LEDGERS = 16
 
 
 class MemberStatus(StrEnum):
@@ -98,13 +103,23 @@ def invite(
     s.flush()
 
 
-def heard_ledger(s: Session, name: str, ledger: bytes, sequence: int) -> int:
+def heard_ledger(s: Session, name: str, ledger: bytes, sequence: int) -> int | None:
     """Remembers how far a member's ledger has come; returns the highest sequence heard before (0: none).
 
-    ledger: its id, 16 bytes. A member's name is part of the key, so that nobody speaks for another's ledger.
+    ledger: its id, 16 bytes. A member's name is part of the key, so that nobody speaks for another's ledger. None where
+    it is not remembered: the member has named `MAX_LEDGERS` others, and none of those is forgotten for it, as that
+    would let the member's older copy of it pass.
     """
-    row = s.get(LedgerCounterRow, (name, ledger), with_for_update=True)
+    row = s.get(LedgerCounterRow, (name, ledger))
+    if row is not None and sequence <= row.sequence:
+        return row.sequence
+    # Locked, because on PostgreSQL another coordinator may be hearing this member too; then read once more.
+    s.get(MemberRow, name, with_for_update=True)
+    row = s.get(LedgerCounterRow, (name, ledger), populate_existing=True)
     if row is None:
+        known = s.scalar(select(func.count()).select_from(LedgerCounterRow).where(LedgerCounterRow.member == name))
+        if (known or 0) >= MAX_LEDGERS:
+            return None
         s.add(LedgerCounterRow(member=name, ledger=ledger, sequence=sequence))
         return 0
     before = row.sequence

@@ -108,6 +108,8 @@ class _Sent:
 
 # The outcome in a receipt that is written before the first byte leaves.
 SENDING = "sending"
+# What a charge without an attempt is written under; attempts begin with 1.
+_NO_ATTEMPT = 0
 
 
 class Budget:
@@ -213,6 +215,8 @@ class Budget:
             try:
                 self._ledger.charge(number, attempt.attempt)
             except LedgerError as error:
+                if number != reserved.reservation:
+                    self._release(number, "it could not be charged")
                 raise self._failing(error) from error
         self._charged[attempt] = number
 
@@ -235,21 +239,39 @@ class Budget:
                 self._ledger.settle(charged, attempt.attempt, outcome, result)
             if sent is not None:
                 self._write_receipt(sent, outcome, result, survivors)
-        except LedgerError as error:
+        except (LedgerError, ValueError) as error:
             log.error("ledger_failing", attempt=str(attempt), error=str(error))
 
     def release(self, reserved: Reserved, why: str) -> None:
         """The update is thrown away: what was reserved for it and never charged is free again."""
+        if reserved.reservation is not None:
+            self._release(reserved.reservation, why)
+
+    def forfeit(self, reserved: Reserved) -> None:
+        """Nothing is sent, but that the training failed is told, and may depend on the data: spent all the same.
+
+        A bound by the event's epsilon it is not: what is told has no noise. It makes asking again cost as much as
+        training does.
+        """
         number = reserved.reservation
-        if number is None or not self._ledger.reservation(number).outstanding:
+        if number is None:
+            return
+        try:
+            self._ledger.charge(number, _NO_ATTEMPT)
+            self._ledger.settle(number, _NO_ATTEMPT, "training_failed", b"")
+        except LedgerError as error:
+            log.error("ledger_failing", job=reserved.job.name, error=str(error))
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _release(self, number: int, why: str) -> None:
+        if not self._ledger.reservation(number).outstanding:
             return
         try:
             self._ledger.release(number, why)
         except LedgerUnwritable as error:
             # It counts as spent until the next start, which releases it.
-            log.error("ledger_failing", job=reserved.job.name, error=str(error))
-
-    # ---- inside --------------------------------------------------------------------------------------------------
+            log.error("ledger_failing", reservation=number, error=str(error))
 
     def _write_receipt(self, sent: _Sent, outcome: str, result: bytes, survivors: Collection[str] | None) -> None:
         context, purpose = sent.session.context, sent.reserved.purpose

@@ -59,6 +59,22 @@ class LocalTraining:
     device: str
     progress: Callable[["Progress"], None]
     cancelled: Callable[[], bool]
+    # N, all of the member's examples, and which of them `ids` holds: others have labels that are not the job's. Draws
+    # are made from all of them, so that what was charged for N holds whatever their labels are.
+    population: int
+    usable: NDArray[np.int64]
+
+    @classmethod
+    def of_all(cls, module: "TextClassifier", ids: NDArray[np.int64], *rest: Any) -> "LocalTraining":
+        """Where every example's label is one of the job's. rest: labels to cancelled, in order."""
+        return cls(module, ids, *rest, population=len(ids), usable=np.arange(len(ids)))
+
+    def rows_of(self, drawn: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Rows of `ids` for examples that were drawn out of all; those that are not usable count for nothing."""
+        place = np.full(self.population, -1, dtype=np.int64)
+        place[self.usable] = np.arange(len(self.usable))
+        rows = place[drawn]
+        return rows[rows >= 0]
 
     def plain(self, rows: NDArray[np.int64] | None = None) -> "TrainingResult":
         """Plain local steps on these rows, all of them if not given."""
@@ -158,6 +174,7 @@ class _PrivateSteps(_Noised):
             device=task.device,
             progress=task.progress,
             cancelled=task.cancelled,
+            rate=min(1.0, self.mechanism.lot / task.population),
         )
 
 
@@ -168,12 +185,12 @@ class _NoisyGaussian(_Noised):
     mechanism: GaussianUpdate
 
     def train(self, task: LocalTraining, random: secure_agg.RandomSource) -> "TrainingResult | None":
-        count, lot = len(task.ids), self.mechanism.lot
+        count, lot = task.population, self.mechanism.lot
         if self.mechanism.sampling == "poisson":
-            rows = noise.draw_poisson(count, min(1.0, lot / count), random)
+            drawn = noise.draw_poisson(count, min(1.0, lot / count), random)
         else:
-            rows = noise.draw_fixed(count, min(lot, count), random)
-        return _train_on(task, rows)
+            drawn = noise.draw_fixed(count, min(lot, count), random)
+        return _train_on(task, task.rows_of(drawn))
 
     def protect(self, change: Vector, random: secure_agg.RandomSource) -> Vector:
         clipped = secure_agg.clip_l2(_finite(change), self.mechanism.clip)
@@ -247,12 +264,16 @@ def protection_of(
             mechanism = _with_own(mechanism, own)
             return _NoisyGaussian(cost(mechanism), mechanism=mechanism)
         case LaplaceUpdate():
-            if own.noise_multiplier is not None:
-                raise ValueError("own_noise_multiplier: laplace-update has an epsilon a round and no multiplier")
+            if own != OwnNumbers():
+                raise ValueError(
+                    "own_lot and own_noise_multiplier: laplace-update has an epsilon a round, no lot and no multiplier"
+                )
             return _NoisyLaplace(cost(mechanism), mechanism=mechanism)
         case DistributedGaussian():
-            if own.noise_multiplier is not None:
-                raise ValueError("own_noise_multiplier: the shares of distributed-gaussian are equal for all members")
+            if own != OwnNumbers():
+                raise ValueError(
+                    "own_lot and own_noise_multiplier: distributed-gaussian has no lot, and all shares are equal"
+                )
             return _RingNoise(cost(mechanism))
 
 
@@ -280,11 +301,12 @@ def _train_on(task: LocalTraining, rows: NDArray[np.int64] | None) -> "TrainingR
     """
     from edge_client.training.local import TrainingDiverged, TrainingResult
 
-    if rows is not None and not len(rows):
+    if not len(task.ids if rows is None else rows):
         return None
     try:
         result = task.plain(rows)
-    except TrainingDiverged:
+    except (TrainingDiverged, RuntimeError, MemoryError):
+        # Not for want of memory either: a text can be chosen to be the one that needs too much.
         return None
     # Sums over the examples depend on the data and get no noise of their own.
     return replace(result, loss_sum=0.0, correct=0, count=0) if isinstance(result, TrainingResult) else None
@@ -298,8 +320,6 @@ def _clip_l1(change: Vector, bound: float) -> NDArray[np.float64]:
     values = change.astype(np.float64)
     norm = float(np.abs(values).sum())
     if norm > bound:
-        values *= bound / norm
-        # Rounding may leave the result a hair above the bound that privacy is accounted with.
-        while float(np.abs(values).sum()) > bound:
-            values *= 1.0 - 2.0**-50
+        # A hair below, so that rounding leaves nothing above the bound that privacy is accounted with.
+        values *= bound / norm * (1.0 - 2.0**-40)
     return values

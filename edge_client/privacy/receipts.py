@@ -4,8 +4,9 @@ A receipt is a file of canonical JSON (`Receipt`) with a signature beside it: RS
 of 32 bytes, over the file as it is, by the key of the member's certificate; so `openssl dgst -verify` checks it.
 HOME/receipts holds
 
-    JOB/ROUND.ATTEMPT.json             the receipt
-    JOB/ROUND.ATTEMPT.sig              its signature, raw
+    JOB/ROUND.ATTEMPT.sent.json        the receipt from before the first byte left (outcome `sending`)
+    JOB/ROUND.ATTEMPT.json             the receipt of how the attempt ended
+    JOB/ROUND.ATTEMPT[.sent].sig       its signature, raw
     certificates/FINGERPRINT.pem       certificates that signed receipts, and their authorities, by SHA-256
 
 A receipt names the one before it in its ledger, and the ledger's chain holds the digest of each. Its file comes first
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from edge_client.privacy.ledger import Ledger
 
 __all__ = [
+    "SENDING",
     "CertificateMissing",
     "Party",
     "Receipt",
@@ -47,6 +49,9 @@ __all__ = [
     "certificate_from",
     "check_receipt",
 ]
+
+# Outcome of the receipt from before the first byte left; the other one of its attempt says how that ended.
+SENDING = "sending"
 
 _Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 _Number = Annotated[int, Field(ge=0, le=2**63 - 1)]
@@ -181,13 +186,14 @@ class ReceiptBook:
 
     def path(self, receipt: Receipt) -> Path:
         """Where its file is, or belongs. Another one of the same numbers, from an earlier federation, stays there."""
-        plain = self._folder / receipt.job / f"{receipt.round}.{receipt.attempt}.json"
+        name = f"{receipt.round}.{receipt.attempt}{'.sent' if receipt.outcome == SENDING else ''}"
+        plain = self._folder / receipt.job / f"{name}.json"
         if not plain.exists() or plain.read_bytes() == receipt.canonical():
             return plain
-        return plain.with_name(f"{receipt.round}.{receipt.attempt}.{receipt.digest().hex()[:8]}.json")
+        return plain.with_name(f"{name}.{receipt.digest().hex()[:8]}.json")
 
     def candidates(self, job: str, round: int, attempt: int) -> Iterator[Path]:
-        """Files that may hold the receipt of an attempt."""
+        """Files that may hold a receipt of an attempt."""
         folder = self._folder / job
         yield folder / f"{round}.{attempt}.json"
         yield from sorted(folder.glob(f"{round}.{attempt}.*.json"))
@@ -225,18 +231,20 @@ class ReceiptBook:
                 if ledger.holds(hashlib.sha256(data).digest()):
                     continue
                 receipt = Receipt.from_json(data, what=str(path))
+                # Before the signature is looked at, which takes several times as long as everything else.
+                if receipt.ledger != ledger.id.hex():
+                    continue
                 signature = path.with_suffix(".sig").read_bytes()
                 check_receipt(receipt, data, signature, self.certificate)
             except (DocumentInvalid, OSError, ReceiptInvalid):
                 continue  # `ledger verify` names it.
-            if receipt.ledger == ledger.id.hex():
-                if receipt.reservation is not None and receipt.reservation > ledger.sequence:
-                    raise LedgerRolledBack(
-                        f"{path} is the receipt of record {receipt.reservation} of ledger {receipt.ledger}, but "
-                        f"{ledger.path} ends at record {ledger.sequence}: an older copy was put in its place. Put the "
-                        f"newer one back. {LOST}"
-                    )
-                waiting[receipt.previous] = (path, receipt, signature)
+            if receipt.reservation is not None and receipt.reservation > ledger.sequence:
+                raise LedgerRolledBack(
+                    f"{path} is the receipt of record {receipt.reservation} of ledger {receipt.ledger}, but "
+                    f"{ledger.path} ends at record {ledger.sequence}: an older copy was put in its place. Put the "
+                    f"newer one back. {LOST}"
+                )
+            waiting[receipt.previous] = (path, receipt, signature)
         adopted = []
         while (found := waiting.pop(ledger.last_receipt, None)) is not None:
             path, receipt, signature = found

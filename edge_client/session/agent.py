@@ -8,6 +8,7 @@ memory meanwhile, and the coordinator says where things stand when the session i
 import asyncio
 import os
 import random
+import sqlite3
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -311,7 +312,15 @@ class Agent:
                     self._carry_out(m.Say(AttemptMessage(event.message.attempt, refusal)))
                 continue
             for effect in effects:
-                self._carry_out(effect)
+                try:
+                    self._carry_out(effect)
+                except (sqlite3.Error, OSError) as error:
+                    # The journal's disk. What follows in this step must not happen without what could not be written.
+                    log.error("journal_failing", error=str(error))
+                    if isinstance(effect, m.Joined | m.Opened | m.Signed):
+                        detail = "this member cannot write its journal"
+                        self._events.put_nowait(m.MaskingFailed(effect.attempt, Reason.REASON_LEDGER_FAILING, detail))
+                        break
 
     def _carry_out(self, effect: m.Effect) -> None:
         match effect:
@@ -336,13 +345,7 @@ class Agent:
                 if (task := self._preparing.pop(effect.job, None)) is not None:
                     task.cancel()
             case m.MaskAndUpload():
-                try:
-                    self._charge(effect)
-                except PolicyRefusal as refusal:
-                    self._events.put_nowait(m.MaskingFailed(effect.attempt, refusal.reason, refusal.detail))
-                    return
-                task = asyncio.create_task(self._mask_and_upload(effect))
-                self._uploads[effect.attempt] = _Upload(task)
+                self._send(effect)
             case m.StopUpload():
                 if (upload := self._uploads.pop(effect.attempt, None)) is not None:
                     upload.stopped.set()
@@ -393,8 +396,13 @@ class Agent:
 
     def _read(self, statement: Statement) -> PrivacyReport | None:
         """The member's own figures, and what the coordinator is told of them. In a thread."""
-        self._observer.privacy(statement.figures())
-        return statement.report() if self._budget.reports else None
+        try:
+            self._observer.privacy(statement.figures())
+            return statement.report() if self._budget.reports else None
+        except Exception as error:
+            # A report, never the authority: the round goes on without it.
+            log.error("report_failed", error=str(error), exc_info=error)
+            return None
 
     async def _fetch(self, digest: bytes, into: Path, limit: int) -> None:
         """By digest; goes on over as many connections as it takes."""
@@ -424,20 +432,24 @@ class Agent:
         if (held := self._held.pop(job, None)) is not None:
             self._budget.release(held.reserved, "the update was not sent")
 
-    def _charge(self, effect: m.MaskAndUpload) -> None:
-        """In the ledger, on the disk, before anything is encoded. Raises: PolicyRefusal."""
+    def _send(self, effect: m.MaskAndUpload) -> None:
+        """Charges, and only then begins to encode."""
         held = self._held.get(effect.attempt.job)
-        if held is not None:
-            self._budget.charge(effect.attempt, held.reserved)
-
-    async def _mask_and_upload(self, effect: m.MaskAndUpload) -> None:
-        held = self._held.get(effect.attempt.job)
+        trained_for = None if held is None else (held.assignment.round, held.assignment.version)
         try:
-            if held is None or (held.assignment.round, held.assignment.version) != (
-                effect.attempt.round,
-                effect.version,
-            ):
-                raise RuntimeError("the update that was trained for this attempt is gone")
+            if held is None or trained_for != (effect.attempt.round, effect.version):
+                gone = "the update that was trained for this attempt is gone"
+                raise PolicyRefusal(Reason.REASON_VECTOR_INVALID, gone)
+            self._budget.charge(effect.attempt, held.reserved)
+        except PolicyRefusal as refusal:
+            self._events.put_nowait(m.MaskingFailed(effect.attempt, refusal.reason, refusal.detail))
+            return
+        task = asyncio.create_task(self._mask_and_upload(effect, held))
+        self._uploads[effect.attempt] = _Upload(task)
+
+    async def _mask_and_upload(self, effect: m.MaskAndUpload, held: _Held) -> None:
+        """For an attempt that is charged."""
+        try:
             vector, stage, message = await asyncio.to_thread(self._mask, effect, held)
         except secure_agg.Refusal as refusal:
             failed = m.MaskingFailed(effect.attempt, of_protocol(refusal.reason), refusal.detail)

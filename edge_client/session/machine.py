@@ -153,6 +153,9 @@ def _prepared(step: _Step, event: Prepared) -> None:
     assignment = event.assignment
     phase = step.state.phase(assignment.job)
     if not isinstance(phase, Preparing) or not _same(phase.assignment, assignment):
+        if not isinstance(phase, Holding | InAttempt):
+            # Nobody waits for it any more: what is held and reserved for it is given back.
+            step.do(Discard(assignment.job))
         return
     ready = Ready(assignment.job, assignment.round, assignment.version, event.privacy, event.ledger)
     step.enter(assignment.job, Holding(assignment, event.job, ready))

@@ -16,6 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
 import secure_agg
 from edge_client.cache import BlobCache
 from edge_client.contribution import Update
@@ -24,9 +28,11 @@ from edge_client.privacy.budget import Budget, Reserved
 from edge_client.privacy.conditions import read_conditions
 from edge_client.privacy.mechanisms import Protection
 from edge_client.privacy.policy import Policy, PolicyRefusal
+from edge_client.text import TokenizerInvalid, check_own_form
 from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
+from tacit.mechanism import NoMechanism
 from tacit.messages import Assignment
 from tacit.reason import Reason
 
@@ -38,6 +44,9 @@ Fetch = Callable[[bytes, Path, int], Awaitable[None]]
 
 _MOST_DOCUMENT = 16 * 1024 * 1024
 _MOST_TOKENIZER = 256 * 1024 * 1024
+_LARGEST_WEIGHT = 1e4
+
+log = structlog.get_logger("edge_client")
 
 
 class PreparationRefused(Exception):
@@ -78,6 +87,16 @@ def _refusing() -> Iterator[None]:
         yield
     except PolicyRefusal as refusal:
         raise PreparationRefused(refusal.reason, refusal.detail) from refusal
+
+
+def _check_size(version: NDArray[np.float32]) -> None:
+    """Numbers as a trained model has them: far larger ones are made to take arithmetic, and privacy with it, apart.
+
+    Raises:
+        DocumentInvalid: a value beyond the bound.
+    """
+    if version.size and float(np.abs(version).max()) > _LARGEST_WEIGHT:
+        raise DocumentInvalid(f"the version holds a weight beyond {_LARGEST_WEIGHT:g}")
 
 
 class Preparer:
@@ -126,20 +145,18 @@ class Preparer:
         with _refusing():
             self._policy.check_manifest(manifest)
             self._policy.check_conditions(await asyncio.to_thread(read_conditions, self._device))
-        try:
-            check_labels(self._examples, job.labels)
-        except DataInvalid as error:
+        if assignment.version_number == 0 and assignment.version != job.weights:
             raise PreparationRefused(
-                Reason.REASON_DATA_UNSUITABLE,
-                "the labels of the member's data are not the job's; the member's own log says which",
-                private=str(error),
-            ) from error
+                Reason.REASON_BUNDLE_UNSUITABLE, "version 0 is not the weights that the job document names"
+            )
         tokenizer = await self._blob(job.tokenizer, fetch, _MOST_TOKENIZER)
         base = await self._blob(assignment.version, fetch, 4 * job.values)
         try:
-            manifest.decode(base)
-        except DocumentInvalid as error:
+            _check_size(manifest.decode(base))
+            await asyncio.to_thread(check_own_form, tokenizer)
+        except (DocumentInvalid, TokenizerInvalid) as error:
             raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, str(error)) from error
+        self._check_labels(job)
         async with self._turn:
             with _refusing():
                 # Once more: jobs take turns, and the last one's training may have taken hours.
@@ -148,10 +165,34 @@ class Preparer:
                 reserved = self._budget.reserve(assignment, job, protection)
             try:
                 update = await self._train(assignment, job, manifest, tokenizer, base, protection)
+            except PreparationRefused as refused:
+                if refused.reason == Reason.REASON_TRAINING_FAILED:
+                    # That it failed may depend on the data, and everybody is about to hear of it.
+                    self._budget.forfeit(reserved)
+                self._budget.release(reserved, "training did not end")
+                raise
             except BaseException:
                 self._budget.release(reserved, "training did not end")
                 raise
             return Preparation(job, update, protection, reserved)
+
+    def _check_labels(self, job: JobDocument) -> None:
+        """Without a mechanism a label that is not the job's is refused, and the coordinator hears of it. Under one it
+        must not: those examples count for nothing, and this machine's log says how many they are.
+
+        Raises:
+            PreparationRefused: no mechanism, and labels that are not the job's.
+        """
+        try:
+            check_labels(self._examples, job.labels)
+        except DataInvalid as error:
+            if isinstance(job.mechanism, NoMechanism):
+                raise PreparationRefused(
+                    Reason.REASON_DATA_UNSUITABLE,
+                    "the labels of the member's data are not the job's; the member's own log says which",
+                    private=str(error),
+                ) from error
+            log.warning("examples_left_out", job=job.name, why=str(error))
 
     async def _job(self, assignment: Assignment, fetch: Fetch) -> JobDocument:
         data = await self._blob(assignment.job_document, fetch, _MOST_DOCUMENT)
@@ -183,23 +224,30 @@ class Preparer:
         cancelled = threading.Event()
 
         def run() -> Update:
-            from edge_client.training.update import train_update
+            from edge_client.training.update import TrainingLost, train_update
 
-            return train_update(
-                job=job,
-                manifest=manifest,
-                tokenizer=tokenizer,
-                base=base,
-                examples=self._examples,
-                protection=protection,
-                random=self._random,
-                seed=self._seed(assignment, job),
-                device=self._device,
-                progress=lambda step, steps, loss: self._watcher.training(
-                    job.name, assignment.round, step, steps, loss
-                ),
-                cancelled=cancelled.is_set,
-            )
+            try:
+                return train_update(
+                    job=job,
+                    manifest=manifest,
+                    tokenizer=tokenizer,
+                    base=base,
+                    examples=self._examples,
+                    protection=protection,
+                    random=self._random,
+                    seed=self._seed(assignment, job),
+                    device=self._device,
+                    progress=lambda step, steps, loss: self._watcher.training(
+                        job.name, assignment.round, step, steps, loss
+                    ),
+                    cancelled=cancelled.is_set,
+                )
+            except TrainingLost as error:
+                raise PreparationRefused(
+                    Reason.REASON_TRAINING_FAILED,
+                    "training failed; the member's own log says how",
+                    private=str(error),
+                ) from error
 
         task = asyncio.create_task(asyncio.to_thread(run))
         try:
@@ -209,10 +257,13 @@ class Preparer:
             # The thread must be out of the way before the next training begins.
             await asyncio.gather(task, return_exceptions=True)
             raise
+        except PreparationRefused:
+            raise
         except Exception as error:
+            # Before the data was looked at: what was served does not fit together.
             raise PreparationRefused(
-                Reason.REASON_TRAINING_FAILED,
-                f"training failed ({type(error).__name__}); the member's own log says how",
+                Reason.REASON_BUNDLE_UNSUITABLE,
+                f"what was served cannot be trained ({type(error).__name__}); the member's own log says why",
                 private=str(error),
             ) from error
 

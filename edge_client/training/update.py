@@ -11,15 +11,19 @@ import torch
 
 import secure_agg
 from edge_client.contribution import Update
-from edge_client.data import Example, label_ids
+from edge_client.data import Example, label_places
 from edge_client.models import build, load_shared, shared_parameters
 from edge_client.privacy.mechanisms import LocalTraining, Protection
 from edge_client.text import TextEncoder
-from edge_client.training.local import Progress
+from edge_client.training.local import Progress, TrainingCancelled
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
 
-__all__ = ["train_update"]
+__all__ = ["TrainingLost", "train_update"]
+
+
+class TrainingLost(RuntimeError):
+    """The training failed after the data was looked at: that it failed can depend on the data."""
 
 
 def train_update(
@@ -37,10 +41,13 @@ def train_update(
     cancelled: Callable[[], bool],
 ) -> Update:
     """Trains from `base` on `examples` and returns the protected change, float32 (d,), with the training metrics
-    (zeros under a mechanism).
+    (zeros under a mechanism). Examples whose label is not the job's are left out.
 
     `random` is what draws and noise come from. `progress` is told (step, steps, loss), which stays on this machine;
     `cancelled` is asked before every step.
+
+    Raises:
+        TrainingCancelled. TrainingLost: it failed after the data was looked at. Anything else: before.
     """
     if device == "cpu":
         # Several members may share a machine; one thread each is several times faster than all on all cores.
@@ -53,19 +60,28 @@ def train_update(
     def watch(at: Progress) -> None:
         progress(at.step, at.steps, at.loss)
 
-    task = LocalTraining(
-        module,
-        encoder.encode([example.text for example in examples]),
-        label_ids(examples, job.labels),
-        job.training,
-        seed,
-        device,
-        watch,
-        cancelled,
-    )
-    result = protection.train(task, random)
-    change = np.subtract(manifest.flatten(shared_parameters(module)), start, dtype=np.float32)
-    change = protection.protect(change, random)
+    try:
+        places = label_places(examples, job.labels)
+        usable = np.flatnonzero(places >= 0)
+        task = LocalTraining(
+            module,
+            encoder.encode([examples[at].text for at in usable.tolist()]),
+            places[usable],
+            job.training,
+            seed,
+            device,
+            watch,
+            cancelled,
+            population=len(examples),
+            usable=usable,
+        )
+        result = protection.train(task, random)
+        change = np.subtract(manifest.flatten(shared_parameters(module)), start, dtype=np.float32)
+        change = protection.protect(change, random)
+    except TrainingCancelled:
+        raise
+    except Exception as error:
+        raise TrainingLost(str(error)) from error
     if result is None:
         return Update(change, len(examples), 0.0, 0, 0)
     return Update(change, len(examples), result.loss_sum, result.correct, result.count)

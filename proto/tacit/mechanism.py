@@ -24,7 +24,8 @@ __all__ = [
 Unit = Literal["example", "member"]
 
 _Multiplier = Annotated[float, Field(gt=0, le=10_000)]
-_Norm = Annotated[float, Field(gt=0, le=1e6)]
+# No smaller: float32 must hold a clipped gradient, and squares of it.
+_Norm = Annotated[float, Field(ge=1e-6, le=1e6)]
 _Lot = Annotated[int, Field(ge=1, le=100_000_000)]
 
 

@@ -328,14 +328,14 @@ def from_coordinator(message: pb.CoordinatorMessage) -> FromCoordinator:
             return messages.Assignment(
                 job=assignment.job,
                 round=assignment.round,
-                job_document=assignment.job_document,
-                version=assignment.version,
+                job_document=_digest(assignment.job_document),
+                version=_digest(assignment.version),
                 version_number=assignment.version_number,
                 window_ms=assignment.window_ms,
             )
         case "job_ended":
             ended = message.job_ended
-            return messages.JobEnded(ended.job, _reason(ended.reason), ended.final_version)
+            return messages.JobEnded(ended.job, _reason(ended.reason), _digest(ended.final_version, empty=True))
         case None:
             raise WireInvalid("a message with nothing in it; the coordinator's software may be newer than this")
         case kind:
@@ -378,11 +378,17 @@ def _coordinator_payload(message: pb.CoordinatorMessage) -> CoordinatorPayload:
                 published=ended.published,
                 reason=_reason(ended.reason),
                 detail=_text(ended.detail, _DETAIL_LENGTH),
-                result=ended.result,
-                new_version=ended.new_version,
+                result=_digest(ended.result, empty=True),
+                new_version=_digest(ended.new_version, empty=True),
             )
         case kind:
             raise WireInvalid(f"a message of an unknown kind: {kind}")
+
+
+def _digest(data: bytes, *, empty: bool = False) -> bytes:
+    if len(data) != 32 and not (empty and not data):
+        raise WireInvalid("a digest has 32 bytes")
+    return data
 
 
 # ---- parts ----------------------------------------------------------------------------------------------------------

@@ -13,14 +13,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from coordinator.config import load_config, load_operator
+from edge_client.session.agent import CHUNK
 from tacit.reason import Reason
 from tacit.token import JoinToken
 from tacit.v1 import operator_pb2 as pb
 from tests.support.processes import PATIENCE, ROOT, Proxy, behind, command, running_federation
 
 MEMBERS = ("north", "east", "south", "west")
-# Of the small job's masked vector.
-CHUNK = 256 * 1024
+# The small job's masked vector: two chunks and most of a third.
 VECTOR_BYTES = 4 * (3916 * 64 + 16 * 64 * (2 + 3) + 2 * 16 + 6 * 32 + 6 + 4)
 
 
@@ -126,8 +126,8 @@ def test_an_upload_cut_at_sixty_percent_is_resumed_and_added_once(federation, pr
     for name in MEMBERS[:3]:
         federation.start(name)
     assert proxy.stalled.wait(PATIENCE)
-    # Three have sent all of theirs, and of the fourth's the coordinator has read two chunks of four.
-    within_patience(lambda: arrived() - before >= 3 * VECTOR_BYTES + 2 * CHUNK)
+    # Three have sent all of theirs, and of the fourth's the coordinator has read one chunk of three.
+    within_patience(lambda: arrived() - before >= 3 * VECTOR_BYTES + CHUNK)
     assert federation.show("cut").job.answered == 3
     proxy.cut()
     member.wait_for("disconnected")
@@ -136,7 +136,7 @@ def test_an_upload_cut_at_sixty_percent_is_resumed_and_added_once(federation, pr
     assert sorted(attempts(detail)[0].survivors) == sorted(MEMBERS)
     assert dropouts(detail) == []
     # The second connection carried the rest, and no more: what had arrived was not sent again.
-    assert 0.4 * VECTOR_BYTES < proxy.passed[1] < 0.6 * VECTOR_BYTES
+    assert 0.5 * VECTOR_BYTES < proxy.passed[1] < 0.7 * VECTOR_BYTES
     assert arrived() - before == 4 * VECTOR_BYTES
 
 

@@ -2,17 +2,22 @@
 
 import asyncio
 import hashlib
+import sqlite3
 from types import SimpleNamespace
 
 import pytest
 from structlog.testing import capture_logs
 
 from edge_client.journal import Memory
+from edge_client.session import agent as agent_module
+from edge_client.session import states
 from edge_client.session.agent import Agent
+from tacit.attempt import AttemptId
 from tacit.messages import Decline, LedgerCounter, Ready
 from tacit.reason import Reason
 from tacit.v1 import federation_pb2 as pb
 
+ATTEMPT = AttemptId("a", 1, 1)
 DATA = bytes(range(256)) * 40
 
 
@@ -64,3 +69,33 @@ def test_a_message_that_cannot_be_written_is_logged_and_the_next_one_is_sent():
         following = asyncio.run(run())
     assert following.decline.detail == "why"
     assert [(line["event"], line["kind"]) for line in logs] == [("message_failed", "Ready")]
+
+
+@pytest.mark.parametrize(
+    "effect", [states.Joined(ATTEMPT, bytes(32), bytes(32)), states.Opened(ATTEMPT), states.Signed(ATTEMPT, ("a",))]
+)
+def test_nothing_follows_what_the_journal_could_not_write(monkeypatch, effect):
+    """The disk is full: the attempt is refused, the member lives on, and the next step is carried out."""
+
+    def full(*_):
+        raise sqlite3.OperationalError("database or disk is full")
+
+    journal = SimpleNamespace(memory=lambda: Memory({}), joined=full, opened=full, signed=full)
+    carried, following = [], states.Say(Ready("a", 1, bytes(32)))
+    steps = iter([(effect, following), (following,)])
+    monkeypatch.setattr(agent_module, "transition", lambda environment, state, event: (state, next(steps)))
+
+    async def run():
+        made = Agent(None, None, journal, None, SimpleNamespace(counter=None), None)
+        made._outgoing = asyncio.Queue()
+        made._events.put_nowait(states.Masked(ATTEMPT, None))
+        working = asyncio.create_task(made._work_events())
+        # What the failure left is the next event, and its one effect is carried out.
+        carried.append(await made._outgoing.get())
+        working.cancel()
+        return made
+
+    with capture_logs() as logs:
+        asyncio.run(run())
+    assert carried == [following.message]
+    assert [line["event"] for line in logs] == ["journal_failing"]

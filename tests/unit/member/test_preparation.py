@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from edge_client.data import Example
 from edge_client.privacy.budget import open_budget
 from edge_client.privacy.policy import Policy
 from edge_client.session.preparation import PreparationRefused, Preparer
+from edge_client.text import word_tokenizer
+from edge_client.training.update import TrainingLost
 from tacit.manifest import Manifest
 from tacit.messages import Assignment
 from tacit.reason import Reason
@@ -22,6 +25,7 @@ MANIFEST = Manifest.of(
     {"embedding.weight": np.zeros((5, 4), np.float32), "output.weight": np.zeros((2, 3), np.float32)}
 )
 BASE = bytes(4 * MANIFEST.values)
+TOKENIZER = word_tokenizer(["a", "text", "another"])
 
 
 class Guarded(list):
@@ -46,10 +50,11 @@ class Watcher:
 class Place:
     """A member's machine and a coordinator that serves blobs by digest."""
 
-    def __init__(self, folder, identity, budget, policy, document):
+    def __init__(self, folder, identity, budget, policy, document, *more):
         self.document = document
         self.served = {
-            hashlib.sha256(data).digest(): data for data in (document.canonical(), MANIFEST.canonical(), BASE, b"-")
+            hashlib.sha256(data).digest(): data
+            for data in (document.canonical(), MANIFEST.canonical(), BASE, TOKENIZER, *more)
         }
         self.fetched = []
         self.examples = Guarded([Example("a text", "a"), Example("another", "b")])
@@ -73,15 +78,14 @@ class Place:
         into.parent.mkdir(exist_ok=True, parents=True)
         into.write_bytes(data)
 
-    async def prepare(self):
-        version = hashlib.sha256(BASE).digest()
-        return await self.preparer.prepare(
-            Assignment("questions", 1, self.document.digest(), version, 0, 1000), self.fetch
-        )
+    async def prepare(self, base=BASE, number=0):
+        version = hashlib.sha256(base).digest()
+        assignment = Assignment("questions", 1, self.document.digest(), version, number, 1000)
+        return await self.preparer.prepare(assignment, self.fetch)
 
-    def refused(self):
+    def refused(self, base=BASE, number=0):
         with pytest.raises(PreparationRefused) as refused:
-            asyncio.run(self.prepare())
+            asyncio.run(self.prepare(base, number))
         return refused.value
 
     def reserved(self):
@@ -97,17 +101,18 @@ def identity(tmp_path_factory):
 def place(tmp_path, identity):
     opened = []
 
-    def make(mechanism=GAUSSIAN, **rules):
+    def make(mechanism=GAUSSIAN, served=(), tokenizer=TOKENIZER, **rules):
         document = job(mechanism, values=MANIFEST.values).model_copy(
             update={
                 "manifest": hashlib.sha256(MANIFEST.canonical()).digest(),
-                "tokenizer": hashlib.sha256(b"-").digest(),
+                "tokenizer": hashlib.sha256(tokenizer).digest(),
+                "weights": hashlib.sha256(BASE).digest(),
             }
         )
         policy = Policy(**rules)
         manager = open_budget(tmp_path, identity, policy, ["a text"])
         opened.append(manager)
-        return Place(tmp_path, identity, manager.__enter__(), policy, document)
+        return Place(tmp_path, identity, manager.__enter__(), policy, document, tokenizer, *served)
 
     yield make
     for manager in opened:
@@ -136,25 +141,77 @@ def test_what_the_policy_refuses_is_refused_before_the_data_is_looked_at(place, 
     assert made.reserved() == 0
 
 
-def test_the_federation_that_the_policy_trusts_is_not_refused(place, identity):
+def lost(*_, **__):
+    raise TrainingLost("the third text was too long")
+
+
+def test_the_federation_that_the_policy_trusts_is_not_refused(place, identity, monkeypatch):
+    monkeypatch.setattr("edge_client.training.update.train_update", lost)
     made = place(authorities=(identity.federation.hex(),))
     assert made.refused().reason == Reason.REASON_TRAINING_FAILED
-    assert made.examples.read
 
 
 def test_a_spent_budget_is_found_before_training_and_after_the_model_came(place):
     made = place(epsilon=0.01)
-    refused = made.refused()
-    assert refused.reason == Reason.REASON_BUDGET_SPENT
+    assert made.refused().reason == Reason.REASON_BUDGET_SPENT
     # A member at its limit goes on receiving models.
     assert hashlib.sha256(BASE).digest() in made.fetched
 
 
-def test_a_training_that_fails_gives_back_what_was_reserved(place):
-    made = place()
-    # What was served as the tokenizer is none.
-    assert made.refused().reason == Reason.REASON_TRAINING_FAILED
+def with_pattern():
+    """A tokenizer that cannot read a text which holds a certain word."""
+    document = json.loads(TOKENIZER)
+    document["normalizer"] = {"type": "Replace", "pattern": {"Regex": "(?=diabetes)"}, "content": "\u0000"}
+    return json.dumps(document).encode()
+
+
+@pytest.mark.parametrize("tokenizer", [with_pattern(), b"-", b"{}", b'{"model": 1}', TOKENIZER + b" "], ids=range(5))
+@pytest.mark.parametrize("mechanism", ["none", GAUSSIAN], ids=["none", "noise"])
+def test_a_tokenizer_of_another_form_is_refused_before_it_reads_a_text(place, tokenizer, mechanism):
+    made = place(mechanism, tokenizer=tokenizer, mechanisms=("none", "gaussian-update"))
+    assert made.refused().reason == Reason.REASON_BUNDLE_UNSUITABLE
+    assert not made.examples.read
     assert made.reserved() == 0
+
+
+def test_a_version_with_weights_that_no_training_leaves_is_refused(place):
+    huge = (np.frombuffer(BASE, "<f4") + np.float32(1.1e4)).tobytes()
+    made = place(served=(huge,))
+    assert made.refused(huge, 1).reason == Reason.REASON_BUNDLE_UNSUITABLE
+    assert not made.examples.read
+
+
+def test_version_zero_is_the_weights_that_the_job_names(place):
+    other = (np.frombuffer(BASE, "<f4") + np.float32(1)).tobytes()
+    made = place(served=(other,))
+    assert made.refused(other, 0).reason == Reason.REASON_BUNDLE_UNSUITABLE
+    assert not made.examples.read
+
+
+def test_labels_that_are_not_the_jobs_are_told_only_where_there_is_no_mechanism(place, monkeypatch):
+    monkeypatch.setattr("edge_client.training.update.train_update", lost)
+    for mechanism, reason in (("none", Reason.REASON_DATA_UNSUITABLE), (GAUSSIAN, Reason.REASON_TRAINING_FAILED)):
+        made = place(mechanism, mechanisms=("none", "gaussian-update"))
+        made.examples.append(Example("a third", "something else"))
+        assert made.refused().reason == reason
+        made.budget._ledger.close()
+
+
+def test_what_does_not_fit_together_costs_nothing(place):
+    made = place()
+    # The manifest is not that of the job's model.
+    assert made.refused().reason == Reason.REASON_BUNDLE_UNSUITABLE
+    assert made.reserved() == 0
+
+
+def test_a_training_that_fails_once_the_data_was_looked_at_is_paid_for_and_says_nothing(place, monkeypatch):
+    monkeypatch.setattr("edge_client.training.update.train_update", lost)
+    made = place()
+    refused = made.refused()
+    assert refused.reason == Reason.REASON_TRAINING_FAILED
+    assert "third" not in refused.detail
+    assert "third" in refused.private
+    assert made.reserved() == 1
 
 
 def test_a_training_that_is_cancelled_gives_back_what_was_reserved(place, monkeypatch):

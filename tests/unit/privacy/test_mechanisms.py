@@ -246,7 +246,7 @@ def trained(mechanism: Any, examples: int, seed: str, **more: Any):
     module = build(MODEL, 20, 2, 0, seed=3)
     before = {name: value.copy() for name, value in shared_parameters(module).items()}
     recipe = Training(batch=8).model_copy(update=more)
-    task = LocalTraining(module, ids, labels, recipe, 11, "cpu", lambda progress: None, lambda: False)
+    task = LocalTraining.of_all(module, ids, labels, recipe, 11, "cpu", lambda progress: None, lambda: False)
     result = protection_of(job(mechanism, values=100), examples).train(task, SeededRandom(seed))
     after = shared_parameters(module)
     return result, np.concatenate([(after[name] - before[name]).ravel() for name in before])

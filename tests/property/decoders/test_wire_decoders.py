@@ -1,0 +1,215 @@
+"""Whatever arrives: a message, or `WireInvalid` (`DecodeError` of what is no protobuf); no other exception, no hang, and
+no more memory than a small multiple of what arrived.
+"""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from google.protobuf.message import DecodeError, Message
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import secure_agg
+from tacit import messages, wire
+from tacit.attempt import AttemptId
+from tacit.v1 import federation_pb2 as pb
+from tests.property.decoders.making import blobs, damaged, messages_of, names
+
+SOON = timedelta(seconds=10)
+quick = settings(max_examples=250, deadline=SOON, suppress_health_check=list(HealthCheck))
+thorough = settings(max_examples=20_000, deadline=SOON, suppress_health_check=list(HealthCheck))
+
+FROM_MEMBER = (messages.Hello, messages.Decline, messages.Ready, messages.AttemptMessage)
+FROM_COORDINATOR = (
+    messages.Welcome,
+    messages.Goodbye,
+    messages.Standby,
+    messages.Assignment,
+    messages.JobEnded,
+    messages.AttemptMessage,
+)
+
+
+def member_reads(message: pb.CoordinatorMessage) -> None:
+    try:
+        read = wire.from_coordinator(message)
+    except wire.WireInvalid:
+        return
+    assert isinstance(read, FROM_COORDINATOR)
+    # What was read is written and read again as the same.
+    assert wire.from_coordinator(wire.to_member(read)) == read
+
+
+def coordinator_reads(message: pb.MemberMessage) -> None:
+    try:
+        read = wire.from_member(message)
+    except wire.WireInvalid:
+        return
+    assert isinstance(read, FROM_MEMBER)
+    if isinstance(read, messages.Ready) and read.privacy is not None:
+        assert 0 <= read.privacy.epsilon <= 1e9
+    assert wire.from_member(wire.to_coordinator(read)) == read
+    for text in (getattr(read, "detail", ""), getattr(read, "software_version", "")):
+        assert len(text) <= 500
+        assert text.isprintable()
+
+
+def parsed(kind: type[Message], data: bytes, reads: Callable[[Any], None]) -> None:
+    try:
+        message = kind.FromString(data)
+    except DecodeError:
+        return
+    reads(message)
+
+
+@quick
+@given(messages_of(pb.CoordinatorMessage))
+def test_any_message_of_a_coordinator(message: pb.CoordinatorMessage) -> None:
+    member_reads(message)
+
+
+@quick
+@given(messages_of(pb.MemberMessage))
+def test_any_message_of_a_member(message: pb.MemberMessage) -> None:
+    coordinator_reads(message)
+
+
+@quick
+@given(damaged(pb.CoordinatorMessage))
+def test_any_bytes_of_a_coordinator(data: bytes) -> None:
+    parsed(pb.CoordinatorMessage, data, member_reads)
+
+
+@quick
+@given(damaged(pb.MemberMessage))
+def test_any_bytes_of_a_member(data: bytes) -> None:
+    parsed(pb.MemberMessage, data, coordinator_reads)
+
+
+@quick
+@given(messages_of(pb.AttemptRef))
+def test_any_reference_to_an_attempt(ref: pb.AttemptRef) -> None:
+    try:
+        read = wire.attempt_from_pb(ref)
+    except wire.WireInvalid:
+        assert not (ref.job and ref.round and ref.attempt)
+        return
+    assert read == AttemptId(ref.job, ref.round, ref.attempt)
+    assert wire.attempt_to_pb(read) == ref
+
+
+@quick
+@given(messages_of(pb.MaskedUpload))
+def test_any_header_of_an_upload(upload: pb.MaskedUpload) -> None:
+    """An upload's first part need not even be a header."""
+    read = wire.masked_input_from_pb(upload.header.input)
+    assert isinstance(read, secure_agg.MaskedInput)
+    assert wire.masked_input_to_pb(read) == upload.header.input
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    ("kind", "reads"), [(pb.CoordinatorMessage, member_reads), (pb.MemberMessage, coordinator_reads)]
+)
+def test_any_bytes_at_length(kind: type[Message], reads: Callable[[Any], None]) -> None:
+    @thorough
+    @given(messages_of(kind), damaged(kind))
+    def both(message: Message, data: bytes) -> None:
+        reads(message)
+        parsed(kind, data, reads)
+
+    both()
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+REF = pb.AttemptRef(job="q", round=1, attempt=1)
+MANY = 30_000
+# Entries with nothing in them, two bytes each on the wire, and entries that are nearly as small; then long fields.
+LARGE: dict[str, Message] = {
+    "hello, versions": pb.MemberMessage(hello=pb.Hello(protocol_versions=[1000] * MANY)),
+    "hello, capabilities": pb.MemberMessage(hello=pb.Hello(capabilities=[""] * MANY)),
+    "hello, patterns": pb.MemberMessage(hello=pb.Hello(admits=[""] * MANY)),
+    "dealing": pb.MemberMessage(dealing=pb.Dealing(ref=REF, shares=[pb.DealtShare()] * MANY)),
+    "unmasking": pb.MemberMessage(unmasking=pb.Unmasking(ref=REF, seed_shares=[pb.RevealedShare()] * MANY)),
+    "decline, a long detail": pb.MemberMessage(decline=pb.Decline(detail="x" * 1_000_000)),
+    "a long signature": pb.MemberMessage(confirmation=pb.Confirmation(ref=REF, signature=bytes(1_000_000))),
+    "roster": pb.CoordinatorMessage(roster=pb.Roster(ref=REF, advertisements=[pb.Advertisement()] * MANY)),
+    "dealings": pb.CoordinatorMessage(
+        received_dealings=pb.ReceivedDealings(ref=REF, dealings=[pb.ReceivedDealing()] * MANY)
+    ),
+    "a long path": pb.CoordinatorMessage(
+        received_dealings=pb.ReceivedDealings(ref=REF, dealings=[pb.ReceivedDealing(path=[b""] * MANY)])
+    ),
+    "survivors": pb.CoordinatorMessage(survivors=pb.Survivors(ref=REF, members=["m"] * MANY)),
+    "confirmations": pb.CoordinatorMessage(
+        confirmations=pb.Confirmations(ref=REF, confirmations=[pb.Confirmation()] * MANY)
+    ),
+    "a long certificate": pb.CoordinatorMessage(
+        roster=pb.Roster(ref=REF, advertisements=[pb.Advertisement(certificate=bytes(1_000_000))])
+    ),
+}
+# An empty entry is two bytes on the wire and a record of up to eight references here (and gRPC takes 4 MiB at most).
+# Nothing may cost more than that for a byte, nor anything but in proportion.
+MOST_FOR_A_BYTE = 100
+
+
+def peak(work: Callable[[], Any]) -> int:
+    """Bytes that Python allocates at most while it works."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_memory_is_a_small_multiple_of_the_message(name: str) -> None:
+    message = LARGE[name]
+    data = message.SerializeToString()
+    kind = type(message)
+    read: Callable[[Any], Any] = wire.from_member if kind is pb.MemberMessage else wire.from_coordinator
+
+    def decode() -> Any:
+        try:
+            return read(kind.FromString(data))
+        except wire.WireInvalid:
+            return None
+
+    decode()
+    used = peak(decode)
+    assert used < MOST_FOR_A_BYTE * len(data) + 100_000, f"{used / len(data):.1f} bytes for a byte"
+    if max(len(blob) for blob in [b"", *long_fields(message)]) > 100_000:
+        # Long fields are copied once from the wire, and what is cut is not kept.
+        assert used < 3 * len(data), f"{used / len(data):.1f} bytes for a byte"
+
+
+def long_fields(message: Message) -> list[bytes]:
+    found: list[bytes] = []
+    for field, value in message.ListFields():
+        for each in value if field.is_repeated else (value,):
+            if isinstance(each, Message):
+                found += long_fields(each)
+            elif isinstance(each, bytes | str):
+                found.append(each.encode() if isinstance(each, str) else each)
+    return found
+
+
+@quick
+@given(st.lists(names, max_size=3), blobs)
+def test_what_is_shown_of_the_other_side_is_one_short_line(texts: list[str], process: bytes) -> None:
+    hello = pb.Hello(software_version="".join(texts), process=process, capabilities=texts)
+    read = wire.from_member(pb.MemberMessage(hello=hello))
+    assert isinstance(read, messages.Hello)
+    for text in (read.software_version, *read.capabilities):
+        assert len(text) <= 64
+        assert text.isprintable()

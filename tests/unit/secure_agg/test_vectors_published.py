@@ -1,0 +1,265 @@
+"""Published vectors of every primitive, and the edges where implementations differ.
+
+X25519: RFC 7748 and Wycheproof. HKDF-SHA256: RFC 5869. AES-256-CTR: NIST SP 800-38A, F.5.5 and F.5.6. AES-256-GCM:
+McGrew and Viega, and Wycheproof. RSA-PSS: the edges that Wycheproof's vectors are about (salt, hash, mask generation,
+padding, length, range), made here, since its signatures are under keys shorter than any of ours. What fails in `bad_*`
+must fail. RFC 8439 has nothing to say here: there is no ChaCha20 and no Poly1305 in this software.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import padding
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from secure_agg import agreement
+from secure_agg.agreement import KeyInvalid, SealBroken, agree, check_public_key, derive_key, open_sealed, seal
+from secure_agg.randomness import KeyStream, StreamScratch
+from secure_agg.transcript import Purpose
+from tacit.identity import CertificateInvalid, sign, verify_signature
+from tests.support.party import key
+
+VECTORS = Path(__file__).parents[2] / "vectors" / "secure_agg"
+ROOT = Path(__file__).parents[3]
+
+
+def load(name: str) -> Any:
+    return json.loads((VECTORS / name).read_text())
+
+
+def unhex(text: str) -> bytes:
+    return bytes.fromhex(text)
+
+
+def named(case: dict[str, Any]) -> str:
+    return str(case.get("name") or case["source"])
+
+
+# X25519.
+
+
+@pytest.mark.parametrize("case", load("x25519.json")["agreements"], ids=named)
+def test_x25519_agrees_as_published(case: dict[str, str]) -> None:
+    check_public_key(unhex(case["public"]))
+    assert agree(unhex(case["secret"]), unhex(case["public"])).hex() == case["shared"]
+
+
+def test_x25519_iterated_as_published() -> None:
+    case = load("x25519.json")["iterated"]
+    secret = point = b"\x09" + bytes(31)
+    for turn in range(1, 1001):
+        secret, point = agree(secret, point), secret
+        assert secret.hex() == case.get(str(turn), secret.hex())
+
+
+@pytest.mark.parametrize("case", load("bad_x25519.json"), ids=named)
+def test_x25519_refuses_what_agrees_on_nothing(case: dict[str, str]) -> None:
+    """Points of small order, in every spelling: reduced or not, with the ignored bit or without."""
+    with pytest.raises(KeyInvalid):
+        check_public_key(unhex(case["public"]))
+    with pytest.raises(KeyInvalid):
+        agree(unhex(case["secret"]), unhex(case["public"]))
+
+
+@pytest.mark.parametrize("u", [2, 3, 4, 9, 18])
+def test_other_spellings_of_a_good_point_agree_alike(u: int) -> None:
+    """RFC 7748, section 5: the last bit is ignored, and what is not reduced is reduced. Only a member itself could
+    gain by it, and it signs its spelling.
+    """
+    secret = b"\x07" * 32
+    spelled = [value.to_bytes(32, "little") for value in (u, u + 2**255 - 19, u + 2**255) if value < 2**256]
+    assert len({agree(secret, point) for point in spelled}) == 1
+
+
+# HKDF-SHA256.
+
+
+@pytest.mark.parametrize("case", load("hkdf_sha256.json"), ids=named)
+def test_hkdf_as_published(case: dict[str, str]) -> None:
+    secret, salt, info, expected = (unhex(case[name]) for name in ("ikm", "salt", "info", "okm"))
+    assert HKDF(hashes.SHA256(), len(expected), salt, info).derive(secret) == expected
+    # Of any length the first 32 bytes are the same: all that is ever taken here.
+    assert derive_key(secret, salt, info) == expected[:32]
+
+
+# AES-256-CTR.
+
+
+def test_the_mask_stream_is_the_published_one_both_ways() -> None:
+    """F.5.5 encrypts, F.5.6 decrypts with the same key, counter and blocks; and again block by block."""
+    case = load("published.json")["aes_256_ctr"]
+    name, counter = unhex(case["key"]), unhex(case["counter"])
+    plain, cipher = unhex(case["plaintext"]), unhex(case["ciphertext"])
+    scratch = StreamScratch(64)
+    stream = KeyStream(name, scratch, counter).read(64, scratch).tobytes()
+    for one, other in ((plain, cipher), (cipher, plain)):
+        assert bytes(a ^ b for a, b in zip(one, stream, strict=True)) == other
+    for block in range(4):
+        start = (int.from_bytes(counter, "big") + block) % 2**128
+        small = StreamScratch(16)
+        part = KeyStream(name, small, start.to_bytes(16, "big")).read(16, small).tobytes()
+        assert part == stream[16 * block : 16 * block + 16]
+
+
+def test_the_mask_stream_starts_at_counter_zero_and_carries_over_the_whole_block() -> None:
+    name = bytes(range(32))
+    scratch = StreamScratch(48)
+    encryptor = Cipher(algorithms.AES(name), modes.ECB()).encryptor()  # noqa: S305  the block cipher itself
+    blocks = encryptor.update(b"".join(number.to_bytes(16, "big") for number in range(3)))
+    assert KeyStream(name, scratch).read(48, scratch).tobytes() == blocks
+    last = (2**64 - 1).to_bytes(16, "big")
+    carried = KeyStream(name, scratch, last).read(32, scratch).tobytes()[16:]
+    encryptor = Cipher(algorithms.AES(name), modes.ECB()).encryptor()  # noqa: S305
+    assert carried == encryptor.update((2**64).to_bytes(16, "big"))
+
+
+# AES-256-GCM.
+
+
+def as_in(monkeypatch: pytest.MonkeyPatch, case: dict[str, str]) -> None:
+    """The seal with a vector's key, nonce and header, where it would derive its own."""
+    monkeypatch.setattr(agreement, "derive_key", lambda shared, session, info: unhex(case["key"]))
+    monkeypatch.setattr(agreement, "_NONCE", unhex(case["nonce"]))
+    monkeypatch.setattr(
+        agreement, "frame", lambda purpose, *fields: unhex(case["aad"]) if purpose is Purpose.SEAL_HEADER else b""
+    )
+
+
+@pytest.mark.parametrize("case", load("aes_256_gcm.json"), ids=named)
+def test_gcm_as_published(case: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    as_in(monkeypatch, case)
+    sealed = seal(b"", b"", "a", "b", unhex(case["message"]))
+    assert sealed.hex() == case["ciphertext"] + case["tag"]
+    assert open_sealed(b"", b"", "a", "b", sealed).hex() == case["message"]
+
+
+@pytest.mark.parametrize("case", load("bad_aes_256_gcm.json"), ids=named)
+def test_gcm_refuses_what_was_changed(case: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidTag):
+        AESGCM(unhex(case["key"])).decrypt(unhex(case["nonce"]), unhex(case["sealed"]), unhex(case["aad"]))
+    as_in(monkeypatch, case)
+    with pytest.raises(SealBroken):
+        open_sealed(b"", b"", "a", "b", unhex(case["sealed"]))
+
+
+def test_what_is_changed_in_the_bad_vectors_would_open_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That they fail for what they are named after, not for their key."""
+    first = load("bad_aes_256_gcm.json")[0]
+    as_in(monkeypatch, first)
+    tag = bytearray(unhex(first["sealed"][32:]))
+    tag[0] ^= 1
+    opened = open_sealed(b"", b"", "a", "b", unhex(first["sealed"][:32]) + bytes(tag))
+    assert opened == bytes(range(0x20, 0x30))
+
+
+# RSA-PSS with SHA-256, MGF1 with SHA-256, salt of 32 bytes.
+
+MESSAGE = b"what was signed"
+_SHA256 = hashes.SHA256()
+
+
+def pss(digest: Any = _SHA256, mask: Any = _SHA256, salt: Any = 32) -> bytes:
+    return key(2).sign(MESSAGE, padding.PSS(padding.MGF1(mask), salt), digest)
+
+
+def power(representative: int) -> bytes:
+    """What a signature would be that verifies to this number, with the padding left to the caller."""
+    numbers = key(2).private_numbers()
+    modulus = numbers.public_numbers.n
+    return pow(representative, numbers.d, modulus).to_bytes(384, "big")
+
+
+def encoded() -> int:
+    """The encoded message under a good signature."""
+    numbers = key(2).public_key().public_numbers()
+    return pow(int.from_bytes(pss(), "big"), numbers.e, numbers.n)
+
+
+def beyond_the_modulus() -> bytes:
+    """A good signature plus n: the same residue, and still 384 bytes."""
+    modulus = key(2).public_key().public_numbers().n
+    while True:
+        number = int.from_bytes(pss(), "big") + modulus
+        if number < 2**3072:
+            return number.to_bytes(384, "big")
+
+
+BAD_PSS = {
+    "no salt": lambda: pss(salt=0),
+    "a salt of 20": lambda: pss(salt=20),
+    "a salt of 31": lambda: pss(salt=31),
+    "a salt of 33": lambda: pss(salt=33),
+    "the longest salt": lambda: pss(salt=padding.PSS.MAX_LENGTH),
+    "SHA-1": lambda: pss(hashes.SHA1(), hashes.SHA1(), 20),  # noqa: S303
+    "SHA-224": lambda: pss(hashes.SHA224(), hashes.SHA224(), 28),
+    "SHA-384": lambda: pss(hashes.SHA384(), hashes.SHA384(), 48),
+    "SHA-512": lambda: pss(hashes.SHA512(), hashes.SHA512(), 64),
+    "SHA-512/256": lambda: pss(hashes.SHA512_256(), hashes.SHA512_256()),
+    "SHA3-256": lambda: pss(hashes.SHA3_256(), hashes.SHA3_256()),
+    "MGF1 with SHA-1": lambda: pss(mask=hashes.SHA1()),  # noqa: S303
+    "MGF1 with SHA-512": lambda: pss(mask=hashes.SHA512()),
+    "another hash than the mask's": lambda: pss(hashes.SHA512_256()),
+    "PKCS #1 v1.5": lambda: key(2).sign(MESSAGE, padding.PKCS1v15(), _SHA256),
+    "another message": lambda: sign(key(2), MESSAGE + b"."),
+    "another key": lambda: sign(key(3), MESSAGE),
+    "a byte short": lambda: pss()[:-1],
+    "a byte more": lambda: pss() + b"\0",
+    "a zero before it": lambda: b"\0" + pss(),
+    "half of it": lambda: pss()[:192],
+    "nothing": lambda: b"",
+    "zeros": lambda: bytes(384),
+    "one": lambda: (1).to_bytes(384, "big"),
+    "ones": lambda: b"\xff" * 384,
+    "the modulus": lambda: key(2).public_key().public_numbers().n.to_bytes(384, "big"),
+    "beyond the modulus": beyond_the_modulus,
+    "a bit": lambda: bytes([*pss()[:-1], pss()[-1] ^ 1]),
+    "no trailer": lambda: power(encoded() ^ 0xBC),
+    "another trailer": lambda: power(encoded() ^ 0xBC ^ 0xCC),
+    "a bit of the hash": lambda: power(encoded() ^ 1 << 8),
+    "a bit of the masked salt": lambda: power(encoded() ^ 1 << 8 * 33),
+    "a bit of the masked padding": lambda: power(encoded() ^ 1 << 8 * 200),
+    "the message's hash without padding": lambda: power(int.from_bytes(b"\x01" * 32, "big")),
+}
+
+
+@pytest.mark.parametrize("name", BAD_PSS)
+def test_pss_refuses_every_other_signature(name: str) -> None:
+    with pytest.raises(CertificateInvalid):
+        verify_signature(key(2).public_key(), MESSAGE, BAD_PSS[name]())
+
+
+def test_pss_takes_what_it_made() -> None:
+    for signature in (sign(key(2), MESSAGE), pss(), power(encoded())):
+        verify_signature(key(2).public_key(), MESSAGE, signature)
+    # A fresh salt each time.
+    assert sign(key(2), MESSAGE) != sign(key(2), MESSAGE)
+
+
+def test_no_primitive_is_used_that_no_vector_is_about() -> None:
+    """Every import of the library's primitives in what members run, against what is tested above."""
+    known = {
+        "primitives import hashes",
+        "primitives import hashes, serialization",
+        "primitives.asymmetric import padding, rsa",
+        "primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey",
+        "primitives.ciphers import Cipher, algorithms, modes",
+        "primitives.ciphers.aead import AESGCM",
+        "primitives.kdf.hkdf import HKDF",
+    }
+    found = set()
+    for package in ("secure_agg", "edge_client", "proto/tacit"):
+        for path in (ROOT / package).rglob("*.py"):
+            for line in path.read_text().splitlines():
+                if "cryptography.hazmat." in line and "import" in line:
+                    found.add(line.strip().removeprefix("from cryptography.hazmat."))
+    assert found
+    allowed = known | {"primitives import serialization", "primitives.asymmetric import rsa"}
+    assert found <= allowed, found - allowed
