@@ -10,8 +10,7 @@ examples as the private step's lot (which is drawn, so that it has as many on av
     narrowed        a plain step that holds only the rows of the embedding which the member's texts use, as training
                     without noise does: below 1, and what a member without privacy would wait for
 
-What a training pays once is left out of the steps and stands beside them (`once_seconds`): trying the module, and for
-plain SGD the noise of rows that no text uses.
+What a training pays once is left out of the steps and stands beside them (`once_seconds`): trying the module.
 
 The model is the one there is: TextCNN as in Zhu et al. 2020 (embedding 128, filters 2 to 5 of 400 maps), over a
 vocabulary of TREC's size and over BERT's. The texts are made up, with lengths like TREC's questions. The lot is 64, a

@@ -327,9 +327,9 @@ SECTIONS = (
         "The best `dp-sgd` found for three equal members, delta 1e-5: `epsilon` is what a member's empty ledger must "
         "allow for all rounds to pass its gate, `epsilon_sound` the PLD of the same rounds. A step's noise is on a sum "
         "over the lot and is divided by the lot, and a small model that starts from a public embedding (GloVe, 50 "
-        "wide) has little for it to fall on: `noise_to_signal` is about 1 where `gaussian-update` has thousands. That of "
-        "a trained embedding counts all its rows, most of which no question reads; frozen or trained, the two came out "
-        "within the error of the 500 questions, held back from training, on which all was tuned "
+        "wide) has little for it to fall on: `noise_to_signal` is about 1 where `gaussian-update` has thousands. That "
+        "of a trained embedding counts all its rows, most of which no question reads. Everything, whether the "
+        "embedding is frozen too, was tuned on 500 questions held back from training, whose standard error is 2 points "
         "(benchmarks/results/institutional_dp_search.jsonl has every trial). Then each choice was tested with three "
         "seeds; the choosing itself is not accounted for. `none` is the model of the last row's recipe without noise.",
         ("values", "recipe"),
@@ -354,26 +354,27 @@ SECTIONS = (
     Section(
         "dp_cost",
         "What per-example clipping costs",
-        "A private step over a plain step of the same model and optimiser over all parameters, medians taken in turns in one "
-        "run; the goal is 3. `ours` is this project's clipping (ghost norms, one backward pass), `opacus-ghost` and "
-        "`opacus-hooks` are Opacus 1.6 on the same model, `narrowed` is plain training of the rows in use. TextCNN is the "
-        "only architecture there is.",
+        "A private step over a plain step of the same model and optimiser over all parameters, medians taken in turns "
+        "in one run; the goal is 3. `ours` is this project's clipping (ghost norms, one backward pass), "
+        "`opacus-ghost` and `opacus-hooks` are Opacus 1.6 on the same model, `narrowed` is plain training of the rows "
+        "in use. TextCNN is the only architecture there is.",
         ("target", "step_seconds", "plain_seconds"),
     ),
     Section(
         "privacy_audit",
         "Attacking the claim",
-        "Lower bounds on epsilon at 95 % confidence, from attacks on the member's own code with everything a worst-case "
-        "adversary has; beside each what the ledger claims for the same releases. In place the bound must lie under the "
-        "claim; with noise or clipping broken on purpose above it. `gaussian` bounds assume the family that is claimed, "
-        "`rates` nothing. `paper` is what Zhu et al. 2020 would account for: the attack on gaussian-update is above it.",
+        "Lower bounds on epsilon at 95 % confidence, from attacks on the member's own code with everything a "
+        "worst-case adversary has; beside each what the ledger claims for the same releases. In place the bound must "
+        "lie under the claim; with noise or clipping broken on purpose above it. `gaussian` bounds assume the family "
+        "that is claimed, `rates` nothing. `paper` is what Zhu et al. 2020 would account for: the attack on "
+        "gaussian-update is above it.",
         ("method", "rates", "runs", "paper"),
     ),
     Section(
         "ledger_faults",
         "Killing the ledger",
-        "Processes that are killed (kill -9) at random points of a release, or by a timer, and started again. All but "
-        "`cycles` must be 0.",
+        "Processes that are killed (kill -9) at random points of a release, or by a timer, and started again. All "
+        "but `cycles` must be 0.",
         ("killed", "points", "charges", "refusals", "seconds", "target"),
     ),
 )

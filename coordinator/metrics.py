@@ -158,15 +158,13 @@ class Metrics:
         self._evaluation_loss.labels(job).set(loss)
 
     def job_ended(self, job: str) -> None:
-        """Nobody is ready for a job that is over, and what members said of their privacy in it is forgotten."""
+        """Nobody is ready for a job that is over. What members said of their privacy in it is forgotten; the figures of
+        its end stay, since that is what it cost.
+        """
         self._ready.labels(job).set(0)
         self._over.add(job)
         self._epsilons.pop(job, None)
         self._spent.pop(job, None)
-        for gauge in (self._epsilon_largest, self._epsilon_median, self._exhausted):
-            # Made if it is not there: older releases of the library remove only what is.
-            gauge.labels(job)
-            gauge.remove(job)
 
     # ---- privacy, as members report it: what gates lies on their machines ---------------------------------
 

@@ -8,9 +8,12 @@ Assumptions beside the claims. (1) AES-256-CTR under a fresh uniform key is indi
 differential privacy holds against adversaries who cannot tell the two apart. (2) The accounting is about real numbers.
 These are floating-point numbers, whose last bits can betray what the noise was added to (Mironov 2012, "On significance
 of the least significant bits for differential privacy"; Holohan and Braghin 2021, "Secure random sampling in
-differential privacy"). Nothing here is released as it is: what leaves a member is rounded, stochastically and with
-fresh randomness, to a grid of the ring that is far coarser than the last bits of a value of the noise's size. It is
-that rounding which the claim leans on; a caller who publishes these numbers unrounded has no such claim.
+differential privacy"). Nothing here is released as it is, and which rounding the claim leans on depends on the
+mechanism. For dp-sgd: float64 noise, added to the clipped sum in float64 and rounded at each step to a public lattice
+of 2^-10 to 2^-11 of the noise's deviation (`edge_client.training.private` has the argument); the ring's grid, which can
+be finer than float32, is no part of it. For the update mechanisms: noise added in float64, and the ring's own rounding,
+stochastic and with fresh randomness, to a grid that is far coarser than the last bits of a value of the noise's size. A
+caller who publishes these numbers unrounded has no such claim, and values of float32 are too coarse for one.
 
 Tails: a radius (or a Laplace magnitude) comes from 64 (63) uniform bits, turned into a float64 so that small numbers
 keep all their bits. Probabilities are right to a thousandth beyond 8 deviations, and no value lies beyond 9.5.

@@ -12,7 +12,16 @@ for every example, and its gradient's norm, and the weighted sum of all gradient
     5. weighted sums    added to each parameter's .grad
 
 Guarantees: an example adds at most `clip` (L2, jointly over all trained parameters) to the sum, up to the rounding of
-float32 (some 1e-6 of it); an example whose gradient is not finite adds nothing, so it can spoil no sum.
+float32 in the additions (below); an example whose gradient is not finite adds nothing, so it can spoil no sum.
+
+Whoever writes the weights chooses how large x and g are, so no norm may be lost to the range of float32. Norms and
+weights are float64 throughout, where squares of float32 numbers, and products of two of them, neither overflow nor
+underflow: a norm of 0 means a gradient of 0. Terms over positions may cancel in the exact norm, and do so in float32
+only up to their rounding; the norm that is clipped is therefore sqrt(|gradient|^2 + (2^-10 sum_t |x_t| |g_t|)^2), never
+less than the gradient's own and, where nothing is made to cancel, some 1e-5 more. An example whose x or weighted
+g passes 2^100 adds nothing: the other could lie where float32 has few bits left. With `scale` = 1 / clip, so that sums are in units of
+the clip, each product is rounded by 2^-24 of a term whose sum over positions is at most 2^10: less than 2^-14 an
+example, for every model and text, and 2^-24 or so where nothing cancels.
 
 All of this leans on the module: every trained parameter acts through one call of a layer that is known here, and no
 example sees another. `ClippedGradients` refuses what it can see to be otherwise, at every batch;
@@ -40,6 +49,10 @@ __all__ = ["ClippedGradients", "PerExampleGradientsUnavailable", "check_examples
 _PROBE_TEXTS = 3
 _PROBE_TOLERANCE = 1e-3
 
+# How much of sum_t |x_t| |g_t| counts as a part of the norm, squared; and the largest x, or g with its weight, that counts at all.
+_CANCELLATION = 2.0**-20
+_LARGEST = 2.0**100
+
 
 class PerExampleGradientsUnavailable(ValueError):
     """Gradients of this module cannot be told apart by example, so DP-SGD cannot clip them. The text says why."""
@@ -49,10 +62,13 @@ class _Contribution(Protocol):
     """One layer's part in one batch of B examples."""
 
     def squared_norms(self) -> Mapping[str, Tensor]:
-        """For each trained parameter of the layer, by its name there, the squared norms (B,)."""
+        """For each trained parameter of the layer, by its name there, the squared norms (B,), in float64."""
 
     def add_weighted(self, weights: Tensor) -> None:
-        """Adds the sum over examples of weights[b] times its gradient to each trained parameter's .grad."""
+        """Adds the sum over examples of weights[b] times its gradient to each trained parameter's .grad.
+
+        weights: (B,) float64. They multiply in float64: next to a large gradient a weight alone may underflow.
+        """
 
 
 class _Embedding:
@@ -65,7 +81,8 @@ class _Embedding:
         pairs, place = torch.unique(example * layer.num_embeddings + ids.flatten(), return_inverse=True)
         self.batch = len(ids)
         self.example, self.id = pairs // layer.num_embeddings, pairs % layer.num_embeddings
-        self.sums = rows.new_zeros(len(pairs), layer.embedding_dim).index_add_(0, place, rows)
+        self.sums = rows.new_zeros(len(pairs), layer.embedding_dim, dtype=torch.float64)
+        self.sums.index_add_(0, place, rows.double())
         if layer.padding_idx is not None:
             self.sums[self.id == layer.padding_idx] = 0
 
@@ -73,7 +90,7 @@ class _Embedding:
         return {"weight": self.sums.new_zeros(self.batch).index_add_(0, self.example, self.sums.square().sum(dim=1))}
 
     def add_weighted(self, weights: Tensor) -> None:
-        _grad(self.layer.weight).index_add_(0, self.id, self.sums * weights[self.example, None])
+        _grad(self.layer.weight).index_add_(0, self.id, (self.sums * weights[self.example, None]).float())
 
 
 class _Linear:
@@ -89,19 +106,16 @@ class _Linear:
     def squared_norms(self) -> Mapping[str, Tensor]:
         found = {}
         if self.layer.weight.requires_grad:
-            if self.x.shape[1] == 1:
-                found["weight"] = self.x.square().sum(dim=(1, 2)) * self.g.square().sum(dim=(1, 2))
-            else:
-                of_x, of_g = self.x @ self.x.transpose(1, 2), self.g @ self.g.transpose(1, 2)
-                found["weight"] = (of_x * of_g).sum(dim=(1, 2))
+            x, g = self.x.double(), self.g.double()
+            found["weight"] = _squared_norms(self.x, x @ x.transpose(1, 2), g @ g.transpose(1, 2))
         if self.layer.bias is not None and self.layer.bias.requires_grad:
-            found["bias"] = self.g.sum(dim=1).square().sum(dim=1)
+            found["bias"] = self.g.double().sum(dim=1).square().sum(dim=1)
         return found
 
     def add_weighted(self, weights: Tensor) -> None:
         g = (self.g * weights[:, None, None]).flatten(0, 1)
         if self.layer.weight.requires_grad:
-            _grad(self.layer.weight).addmm_(g.T, self.x.flatten(0, 1))
+            _grad(self.layer.weight).addmm_(g.float().T, self.x.flatten(0, 1))
         if self.layer.bias is not None and self.layer.bias.requires_grad:
             _grad(self.layer.bias).add_(g.sum(dim=0))
 
@@ -120,19 +134,20 @@ class _Conv1d:
         found = {}
         if self.layer.weight.requires_grad:
             length = self.g.shape[2]
-            positions = self.x.transpose(1, 2) @ self.x
+            x, g = self.x.double(), self.g.double()
+            positions = x.transpose(1, 2) @ x
             windows = positions[:, :length, :length].clone()
             for k in range(1, self.layer.kernel_size[0]):
                 windows += positions[:, k : k + length, k : k + length]
-            found["weight"] = (windows * (self.g.transpose(1, 2) @ self.g)).sum(dim=(1, 2))
+            found["weight"] = _squared_norms(self.x, windows, g.transpose(1, 2) @ g)
         if self.layer.bias is not None and self.layer.bias.requires_grad:
-            found["bias"] = self.g.sum(dim=2).square().sum(dim=1)
+            found["bias"] = self.g.double().sum(dim=2).square().sum(dim=1)
         return found
 
     def add_weighted(self, weights: Tensor) -> None:
         g = self.g * weights[:, None, None]
         if self.layer.weight.requires_grad:
-            _grad(self.layer.weight).add_(conv1d_weight(self.x, list(self.layer.weight.shape), g))
+            _grad(self.layer.weight).add_(conv1d_weight(self.x, list(self.layer.weight.shape), g.float()))
         if self.layer.bias is not None and self.layer.bias.requires_grad:
             _grad(self.layer.bias).add_(g.sum(dim=(0, 2)))
 
@@ -148,11 +163,22 @@ class _Materialised:
         }
 
     def squared_norms(self) -> Mapping[str, Tensor]:
-        return {name: sample.flatten(1).square().sum(dim=1) for name, sample in self.samples.items()}
+        return {name: sample.double().flatten(1).square().sum(dim=1) for name, sample in self.samples.items()}
 
     def add_weighted(self, weights: Tensor) -> None:
         for name, sample in self.samples.items():
-            _grad(self.layer.get_parameter(name)).add_(torch.tensordot(weights, sample, dims=1))
+            _grad(self.layer.get_parameter(name)).add_(torch.tensordot(weights, sample.double(), dims=1))
+
+
+def _squared_norms(x: Tensor, of_x: Tensor, of_g: Tensor) -> Tensor:
+    """(B,), no less than |sum_t outer(g_t, x_t)|^2, from what positions' products are, (B, T, T) float64.
+
+    Infinite for an example whose x (B, ...) holds what is too large to be added.
+    """
+    along_x, along_g = (each.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt() for each in (of_x, of_g))
+    apart = (along_x * along_g).sum(dim=1).square()
+    norms = (of_x * of_g).sum(dim=(1, 2)).clamp(min=0) + _CANCELLATION * apart
+    return norms.masked_fill(~(x.flatten(1).abs().amax(dim=1) <= _LARGEST), torch.inf)
 
 
 @dataclass(frozen=True)
@@ -254,12 +280,16 @@ class ClippedGradients:
             seen = [(call.name, call.x, gradients[call.name]) for call in calls]
             made = [self._makers[name](self._layers[name], x, g) for name, x, g in seen]
             squared = self._squared_norms([call.name for call in calls], made, len(losses))
-            finite = torch.isfinite(squared)
-            if not bool(finite.all()):
-                # Left out, not multiplied by zero: what is not finite would stay so.
-                made = [self._makers[name](self._layers[name], x[finite], g[finite]) for name, x, g in seen]
-                squared = squared[finite]
             weights = clip_factors(squared, clip) * scale
+            counts = torch.isfinite(squared)
+            for _, _, g in seen:
+                counts &= g.flatten(1).abs().amax(dim=1) * weights <= _LARGEST
+            if not bool(counts.any()):
+                return
+            if not bool(counts.all()):
+                # Left out, not multiplied by zero: what is not finite would stay so.
+                made = [self._makers[name](self._layers[name], x[counts], g[counts]) for name, x, g in seen]
+                weights = weights[counts]
             for contribution in made:
                 contribution.add_weighted(weights)
 
@@ -294,15 +324,16 @@ class ClippedGradients:
 
 
 def clip_factors(squared_norms: Tensor, clip: float) -> Tensor:
-    """min(1, clip / norm) of each example, from squared norms (B,)."""
-    return clip / squared_norms.sqrt().clamp(min=clip)
+    """min(1, clip / norm) of each example, from squared norms (B,); float64."""
+    return clip / squared_norms.double().sqrt().clamp(min=clip)
 
 
 def check_examples_apart(module: TextClassifier, seed: int) -> None:
     """Tries the module on a few made-up texts, with `ClippedGradients` and with one backward pass an example.
 
-    The texts are drawn from the seed and see no data, so neither does what is refused. Run it in training mode, at the
-    start of each training: it costs some five small passes. Needs .grad of no parameter, and leaves none.
+    The texts are drawn from the seed and see no data, so neither does what is refused. A module could be made to behave
+    with the texts of a seed that is known beforehand: take one that nobody else can know. Run it in training mode, at
+    the start of each training: it costs some five small passes. Needs .grad of no parameter, and leaves none.
 
     Raises:
         PerExampleGradientsUnavailable: the two differ, an example's loss depends on another's, or the forward pass
@@ -336,7 +367,7 @@ def check_examples_apart(module: TextClassifier, seed: int) -> None:
                         "normalisation over the batch?); use layers that treat each example alone"
                     )
             alone.append(torch.autograd.grad(losses[number], parameters, allow_unused=True, retain_graph=True))
-        norms = [sum(float(g.square().sum()) for g in each if g is not None) ** 0.5 for each in alone]
+        norms = [sum(float(g.double().square().sum()) for g in each if g is not None) ** 0.5 for each in alone]
         # Every example that has a gradient is clipped, by half at least: a norm that is wrong is seen.
         clip = min((norm for norm in norms if norm > 0), default=1.0) / 2
         with _zero_gradients(parameters):
@@ -346,8 +377,8 @@ def check_examples_apart(module: TextClassifier, seed: int) -> None:
                 expected = torch.zeros_like(parameter)
                 for each, norm in zip(alone, norms, strict=True):
                     if (g := each[place]) is not None and norm:
-                        expected.add_(g, alpha=clip / norm)
-                error = max(error, float((_grad(parameter) - expected).norm()))
+                        expected.add_((g.double() * (clip / norm)).float())
+                error = max(error, float((_grad(parameter) - expected).double().norm()))
     if not error <= _PROBE_TOLERANCE * clip:
         raise PerExampleGradientsUnavailable(
             "clipped gradients are not those of a backward pass for each example: a parameter takes part outside its "

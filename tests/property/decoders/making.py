@@ -72,7 +72,7 @@ def messages_of(draw: st.DrawFn, kind: type[Message]) -> Message:
 
 @st.composite
 def damaged(draw: st.DrawFn, kind: type[Message]) -> bytes:
-    """The bytes of such a message with bits turned, a stretch lost, doubled or moved, or bytes of another kind behind."""
+    """The bytes of such a message with bits turned, its end or a stretch of it lost or doubled, or noise in between."""
     data = bytearray(draw(messages_of(kind)).SerializeToString())
     for _ in range(draw(st.integers(1, 3))):
         at, length = draw(st.integers(0, len(data))), draw(st.integers(0, 40))

@@ -1,5 +1,5 @@
-"""Whatever arrives: a message, or `WireInvalid` (`DecodeError` of what is no protobuf); no other exception, no hang, and
-no more memory than a small multiple of what arrived.
+"""Whatever arrives: a message, or `WireInvalid` (`DecodeError` of what is no protobuf); no other exception, no hang,
+and no more memory than a small multiple of what arrived.
 """
 
 from __future__ import annotations

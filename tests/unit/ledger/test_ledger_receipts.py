@@ -15,10 +15,11 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from benchmarks.ledger_faults import EVENT, LIMIT, purpose_of, receipt_of
 from benchmarks.ledger_faults import Member as Identity
+from edge_client.privacy import budget
 from edge_client.privacy.events import SampledGaussian
 from edge_client.privacy.ledger import Ledger, LedgerMisused, LedgerUnwritable, ledger_path
 from edge_client.privacy.overlap import marks_of
-from edge_client.privacy.receipts import Party, Receipt, ReceiptBook, ReceiptInvalid, check_receipt
+from edge_client.privacy.receipts import SENDING, Party, Receipt, ReceiptBook, ReceiptInvalid, check_receipt
 from edge_client.privacy.verification import export_lines, verify, verify_export
 from secure_agg.transcript import Purpose, frame
 from tacit.documents import DocumentInvalid
@@ -281,6 +282,52 @@ def test_a_receipt_of_the_same_numbers_never_replaces_another(place):
     assert first.read_bytes() == content
     assert second.name == f"3.5.{sha256(second.read_bytes()).hexdigest()[:8]}.json"
     assert place.problems() == []
+
+
+def test_the_two_receipts_of_an_attempt_say_in_their_names_which_is_which(place):
+    sending = place.receipt(outcome=SENDING)
+    assert SENDING == budget.SENDING
+    sent = place.book.write(sending, place.signer, place.ledger)
+    after = {"outcome": "published", "previous": place.ledger.last_receipt}
+    ended = place.book.write(sending.model_copy(update=after), place.signer, place.ledger)
+    assert (sent.name, ended.name) == ("3.5.sent.json", "3.5.json")
+    assert json.loads(sent.read_bytes())["outcome"] == "sending"
+    assert sorted(path.name for path in sent.parent.iterdir()) == [
+        "3.5.json",
+        "3.5.sent.json",
+        "3.5.sent.sig",
+        "3.5.sig",
+    ]
+    # Another one of the same numbers; the very same one is where it is.
+    assert place.book.path(sending) == sent
+    again = place.write(outcome=SENDING)
+    assert again.name == f"3.5.sent.{sha256(again.read_bytes()).hexdigest()[:8]}.json"
+    assert set(place.book.candidates("desk", 3, 5)) == {sent, ended, again}
+    assert place.problems() == []
+    assert verify_export(export_lines(place.path, place.receipts)).sound
+
+
+def test_receipts_of_other_ledgers_are_put_aside_before_their_signatures_are_looked_at(place):
+    class Asked(ReceiptBook):
+        def __init__(self, folder: Path) -> None:
+            super().__init__(folder)
+            self.asked = 0
+
+        def certificate(self, fingerprint: bytes) -> bytes:
+            self.asked += 1
+            return super().certificate(fingerprint)
+
+    place.write()
+    for round_, ledger in ((4, "00" * 16), (5, place.ledger.id.hex())):
+        receipt = place.receipt(round_=round_, attempt=6, ledger=ledger)
+        path = place.receipts / "desk" / f"{round_}.6.json"
+        path.write_bytes(receipt.canonical())
+        path.with_suffix(".sig").write_bytes(place.signer.sign(receipt.canonical()))
+        book = Asked(place.receipts)
+        own = ledger == place.ledger.id.hex()
+        assert book.recover(place.ledger) == ((path,) if own else ())
+        # The member's and the authority's.
+        assert book.asked == (2 if own else 0)
 
 
 def test_a_full_disk_is_a_sentence(place):

@@ -41,16 +41,38 @@ def test_reported_privacy_is_the_largest_and_the_median_of_the_newest_reports(me
     metrics.privacy_reported("other", "north", 9.0)
     assert metrics.value("privacy_epsilon_largest", job="desk") == 5
     assert metrics.value("privacy_epsilon_median", job="desk") == 3
-    assert metrics.value("members_budget_spent", job="desk") == 0
 
 
 def test_members_at_their_limit_are_counted_once_and_until_they_contribute_again(metrics):
     for member in ("north", "north", "east"):
         metrics.budget_exhausted("desk", member)
     assert metrics.value("members_budget_spent", job="desk") == 2
-    metrics.privacy_reported("desk", "north", 1.0)
+    metrics.budget_left("desk", "north")
+    metrics.budget_left("desk", "south")
     assert metrics.value("members_budget_spent", job="desk") == 1
     assert "north" not in metrics.text()
+
+
+def test_a_job_that_is_over_leaves_no_word_of_its_members_privacy(metrics):
+    def values(job):
+        names = ("privacy_epsilon_largest", "privacy_epsilon_median", "members_budget_spent")
+        return [metrics.value(name, job=job) for name in names]
+
+    for job in ("desk", "other"):
+        metrics.privacy_reported(job, "north", 4.0)
+        metrics.budget_exhausted(job, "east")
+    metrics.job_ended("desk")
+    # Late words of a job that is over, and the end of one that nobody ever spoke of.
+    metrics.privacy_reported("desk", "south", 1.0)
+    metrics.budget_left("desk", "south")
+    metrics.budget_exhausted("desk", "south")
+    metrics.job_ended("silent")
+    assert all(math.isnan(value) for value in values("silent"))
+    assert all(metrics.value("members_ready", job=job) == 0 for job in ("desk", "silent"))
+    # What it cost stays to be seen.
+    assert values("desk") == values("other")
+    assert values("other") == [4.0, 4.0, 1.0]
+    assert not {"desk", "silent"} & (metrics._epsilons.keys() | metrics._spent.keys())
 
 
 def test_everything_that_happens_is_counted(metrics):

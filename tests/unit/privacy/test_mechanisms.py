@@ -12,6 +12,7 @@ import secure_agg
 from coordinator.rounds.publish import next_version
 from edge_client.contribution import Update
 from edge_client.models import build, shared_parameters
+from edge_client.privacy import mechanisms
 from edge_client.privacy.events import DiscreteGaussianSum, FixedLotGaussian, Laplace, SampledGaussian
 from edge_client.privacy.mechanisms import LocalTraining, OwnNumbers, protection_of
 from edge_client.training.local import TrainingDiverged
@@ -286,6 +287,52 @@ def test_a_training_that_diverges_is_no_failure_that_others_could_see(mechanism)
     assert result is None
     with pytest.raises(TrainingDiverged):
         trained("none", 60, "seed", optimiser="sgd", learning_rate=1e30)
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
+def test_the_draw_is_made_from_all_examples_and_those_with_other_labels_count_for_nothing(sampling, monkeypatch):
+    """The rate that was charged is lot over N, whatever the labels are."""
+    drawn: list[np.ndarray] = []
+    monkeypatch.setattr(mechanisms, "_train_on", lambda task, rows: drawn.append(rows))
+    usable = np.arange(0, 200, 2)
+    ids, labels = np.ones((100, 6), np.int64), np.zeros(100, np.int64)
+    module = build(MODEL, 20, 2, 0, seed=3)
+    task = LocalTraining(
+        module, ids, labels, Training(), 1, "cpu", lambda _: None, lambda: False, population=200, usable=usable
+    )
+    protection = protection_of(job({**GAUSSIAN, "sampling": sampling, "lot": 80}, values=100), 200)
+    for number in range(60):
+        protection.train(task, SeededRandom(f"draw {number}"))
+    sizes = [len(rows) for rows in drawn]
+    # 80 of 200 are drawn, half of those are usable: 40 a draw, with a standard error below 1 over 60 draws.
+    assert np.mean(sizes) == pytest.approx(40, abs=3)
+    assert all(len(set(rows.tolist())) == len(rows) and (rows < 100).all() for rows in drawn)
+
+
+@pytest.mark.parametrize("mechanism", [DP_SGD, GAUSSIAN, LAPLACE, RING])
+def test_a_member_whose_labels_are_all_others_sends_what_looks_like_any_other(mechanism):
+    module = build(MODEL, 20, 2, 0, seed=3)
+    before = {name: value.copy() for name, value in shared_parameters(module).items()}
+    task = LocalTraining(
+        module,
+        np.zeros((0, 6), np.int64),
+        np.zeros(0, np.int64),
+        Training(),
+        1,
+        "cpu",
+        lambda _: None,
+        lambda: False,
+        population=50,
+        usable=np.zeros(0, np.int64),
+    )
+    document = job(mechanism, values=100)
+    protection = protection_of(document, 50)
+    protection.train(task, SeededRandom("none at all"))
+    after = shared_parameters(module)
+    moved = np.concatenate([(after[name] - before[name]).ravel() for name in before])
+    assert bool(moved.any()) == (mechanism is DP_SGD)
+    protected = protection.protect(np.zeros(100, np.float32), SeededRandom("noise"))
+    assert bool(protected.any()) == (mechanism in (GAUSSIAN, LAPLACE))
 
 
 # ---- jobs that contradict themselves --------------------------------------------------------------------------------

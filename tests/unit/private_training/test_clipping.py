@@ -214,6 +214,81 @@ def test_factors_are_those_of_the_definition():
     assert factors.tolist() == pytest.approx([1.0, 1.0, 0.5, 1e-15])
 
 
+class Scored(nn.Module):
+    """A layer whose gradients at its output are what the test writes: the loss is the sum of output * g."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def added(self, x, g, clip):
+        """Norm of what examples x (B, ...) with g (B, ...) add to the sum in units of the clip, as training does."""
+        for parameter in self.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        with ClippedGradients(self) as clipped:
+            # Not multiplied by g, whose product with a large output may be anything: the gradient is set.
+            output = self.layer(x)
+            clipped.gradients = lambda *_, **__: {"layer": g}
+            clipped.add(output.flatten(1).sum(dim=1), clip, 1 / clip)
+        return float(sum(parameter.grad.double().square().sum() for parameter in self.parameters()) ** 0.5)
+
+
+EXTREMES = [(1e18, 9.6e-24, 1e-30), (1e-20, 1e-20, 1e-43), (1e20, 1e20, 1.0), (1e30, 1e-44, 1e-30), (1.0, 1e-30, 1e-33)]
+
+
+@pytest.mark.parametrize(("x", "g", "clip"), EXTREMES)
+@pytest.mark.parametrize(
+    ("layer", "shape", "out"),
+    [
+        (lambda: nn.Linear(4, 3), (4,), (3,)),
+        (lambda: nn.Linear(4, 3, bias=False), (5, 4), (5, 3)),
+        (lambda: nn.Conv1d(4, 3, 2, bias=False), (4, 6), (3, 5)),
+        (lambda: nn.LayerNorm(4), (4,), (4,)),
+    ],
+)
+def test_no_size_of_weights_switches_clipping_off(layer, shape, out, x, g, clip):
+    """A coordinator who writes the weights chooses how far float32 is from its range's ends."""
+    module = Scored(layer())
+    found = module.added(torch.full((1, *shape), x), torch.full((1, *out), g), clip)
+    assert found <= 1 + 1e-5
+    assert found > 0.95  # And an example that is clipped counts as one.
+
+
+@pytest.mark.parametrize(("g", "clip"), [(1e-24, 1e-30), (1e-38, 1e-42), (1e30, 1.0)])
+def test_no_size_of_gradients_switches_an_embeddings_clipping_off(g, clip):
+    module = Scored(nn.Embedding(5, 3))
+    found = module.added(torch.tensor([[1, 2, 2]]), torch.full((1, 3, 3), g), clip)
+    assert found == pytest.approx(1, rel=1e-5)
+
+
+@pytest.mark.parametrize("layer", [lambda: nn.Linear(4, 3, bias=False), lambda: nn.Conv1d(4, 3, 1, bias=False)])
+def test_positions_that_cancel_do_not_switch_clipping_off(layer):
+    """What float32 leaves of terms that cancel is no gradient: its norm is that of rounding."""
+    module = Scored(layer())
+    random = torch.Generator().manual_seed(1)
+    for size in (1e3, 1e6, 1e12):
+        x = torch.randn(1, 1, 4, generator=random).repeat(1, 2, 1) * size
+        g = torch.randn(1, 1, 3, generator=random) * torch.tensor([1.0, -1.0 - 1e-6])[None, :, None]
+        if isinstance(module.layer, nn.Conv1d):
+            x, g = x.transpose(1, 2), g.transpose(1, 2)
+        assert module.added(x, g, 1.0) <= 1 + 1e-3
+
+
+def test_what_is_too_large_to_be_added_counts_for_nothing():
+    module = Scored(nn.Linear(4, 3))
+    assert module.added(torch.full((1, 4), 2e30), torch.full((1, 3), 1e-30), 1.0) == 0
+    assert module.added(torch.full((1, 4), 1e30), torch.full((1, 3), 1e-30), 1.0) > 0.9
+
+
+def test_a_norm_of_nothing_is_a_gradient_of_nothing():
+    module = Scored(nn.Linear(4, 3, bias=False))
+    assert module.added(torch.full((1, 4), 1.0), torch.zeros(1, 3), 1e-30) == 0
+    smallest = 2.0**-149
+    assert module.added(torch.full((1, 4), smallest), torch.full((1, 3), smallest), 1e-300) == pytest.approx(
+        1, rel=1e-5
+    )
+
+
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 def test_an_example_that_is_not_finite_adds_nothing_and_spoils_nothing(wrong):
     module = textcnn()

@@ -7,6 +7,7 @@ import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from sqlalchemy import event
 
 from coordinator.services.token_desk import Granted, GrantedBefore, Refused
 from coordinator.storage import records as r
@@ -273,3 +274,43 @@ def test_the_highest_sequence_of_a_ledger_is_remembered_by_member(database):
     assert heard("east", one, 2**62) == 0
     assert heard("north", two, 1) == 0
     assert heard("north", one, 9) == 9
+
+
+def test_a_member_has_so_many_ledgers_and_keeps_those_it_has(database):
+    steps = Steps(database)
+    for id, name in (("t1", "north"), ("t2", "east")):
+        steps.invite(id=id, name=name)
+
+    def heard(name, number, sequence):
+        return database.run_now(lambda s: r.heard_ledger(s, name, b"%016d" % number, sequence))
+
+    assert [heard("north", number, 5) for number in range(16)] == [0] * 16
+    assert [heard("north", number, 5) for number in (16, 17, 16)] == [None] * 3
+    # Those it has go on, and another member's are its own.
+    assert [heard("north", number, 6) for number in range(16)] == [5] * 16
+    assert [heard("north", number, 1) for number in range(16)] == [6] * 16
+    assert heard("east", 16, 1) == 0
+
+
+def test_a_ledger_that_did_not_grow_is_not_written(database):
+    Steps(database).invite()
+    asked, written = [], []
+
+    def executed(_connection, _cursor, statement, *_):
+        asked.append(statement)
+        if not statement.startswith(("SELECT", "BEGIN")):
+            written.append(statement)
+
+    def heard(sequence):
+        return database.run_now(lambda s: r.heard_ledger(s, "north", b"1" * 16, sequence))
+
+    event.listen(database._engine, "before_cursor_execute", executed)
+    heard(5)
+    assert len(written) == 1
+    asked.clear()
+    assert (heard(5), heard(3)) == (5, 5)
+    assert len(written) == 1
+    # Nor is the member's row locked for it.
+    assert not any("FROM members" in statement for statement in asked)
+    assert (heard(6), heard(6)) == (5, 6)
+    assert len(written) == 2

@@ -1,0 +1,276 @@
+"""What a member's session lets it write, and that it ends: over real connections, with a real job and database."""
+
+import asyncio
+import contextlib
+from datetime import timedelta
+
+import grpc.aio
+from cryptography.hazmat.primitives import serialization
+from sqlalchemy import event, func, select
+from structlog.testing import capture_logs
+
+from coordinator.metrics import Metrics
+from coordinator.pki import key_pem, pem
+from coordinator.rounds.effects import Status
+from coordinator.runtime import Runtime
+from coordinator.services.credentials import federation_credentials, load_root, server_options
+from coordinator.services.federation import FederationServicer
+from coordinator.storage import open_blobs, open_database, records
+from coordinator.storage.members import MAX_LEDGERS
+from coordinator.storage.models import LedgerCounterRow
+from tacit import wire
+from tacit.identity import Role, federation_of
+from tacit.messages import Decline, Goodbye, Hello, LedgerCounter, PrivacyReport, Ready, Standby, Welcome
+from tacit.reason import Reason
+from tacit.token import secret_hash
+from tacit.v1 import federation_pb2_grpc
+from tests.support import party
+from tests.support.fleet import job_document
+
+ONE, OTHER = b"1" * 16, b"2" * 16
+
+
+class House:
+    """A coordinator with the job `questions` and the enrolled member north."""
+
+    def __init__(self, tmp_path) -> None:
+        folder = party.coordinator_folder(tmp_path / "coordinator")
+        self.root = load_root(folder)
+        self.database = open_database(f"sqlite:///{tmp_path / 'tacit.db'}")
+        self.statements: list[str] = []
+        self.writes: list[str] = []
+        event.listen(self.database._engine, "before_cursor_execute", self._executed)
+        self.store, self.metrics = open_blobs(str(tmp_path / "store")), Metrics("test")
+        self.runtime = Runtime(self.database, self.store, self.metrics, self.root)
+        self.server = grpc.aio.server(options=server_options())
+        servicer = FederationServicer(self.runtime, self.metrics, federation_of(self.root), self.root)
+        federation_pb2_grpc.add_FederationServiceServicer_to_server(servicer, self.server)
+        self.port = self.server.add_secure_port("127.0.0.1:0", federation_credentials(folder))
+        self.certificate = party.authority().issue(party.key(2).public_key(), Role.MEMBER, "north", now=party.present())
+
+    def _executed(self, _connection, _cursor, statement, *_) -> None:
+        if "ledger_counters" in statement:
+            self.statements.append(statement)
+            if not statement.startswith("SELECT"):
+                self.writes.append(statement)
+
+    async def start(self) -> None:
+        now, hashed, key = party.present(), secret_hash(b"s" * 32), b"k" * 32
+        der = self.certificate.public_bytes(serialization.Encoding.DER)
+        expires_ms = int((now + timedelta(hours=1)).timestamp() * 1000)
+
+        def enrol(s):
+            records.invite(s, "north", "t1", hashed, expires_ms, 1)
+
+        await self.database.run(enrol)
+        desk = records.DatabaseTokenDesk(self.database)
+        await desk.spend("t1", hashed, key, now)
+        await desk.record("t1", "north", (der,), now + timedelta(days=1), "0.1.0", now)
+        await self.runtime.create_job(self.store.put(job_document().canonical()))
+        await self.server.start()
+
+    @contextlib.asynccontextmanager
+    async def session(self, ledger=None):
+        """A stream whose Hello names a ledger, and the coordinator's Welcome."""
+        credentials = grpc.ssl_channel_credentials(
+            pem(party.authority().certificate), key_pem(party.key(2)), pem(self.certificate)
+        )
+        async with grpc.aio.secure_channel(f"localhost:{self.port}", credentials) as channel:
+            stream = Stream(federation_pb2_grpc.FederationServiceStub(channel).Session())
+            await stream.say(Hello((1,), "0.1.0", b"p" * 16, ("*",), ledger=ledger))
+            stream.welcome = await stream.until(Welcome)
+            yield stream
+            await stream.call.done_writing()
+            await stream.until(Goodbye)
+
+    async def ledgers(self) -> int:
+        return await self.database.run(lambda s: s.scalar(select(func.count()).select_from(LedgerCounterRow)))
+
+
+class Stream:
+    def __init__(self, call) -> None:
+        self.call, self.welcome, self.goodbye, self.asked = call, None, None, 0
+
+    async def say(self, message) -> None:
+        await self.call.write(wire.to_coordinator(message))
+
+    async def until(self, kind):
+        """The next message of a kind."""
+        if kind is Goodbye and self.goodbye is not None:
+            return self.goodbye
+        async with asyncio.timeout(20):
+            while (read := await self.call.read()) is not grpc.aio.EOF:
+                message = wire.from_coordinator(read)
+                if isinstance(message, Goodbye):
+                    self.goodbye = message
+                if isinstance(message, kind):
+                    return message
+        raise AssertionError(f"the stream ended without {kind.__name__}")
+
+    async def worked_out(self) -> None:
+        """Returns once everything said before was: messages of one session are worked out in order."""
+        self.asked += 1
+        await self.say(ready(job=f"end-{self.asked}"))
+        while f"end-{self.asked}" not in (await self.until(Standby)).detail:
+            pass
+
+
+def ready(ledger=None, sequence=0, *, job="questions", epsilon=None):
+    report = None if epsilon is None else PrivacyReport(epsilon, 1e-5)
+    return Ready(job, 1, job_document().weights, report, ledger and LedgerCounter(ledger, sequence))
+
+
+def housed(test):
+    """Runs a test's coroutine in a house."""
+
+    def run(tmp_path):
+        async def whole():
+            house = House(tmp_path)
+            await house.start()
+            try:
+                await test(house)
+            finally:
+                await house.server.stop(0)
+                await house.runtime.stop()
+                house.database.close()
+
+        asyncio.run(whole())
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+@housed
+async def test_ready_speaks_of_the_ledger_that_hello_named(house):
+    async with house.session(LedgerCounter(ONE, 5)) as stream:
+        await stream.say(ready(OTHER, 6))
+        assert (await stream.until(Goodbye)).reason == Reason.REASON_MESSAGE_MALFORMED
+    async with house.session() as stream:
+        await stream.say(ready(ONE, 6, job="nothing"))
+        assert (await stream.until(Goodbye)).reason == Reason.REASON_MESSAGE_MALFORMED
+    async with house.session(LedgerCounter(ONE, 5)) as stream:
+        assert stream.welcome.ledger_sequence == 5
+        await stream.say(ready())
+        await stream.worked_out()
+    assert await house.ledgers() == 1
+
+
+@housed
+async def test_only_a_number_that_grew_is_written_and_only_for_a_job_that_is_here(house):
+    async with house.session(LedgerCounter(ONE, 5)) as stream:
+        assert len(house.writes) == 1
+        said = len(house.statements)
+        for sequence in (5, 4, 5):
+            await stream.say(ready(ONE, sequence))
+        await stream.say(ready(ONE, 99, job="nothing"))
+        await stream.worked_out()
+        # The database was not even asked.
+        assert len(house.statements) == said
+        await stream.say(ready(ONE, 7))
+        await stream.worked_out()
+        assert len(house.writes) == 2
+        said = len(house.statements)
+        for sequence in (7, 6):
+            await stream.say(ready(ONE, sequence))
+        await stream.worked_out()
+        assert len(house.statements) == said
+    async with house.session(LedgerCounter(ONE, 3)) as stream:
+        assert stream.welcome.ledger_sequence == 7
+        await stream.say(ready(ONE, 6))
+        await stream.worked_out()
+    assert len(house.writes) == 2
+
+
+@housed
+async def test_a_ledger_too_many_is_not_remembered_and_none_is_forgotten_for_it(house):
+    for number in range(MAX_LEDGERS):
+        await house.runtime.database.run(
+            lambda s, number=number: records.heard_ledger(s, "north", b"%016d" % number, 9)
+        )
+    for _ in range(2):
+        with capture_logs() as logs:
+            async with house.session(LedgerCounter(ONE, 5)) as stream:
+                assert stream.welcome.ledger_sequence == 0
+                said = len(house.statements)
+                for sequence in (6, 7):
+                    await stream.say(ready(ONE, sequence))
+                await stream.worked_out()
+                assert len(house.statements) == said
+        (warning,) = (line for line in logs if line["log_level"] == "warning")
+        assert (warning["event"], warning["member"]) == ("message_failed", "north")
+    assert await house.ledgers() == MAX_LEDGERS
+    async with house.session(LedgerCounter(b"%016d" % 0, 1)) as stream:
+        assert stream.welcome.ledger_sequence == 9
+
+
+def mistaken(*_):
+    raise RuntimeError("a mistake of ours")
+
+
+async def closed(house) -> None:
+    async with asyncio.timeout(20):
+        while house.runtime.sessions.connected:
+            await house.runtime.changed()
+
+
+@housed
+async def test_a_database_that_fails_under_the_reader_ends_the_session_and_is_logged(house):
+    with capture_logs() as logs:
+        async with house.session(LedgerCounter(ONE, 5)) as stream:
+            await stream.worked_out()
+            assert "north" in house.runtime.sessions.connected
+            house.database.close()
+            await stream.say(ready(ONE, 6))
+            await stream.until(Goodbye)
+            await closed(house)
+    assert house.metrics.value("members_connected") == 0
+    (line,) = (line for line in logs if line["event"] == "storage_failed")
+    assert (line["member"], line["log_level"]) == ("north", "error")
+    assert "was closed" in line["detail"]
+    house.database = open_database("sqlite://")
+
+
+@housed
+async def test_a_mistake_of_ours_in_the_reader_ends_the_session_and_is_logged(house):
+    with capture_logs() as logs:
+        async with house.session(LedgerCounter(ONE, 5)) as stream:
+            await stream.worked_out()
+            # It stands for a mistake of ours that somebody finds.
+            house.metrics.budget_left = mistaken
+            await stream.say(ready())
+            await stream.until(Goodbye)
+            await closed(house)
+    (line,) = (line for line in logs if line["event"] == "message_failed")
+    assert (line["member"], line["error"]) == ("north", "a mistake of ours")
+    assert isinstance(line["exc_info"], RuntimeError)
+
+
+@housed
+async def test_who_is_ready_is_not_at_its_limit_whether_it_reports_or_not(house):
+    spent = Decline("questions", 1, Reason.REASON_BUDGET_SPENT, "")
+
+    def value(name):
+        return house.metrics.value(name, job="questions")
+
+    async with house.session() as stream:
+        for message, left, epsilon in (
+            (spent, 1, None),
+            (ready(), 0, None),
+            (spent, 1, None),
+            (ready(epsilon=2.0), 0, 2.0),
+        ):
+            await stream.say(message)
+            await stream.worked_out()
+            assert value("members_budget_spent") == left
+            assert epsilon is None or value("privacy_epsilon_largest") == epsilon
+        # A job that is over is counted no more, and after a restart neither, when the metrics know nothing of its end.
+        await house.runtime.change_job("questions", "abort")
+        assert house.runtime.drivers["questions"].state.status is Status.ABORTED
+        assert value("privacy_epsilon_largest") == 2.0
+        house.metrics._over.clear()
+        await stream.say(ready(epsilon=7.0))
+        await stream.say(spent)
+        await stream.worked_out()
+        # Late words of a job that is over change nothing.
+        assert value("privacy_epsilon_largest") == 2.0
+        assert value("members_budget_spent") == 0
