@@ -38,7 +38,7 @@ from edge_client.privacy.ledger import (
 from edge_client.privacy.mechanisms import Protection, protection_of
 from edge_client.privacy.overlap import digest_of_marks, marks_key, marks_of
 from edge_client.privacy.policy import Policy, PolicyRefusal
-from edge_client.privacy.receipts import Party, Receipt, ReceiptBook, Segment
+from edge_client.privacy.receipts import SENDING, Party, Receipt, ReceiptBook, Segment
 from edge_client.privacy.replay import as_events
 from tacit.attempt import AttemptId
 from tacit.job import JobDocument, layout_of
@@ -106,8 +106,6 @@ class _Sent:
     masked: secure_agg.MaskedInput
 
 
-# The outcome in a receipt that is written before the first byte leaves.
-SENDING = "sending"
 # What a charge without an attempt is written under; attempts begin with 1.
 _NO_ATTEMPT = 0
 

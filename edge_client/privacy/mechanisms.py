@@ -65,9 +65,20 @@ class LocalTraining:
     usable: NDArray[np.int64]
 
     @classmethod
-    def of_all(cls, module: "TextClassifier", ids: NDArray[np.int64], *rest: Any) -> "LocalTraining":
-        """Where every example's label is one of the job's. rest: labels to cancelled, in order."""
-        return cls(module, ids, *rest, population=len(ids), usable=np.arange(len(ids)))
+    def of_all(
+        cls,
+        module: "TextClassifier",
+        ids: NDArray[np.int64],
+        labels: NDArray[np.int64],
+        recipe: Training,
+        seed: int,
+        device: str,
+        progress: Callable[["Progress"], None],
+        cancelled: Callable[[], bool],
+    ) -> "LocalTraining":
+        """Where every example's label is one of the job's."""
+        usable = np.arange(len(ids))
+        return cls(module, ids, labels, recipe, seed, device, progress, cancelled, len(ids), usable)
 
     def rows_of(self, drawn: NDArray[np.int64]) -> NDArray[np.int64]:
         """Rows of `ids` for examples that were drawn out of all; those that are not usable count for nothing."""

@@ -18,10 +18,10 @@ Whoever writes the weights chooses how large x and g are, so no norm may be lost
 weights are float64 throughout, where squares of float32 numbers, and products of two of them, neither overflow nor
 underflow: a norm of 0 means a gradient of 0. Terms over positions may cancel in the exact norm, and do so in float32
 only up to their rounding; the norm that is clipped is therefore sqrt(|gradient|^2 + (2^-10 sum_t |x_t| |g_t|)^2), never
-less than the gradient's own and, where nothing is made to cancel, some 1e-5 more. An example whose x or weighted
-g passes 2^100 adds nothing: the other could lie where float32 has few bits left. With `scale` = 1 / clip, so that sums are in units of
-the clip, each product is rounded by 2^-24 of a term whose sum over positions is at most 2^10: less than 2^-14 an
-example, for every model and text, and 2^-24 or so where nothing cancels.
+less than the gradient's own and, where nothing is made to cancel, some 1e-5 more. An example whose x or weighted g
+passes 2^100 adds nothing: the other could lie where float32 has few bits left. With `scale` = 1 / clip, so that sums
+are in units of the clip, each product is rounded by 2^-24 of a term, and these terms' sum over positions is at most
+2^10: some 2^-14 an example, for every model and text, and 2^-24 or so where nothing cancels.
 
 All of this leans on the module: every trained parameter acts through one call of a layer that is known here, and no
 example sees another. `ClippedGradients` refuses what it can see to be otherwise, at every batch;
@@ -49,7 +49,8 @@ __all__ = ["ClippedGradients", "PerExampleGradientsUnavailable", "check_examples
 _PROBE_TEXTS = 3
 _PROBE_TOLERANCE = 1e-3
 
-# How much of sum_t |x_t| |g_t| counts as a part of the norm, squared; and the largest x, or g with its weight, that counts at all.
+# How much of sum_t |x_t| |g_t| counts as a part of the norm, squared; and the largest x, or g with its weight, of an
+# example that counts at all.
 _CANCELLATION = 2.0**-20
 _LARGEST = 2.0**100
 
