@@ -267,7 +267,6 @@ def claimed(job: Any, examples: int, **changes: Any) -> float:
 @contextmanager
 def defect(subject: Subject, broken: Broken) -> Iterator[None]:
     """The member's code with one part silently taken out."""
-    import torch
 
     import secure_agg
     from edge_client.privacy import mechanisms, noise
@@ -279,7 +278,6 @@ def defect(subject: Subject, broken: Broken) -> Iterator[None]:
     patches: dict[tuple[Broken, str], list[tuple[Any, str, Any]]] = {
         ("noise", "dp-sgd"): [
             (private, "fill_gaussian", lambda tensor, *_: tensor.zero_()),
-            (private, "gaussian_like", lambda tensor, *_: torch.zeros_like(tensor)),
         ],
         ("noise", "gaussian-update"): [(noise, "add_gaussian", nothing)],
         ("noise", "laplace-update"): [(noise, "add_laplace", nothing)],

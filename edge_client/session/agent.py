@@ -237,6 +237,9 @@ class Agent:
             call = stub.Session(self._messages(outgoing))
             try:
                 async for encoded in call:
+                    if encoded is None:
+                        # What gRPC makes of bytes that do not parse.
+                        raise wire.WireInvalid("a message that is none")
                     message = wire.from_coordinator(encoded)
                     match message:
                         case Welcome():

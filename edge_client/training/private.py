@@ -55,7 +55,6 @@ from edge_client.models import TextClassifier
 from edge_client.privacy.noise import (
     draw_poisson,
     fill_gaussian,
-    gaussian_like,  # noqa: F401 - benchmarks.privacy_audit replaces it by this name.
 )
 from edge_client.training.clipping import (
     ClippedGradients,

@@ -48,7 +48,8 @@ def sentence_of(error: ValidationError) -> str:
 class Part(BaseModel):
     """A table inside a document."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # Infinity and NaN are no JSON.
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Document(Part):
@@ -59,6 +60,7 @@ class Document(Part):
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
+        allow_inf_nan=False,
         validate_by_name=True,
         validate_by_alias=True,
         alias_generator=lambda name: "schema" if name == "schema_version" else name,
@@ -82,7 +84,9 @@ class Document(Part):
         """
         try:
             content = json.loads(data)
-        except ValueError as error:
+            # Half of a surrogate pair is no text: what holds one has no canonical form.
+            json.dumps(content, ensure_ascii=False).encode()
+        except (ValueError, RecursionError) as error:
             raise DocumentInvalid(f"{what} is not JSON: {error}") from error
         return cls._from_content(content, what)
 

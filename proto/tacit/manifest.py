@@ -7,7 +7,7 @@ never sees anything but manifests and flat vectors.
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ class Tensor(Part):
     """One named tensor."""
 
     name: str = Field(min_length=1, max_length=512)
-    shape: tuple[int, ...]
+    shape: tuple[Annotated[int, Field(le=2**31)], ...] = Field(max_length=16)
     dtype: Literal["float32"] = "float32"
 
     @field_validator("shape")

@@ -72,7 +72,7 @@ class LaplaceUpdate(Part):
 
     name: Literal["laplace-update"] = "laplace-update"
     # Pure epsilon of one round; the noise's scale is 2 bound / epsilon.
-    epsilon: float = Field(gt=0, le=1000)
+    epsilon: float = Field(ge=1e-6, le=1000)
     # L1 norm that the whole change is clipped to (B).
     bound: _Norm = 1.0
     unit: Literal["example"] = "example"

@@ -109,7 +109,10 @@ class JoinToken(Document):
     @classmethod
     def _expires(cls, value: datetime) -> datetime:
         # Whole seconds of UTC: one instant has one canonical form.
-        return value.astimezone(UTC).replace(microsecond=0)
+        try:
+            return value.astimezone(UTC).replace(microsecond=0)
+        except OverflowError as error:
+            raise ValueError("outside of the calendar") from error
 
     @classmethod
     def create(cls, *, address: str, federation: bytes, member: str, expires: datetime) -> Self:
@@ -142,6 +145,8 @@ class JoinToken(Document):
             TokenInvalid: no join token at all, or one of a version that this software does not know.
         """
         text = "".join(text.split()).strip("'\"`")
+        if not text.isascii():
+            raise TokenInvalid("this is not a join token: those are plain ASCII; copy it again")
         if not text.startswith(_PREFIX):
             if text and _PREFIX.startswith(text):
                 raise TokenCutOff(_CUT_OFF)

@@ -119,7 +119,7 @@ def leaves_of(value: Any) -> list[Any]:
 
 def changed(record: Any, seed: int, others: list[Any] | None = None) -> Any:
     """A record with one place changed: a leaf of another value, length or owner; an item of a list doubled, dropped,
-    moved, or there a thousand times; a list emptied.
+    moved, or there hundreds of times; a list emptied.
     """
     chance = random.Random(seed)
     others = others if others is not None else leaves_of(record)
@@ -153,7 +153,8 @@ def _list(chance: random.Random, items: tuple[Any, ...], at: Callable[[Any], Any
         case "reverse":
             return items[::-1]
         case "many":
-            return items * 1000
+            # A long list stays as long as it is: three changes would make a thousand million of it.
+            return items * max(1, 2000 // len(items))
         case "empty":
             return ()
         case _:

@@ -27,7 +27,7 @@ from tests.unit.sparse_graph.sparse_fleet import SparseFleet
 
 SOON = timedelta(seconds=10)
 quick = settings(max_examples=120, deadline=SOON, suppress_health_check=list(HealthCheck))
-long = settings(max_examples=8000, deadline=SOON, suppress_health_check=list(HealthCheck))
+long = settings(max_examples=1500, deadline=SOON, suppress_health_check=list(HealthCheck))
 seeds = st.tuples(st.integers(0, 2**32), st.integers(1, 3))
 
 ME = "m1"

@@ -22,8 +22,8 @@ from tacit.v1 import federation_pb2 as pb
 from tests.property.decoders.making import blobs, damaged, messages_of, names
 
 SOON = timedelta(seconds=10)
-quick = settings(max_examples=250, deadline=SOON, suppress_health_check=list(HealthCheck))
-thorough = settings(max_examples=20_000, deadline=SOON, suppress_health_check=list(HealthCheck))
+quick = settings(max_examples=500, deadline=SOON, suppress_health_check=list(HealthCheck))
+thorough = settings(max_examples=6000, deadline=SOON, suppress_health_check=list(HealthCheck))
 
 FROM_MEMBER = (messages.Hello, messages.Decline, messages.Ready, messages.AttemptMessage)
 FROM_COORDINATOR = (

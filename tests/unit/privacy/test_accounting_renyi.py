@@ -10,6 +10,7 @@ from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from scipy import integrate, stats
 
 from edge_client.privacy import renyi as module
@@ -367,19 +368,21 @@ def test_no_event_however_odd_costs_less_than_nothing_or_no_number(multiplier, r
 
 
 @pytest.mark.parametrize(
-    "event",
+    ("kind", "numbers"),
     [
-        SampledGaussian(multiplier=math.inf, rate=0.5),
-        SampledGaussian(multiplier=math.inf, rate=1.0),
-        Laplace(epsilon=math.inf),
-        DiscreteGaussianSum(honest=1, deviation=math.inf, distance=1.0, values=1),
+        (SampledGaussian, {"multiplier": math.inf, "rate": 0.5}),
+        (SampledGaussian, {"multiplier": math.inf, "rate": 1.0}),
+        (FixedLotGaussian, {"multiplier": math.inf, "lot": 2, "population": 9}),
+        (Laplace, {"epsilon": math.inf}),
+        (DiscreteGaussianSum, {"honest": 1, "deviation": math.inf, "distance": 1.0, "values": 1}),
     ],
 )
-def test_an_infinite_number_is_no_free_release(event):
+def test_an_infinite_number_is_no_free_release(kind, numbers):
+    with pytest.raises(ValidationError):
+        kind(**numbers)
+    adjacency = "replace-one" if kind is FixedLotGaussian else "add-remove"
     with pytest.raises(EventUnaccountable, match="infinite"):
-        renyi(event, "add-remove")
-    with pytest.raises(EventUnaccountable, match="infinite"):
-        fixed(math.inf, 2, 9)
+        renyi(kind.model_construct(**numbers), adjacency)
 
 
 def test_a_callers_array_is_its_own():

@@ -44,6 +44,12 @@ def test_vectors_are_mapped_on_their_own_even_after_one_was_freed():
     assert probe("heap.frugal()" + MAPPED) >= 4 << 20
 
 
+def test_chunks_come_from_the_heap():
+    # Mapping each of them costs more than the round's arithmetic on it.
+    chunk = MAPPED.replace("bytearray(4 << 20)", "bytearray(384 << 10)")
+    assert probe("heap.frugal()" + chunk) == 0
+
+
 def test_free_pages_below_the_last_allocation_go_back():
     code = """
 heap.frugal()

@@ -2,15 +2,18 @@
 
 import asyncio
 import hashlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from grpc.aio import EOF
 
 import secure_agg
+from coordinator import heap
 from coordinator.metrics import Metrics
 from coordinator.rounds.uploads import UploadDesk
 from coordinator.services.federation import FederationServicer
+from coordinator.services.turns import Turns
 from tacit.attempt import AttemptId
 from tacit.reason import Reason
 
@@ -313,3 +316,46 @@ def test_the_service_holds_no_message_while_it_waits_for_the_next():
         assert stream.seen == [0] * 4
 
     asyncio.run(run())
+
+
+def test_a_stream_is_read_when_it_has_its_turn_and_holds_it_no_longer_than_that():
+    class Stream:
+        def __init__(self):
+            self.read_begun, self.arrives = asyncio.Event(), asyncio.Event()
+
+        async def read(self):
+            self.read_begun.set()
+            await self.arrives.wait()
+            return SimpleNamespace(data=b"part")
+
+    async def run():
+        servicer = FederationServicer(None, Metrics("test"), b"", None)
+        servicer._receiving = Turns(1, 3600.0)
+        first, second = Stream(), Stream()
+        chunks = [servicer._chunks(stream) for stream in (first, second)]
+        reading = [asyncio.create_task(anext(each)) for each in chunks]
+        await first.read_begun.wait()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not second.read_begun.is_set()
+        first.arrives.set()
+        await reading[0]
+        # The first one's chunk is being worked on; its stream is not.
+        async with asyncio.timeout(20):
+            await second.read_begun.wait()
+        second.arrives.set()
+        assert await reading[1] == b"part"
+        for each in chunks:
+            await each.aclose()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("keep_sum", [True, False])
+def test_the_end_of_the_uploads_gives_their_memory_back(keep_sum, monkeypatch):
+    given = []
+    monkeypatch.setattr(heap, "give_back", lambda: given.append(True))
+    desk = opened()
+    desk.close(ATTEMPT, keep_sum=keep_sum)
+    desk.close(AttemptId("questions", 1, 2), keep_sum=False)
+    assert given == [True]
