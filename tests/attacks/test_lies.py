@@ -141,6 +141,22 @@ def test_a_roster_that_differs_between_members():
     ]
 
 
+def test_a_roster_of_more_members_than_the_cohort():
+    """One of them was never asked; its certificate and its signature are good."""
+    fleet = LyingFleet(5)
+    stranger = LyingFleet(6).members["m5"].environment
+
+    def crowd(roster):
+        _, entry = secure_agg.advertise(
+            fleet.in_attempt().stage.context, stranger.identity, stranger.verify, stranger.random
+        )
+        return secure_agg.Roster((*roster.advertisements, entry))
+
+    fleet.bent(secure_agg.Roster, crowd)
+    until_the_end(fleet)
+    fleet.refused(Reason.REASON_ROSTER_TOO_LARGE, "6", "5")
+
+
 # ---- U3 -------------------------------------------------------------------------------------------------------------
 
 
@@ -1180,3 +1196,18 @@ def test_bytes_that_are_no_message_end_the_session_and_it_comes_back(network, ch
     # It is asked again, in words that it can read.
     assert LIED_TO in network.ended(attempt).survivors
     assert network.said(attempt) == REVEALED
+
+
+def test_bytes_that_are_no_message_of_a_member_end_its_call_alone(network):
+    """The other way: whatever a member sends, the coordinator serves the others."""
+    identity = MemberIdentity.load(network.federation.home(LIED_TO))
+    towards = grpc.ssl_channel_credentials(identity.root_pem, identity.key_pem, identity.certificate_pem)
+    before = network.federation.show(network.job).job.version_number
+    with grpc.secure_channel(f"localhost:{network.federation.port}", towards) as channel:
+        for method in pb.DESCRIPTOR.services_by_name["FederationService"].methods_by_name:
+            for data in (b"\xff", b"\x0a\xff", bytes(100)):
+                call = channel.stream_stream(f"/tacit.v1.FederationService/{method}")
+                with pytest.raises(grpc.RpcError):
+                    list(call(iter([data]), timeout=60))
+    assert network.federation.coordinator.process.poll() is None
+    network.federation.wait_for(network.job, lambda detail: detail.job.version_number > before + 1)
