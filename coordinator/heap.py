@@ -12,14 +12,15 @@ __all__ = ["frugal", "give_back"]
 
 # malloc.h
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-_KEPT_BYTES, _MAPPED_BYTES = 512 * 1024, 1024 * 1024
+_KEPT_BYTES, _MAPPED_BYTES = 8 * 1024 * 1024, 1024 * 1024
 
 
 def frugal() -> None:
     """For the whole process, before its threads begin.
 
     One heap for all threads. Vectors, and whatever else has a megabyte, are mapped on their own and so are gone when
-    they are freed; left to itself, glibc takes them from the heap once it has seen one freed.
+    they are freed; left to itself, glibc takes them from the heap once it has seen one freed. The heap's free end stays
+    while it is small: during a burst it comes and goes with every chunk, and each time its pages would be made anew.
     """
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
