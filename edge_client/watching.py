@@ -2,6 +2,7 @@
 
 import time
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import structlog
@@ -10,12 +11,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from edge_client.contribution import Update
-from edge_client.metrics import MemberMetrics
 from edge_client.privacy.budget import Figures
 from edge_client.session.agent import Observer
 from tacit.attempt import AttemptId
 from tacit.messages import Assignment, AttemptEnded, JobEnded
 from tacit.reason import Reason, sentence, word
+
+if TYPE_CHECKING:
+    from edge_client.metrics import MemberMetrics
 
 __all__ = ["LogWatcher", "MeteredWatcher", "TerminalWatcher"]
 
@@ -164,7 +167,7 @@ class TerminalWatcher:
 class MeteredWatcher:
     """Another watcher, and the member's own metrics beside it."""
 
-    def __init__(self, watcher: Observer, metrics: MemberMetrics) -> None:
+    def __init__(self, watcher: Observer, metrics: "MemberMetrics") -> None:
         self._watcher = watcher
         self._metrics = metrics
         self._sent: dict[AttemptId, int] = {}

@@ -68,6 +68,7 @@ def verify(
     sound = True
     try:
         if export is not None:
+            _check_is_export(export)
             found = [(str(export), verification.verify_export(_lines(export)))]
         else:
             receipts = _home(home) / "receipts"
@@ -138,7 +139,7 @@ def _ledgers(home: Path | None, data: str | None) -> list[Path]:
     if not found or not all(path.exists() for path in found):
         what = "no ledger" if data is None else f"no ledger of {data}"
         fail(
-            f"{folder} holds {what}; one is made when a job with differential privacy is taken part in first",
+            f"{folder} holds {what}; `edge_client run` makes one for each --data-name when it first starts with it",
             ExitCode.NOT_FOUND,
         )
     return found
@@ -162,6 +163,17 @@ def _lines(file: Path) -> Iterator[bytes]:
         fail(f"{file} does not exist", ExitCode.NOT_FOUND)
     except OSError as error:
         fail(f"{file} cannot be read: {error.strerror}", ExitCode.USAGE)
+
+
+def _check_is_export(file: Path) -> None:
+    """A file that is something else is named as that, and not line by line. Raises: CommandFailed."""
+    import json
+
+    first = next(_lines(file), b"")
+    try:
+        json.loads(first)
+    except (ValueError, RecursionError):
+        fail(f"{file} is no export of a ledger; `edge_client ledger export FILE` writes one", ExitCode.USAGE)
 
 
 def _summary(state: "LedgerState") -> dict[str, Any]:

@@ -161,7 +161,7 @@ class _Noised:
     ) -> NDArray[np.uint32]:
         layout = layout_of(job, cohort)
         (segment,) = layout.segments
-        # After the noise: what is cut here was public already, so to speak.
+        # After the noise, so that cutting costs no privacy.
         return layout.encode({segment.name: secure_agg.clip_coordinates(update.change, segment.bound)}, random)
 
 
@@ -310,7 +310,7 @@ def _train_on(task: LocalTraining, rows: NDArray[np.int64] | None) -> "TrainingR
     """Plain steps whose failure says nothing: what a training that diverged has left is clipped like any other change,
     and `_finite` makes zeros of what is not finite, so that noise is sent whatever the data did.
     """
-    from edge_client.training.local import TrainingDiverged, TrainingResult
+    from edge_client.training.local import TrainingDiverged
 
     if not len(task.ids if rows is None else rows):
         return None
@@ -320,7 +320,7 @@ def _train_on(task: LocalTraining, rows: NDArray[np.int64] | None) -> "TrainingR
         # Not for want of memory either: a text can be chosen to be the one that needs too much.
         return None
     # Sums over the examples depend on the data and get no noise of their own.
-    return replace(result, loss_sum=0.0, correct=0, count=0) if isinstance(result, TrainingResult) else None
+    return replace(result, loss_sum=0.0, correct=0, count=0)
 
 
 def _finite(change: Vector) -> Vector:

@@ -110,6 +110,20 @@ def test_an_export_is_verified_without_the_home(home, tmp_path):
     assert out.startswith("record ")
 
 
+def test_a_file_that_is_something_else_is_named_as_that_in_one_line(tmp_path):
+    file = tmp_path / "README.md"
+    file.write_text("# A title\n\nand more\n")
+    code, out = ended("verify", "--export", file)
+    assert code == ExitCode.USAGE
+    assert "is no export of a ledger" in out
+    assert out.count("\n") <= 1
+    # An export that was spoilt further down is still looked at line by line.
+    file.write_text('{"a": 1}\nspoilt\n')
+    code, out = ended("verify", "--export", file)
+    assert code == ExitCode.FAILED
+    assert "line 2: it cannot be read" in out
+
+
 def test_what_is_not_there(home, tmp_path):
     assert ended("show", "--home", tmp_path / "nowhere")[0] == ExitCode.NOT_FOUND
     assert ended("verify", "--home", home, "--data", "other")[0] == ExitCode.NOT_FOUND
