@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 import secure_agg
 from edge_client.contribution import Update
+from edge_client.corpus import Corpus
 from edge_client.data import Example
 from edge_client.privacy.events import PrivacyEvent
 from edge_client.privacy.mechanisms import LocalTraining, OwnNumbers, Protection, protection_of
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from edge_client.training.local import TrainingResult
     from export.bundle import JobBundle
 
-__all__ = ["LEAST_COHORT", "Lengths", "Member", "Round", "federate", "play_round"]
+__all__ = ["LEAST_COHORT", "Lengths", "Member", "Round", "corpora_of", "federate", "play_round"]
 
 Vector = NDArray[np.float32]
 
@@ -95,10 +96,20 @@ class _Watched:
         return self.inner.encode(job, update, cohort, random)
 
 
+def corpora_of(bundle: "JobBundle", members: Sequence[Member]) -> list[Corpus]:
+    """The members' examples as the job reads them, for all rounds."""
+    return [Corpus(member.examples, bundle.document, bundle.tokenizer) for member in members]
+
+
 def play_round(
-    bundle: "JobBundle", base: Vector, members: Sequence[Member], number: int, random: RandomSource
+    bundle: "JobBundle",
+    base: Vector,
+    members: Sequence[Member],
+    corpora: Sequence[Corpus],
+    number: int,
+    random: RandomSource,
 ) -> Round:
-    """One round from the version `base`, (d,), with every member that still sends.
+    """One round from the version `base`, (d,), with every member that still sends. corpora: the members' examples.
 
     Raises:
         ValueError: fewer than LEAST_COHORT members send.
@@ -119,9 +130,8 @@ def play_round(
         update = train_update(
             job=job,
             manifest=manifest,
-            tokenizer=bundle.tokenizer,
+            corpus=corpora[place],
             base=version,
-            examples=member.examples,
             protection=watched,
             random=random,
             seed=_seed(job, number, place),
@@ -145,10 +155,11 @@ def federate(
     """
     source = secure_agg.SystemRandom() if random is None else random
     values = bundle.manifest.decode(bundle.weights)
+    corpora = corpora_of(bundle, members)
     for number in range(1, rounds + 1):
         if sum(member.sends(number) for member in members) < LEAST_COHORT:
             return
-        done = play_round(bundle, values, members, number, source)
+        done = play_round(bundle, values, members, corpora, number, source)
         values = done.values
         yield done
 

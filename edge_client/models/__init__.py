@@ -17,9 +17,17 @@ from edge_client.models.classifier import TextClassifier
 from edge_client.models.textcnn import TextCNN
 from tacit.job import TextCNNModel
 
-__all__ = ["ParametersDiffer", "TextClassifier", "build", "load_shared", "min_tokens", "shared_parameters"]
+__all__ = [
+    "ParametersDiffer",
+    "TextClassifier",
+    "build",
+    "build_blank",
+    "load_shared",
+    "min_tokens",
+    "shared_parameters",
+]
 
-_ARCHITECTURES: dict[str, Callable[[TextCNNModel, int, int, int, int], TextClassifier]] = {"textcnn": TextCNN}
+_ARCHITECTURES: dict[str, Callable[[TextCNNModel, int, int, int, int | None], TextClassifier]] = {"textcnn": TextCNN}
 
 
 class ParametersDiffer(ValueError):
@@ -32,6 +40,13 @@ def build(model: TextCNNModel, vocabulary_size: int, labels: int, pad_id: int, *
     vocabulary_size: rows of the embedding. labels: how many. pad_id: the row that is zero and stays zero.
     """
     return _ARCHITECTURES[model.architecture](model, vocabulary_size, labels, pad_id, seed).eval()
+
+
+def build_blank(model: TextCNNModel, vocabulary_size: int, labels: int, pad_id: int) -> TextClassifier:
+    """As `build`, every weight zero: for weights that are loaded next. Drawing those of a large embedding takes longer
+    than a local step.
+    """
+    return _ARCHITECTURES[model.architecture](model, vocabulary_size, labels, pad_id, None).eval()
 
 
 def min_tokens(model: TextCNNModel) -> int:

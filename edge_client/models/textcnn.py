@@ -21,18 +21,16 @@ class TextCNN(TextClassifier):
     """ids (B, S) to logits (B, labels), by `len(widths) * maps` features of each text.
 
     Embedding N(0, embedding_deviation) with a padding row of zeros; every other tensor uniform within
-    1 / sqrt(fan in), as torch has it by default. A frozen embedding has no gradient, and so neither steps nor noise.
+    1 / sqrt(fan in), as torch has it by default; without a seed all of them are zero. A frozen embedding has no
+    gradient, and so neither steps nor noise.
     """
 
-    def __init__(self, model: TextCNNModel, vocabulary_size: int, labels: int, pad_id: int, seed: int) -> None:
+    def __init__(self, model: TextCNNModel, vocabulary_size: int, labels: int, pad_id: int, seed: int | None) -> None:
         super().__init__()
         self.pad_id, self.min_tokens = pad_id, max(model.widths)
-        random = np.random.Generator(np.random.Philox(seed))
-        table = random.standard_normal((vocabulary_size, model.embedding), dtype=np.float32)
-        table *= np.float32(model.embedding_deviation)
-        table[pad_id] = 0
-        # Torch fills the layers from its global generator first: put that back. (The meta device would avoid
-        # it, and costs a second of imports.)
+        table = np.zeros((vocabulary_size, model.embedding), dtype=np.float32)
+        # The embedding shares the table's memory. Torch fills the layers from its global generator first: put that
+        # back. (The meta device would avoid it, and costs a second of imports.)
         with torch.random.fork_rng(devices=[]):
             self.embedding = nn.Embedding(
                 vocabulary_size, model.embedding, padding_idx=pad_id, _weight=torch.from_numpy(table)
@@ -43,6 +41,15 @@ class TextCNN(TextClassifier):
             )
             self.dropout = Dropout(model.dropout)
             self.output = nn.Linear(len(model.widths) * model.maps, labels)
+        if seed is None:
+            for layer in self._layers():
+                for parameter in layer.parameters():
+                    parameter.data.zero_()
+            return
+        random = np.random.Generator(np.random.Philox(seed))
+        random.standard_normal(dtype=np.float32, out=table)
+        table *= np.float32(model.embedding_deviation)
+        table[pad_id] = 0
         for layer in self._layers():
             bound = 1 / math.sqrt(layer.weight[0].numel())
             for parameter in layer.parameters():

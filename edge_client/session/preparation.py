@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 import secure_agg
 from edge_client.cache import BlobCache
 from edge_client.contribution import Update
+from edge_client.corpus import Corpus
 from edge_client.data import DataInvalid, Example, check_labels
 from edge_client.privacy.budget import Budget, Reserved
 from edge_client.privacy.conditions import read_conditions
@@ -123,6 +124,7 @@ class Preparer:
         self._cache = cache
         self._device = device
         self._watcher = watcher
+        self._corpus: Corpus | None = None
         # Training takes the whole machine: jobs take turns.
         self._turn = asyncio.Lock()
 
@@ -153,7 +155,7 @@ class Preparer:
         base = await self._blob(assignment.version, fetch, 4 * job.values)
         try:
             _check_size(manifest.decode(base))
-            await asyncio.to_thread(check_own_form, tokenizer)
+            corpus = await asyncio.to_thread(self._corpus_of, job, tokenizer)
         except (DocumentInvalid, TokenizerInvalid) as error:
             raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, str(error)) from error
         self._check_labels(job)
@@ -164,7 +166,7 @@ class Preparer:
                 protection = self._budget.protection(job, len(self._examples))
                 reserved = self._budget.reserve(assignment, job, protection)
             try:
-                update = await self._train(assignment, job, manifest, tokenizer, base, protection)
+                update = await self._train(assignment, job, manifest, corpus, base, protection)
             except PreparationRefused as refused:
                 if refused.reason == Reason.REASON_TRAINING_FAILED:
                     # That it failed may depend on the data, and everybody is about to hear of it.
@@ -175,6 +177,18 @@ class Preparer:
                 self._budget.release(reserved, "training did not end")
                 raise
             return Preparation(job, update, protection, reserved)
+
+    def _corpus_of(self, job: JobDocument, tokenizer: bytes) -> Corpus:
+        """The examples as this job reads them; the last job's are kept, since it asks again in its next round.
+
+        Raises:
+            TokenizerInvalid: a tokenizer of another form than ours.
+        """
+        if self._corpus is None or not self._corpus.serves(job):
+            # Before a tokenizer of somebody else's is used for anything.
+            check_own_form(tokenizer)
+            self._corpus = Corpus(self._examples, job, tokenizer)
+        return self._corpus
 
     def _check_labels(self, job: JobDocument) -> None:
         """Without a mechanism a label that is not the job's is refused, and the coordinator hears of it. Under one it
@@ -217,7 +231,7 @@ class Preparer:
         assignment: Assignment,
         job: JobDocument,
         manifest: Manifest,
-        tokenizer: bytes,
+        corpus: Corpus,
         base: bytes,
         protection: Protection,
     ) -> Update:
@@ -230,9 +244,8 @@ class Preparer:
                 return train_update(
                     job=job,
                     manifest=manifest,
-                    tokenizer=tokenizer,
+                    corpus=corpus,
                     base=base,
-                    examples=self._examples,
                     protection=protection,
                     random=self._random,
                     seed=self._seed(assignment, job),

@@ -4,17 +4,16 @@ Guarantees: the update is new minus base over exactly the manifest's parameters,
 start as the version says, whatever was trained before; what is returned has the member's own noise in it already.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
 import secure_agg
 from edge_client.contribution import Update
-from edge_client.data import Example, label_places
-from edge_client.models import build, load_shared, shared_parameters
+from edge_client.corpus import Corpus
+from edge_client.models import build_blank, load_shared, shared_parameters
 from edge_client.privacy.mechanisms import LocalTraining, Protection
-from edge_client.text import TextEncoder
 from edge_client.training.local import Progress, TrainingCancelled
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
@@ -30,9 +29,8 @@ def train_update(
     *,
     job: JobDocument,
     manifest: Manifest,
-    tokenizer: bytes,
+    corpus: Corpus,
     base: bytes,
-    examples: Sequence[Example],
     protection: Protection,
     random: secure_agg.RandomSource,
     seed: int,
@@ -40,7 +38,7 @@ def train_update(
     progress: Callable[[int, int, float], None],
     cancelled: Callable[[], bool],
 ) -> Update:
-    """Trains from `base` on `examples` and returns the protected change, float32 (d,), with the training metrics
+    """Trains from `base` on the corpus and returns the protected change, float32 (d,), with the training metrics
     (zeros under a mechanism). Examples whose label is not the job's are left out.
 
     `random` is what draws and noise come from. `progress` is told (step, steps, loss), which stays on this machine;
@@ -52,8 +50,7 @@ def train_update(
     if device == "cpu":
         # Several members may share a machine; one thread each is several times faster than all on all cores.
         torch.set_num_threads(1)
-    encoder = TextEncoder(tokenizer, job.model.max_tokens, max(job.model.widths))
-    module = build(job.model, encoder.vocabulary_size, len(job.labels), encoder.pad_id)
+    module = build_blank(job.model, corpus.vocabulary_size, len(job.labels), corpus.pad_id)
     start = manifest.decode(base)
     load_shared(module, manifest.unflatten(start))
 
@@ -61,19 +58,18 @@ def train_update(
         progress(at.step, at.steps, at.loss)
 
     try:
-        places = label_places(examples, job.labels)
-        usable = np.flatnonzero(places >= 0)
+        read = corpus.read()
         task = LocalTraining(
             module,
-            encoder.encode([examples[at].text for at in usable.tolist()]),
-            places[usable],
+            read.ids,
+            read.labels,
             job.training,
             seed,
             device,
             watch,
             cancelled,
-            population=len(examples),
-            usable=usable,
+            population=corpus.population,
+            usable=read.usable,
         )
         result = protection.train(task, random)
         change = np.subtract(manifest.flatten(shared_parameters(module)), start, dtype=np.float32)
@@ -83,5 +79,5 @@ def train_update(
     except Exception as error:
         raise TrainingLost(str(error)) from error
     if result is None:
-        return Update(change, len(examples), 0.0, 0, 0)
-    return Update(change, len(examples), result.loss_sum, result.correct, result.count)
+        return Update(change, corpus.population, 0.0, 0, 0)
+    return Update(change, corpus.population, result.loss_sum, result.correct, result.count)

@@ -18,7 +18,8 @@ from benchmarks.institutional import Vocabulary, deal
 from benchmarks.institutional_dp import Data, GridCell, OutOfTime, Recipe, abadi_epsilon, deal_by, most_releases
 from benchmarks.record import ROOT, Figure, Results
 from benchmarks.report import SECTIONS, Plot, Section, section_text, write_report
-from benchmarks.simulation import Member, federate, play_round
+from benchmarks.simulation import Member, corpora_of, federate, play_round
+from edge_client.corpus import Corpus
 from edge_client.data import Example
 from edge_client.privacy.accounting import RenyiFilter, cost, epsilon_pld
 from edge_client.privacy.events import SampledGaussian
@@ -142,16 +143,16 @@ def test_without_noise_a_round_is_the_mean_weighted_by_examples(tmp_path, vocabu
     bundle = bundle_of(tmp_path, vocabulary, "none")
     parts = [EXAMPLES[:10], EXAMPLES[10:30], EXAMPLES[30:]]
     base = bundle.manifest.decode(bundle.weights)
-    done = play_round(bundle, base, [Member(part) for part in parts], 1, SeededRandom("round"))
+    members = [Member(part) for part in parts]
+    done = play_round(bundle, base, members, corpora_of(bundle, members), 1, SeededRandom("round"))
     assert done.senders == (0, 1, 2)
     expected = np.zeros(len(base))
     for place, part in enumerate(parts):
         update = train_update(
             job=bundle.document,
             manifest=bundle.manifest,
-            tokenizer=bundle.tokenizer,
+            corpus=Corpus(part, bundle.document, bundle.tokenizer),
             base=bundle.weights,
-            examples=part,
             protection=protection_of(bundle.document, len(part)),
             random=SeededRandom("any"),
             seed=bench_seed(bundle.document, 1, place),
@@ -184,7 +185,8 @@ def test_every_member_adds_its_own_noise_and_the_mean_has_all_of_it(tmp_path, vo
     bundle = bundle_of(tmp_path, vocabulary, mechanism, members=members)
     base = bundle.manifest.decode(bundle.weights)
     assert len(base) > 4000
-    done = play_round(bundle, base, [Member(EXAMPLES)] * members, 1, SeededRandom("noise"))
+    cohort = [Member(EXAMPLES)] * members
+    done = play_round(bundle, base, cohort, corpora_of(bundle, cohort), 1, SeededRandom("noise"))
     moved = done.values - base
     assert np.std(moved) == pytest.approx(1.5 / math.sqrt(members), rel=0.05)
     assert np.count_nonzero(moved) == len(base)
@@ -212,7 +214,7 @@ def test_one_member_alone_is_no_round(tmp_path, vocabulary):
     base = bundle.manifest.decode(bundle.weights)
     members = [Member(EXAMPLES, most_releases=1), Member(EXAMPLES)]
     with pytest.raises(ValueError, match="round 2 has 1 senders"):
-        play_round(bundle, base, members, 2, SeededRandom("one"))
+        play_round(bundle, base, members, corpora_of(bundle, members), 2, SeededRandom("one"))
 
 
 # ---- the grid -------------------------------------------------------------------------------------------------------

@@ -236,3 +236,23 @@ def test_a_training_that_is_cancelled_gives_back_what_was_reserved(place, monkey
     asyncio.run(run())
     assert seen == [1]
     assert made.reserved() == 0
+
+
+def test_a_jobs_texts_are_read_once_for_all_its_rounds_and_anew_for_another_job(place, monkeypatch):
+    corpora = []
+
+    def looked(*, corpus, **_):
+        corpora.append(corpus)
+        corpus.read()
+        raise TrainingLost("after the texts were read")
+
+    monkeypatch.setattr("edge_client.training.update.train_update", looked)
+    made = place(epsilon=1000)
+    made.refused()
+    made.refused()
+    assert corpora[0] is corpora[1]
+    made.document = made.document.model_copy(update={"labels": ("b", "a")})
+    made.served[made.document.digest()] = made.document.canonical()
+    made.refused()
+    assert corpora[0].read().labels.tolist() == [0, 1]
+    assert corpora[2].read().labels.tolist() == [1, 0]

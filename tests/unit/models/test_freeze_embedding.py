@@ -9,6 +9,7 @@ import torch
 from pydantic import ValidationError
 
 from coordinator.rounds.publish import next_version
+from edge_client.corpus import Corpus
 from edge_client.data import Example
 from edge_client.models import build, shared_parameters
 from edge_client.privacy.mechanisms import protection_of
@@ -63,9 +64,8 @@ def round_of(bundle: JobBundle) -> tuple[dict[str, np.ndarray], dict[str, np.nda
         update = train_update(
             job=job,
             manifest=manifest,
-            tokenizer=bundle.tokenizer,
+            corpus=Corpus(EXAMPLES, job, bundle.tokenizer),
             base=bundle.weights,
-            examples=EXAMPLES,
             protection=protection,
             random=random,
             seed=number,

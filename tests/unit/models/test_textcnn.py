@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from edge_client.models import ParametersDiffer, build, load_shared, min_tokens, shared_parameters
+from edge_client.models import ParametersDiffer, build, build_blank, load_shared, min_tokens, shared_parameters
 from tacit.job import TextCNNModel
 
 torch.set_num_threads(1)
@@ -84,6 +84,20 @@ def test_a_seed_means_what_it_says_and_leaves_torchs_own_alone() -> None:
     other = shared_parameters(build(MODEL, VOCABULARY, LABELS, PAD, seed=10))
     assert all(np.array_equal(first[name], second[name]) for name in first)
     assert not any(np.array_equal(first[name], other[name]) for name in first)
+
+
+def test_a_blank_module_is_zero_takes_weights_and_leaves_torchs_own_randomness_alone() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    blank = build_blank(MODEL, VOCABULARY, LABELS, PAD)
+    assert torch.equal(torch.rand(3), expected)
+    assert not any(parameter.any() for parameter in blank.parameters())
+    drawn = build(MODEL, VOCABULARY, LABELS, PAD, seed=9)
+    load_shared(blank, shared_parameters(drawn))
+    ids = torch.tensor([[3, 4, 5, 6, 7]])
+    assert torch.equal(blank(ids), drawn(ids))
+    assert not blank.training
 
 
 def test_starting_weights_are_distributed_as_written() -> None:
