@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long check gen format bench clean
+.PHONY: help demo test test-long check gen format bench bench-secagg clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -40,6 +40,10 @@ bench: $(STAMP) ## the benchmarks, cell by cell, and their tables (hours, the fi
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	for name in institutional "institutional --dp" secure_agg aggregation_memory ledger_faults dp_cost privacy_audit; do $(BIN)/python -m benchmarks.$$name || exit 1; done
 	$(BIN)/python -m benchmarks.report
+
+bench-secagg: $(STAMP) ## secure aggregation alone: beside the clear, beside Flower, its limits, its cost (45 minutes)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(BIN)/python -m benchmarks.secure_agg
 
 gen: $(STAMP) ## regenerate the code of proto/tacit/v1
 	$(BIN)/python proto/generate.py

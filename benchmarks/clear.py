@@ -17,13 +17,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-import secure_agg
 from coordinator.rounds import effects as fx
 from coordinator.rounds import events as ev
 from coordinator.rounds.driver import JobDriver, Ports
 from coordinator.rounds.publish import Step, next_version
 from coordinator.rounds.state import JobState
-from tacit.job import application_digest, layout_of
+from tacit.job import context_of
 from tacit.messages import Assignment, AttemptEnded, AttemptMessage, AttemptOpened, JobEnded
 from tacit.reason import Reason
 
@@ -76,23 +75,16 @@ class ClearDriver(JobDriver):
     async def _open_uploads(self) -> None:
         state = self._state = replace(self._state, attempt=self._state.attempt + 1)
         job, attempt, cohort = state.parameters.job, state.attempt_id(), tuple(sorted(self._ready))
-        layout = layout_of(job, len(cohort))
-        threshold, corrupt = secure_agg.default_thresholds(len(cohort), job.aggregation.assumed_corrupt)
-        context = secure_agg.RoundContext(
+        context = context_of(
+            job,
             federation=state.parameters.federation,
-            job=state.name,
             round=state.round,
             attempt=state.attempt,
-            application=application_digest(job, layout),
             model=state.version,
-            cohort=len(cohort),
-            threshold=threshold,
-            assumed_corrupt=corrupt,
-            values=layout.values,
-            bits=layout.bits,
+            members=len(cohort),
         )
         await self._persist((fx.OpenAttempt(attempt, cohort),))
-        self._ports.uploads.open(attempt, frozenset(cohort), layout.values, layout.bits)
+        self._ports.uploads.open(attempt, frozenset(cohort), context.values, context.bits)
         for member in cohort:
             self._ports.sessions.send(member, AttemptMessage(attempt, AttemptOpened(context)))
 

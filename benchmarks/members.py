@@ -29,7 +29,7 @@ from edge_client.session import states as m
 from edge_client.session.preparation import Fetch, Preparation, Preparer
 from edge_client.watching import LogWatcher
 from tacit.attempt import AttemptId
-from tacit.job import JobDocument
+from tacit.job import JobDocument, layout_of
 from tacit.logs import configure
 from tacit.messages import (
     Assignment,
@@ -104,7 +104,8 @@ class ClearAgent(real.Agent):
         held = self._held[attempt.job]
         encode = held.protection.encode
         vector = await asyncio.to_thread(encode, job, held.update, cohort, self._environment.random)
-        await self._upload(attempt, vector, clear_input(self._identity.member, vector))
+        packed = secure_agg.pack_in_place(vector, layout_of(job, cohort).bits)
+        await self._upload(attempt, packed, clear_input(self._identity.member, vector))
 
 
 async def _member(home: Path, *, clear: bool) -> None:

@@ -31,8 +31,9 @@ any (epsilon, delta)-DP mechanism, at 95 %; how many it guesses was fixed by ano
 
 **What is broken.** noise: every sampler adds nothing. clipping: for dp-sgd, the batch is clipped as if it were one
 example, as happens where a parameter is broadcast over it (and the check that refuses such a module is taken out, or it
-would refuse); for the others, the change is not clipped at all. The ring refuses a vector longer than the clip, so that
-`distributed-gaussian` cannot be broken in that way without a word.
+would refuse); for the others, the change is not clipped at all. unclipped, for dp-sgd: no gradient is clipped, as
+happens where a parameter is forgotten; that one is seen without assuming anything. The ring refuses a vector longer
+than the clip, so that `distributed-gaussian` cannot be broken in that way without a word.
 """
 
 import hashlib
@@ -72,7 +73,7 @@ GAIN = 100.0
 # Where the others of the data set are nearly sure of their label (probability 0.95), and the canary is wrong.
 SURE = -math.log(19) / GAIN
 
-Broken = Literal["none", "noise", "clipping"]
+Broken = Literal["none", "noise", "clipping", "unclipped"]
 Values = NDArray[np.float64]
 
 
@@ -236,7 +237,7 @@ def release(
     from edge_client.contribution import Update
     from edge_client.models import shared_parameters
     from edge_client.privacy.mechanisms import LocalTraining, protection_of
-    from tacit.job import grid_of
+    from tacit.job import grid_of, layout_of
     from tacit.mechanism import DistributedGaussian
 
     random = Repeatable(seed)
@@ -250,7 +251,7 @@ def release(
         return protected.astype(np.float64)
     update = Update(protected, len(ids), 0.0, 0, 0)
     encoded = protection.encode(job, update, 3, random)
-    return secure_agg.decode_distributed(encoded, grid_of(job), job.aggregation.bits)
+    return secure_agg.decode_distributed(encoded, grid_of(job), layout_of(job, 3).bits)
 
 
 def claimed(job: Any, examples: int, **changes: Any) -> float:
@@ -287,6 +288,10 @@ def defect(subject: Subject, broken: Broken) -> Iterator[None]:
             (private, "PIECES", 1),
             (private, "check_examples_apart", nothing),
         ],
+        ("unclipped", "dp-sgd"): [
+            (ClippedGradients, "add", _not_clipped),
+            (private, "check_examples_apart", nothing),
+        ],
         ("clipping", "gaussian-update"): [(secure_agg, "clip_l2", lambda change, _: change.astype(np.float64))],
         ("clipping", "laplace-update"): [(mechanisms, "_clip_l1", lambda change, _: change.astype(np.float64))],
     }
@@ -298,14 +303,25 @@ def defect(subject: Subject, broken: Broken) -> Iterator[None]:
 
 def _clipped_as_one(self: Any, losses: Any, clip: float, scale: float = 1.0) -> None:
     """In place of `ClippedGradients.add`: one gradient for the whole batch, clipped to what one example may add."""
-    import torch
-
-    self._calls.clear()
-    trained = [parameter for layer in self._layers.values() for parameter in layer.parameters(recurse=False)]
-    found = torch.autograd.grad(losses.sum(), trained)
+    trained, found = _gradient_of_all(self, losses)
     norm = math.sqrt(sum(float(g.square().sum()) for g in found))
     for parameter, g in zip(trained, found, strict=True):
         parameter.grad.add_(g, alpha=scale * min(1.0, clip / norm))
+
+
+def _not_clipped(self: Any, losses: Any, clip: float, scale: float = 1.0) -> None:
+    """In place of `ClippedGradients.add`: each gradient as long as it is."""
+    for parameter, g in zip(*_gradient_of_all(self, losses), strict=True):
+        parameter.grad.add_(g, alpha=scale)
+
+
+def _gradient_of_all(clipped: Any, losses: Any) -> tuple[list[Any], Sequence[Any]]:
+    """The trained parameters, and the gradient of the batch's summed loss for each."""
+    import torch
+
+    clipped._calls.clear()
+    trained = [parameter for layer in clipped._layers.values() for parameter in layer.parameters(recurse=False)]
+    return trained, torch.autograd.grad(losses.sum(), trained)
 
 
 # ---- the audits --------------------------------------------------------------------------------------------
@@ -411,12 +427,11 @@ def cells() -> list[tuple[dict[str, Any], Subject | None, Broken]]:
     found: list[tuple[dict[str, Any], Subject | None, Broken]] = []
     ways: Sequence[Broken] = ("none", "noise", "clipping")
     for subject in subjects():
-        for broken in ways:
-            if (subject.name, broken) != ("distributed-gaussian", "clipping"):
-                found.append(({"mechanism": subject.name, "broken": broken, "audit": "canary"}, subject, broken))
-    for broken in ways[:2]:
-        # A batch clipped as one example says less about each of thousands: this audit could not see that.
-        found.append(({"mechanism": "dp-sgd", "broken": broken, "audit": "one-run"}, None, broken))
+        of_it = {"dp-sgd": (*ways, "unclipped"), "distributed-gaussian": ways[:2]}.get(subject.name, ways)
+        found += [({"mechanism": subject.name, "broken": each, "audit": "canary"}, subject, each) for each in of_it]
+    # A batch clipped as one example says less about each of thousands: this audit could not see that.
+    of_many: Sequence[Broken] = ("none", "noise", "unclipped")
+    found += [({"mechanism": "dp-sgd", "broken": each, "audit": "one-run"}, None, each) for each in of_many]
     return found
 
 

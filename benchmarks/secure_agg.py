@@ -1,73 +1,155 @@
-"""What secure aggregation adds to a round: wall time over the services, against the same round in the clear.
+"""What secure aggregation costs, in four parts.
 
-Both sides are a coordinator and members in processes of their own, over mutual TLS; a round is from the moment the
-coordinator opens it to the record of its new version, with fetching and uploading and without training. In the clear
-(`benchmarks.clear`, `benchmarks.members --clear`) there are no keys, masks, confirmations and unmasking, and all else
-is the same code. Connections are made before. All members share this machine's cores, so what they do side by side in a
-real federation they do here in turns: the ratio here is an upper one.
+rounds: a round over the services against the same round in the clear (benchmarks.secure_rounds).
+peer:   the same cohort under Flower's SecAgg+ (benchmarks.beside_flower).
+limit:  the distance to the cipher's own speed (benchmarks.cipher), large cohorts, and the server's memory.
+cost:   a member's and the server's time against members and length of the vector (benchmarks.secure_cost).
 """
 
+import argparse
 import asyncio
-import statistics
 import sys
-import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from benchmarks.federation import BIN, Federation, federation
-from benchmarks.record import Figure, open_results, parser
-from benchmarks.synthetic import POLICY, job_file, member_names, round_seconds, start_members
+from benchmarks import beside_flower, cipher, secure_cost, secure_rounds
+from benchmarks.crowd import Crowd
+from benchmarks.record import Case, Figure, Results, open_results, parser
+from secure_agg import Graph
 
 BENCH = "secure_agg"
-MODULES = ("secure_agg.py", "clear.py", "members.py", "synthetic.py", "federation.py")
 
-VALUES = 1_000_000
-MEMBERS = (10, 50)
-# The first round is left out of each.
-ROUNDS = 6
-PROCESSES = 5
-TARGET = 1.10
-SIDE_SECONDS = 1200.0
+# rounds: the first round is left out of each.
+ROUND_MEMBERS, ROUND_VALUES, ROUNDS = (10, 50), 1_000_000, 6
+# peer: members, and how many of them are lost.
+PEER_CELLS, PEER_VALUES = ((10, 2), (50, 10), (100, 10)), 100_000
+# limit
+CIPHER_VALUES = (1_000_000, 10_000_000)
+LARGE_COHORTS = ((1000, 50, Graph.SPARSE), (500, 150, Graph.COMPLETE))
+MEMORY_CELL = (100, 10_000_000, 10)
+# cost: a tenth is lost.
+COST_MEMBERS = (
+    *((members, Graph.COMPLETE) for members in (10, 50, 100, 200)),
+    *((members, Graph.SPARSE) for members in (300, 500, 1000)),
+)
+COST_VALUES, COST_LENGTHS, COST_LENGTHS_MEMBERS = 100_000, (10_000, 100_000, 1_000_000, 10_000_000), 100
 
-
-async def side(running: Federation, members: int, values: int, rounds: int, *, clear: bool) -> list[float]:
-    """Seconds of each round on one side; starts and ends that side's processes."""
-    kind = "clear" if clear else "secure"
-    serve = [sys.executable, "-m", "benchmarks.clear"] if clear else [BIN / "coordinator", "serve"]
-    running.end()
-    await running.serve([*serve, "--dir", running.dir])
-    started = start_members(running, member_names(members), min(PROCESSES, members), clear=clear)
-    await running.connected(members)
-    specification = job_file(running.folder, kind, members=members, rounds=rounds, values=values)
-    await asyncio.to_thread(running.create_job, kind, specification)
-    detail = await running.finished(kind, SIDE_SECONDS)
-    running.end(*started)
-    return round_seconds(detail, members, values, running.folder / f"bundle-{kind}")
+_COHORT = ("cohort.py", "crowd.py", "parties.py", "stopwatch.py")
 
 
-async def compare(members: int, values: int, rounds: int) -> list[Figure]:
-    """Both sides, one after the other, with the same members."""
-    with tempfile.TemporaryDirectory(prefix="tacit-bench-") as scratch:
-        async with federation(Path(scratch), POLICY, member_names(members)) as running:
-            clear = await side(running, members, values, rounds, clear=True)
-            secure = await side(running, members, values, rounds, clear=False)
-    ratio = statistics.median(secure) / statistics.median(clear)
-    more = {"target": TARGET, "secure_seconds": secure, "clear_seconds": clear}
-    return [Figure("secure_over_clear_round", round(ratio, 3), more=more)]
+class Cells:
+    """One part's results, and the members that its cells share."""
+
+    def __init__(self, results: Results, quick: bool) -> None:
+        self.quick = quick
+        self._results = results
+        self._crowd: Crowd | None = None
+
+    def measure(self, case: Case, figure: str, run: Callable[[], Sequence[Figure]]) -> None:
+        """Runs a cell unless this code has its `figure` already."""
+        if not any(line["figure"] == figure for line in self._results.done(case)):
+            self._results.open([])
+            self._results.add(case, run())
+
+    def crowd(self, members: int) -> Crowd:
+        """That many members; made when they are first needed."""
+        if self._crowd is None or len(self._crowd.parties) < members:
+            self._crowd = Crowd.make(members)
+        return self._crowd.first(members)
 
 
-def main() -> None:
-    """Command line."""
-    options = parser(BENCH, __doc__)
-    options.add_argument("--members", type=int, nargs="*", default=MEMBERS)
-    chosen = options.parse_args()
-    results = open_results(BENCH, MODULES, quick=chosen.quick)
-    values, rounds = (100_000, 3) if chosen.quick else (VALUES, ROUNDS)
-    for members in (4,) if chosen.quick else chosen.members:
+def rounds(cells: Cells) -> None:
+    """A round over the services against the same in the clear."""
+    values, count = (100_000, 3) if cells.quick else (ROUND_VALUES, ROUNDS)
+    for members in (4,) if cells.quick else ROUND_MEMBERS:
         case = {"members": members, "values": values, "dropped": 0, "graph": "complete"}
-        if not any(line["figure"] == "secure_over_clear_round" for line in results.done(case)):
-            results.open([])
-            results.add(case, asyncio.run(compare(members, values, rounds)))
+        cells.measure(case, "secure_over_clear_round", partial(_compare_rounds, members, values, count))
+
+
+def peer(cells: Cells) -> None:
+    """Beside Flower. A quick run makes no environment for it, which takes more than a minute."""
+    python = beside_flower.flower_python(make=not cells.quick)
+    values = 10_000 if cells.quick else PEER_VALUES
+    for members, dropped in ((6, 1),) if cells.quick else PEER_CELLS:
+        case = {"members": members, "values": values, "dropped": dropped, "graph": "complete"}
+        run = partial(_beside_flower, cells, members, values, dropped, python)
+        cells.measure(case, "server_times_faster_than_flower", run)
+
+
+def limit(cells: Cells) -> None:
+    """The cipher, the large cohorts, the memory."""
+    for values in (1_000_000,) if cells.quick else CIPHER_VALUES:
+        case = {"members": cipher.STREAMS, "values": values, "dropped": 0, "graph": "complete"}
+        cells.measure({**case, "threads": 1}, "share_of_cipher_limit", partial(cipher.share_of_limit, values))
+        cells.measure({**case, "threads": 2}, "thread_speedup", partial(cipher.thread_speedup, values))
+    for members, dropped, graph in ((100, 5, Graph.SPARSE),) if cells.quick else LARGE_COHORTS:
+        _cost(cells, members, 1_000 if cells.quick else COST_VALUES, dropped, graph)
+    members, values, dropped = (6, 100_000, 1) if cells.quick else MEMORY_CELL
+    cells.measure(
+        secure_cost.case_of(members, values, dropped, Graph.COMPLETE),
+        "server_peak_vectors",
+        lambda: secure_cost.memory(cells.crowd(members), values, dropped),
+    )
+
+
+def cost(cells: Cells) -> None:
+    """Against members, and against the length of the vector."""
+    for members, graph in ((10, Graph.COMPLETE),) if cells.quick else COST_MEMBERS:
+        _cost(cells, members, COST_VALUES, members // 10, graph)
+    members = 20 if cells.quick else COST_LENGTHS_MEMBERS
+    for values in (10_000,) if cells.quick else COST_LENGTHS:
+        _cost(cells, members, values, members // 10, Graph.COMPLETE)
+
+
+def _compare_rounds(members: int, values: int, count: int) -> list[Figure]:
+    return asyncio.run(secure_rounds.compare(members, values, count))
+
+
+def _beside_flower(cells: Cells, members: int, values: int, dropped: int, python: Path) -> list[Figure]:
+    return beside_flower.compare(cells.crowd(members), values, dropped, python)
+
+
+def _cost(cells: Cells, members: int, values: int, dropped: int, graph: Graph) -> None:
+    cells.measure(
+        secure_cost.case_of(members, values, dropped, graph),
+        "server_seconds",
+        lambda: secure_cost.cost(cells.crowd(members), values, dropped, graph),
+    )
+
+
+@dataclass(frozen=True)
+class Part:
+    """run: its cells. modules: the files of this folder that its figures rest on."""
+
+    run: Callable[[Cells], None]
+    modules: tuple[str, ...]
+
+
+PARTS: Mapping[str, Part] = {
+    "rounds": Part(rounds, ("secure_rounds.py", "clear.py", "members.py", "synthetic.py", "federation.py")),
+    "peer": Part(peer, ("beside_flower.py", "flower_peer.py", *_COHORT)),
+    "limit": Part(limit, ("cipher.py", "secure_cost.py", "spooling.py", "aggregation_memory.py", *_COHORT)),
+    "cost": Part(cost, ("secure_cost.py", *_COHORT)),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line. 1: Flower could not be installed, and the other parts are done."""
+    options = parser(BENCH, __doc__)
+    options.add_argument("--part", nargs="*", choices=PARTS, default=list(PARTS), help="which parts (default: all)")
+    chosen: argparse.Namespace = options.parse_args(arguments)
+    status = 0
+    for name in chosen.part:
+        part = PARTS[name]
+        try:
+            part.run(Cells(open_results(BENCH, part.modules, quick=chosen.quick), chosen.quick))
+        except beside_flower.PeerMissing as missing:
+            print(missing, file=sys.stderr)
+            status = 0 if chosen.quick else 1
+    return status
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -28,7 +28,7 @@ from tacit.identity import federation_of
 from tacit.job import JobDocument
 from tacit.messages import FromCoordinator, Standby
 from tacit.reason import Reason, word
-from tacit.verification import verifiers
+from tacit.verification import Verification
 
 __all__ = ["Runtime"]
 
@@ -55,7 +55,10 @@ class Runtime:
         # Digests that members may fetch: job documents, what they name, and published versions.
         self.fetchable: set[bytes] = set()
         self._federation = federation_of(root)
-        self._verify, self._key_of = verifiers(root)
+        verification = Verification(root)
+        self._verify, self._key_of = verification.verify, verification.key_of
+        # Of members whose advertisement was accepted: what a roster by digest stands for.
+        self.certificate_of = verification.certificate_of
         self._changed = asyncio.Event()
 
     async def start(self) -> None:

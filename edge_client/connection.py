@@ -14,13 +14,11 @@ import grpc.aio
 
 from edge_client.home import MemberIdentity
 from tacit.console import ExitCode
+from tacit.limits import MOST_FROM_COORDINATOR, MOST_FROM_MEMBER
 from tacit.reason import Reason
 from tacit.status import reason_of
 
-__all__ = ["MAX_MESSAGE_BYTES", "channel_options", "exit_code_of", "explain", "open_channel"]
-
-# Chunks are 256 KiB and rosters of large cohorts about 1 MiB; the rest is headroom.
-MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+__all__ = ["channel_options", "exit_code_of", "explain", "open_channel"]
 
 
 def channel_options() -> list[tuple[str, int]]:
@@ -28,8 +26,8 @@ def channel_options() -> list[tuple[str, int]]:
     return [
         # Several members in one process (simulations, phones' test benches) must not share one connection.
         ("grpc.use_local_subchannel_pool", 1),
-        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_receive_message_length", MOST_FROM_COORDINATOR),
+        ("grpc.max_send_message_length", MOST_FROM_MEMBER),
         # A session idles for minutes while others train: middleboxes forget silent connections, and a
         # coordinator that vanished must be noticed. The coordinator's server options allow for it.
         ("grpc.keepalive_time_ms", 30_000),

@@ -20,7 +20,7 @@ from edge_client.runner import Member, RunOptions, load_member
 from tacit.blobs import fetch_blob
 from tacit.console import CommandFailed, print_json
 from tacit.documents import DocumentInvalid
-from tacit.job import JobDocument, application_digest, layout_of
+from tacit.job import JobDocument, context_of, layout_of
 from tacit.manifest import Manifest
 from tacit.v1 import federation_pb2 as pb
 from tacit.v1 import federation_pb2_grpc
@@ -108,22 +108,8 @@ def _costs(job: JobDocument, member: Member) -> tuple[float | None, float | None
 
 
 def _smallest_context(job: JobDocument, federation: bytes) -> secure_agg.RoundContext:
-    cohort = job.rounds.min_members
-    threshold, corrupt = secure_agg.default_thresholds(cohort, job.aggregation.assumed_corrupt)
-    layout = layout_of(job, cohort)
-    return secure_agg.RoundContext(
-        federation=federation,
-        job=job.name,
-        round=1,
-        attempt=1,
-        application=application_digest(job, layout),
-        model=job.weights,
-        cohort=cohort,
-        threshold=threshold,
-        assumed_corrupt=corrupt,
-        values=layout.values,
-        bits=layout.bits,
-    )
+    members = job.rounds.min_members
+    return context_of(job, federation=federation, round=1, attempt=1, model=job.weights, members=members)
 
 
 def dry_run(options: RunOptions) -> None:

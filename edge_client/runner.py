@@ -28,7 +28,7 @@ from edge_client.training.device import DeviceUnavailable, pick_device
 from tacit.console import ExitCode, fail
 from tacit.documents import DocumentInvalid
 from tacit.logs import configure
-from tacit.verification import verifiers
+from tacit.verification import Verification
 
 log = structlog.get_logger("edge_client")
 
@@ -165,14 +165,15 @@ def _metered(watcher: Observer, port: int) -> Iterator[Observer]:
 
 
 async def _run(member: Member, journal: Journal, budget: Budget, observer: Observer, options: RunOptions) -> None:
-    verify, key_of = verifiers(member.identity.root)
+    verification = Verification(member.identity.root)
     environment = Environment(
         identity=member.identity,
         federation=member.identity.federation,
-        verify=verify,
-        key_of=key_of,
+        verify=verification.verify,
+        key_of=verification.key_of,
         random=secure_agg.SystemRandom(),
         policy=member.policy,
+        certificate_of=verification.certificate_of,
     )
     if not member.policy.peers:
         # Who holds the authority's key can enrol members of its own making: without pins the bound on corrupt members

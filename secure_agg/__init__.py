@@ -13,6 +13,7 @@ what it promises.
 from secure_agg.certificates import by_digest, certificate_digest, roster_by_digest
 from secure_agg.context import (
     COMPLETE_GRAPH_LIMIT,
+    COMPLETE_GRAPH_MOST,
     LEAST_SIGMA,
     ContextInvalid,
     Graph,
@@ -20,6 +21,7 @@ from secure_agg.context import (
     SparseGraph,
     default_thresholds,
     sparse_thresholds,
+    thresholds_for,
 )
 from secure_agg.discrete_gaussian import DiscreteGaussian
 from secure_agg.distributed import (
@@ -32,7 +34,7 @@ from secure_agg.distributed import (
     round_conditionally,
 )
 from secure_agg.identity import CertificateOf, Identity, IdentityInvalid, KeyOf, MemberId, VerifyIdentity
-from secure_agg.masking import RING_DTYPE, Accumulator, add_into
+from secure_agg.masking import RING_DTYPE, Accumulator
 from secure_agg.member import (
     Answered,
     AwaitingConfirmations,
@@ -58,6 +60,7 @@ from secure_agg.messages import (
     Survivors,
     Unmasking,
 )
+from secure_agg.packing import add_packed, pack_in_place, packed_size, unpack_into
 from secure_agg.randomness import RandomSource, SystemRandom
 from secure_agg.reasons import Abandoned, Dropped, Phase, Reason, Refusal
 from secure_agg.ring import EncodingInvalid, Layout, LayoutInvalid, Segment, clip_coordinates, clip_l2
@@ -74,6 +77,7 @@ from secure_agg.session import Session, vector_digest
 
 __all__ = [
     "COMPLETE_GRAPH_LIMIT",
+    "COMPLETE_GRAPH_MOST",
     "LEAST_SIGMA",
     "RING_DTYPE",
     "Abandoned",
@@ -128,7 +132,7 @@ __all__ = [
     "SystemRandom",
     "Unmasking",
     "VerifyIdentity",
-    "add_into",
+    "add_packed",
     "advertise",
     "by_digest",
     "certificate_digest",
@@ -140,8 +144,12 @@ __all__ = [
     "encode_distributed",
     "inflation",
     "open_attempt",
+    "pack_in_place",
+    "packed_size",
     "roster_by_digest",
     "round_conditionally",
     "sparse_thresholds",
+    "thresholds_for",
+    "unpack_into",
     "vector_digest",
 ]

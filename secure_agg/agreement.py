@@ -2,7 +2,7 @@
 
 Guarantees: a public key that would agree on zero with everybody is refused; every derived key is bound to the
 session, its purpose and the two members in their order; a sealing key serves one message in one direction,
-which is what makes the fixed nonce safe.
+which is what makes the fixed nonce safe; a secret key is erased with everything that was agreed with it.
 
 X25519 as in RFC 7748, HKDF-SHA256 as in RFC 5869, AES-256-GCM as in NIST SP 800-38D.
 """
@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from secure_agg.secret import Secret
 from secure_agg.transcript import Purpose, frame
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "SEAL_OVERHEAD",
     "KeyInvalid",
     "SealBroken",
+    "SecretKey",
     "agree",
     "check_public_key",
     "derive_key",
@@ -43,6 +45,50 @@ class KeyInvalid(ValueError):
 
 class SealBroken(ValueError):
     """A sealed message does not open under this pair's key and header."""
+
+
+class SecretKey(Secret):
+    """An X25519 secret key (32 bytes) that is used many times: the library's object is made of it once.
+
+    Erasing overwrites the bytes held here and lets go of the library's object; OpenSSL overwrites what it holds when
+    the object is freed, which is then unless somebody else holds it too. Nobody is handed it.
+    """
+
+    __slots__ = ("_agreed", "_key")
+
+    def __init__(self, value: bytes) -> None:
+        super().__init__(value)
+        self._key: X25519PrivateKey | None = X25519PrivateKey.from_private_bytes(value)
+        self._agreed: dict[bytes, Secret] = {}
+
+    @property
+    def public(self) -> bytes:
+        """The public key, 32 bytes. Raises LookupError once erased."""
+        return self._usable().public_key().public_bytes_raw()
+
+    def agree(self, key: bytes) -> bytes:
+        """As the function `agree`. Raises LookupError once erased."""
+        return _exchange(self._usable(), key)
+
+    def agreed(self, key: bytes) -> bytes:
+        """As `agree`, worked out once for each public key and kept until this key is erased."""
+        self._usable()
+        shared = self._agreed.get(key)
+        if shared is None:
+            shared = self._agreed[key] = Secret(self.agree(key))
+        return shared.reveal()
+
+    def erase(self) -> None:
+        super().erase()
+        self._key = None
+        for shared in self._agreed.values():
+            shared.erase()
+        self._agreed.clear()
+
+    def _usable(self) -> X25519PrivateKey:
+        if self._key is None:
+            raise LookupError("this secret key was erased after its last use")
+        return self._key
 
 
 def public_key(secret: bytes) -> bytes:

@@ -30,6 +30,7 @@ from secure_agg.transcript import Field, Purpose, digest
 
 __all__ = [
     "COMPLETE_GRAPH_LIMIT",
+    "COMPLETE_GRAPH_MOST",
     "LEAST_SIGMA",
     "ContextInvalid",
     "Graph",
@@ -37,12 +38,19 @@ __all__ = [
     "SparseGraph",
     "default_thresholds",
     "sparse_thresholds",
+    "thresholds_for",
 ]
 
+# Up to here the complete graph is what `thresholds_for` chooses; above, every member would deal and mask with hundreds.
 COMPLETE_GRAPH_LIMIT = 200
+# Up to here somebody who wants its promise, which no probability enters, may pay for it: n^2 shares and agreements.
+COMPLETE_GRAPH_MOST = 1000
 # Below this a sparse graph's promise is not worth the name; what a member takes part in is its policy's to say.
 LEAST_SIGMA = 40
 _LARGEST_COUNTER = 2**63 - 1
+_MILLION = 10**6
+# gamma and delta where nobody says otherwise.
+_SHARE = Fraction(1, 10)
 _LONGEST_NAME = 256
 
 
@@ -134,9 +142,9 @@ class RoundContext:
         if isinstance(self.graph, SparseGraph):
             _check_sparse(n, t, corrupt, self.graph)
             return
-        if n > COMPLETE_GRAPH_LIMIT:
+        if n > COMPLETE_GRAPH_MOST:
             raise ContextInvalid(
-                f"a cohort of {n} is too large for the complete graph, which ends at {COMPLETE_GRAPH_LIMIT}; "
+                f"a cohort of {n} is too large for the complete graph, which ends at {COMPLETE_GRAPH_MOST}; "
                 "give a SparseGraph"
             )
         if t > n:
@@ -200,27 +208,7 @@ class RoundContext:
 
     def digest(self) -> bytes:
         """32 bytes over every field, framed."""
-        graph: Field
-        match self.graph:
-            case SparseGraph(k, corrupt, lost, sigma, absent):
-                graph = (Graph.SPARSE.value, k, corrupt, lost, sigma, absent)
-            case kind:
-                graph = kind.value
-        return digest(
-            Purpose.CONTEXT,
-            self.federation,
-            self.job,
-            self.round,
-            self.attempt,
-            self.application,
-            self.model,
-            self.cohort,
-            self.threshold,
-            self.assumed_corrupt,
-            self.values,
-            self.bits,
-            graph,
-        )
+        return _digest(self)
 
 
 def default_thresholds(cohort: int, assumed_corrupt: int | None = None) -> tuple[int, int]:
@@ -229,8 +217,8 @@ def default_thresholds(cohort: int, assumed_corrupt: int | None = None) -> tuple
     Without a second argument n_C is 1 for 3 to 5 members and floor(n/5) above; t is floor((n + n_C) / 2) + 1,
     the least that satisfies 2t > n + n_C. Raises ContextInvalid where no threshold would do.
     """
-    if not 2 <= cohort <= COMPLETE_GRAPH_LIMIT:
-        raise ContextInvalid(f"the complete graph serves cohorts of 2 to {COMPLETE_GRAPH_LIMIT}, got {cohort}")
+    if not 2 <= cohort <= COMPLETE_GRAPH_MOST:
+        raise ContextInvalid(f"the complete graph serves cohorts of 2 to {COMPLETE_GRAPH_MOST}, got {cohort}")
     corrupt = max(1, cohort // 5) if assumed_corrupt is None else assumed_corrupt
     if corrupt < 0:
         raise ContextInvalid(f"assumed_corrupt counts members: 0 or more, got {corrupt}")
@@ -264,6 +252,49 @@ def sparse_thresholds(
     except NoParameters as error:
         raise ContextInvalid(str(error)) from error
     return graph, found.threshold, of_millionths(cohort, millionths)
+
+
+def thresholds_for(
+    cohort: int,
+    *,
+    assumed_corrupt: int | None = None,
+    corrupt: Fraction | float = _SHARE,
+    lost: Fraction | float = _SHARE,
+    sigma: int = SIGMA,
+    absent: int | None = None,
+) -> tuple[Graph | SparseGraph, int, int]:
+    """(graph, threshold, assumed_corrupt) for a cohort of this size: what both sides of an attempt work out.
+
+    Up to `COMPLETE_GRAPH_LIMIT` members the complete graph, as `default_thresholds(cohort, assumed_corrupt)`; the other
+    arguments are not looked at. Above, the least sparse graph, as `sparse_thresholds`.
+
+    assumed_corrupt: n_C, a count; on a sparse graph it takes the place of `corrupt`. corrupt, lost: gamma and delta,
+    shares of the cohort of at most six decimals. absent: how many of the floor(delta n) that may be lost may be missing
+    from the roster already; half of them unless given, which costs a few neighbours and leaves the other half for the
+    phases that follow. Raises ContextInvalid where no threshold would do.
+
+    The same arguments give the same answer on every machine, and in one process they are searched for once.
+    """
+    if cohort <= COMPLETE_GRAPH_LIMIT:
+        return (Graph.COMPLETE, *default_thresholds(cohort, assumed_corrupt))
+    try:
+        lost_millionths = to_millionths(lost)
+        if assumed_corrupt is None:
+            gamma = Fraction(to_millionths(corrupt), _MILLION)
+        else:
+            gamma = _share_of(assumed_corrupt, cohort)
+    except NoParameters as error:
+        raise ContextInvalid(str(error)) from error
+    if absent is None:
+        absent = of_millionths(cohort, lost_millionths) // 2
+    return sparse_thresholds(cohort, gamma, Fraction(lost_millionths, _MILLION), sigma, absent)
+
+
+def _share_of(count: int, cohort: int) -> Fraction:
+    """The least share in whole millionths of which a cohort (of at most a million) has `count` members."""
+    if not 0 <= count < cohort:
+        raise ContextInvalid(f"assumed_corrupt counts members: 0 to {cohort - 1} in a cohort of {cohort}, got {count}")
+    return Fraction(-(-count * _MILLION // cohort), _MILLION)
 
 
 def _check_sparse(n: int, t: int, corrupt: int, graph: SparseGraph) -> None:
@@ -311,6 +342,32 @@ def _worth(n: int, corrupt: int, lost: int, graph: SparseGraph) -> SparseParamet
     raise ContextInvalid(
         f"{graph.degree} neighbours do not do for a cohort of {n} with {corrupt} assumed corrupt, {lost} lost and "
         f"sigma {graph.sigma}; the least that do are {least.neighbours}, with threshold {least.threshold}"
+    )
+
+
+# Every statement of every entry of a roster holds it: a thousand times for one context.
+@lru_cache(maxsize=64)
+def _digest(context: RoundContext) -> bytes:
+    graph: Field
+    match context.graph:
+        case SparseGraph(k, corrupt, lost, sigma, absent):
+            graph = (Graph.SPARSE.value, k, corrupt, lost, sigma, absent)
+        case kind:
+            graph = kind.value
+    return digest(
+        Purpose.CONTEXT,
+        context.federation,
+        context.job,
+        context.round,
+        context.attempt,
+        context.application,
+        context.model,
+        context.cohort,
+        context.threshold,
+        context.assumed_corrupt,
+        context.values,
+        context.bits,
+        graph,
     )
 
 

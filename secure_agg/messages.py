@@ -127,9 +127,9 @@ class ReceivedDealings:
 
 @dataclass(frozen=True, slots=True)
 class MaskedInput:
-    """Phase 2, member to server: the signed SHA-256 of the masked vector's little-endian bytes.
+    """Phase 2, member to server: the signed SHA-256 of the masked vector's packed bytes (`secure_agg.packing`).
 
-    length: the number of values. The vector itself travels beside this message.
+    length: the number of values. The vector itself travels beside this message, packed.
     """
 
     member: MemberId

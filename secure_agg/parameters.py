@@ -229,8 +229,14 @@ def _log_probabilities(n: int, marked: int, k: int) -> NDArray[np.float64]:
     return out
 
 
-@lru_cache(maxsize=8)
 def _log_factorials(n: int) -> NDArray[np.float64]:
-    table = np.fromiter((math.lgamma(i + 1) for i in range(n + 1)), dtype=np.float64, count=n + 1)
+    """log(i!) for i = 0 .. n at least."""
+    # A table for the next power of two serves all n below it: one cohort is looked at with many smaller rosters.
+    return _log_factorial_table(n.bit_length())
+
+
+@lru_cache(maxsize=20)
+def _log_factorial_table(bits: int) -> NDArray[np.float64]:
+    table = np.fromiter((math.lgamma(i + 1) for i in range(1 << bits)), dtype=np.float64, count=1 << bits)
     table.flags.writeable = False
     return table

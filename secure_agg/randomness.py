@@ -8,15 +8,16 @@ system calls nor memory.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-__all__ = ["KeyStream", "RandomSource", "StreamScratch", "SystemRandom"]
+__all__ = ["CIPHER_BLOCK", "KeyStream", "RandomSource", "StreamScratch", "SystemRandom", "stream_writer"]
 
-_CIPHER_BLOCK = 16
+CIPHER_BLOCK = 16
 
 
 class RandomSource(Protocol):
@@ -33,6 +34,16 @@ class SystemRandom:
         return os.urandom(n)
 
 
+def stream_writer(key: bytes, counter: bytes = bytes(CIPHER_BLOCK)) -> Callable[[memoryview, bytearray], int]:
+    """What writes the AES-256-CTR stream of `key` forward from `counter`, the big-endian number of a cipher block:
+    called with n zero bytes and a buffer of n + 15 or more, it leaves the next n bytes at the buffer's front. Releases
+    the lock.
+    """
+    if len(key) != 32:
+        raise ValueError("a stream key has 32 bytes")
+    return Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor().update_into
+
+
 class KeyStream:
     """The AES-256-CTR stream of one key from counter zero, read forward in pieces of at most `capacity`
     bytes.
@@ -40,17 +51,15 @@ class KeyStream:
     The counter starts at zero, because a key is used for one stream only; published vectors start elsewhere.
     """
 
-    __slots__ = ("_encryptor", "capacity")
+    __slots__ = ("_write", "capacity")
 
-    def __init__(self, key: bytes, scratch: StreamScratch, counter: bytes = bytes(_CIPHER_BLOCK)) -> None:
-        if len(key) != 32:
-            raise ValueError("a stream key has 32 bytes")
-        self._encryptor = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
+    def __init__(self, key: bytes, scratch: StreamScratch, counter: bytes = bytes(CIPHER_BLOCK)) -> None:
+        self._write = stream_writer(key, counter)
         self.capacity = scratch.capacity
 
     def read(self, n: int, scratch: StreamScratch) -> NDArray[np.uint8]:
         """The next n bytes, a view of `scratch` that the next read overwrites. Releases the lock."""
-        self._encryptor.update_into(scratch.zeros[:n], scratch.out)
+        self._write(scratch.zeros[:n], scratch.out)
         return scratch.view[:n]
 
 
@@ -63,5 +72,5 @@ class StreamScratch:
         self.capacity = capacity
         self.zeros = memoryview(bytes(capacity))
         # update_into asks for a block less one byte of slack behind the result.
-        self.out = bytearray(capacity + _CIPHER_BLOCK - 1)
+        self.out = bytearray(capacity + CIPHER_BLOCK - 1)
         self.view = np.frombuffer(self.out, dtype=np.uint8, count=capacity)

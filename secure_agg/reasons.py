@@ -87,6 +87,7 @@ class Reason(StrEnum):
     ROSTER_KEY_DUPLICATE = "roster_key_duplicate"
     ROSTER_KEY_INVALID = "roster_key_invalid"
     ROSTER_CERTIFICATE_DUPLICATE = "roster_certificate_duplicate"
+    ROSTER_CERTIFICATE_MISSING = "roster_certificate_missing"
     ROSTER_IDENTITY_MISMATCH = "roster_identity_mismatch"
     ROSTER_SIGNATURE_INVALID = "roster_signature_invalid"
     ROSTER_OWN_ENTRY_MISSING = "roster_own_entry_missing"
@@ -172,6 +173,9 @@ _SENTENCES: dict[Reason, str] = {
     Reason.ROSTER_KEY_DUPLICATE: "Two roster entries share a key or a nonce.",
     Reason.ROSTER_KEY_INVALID: "A roster entry holds a key that is not a usable X25519 public key.",
     Reason.ROSTER_CERTIFICATE_DUPLICATE: "Two roster entries share a certificate or a certificate's key.",
+    Reason.ROSTER_CERTIFICATE_MISSING: (
+        "A roster entry names its certificate by a digest, and no certificate with that digest could be had."
+    ),
     Reason.ROSTER_IDENTITY_MISMATCH: "A roster entry names one member and its certificate another.",
     Reason.ROSTER_SIGNATURE_INVALID: ("A roster entry's certificate or signature is not valid for this context."),
     Reason.ROSTER_OWN_ENTRY_MISSING: "The roster does not name the member it was sent to.",

@@ -22,8 +22,8 @@ from secure_agg.agreement import SEAL_OVERHEAD
 from secure_agg.context import RoundContext
 from secure_agg.graph import CompleteGraph, HararyGraph, ring_order, ring_seed
 from secure_agg.identity import MemberId
-from secure_agg.masking import RING_DTYPE
 from secure_agg.messages import Advertisement, DealtShare, ReceivedDealing
+from secure_agg.packing import packed_digest
 from secure_agg.shamir import SHARE_BYTES
 from secure_agg.transcript import Purpose, digest, frame
 
@@ -73,9 +73,12 @@ def roster_root(advertisements: Iterable[Advertisement]) -> bytes:
     return digest(Purpose.ROSTER, entries)
 
 
-def vector_digest(vector: NDArray[np.uint32]) -> bytes:
-    """SHA-256 of a contiguous ring vector's little-endian bytes."""
-    return hashlib.sha256(vector.astype(RING_DTYPE, copy=False).data.cast("B")).digest()
+def vector_digest(vector: NDArray[np.uint32], bits: int) -> bytes:
+    """SHA-256 of a ring vector's packed bytes, the form in which it travels; no second vector is made.
+
+    vector: numbers below 2^bits, little-endian uint32, contiguous. Raises ValueError for any other.
+    """
+    return packed_digest(vector, bits)
 
 
 @dataclass(frozen=True)
@@ -213,4 +216,5 @@ class Session:
 
     def result_digest(self, survivors: Iterable[MemberId], total: NDArray[np.uint32]) -> bytes:
         """32 bytes that name an opened sum: session, U3 and the sum itself."""
-        return digest(Purpose.RESULT, self.id, tuple(sorted(survivors)), vector_digest(total))
+        survivors_in_order = tuple(sorted(survivors))
+        return digest(Purpose.RESULT, self.id, survivors_in_order, vector_digest(total, self.context.bits))

@@ -63,10 +63,23 @@ def _prefix(purpose: Purpose) -> bytes:
     return _encode(PROTOCOL) + _encode(purpose.value)
 
 
+_SHORT = 128
+# Letter and length of the fields that are framed by the million: digests, keys, shares.
+_HEADS = tuple(b"B" + length.to_bytes(8, "big") for length in range(_SHORT))
+
+
+# Names of members, each of them in every commitment that concerns it.
+@lru_cache(maxsize=32_768)
+def _short_text(field: str) -> bytes:
+    return _tagged(b"S", field.encode("utf-8"))
+
+
 def _encode(field: Field) -> bytes:
-    # Nearly all fields are plain bytes, and a large cohort frames millions.
-    if type(field) is bytes:
-        return b"B" + len(field).to_bytes(8, "big") + field
+    # Nearly all fields are short bytes and names, and a large cohort frames millions.
+    if type(field) is bytes and len(field) < _SHORT:
+        return _HEADS[len(field)] + field
+    if type(field) is str and len(field) < _SHORT:
+        return _short_text(field)
     # bool is an int to Python, and True would encode like 1: no statement of the protocol needs one.
     if isinstance(field, bool):
         raise TypeError("a transcript field is bytes, text, an unsigned integer or a tuple of these")

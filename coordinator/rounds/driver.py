@@ -1,16 +1,20 @@
 """The driver of one job: events in, effects out, one at a time.
 
-A job has one task and one queue. An event is worked out by the pure machine, and its effects are carried out in their
-order (persist, then send, then count) before the next event is looked at; so what was persisted is on the disk when
-anyone hears of it. Jobs share nothing but the database's writer and the members' sessions: a wedged one holds up no
-other.
+A job has one task and one queue. Events are worked out by the pure machine in a thread, all that are queued in one go,
+each from the state that the one before it leads to: a large cohort's signatures take seconds, and other jobs, sessions
+and health must be answered meanwhile. Effects are carried out on the event loop, event by event in their order
+(persist, then send, then count), and only then is the state the new one; so what was persisted is on the disk when
+anyone hears of it. Where an effect fails, what was worked out ahead is thrown away: those events are worked out again,
+from the state that the failure left. Jobs share nothing but the database's writer and the members' sessions: a wedged
+one holds up no other.
 
 A failure of ours (a bug, a full disk) pauses the job with the reason `internal`, and leaves the others alone.
 """
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -38,6 +42,8 @@ __all__ = ["JobDriver", "Ports", "state_of"]
 log = structlog.get_logger("coordinator.rounds")
 
 _LONGEST_PAUSE = 30.0
+# Events worked out in one go: what waits in a thread for its effects is bounded by it.
+_MOST_AT_ONCE = 256
 
 
 class Sessions(Protocol):
@@ -61,6 +67,19 @@ class Ports:
     # Called with the digest of a version that members may fetch from now on.
     published: Callable[[bytes], None]
     now_ms: Callable[[], int] = field(default=lambda: time.time_ns() // 1_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class _Worked:
+    """An event that was worked out ahead: from which state, to which, and what it asks for."""
+
+    event: ev.Event
+    before: JobState
+    state: JobState
+    effects: tuple[fx.Effect, ...]
+    # What a message of a member broke in the machine, and what broke it for good.
+    fault: Exception | None = None
+    failed: Exception | None = None
 
 
 def state_of(stored: records.StoredJob, parameters: Parameters) -> JobState:
@@ -88,6 +107,9 @@ class JobDriver:
         self._events: asyncio.Queue[tuple[ev.Event, Callable[[], None]]] = asyncio.Queue()
         self._timers: dict[tuple[str | int, ...], asyncio.TimerHandle] = {}
         self._computing: set[asyncio.Task[None]] = set()
+        # Events taken from the queue, the present one first; and what was worked out of them so far.
+        self._taken: deque[ev.Event] = deque()
+        self._ahead: deque[_Worked] = deque()
         self._task: asyncio.Task[None] | None = None
         self._log = log.bind(job=state.name)
 
@@ -158,30 +180,39 @@ class JobDriver:
 
     async def _run(self) -> None:
         while True:
-            event, done = await self._events.get()
-            try:
-                await self._step(event)
-            except Exception as error:  # noqa: BLE001  whatever it is, the other jobs go on
-                await self._failed(event, error)
-            done()
+            batch = [await self._events.get()]
+            while len(batch) < _MOST_AT_ONCE and not self._events.empty():
+                batch.append(self._events.get_nowait())
+            self._taken = deque(event for event, _ in batch)
+            for event, done in batch:
+                try:
+                    await self._step(event)
+                except Exception as error:  # noqa: BLE001  whatever it is, the other jobs go on
+                    await self._failed(event, error)
+                self._taken.popleft()
+                done()
+            # Both look at every member: once for all that was worked out.
             self._ports.metrics.members_ready(self._state.name, self.live().ready)
             self._ports.changed()
 
     async def _step(self, event: ev.Event) -> None:
-        try:
-            state, effects = transition(self._state, event, self._ports.now_ms())
-        except Exception as error:
-            if not isinstance(event, ev.SaidReady | ev.Declined | ev.Answered | ev.Uploaded):
-                raise
+        if not self._ahead or self._ahead[0].before is not self._state or self._ahead[0].event is not event:
+            # Nothing was worked out ahead, or from a state that never came to be.
+            worked = await asyncio.to_thread(_work_out, self._state, tuple(self._taken), self._ports.now_ms())
+            self._ahead = deque(worked)
+        worked_out = self._ahead.popleft()
+        if worked_out.fault is not None:
             # A message that we cannot even judge is its sender's fault, and costs nobody else anything.
-            self._log.error("message_failed", member=event.member, error=str(error), exc_info=error)
-            misbehaved = ev.Misbehaved(event.member, f"its {type(event).__name__} could not be worked out")
-            state, effects = transition(self._state, misbehaved, self._ports.now_ms())
-        for effect in effects:
+            error = worked_out.fault
+            member = getattr(event, "member", "")
+            self._log.error("message_failed", member=member, error=str(error), exc_info=error)
+        if worked_out.failed is not None:
+            raise worked_out.failed
+        for effect in worked_out.effects:
             # The state is the new one only once what it rests on is on the disk: persists come first, and if one
             # fails, nothing was announced.
-            await self._carry_out(effect, state)
-        self._state = state
+            await self._carry_out(effect, worked_out.state)
+        self._state = worked_out.state
 
     async def _failed(self, event: ev.Event, error: Exception) -> None:
         """The job pauses, and stays paused until the operator has seen to it: in memory at once, on the disk as soon as
@@ -325,6 +356,33 @@ class JobDriver:
             case "status" if fields["status"] in (fx.Status.FINISHED, fx.Status.ABORTED):
                 metrics.job_ended(job)
         self._log.info(effect.what, **fields)
+
+
+def _work_out(state: JobState, events: Sequence[ev.Event], now_ms: int) -> list[_Worked]:
+    """Events one after the other, up to the first that the machine cannot work out. Pure, and for a thread: it touches
+    nothing of the driver.
+    """
+    worked: list[_Worked] = []
+    for event in events:
+        fault: Exception | None = None
+        try:
+            try:
+                following, effects = transition(state, event, now_ms)
+            except Exception as error:
+                if not isinstance(event, ev.SaidReady | ev.Declined | ev.Answered | ev.Uploaded):
+                    raise
+                fault = error
+                detail = (
+                    f"the coordinator could not work out its {type(event).__name__} and goes on without it; the "
+                    "coordinator's own log (message_failed) says what broke"
+                )
+                following, effects = transition(state, ev.Misbehaved(event.member, detail), now_ms)
+        except Exception as error:  # noqa: BLE001  raised again where it can be seen to, on the event loop
+            worked.append(_Worked(event, state, state, (), fault, error))
+            return worked
+        worked.append(_Worked(event, state, following, effects, fault))
+        state = following
+    return worked
 
 
 def _outcome(fields: dict[str, str | int | float]) -> records.Outcome:

@@ -30,8 +30,17 @@ from coordinator.rounds.state import (
 )
 from secure_agg import server as protocol
 from tacit.attempt import AttemptId
-from tacit.job import application_digest, layout_of
-from tacit.messages import Assignment, AttemptEnded, AttemptMessage, AttemptOpened, AttemptRefusal, JobEnded
+from tacit.job import context_of
+from tacit.limits import DIGEST_ROSTER_ABOVE
+from tacit.messages import (
+    Assignment,
+    AttemptEnded,
+    AttemptMessage,
+    AttemptOpened,
+    AttemptRefusal,
+    CoordinatorPayload,
+    JobEnded,
+)
 from tacit.reason import Reason, of_protocol, sentence, word
 
 __all__ = ["transition"]
@@ -57,6 +66,9 @@ _LASTING = frozenset(
 
 
 _MOST_FAULTS = 3
+# How often, of the answers of a large cohort, it is looked whether the shares that are here open the sum; and of how
+# many of the last each is worth a look.
+_LOOKS, _LAST = 64, 16
 _FOR_GOOD = 2**63
 
 
@@ -309,6 +321,8 @@ def _consider_opening(step: _Step, *, window_closed: bool = False) -> None:
     """Opens an attempt when enough are ready."""
     state = step.state
     rounds = state.parameters.job.rounds
+    if not window_closed and isinstance(state.phase, Training) and len(state.phase.ready_order) < rounds.min_members:
+        return
     ready = _ready_now(state)
     enough = len(ready) >= rounds.target_members or (
         len(ready) >= rounds.min_members and (window_closed or len(ready) == len(state.available))
@@ -356,20 +370,13 @@ def _open_attempt(step: _Step, ready: tuple[str, ...]) -> None:
     members = {name: replace(view, ready=view.ready and name not in cohort) for name, view in state.members.items()}
     state = replace(state, attempt=state.attempt + 1, attempts_in_round=state.attempts_in_round + 1, members=members)
     attempt = state.attempt_id()
-    layout = layout_of(parameters.job, len(cohort))
-    threshold, corrupt = secure_agg.default_thresholds(len(cohort), parameters.job.aggregation.assumed_corrupt)
-    context = secure_agg.RoundContext(
+    context = context_of(
+        parameters.job,
         federation=parameters.federation,
-        job=state.name,
         round=state.round,
         attempt=state.attempt,
-        application=application_digest(parameters.job, layout),
         model=state.version,
-        cohort=len(cohort),
-        threshold=threshold,
-        assumed_corrupt=corrupt,
-        values=layout.values,
-        bits=layout.bits,
+        members=len(cohort),
     )
     opening = protocol.open_attempt(context, cohort, parameters.verify, key_of=parameters.key_of)
     outbox = {member: AttemptOpened(context) for member in cohort}
@@ -399,11 +406,12 @@ def _answered(step: _Step, event: ev.Answered) -> None:
     if not isinstance(phase, Aggregating) or event.message.attempt != phase.attempt:
         _tell_stale(step, event.member, event.message.attempt)
         return
-    if event.member not in phase.cohort:
-        return
     payload = event.message.payload
     if isinstance(payload, AttemptRefusal):
-        step.count("refusal", reason=word(payload.reason), member=event.member, detail=payload.detail)
+        if event.member not in phase.cohort:
+            return
+        said = payload.detail or sentence(payload.reason)
+        step.count("refusal", reason=word(payload.reason), member=event.member, detail=said)
         _drop(step, event.member, payload.reason, payload.detail)
         return
     _take(step, phase, event.member, phase.protocol.receive(event.member, payload))
@@ -442,7 +450,26 @@ def _take(step: _Step, phase: Aggregating, member: str, verdict: Collecting | se
             _drop(step, member, of_protocol(verdict.reason), verdict.detail, fault=True)
         return
     step.state = replace(step.state, phase=replace(phase, protocol=verdict))
-    _advance_if_settled(step)
+    if _may_be_settled(verdict):
+        _advance_if_settled(step)
+
+
+def _may_be_settled(collecting: Collecting) -> bool:
+    """Whether an answer more can have ended the phase: to be sure takes a look at everybody, and of a large cohort each
+    answer would pay for all the others. That too few are left comes of losses, and is looked at with each of them; the
+    dealer on a sparse graph whose answer shows that it has too few neighbours left is seen when the phase closes.
+    """
+    answers, expected = len(collecting.answers), len(collecting.expected)
+    if answers + len(collecting.lost) >= expected:
+        return True
+    if not isinstance(collecting, protocol.CollectingUnmaskings):
+        return False
+    graph = collecting.context.sparse
+    if graph is None:
+        return True
+    # Every member's neighbours must have given t of k shares: so, taken together, no less a part of all.
+    possible = answers * graph.degree >= collecting.context.threshold * expected
+    return possible and (answers % (expected // _LOOKS + 1) == 0 or expected - answers <= _LAST)
 
 
 def _drop(step: _Step, member: str, reason: Reason, detail: str = "", *, fault: bool = False) -> None:
@@ -484,7 +511,7 @@ def _note_dropout(step: _Step, phase: Aggregating, dropout: Dropout) -> None:
         phase=dropout.phase,
         reason=word(dropout.reason),
         member=dropout.member,
-        detail=dropout.detail,
+        detail=dropout.detail or sentence(dropout.reason),
         attempt=str(phase.attempt),
     )
 
@@ -539,9 +566,12 @@ def _close_phase(step: _Step, *, early: bool = False) -> None:
     if isinstance(following, protocol.Opened):
         _publish(step, phase, following)
         return
-    step.state = replace(
-        step.state, phase=replace(phase, protocol=following, outbox=dict(outgoing), phase_ms=step.now_ms)
-    )
+    outbox: dict[str, CoordinatorPayload] = dict(outgoing)
+    if isinstance(following, protocol.CollectingDealings) and following.context.cohort > DIGEST_ROSTER_ABOVE:
+        roster = secure_agg.Roster(tuple(following.session.entries.values()))
+        # One message for all of them, by digest: members fetch the certificates that they do not know.
+        outbox = dict.fromkeys(outgoing, secure_agg.roster_by_digest(roster))
+    step.state = replace(step.state, phase=replace(phase, protocol=following, outbox=outbox, phase_ms=step.now_ms))
     if isinstance(following, protocol.CollectingMasked):
         # The vectors must have somewhere to go before anyone is asked for one.
         step.do(fx.OpenUploads(phase.attempt, following.expected, following.context.values, following.context.bits))

@@ -24,7 +24,8 @@ from tacit.reason import Reason
 
 __all__ = ["Receipt", "UploadDesk", "UploadSink"]
 
-_BLOCK = 256 * 1024
+# Values added at a time: whole bytes whatever the width of the ring.
+_BLOCK_VALUES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class _Desk:
     members: frozenset[str]
     bytes: int
     bits: int
+    spare_bits: int
     total: NDArray[np.uint32]
     spools: dict[str, _Spool] = field(default_factory=dict)
     open: bool = True
@@ -81,7 +83,8 @@ class UploadDesk:
 
     def open(self, attempt: AttemptId, members: frozenset[str], values: int, bits: int) -> None:
         """Takes vectors of `values` numbers from `members`; the sum starts at zero."""
-        self._desks[attempt] = _Desk(members, 4 * values, bits, np.zeros(values, dtype="<u4"))
+        size = secure_agg.packed_size(values, bits)
+        self._desks[attempt] = _Desk(members, size, bits, 8 * size - bits * values, np.zeros(values, dtype="<u4"))
 
     def close(self, attempt: AttemptId, *, keep_sum: bool) -> None:
         """No more vectors. Who waits for a verdict is told that it came too late."""
@@ -172,6 +175,9 @@ class UploadDesk:
             if spool.received + len(chunk) > desk.bytes:
                 detail = f"more than the {desk.bytes} bytes that the context fixes"
                 return Receipt(spool.received, False, Reason.REASON_MASKED_INPUT_LENGTH_WRONG, detail)
+            if spool.received + len(chunk) == desk.bytes and chunk and chunk[-1] >> (8 - desk.spare_bits):
+                detail = "bits behind the last value are not zero"
+                return Receipt(spool.received, False, Reason.REASON_MESSAGE_MALFORMED, detail)
             try:
                 _write(spool.file, chunk)
             except OSError as error:
@@ -202,14 +208,20 @@ def _write(file: IO[bytes], data: bytes) -> None:
 
 
 def _add(total: NDArray[np.uint32], file: IO[bytes], bits: int) -> None:
-    if file.seek(0, os.SEEK_END) != total.nbytes:
+    if file.seek(0, os.SEEK_END) != secure_agg.packed_size(total.size, bits):
         raise RuntimeError("a spool does not hold the vector that was hashed")
     file.seek(0)
-    at = 0
-    while block := file.read(_BLOCK):
-        part = np.frombuffer(block, dtype="<u4")
-        view = total[at : at + part.size]
-        np.add(view, part, out=view)
-        if bits < 32:
-            np.bitwise_and(view, np.uint32((1 << bits) - 1), out=view)
-        at += part.size
+    for at in range(0, total.size, _BLOCK_VALUES):
+        size = secure_agg.packed_size(min(_BLOCK_VALUES, total.size - at), bits)
+        secure_agg.add_packed(total, _read(file, size), at, bits)
+
+
+def _read(file: IO[bytes], size: int) -> bytes:
+    # An unbuffered file may give less than it is asked for.
+    data = file.read(size)
+    while len(data) < size:
+        more = file.read(size - len(data))
+        if not more:
+            raise RuntimeError("a spool ends before the vector that was hashed")
+        data += more
+    return data

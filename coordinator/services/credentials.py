@@ -22,6 +22,7 @@ from coordinator.config import CoordinatorConfig, CoordinatorFolder
 from coordinator.pki import Authority, key_pem, new_key, pem
 from tacit.console import secret_file
 from tacit.identity import Certificate, Identity, Role, verify_certificate
+from tacit.limits import MOST_FROM_COORDINATOR, MOST_FROM_MEMBER
 from tacit.tls import speaks_tls_12, tls_13_only
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     import grpc.aio
 
 __all__ = [
-    "MAX_MESSAGE_BYTES",
     "SERVER_NAME",
     "enrolment_credentials",
     "federation_credentials",
@@ -43,8 +43,6 @@ __all__ = [
 
 # The name in the server's identity; which machine it is stands beside it as host names.
 SERVER_NAME = "coordinator"
-# Chunks are 256 KiB and rosters of large cohorts about 1 MiB; the rest is headroom.
-MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 # A third of the life is left: time enough to see that a renewal failed.
 _RENEW_AT = 1 / 3
 
@@ -100,8 +98,8 @@ def _credentials(folder: CoordinatorFolder, client_root: bytes | None) -> grpc.S
 def server_options() -> list[tuple[str, int]]:
     """What servers of both ports are opened with; the counterpart of the member's channel options."""
     return [
-        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_receive_message_length", MOST_FROM_MEMBER),
+        ("grpc.max_send_message_length", MOST_FROM_COORDINATOR),
         # Members ping every 30 s while they wait; by default a server hangs up on more than one in five
         # minutes.
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),

@@ -1,13 +1,15 @@
 """FederationService: what members speak. Thin: it checks who is calling, parses, hands on, and streams.
 
 Every call is checked anew against the caller's certificate and the list of enrolled members. What arrives malformed
-ends that member's session with a sentence; it never reaches a job.
+ends that member's session with a sentence; it never reaches a job. What is sent to a whole cohort (a roster, the
+survivors, their confirmations) is written as protobuf once, and where it is large its copies take turns on the line.
 """
 
 import asyncio
 import contextlib
 import hashlib
 import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,6 +20,7 @@ import structlog
 from cryptography import x509
 from grpc.aio import EOF  # type: ignore[attr-defined]  # its stubs do not know it
 
+import secure_agg
 from coordinator.metrics import Metrics
 from coordinator.rounds import events as ev
 from coordinator.rounds.effects import Status
@@ -30,10 +33,14 @@ from coordinator.storage import records
 from coordinator.storage.errors import BlobMissing, StorageError
 from coordinator.storage.members import MAX_LEDGERS
 from tacit import PROTOCOL_VERSIONS, __version__, wire
+from tacit.attempt import AttemptId
 from tacit.identity import Certificate, Role
+from tacit.limits import CERTIFICATES_AT_ONCE, CERTIFICATES_IN_A_PART
 from tacit.messages import (
     AttemptMessage,
+    CoordinatorPayload,
     Decline,
+    FromCoordinator,
     FromMember,
     Goodbye,
     Hello,
@@ -47,7 +54,7 @@ from tacit.status import abort_with
 from tacit.v1 import federation_pb2 as pb
 from tacit.v1 import federation_pb2_grpc
 
-__all__ = ["CHUNK", "FederationServicer"]
+__all__ = ["CHUNK", "FederationServicer", "SharedEncoder"]
 
 log = structlog.get_logger("coordinator.federation")
 
@@ -59,6 +66,17 @@ _MESSAGES_AHEAD = 16
 # its chunk after so many seconds lets the next one begin: slow lines cost the others that much and no more.
 _CHUNKS_OUT, _PATIENCE_OUT = 4, 0.05
 _CHUNKS_IN, _PATIENCE_IN = 8, 0.02
+# A message of a session that takes a turn like a chunk does: a roster of a thousand has half a megabyte.
+_LARGE = 64 * 1024
+
+# What all of a cohort are sent alike; and how many of these are kept, of all jobs.
+_TO_ALL = (
+    secure_agg.Roster,
+    secure_agg.DigestRoster,
+    secure_agg.Survivors,
+    secure_agg.Confirmations,
+)
+_SHARED_AT_ONCE = 8
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -72,6 +90,31 @@ class _Ledger:
     heard: int | None  # Highest that is on the disk by now; None where this ledger is not remembered.
 
 
+class SharedEncoder:
+    """Messages as protobuf. One payload that goes to many members is turned into it once: a roster of a thousand costs
+    the event loop milliseconds. Used from one event loop.
+    """
+
+    def __init__(self) -> None:
+        # By the payload itself, not by what it equals: comparing two rosters costs as much as writing one. The payload
+        # is kept beside, so that no other object can come to stand at its place.
+        self._last: OrderedDict[int, tuple[CoordinatorPayload, AttemptId, pb.CoordinatorMessage]] = OrderedDict()
+
+    def encode(self, message: FromCoordinator) -> pb.CoordinatorMessage:
+        """As it travels. The result is shared: nobody changes it."""
+        if not isinstance(message, AttemptMessage):
+            return wire.to_member(message)
+        known = self._last.get(id(message.payload))
+        if known is not None and known[1] == message.attempt:
+            return known[2]
+        encoded = wire.to_member(message)
+        if isinstance(message.payload, _TO_ALL):
+            self._last[id(message.payload)] = (message.payload, message.attempt, encoded)
+            if len(self._last) > _SHARED_AT_ONCE:
+                self._last.popitem(last=False)
+        return encoded
+
+
 class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
     """Members' service over a running coordinator."""
 
@@ -82,6 +125,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         self._root = root
         self._sending = Turns(_CHUNKS_OUT, _PATIENCE_OUT)
         self._receiving = Turns(_CHUNKS_IN, _PATIENCE_IN)
+        self._encoder = SharedEncoder()
 
     async def _caller(self, context: Context) -> str:
         """The enrolled member that is calling; ends the call otherwise."""
@@ -130,9 +174,14 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         try:
             self._runtime.sessions.open(session)
             async for message in self._outgoing(session):
-                encoded = wire.to_member(message)
-                self._metrics.carried("out", "session", encoded.ByteSize())
-                await context.write(encoded)
+                encoded = self._encoder.encode(message)
+                size = encoded.ByteSize()
+                self._metrics.carried("out", "session", size)
+                if size > _LARGE:
+                    async with self._sending.turn():
+                        await context.write(encoded)
+                else:
+                    await context.write(encoded)
                 del message, encoded
         finally:
             expiry.cancel()
@@ -318,6 +367,23 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
                     return
         except BlobMissing as error:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+
+    async def FetchCertificates(  # noqa: N802
+        self, request: pb.FetchCertificatesRequest, context: Context
+    ) -> None:
+        """Certificates of members whose advertisement was accepted, by digest: every member may see them."""
+        await self._caller(context)
+        if len(request.digests) > CERTIFICATES_AT_ONCE:
+            detail = f"{len(request.digests)} certificates were asked for; ask for {CERTIFICATES_AT_ONCE} at once"
+            await abort_with(context, Reason.REASON_MESSAGE_MALFORMED, detail)
+        for at in range(0, len(request.digests), CERTIFICATES_IN_A_PART):
+            digests = request.digests[at : at + CERTIFICATES_IN_A_PART]
+            found = [self._runtime.certificate_of(digest) or b"" for digest in digests]
+            async with self._sending.turn():
+                part = pb.CertificatesPart(certificates=found)
+                await context.write(part)
+            self._metrics.carried("out", "blob", part.ByteSize())
+            del found, part
 
     # ---- masked vectors -------------------------------------------------------------------------------------------
 

@@ -244,7 +244,7 @@ class _RingNoise:
         if not isinstance(job.mechanism, DistributedGaussian):
             raise TypeError("ring noise is encoded for a job that says so")
         clipped = secure_agg.clip_l2(update.change, job.mechanism.clip)
-        return secure_agg.encode_distributed(clipped, grid_of(job), job.aggregation.bits, random)
+        return secure_agg.encode_distributed(clipped, grid_of(job), layout_of(job, cohort).bits, random)
 
 
 def protection_of(

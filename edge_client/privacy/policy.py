@@ -143,8 +143,16 @@ class Policy(Document):
         default=None,
         ge=0,
         description="Members that an attempt must suppose the coordinator to run itself (n_C), at least. Not given: "
-        "the protocol's default for the cohort's size; 0 trusts that it runs none.",
+        "the protocol's default for the cohort's size, above 200 members least_corrupt_share of them; 0 trusts that it "
+        "runs none.",
         examples=[1],
+    )
+    least_corrupt_share: float = Field(
+        default=0.1,
+        ge=0,
+        lt=1,
+        description="Share of a large cohort (above 200 members, on a sparse graph) that an attempt must suppose "
+        "corrupt (gamma), at least. Six decimals count.",
     )
     least_sigma: int = Field(
         default=80,
@@ -246,14 +254,7 @@ class Policy(Document):
         Raises:
             PolicyRefusal: a number of the context is weaker than the policy's.
         """
-        numbers = rules.Numbers(
-            cohort=context.cohort,
-            least_sum=context.least_survivors,
-            assumed_corrupt=context.assumed_corrupt,
-            honest=context.honest,
-            sigma=context.sparse.sigma if context.sparse else None,
-        )
-        _enforce(rules.judge(self, rules.ATTEMPT, numbers))
+        _enforce(rules.judge(self, rules.ATTEMPT, rules.Numbers.of(context)))
 
     def check_roster(self, keys: Mapping[str, bytes], context: RoundContext, *, own: str) -> None:
         """Before anything is dealt to a roster, once every signature and certificate of it is verified.

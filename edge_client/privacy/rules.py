@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from edge_client.privacy.conditions import DAYS, Conditions, Window
 from edge_client.privacy.events import Adjacency
-from secure_agg import ContextInvalid, default_thresholds
-from tacit.job import NOISE_ROOM, JobDocument, JobSpec
+from secure_agg import COMPLETE_GRAPH_LIMIT, ContextInvalid, RoundContext, default_thresholds
+from tacit.job import NOISE_ROOM, JobDocument, JobSpec, promise_of
 from tacit.manifest import Manifest
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, Mechanism, NoMechanism
 from tacit.reason import Reason
@@ -195,12 +195,12 @@ def _on_attempts(policy: "Policy", job: Job) -> Iterator[Verdict]:
     one that breaks the fewest.
     """
     sizes: dict[int, list[Verdict]] = {}
-    for cohort in range(job.rounds.min_members, job.rounds.target_members + 1):
+    for cohort in _sizes(job.rounds.min_members, job.rounds.target_members):
         try:
-            threshold, corrupt = default_thresholds(cohort, job.aggregation.assumed_corrupt)
+            numbers = Numbers.of(promise_of(job, cohort))
         except ContextInvalid:
             continue
-        sizes[cohort] = list(judge(policy, ATTEMPT, Numbers(cohort, threshold, corrupt, threshold - corrupt)))
+        sizes[cohort] = list(judge(policy, ATTEMPT, numbers))
     if not sizes:
         yield from judge(policy, ATTEMPT, None)
         return
@@ -211,15 +211,32 @@ def _on_attempts(policy: "Policy", job: Job) -> Iterator[Verdict]:
         if verdict.outcome is Outcome.REFUSED:
             note = f" (cohorts of the job have {job.rounds.min_members} to {job.rounds.target_members} members)"
         else:
-            note = f"; attempts of {_ranges(refused)} members would be refused" if refused else ""
+            note = f"; attempts of {_ranges(refused, list(sizes))} members would be refused" if refused else ""
+            if refused and refused[-1] > COMPLETE_GRAPH_LIMIT:
+                note += f" (above {COMPLETE_GRAPH_LIMIT} some sizes were tried)"
         yield replace(verdict, sentence=verdict.sentence + note)
 
 
-def _ranges(sizes: list[int]) -> str:
-    """`3 to 9, 12` of sorted sizes."""
+def _sizes(least: int, most: int) -> list[int]:
+    """Sizes of cohorts to look at: every one that has a complete graph, and of larger ones, whose numbers change little
+    from one to the next, some a tenth apart; each attempt is looked at by itself when it comes.
+    """
+    sizes = list(range(least, min(most, COMPLETE_GRAPH_LIMIT) + 1))
+    size = max(least, COMPLETE_GRAPH_LIMIT + 1)
+    while size < most:
+        sizes.append(size)
+        size += size // 10
+    if most > COMPLETE_GRAPH_LIMIT:
+        sizes.append(most)
+    return sizes
+
+
+def _ranges(sizes: list[int], looked_at: list[int]) -> str:
+    """`3 to 9, 12` of sorted sizes; those that were looked at one after the other are one range."""
+    places = {size: place for place, size in enumerate(looked_at)}
     spans: list[list[int]] = []
     for size in sizes:
-        if spans and size == spans[-1][-1] + 1:
+        if spans and places[size] == places[spans[-1][-1]] + 1:
             spans[-1][1:] = [size]
         else:
             spans.append([size])
@@ -503,15 +520,34 @@ CONDITIONS: tuple[Rule[Conditions], ...] = (
 # ---- an attempt -----------------------------------------------------------------------------------
 
 
+_MILLION = 10**6
+
+
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """n, the fewest members a sum can have, n_C, h, and the bits of a sparse graph (None: the complete one)."""
+    """n, the fewest members a sum can have, n_C, h; and of a sparse graph its bits and gamma in millionths (None: the
+    complete one).
+    """
 
     cohort: int
     least_sum: int
     assumed_corrupt: int
     honest: int
     sigma: int | None = None
+    corrupt_millionths: int | None = None
+
+    @classmethod
+    def of(cls, context: RoundContext) -> "Numbers":
+        """Those of an attempt."""
+        graph = context.sparse
+        return cls(
+            cohort=context.cohort,
+            least_sum=context.least_survivors,
+            assumed_corrupt=context.assumed_corrupt,
+            honest=context.honest,
+            sigma=graph.sigma if graph else None,
+            corrupt_millionths=graph.corrupt_millionths if graph else None,
+        )
 
 
 def _least_cohort(policy: "Policy", attempt: Numbers) -> _Finding:
@@ -526,15 +562,35 @@ def _least_honest(policy: "Policy", attempt: Numbers) -> _Finding:
 
 def _assumed_corrupt(policy: "Policy", attempt: Numbers) -> _Finding:
     wanted = policy.assumed_corrupt
-    if wanted is None:
+    if wanted is None and attempt.cohort <= COMPLETE_GRAPH_LIMIT:
         try:
             wanted = default_thresholds(attempt.cohort)[1]
         except ContextInvalid:
-            # Larger than the complete graph: the same share.
-            wanted = max(1, attempt.cohort // 5)
+            # Two members, who can form no cohort with one of them corrupt.
+            wanted = 1
+    elif wanted is None:
+        # Of a large cohort the protocol fixes no number; the policy's share stands for it.
+        wanted = attempt.cohort * _millionths(policy.least_corrupt_share) // _MILLION
     says = "the attempt assumes {job} corrupt members, the policy {policy}"
     advice = "a member that trusts the coordinator's enrolment writes assumed_corrupt = 0"
     return _Finding(str(attempt.assumed_corrupt), str(wanted), attempt.assumed_corrupt >= wanted, says, advice)
+
+
+def _millionths(share: float) -> int:
+    return round(share * _MILLION)
+
+
+def _least_corrupt_share(policy: "Policy", attempt: Numbers) -> _Finding:
+    least = policy.least_corrupt_share
+    if attempt.corrupt_millionths is None:
+        says = (
+            "the attempt's graph is {job}, which counts corrupt members and no share of them; the policy's is {policy}"
+        )
+        return _Finding("complete", _shown(least), True, says)
+    says = "the attempt's graph withstands a share of {job} corrupt members, the policy wants {policy}"
+    advice = "a member that trusts the coordinator's enrolment writes least_corrupt_share = 0"
+    found = _shown(attempt.corrupt_millionths / _MILLION)
+    return _Finding(found, _shown(least), attempt.corrupt_millionths >= _millionths(least), says, advice)
 
 
 def _two_party_sums(policy: "Policy", attempt: Numbers) -> _Finding:
@@ -557,6 +613,7 @@ ATTEMPT: tuple[Rule[Numbers], ...] = (
     Rule("least_cohort", When.ATTEMPT, Reason.REASON_POLICY_COHORT, _least_cohort),
     Rule("least_honest", When.ATTEMPT, Reason.REASON_POLICY_COHORT, _least_honest),
     Rule("assumed_corrupt", When.ATTEMPT, Reason.REASON_POLICY_CORRUPTION, _assumed_corrupt),
+    Rule("least_corrupt_share", When.ATTEMPT, Reason.REASON_POLICY_CORRUPTION, _least_corrupt_share),
     Rule("least_sigma", When.ATTEMPT, Reason.REASON_POLICY_CORRUPTION, _least_sigma),
     Rule(
         "allow_two_party_sums",

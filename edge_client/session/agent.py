@@ -6,11 +6,12 @@ memory meanwhile, and the coordinator says where things stand when the session i
 """
 
 import asyncio
+import hashlib
 import os
 import random
 import sqlite3
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -22,6 +23,7 @@ import structlog
 from numpy.typing import NDArray
 
 import secure_agg
+from edge_client.cache import CertificateCache
 from edge_client.connection import explain, open_channel
 from edge_client.contribution import Update
 from edge_client.home import MemberIdentity
@@ -35,6 +37,7 @@ from edge_client.session.preparation import PreparationRefused, Preparer
 from tacit import PROTOCOL_VERSIONS, __version__, wire
 from tacit.attempt import AttemptId
 from tacit.blobs import BlobDamaged, BlobNotThere, fetch_blob
+from tacit.limits import CERTIFICATES_AT_ONCE, MOST_CERTIFICATE_BYTES
 from tacit.messages import (
     Assignment,
     AttemptEnded,
@@ -60,6 +63,15 @@ log = structlog.get_logger("edge_client")
 # Of a masked vector: the coordinator's window opens for one of these at a time, so it is what a long line carries in a
 # round trip.
 CHUNK = 384 * 1024
+# What a coordinator says to a call that it will never answer otherwise.
+_NOT_SERVED = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
+# Messages whose signatures and shares take a while to check: worked out in a thread, so that the session stays alive.
+_TAKE_A_WHILE = (
+    secure_agg.Roster,
+    secure_agg.DigestRoster,
+    secure_agg.ReceivedDealings,
+    secure_agg.Confirmations,
+)
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 30.0
 _CLOCK_SKEW_MS = 5 * 60 * 1000
 
@@ -85,6 +97,16 @@ def _raise_if_told_to_stop(error: BaseException) -> None:
     task = asyncio.current_task()
     if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
         raise error
+
+
+def _takes_a_while(event: m.Event) -> bool:
+    if isinstance(event, m.CertificatesFetched):
+        return True
+    return (
+        isinstance(event, m.Received)
+        and isinstance(event.message, AttemptMessage)
+        and isinstance(event.message.payload, _TAKE_A_WHILE)
+    )
 
 
 class AgentStopped(Exception):
@@ -182,6 +204,10 @@ class Agent:
         # One at a time for each digest; forgotten when nobody waits any more.
         self._fetching: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
         self._uploads: dict[AttemptId, _Upload] = {}
+        # Certificates on their way, by the attempt that they are for; and those that were found good before.
+        self._rosters: dict[AttemptId, asyncio.Task[None]] = {}
+        self._keeping: set[asyncio.Task[None]] = set()
+        self._certificates = CertificateCache(identity.home / "certificates") if identity is not None else None
         self._taken: set[str] = set()
         self._over: set[str] = set()
         self._finished = asyncio.Event()
@@ -204,6 +230,7 @@ class Agent:
                 task.result()
         finally:
             tasks += [*self._preparing.values(), *(upload.task for upload in self._uploads.values())]
+            tasks += [*self._rosters.values(), *self._keeping]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -307,7 +334,12 @@ class Agent:
         while True:
             event = await self._events.get()
             try:
-                self._state, effects = transition(self._environment, self._state, event)
+                if _takes_a_while(event):
+                    # The state is assigned here, on the loop; and no other event is worked out before.
+                    worked = await asyncio.to_thread(transition, self._environment, self._state, event)
+                    self._state, effects = worked
+                else:
+                    self._state, effects = transition(self._environment, self._state, event)
             except Exception as error:
                 log.error("message_failed", kind=type(event).__name__, error=str(error), exc_info=error)
                 if isinstance(event, m.Received) and isinstance(event.message, AttemptMessage):
@@ -349,7 +381,15 @@ class Agent:
                     task.cancel()
             case m.MaskAndUpload():
                 self._send(effect)
+            case m.FetchCertificates():
+                self._rosters[effect.attempt] = asyncio.create_task(self._fetch_certificates(effect))
+            case m.KeepCertificates():
+                task = asyncio.create_task(asyncio.to_thread(self._keep_certificates, effect.certificates))
+                self._keeping.add(task)
+                task.add_done_callback(self._keeping.discard)
             case m.StopUpload():
+                if (fetching := self._rosters.pop(effect.attempt, None)) is not None:
+                    fetching.cancel()
                 if (upload := self._uploads.pop(effect.attempt, None)) is not None:
                     upload.stopped.set()
                     upload.task.cancel()
@@ -423,6 +463,77 @@ class Agent:
                     _raise_if_told_to_stop(error)
                     await self._unlinked(stub)
 
+    async def _fetch_certificates(self, effect: m.FetchCertificates) -> None:
+        """From this machine's cache, and from the coordinator what is not there. The protocol has bounded how many: no
+        more than a roster of the cohort names.
+        """
+        found: dict[bytes, bytes] = {}
+        if self._certificates is not None:
+            found = await asyncio.to_thread(self._certificates.read, effect.digests)
+        lacking = [digest for digest in effect.digests if digest not in found]
+        for at in range(0, len(lacking), CERTIFICATES_AT_ONCE):
+            asked = lacking[at : at + CERTIFICATES_AT_ONCE]
+            got = await self._ask_for_certificates(asked)
+            found |= got
+            if len(got) < len(asked):
+                # One that is missing ends the attempt here: nothing more is fetched for it.
+                break
+        log.info(
+            "certificates_fetched",
+            attempt=str(effect.attempt),
+            cached=len(effect.digests) - len(lacking),
+            fetched=len(found) - len(effect.digests) + len(lacking),
+            missing=len(effect.digests) - len(found),
+        )
+        self._rosters.pop(effect.attempt, None)
+        self._events.put_nowait(m.CertificatesFetched(effect.attempt, tuple(found.values())))
+
+    async def _ask_for_certificates(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Those that the coordinator has, by digest; over as many connections as it takes. What is sent beyond that, or
+        has another digest, ends the call, so that no more than a certificate for each digest is ever taken.
+        """
+        found: dict[bytes, bytes] = {}
+        while True:
+            stub = await self._link()
+            # What came over an earlier connection is not asked for again.
+            asked = [digest for digest in digests if digest not in found]
+            try:
+                call = stub.FetchCertificates(pb.FetchCertificatesRequest(digests=asked))
+                at = 0
+                async for part in call:
+                    for certificate in part.certificates:
+                        right = at < len(asked) and len(certificate) <= MOST_CERTIFICATE_BYTES
+                        if certificate and (not right or hashlib.sha256(certificate).digest() != asked[at]):
+                            call.cancel()
+                            detail = (
+                                f"the coordinator sent another certificate than was asked for, or one of more than "
+                                f"{MOST_CERTIFICATE_BYTES} bytes; the rest of its answer was not taken"
+                            )
+                            log.warning("certificates_wrong", detail=detail)
+                            return found
+                        if certificate:
+                            found[asked[at]] = certificate
+                        at += 1
+                    if not part.certificates or at > len(asked):
+                        call.cancel()
+                        return found
+                return found
+            except _CALL_BROKEN as error:
+                _raise_if_told_to_stop(error)
+                if isinstance(error, grpc.aio.AioRpcError) and error.code() in _NOT_SERVED:
+                    log.warning("certificates_not_served", detail=explain(error, self._identity))
+                    return found
+                await self._unlinked(stub)
+
+    def _keep_certificates(self, certificates: Sequence[bytes]) -> None:
+        """In a thread; what the disk does not take is fetched again."""
+        if self._certificates is None:
+            return
+        try:
+            self._certificates.keep(certificates)
+        except OSError as error:
+            log.warning("certificates_not_kept", error=str(error))
+
     async def _unlinked(self, stub: object) -> None:
         """A call failed on this stub: a pause if the session stands; without one the next call waits for it."""
         if self._stub is stub:
@@ -453,7 +564,7 @@ class Agent:
     async def _mask_and_upload(self, effect: m.MaskAndUpload, held: _Held) -> None:
         """For an attempt that is charged."""
         try:
-            vector, stage, message = await asyncio.to_thread(self._mask, effect, held)
+            packed, stage, message = await asyncio.to_thread(self._mask, effect, held)
         except secure_agg.Refusal as refusal:
             failed = m.MaskingFailed(effect.attempt, of_protocol(refusal.reason), refusal.detail)
             self._events.put_nowait(failed)
@@ -467,24 +578,26 @@ class Agent:
             self._events.put_nowait(m.MaskingFailed(effect.attempt, refusal.reason, refusal.detail))
             return
         self._events.put_nowait(m.Masked(effect.attempt, stage))
-        await self._upload(effect.attempt, vector, message)
+        await self._upload(effect.attempt, packed, message)
 
     def _mask(
         self, effect: m.MaskAndUpload, held: _Held
-    ) -> tuple[NDArray[np.uint32], secure_agg.AwaitingSurvivors, secure_agg.MaskedInput]:
+    ) -> tuple[memoryview, secure_agg.AwaitingSurvivors, secure_agg.MaskedInput]:
         vector = held.protection.encode(effect.job, held.update, effect.cohort, self._environment.random)
         self._observer.encoded(effect.attempt, vector)
         stage, message = effect.stage.mask(vector)
-        return vector, stage, message
+        # In the vector's own memory: b bits a value are what travels, and what the signed digest is of.
+        packed = secure_agg.pack_in_place(vector, effect.stage.seat.context.bits)
+        return packed, stage, message
 
-    async def _upload(self, attempt: AttemptId, vector: NDArray[np.uint32], message: secure_agg.MaskedInput) -> None:
+    async def _upload(self, attempt: AttemptId, packed: memoryview, message: secure_agg.MaskedInput) -> None:
         """Until the coordinator has it whole; an upload that broke goes on where it stopped."""
         while True:
             stub = await self._link()
             try:
                 status = await stub.MaskedUploadStatus(wire.attempt_to_pb(attempt))
                 if not status.complete and status.reason == Reason.REASON_UNSPECIFIED:
-                    parts = self._parts(attempt, vector, message, status.received)
+                    parts = self._parts(attempt, packed, message, status.received)
                     status = await stub.UploadMasked(parts)
             except _CALL_BROKEN as error:
                 _raise_if_told_to_stop(error)
@@ -507,7 +620,7 @@ class Agent:
     async def _parts(
         self,
         attempt: AttemptId,
-        vector: NDArray[np.uint32],
+        packed: memoryview,
         message: secure_agg.MaskedInput,
         offset: int,
     ) -> AsyncIterator[pb.MaskedUpload]:
@@ -515,7 +628,6 @@ class Agent:
             ref=wire.attempt_to_pb(attempt), offset=offset, input=wire.masked_input_to_pb(message)
         )
         yield pb.MaskedUpload(header=header)
-        data = vector.view(np.uint8)
-        for at in range(offset, len(data), CHUNK):
-            yield pb.MaskedUpload(data=data[at : at + CHUNK].tobytes())
-            self._observer.uploading(attempt, min(at + CHUNK, len(data)), len(data))
+        for at in range(offset, len(packed), CHUNK):
+            yield pb.MaskedUpload(data=packed[at : at + CHUNK].tobytes())
+            self._observer.uploading(attempt, min(at + CHUNK, len(packed)), len(packed))

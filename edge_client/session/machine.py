@@ -11,21 +11,25 @@ What it guarantees:
 Secrets (the protocol's states) live inside this state, in memory, for one attempt.
 """
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 import secure_agg
 from edge_client.journal import Memory, Sent
 from edge_client.privacy.policy import PolicyRefusal
 from edge_client.session.states import (
+    CertificatesFetched,
     Discard,
     Effect,
     EndedAttempt,
     Environment,
     Event,
+    FetchCertificates,
     Holding,
     InAttempt,
     JobOver,
     Joined,
+    KeepCertificates,
     MaskAndUpload,
     Masked,
     MaskingFailed,
@@ -46,7 +50,7 @@ from edge_client.session.states import (
     Waiting,
 )
 from tacit.attempt import AttemptId
-from tacit.job import application_digest, layout_of
+from tacit.job import context_of
 from tacit.mechanism import DistributedGaussian
 from tacit.messages import (
     Assignment,
@@ -60,7 +64,7 @@ from tacit.messages import (
     MemberPayload,
     Ready,
 )
-from tacit.reason import Reason, of_protocol
+from tacit.reason import Reason, of_protocol, word
 
 __all__ = ["transition"]
 
@@ -100,6 +104,8 @@ def transition(environment: Environment, state: MemberState, event: Event) -> tu
             _masked(step, event)
         case MaskingFailed():
             _masking_failed(step, event)
+        case CertificatesFetched():
+            _certificates_fetched(step, event)
     return step.state, tuple(step.effects)
 
 
@@ -200,13 +206,19 @@ def _job_ended(step: _Step, ended: JobEnded) -> None:
 
 # ---- an attempt ---------------------------------------------------------------------------------------------------
 
-_SECOND: dict[type, Reason] = {
-    AttemptOpened: Reason.REASON_ATTEMPT_REPLAYED,
-    secure_agg.Roster: Reason.REASON_SECOND_ROSTER,
-    secure_agg.ReceivedDealings: Reason.REASON_SECOND_DEALINGS,
-    secure_agg.Survivors: Reason.REASON_SECOND_SURVIVORS,
-    secure_agg.Confirmations: Reason.REASON_SECOND_UNMASK_REQUEST,
+# Of each kind of message: what a second, different one is called, and what people call the message.
+_SECOND: dict[type, tuple[Reason, str]] = {
+    AttemptOpened: (Reason.REASON_ATTEMPT_REPLAYED, "set of numbers"),
+    secure_agg.Roster: (Reason.REASON_SECOND_ROSTER, "roster"),
+    secure_agg.ReceivedDealings: (Reason.REASON_SECOND_DEALINGS, "set of dealt shares"),
+    secure_agg.Survivors: (Reason.REASON_SECOND_SURVIVORS, "list of survivors"),
+    secure_agg.Confirmations: (Reason.REASON_SECOND_UNMASK_REQUEST, "request to unmask"),
 }
+
+
+def _kind(payload: CoordinatorPayload) -> type:
+    """Messages of one kind come once an attempt. A roster is one with its certificates or by their digests."""
+    return secure_agg.Roster if isinstance(payload, secure_agg.DigestRoster) else type(payload)
 
 
 # Nothing has left yet, and the next attempt may be without the one who dealt like that.
@@ -234,14 +246,22 @@ def _attempt_message(step: _Step, attempt: AttemptId, payload: CoordinatorPayloa
     elif isinstance(phase, Waiting) and phase.refused is not None and phase.refused.round == attempt.round:
         _say_refusal(step, attempt, phase.refused.reason, phase.refused.detail)
     else:
-        _say_refusal(step, attempt, Reason.REASON_MEMBER_RESTARTED, "this process is not in that attempt")
+        detail = (
+            f"this process is not in attempt {attempt.round}.{attempt.attempt}: it was started after that began, or "
+            "left it; nothing was sent, and it takes part again with its next update"
+        )
+        _say_refusal(step, attempt, Reason.REASON_MEMBER_RESTARTED, detail)
 
 
 def _join(step: _Step, phase: Phase, attempt: AttemptId, opened: AttemptOpened) -> None:
     """Every check before the member shows a key: is it new, is it what the update was trained under, is it allowed."""
     highest = step.state.memory.highest.get(attempt.job, (0, 0))
     if attempt.round < highest[0] or attempt.attempt <= highest[1]:
-        detail = f"attempt {attempt.round}.{attempt.attempt} is not above {highest[0]}.{highest[1]}"
+        detail = (
+            f"attempt {attempt.round}.{attempt.attempt} is not above {highest[0]}.{highest[1]}, the highest in this "
+            "member's journal, and none is joined twice; if the coordinator's database was restored from an older "
+            "copy, the operator creates the job anew under another name"
+        )
         _say_refusal(step, attempt, Reason.REASON_ATTEMPT_REPLAYED, detail)
         return
     if isinstance(phase, InAttempt):
@@ -249,12 +269,17 @@ def _join(step: _Step, phase: Phase, attempt: AttemptId, opened: AttemptOpened) 
         phase = phase.holding
         step.enter(attempt.job, phase)
     if not isinstance(phase, Holding):
-        _say_refusal(step, attempt, Reason.REASON_MEMBER_RESTARTED, "this process holds no update for it")
+        detail = (
+            f"this process holds no update for attempt {attempt.round}.{attempt.attempt}: it was restarted, or the "
+            "update was published or given up; it trains again when it is assigned a round"
+        )
+        _say_refusal(step, attempt, Reason.REASON_MEMBER_RESTARTED, detail)
         return
     try:
-        _check_context(step.environment, phase, opened.context)
+        context = _context(opened)
+        _check_context(step.environment, phase, context)
         _check_same_round(step.state.memory, phase.assignment)
-        step.environment.policy.check_attempt(opened.context)
+        step.environment.policy.check_attempt(context)
     except PolicyRefusal as refusal:
         _say_refusal(step, attempt, refusal.reason, refusal.detail)
         step.do(Discard(attempt.job))
@@ -262,11 +287,12 @@ def _join(step: _Step, phase: Phase, attempt: AttemptId, opened: AttemptOpened) 
         return
     environment = step.environment
     stage, advertisement = secure_agg.advertise(
-        opened.context,
+        context,
         environment.identity,
         environment.verify,
         environment.random,
         key_of=environment.key_of,
+        certificate_of=environment.certificate_of,
     )
     memory = step.state.memory
     raised = {**memory.highest, attempt.job: (attempt.round, attempt.attempt)}
@@ -275,53 +301,95 @@ def _join(step: _Step, phase: Phase, attempt: AttemptId, opened: AttemptOpened) 
     step.enter(attempt.job, InAttempt(phase, attempt, stage, {kind: opened}, {kind: advertisement}))
     step.do(
         Joined(attempt, phase.assignment.version, phase.assignment.job_document),
-        Note("attempt_joined", {"attempt": str(attempt), "cohort": opened.context.cohort}),
+        Note("attempt_joined", {"attempt": str(attempt), "cohort": context.cohort}),
         Say(AttemptMessage(attempt, advertisement)),
     )
+
+
+def _context(opened: AttemptOpened) -> secure_agg.RoundContext:
+    """Raises: PolicyRefusal: the numbers that arrived are none of any attempt."""
+    try:
+        return opened.context
+    except secure_agg.ContextInvalid as error:
+        raise PolicyRefusal(
+            Reason.REASON_CONTEXT_INVALID,
+            f"the attempt's numbers are missing or contradict each other: {error}. This member showed no key and sits "
+            "out the round; the coordinator runs other software than this, or lies",
+        ) from error
 
 
 def _check_context(environment: Environment, holding: Holding, context: secure_agg.RoundContext) -> None:
     """The context must say what this update was trained under; every number of it is derived here once more."""
     assignment, job = holding.assignment, holding.job
-    wrong = []
-    if not job.rounds.min_members <= context.cohort <= job.rounds.target_members:
-        wrong.append("cohort")
-    else:
-        try:
-            layout = layout_of(job, context.cohort)
-            corrupt = secure_agg.default_thresholds(context.cohort, job.aggregation.assumed_corrupt)[1]
-        except (secure_agg.ContextInvalid, secure_agg.LayoutInvalid) as error:
-            raise PolicyRefusal(
-                Reason.REASON_CONTEXT_UNEXPECTED, f"no attempt of this job is like that: {error}"
-            ) from error
-        expected: dict[str, object] = {
-            "federation": environment.federation,
-            "job": assignment.job,
-            "round": assignment.round,
-            "model": assignment.version,
-            "application": application_digest(job, layout),
-            "values": layout.values,
-            "bits": layout.bits,
-        }
-        wrong += [name for name, value in expected.items() if getattr(context, name) != value]
-        if context.assumed_corrupt < corrupt:
-            wrong.append("assumed_corrupt")
-        if isinstance(job.mechanism, DistributedGaussian) and context.honest < job.mechanism.honest:
-            # The noise of so many shares is what was accounted for.
-            wrong.append("honest")
+    least, most = job.rounds.min_members, job.rounds.target_members
+    if not least <= context.cohort <= most:
+        _unexpected([f"cohort ({context.cohort}, not {least} to {most})"])
+    try:
+        expected = context_of(
+            job,
+            federation=environment.federation,
+            round=assignment.round,
+            attempt=context.attempt,
+            model=assignment.version,
+            members=context.cohort,
+        )
+    except (secure_agg.ContextInvalid, secure_agg.LayoutInvalid) as error:
+        raise PolicyRefusal(
+            Reason.REASON_CONTEXT_UNEXPECTED, f"no attempt of this job is like that: {error}"
+        ) from error
+    wrong = [
+        name
+        for name in ("federation", "job", "model", "application")
+        if getattr(context, name) != getattr(expected, name)
+    ]
+    wrong += _other_numbers(context, expected, ("round", "values", "bits"))
+    wrong += _weaker(context, expected)
+    if isinstance(job.mechanism, DistributedGaussian) and context.honest < job.mechanism.honest:
+        # The noise of so many shares is what was accounted for.
+        wrong.append(f"honest ({context.honest}, not {job.mechanism.honest})")
+    _unexpected(wrong)
+
+
+def _unexpected(wrong: list[str]) -> None:
+    """Raises: PolicyRefusal: there is anything in the list."""
     if wrong:
         raise PolicyRefusal(
             Reason.REASON_CONTEXT_UNEXPECTED,
-            f"the attempt's {', '.join(wrong)} is not what this member trained under",
+            f"the attempt's {', '.join(wrong)} is not what this member trained under; it showed no key and sits out "
+            "the round. The coordinator runs the round under another job document than it announced, or lies",
         )
 
 
-def _check_peers(environment: Environment, phase: InAttempt, roster: secure_agg.Roster) -> None:
+def _other_numbers(has: object, wanted: object, names: Iterable[str]) -> list[str]:
+    pairs = [(name, getattr(has, name), getattr(wanted, name)) for name in names]
+    return [f"{name} ({found}, not {expected})" for name, found, expected in pairs if found != expected]
+
+
+def _weaker(context: secure_agg.RoundContext, expected: secure_agg.RoundContext) -> list[str]:
+    """The numbers that stand between the coordinator and one input, where they are not those of the job.
+
+    On the complete graph n_C may be larger than the job's: t and h follow, and the policy looks at them. The numbers of
+    a sparse graph hang together, and which are weaker together is not to be seen one by one: they are the job's, all.
+    """
+    graph, wanted = context.sparse, expected.sparse
+    if graph is None and wanted is None:
+        if context.assumed_corrupt >= expected.assumed_corrupt:
+            return []
+        return _other_numbers(context, expected, ("assumed_corrupt",))
+    if graph is None or wanted is None:
+        kinds = ("complete" if each is None else "sparse" for each in (graph, wanted))
+        return ["graph ({}, not {})".format(*kinds)]
+    names = ("degree", "corrupt_millionths", "lost_millionths", "sigma", "absent")
+    return [
+        *_other_numbers(context, expected, ("threshold", "assumed_corrupt")),
+        *_other_numbers(graph, wanted, names),
+    ]
+
+
+def _check_peers(environment: Environment, session: secure_agg.Session) -> None:
     """Whom the policy pins, once every certificate of the roster is verified. Raises: PolicyRefusal."""
-    opened = phase.heard[AttemptOpened]
-    assert isinstance(opened, AttemptOpened)  # noqa: S101  for the type checker: it is how an attempt begins
-    keys = {entry.member: environment.key_of(entry.certificate) for entry in roster.advertisements}
-    environment.policy.check_roster(keys, opened.context, own=environment.identity.member)
+    keys = {member: environment.key_of(entry.certificate) for member, entry in session.entries.items()}
+    environment.policy.check_roster(keys, session.context, own=environment.identity.member)
 
 
 def _check_same_round(memory: Memory, assignment: Assignment) -> None:
@@ -338,15 +406,26 @@ def _check_same_round(memory: Memory, assignment: Assignment) -> None:
 
 
 def _in_attempt(step: _Step, phase: InAttempt, payload: CoordinatorPayload) -> None:
-    kind = type(payload)
+    kind = _kind(payload)
     if kind in phase.heard:
         if phase.heard[kind] != payload:
-            _refuse(step, phase, _SECOND[kind], "a second, different one")
+            reason, what = _SECOND[kind]
+            detail = (
+                f"the coordinator sent a second, different {what} for attempt {phase.attempt.round}."
+                f"{phase.attempt.attempt}; this member answered the first one only, left the attempt and sits out the "
+                "round. No honest coordinator does that: compare its log of the attempt with this member's"
+            )
+            _refuse(step, phase, reason, detail)
         elif kind in phase.said:
             step.do(Say(AttemptMessage(phase.attempt, phase.said[kind])))
         return
+    _guarded(step, phase, lambda: _advance(step, phase, payload))
+
+
+def _guarded(step: _Step, phase: InAttempt, advance: Callable[[], None]) -> None:
+    """Goes on, or refuses with the reason why not."""
     try:
-        _advance(step, phase, payload)
+        advance()
     except secure_agg.Refusal as refusal:
         about = f"{refusal.member}: " if refusal.member else ""
         _refuse(step, phase, of_protocol(refusal.reason), about + (refusal.detail or refusal.reason.sentence))
@@ -354,13 +433,29 @@ def _in_attempt(step: _Step, phase: InAttempt, payload: CoordinatorPayload) -> N
         _refuse(step, phase, refusal.reason, refusal.detail)
 
 
+# What people call the message that each stage waits for.
+_AWAITED: dict[type, str] = {
+    secure_agg.AwaitingRoster: "the roster",
+    secure_agg.AwaitingDealings: "the dealt shares",
+    secure_agg.ReadyToMask: "nothing: it is masking its vector",
+    secure_agg.AwaitingSurvivors: "the list of survivors",
+    secure_agg.AwaitingConfirmations: "the request to unmask",
+    secure_agg.Answered: "the end of the attempt",
+}
+
+
 def _advance(step: _Step, phase: InAttempt, payload: CoordinatorPayload) -> None:
     """One phase of the protocol. Raises secure_agg.Refusal, PolicyRefusal."""
     match phase.stage, payload:
-        case secure_agg.AwaitingRoster() as stage, secure_agg.Roster():
-            awaiting_dealings, dealing = stage.on_roster(payload)
-            _check_peers(step.environment, phase, payload)
-            _answer(step, phase, payload, awaiting_dealings, dealing)
+        case secure_agg.AwaitingRoster(), secure_agg.Roster():
+            _on_roster(step, phase, payload, ())
+        case secure_agg.AwaitingRoster() as stage, secure_agg.DigestRoster():
+            missing = stage.missing(payload)
+            if missing:
+                step.enter(phase.attempt.job, replace(phase, heard={**phase.heard, _kind(payload): payload}))
+                step.do(FetchCertificates(phase.attempt, missing))
+            else:
+                _on_roster(step, phase, payload, ())
         case secure_agg.AwaitingDealings() as stage, secure_agg.ReceivedDealings():
             ready = stage.on_dealings(payload)
             _open(step, phase, payload, ready)
@@ -373,11 +468,44 @@ def _advance(step: _Step, phase: InAttempt, payload: CoordinatorPayload) -> None
             answered, unmasking = stage.on_confirmations(payload)
             _answer(step, phase, payload, answered, unmasking)
         case _:
-            _refuse(step, phase, Reason.REASON_MESSAGE_NOT_EXPECTED, type(payload).__name__)
+            detail = (
+                f"{type(payload).__name__} came out of turn: this member waits for {_AWAITED[type(phase.stage)]}. It "
+                "left the attempt and sits out the round; the coordinator's log says what it sent before"
+            )
+            _refuse(step, phase, Reason.REASON_MESSAGE_NOT_EXPECTED, detail)
+
+
+def _on_roster(
+    step: _Step,
+    phase: InAttempt,
+    roster: secure_agg.Roster | secure_agg.DigestRoster,
+    certificates: tuple[bytes, ...],
+) -> None:
+    """Raises secure_agg.Refusal, PolicyRefusal."""
+    assert isinstance(phase.stage, secure_agg.AwaitingRoster)  # noqa: S101  for the type checker: both callers looked
+    awaiting_dealings, dealing = phase.stage.on_roster(roster, certificates)
+    _check_peers(step.environment, awaiting_dealings.seat.session)
+    _answer(step, phase, roster, awaiting_dealings, dealing)
+    if certificates:
+        step.do(KeepCertificates(certificates))
+
+
+def _certificates_fetched(step: _Step, event: CertificatesFetched) -> None:
+    """The roster that they were fetched for goes on; it refuses, by name, where one is still missing."""
+    phase = step.state.phase(event.attempt.job)
+    if (
+        not isinstance(phase, InAttempt)
+        or phase.attempt != event.attempt
+        or not isinstance(phase.stage, secure_agg.AwaitingRoster)
+    ):
+        return
+    roster = phase.heard.get(secure_agg.Roster)
+    if isinstance(roster, secure_agg.DigestRoster):
+        _guarded(step, phase, lambda: _on_roster(step, phase, roster, event.certificates))
 
 
 def _answer(step: _Step, phase: InAttempt, heard: CoordinatorPayload, stage: Stage, said: MemberPayload) -> None:
-    kind = type(heard)
+    kind = _kind(heard)
     following = replace(phase, stage=stage, heard={**phase.heard, kind: heard}, said={**phase.said, kind: said})
     step.enter(phase.attempt.job, following)
     step.do(Say(AttemptMessage(phase.attempt, said)))
@@ -438,7 +566,7 @@ def _say_refusal(step: _Step, attempt: AttemptId, reason: Reason, detail: str) -
     step.do(
         Note(
             "attempt_refused",
-            {"attempt": str(attempt), "reason": Reason.Name(reason), "detail": detail},
+            {"attempt": str(attempt), "reason": word(reason), "detail": detail},
             True,
         ),
         Say(AttemptMessage(attempt, AttemptRefusal(reason, detail))),

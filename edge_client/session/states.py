@@ -30,15 +30,18 @@ from tacit.messages import (
 from tacit.reason import Reason
 
 __all__ = [
+    "CertificatesFetched",
     "Discard",
     "Effect",
     "EndedAttempt",
     "Environment",
     "Event",
+    "FetchCertificates",
     "Holding",
     "InAttempt",
     "JobOver",
     "Joined",
+    "KeepCertificates",
     "MaskAndUpload",
     "Masked",
     "MaskingFailed",
@@ -72,6 +75,8 @@ class Environment:
     key_of: secure_agg.KeyOf
     random: secure_agg.RandomSource
     policy: Policy
+    # Certificates that `verify` accepted before, by digest; what a roster names and this does not have is fetched.
+    certificate_of: secure_agg.CertificateOf | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +185,15 @@ class MaskingFailed:
     detail: str
 
 
-Event = Received | Prepared | PreparationFailed | Masked | MaskingFailed
+@dataclass(frozen=True, slots=True)
+class CertificatesFetched:
+    """What could be had of the certificates that a roster names: fewer than were asked for where some could not."""
+
+    attempt: AttemptId
+    certificates: tuple[bytes, ...] = field(repr=False)
+
+
+Event = Received | Prepared | PreparationFailed | Masked | MaskingFailed | CertificatesFetched
 
 # ---- effects ------------------------------------------------------------------------------------------------------
 
@@ -204,6 +217,21 @@ class StopPreparing:
     """What is being trained for this job is of no use any more."""
 
     job: str
+
+
+@dataclass(frozen=True, slots=True)
+class FetchCertificates:
+    """Certificates with these digests, from this machine's cache or the coordinator; then say CertificatesFetched."""
+
+    attempt: AttemptId
+    digests: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KeepCertificates:
+    """These were found good: keep them for the next time."""
+
+    certificates: tuple[bytes, ...] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +271,7 @@ class MaskAndUpload:
 
 @dataclass(frozen=True, slots=True)
 class StopUpload:
-    """The attempt is over: stop sending, forget the masked vector."""
+    """The attempt is over: stop fetching for it and sending, forget the masked vector."""
 
     attempt: AttemptId
 
@@ -284,6 +312,8 @@ Effect = (
     Say
     | Prepare
     | StopPreparing
+    | FetchCertificates
+    | KeepCertificates
     | Joined
     | Opened
     | Signed

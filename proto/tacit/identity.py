@@ -3,12 +3,18 @@
 FEDERATION is the SHA-256 fingerprint of the federation's root certificate, 64 hexadecimal digits. Everything that
 reads identities out of certificates goes through here, with one set of checks: signed by the given root, valid at the
 given time, of this federation.
+
+A chain is checked once for each certificate: what never changes about it (its issuer, what it says, its key) is
+remembered by its bytes, of the certificates used last. What may change is looked at every time: whether it is valid
+now, and in which federation and role it is wanted. So a signature costs its own check and no more, and a certificate
+that was remembered too long is refused like any other.
 """
 
 import re
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from functools import lru_cache
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -31,6 +37,8 @@ __all__ = [
 ]
 
 MIN_RSA_BITS = 3072
+# Certificates remembered, a few kilobytes each: those of the largest cohorts of three jobs at once.
+_REMEMBERED = 32_768
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _URI = re.compile(rf"tacit://([0-9a-f]{{64}})/(member|operator|server)/({_NAME.pattern})")
 _PSS = padding.PSS(mgf=padding.MGF1(hashes.SHA256()), salt_length=padding.PSS.DIGEST_LENGTH)
@@ -93,12 +101,17 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """A certificate that was verified: whose it is and the key it vouches for."""
+    """A certificate that was verified: whose it is and the key it vouches for.
+
+    begins, expires: timezone-aware. public: the key as SubjectPublicKeyInfo, DER, one encoding for one key.
+    """
 
     identity: Identity
     key: rsa.RSAPublicKey
+    begins: datetime
     expires: datetime
     der: bytes
+    public: bytes
 
 
 def federation_of(root: x509.Certificate) -> bytes:
@@ -128,6 +141,28 @@ def verify_certificate(
         CertificateInvalid: not DER, another issuer, outside its validity, another federation or role, no RSA key of
             at least 3072 bits, or itself an authority.
     """
+    found = _issued(der, root)
+    if now < found.begins:
+        raise CertificateInvalid(
+            f"the certificate is valid from {found.begins:%Y-%m-%d %H:%M} UTC; "
+            f"this clock says {now:%Y-%m-%d %H:%M}: check the clock"
+        )
+    if now > found.expires:
+        raise CertificateInvalid(f"the certificate expired on {found.expires:%Y-%m-%d %H:%M} UTC")
+    identity = found.identity
+    if identity.federation != federation:
+        raise CertificateInvalid("the certificate belongs to another federation")
+    if identity.role is not role:
+        raise CertificateInvalid(f"{identity.name} has the role {identity.role}, not {role}")
+    return found
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _issued(der: bytes, root: x509.Certificate) -> Certificate:
+    """What is true of a certificate at any time. Only what is found good is remembered: an exception never is.
+
+    Raises: CertificateInvalid.
+    """
     try:
         certificate = x509.load_der_x509_certificate(der)
     except ValueError as error:
@@ -140,22 +175,18 @@ def verify_certificate(
         raise CertificateInvalid(f"the certificate's extensions cannot be read: {error}") from error
     if constraints is not None and constraints.ca:
         raise CertificateInvalid("the certificate belongs to an authority, not to a party")
-    if now < certificate.not_valid_before_utc:
-        raise CertificateInvalid(
-            f"the certificate is valid from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC; "
-            f"this clock says {now:%Y-%m-%d %H:%M}: check the clock"
-        )
-    if now > certificate.not_valid_after_utc:
-        raise CertificateInvalid(f"the certificate expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC")
     identity = Identity.of(certificate)
-    if identity.federation != federation:
-        raise CertificateInvalid("the certificate belongs to another federation")
-    if identity.role is not role:
-        raise CertificateInvalid(f"{identity.name} has the role {identity.role}, not {role}")
     key = certificate.public_key()
     if not isinstance(key, rsa.RSAPublicKey) or key.key_size < MIN_RSA_BITS:
         raise CertificateInvalid(f"the certificate's key is not RSA of at least {MIN_RSA_BITS} bits")
-    return Certificate(identity, key, certificate.not_valid_after_utc, der)
+    return Certificate(
+        identity,
+        key,
+        certificate.not_valid_before_utc,
+        certificate.not_valid_after_utc,
+        der,
+        key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo),
+    )
 
 
 def _basic_constraints(certificate: x509.Certificate) -> x509.BasicConstraints | None:

@@ -6,12 +6,14 @@ trains under a job document and nothing else; its digest is part of every round'
 
 import hashlib
 import math
+from dataclasses import replace
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from secure_agg import Grid, Layout, Segment, default_thresholds
+from secure_agg import COMPLETE_GRAPH_LIMIT, Graph, Grid, Layout, RoundContext, Segment, SparseGraph, thresholds_for
 from tacit.documents import Digest, Document, Part
+from tacit.limits import MOST_MEMBERS
 from tacit.mechanism import (
     DistributedGaussian,
     DpSgd,
@@ -34,8 +36,11 @@ __all__ = [
     "Training",
     "VocabularyFile",
     "application_digest",
+    "context_of",
     "grid_of",
     "layout_of",
+    "promise_of",
+    "thresholds_of",
 ]
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
@@ -46,6 +51,14 @@ METRICS: tuple[str, ...] = ("loss_sum", "correct", "count")
 
 # A member may add up to so many times the noise that the job asks for: the ring has room for it.
 NOISE_ROOM = 4.0
+
+_WIDEST_RING = 32
+# The ring's step: of the deviation of noise that is added before encoding, or of the bound on a coordinate.
+_STEP_OF_DEVIATION = 2.0**-6
+_STEP_OF_BOUND = 2.0**-24
+_FINEST_SCALE, _COARSEST_SCALE = 2.0**40, 2.0**-128
+# No magnitude of `edge_client.privacy.noise`'s Laplace is larger, in scales: -ln 2^-64.
+_LARGEST_LAPLACE = 64 * math.log(2)
 
 
 class TextCNNModel(Part):
@@ -107,9 +120,9 @@ class Rounds(Part):
     """How many rounds, and who makes one."""
 
     count: int = Field(default=20, ge=1, le=1_000_000)
-    min_members: int = Field(default=3, ge=2, le=200)
+    min_members: int = Field(default=3, ge=2, le=MOST_MEMBERS)
     # A round opens its aggregation as soon as this many are ready.
-    target_members: int = Field(default=200, ge=2, le=200)
+    target_members: int = Field(default=200, ge=2, le=MOST_MEMBERS)
     # Aggregations tried in one round before it is abandoned.
     attempts: int = Field(default=3, ge=1, le=100)
     # Abandoned rounds in a row before the job pauses itself.
@@ -126,9 +139,16 @@ class Rounds(Part):
 class Aggregation(Part):
     """Numbers in the ring."""
 
-    bits: Literal[32] = 32
+    # Width of the ring, and of every value on the wire; none = the least that holds a cohort's sum at a step far finer
+    # than the noise, or than what training leaves (`layout_of`).
+    bits: int | None = Field(default=None, ge=8, le=32)
     # Members the coordinator may run itself (n_C); none = the protocol's default for the cohort's size.
     assumed_corrupt: int | None = Field(default=None, ge=0)
+    # Of cohorts above 200, which have a sparse graph: the share that the coordinator may run itself where no number of
+    # members is given (gamma), and the share that may be lost (delta).
+    corrupt_share: float = Field(default=0.1, ge=0, lt=1)
+    lost_share: float = Field(default=0.1, ge=0, lt=1)
+
     # Every coordinate of an update lies within +- this; what lies beyond is clipped.
     coordinate_bound: float = Field(default=1.0, gt=0, le=1e6)
     # L2 norm an update is clipped to before that; none = as it is.
@@ -137,6 +157,19 @@ class Aggregation(Part):
     max_weight: int = Field(default=100_000, ge=1, le=4_000_000)
     # Bound on one example's loss in the metrics; what lies beyond counts as this.
     loss_bound: float = Field(default=20.0, gt=0, le=1000)
+
+    @model_validator(mode="after")
+    def _shares(self) -> Self:
+        for name, share in (("corrupt_share", self.corrupt_share), ("lost_share", self.lost_share)):
+            if round(share, 6) != share:
+                raise ValueError(f"{name} has at most six decimals, got {share!r}")
+        # U3 must be able to bring more confirmations than two lists of survivors could share.
+        if 2 * self.lost_share + self.corrupt_share >= 1:
+            raise ValueError(
+                f"twice the lost_share ({self.lost_share:g}) and the corrupt_share ({self.corrupt_share:g}) together "
+                "must stay below 1: those who are left must be a majority of the honest members; lower one of them"
+            )
+        return self
 
 
 class ServerOptimiser(Part):
@@ -167,8 +200,7 @@ class _JobBody(Document):
     def _checks(self) -> Self:
         if len(set(self.labels)) != len(self.labels):
             raise ValueError("labels: a label stands twice")
-        # Raises where no threshold exists for the smallest cohort.
-        threshold, corrupt = default_thresholds(self.rounds.min_members, self.aggregation.assumed_corrupt)
+        honest, weakest = self._least_honest()
         match self.mechanism:
             case GaussianUpdate() | LaplaceUpdate() | DistributedGaussian() if self.model.freeze_embedding:
                 raise ValueError(
@@ -179,12 +211,25 @@ class _JobBody(Document):
                 raise ValueError("training.epochs: dp-sgd counts its work in mechanism.steps; leave epochs out")
             case GaussianUpdate() | LaplaceUpdate() | DistributedGaussian() if self.aggregation.clip is not None:
                 raise ValueError(f"aggregation.clip: {self.mechanism.name} clips by its own number; leave it out")
-            case DistributedGaussian(honest=honest) if honest > threshold - corrupt:
+            case DistributedGaussian(honest=counted) if counted > honest:
                 raise ValueError(
-                    f"mechanism.honest: a cohort of {self.rounds.min_members} guarantees {threshold - corrupt} honest "
-                    f"inputs, the noise counts on {honest}; lower it, or raise rounds.min_members"
+                    f"mechanism.honest: a cohort of {weakest} guarantees {honest} honest inputs, the noise counts on "
+                    f"{counted}; lower it, or change rounds.min_members"
                 )
         return self
+
+    def _least_honest(self) -> tuple[int, int]:
+        """(h, n): the fewest honest inputs that any cohort of this job guarantees, and of which size it is.
+
+        Looked at where it is least: the smallest cohort, the first that is too large for the complete graph, and (as h
+        of a sparse graph falls and rises by one between) the largest.
+
+        Raises:
+            ValueError: a cohort of the job has no threshold.
+        """
+        least, most = self.rounds.min_members, self.rounds.target_members
+        sizes = {least, most, min(max(least, COMPLETE_GRAPH_LIMIT + 1), most)}
+        return min((_promised(self.aggregation, size).honest, size) for size in sizes)
 
 
 class JobSpec(_JobBody):
@@ -225,46 +270,148 @@ def grid_of(job: JobDocument) -> Grid:
 
 
 def layout_of(job: JobDocument, members: int) -> Layout:
-    """The segments of the masked vector for a cohort of `members` (n, which sets the scales).
+    """The segments of the masked vector for a cohort of `members` (n, which sets scales and the ring's width).
 
     Without a mechanism `update` is the change times w / max_weight, so its bound is the coordinate bound, and weight
     and metrics follow. Under a mechanism every member weighs the same and nothing but the change travels, since weights
-    and metrics depend on the data too. Scales use what the ring leaves: members * (bound * scale + 1) must stay below
-    2^(bits - 1).
+    and metrics depend on the data too.
+
+    A step of the ring is at most 2^-6 of the noise's deviation (rounding then adds at most 2^-14 of its variance), or
+    2^-24 of the coordinate bound where the noise is in the training or nowhere. The ring is the narrowest that holds n
+    times the largest value, at most 32 bits wide; steps grow where that does not do, and shrink where there is room.
+
+    Raises:
+        LayoutInvalid: the sum could wrap.
     """
-    room = 2.0 ** (job.aggregation.bits - 1) / members - 2
+    asked = job.aggregation.bits
+    wanted = _segments(job)
+    bits = asked or min(_WIDEST_RING, max(_bits_needed(segment, members) for segment, _ in wanted))
+    segments = (
+        segment if finest is None else _as_fine_as_fits(segment, members, bits, finest) for segment, finest in wanted
+    )
+    layout = Layout(tuple(segments), bits)
+    layout.check_no_wrap(members)
+    return layout
 
-    def widest(bound: float, most: float = 2.0**40) -> float:
+
+def _segments(job: JobDocument) -> tuple[tuple[Segment, float | None], ...]:
+    """Each segment with the scale it should have at least, and the finest it may have; None where it is fixed."""
+
+    def update(bound: float, step: float) -> tuple[Segment, float]:
         # A power of two, so that scaling itself is exact.
-        return 2.0 ** math.floor(math.log2(min(room / bound, most)))
+        scale = min(2.0 ** -math.floor(math.log2(step)), _FINEST_SCALE)
+        return Segment("update", job.values, scale, bound), _FINEST_SCALE
 
-    def update(bound: float) -> Segment:
-        return Segment("update", job.values, widest(bound), bound)
-
-    segments: tuple[Segment, ...]
     match job.mechanism:
         case NoMechanism():
-            weight, loss = float(job.aggregation.max_weight), job.aggregation.loss_bound
-            segments = (
-                update(job.aggregation.coordinate_bound),
-                Segment("weight", 1, 1.0, weight),
-                Segment("loss_sum", 1, widest(weight * loss, 1024.0), weight * loss),
-                Segment("correct", 1, 1.0, weight),
-                Segment("count", 1, 1.0, weight),
+            numbers = job.aggregation
+            weight, loss = float(numbers.max_weight), numbers.loss_bound
+            return (
+                update(numbers.coordinate_bound, numbers.coordinate_bound * _STEP_OF_BOUND),
+                (Segment("weight", 1, 1.0, weight), None),
+                (Segment("loss_sum", 1, 1.0, weight * loss), 1024.0),
+                (Segment("correct", 1, 1.0, weight), None),
+                (Segment("count", 1, 1.0, weight), None),
             )
         case DpSgd():
-            segments = (update(job.aggregation.coordinate_bound),)
+            bound = job.aggregation.coordinate_bound
+            return (update(bound, bound * _STEP_OF_BOUND),)
         case GaussianUpdate(noise_multiplier=multiplier, clip=clip):
             # Ten deviations of the most noise that a member may add (NOISE_ROOM times the job's). What is cut beyond
             # that was noised before, so cutting it costs no privacy.
-            segments = (update(clip * (1 + 10 * NOISE_ROOM * multiplier)),)
+            return (update(clip * (1 + 10 * NOISE_ROOM * multiplier), multiplier * clip * _STEP_OF_DEVIATION),)
         case LaplaceUpdate(bound=bound, epsilon=epsilon):
-            segments = (update(bound * (1 + 60 * NOISE_ROOM * 2 / epsilon)),)
+            scale = 2 * bound / epsilon
+            return (update(bound + _LARGEST_LAPLACE * scale, scale * _STEP_OF_DEVIATION),)
         case DistributedGaussian():
-            segments = (grid_of(job).segment("update"),)
-    layout = Layout(segments, job.aggregation.bits)
-    layout.check_no_wrap(members)
-    return layout
+            return ((grid_of(job).segment("update"), None),)
+
+
+def _bits_needed(segment: Segment, members: int) -> int:
+    """The narrowest ring in which no sum of so many can wrap: members * (bound * scale + 1) <= 2^(bits - 1) - 1."""
+    return math.ceil(members * segment.largest).bit_length() + 1
+
+
+def _as_fine_as_fits(segment: Segment, members: int, bits: int, finest: float) -> Segment:
+    while _bits_needed(segment, members) > bits and segment.scale > _COARSEST_SCALE:
+        segment = replace(segment, scale=segment.scale / 2)
+    while segment.scale < finest:
+        finer = replace(segment, scale=segment.scale * 2)
+        if _bits_needed(finer, members) > bits:
+            break
+        segment = finer
+    return segment
+
+
+def thresholds_of(job: JobDocument | JobSpec, members: int) -> tuple[Graph | SparseGraph, int, int]:
+    """(graph, t, n_C) of an attempt of this job over a cohort of `members`.
+
+    Raises:
+        ContextInvalid: there are none for so many.
+    """
+    return _thresholds(job.aggregation, members)
+
+
+def _thresholds(numbers: Aggregation, members: int) -> tuple[Graph | SparseGraph, int, int]:
+    return thresholds_for(
+        members, assumed_corrupt=numbers.assumed_corrupt, corrupt=numbers.corrupt_share, lost=numbers.lost_share
+    )
+
+
+def promise_of(job: JobDocument | JobSpec, members: int) -> RoundContext:
+    """A context with the numbers that a cohort of `members` gets, and of no attempt: for what those numbers promise.
+
+    Raises:
+        ContextInvalid: there are none for so many.
+    """
+    return _promised(job.aggregation, members)
+
+
+def _promised(numbers: Aggregation, members: int) -> RoundContext:
+    graph, threshold, corrupt = _thresholds(numbers, members)
+    return RoundContext(
+        federation=bytes(32),
+        job="none",
+        round=0,
+        attempt=0,
+        application=bytes(32),
+        model=bytes(32),
+        cohort=members,
+        threshold=threshold,
+        assumed_corrupt=corrupt,
+        values=1,
+        bits=_WIDEST_RING,
+        graph=graph,
+    )
+
+
+def context_of(
+    job: JobDocument, *, federation: bytes, round: int, attempt: int, model: bytes, members: int
+) -> RoundContext:
+    """The context of an attempt of this job: what the coordinator opens, and what a member expects.
+
+    federation: 32 bytes, the fingerprint of its root; model: 32 bytes, the starting version's digest; members: n.
+
+    Raises:
+        ContextInvalid: there are no thresholds for so many members.
+        LayoutInvalid: their sum could wrap.
+    """
+    layout = layout_of(job, members)
+    graph, threshold, corrupt = thresholds_of(job, members)
+    return RoundContext(
+        federation=federation,
+        job=job.name,
+        round=round,
+        attempt=attempt,
+        application=application_digest(job, layout),
+        model=model,
+        cohort=members,
+        threshold=threshold,
+        assumed_corrupt=corrupt,
+        values=layout.values,
+        bits=layout.bits,
+        graph=graph,
+    )
 
 
 def application_digest(job: JobDocument, layout: Layout) -> bytes:

@@ -131,9 +131,22 @@ class JobEnded:
 
 @dataclass(frozen=True, slots=True)
 class AttemptOpened:
-    """The context of an attempt that the member belongs to."""
+    """The context of an attempt that the member belongs to; or, of numbers that make none, why they do not.
 
-    context: secure_agg.RoundContext
+    `AttemptOpened(context)` is what a coordinator says. What a member hears may hold a sentence in the context's place:
+    then there is an attempt to refuse, and nothing to take part in.
+    """
+
+    heard: secure_agg.RoundContext | str
+
+    __match_args__ = ("context",)
+
+    @property
+    def context(self) -> secure_agg.RoundContext:
+        """Raises: ContextInvalid: numbers are missing or contradict each other; the text says which."""
+        if isinstance(self.heard, str):
+            raise secure_agg.ContextInvalid(self.heard)
+        return self.heard
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +174,7 @@ MemberPayload = (
 CoordinatorPayload = (
     AttemptOpened
     | secure_agg.Roster
+    | secure_agg.DigestRoster
     | secure_agg.ReceivedDealings
     | secure_agg.Survivors
     | secure_agg.Confirmations

@@ -1,14 +1,17 @@
-"""`verify` and `key_of` for the aggregation protocol, over this federation's certificates.
+"""`verify`, `key_of` and `certificate_of` for the aggregation protocol, over this federation's certificates.
 
-The protocol knows no certificates; both sides hand it these two functions. Which certificates were found good is
-remembered for a while (verifying a chain costs more than a signature), but validity is looked at every time.
+The protocol knows no certificates; both sides hand it these functions. Which certificates were found good is remembered
+(a chain costs more than a signature), but whether one is valid is looked at every time, so that a certificate kept too
+long makes a refusal and never an acceptance.
 """
 
+import hashlib
+import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from datetime import UTC, datetime
 
 from cryptography import x509
-from cryptography.hazmat.primitives import serialization
 
 from secure_agg import IdentityInvalid, KeyOf, VerifyIdentity
 from tacit.identity import (
@@ -19,49 +22,70 @@ from tacit.identity import (
     verify_certificate,
     verify_signature,
 )
+from tacit.limits import MOST_MEMBERS
 
-__all__ = ["verifiers"]
+__all__ = ["Verification", "verifiers"]
 
-_REMEMBERED = 4096
+# Of three jobs with the largest cohorts: about 1.2 KB each.
+_REMEMBERED = 3 * MOST_MEMBERS
 
 
 def _now() -> datetime:
     return datetime.now(UTC)
 
 
-def verifiers(root: x509.Certificate, now: Callable[[], datetime] = _now) -> tuple[VerifyIdentity, KeyOf]:
-    """(verify, key_of) for members of the federation whose authority is `root`.
+class Verification:
+    """The three functions, and what they remember. Used from any thread."""
 
-    `verify(certificate, message, signature)` returns the member's name or raises IdentityInvalid unless the certificate
-    (DER) is valid now, issued by `root`, of this federation, with the member role, and the RSA-PSS signature is good.
-    """
-    federation = federation_of(root)
-    known: dict[bytes, Certificate] = {}
+    def __init__(self, root: x509.Certificate, now: Callable[[], datetime] = _now, *, most: int = _REMEMBERED) -> None:
+        """root: the federation's authority. most: certificates to remember by digest, those used last."""
+        self._root = root
+        self._federation = federation_of(root)
+        self._now = now
+        self._most = most
+        self._known: OrderedDict[bytes, bytes] = OrderedDict()
+        self._lock = threading.Lock()
 
-    def certificate_of(der: bytes) -> Certificate:
-        found = known.get(der)
-        if found is not None and now() <= found.expires:
-            return found
-        try:
-            found = verify_certificate(der, root, federation=federation, role=Role.MEMBER, now=now())
-        except CertificateInvalid as error:
-            raise IdentityInvalid(str(error)) from error
-        if len(known) >= _REMEMBERED:
-            known.clear()
-        known[der] = found
-        return found
-
-    def verify(der: bytes, message: bytes, signature: bytes) -> str:
-        certificate = certificate_of(der)
+    def verify(self, der: bytes, message: bytes, signature: bytes) -> str:
+        """The member's name, if the certificate (DER) is valid now, issued by the root, of this federation, with the
+        member role, and the RSA-PSS signature is good. Raises IdentityInvalid.
+        """
+        certificate = self._certificate(der)
         try:
             verify_signature(certificate.key, message, signature)
         except CertificateInvalid as error:
             raise IdentityInvalid(str(error)) from error
         return certificate.identity.name
 
-    def key_of(der: bytes) -> bytes:
-        return certificate_of(der).key.public_bytes(
-            serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-        )
+    def key_of(self, der: bytes) -> bytes:
+        """The key in a certificate that is valid now (SubjectPublicKeyInfo, DER). Raises IdentityInvalid."""
+        return self._certificate(der).public
 
-    return verify, key_of
+    def certificate_of(self, digest: bytes) -> bytes | None:
+        """The certificate with this SHA-256, of those that were found good; None for any other. Whoever relies on it
+        verifies it again.
+        """
+        with self._lock:
+            found = self._known.get(digest)
+            if found is not None:
+                self._known.move_to_end(digest)
+            return found
+
+    def _certificate(self, der: bytes) -> Certificate:
+        try:
+            found = verify_certificate(der, self._root, federation=self._federation, role=Role.MEMBER, now=self._now())
+        except CertificateInvalid as error:
+            raise IdentityInvalid(str(error)) from error
+        digest = hashlib.sha256(der).digest()
+        with self._lock:
+            self._known[digest] = der
+            self._known.move_to_end(digest)
+            if len(self._known) > self._most:
+                self._known.popitem(last=False)
+        return found
+
+
+def verifiers(root: x509.Certificate, now: Callable[[], datetime] = _now) -> tuple[VerifyIdentity, KeyOf]:
+    """(verify, key_of) for members of the federation whose authority is `root`; see `Verification`."""
+    verification = Verification(root, now)
+    return verification.verify, verification.key_of

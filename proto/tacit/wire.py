@@ -7,8 +7,10 @@ the business of the phase that receives it. What cannot be parsed raises `WireIn
 import re
 from collections.abc import Iterable
 
+from google.protobuf.message import Message
+
 import secure_agg
-from secure_agg import ContextInvalid, RoundContext
+from secure_agg import ContextInvalid, Graph, RoundContext, SparseGraph
 from tacit import messages
 from tacit.attempt import AttemptId
 from tacit.messages import AttemptMessage, CoordinatorPayload, FromCoordinator, FromMember, MemberPayload
@@ -270,6 +272,9 @@ def _coordinator_attempt_to_pb(ref: pb.AttemptRef, payload: CoordinatorPayload) 
         case secure_agg.Roster():
             roster = pb.Roster(ref=ref, advertisements=map(_advertisement_to_pb, payload.advertisements))
             return pb.CoordinatorMessage(roster=roster)
+        case secure_agg.DigestRoster():
+            entries = map(_digest_advertisement_to_pb, payload.advertisements)
+            return pb.CoordinatorMessage(digest_roster=pb.DigestRoster(ref=ref, advertisements=entries))
         case secure_agg.ReceivedDealings():
             dealings = (
                 pb.ReceivedDealing(
@@ -307,7 +312,8 @@ def from_coordinator(message: pb.CoordinatorMessage) -> FromCoordinator:
     """What the coordinator sent.
 
     Raises:
-        WireInvalid: no message in it, one that names no attempt, a context whose numbers contradict each other.
+        WireInvalid: no message in it, one that names no attempt. A context whose numbers are missing or contradict each
+            other is none of these: `AttemptOpened` says so.
     """
     match message.WhichOneof("message"):
         case "welcome":
@@ -349,6 +355,9 @@ def _coordinator_payload(message: pb.CoordinatorMessage) -> CoordinatorPayload:
             return messages.AttemptOpened(_context_from_pb(message.attempt_opened))
         case "roster":
             return secure_agg.Roster(tuple(map(_advertisement_from_pb, message.roster.advertisements)))
+        case "digest_roster":
+            entries = message.digest_roster.advertisements
+            return secure_agg.DigestRoster(tuple(map(_digest_advertisement_from_pb, entries)))
         case "received_dealings":
             return secure_agg.ReceivedDealings(
                 tuple(
@@ -416,6 +425,28 @@ def _advertisement_from_pb(message: pb.Advertisement) -> secure_agg.Advertisemen
     )
 
 
+def _digest_advertisement_to_pb(message: secure_agg.DigestAdvertisement) -> pb.DigestAdvertisement:
+    return pb.DigestAdvertisement(
+        member=message.member,
+        certificate_digest=message.certificate_digest,
+        masking_key=message.masking_key,
+        sealing_key=message.sealing_key,
+        nonce=message.nonce,
+        signature=message.signature,
+    )
+
+
+def _digest_advertisement_from_pb(message: pb.DigestAdvertisement) -> secure_agg.DigestAdvertisement:
+    return secure_agg.DigestAdvertisement(
+        member=message.member,
+        certificate_digest=message.certificate_digest,
+        masking_key=message.masking_key,
+        sealing_key=message.sealing_key,
+        nonce=message.nonce,
+        signature=message.signature,
+    )
+
+
 def _revealed_to_pb(share: secure_agg.RevealedShare) -> pb.RevealedShare:
     return pb.RevealedShare(dealer=share.dealer, share=share.share)
 
@@ -425,6 +456,7 @@ def _revealed_from_pb(share: pb.RevealedShare) -> secure_agg.RevealedShare:
 
 
 def _context_to_pb(ref: pb.AttemptRef, context: RoundContext) -> pb.AttemptOpened:
+    graph = context.sparse
     return pb.AttemptOpened(
         ref=ref,
         federation=context.federation,
@@ -435,11 +467,31 @@ def _context_to_pb(ref: pb.AttemptRef, context: RoundContext) -> pb.AttemptOpene
         assumed_corrupt=context.assumed_corrupt,
         values=context.values,
         bits=context.bits,
+        sparse_graph=None if graph is None else _graph_to_pb(graph),
     )
 
 
-def _context_from_pb(message: pb.AttemptOpened) -> RoundContext:
+def _graph_to_pb(graph: SparseGraph) -> pb.SparseGraph:
+    return pb.SparseGraph(
+        degree=graph.degree,
+        corrupt_millionths=graph.corrupt_millionths,
+        lost_millionths=graph.lost_millionths,
+        sigma=graph.sigma,
+        absent=graph.absent,
+    )
+
+
+_NUMBERS = ("cohort", "threshold", "assumed_corrupt", "values", "bits")
+_GRAPH_NUMBERS = ("degree", "corrupt_millionths", "lost_millionths", "sigma", "absent")
+
+
+def _context_from_pb(message: pb.AttemptOpened) -> RoundContext | str:
+    """The context, or why there is none: that is an attempt for the member to refuse, not a message it cannot read."""
     try:
+        graph: Graph | SparseGraph = Graph.COMPLETE
+        numbers = _present(message, _NUMBERS, "the context")
+        if message.HasField("sparse_graph"):
+            graph = SparseGraph(**_present(message.sparse_graph, _GRAPH_NUMBERS, "its sparse graph"))
         return RoundContext(
             federation=message.federation,
             job=message.ref.job,
@@ -447,14 +499,21 @@ def _context_from_pb(message: pb.AttemptOpened) -> RoundContext:
             attempt=message.ref.attempt,
             application=message.application,
             model=message.model,
-            cohort=message.cohort,
-            threshold=message.threshold,
-            assumed_corrupt=message.assumed_corrupt,
-            values=message.values,
-            bits=message.bits,
+            graph=graph,
+            **numbers,
         )
     except ContextInvalid as error:
-        raise WireInvalid(f"the attempt's context contradicts itself: {error}") from error
+        return str(error)
+
+
+def _present(message: Message, names: Iterable[str], what: str) -> dict[str, int]:
+    """Numbers that were said, by name; what was not would read as 0, which may be weaker. Raises: ContextInvalid."""
+    missing = [name for name in names if not message.HasField(name)]
+    if missing:
+        raise ContextInvalid(
+            f"{what} leaves out {', '.join(missing)}; the coordinator states every number of an attempt"
+        )
+    return {name: getattr(message, name) for name in names}
 
 
 def _text(value: str, longest: int) -> str:

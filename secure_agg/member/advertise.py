@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from secure_agg.agreement import KEY_BYTES, KeyInvalid, check_public_key, public_key
+from secure_agg.agreement import KEY_BYTES, KeyInvalid, SecretKey
 from secure_agg.certificates import certificates_by_digest, unknown, whole
 from secure_agg.context import RoundContext
 from secure_agg.identity import CertificateOf, Identity, IdentityInvalid, KeyOf, VerifyIdentity
@@ -21,7 +21,7 @@ from secure_agg.member.share import AwaitingDealings, deal_shares
 from secure_agg.messages import Advertisement, Dealing, DigestRoster, Roster
 from secure_agg.randomness import RandomSource
 from secure_agg.reasons import Reason, Refusal
-from secure_agg.secret import Once, Secret
+from secure_agg.secret import Once
 from secure_agg.session import NONCE_BYTES, Session, advertisement_statement
 
 __all__ = ["AwaitingRoster", "advertise"]
@@ -45,12 +45,12 @@ def advertise(
     """
     # Bonawitz, round 0: generate (c_PK, c_SK) for sealing and (s_PK, s_SK) for masking, sign both public
     # keys.
-    masking, sealing = Secret(random.bytes(KEY_BYTES)), Secret(random.bytes(KEY_BYTES))
+    masking, sealing = SecretKey(random.bytes(KEY_BYTES)), SecretKey(random.bytes(KEY_BYTES))
     unsigned = Advertisement(
         member=identity.member,
         certificate=identity.certificate,
-        masking_key=public_key(masking.reveal()),
-        sealing_key=public_key(sealing.reveal()),
+        masking_key=masking.public,
+        sealing_key=sealing.public,
         nonce=random.bytes(NONCE_BYTES),
         signature=b"",
     )
@@ -72,8 +72,8 @@ class AwaitingRoster:
     _key_of: KeyOf | None = field(repr=False)
     _random: RandomSource = field(repr=False)
     advertisement: Advertisement
-    _masking: Secret
-    _sealing: Secret
+    _masking: SecretKey
+    _sealing: SecretKey
     _once: Once = field(default_factory=lambda: Once(Reason.SECOND_ROSTER), repr=False)
     _certificate_of: CertificateOf | None = field(default=None, repr=False)
 
@@ -99,9 +99,9 @@ class AwaitingRoster:
         self._check_roster(roster)
         session = Session.of(self.context, roster.advertisements)
         if self.context.sparse is not None:
-            # The keys of members that this one never meets are their neighbours' to check: two agreements a key add up.
+            # The keys of members that this one never meets are their neighbours' to check: two agreements each add up.
             for neighbour in session.neighbours(self._identity.member):
-                _check_keys(session.entries[neighbour])
+                self._check_keys(session.entries[neighbour])
         seat = Seat(session, self._identity, self._verify)
         self._once.spend()
         return deal_shares(seat, self._masking, self._sealing, self._random)
@@ -124,7 +124,7 @@ class AwaitingRoster:
             if found is None:
                 digest = entry.certificate_digest.hex()
                 detail = f"there is no certificate with the digest {digest}; ask for those that `missing` names"
-                raise Refusal(Reason.ROSTER_SIGNATURE_INVALID, entry.member, detail)
+                raise Refusal(Reason.ROSTER_CERTIFICATE_MISSING, entry.member, detail)
             entries.append(found)
         return Roster(tuple(entries))
 
@@ -145,7 +145,7 @@ class AwaitingRoster:
         if not entry.member or len(entry.nonce) != NONCE_BYTES:
             raise Refusal(Reason.ROSTER_MALFORMED, entry.member)
         if self.context.sparse is None:
-            _check_keys(entry)
+            self._check_keys(entry)
         # The statement holds this member's own context digest: a peer that was shown another context fails
         # here.
         try:
@@ -155,13 +155,13 @@ class AwaitingRoster:
         if named != entry.member:
             raise Refusal(Reason.ROSTER_IDENTITY_MISMATCH, entry.member, f"the certificate names {named}")
 
-
-def _check_keys(entry: Advertisement) -> None:
-    try:
-        check_public_key(entry.masking_key)
-        check_public_key(entry.sealing_key)
-    except KeyInvalid as error:
-        raise Refusal(Reason.ROSTER_KEY_INVALID, entry.member, str(error)) from None
+    def _check_keys(self, entry: Advertisement) -> None:
+        # The agreements that sealing and masking need are the test: a point of small order gives zero with any key.
+        try:
+            self._masking.agreed(entry.masking_key)
+            self._sealing.agreed(entry.sealing_key)
+        except KeyInvalid as error:
+            raise Refusal(Reason.ROSTER_KEY_INVALID, entry.member, str(error)) from None
 
 
 def _check_distinct(entries: tuple[Advertisement, ...]) -> None:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from secure_agg.agreement import agree, derive_key
+from secure_agg.agreement import SecretKey, derive_key
 from secure_agg.identity import MemberId
-from secure_agg.masking import MaskStream, apply_streams, check_vector
+from secure_agg.masking import MaskStream, apply_streams, check_threads, check_vector
 from secure_agg.member.confirm import AwaitingSurvivors
 from secure_agg.member.seat import HeldShares, Seat
 from secure_agg.messages import MaskedInput
@@ -31,7 +31,7 @@ class ReadyToMask:
     """Everything needed to mask one vector is here. `dealers` is this member's view of U2."""
 
     seat: Seat
-    _masking: Secret
+    _masking: SecretKey
     _seed: Secret
     _held: Mapping[MemberId, HeldShares] = field(repr=False)
     _once: Once = field(default_factory=lambda: Once(Reason.SECOND_MASKING), repr=False)
@@ -41,14 +41,17 @@ class ReadyToMask:
         """Who dealt to this member, itself included, sorted."""
         return tuple(sorted(self._held))
 
-    def mask(self, vector: NDArray[np.uint32]) -> tuple[AwaitingSurvivors, MaskedInput]:
+    def mask(self, vector: NDArray[np.uint32], *, threads: int | None = None) -> tuple[AwaitingSurvivors, MaskedInput]:
         """Mask `vector` in place and sign the digest of the result.
 
         vector: d values in [0, 2^b), little-endian uint32, contiguous, writable; the caller's own array.
-        Raises Refusal (VECTOR_INVALID or SECOND_MASKING) and leaves it alone. From the first masked byte on
-        the update counts as opened.
+        Afterwards it holds the masked values, one to an element; what travels, and what is signed, is its packed form
+        (`pack_in_place`). threads: how many work on it at most, all cores unless given.
+        Raises Refusal (VECTOR_INVALID or SECOND_MASKING) and leaves it alone; ValueError for no threads. From the
+        first masked byte on the update counts as opened.
         """
         self._once.check()
+        check_threads(threads)
         context = self.seat.context
         try:
             check_vector(vector, context.values, context.bits)
@@ -56,22 +59,23 @@ class ReadyToMask:
             raise Refusal(Reason.VECTOR_INVALID, detail=str(error)) from None
         streams = self._streams()
         self._once.spend()
-        apply_streams(vector, streams, context.bits)
-        self._masking.erase()
-        self._seed.erase()
-        digest = vector_digest(vector)
+        try:
+            apply_streams(vector, streams, context.bits, threads=threads)
+        finally:
+            self._masking.erase()
+            self._seed.erase()
+        digest = vector_digest(vector, context.bits)
         statement = self.seat.session.masked_input_statement(self.seat.member, digest, vector.size)
         message = MaskedInput(self.seat.member, digest, vector.size, self.seat.identity.sign(statement))
         return AwaitingSurvivors(self.seat, self._held), message
 
     def _streams(self) -> list[MaskStream]:
         session, me = self.seat.session, self.seat.member
-        masking = self._masking.reveal()
         # Bonawitz, round 2: y_u = x_u + PRG(b_u) + sum over v of +/- PRG(s_uv), for v in U2.
         streams = [MaskStream(derive_key(self._seed.reveal(), session.id, session.self_mask_info(me)), add=True)]
         for other in self.dealers:
             if other != me:
-                shared = agree(masking, session.entries[other].masking_key)
+                shared = self._masking.agreed(session.entries[other].masking_key)
                 key = derive_key(shared, session.id, session.pair_mask_info(me, other))
                 # The lower rank adds, the higher subtracts: the two cancel in the sum.
                 streams.append(MaskStream(key, add=session.rank(me) < session.rank(other)))

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from secure_agg import merkle
-from secure_agg.agreement import KEY_BYTES, SealBroken, agree, open_sealed, seal
+from secure_agg.agreement import KEY_BYTES, SealBroken, SecretKey, open_sealed, seal
 from secure_agg.identity import MemberId
 from secure_agg.member.mask import ReadyToMask
 from secure_agg.member.seat import HeldShares, Seat
@@ -30,7 +30,9 @@ __all__ = ["AwaitingDealings", "deal_shares"]
 _DIGEST_BYTES = 32
 
 
-def deal_shares(seat: Seat, masking: Secret, sealing: Secret, random: RandomSource) -> tuple[AwaitingDealings, Dealing]:
+def deal_shares(
+    seat: Seat, masking: SecretKey, sealing: SecretKey, random: RandomSource
+) -> tuple[AwaitingDealings, Dealing]:
     """Bonawitz, round 1: draw the seed b_u, share it and the masking key, seal two shares a receiver."""
     session, me = seat.session, seat.member
     seed = Secret(random.bytes(KEY_BYTES))
@@ -62,8 +64,8 @@ def deal_shares(seat: Seat, masking: Secret, sealing: Secret, random: RandomSour
     )
 
 
-def _sealed_pair(seat: Seat, sealing: Secret, receiver: MemberId, pair: bytes) -> bytes:
-    shared = agree(sealing.reveal(), seat.session.entries[receiver].sealing_key)
+def _sealed_pair(seat: Seat, sealing: SecretKey, receiver: MemberId, pair: bytes) -> bytes:
+    shared = sealing.agreed(seat.session.entries[receiver].sealing_key)
     return seal(shared, seat.session.id, seat.member, receiver, pair)
 
 
@@ -72,8 +74,8 @@ class AwaitingDealings:
     """Shares are dealt; what others dealt has not arrived."""
 
     seat: Seat
-    _masking: Secret
-    _sealing: Secret
+    _masking: SecretKey
+    _sealing: SecretKey
     _seed: Secret
     _own_shares: Mapping[MemberId, HeldShares] = field(repr=False)
     _once: Once = field(default_factory=lambda: Once(Reason.SECOND_DEALINGS), repr=False)
@@ -117,7 +119,7 @@ class AwaitingDealings:
             raise Refusal(Reason.DEALINGS_SIGNATURE_INVALID, dealer)
         # Bonawitz, round 2: decrypt, and check that what is inside is for this pair; the header and key do
         # the latter.
-        shared = agree(self._sealing.reveal(), session.entries[dealer].sealing_key)
+        shared = self._sealing.agreed(session.entries[dealer].sealing_key)
         try:
             pair = open_sealed(shared, session.id, dealer, me, dealing.sealed)
         except SealBroken as error:

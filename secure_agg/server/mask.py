@@ -41,7 +41,7 @@ class CollectingMasked(Collecting[MaskedInput]):
     def receive(self, member: MemberId, message: object, digest: bytes = b"") -> CollectingMasked | Dropped:
         """Accept a masked input, or say why not.
 
-        digest: SHA-256 of the little-endian bytes as the driver received them, all of them. It is needed for
+        digest: SHA-256 of the packed bytes as the driver received them, all of them. It is needed for
         a new MaskedInput and not looked at for repeats.
         """
         fresh = self._screen(member, message, MaskedInput)

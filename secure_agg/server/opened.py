@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from secure_agg.agreement import agree, derive_key
+from secure_agg.agreement import SecretKey, derive_key
 from secure_agg.identity import MemberId
-from secure_agg.masking import MaskStream, apply_streams, check_vector
+from secure_agg.masking import MaskStream, apply_streams, check_threads, check_vector
 from secure_agg.session import Session
 
 __all__ = ["Opened"]
@@ -31,17 +31,19 @@ class Opened:
     _seeds: Mapping[MemberId, bytes] = field(repr=False)
     _masking_keys: Mapping[MemberId, bytes] = field(repr=False)
 
-    def unmask(self, total: NDArray[np.uint32]) -> None:
+    def unmask(self, total: NDArray[np.uint32], *, threads: int | None = None) -> None:
         """Take the masks off `total`, in place: d values in [0, 2^b), the sum of the masked vectors of
         exactly U3.
 
-        Raises ValueError for a vector of another shape, and leaves it alone. Costs one stream for each
+        threads: how many work on it at most, all cores unless given.
+        Raises ValueError for a vector of another shape, or no threads, and leaves it alone. Costs one stream for each
         survivor and one for each pair of a dropout and a survivor. Call it once on a sum: a second call would
         put the masks back negated.
         """
         context = self.session.context
         check_vector(total, context.values, context.bits)
-        apply_streams(total, self._streams(), context.bits)
+        check_threads(threads)
+        apply_streams(total, self._streams(), context.bits, threads=threads)
 
     def result_digest(self, total: NDArray[np.uint32]) -> bytes:
         """32 bytes that name the opened sum, to be told to U4."""
@@ -55,9 +57,11 @@ class Opened:
             streams.append(MaskStream(key, add=False))
         alive = set(self.survivors)
         for lost in self.dropouts:
-            for other in session.neighbours(lost):
-                if other in alive:
-                    shared = agree(self._masking_keys[lost], session.entries[other].masking_key)
+            others = [other for other in session.neighbours(lost) if other in alive]
+            if others:
+                masking = SecretKey(self._masking_keys[lost])
+                for other in others:
+                    shared = masking.agree(session.entries[other].masking_key)
                     key = derive_key(shared, session.id, session.pair_mask_info(lost, other))
                     # The survivor added if its rank is the lower one; what it added comes off.
                     streams.append(MaskStream(key, add=session.rank(other) > session.rank(lost)))

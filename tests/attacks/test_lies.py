@@ -37,7 +37,7 @@ a flipped bit anywhere                test_a_flipped_bit_anywhere_...         fl
 
 (1) That the attack succeeds on a member without this check: tests/unit/secure_agg/test_sa_attacks.py. The split view
 with colluding members, both ways: tests/attacks/test_split_view.py.
-(2) A threshold that the cohort contradicts is no context at all: the message is unreadable, and the session ends.
+(2) A threshold that the cohort contradicts is no context at all: CONTEXT_INVALID, test_a_context_that_is_none_...
 (3) Needs a member on the coordinator's side that seals it; what travels is what any sealed share looks like.
 (4) Needs a failed attempt; tests/attacks/test_sums_of_one_version.py has both sides of it.
 """
@@ -70,7 +70,7 @@ from tacit import wire
 from tacit.attempt import AttemptId
 from tacit.job import Aggregation, application_digest, layout_of
 from tacit.messages import Assignment, AttemptMessage, AttemptOpened, AttemptRefusal
-from tacit.reason import Reason
+from tacit.reason import Reason, word
 from tacit.v1 import federation_pb2 as pb
 from tests.support.fleet import job_document
 from tests.support.lying import JOB, VICTIM, LyingFleet, LyingRelay, dealt_to, flipped, honest
@@ -341,8 +341,9 @@ def test_a_lowered_threshold():
         until_the_end(opened_as(fleet, threshold=3))
     message = wire.to_member(AttemptMessage(fleet.attempt, fleet.state.phase.outbox[VICTIM]))
     message.attempt_opened.threshold = 3
-    with pytest.raises(wire.WireInvalid, match="threshold 3 is too low"):
-        wire.from_coordinator(message)
+    fleet.say(wire.from_coordinator(message).payload)
+    fleet.refused(Reason.REASON_CONTEXT_INVALID, "threshold 3 is too low")
+    assert fleet.payloads(secure_agg.Advertisement) == []
     # With nobody corrupt it would hold, but the member knows how many it must suppose.
     fleet = until_the_end(opened_as(LyingFleet(5), threshold=3, assumed_corrupt=0))
     fleet.refused(Reason.REASON_CONTEXT_UNEXPECTED, "assumed_corrupt")
@@ -479,7 +480,8 @@ def test_different_recipes_and_a_wider_clip(recipe):
 def test_different_recipes_and_a_wider_clip_from_the_assignment_on(recipe):
     fleet = LyingFleet(5)
     fleet.jobs[VICTIM] = RECIPES[recipe]
-    apart(opened_as(fleet, application=application_digest(RECIPES[recipe], layout_of(RECIPES[recipe], 5))))
+    layout = layout_of(RECIPES[recipe], 5)
+    apart(opened_as(fleet, application=application_digest(RECIPES[recipe], layout), bits=layout.bits))
 
 
 @pytest.mark.parametrize("bits", [8, 16, 31])
@@ -838,7 +840,7 @@ class Network:
 
     def refused(self, reason, *words, **fields):
         """The member's line of its refusal."""
-        line = self.member.wait_for("attempt_refused", reason=Reason.Name(reason), **fields)
+        line = self.member.wait_for("attempt_refused", reason=word(reason), **fields)
         assert line["level"] == "warning"
         assert not [word for word in words if word not in line["detail"]], line
         return line
@@ -926,6 +928,14 @@ def of_the_context(**numbers):
     def change(message):
         for name, value in numbers.items():
             setattr(message.attempt_opened, name, value)
+        return [message]
+
+    return change
+
+
+def without_the_number(name):
+    def change(message):
+        message.attempt_opened.ClearField(name)
         return [message]
 
     return change
@@ -1176,16 +1186,38 @@ def test_a_replayed_attempt_over_the_network(network):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (of_the_context(threshold=2), ("unreadable", "threshold 2 is too low")),
-        (of_the_context(cohort=1), ("unreadable", "cohort of 1")),
-        (of_the_context(values=2**63), ("unreadable", "values is a whole number")),
+        (of_the_context(threshold=2), ("threshold 2 is too low",)),
+        (of_the_context(cohort=1), ("cohort of 1",)),
+        (of_the_context(values=2**63), ("values is a whole number",)),
+        (without_the_number("assumed_corrupt"), ("leaves out assumed_corrupt",)),
+        (without_the_number("threshold"), ("leaves out threshold",)),
+    ],
+    ids=["threshold", "cohort", "values", "no-assumed-corrupt", "no-threshold"],
+)
+def test_a_context_that_is_none_is_refused_by_name_and_the_session_stands(network, change, words):
+    before = len(network.member.lines)
+    told = network.lie("attempt_opened", change)
+    line = network.refused(Reason.REASON_CONTEXT_INVALID, *words)
+    (attempt,) = told
+    assert line["attempt"] == str(attempt)
+    end = network.ended(attempt)
+    assert end.outcome == "published"
+    assert (LIED_TO, Reason.REASON_CONTEXT_INVALID) in {(lost.member, lost.reason) for lost in end.dropouts}
+    assert set(network.said(attempt)) == {"refusal"}
+    network.goes_on(attempt)
+    assert not [each for each in network.member.lines[before:] if each["event"] == "disconnected"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
         (lambda message: [pb.CoordinatorMessage()], ("unreadable", "nothing in it")),
         (lambda message: [b"\xff" + message.SerializeToString()], ("unreadable",)),
     ],
-    ids=["threshold", "cohort", "values", "empty", "bytes"],
+    ids=["empty", "bytes"],
 )
 def test_bytes_that_are_no_message_end_the_session_and_it_comes_back(network, change, words):
-    """A context that contradicts itself, or a message that is none: there is no attempt to refuse."""
+    """There is no attempt to refuse."""
     told = network.lie("attempt_opened", change)
     line = network.member.wait_for("disconnected")
     assert line["level"] == "warning"

@@ -14,14 +14,15 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from coordinator.config import load_config, load_operator
 from edge_client.session.agent import CHUNK
+from secure_agg import packed_size
 from tacit.reason import Reason
 from tacit.token import JoinToken
 from tacit.v1 import operator_pb2 as pb
 from tests.support.processes import PATIENCE, ROOT, Proxy, behind, command, running_federation
 
 MEMBERS = ("north", "east", "south", "west")
-# The small job's masked vector: two chunks and most of a third.
-VECTOR_BYTES = 4 * (3916 * 64 + 16 * 64 * (2 + 3) + 2 * 16 + 6 * 32 + 6 + 4)
+# The small job's masked vector, 28 bits a value with four members: two chunks and a part of a third.
+VECTOR_BYTES = packed_size(3916 * 64 + 16 * 64 * (2 + 3) + 2 * 16 + 6 * 32 + 6 + 4, bits=28)
 
 
 @pytest.fixture(scope="module")

@@ -39,6 +39,7 @@ from edge_client.privacy.overlap import digest_of_marks, marks_of
 from edge_client.session.agent import CHUNK
 from edge_client.text import TextEncoder
 from export.bundle import make_job_bundle
+from secure_agg import pack_in_place, packed_size, unpack_into
 from secure_agg.session import NONCE_BYTES, SEALED_BYTES
 from secure_agg.shamir import SHARE_BYTES
 from tacit import PROTOCOL_VERSIONS, __version__
@@ -150,6 +151,10 @@ class Job:
     @property
     def layout(self):
         return layout_of(self.document, 1 + len(OTHERS))
+
+    @property
+    def vector_bytes(self):
+        return packed_size(self.layout.values, self.layout.bits)
 
     def epsilon(self, rounds):
         """What a member with ROWS examples has spent after so many rounds, by the public numbers; None: nothing."""
@@ -484,7 +489,7 @@ def faults(run):
     """All that is not on the lists, in one run."""
     found = not_allowed(run.sent, allowed(run), METADATA)
     for at, (header, data) in run.uploads().items():
-        if len(data) != 4 * run.jobs[at[0]].layout.values:
+        if len(data) != run.jobs[at[0]].vector_bytes:
             found.append(f"UploadMasked.data: {len(data)} bytes in all")
         if hashlib.sha256(data).digest() != header.input.digest:
             found.append("UploadMasked.data: not of the signed digest")
@@ -529,26 +534,40 @@ def test_no_message_comes_more_often_than_its_round_asks_for(run):
         assert [share.receiver for share in dealing.shares if not share.sealed] == [MEMBER] * bool(dealing.shares)
     # What one call of an upload holds: a header, then the data.
     parts = [part.WhichOneof("part") for part in run.sent.parsed("FederationService/UploadMasked")]
-    values = {job.layout.values for job in trained.values()}
-    assert len(parts) == attempts * 3
-    assert all(CHUNK < 4 * each <= 2 * CHUNK for each in values)
-    assert parts == ["header", "data", "data"] * attempts
+    sizes = [run.jobs[name].vector_bytes for name, _, _ in run.uploads()]
+    assert parts == [part for size in sizes for part in ("header", *["data"] * math.ceil(size / CHUNK))]
+    assert len(sizes) == attempts
+    assert max(sizes) > CHUNK > min(sizes)
 
 
 def test_a_masked_vector_shows_nothing_of_the_vector(run):
     encoded, uploads = run.encoded(), run.uploads()
     assert set(encoded) == set(uploads)
-    masked = {at: np.frombuffer(data, dtype="<u4") for at, (_, data) in uploads.items()}
+    masked = {at: unpacked(data, run.jobs[at[0]].layout) for at, (_, data) in uploads.items()}
     for at, vector in encoded.items():
+        layout = run.jobs[at[0]].layout
         assert len(masked[at]) == len(vector)
-        # Of 75,000 uniform values two stand in their own place with a probability of 2e-10.
-        assert np.count_nonzero(masked[at] == vector) <= 1
+        # As many uniform values stand in their own place as chance puts there.
+        assert np.count_nonzero(masked[at] == vector) <= by_chance(layout)
     for one, another in zip(list(encoded)[::2], list(encoded)[1::2], strict=True):
         assert one[0] == another[0]
         # One mask under two vectors would cancel in their difference.
-        count = min(len(encoded[one]), len(encoded[another]))
-        apart = masked[one][:count] - masked[another][:count]
-        assert np.count_nonzero(apart == encoded[one][:count] - encoded[another][:count]) <= 1
+        layout = run.jobs[one[0]].layout
+        ring = np.uint32(2**layout.bits - 1)
+        apart = (masked[one] - masked[another]) & ring
+        assert np.count_nonzero(apart == (encoded[one] - encoded[another]) & ring) <= by_chance(layout)
+
+
+def unpacked(data, layout):
+    vector = np.empty(layout.values, dtype="<u4")
+    unpack_into(vector, data, layout.bits)
+    return vector
+
+
+def by_chance(layout):
+    """More values than that agree by chance with a probability below 1e-9, and without a mask all of them do."""
+    mean = layout.values / 2**layout.bits
+    return mean + 8 * math.sqrt(mean) + 4
 
 
 def test_sizes_do_not_depend_on_the_data(first, other):
@@ -665,11 +684,14 @@ def plant_labels(canaries, examples):
 
 def plant_training(canaries, run, source):
     for path in sorted(run.records.glob("*.npy")):
-        vector = np.load(path)
+        vector, layout = np.load(path), run.jobs[path.name.split(".")[0]].layout
+        packed = bytes(pack_in_place(vector.copy(), layout.bits))
+        canaries.windows(f"vector {path.stem}, packed", packed, source)
         for order in "<>":
             canaries.windows(f"vector {path.stem}", vector.astype(f"{order}u4").tobytes(), source, align=4)
         canaries.windows(f"vector {path.stem}, wide", vector.astype("<i8").tobytes(), source, length=24, align=8)
-        canaries.windows(f"vector {path.stem}, real", vector.view("<i4").astype("<f4").tobytes(), source, align=4)
+        signed = (vector << np.uint32(32 - layout.bits)).view("<i4") >> np.int32(32 - layout.bits)
+        canaries.windows(f"vector {path.stem}, real", signed.astype("<f4").tobytes(), source, align=4)
     for path in sorted(run.records.glob("*.npz")):
         with np.load(path) as arrays:
             for name, array in arrays.items():
@@ -787,7 +809,7 @@ def test_a_member_that_leaks_is_found_by_both(first, leaky):
     assert min(ready[1]) > max(ready[0])
     assert set(leaky.encoded()) == set(leaky.uploads())
     for at, vector in leaky.encoded().items():
-        assert leaky.uploads()[at][1] == vector.tobytes()
+        assert np.array_equal(unpacked(leaky.uploads()[at][1], leaky.jobs[at[0]].layout), vector)
 
 
 def changed(message, path):

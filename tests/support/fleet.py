@@ -64,6 +64,8 @@ class Member:
     alive: bool = True
     connected: bool = False
     update: Update | None = None
+    fetched: list[states.FetchCertificates] = field(default_factory=list)
+    kept: list[bytes] = field(default_factory=list)
     joined: list[AttemptId] = field(default_factory=list)
     opened: list[AttemptId] = field(default_factory=list)
     signed: list[AttemptId] = field(default_factory=list)
@@ -76,7 +78,13 @@ class Fleet:
     """The coordinator, its members, and the time."""
 
     def __init__(
-        self, members: int, *, seed: int = 0, policy: Policy | None = None, job: JobDocument | None = None
+        self,
+        members: int,
+        *,
+        seed: int = 0,
+        policy: Policy | None = None,
+        job: JobDocument | None = None,
+        verify: secure_agg.VerifyIdentity = verify,
     ) -> None:
         self.now_ms = 0
         self.random = np.random.default_rng(seed)
@@ -90,7 +98,8 @@ class Fleet:
         self._order = itertools.count()
         self._timers: dict[tuple[str | int, ...], int] = {}
         self._totals: dict[AttemptId, np.ndarray] = {}
-        self._spooled: dict[tuple[AttemptId, str], np.ndarray] = {}
+        self._bits: dict[AttemptId, int] = {}
+        self._spooled: dict[tuple[AttemptId, str], bytes] = {}
         # (member, kind of message) -> the message is lost; tests add to it.
         self.lose: Callable[[str, Any], bool] = lambda member, message: False
         # How long a message takes; none at all loses it, several repeat it, and unequal ones overtake each other.
@@ -104,10 +113,15 @@ class Fleet:
             self.parameters, Status.RUNNING, Reason.REASON_UNSPECIFIED, 0, False, 0, 0, 0, 0, self.job.weights
         )
         self.members: dict[str, Member] = {}
+        # What a coordinator serves of the certificates that a roster names by digest; tests change it.
+        self.serves: Callable[[str, bytes], bytes | None] = lambda member, digest: self._certificates.get(digest)
+        self._certificates: dict[bytes, bytes] = {}
         for number in range(members):
             name = f"m{number}"
+            identity = TestIdentity(name)
+            self._certificates[secure_agg.certificate_digest(identity.certificate)] = identity.certificate
             environment = states.Environment(
-                TestIdentity(name),
+                identity,
                 FEDERATION,
                 verify,
                 key_of,
@@ -226,8 +240,10 @@ class Fleet:
                 self._timers.pop(effect.timer, None)
             case fx.OpenUploads():
                 self._totals[effect.attempt] = np.zeros(effect.values, "<u4")
+                self._bits[effect.attempt] = effect.bits
             case fx.AddVector():
-                self._totals[effect.attempt] += self._spooled.pop((effect.attempt, effect.member))
+                packed = self._spooled.pop((effect.attempt, effect.member))
+                secure_agg.add_packed(self._totals[effect.attempt], packed, 0, self._bits[effect.attempt])
             case fx.RejectVector():
                 self._spooled.pop((effect.attempt, effect.member), None)
             case fx.CloseUploads():
@@ -321,6 +337,13 @@ class Fleet:
                         self.post(self._heard(member.name, effect.message), delay)
             case states.Prepare():
                 self._later(member, TRAINING_MS, lambda: self._trained(member, effect.assignment))
+            case states.FetchCertificates():
+                member.fetched.append(effect)
+                served = (self.serves(member.name, digest) for digest in effect.digests)
+                event = states.CertificatesFetched(effect.attempt, tuple(each for each in served if each is not None))
+                self._later(member, DELAY_MS, lambda: self.tell(member.name, event))
+            case states.KeepCertificates():
+                member.kept.extend(effect.certificates)
             case states.Joined():
                 member.joined.append(effect.attempt)
             case states.Opened():
@@ -360,15 +383,16 @@ class Fleet:
         vector = protection.encode(effect.job, member.update, effect.cohort, member.environment.random)
         self.inputs[effect.attempt, member.name] = vector.copy()
         stage, message = effect.stage.mask(vector)
+        packed = bytes(secure_agg.pack_in_place(vector, effect.stage.seat.context.bits))
         self._later(member, DELAY_MS, lambda: self.tell(member.name, states.Masked(effect.attempt, stage)))
-        self._later(member, 2 * DELAY_MS, lambda: self._upload(member, effect.attempt, vector, message))
+        self._later(member, 2 * DELAY_MS, lambda: self._upload(member, effect.attempt, packed, message))
 
-    def _upload(self, member: Member, attempt: AttemptId, vector: np.ndarray, message: secure_agg.MaskedInput) -> None:
+    def _upload(self, member: Member, attempt: AttemptId, packed: bytes, message: secure_agg.MaskedInput) -> None:
         if not member.connected:
-            self._later(member, 500, lambda: self._upload(member, attempt, vector, message))
+            self._later(member, 500, lambda: self._upload(member, attempt, packed, message))
         elif attempt in self._totals and not self.lose(member.name, message):
-            self._spooled[attempt, member.name] = vector
-            digest = hashlib.sha256(vector.tobytes()).digest()
+            self._spooled[attempt, member.name] = packed
+            digest = hashlib.sha256(packed).digest()
             self.post(ev.Uploaded(member.name, attempt, message, digest))
 
     # ---- what must hold -------------------------------------------------------------------------------------------
@@ -379,6 +403,7 @@ class Fleet:
             expected = np.zeros_like(total)
             for name in survivors:
                 expected += self.inputs[attempt, name]
+            expected &= np.uint32(2 ** self._bits[attempt] - 1)
             assert np.array_equal(total, expected), f"{attempt}: not the sum of {survivors}"
         opened = [record.attempt for record in self.records if isinstance(record, fx.OpenAttempt)]
         assert opened == sorted(set(opened))

@@ -21,7 +21,7 @@ from secure_agg.session import Session
 from tacit.attempt import AttemptId
 from tacit.job import JobDocument
 from tacit.messages import AttemptEnded, AttemptMessage, AttemptRefusal
-from tacit.reason import Reason
+from tacit.reason import Reason, word
 from tacit.v1 import federation_pb2 as pb
 from tests.support.fleet import Fleet
 from tests.support.recorder import Relay
@@ -115,7 +115,7 @@ class LyingFleet(Fleet):
             and effect.fields["attempt"] == str(attempt)
         ]
         assert note.warning
-        assert note.fields["reason"] == Reason.Name(reason)
+        assert note.fields["reason"] == word(reason)
         assert note.fields["detail"] == of_attempt[-1].detail
         assert not [word for word in words if word not in str(note.fields["detail"])], note.fields["detail"]
 

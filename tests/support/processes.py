@@ -57,7 +57,8 @@ def free_ports(count: int) -> list[int]:
 class Process:
     """A process whose standard error is a log of JSON lines."""
 
-    def __init__(self, name: str, words: list[str], log: Path) -> None:
+    def __init__(self, name: str, words: list[str], log: Path, *, told: str | None = None) -> None:
+        """told: what it reads from its standard input, which then ends."""
         self.name = name
         self.lines: list[dict[str, Any]] = []
         self._arrived: queue.Queue[dict[str, Any] | None] = queue.Queue()
@@ -66,12 +67,16 @@ class Process:
             words,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL if told is None else subprocess.PIPE,
             text=True,
             cwd=ROOT,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         threading.Thread(target=self._read, daemon=True).start()
+        if told is not None:
+            assert self.process.stdin is not None
+            with self.process.stdin as stdin:
+                stdin.write(told)
 
     def _read(self) -> None:
         assert self.process.stderr is not None

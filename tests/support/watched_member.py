@@ -97,6 +97,7 @@ def _leak() -> None:
     the fourth, 16 bytes     as the process of Hello, which is any 16 bytes    C; nothing that A could object to
     the vector               as it is, in place of the masked one              A (its digest), C
     """
+    import secure_agg
     from edge_client.session import agent
     from edge_client.watching import LogWatcher
     from tacit import messages, wire
@@ -136,7 +137,7 @@ def _leak() -> None:
 
         self._observer.encoded = keep
         _, stage, message = mask(self, effect, held)
-        return clear[0], stage, message
+        return secure_agg.pack_in_place(clear[0], effect.stage.seat.context.bits), stage, message
 
     def noted_training(self, job, round, step, steps, loss):  # type: ignore[no-untyped-def]
         last_loss[0] = loss

@@ -28,7 +28,7 @@ class MemberMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., decline: _Optional[_Union[Decline, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., advertisement: _Optional[_Union[Advertisement, _Mapping]] = ..., dealing: _Optional[_Union[Dealing, _Mapping]] = ..., confirmation: _Optional[_Union[Confirmation, _Mapping]] = ..., unmasking: _Optional[_Union[Unmasking, _Mapping]] = ..., refusal: _Optional[_Union[AttemptRefusal, _Mapping]] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "goodbye", "assignment", "attempt_opened", "roster", "received_dealings", "survivors", "confirmations", "attempt_ended", "job_ended", "standby")
+    __slots__ = ("welcome", "goodbye", "assignment", "attempt_opened", "roster", "received_dealings", "survivors", "confirmations", "attempt_ended", "job_ended", "standby", "digest_roster")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,7 @@ class CoordinatorMessage(_message.Message):
     ATTEMPT_ENDED_FIELD_NUMBER: _ClassVar[int]
     JOB_ENDED_FIELD_NUMBER: _ClassVar[int]
     STANDBY_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_ROSTER_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     goodbye: Goodbye
     assignment: Assignment
@@ -51,7 +52,8 @@ class CoordinatorMessage(_message.Message):
     attempt_ended: AttemptEnded
     job_ended: JobEnded
     standby: Standby
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., attempt_opened: _Optional[_Union[AttemptOpened, _Mapping]] = ..., roster: _Optional[_Union[Roster, _Mapping]] = ..., received_dealings: _Optional[_Union[ReceivedDealings, _Mapping]] = ..., survivors: _Optional[_Union[Survivors, _Mapping]] = ..., confirmations: _Optional[_Union[Confirmations, _Mapping]] = ..., attempt_ended: _Optional[_Union[AttemptEnded, _Mapping]] = ..., job_ended: _Optional[_Union[JobEnded, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ...) -> None: ...
+    digest_roster: DigestRoster
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., attempt_opened: _Optional[_Union[AttemptOpened, _Mapping]] = ..., roster: _Optional[_Union[Roster, _Mapping]] = ..., received_dealings: _Optional[_Union[ReceivedDealings, _Mapping]] = ..., survivors: _Optional[_Union[Survivors, _Mapping]] = ..., confirmations: _Optional[_Union[Confirmations, _Mapping]] = ..., attempt_ended: _Optional[_Union[AttemptEnded, _Mapping]] = ..., job_ended: _Optional[_Union[JobEnded, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ..., digest_roster: _Optional[_Union[DigestRoster, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_versions", "software_version", "capabilities", "admits", "process", "ledger")
@@ -198,7 +200,7 @@ class AttemptRef(_message.Message):
     def __init__(self, job: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class AttemptOpened(_message.Message):
-    __slots__ = ("ref", "federation", "application", "model", "cohort", "threshold", "assumed_corrupt", "values", "bits")
+    __slots__ = ("ref", "federation", "application", "model", "cohort", "threshold", "assumed_corrupt", "values", "bits", "sparse_graph")
     REF_FIELD_NUMBER: _ClassVar[int]
     FEDERATION_FIELD_NUMBER: _ClassVar[int]
     APPLICATION_FIELD_NUMBER: _ClassVar[int]
@@ -208,6 +210,7 @@ class AttemptOpened(_message.Message):
     ASSUMED_CORRUPT_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     BITS_FIELD_NUMBER: _ClassVar[int]
+    SPARSE_GRAPH_FIELD_NUMBER: _ClassVar[int]
     ref: AttemptRef
     federation: bytes
     application: bytes
@@ -217,7 +220,22 @@ class AttemptOpened(_message.Message):
     assumed_corrupt: int
     values: int
     bits: int
-    def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., federation: _Optional[bytes] = ..., application: _Optional[bytes] = ..., model: _Optional[bytes] = ..., cohort: _Optional[int] = ..., threshold: _Optional[int] = ..., assumed_corrupt: _Optional[int] = ..., values: _Optional[int] = ..., bits: _Optional[int] = ...) -> None: ...
+    sparse_graph: SparseGraph
+    def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., federation: _Optional[bytes] = ..., application: _Optional[bytes] = ..., model: _Optional[bytes] = ..., cohort: _Optional[int] = ..., threshold: _Optional[int] = ..., assumed_corrupt: _Optional[int] = ..., values: _Optional[int] = ..., bits: _Optional[int] = ..., sparse_graph: _Optional[_Union[SparseGraph, _Mapping]] = ...) -> None: ...
+
+class SparseGraph(_message.Message):
+    __slots__ = ("degree", "corrupt_millionths", "lost_millionths", "sigma", "absent")
+    DEGREE_FIELD_NUMBER: _ClassVar[int]
+    CORRUPT_MILLIONTHS_FIELD_NUMBER: _ClassVar[int]
+    LOST_MILLIONTHS_FIELD_NUMBER: _ClassVar[int]
+    SIGMA_FIELD_NUMBER: _ClassVar[int]
+    ABSENT_FIELD_NUMBER: _ClassVar[int]
+    degree: int
+    corrupt_millionths: int
+    lost_millionths: int
+    sigma: int
+    absent: int
+    def __init__(self, degree: _Optional[int] = ..., corrupt_millionths: _Optional[int] = ..., lost_millionths: _Optional[int] = ..., sigma: _Optional[int] = ..., absent: _Optional[int] = ...) -> None: ...
 
 class Advertisement(_message.Message):
     __slots__ = ("ref", "member", "certificate", "masking_key", "sealing_key", "nonce", "signature")
@@ -244,6 +262,42 @@ class Roster(_message.Message):
     ref: AttemptRef
     advertisements: _containers.RepeatedCompositeFieldContainer[Advertisement]
     def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., advertisements: _Optional[_Iterable[_Union[Advertisement, _Mapping]]] = ...) -> None: ...
+
+class DigestAdvertisement(_message.Message):
+    __slots__ = ("member", "certificate_digest", "masking_key", "sealing_key", "nonce", "signature")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    MASKING_KEY_FIELD_NUMBER: _ClassVar[int]
+    SEALING_KEY_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    member: str
+    certificate_digest: bytes
+    masking_key: bytes
+    sealing_key: bytes
+    nonce: bytes
+    signature: bytes
+    def __init__(self, member: _Optional[str] = ..., certificate_digest: _Optional[bytes] = ..., masking_key: _Optional[bytes] = ..., sealing_key: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class DigestRoster(_message.Message):
+    __slots__ = ("ref", "advertisements")
+    REF_FIELD_NUMBER: _ClassVar[int]
+    ADVERTISEMENTS_FIELD_NUMBER: _ClassVar[int]
+    ref: AttemptRef
+    advertisements: _containers.RepeatedCompositeFieldContainer[DigestAdvertisement]
+    def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., advertisements: _Optional[_Iterable[_Union[DigestAdvertisement, _Mapping]]] = ...) -> None: ...
+
+class FetchCertificatesRequest(_message.Message):
+    __slots__ = ("digests",)
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    digests: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class CertificatesPart(_message.Message):
+    __slots__ = ("certificates",)
+    CERTIFICATES_FIELD_NUMBER: _ClassVar[int]
+    certificates: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, certificates: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Dealing(_message.Message):
     __slots__ = ("ref", "dealer", "seed_commitment", "shares", "signature")

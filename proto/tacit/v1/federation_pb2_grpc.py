@@ -60,6 +60,11 @@ class FederationServiceStub:
                 request_serializer=tacit_dot_v1_dot_federation__pb2.MaskedUpload.SerializeToString,
                 response_deserializer=tacit_dot_v1_dot_federation__pb2.MaskedUploadReceipt.FromString,
                 _registered_method=True)
+        self.FetchCertificates = channel.unary_stream(
+                '/tacit.v1.FederationService/FetchCertificates',
+                request_serializer=tacit_dot_v1_dot_federation__pb2.FetchCertificatesRequest.SerializeToString,
+                response_deserializer=tacit_dot_v1_dot_federation__pb2.CertificatesPart.FromString,
+                _registered_method=True)
 
 
 class FederationServiceServicer:
@@ -102,6 +107,13 @@ class FederationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FetchCertificates(self, request, context):
+        """Certificates that a roster by digest names: of at most 512 digests, in parts of at most 64.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FederationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -129,6 +141,11 @@ def add_FederationServiceServicer_to_server(servicer, server):
                     servicer.UploadMasked,
                     request_deserializer=tacit_dot_v1_dot_federation__pb2.MaskedUpload.FromString,
                     response_serializer=tacit_dot_v1_dot_federation__pb2.MaskedUploadReceipt.SerializeToString,
+            ),
+            'FetchCertificates': grpc.unary_stream_rpc_method_handler(
+                    servicer.FetchCertificates,
+                    request_deserializer=tacit_dot_v1_dot_federation__pb2.FetchCertificatesRequest.FromString,
+                    response_serializer=tacit_dot_v1_dot_federation__pb2.CertificatesPart.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -267,6 +284,33 @@ class FederationService:
             '/tacit.v1.FederationService/UploadMasked',
             tacit_dot_v1_dot_federation__pb2.MaskedUpload.SerializeToString,
             tacit_dot_v1_dot_federation__pb2.MaskedUploadReceipt.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchCertificates(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tacit.v1.FederationService/FetchCertificates',
+            tacit_dot_v1_dot_federation__pb2.FetchCertificatesRequest.SerializeToString,
+            tacit_dot_v1_dot_federation__pb2.CertificatesPart.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,11 +48,14 @@ def _value(draw: st.DrawFn, field: FieldDescriptor, depth: int) -> Any:
 
 def _message(draw: st.DrawFn, described: Descriptor, depth: int = 0) -> Message:
     made: Message = getattr(pb, described.name)()
-    chosen = {draw(st.sampled_from(list(group.fields))).name for group in described.oneofs}
+    # A number that may be missing (`optional`) is to protobuf a choice of one; here it is a field like any other.
+    groups = [group for group in described.oneofs if len(group.fields) > 1]
+    chosen = {draw(st.sampled_from(list(group.fields))).name for group in groups}
     for field in described.fields:
-        if field.containing_oneof is not None and field.name not in chosen:
+        of_a_group = field.containing_oneof in groups
+        if of_a_group and field.name not in chosen:
             continue
-        if field.containing_oneof is None and draw(st.integers(0, 9)) == 0:
+        if not of_a_group and draw(st.integers(0, 9)) == 0:
             continue
         if field.is_repeated:
             count = draw(st.integers(0, 4))

@@ -385,7 +385,7 @@ def test_a_server_refuses_what_is_far_too_large_in_little_memory(phase: Phase) -
         def listen(message: Any = message, verdicts: list[Any] = verdicts) -> None:
             server = fleet.server
             if isinstance(server, server_side.CollectingMasked):
-                verdicts.append(server.receive(ME, message, vector_digest(np.zeros(6, "<u4"))))
+                verdicts.append(server.receive(ME, message, vector_digest(np.zeros(6, "<u4"), 32)))
             else:
                 verdicts.append(server.receive(ME, message))
 

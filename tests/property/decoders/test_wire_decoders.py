@@ -8,11 +8,12 @@ import gc
 import tracemalloc
 from collections.abc import Callable
 from datetime import timedelta
+from fractions import Fraction
 from typing import Any
 
 import pytest
 from google.protobuf.message import DecodeError, Message
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 import secure_agg
@@ -42,6 +43,10 @@ def member_reads(message: pb.CoordinatorMessage) -> None:
     except wire.WireInvalid:
         return
     assert isinstance(read, FROM_COORDINATOR)
+    if isinstance(payload := getattr(read, "payload", None), messages.AttemptOpened) and isinstance(payload.heard, str):
+        # An attempt to refuse, with a sentence in place of its numbers: nobody sends that on.
+        assert payload.heard
+        return
     # What was read is written and read again as the same.
     assert wire.from_coordinator(wire.to_member(read)) == read
 
@@ -58,6 +63,55 @@ def coordinator_reads(message: pb.MemberMessage) -> None:
     for text in (getattr(read, "detail", ""), getattr(read, "software_version", "")):
         assert len(text) <= 500
         assert text.isprintable()
+
+
+def sparse_contexts(draw: st.DrawFn) -> secure_agg.RoundContext:
+    """A context with a sparse graph that does what it promises."""
+    members = draw(st.integers(60, 10_000))
+    shares = (Fraction(draw(st.integers(low, high)), 10**6) for low, high in ((0, 150_000), (50_000, 200_000)))
+    try:
+        numbers = secure_agg.sparse_thresholds(members, *shares, draw(st.integers(40, 90)), draw(st.integers(0, 3)))
+    except secure_agg.ContextInvalid:
+        # So many of a small cohort are too many for any graph.
+        reject()
+    graph, threshold, corrupt = numbers
+    digests = (draw(st.binary(min_size=32, max_size=32)) for _ in range(3))
+    return secure_agg.RoundContext(
+        *(next(digests), "questions", draw(st.integers(1, 2**63 - 1)), draw(st.integers(1, 2**63 - 1))),
+        *(next(digests), next(digests), members, threshold, corrupt),
+        values=draw(st.integers(1, 2**63 - 1)),
+        bits=draw(st.integers(2, 32)),
+        graph=graph,
+    )
+
+
+@quick
+@given(st.composite(sparse_contexts)(), st.data())
+def test_the_numbers_of_a_sparse_graph_arrive_all_or_are_missed_by_name(
+    context: secure_agg.RoundContext, data: st.DataObject
+) -> None:
+    attempt = AttemptId(context.job, context.round, context.attempt)
+    message = wire.to_member(messages.AttemptMessage(attempt, messages.AttemptOpened(context)))
+
+    def heard() -> messages.AttemptOpened:
+        read = wire.from_coordinator(pb.CoordinatorMessage.FromString(message.SerializeToString()))
+        assert isinstance(read, messages.AttemptMessage)
+        assert isinstance(read.payload, messages.AttemptOpened)
+        return read.payload
+
+    assert heard().context == context
+    assert heard().context.digest() == context.digest()
+    place = data.draw(st.sampled_from([message.attempt_opened, message.attempt_opened.sparse_graph]))
+    numbers = [field.name for field in place.DESCRIPTOR.fields if field.type in (field.TYPE_UINT32, field.TYPE_UINT64)]
+    name = data.draw(st.sampled_from(numbers))
+    # Another number in its place makes another context, or none; none in its place is never one.
+    before = getattr(place, name)
+    setattr(place, name, data.draw(st.integers(0, 2**32 - 1)))
+    if getattr(place, name) != before and not isinstance(heard().heard, str):
+        assert heard().context.digest() != context.digest()
+    place.ClearField(name)
+    with pytest.raises(secure_agg.ContextInvalid, match=f"leaves out {name};"):
+        _ = heard().context
 
 
 def parsed(kind: type[Message], data: bytes, reads: Callable[[Any], None]) -> None:

@@ -72,7 +72,7 @@ async def started(tmp_path, store):
 
 
 async def play_round(number, job, driver, ports, inbox):
-    """All members send; the sum of their encoded vectors, in whole numbers modulo 2^32."""
+    """All members send; the sum of their encoded vectors, in whole numbers modulo 2^b."""
     await inbox.until(Assignment, number * len(MEMBERS))
     assignment = inbox.of(Assignment)[-1]
     for member in MEMBERS:
@@ -85,15 +85,17 @@ async def play_round(number, job, driver, ports, inbox):
         )
         for member in MEMBERS
     }
+    bits = layout_of(job, len(MEMBERS)).bits
+    packed = {member: bytes(secure_agg.pack_in_place(vector.copy(), bits)) for member, vector in vectors.items()}
     uploads = (
-        ports.uploads.take(attempt, member, 0, clear_input(member, vector), chunks(vector.tobytes()), driver)
+        ports.uploads.take(attempt, member, 0, clear_input(member, vector), chunks(packed[member]), driver)
         for member, vector in vectors.items()
     )
     receipts = await asyncio.gather(*uploads)
     assert all(receipt.complete for receipt in receipts)
     await inbox.until(AttemptEnded, number * len(MEMBERS))
     plain = sum(vector.astype(object) for vector in vectors.values())
-    return np.array([int(value) % 2**32 for value in plain], dtype="<u4")
+    return np.array([int(value) % 2**bits for value in plain], dtype="<u4")
 
 
 def test_every_version_is_that_of_the_plain_sum(tmp_path):

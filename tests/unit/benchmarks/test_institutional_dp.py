@@ -26,7 +26,7 @@ from edge_client.privacy.events import SampledGaussian
 from edge_client.privacy.filter import Limit
 from edge_client.privacy.mechanisms import protection_of
 from edge_client.training.update import train_update
-from tacit.job import JobSpec, TextCNNModel
+from tacit.job import JobSpec, TextCNNModel, layout_of
 from tests.unit.secure_agg.sum_fleet import SeededRandom
 
 torch.set_num_threads(1)
@@ -162,8 +162,9 @@ def test_without_noise_a_round_is_the_mean_weighted_by_examples(tmp_path, vocabu
         )
         expected += update.change.astype(float) * len(part) / len(EXAMPLES)
     assert np.abs(expected).max() > 0.01
-    # The ring's step, 2^-29 of a change times w / W with W = 100,000, for each of three members.
-    assert np.allclose(done.values - base, expected, rtol=0, atol=1e-5)
+    # A step of the ring for each of three members; they add changes times w / W with W = 100,000.
+    step = 1 / layout_of(bundle.document, 3).segments[0].scale
+    assert np.allclose(done.values - base, expected, rtol=0, atol=3 * step * 100_000 / len(EXAMPLES))
 
 
 def bench_seed(job, number, place):
@@ -189,7 +190,8 @@ def test_every_member_adds_its_own_noise_and_the_mean_has_all_of_it(tmp_path, vo
     done = play_round(bundle, base, cohort, corpora_of(bundle, cohort), 1, SeededRandom("noise"))
     moved = done.values - base
     assert np.std(moved) == pytest.approx(1.5 / math.sqrt(members), rel=0.05)
-    assert np.count_nonzero(moved) == len(base)
+    # Of noise with 64 steps a deviation, no more than one value in 64 falls on the step where it began.
+    assert np.count_nonzero(moved) > (1 - 1 / 64) * len(base)
     for each in done.lengths:
         assert each.sent == pytest.approx(1.5 * math.sqrt(len(base)), rel=0.05)
         assert 0 < each.trained < each.sent

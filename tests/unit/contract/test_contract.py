@@ -14,10 +14,19 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 import secure_agg
-from tacit import messages, wire
+from tacit import limits, messages, wire
 from tacit.attempt import AttemptId
 from tacit.documents import DocumentInvalid
-from tacit.job import JobDocument, JobSpec, application_digest, layout_of
+from tacit.job import (
+    Aggregation,
+    JobDocument,
+    JobSpec,
+    application_digest,
+    context_of,
+    layout_of,
+    promise_of,
+    thresholds_of,
+)
 from tacit.manifest import Manifest
 from tacit.messages import AttemptMessage
 from tacit.reason import Reason, from_word, of_protocol, sentence, word
@@ -26,8 +35,10 @@ from tacit.verification import verifiers
 from tests.support.fleet import job_document
 from tests.support.party import authority
 from tests.unit.secure_agg.sum_fleet import make_context
+from tests.unit.sparse_graph.sparse_fleet import sparse_context
 
 ATTEMPT = AttemptId("questions", 3, 4)
+SPARSE = sparse_context(250, sigma=80, absent=12)
 
 
 def test_every_reason_has_a_word_and_a_sentence():
@@ -71,7 +82,10 @@ COORDINATOR_SAYS = [
     messages.Assignment("questions", 3, bytes(32), bytes(32), 2, 1000),
     messages.JobEnded("questions", Reason.REASON_JOB_FINISHED, bytes(32)),
     AttemptMessage(AttemptId("triage", 7, 1), messages.AttemptOpened(make_context(5))),
+    AttemptMessage(AttemptId("triage", 7, 1), messages.AttemptOpened(make_context(3, threshold=2, corrupt=0))),
+    AttemptMessage(AttemptId("triage", 7, 1), messages.AttemptOpened(SPARSE)),
     AttemptMessage(ATTEMPT, secure_agg.Roster((advertisement("a"), advertisement("b")))),
+    AttemptMessage(ATTEMPT, secure_agg.roster_by_digest(secure_agg.Roster((advertisement("a"), advertisement("b"))))),
     AttemptMessage(
         ATTEMPT,
         secure_agg.ReceivedDealings(
@@ -119,11 +133,78 @@ def test_what_is_no_message_is_refused(message):
         wire.from_member(message)
 
 
-def test_a_context_that_contradicts_itself_is_refused_on_arrival():
-    message = wire.to_member(AttemptMessage(AttemptId("triage", 7, 1), messages.AttemptOpened(make_context(5))))
+def opened(context):
+    """A context as the coordinator sends it."""
+    return wire.to_member(AttemptMessage(AttemptId("triage", 7, 1), messages.AttemptOpened(context)))
+
+
+def heard(message):
+    """What a member makes of it."""
+    read = wire.from_coordinator(pb.CoordinatorMessage.FromString(message.SerializeToString()))
+    assert isinstance(read, AttemptMessage)
+    assert isinstance(read.payload, messages.AttemptOpened)
+    return read.payload
+
+
+def test_a_context_that_contradicts_itself_is_an_attempt_to_refuse_and_none_to_take_part_in():
+    message = opened(make_context(5))
     message.attempt_opened.threshold = 2
-    with pytest.raises(wire.WireInvalid, match="contradicts"):
-        wire.from_coordinator(message)
+    with pytest.raises(secure_agg.ContextInvalid, match="threshold 2 is too low"):
+        _ = heard(message).context
+    message = opened(SPARSE)
+    message.attempt_opened.sparse_graph.degree = 20
+    with pytest.raises(secure_agg.ContextInvalid, match="20 neighbours do not do"):
+        _ = heard(message).context
+
+
+@pytest.mark.parametrize("context", [make_context(3, threshold=2, corrupt=0), SPARSE], ids=["complete", "sparse"])
+def test_a_number_that_was_not_said_is_missed_by_name_and_never_zero(context):
+    """n_C = 0 is a number like any other: said, it is there; not said, it is missing."""
+    assert heard(opened(context)).context == context
+    for name in ("cohort", "threshold", "assumed_corrupt", "values", "bits"):
+        message = opened(context)
+        message.attempt_opened.ClearField(name)
+        with pytest.raises(secure_agg.ContextInvalid, match=f"leaves out {name};"):
+            _ = heard(message).context
+    for field in pb.SparseGraph.DESCRIPTOR.fields if context is SPARSE else ():
+        message = opened(context)
+        message.attempt_opened.sparse_graph.ClearField(field.name)
+        with pytest.raises(secure_agg.ContextInvalid, match=f"its sparse graph leaves out {field.name};"):
+            _ = heard(message).context
+
+
+def test_a_sparse_graph_that_is_left_out_makes_another_context_with_another_digest():
+    message = opened(SPARSE)
+    message.attempt_opened.ClearField("sparse_graph")
+    with pytest.raises(secure_agg.ContextInvalid):
+        _ = heard(message).context
+    # With a threshold that the complete graph takes it is a context; nobody who was shown the other one signs under it.
+    message.attempt_opened.threshold = 200
+    assert heard(message).context.digest() != SPARSE.digest()
+
+
+def test_the_largest_messages_of_the_largest_cohort_fit_what_ports_and_channels_take():
+    names = [f"{number:05}".ljust(63, "x") for number in range(limits.MOST_MEMBERS)]
+    longest = bytes(1024)
+    entry = secure_agg.DigestAdvertisement(names[0], *(bytes(32) for _ in range(4)), longest)
+    roster = secure_agg.DigestRoster(tuple(entry for _ in names))
+    confirmations = secure_agg.Confirmations(tuple(secure_agg.Confirmation(name, longest) for name in names))
+    one = secure_agg.ReceivedDealing(names[0], bytes(82), *(bytes(32),) * 3, (bytes(32),) * 12, longest)
+    dealings = secure_agg.ReceivedDealings((one,) * 4096)
+    for payload in (roster, confirmations, dealings, secure_agg.Survivors(tuple(names))):
+        size = wire.to_member(AttemptMessage(ATTEMPT, payload)).ByteSize()
+        assert size <= limits.MOST_FROM_COORDINATOR, type(payload).__name__
+    part = pb.CertificatesPart(certificates=[bytes(limits.MOST_CERTIFICATE_BYTES)] * limits.CERTIFICATES_IN_A_PART)
+    assert part.ByteSize() <= limits.MOST_FROM_COORDINATOR
+    share = secure_agg.DealtShare(names[0], bytes(82), bytes(32), bytes(32))
+    dealing = secure_agg.Dealing(names[0], bytes(32), (share,) * 4096, longest)
+    revealed = (secure_agg.RevealedShare(names[0], bytes(33)),) * 4096
+    for payload in (dealing, secure_agg.Unmasking(names[0], revealed, revealed)):
+        size = wire.to_coordinator(AttemptMessage(ATTEMPT, payload)).ByteSize()
+        assert size <= limits.MOST_FROM_MEMBER, type(payload).__name__
+    # No more than that, and a little: it is also what one message of the other side may cost.
+    assert limits.MOST_FROM_COORDINATOR <= 13 * 2**20
+    assert limits.MOST_FROM_MEMBER <= 2 * 2**20
 
 
 def test_a_manifest_flattens_and_unflattens():
@@ -187,6 +268,21 @@ def test_a_job_document_is_its_canonical_form():
         ({"model": {"widths": [9], "max_tokens": 8}}, "width"),
         ({"mechanism": "dp-sgd"}, "mechanism"),
         ({"training": {"learning_rate": 0}}, "learning_rate"),
+        ({"rounds": {"target_members": 10_001}}, "target_members"),
+        ({"aggregation": {"lost_share": 0.1234567}}, "lost_share has at most six decimals, got 0.1234567"),
+        ({"aggregation": {"corrupt_share": 1}}, "corrupt_share"),
+        ({"aggregation": {"corrupt_share": 0.2, "lost_share": 0.4}}, "must stay below 1"),
+        (
+            {"rounds": {"target_members": 300}, "aggregation": {"corrupt_share": 0.33, "lost_share": 0.33}},
+            "no sparse graph of 201 members",
+        ),
+        (
+            {
+                "rounds": {"min_members": 100, "target_members": 1000},
+                "mechanism": {"name": "distributed-gaussian", "noise_multiplier": 9.0, "honest": 25},
+            },
+            "a cohort of 201 guarantees 1",
+        ),
     ],
 )
 def test_a_job_that_cannot_be_right_says_where(tmp_path, change, complaint):
@@ -199,6 +295,37 @@ def test_a_job_that_cannot_be_right_says_where(tmp_path, change, complaint):
     with pytest.raises(DocumentInvalid, match=complaint):
         JobSpec._from_content({**base, **change}, "job.toml")
     JobSpec._from_content(base, "job.toml")
+
+
+def large(**numbers):
+    rounds = {key: numbers.pop(key) for key in ("min_members", "target_members") if key in numbers}
+    return job_document(Aggregation(**numbers), **rounds)
+
+
+@pytest.mark.parametrize("members", [3, 200, 201, 1000, 10_000])
+def test_an_attempt_of_any_size_has_the_numbers_of_its_job(members):
+    job = large(target_members=10_000, corrupt_share=0.05)
+    context = context_of(job, federation=bytes(32), round=1, attempt=2, model=bytes(32), members=members)
+    promise = promise_of(job, members)
+    assert (context.graph, context.threshold, context.assumed_corrupt) == thresholds_of(job, members)
+    assert (promise.honest, promise.least_roster) == (context.honest, context.least_roster)
+    assert context.application == application_digest(job, layout_of(job, members))
+    assert context.values == layout_of(job, members).values
+    if members <= 200:
+        assert context.sparse is None
+        assert (context.threshold, context.assumed_corrupt) == secure_agg.default_thresholds(members)
+    else:
+        assert context.sparse is not None
+        assert context.assumed_corrupt == members // 20
+        assert (context.sparse.sigma, context.sparse.corrupt_millionths) == (80, 50_000)
+        # So many may stay away before the roster, and as many again after it.
+        assert members - context.least_survivors == members // 10
+        assert members - context.least_roster >= members // 20
+
+
+def test_the_shares_of_a_job_are_in_its_digest():
+    jobs = (large(), large(corrupt_share=0.11), large(lost_share=0.11))
+    assert len({job.digest() for job in jobs}) == 3
 
 
 def test_every_number_of_a_job_is_in_the_application_digest():

@@ -1,6 +1,7 @@
 """Every floor and ceiling from both sides, and `explain` against `check_*`: they cannot disagree."""
 
 import hashlib
+import re
 from datetime import datetime, timedelta
 from fractions import Fraction
 from typing import Any
@@ -18,7 +19,7 @@ from edge_client.privacy.policy import Policy, PolicyRefusal
 from edge_client.privacy.rules import Outcome, When, counted_multiplier, fingerprint
 from secure_agg import RoundContext, sparse_thresholds
 from tacit.identity import Role
-from tacit.job import Aggregation, JobDocument, JobSpec, Rounds
+from tacit.job import Aggregation, JobDocument, JobSpec, Rounds, promise_of
 from tacit.manifest import Manifest, Tensor
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, NoMechanism
 from tacit.reason import Reason
@@ -221,11 +222,26 @@ BOTH_SIDES: dict[str, tuple[dict[str, Any], Any, Any, Reason, tuple[str, str]]] 
         ("2^-79", "2^-80"),
     ),
     "assumed_corrupt of a large cohort": (
-        {},
+        {"least_corrupt_share": 0.2},
         a_sparse_context(80, corrupt=80),
         a_sparse_context(80, corrupt=79),
         Reason.REASON_POLICY_CORRUPTION,
         ("79", "80"),
+    ),
+    "assumed_corrupt of a large cohort by default": (
+        {},
+        a_sparse_context(80, corrupt=40),
+        a_sparse_context(80, corrupt=39),
+        Reason.REASON_POLICY_CORRUPTION,
+        ("39", "40"),
+    ),
+    # A number that was meant for small cohorts is no floor for large ones; their share is.
+    "least_corrupt_share": (
+        {"assumed_corrupt": 1, "least_corrupt_share": 0.2},
+        a_sparse_context(80, corrupt=80),
+        a_sparse_context(80, corrupt=79),
+        Reason.REASON_POLICY_CORRUPTION,
+        ("0.1975", "0.2"),
     ),
     "allow_two_party_sums": (
         {"assumed_corrupt": 0},
@@ -299,7 +315,7 @@ def test_allowed_at_the_boundary_and_refused_past_it(case):
     assert rule == case.split()[0]
     assert all(value in said for value in values)
     # A policy without the key refuses neither.
-    if rule not in ("attempts_a_version", "assumed_corrupt", "least_sigma"):
+    if rule not in ("attempts_a_version", "assumed_corrupt", "least_sigma", "least_corrupt_share"):
         without = Policy.model_validate(
             {"mechanisms": ALL, "allow_two_party_sums": True, "assumed_corrupt": 0, "least_cohort": 2}
         )
@@ -336,6 +352,39 @@ def test_authorities():
         assert ROOT.hex() in refusal.value.detail
     Policy().check_job(a_job(), federation=OTHER)
     Policy().check_job(a_job())
+
+
+def test_a_job_of_thousands_is_explained_by_some_sizes_of_its_cohorts():
+    job = a_job(min_members=150, target_members=10_000)
+    verdicts = {each.rule: each for each in Policy(mechanisms=ALL).explain(job)}
+    assert verdicts["least_corrupt_share"].outcome is Outcome.OK
+    assert not [each for each in verdicts.values() if each.outcome is Outcome.REFUSED]
+    Policy(mechanisms=ALL).check_job(job)
+    # h is 61 to 81 of 150 to 200 on the complete graph; sparse ones guarantee fewer, and more the larger they are.
+    strict = {each.rule: each for each in Policy(mechanisms=ALL, least_honest=40).explain(job)}["least_honest"]
+    assert strict.outcome is Outcome.OK
+    refused = re.search(r"attempts of 201 to (\d+)[ ,].*would be refused \(above 200 some sizes", strict.sentence)
+    assert refused is not None, strict.sentence
+    assert 1000 < int(refused[1]) < 10_000
+    for members in (201, int(refused[1])):
+        context = promise_of(job, members)
+        assert context.honest < 40
+        with pytest.raises(PolicyRefusal, match="least_honest"):
+            Policy(mechanisms=ALL, least_honest=40).check_attempt(context)
+    Policy(mechanisms=ALL, least_honest=40).check_attempt(promise_of(job, 10_000))
+
+
+def test_a_job_that_trusts_too_much_in_large_cohorts_alone_is_not_refused_for_its_small_ones():
+    job = a_job(min_members=150, target_members=1000, aggregation=Aggregation(corrupt_share=0.05))
+    verdict = {each.rule: each for each in Policy(mechanisms=ALL).explain(job)}["least_corrupt_share"]
+    assert verdict.outcome is Outcome.OK
+    assert "attempts of 201 to 1000 members would be refused" in verdict.sentence
+    job = a_job(min_members=300, target_members=1000, aggregation=Aggregation(corrupt_share=0.05))
+    with pytest.raises(PolicyRefusal) as refusal:
+        Policy(mechanisms=ALL).check_job(job)
+    assert refusal.value.reason == Reason.REASON_POLICY_CORRUPTION
+    trusting = Policy(mechanisms=ALL, assumed_corrupt=0, least_corrupt_share=0)
+    trusting.check_job(job)
 
 
 def test_every_key_of_a_policy_is_a_rule_or_known_not_to_be_one():

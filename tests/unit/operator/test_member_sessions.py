@@ -2,27 +2,44 @@
 
 import asyncio
 import contextlib
+import hashlib
 from datetime import timedelta
 
 import grpc.aio
+import pytest
 from cryptography.hazmat.primitives import serialization
 from sqlalchemy import event, func, select
 from structlog.testing import capture_logs
 
+import secure_agg
 from coordinator.metrics import Metrics
 from coordinator.pki import key_pem, pem
 from coordinator.rounds.effects import Status
 from coordinator.runtime import Runtime
 from coordinator.services.credentials import federation_credentials, load_root, server_options
-from coordinator.services.federation import FederationServicer
+from coordinator.services.federation import FederationServicer, SharedEncoder
 from coordinator.storage import open_blobs, open_database, records
 from coordinator.storage.members import MAX_LEDGERS
 from coordinator.storage.models import LedgerCounterRow
 from tacit import wire
+from tacit.attempt import AttemptId
 from tacit.identity import Role, federation_of
-from tacit.messages import Decline, Goodbye, Hello, LedgerCounter, PrivacyReport, Ready, Standby, Welcome
+from tacit.limits import CERTIFICATES_AT_ONCE, CERTIFICATES_IN_A_PART
+from tacit.messages import (
+    AttemptMessage,
+    Decline,
+    Goodbye,
+    Hello,
+    LedgerCounter,
+    PrivacyReport,
+    Ready,
+    Standby,
+    Welcome,
+)
 from tacit.reason import Reason
+from tacit.status import reason_of
 from tacit.token import secret_hash
+from tacit.v1 import federation_pb2 as pb
 from tacit.v1 import federation_pb2_grpc
 from tests.support import party
 from tests.support.fleet import job_document
@@ -201,6 +218,62 @@ async def test_a_ledger_too_many_is_not_remembered_and_none_is_forgotten_for_it(
     assert await house.ledgers() == MAX_LEDGERS
     async with house.session(LedgerCounter(b"%016d" % 0, 1)) as stream:
         assert stream.welcome.ledger_sequence == 9
+
+
+@contextlib.asynccontextmanager
+async def stub_of(house):
+    """Calls of the member north."""
+    credentials = grpc.ssl_channel_credentials(
+        pem(party.authority().certificate), key_pem(party.key(2)), pem(house.certificate)
+    )
+    async with grpc.aio.secure_channel(f"localhost:{house.port}", credentials) as channel:
+        yield federation_pb2_grpc.FederationServiceStub(channel)
+
+
+@housed
+async def test_certificates_that_were_found_good_are_served_by_digest_in_parts(house):
+    ders = []
+    for number in range(CERTIFICATES_IN_A_PART + 6):
+        certificate = party.authority().issue(party.key(3).public_key(), Role.MEMBER, f"m{number}", now=party.present())
+        ders.append(certificate.public_bytes(serialization.Encoding.DER))
+        # As when its advertisement was accepted.
+        house.runtime._key_of(ders[-1])
+    digests = [hashlib.sha256(der).digest() for der in ders]
+    asked = [digests[5], bytes(32), *digests[6:], digests[0]]
+    async with stub_of(house) as stub:
+        parts = [part async for part in stub.FetchCertificates(pb.FetchCertificatesRequest(digests=asked))]
+        assert [len(part.certificates) for part in parts] == [
+            CERTIFICATES_IN_A_PART,
+            len(asked) - CERTIFICATES_IN_A_PART,
+        ]
+        got = [certificate for part in parts for certificate in part.certificates]
+        assert got == [ders[5], b"", *ders[6:], ders[0]]
+        too_many = pb.FetchCertificatesRequest(digests=[bytes(32)] * (CERTIFICATES_AT_ONCE + 1))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            _ = [part async for part in stub.FetchCertificates(too_many)]
+    assert reason_of(refused.value)[0] == Reason.REASON_MESSAGE_MALFORMED
+    assert str(CERTIFICATES_AT_ONCE) in refused.value.details()
+
+
+def test_what_a_whole_cohort_is_sent_is_written_once():
+    encoder = SharedEncoder()
+    entry = secure_agg.DigestAdvertisement("a", *(bytes(32) for _ in range(5)))
+    one, other = AttemptId("questions", 1, 1), AttemptId("triage", 1, 1)
+    roster = secure_agg.DigestRoster((entry,) * 3)
+    first = encoder.encode(AttemptMessage(one, roster))
+    assert encoder.encode(AttemptMessage(one, roster)) is first
+    assert first == wire.to_member(AttemptMessage(one, roster))
+    # The same payload in another attempt, and an equal one that is another object, are written anew.
+    assert encoder.encode(AttemptMessage(other, roster)).digest_roster.ref.job == "triage"
+    again = secure_agg.DigestRoster((entry,) * 3)
+    assert encoder.encode(AttemptMessage(one, again)) is not first
+    assert encoder.encode(AttemptMessage(one, again)) == first
+    # What each member is sent for itself is not kept.
+    dealings = AttemptMessage(one, secure_agg.ReceivedDealings(()))
+    assert encoder.encode(dealings) is not encoder.encode(dealings)
+    for number in range(20):
+        encoder.encode(AttemptMessage(one, secure_agg.Survivors((f"m{number}",))))
+    assert len(encoder._last) == 8
 
 
 def mistaken(*_):

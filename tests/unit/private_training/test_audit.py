@@ -163,12 +163,15 @@ def test_it_sees_that_clipping_is_broken(short, name):
     assert bound > claim
 
 
-def test_the_one_run_audit_sees_that_there_is_no_noise():
+def test_the_one_run_audit_sees_that_there_is_no_noise_and_no_clipping():
     values = {
-        broken: [each.value for each in privacy_audit.one_run_audit(broken, 3000)] for broken in ("none", "noise")
+        broken: [each.value for each in privacy_audit.one_run_audit(broken, 3000)]
+        for broken in ("none", "noise", "unclipped")
     }
     assert 0.3 < values["none"][0] < values["none"][1]
-    assert values["noise"][0] > values["noise"][1]
+    for broken in ("noise", "unclipped"):
+        bound, claim = values[broken]
+        assert bound > claim == values["none"][1]
 
 
 def test_nothing_stays_broken():
@@ -177,7 +180,7 @@ def test_nothing_stays_broken():
 
     (subject,) = (each for each in subjects() if each.name == "dp-sgd")
     before = private.fill_gaussian, private.check_examples_apart, noise.add_gaussian
-    for broken in ("noise", "clipping"):
+    for broken in ("noise", "clipping", "unclipped"):
         with privacy_audit.defect(subject, broken):
             assert (private.fill_gaussian, private.check_examples_apart) != before[:2]
         assert (private.fill_gaussian, private.check_examples_apart, noise.add_gaussian) == before

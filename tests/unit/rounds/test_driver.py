@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import hashlib
+import threading
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from coordinator.metrics import Metrics
 from coordinator.rounds import events as ev
 from coordinator.rounds.driver import JobDriver, Ports, state_of
 from coordinator.rounds.effects import Status
-from coordinator.rounds.state import Parameters
+from coordinator.rounds.state import Aggregating, Parameters
 from coordinator.rounds.uploads import UploadDesk
 from coordinator.services.sessions import Session, Sessions
 from coordinator.storage import open_blobs, open_database, records
@@ -19,7 +20,7 @@ from tacit.attempt import AttemptId
 from tacit.messages import AttemptMessage, AttemptOpened, JobEnded, Standby
 from tacit.reason import Reason
 from tests.support.fleet import job_document
-from tests.unit.secure_agg.sum_fleet import FEDERATION, key_of, verify
+from tests.unit.secure_agg.sum_fleet import FEDERATION, SeededRandom, TestIdentity, key_of, verify
 
 
 class Sent(list):
@@ -54,7 +55,7 @@ class Unreliable:
         return await self.real.run(work)
 
 
-async def started(tmp_path):
+async def started(tmp_path, verify=verify):
     job = job_document()
     database = Unreliable(open_database(f"sqlite:///{tmp_path}/tacit.db"))
     stored = await database.run(
@@ -111,6 +112,110 @@ def test_a_message_that_breaks_our_own_code_costs_its_sender_and_nobody_else(tmp
         await driver.carry_out(ev.Answered("m1", AttemptMessage(attempt, BreaksWhatLooksAtIt())))
         assert driver.state.status is Status.RUNNING
         assert driver.state.members["m1"].faults == 1
+        await driver.stop()
+        database.real.close()
+
+    asyncio.run(run())
+
+
+class Slow:
+    """A `verify` that does not come back before it is let go."""
+
+    def __init__(self):
+        self.asked, self.go = threading.Event(), threading.Event()
+        self.members = []
+
+    def verify(self, certificate, message, signature):
+        self.asked.set()
+        assert self.go.wait(20)
+        member = verify(certificate, message, signature)
+        self.members.append(member)
+        return member
+
+
+async def advertising(tmp_path, slow):
+    """A driver that waits for three advertisements, and those."""
+    driver, database, sent = await started(tmp_path, slow.verify)
+    ready(driver, "m0", "m1", "m2")
+    await sent.until(lambda: len(opened(sent)) == 3)
+    said = {}
+    for name, message in opened(sent):
+        _, payload = secure_agg.advertise(message.payload.context, TestIdentity(name), verify, SeededRandom(name))
+        said[name] = ev.Answered(name, AttemptMessage(message.attempt, payload))
+    return driver, database, sent, said
+
+
+def test_while_signatures_are_checked_other_jobs_and_whoever_asks_are_answered(tmp_path):
+    async def run():
+        slow = Slow()
+        driver, database, sent, said = await advertising(tmp_path / "one", slow)
+        beside, other_database, _ = await started(tmp_path / "other")
+        before = driver.state
+        for name in ("m2", "m0", "m1"):
+            driver.post(said[name])
+        assert await asyncio.to_thread(slow.asked.wait, 20)
+        # The loop is free: another job takes an event to its end, and this one says where it stands.
+        await beside.carry_out(ev.Connected("m9", b"process m9"))
+        assert "m9" in beside.state.members
+        assert driver.state is before
+        assert (driver.live().phase, driver.live().answered) == ("advertise", 0)
+        slow.go.set()
+        rosters = lambda: [each for each in sent if isinstance(getattr(each[1], "payload", None), secure_agg.Roster)]  # noqa: E731
+        await sent.until(lambda: len(rosters()) == 3)
+        assert slow.members == ["m2", "m0", "m1"], "events are worked out in the order in which they came"
+        for each, closed in ((driver, database), (beside, other_database)):
+            await each.stop()
+            closed.real.close()
+
+    (tmp_path / "one").mkdir()
+    (tmp_path / "other").mkdir()
+    asyncio.run(run())
+
+
+def test_a_driver_that_is_stopped_while_signatures_are_checked_takes_nothing_of_them(tmp_path):
+    async def run():
+        slow = Slow()
+        driver, database, sent, said = await advertising(tmp_path, slow)
+        before, heard = driver.state, len(sent)
+        driver.post(said["m0"])
+        assert await asyncio.to_thread(slow.asked.wait, 20)
+        async with asyncio.timeout(20):
+            await driver.stop()
+        slow.go.set()
+        # The thread has come to its end, and nobody takes what it found.
+        async with asyncio.timeout(20):
+            await asyncio.get_running_loop().shutdown_default_executor()
+        assert slow.members == ["m0"]
+        assert driver.state is before
+        assert len(sent) == heard
+        database.real.close()
+
+    asyncio.run(run())
+
+
+def test_what_was_worked_out_ahead_of_a_failure_is_worked_out_again_after_it(tmp_path):
+    """Four events in one go. The second asks for a transaction that fails and the job pauses: what the others would
+    have done in the attempt that never came to be is not done, and what they tell of members still counts.
+    """
+
+    async def run():
+        driver, database, sent = await started(tmp_path)
+        ready(driver, "m0")
+        await driver.carry_out(ev.Connected("m0", b"processm0"))
+        database.failures = 1
+        for event in (
+            ev.SaidReady("m1", 1, driver.state.version),
+            ev.SaidReady("m2", 1, driver.state.version),
+            ev.Disconnected("m0"),
+        ):
+            driver.post(event)
+        await driver.carry_out(ev.Connected("m3", b"processm3"))
+        assert driver.state.status is Status.PAUSED
+        assert not isinstance(driver.state.phase, Aggregating)
+        assert not opened(sent)
+        assert not driver.state.members["m0"].connected
+        assert driver.state.members["m3"].connected
+        assert any(name == "m3" and isinstance(message, JobEnded) for name, message in sent)
         await driver.stop()
         database.real.close()
 

@@ -1,5 +1,6 @@
 """From members' updates to the next version: the weighted mean, and sums that cannot be."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from coordinator.rounds.publish import ResultInvalid, next_version
 from edge_client.contribution import Update, segments
 from edge_client.privacy.mechanisms import protection_of
 from tacit.job import Aggregation, layout_of
+from tacit.mechanism import GaussianUpdate, LaplaceUpdate
 from tests.support.fleet import VALUES, job_document
 
 
@@ -89,14 +91,52 @@ def test_sums_that_no_valid_inputs_can_make_are_refused(name, value):
         next_version(job, 5, 3, total, np.zeros(VALUES, np.float32))
 
 
-def test_the_layout_never_wraps_and_grows_coarser_with_the_cohort():
-    job = job_document()
+def test_a_ring_of_32_bits_never_wraps_and_grows_coarser_with_the_cohort():
+    job = job_document().model_copy(update={"aggregation": Aggregation(bits=32)})
     scales = []
     for members in (2, 5, 50, 200):
         layout = layout_of(job, members)
         layout.check_no_wrap(members)
         scales.append(layout.segments[0].scale)
-        finer = replace(layout.segments[0], scale=4 * layout.segments[0].scale)
+        finer = replace(layout.segments[0], scale=2 * layout.segments[0].scale)
         with pytest.raises(secure_agg.LayoutInvalid):
             secure_agg.Layout((finer, *layout.segments[1:]), 32).check_no_wrap(members)
     assert scales == sorted(scales, reverse=True)
+    assert len(set(scales)) == 4
+
+
+@pytest.mark.parametrize("members", [2, 5, 50, 200, 1000])
+@pytest.mark.parametrize(("bound", "weight"), [(1.0, 100_000), (0.25, 1000), (3.0, 1_000_000)])
+def test_the_ring_is_the_narrowest_that_holds_the_sum(members, bound, weight):
+    job = job_document().model_copy(update={"aggregation": Aggregation(coordinate_bound=bound, max_weight=weight)})
+    layout = layout_of(job, members)
+    layout.check_no_wrap(members)
+    (update, *others) = layout.segments
+    assert layout.bits <= 32
+    if layout.bits < 32:
+        assert update.scale >= 2**24 / bound
+    # A bit less, and what must be there at least would wrap.
+    least = (
+        replace(update, scale=2.0 ** math.ceil(math.log2(2**24 / bound))),
+        *(replace(segment, scale=1.0) for segment in others),
+    )
+    with pytest.raises(secure_agg.LayoutInvalid):
+        secure_agg.Layout(least, layout.bits - 1).check_no_wrap(members)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "deviation"),
+    [
+        (GaussianUpdate(noise_multiplier=4.0, clip=0.5, lot=10), 2.0),
+        (GaussianUpdate(noise_multiplier=0.3, clip=1.0, lot=10), 0.3),
+        (LaplaceUpdate(epsilon=2.0, bound=0.5), 0.5 * 2**0.5),
+    ],
+)
+def test_under_noise_the_step_is_a_small_part_of_it_and_the_ring_narrow(mechanism, deviation):
+    job = job_document().model_copy(update={"mechanism": mechanism})
+    layout = layout_of(job, 20)
+    (update,) = layout.segments
+    assert 1 / update.scale <= deviation / 64
+    # The largest that is sent, whatever a member adds, and no more than it needs of 20 times that.
+    assert layout.bits == math.ceil(20 * update.largest).bit_length() + 1
+    assert 16 <= layout.bits <= 24

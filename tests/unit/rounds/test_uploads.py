@@ -68,15 +68,35 @@ def test_whole_uploads_are_hashed_and_summed_in_the_ring():
     asyncio.run(run())
 
 
-def test_a_smaller_ring_wraps_where_it_ends():
+@pytest.mark.parametrize("bits", [8, 13, 20, 31])
+def test_a_smaller_ring_is_packed_and_wraps_where_it_ends(bits):
     async def run():
-        desk = opened(bits=20)
+        desk = opened(bits=bits)
         judge = Judge(desk)
-        parts = [vector(seed) % np.uint32(2**20) for seed in (0, 1)]
+        parts = [vector(seed) % np.uint32(2**bits) for seed in (0, 1)]
         for member, part in zip("ab", parts, strict=True):
-            data = part.tobytes()
-            await desk.take(ATTEMPT, member, 0, message(member, data), chunks(data), judge)
-        assert np.array_equal(desk.total(ATTEMPT), (parts[0] + parts[1]) % np.uint32(2**20))
+            data = bytes(secure_agg.pack_in_place(part.copy(), bits))
+            assert len(data) == -(-VALUES * bits // 8)
+            receipt = await desk.take(ATTEMPT, member, 0, message(member, data), chunks(data), judge)
+            assert (receipt.complete, receipt.received) == (True, len(data))
+        assert np.array_equal(desk.total(ATTEMPT), (parts[0] + parts[1]) % np.uint32(2**bits))
+
+    asyncio.run(run())
+
+
+def test_bits_behind_the_last_value_are_refused_before_anything_is_added():
+    async def run():
+        desk = UploadDesk()
+        desk.open(ATTEMPT, frozenset("a"), 1001, 13)
+        judge = Judge(desk)
+        # 1,001 values of 13 bits end five bits into the last byte.
+        data = bytearray(secure_agg.pack_in_place(np.full(1001, 5, dtype="<u4"), 13))
+        data[-1] |= 1 << 5
+        receipt = await desk.take(ATTEMPT, "a", 0, message("a", data), chunks(bytes(data)), judge)
+        assert (receipt.complete, receipt.reason) == (False, Reason.REASON_MESSAGE_MALFORMED)
+        assert "last value" in receipt.detail
+        assert judge.seen == []
+        assert not desk.total(ATTEMPT).any()
 
     asyncio.run(run())
 

@@ -25,6 +25,7 @@ from secure_agg import (
     advertise,
     default_thresholds,
     open_attempt,
+    pack_in_place,
     vector_digest,
 )
 
@@ -163,7 +164,7 @@ class Fleet:
         """Hand a message to the server as a driver would; a Dropped is applied and returned."""
         phase = self.server.phase
         if phase is Phase.MASK:
-            answer = self.server.receive(member, message, vector_digest(self.masked[member]))
+            answer = self.server.receive(member, message, vector_digest(self.masked[member], self.context.bits))
         else:
             answer = self.server.receive(member, message)
         if isinstance(answer, Dropped):
@@ -171,7 +172,7 @@ class Fleet:
             return answer
         self.server = answer
         if phase is Phase.MASK:
-            self.sum.add(self.masked[member].tobytes(), 0)
+            self.sum.add(pack_in_place(self.masked[member].copy(), self.context.bits), 0)
         return answer
 
     def play(self, lose: Collection[str] = ()) -> Abandoned | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -24,9 +25,12 @@ from secure_agg import (
     Roster,
     Survivors,
     advertise,
+    agreement,
     merkle,
+    pack_in_place,
 )
 from secure_agg.agreement import agree, open_sealed, seal
+from secure_agg.member import mask as mask_phase
 from secure_agg.session import advertisement_statement
 
 ME = "m1"
@@ -541,6 +545,68 @@ def test_secrets_are_erased_after_their_last_use() -> None:
     for secret in kept:
         with pytest.raises(LookupError):
             secret.reveal()
+
+
+def test_the_keys_of_masks_are_erased_even_if_masking_breaks_off(
+    at_dealings: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = at_dealings.states[ME].on_dealings(at_dealings.inbox[ME])
+
+    def broken(*args: object, **more: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(mask_phase, "apply_streams", broken)
+    with pytest.raises(MemoryError):
+        ready.mask(np.zeros(6, dtype="<u4"))
+    for secret in (ready._masking, ready._seed):
+        with pytest.raises(LookupError):
+            secret.reveal()
+    with pytest.raises(Refusal, match="second_masking"):
+        ready.mask(np.zeros(6, dtype="<u4"))
+
+
+def test_each_peer_is_agreed_with_once_for_masking_and_once_for_sealing(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = Fleet(5).until(Phase.SHARE)
+    act, exchange = fleet.act, agreement._exchange
+    peers: list[bytes] = []
+
+    def counted(secret: Any, public: bytes) -> bytes:
+        peers.append(public)
+        return exchange(secret, public)
+
+    def watched(member: str, phase: Phase) -> Any:
+        with monkeypatch.context() as patch:
+            if member == ME:
+                patch.setattr(agreement, "_exchange", counted)
+            return act(member, phase)
+
+    monkeypatch.setattr(fleet, "act", watched)
+    # Checking the roster, sealing shares, opening those of the others, masking.
+    fleet.play()
+    fleet.play()
+    entries = fleet.server.session.entries.values()
+    assert sorted(peers) == sorted(key for entry in entries for key in (entry.masking_key, entry.sealing_key))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_member_masks_the_same_with_any_number_of_threads(threads: int) -> None:
+    fleet = Fleet(4, values=1000, bits=21).until(Phase.MASK)
+    vector = fleet.inputs[ME].copy()
+    _, message = fleet.states[ME].on_dealings(fleet.inbox[ME]).mask(vector, threads=threads)
+    fleet = Fleet(4, values=1000, bits=21).until(Phase.MASK)
+    assert message == fleet.act(ME, Phase.MASK)
+    np.testing.assert_array_equal(vector, fleet.masked[ME])
+    assert message.digest == hashlib.sha256(pack_in_place(vector, 21)).digest()
+    assert message.length == 1000
+
+
+def test_no_threads_are_refused_before_anything_is_spent(at_dealings: Fleet) -> None:
+    ready = at_dealings.states[ME].on_dealings(at_dealings.inbox[ME])
+    vector = np.ones(6, dtype="<u4")
+    with pytest.raises(ValueError, match="at least one thread"):
+        ready.mask(vector, threads=0)
+    assert vector.tolist() == [1] * 6
+    ready.mask(vector, threads=1)
 
 
 def test_no_state_shows_or_copies_its_secrets() -> None:

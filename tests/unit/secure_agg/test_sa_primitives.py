@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import os
 import pickle
 import threading
 from pathlib import Path
@@ -12,12 +13,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sum_fleet import SeededRandom
 
-from secure_agg import Accumulator, Reason, Refusal, SystemRandom, add_into, merkle
+from secure_agg import Reason, Refusal, SystemRandom, agreement, masking, merkle
 from secure_agg.agreement import (
     KeyInvalid,
     SealBroken,
+    SecretKey,
     agree,
     check_public_key,
     derive_key,
@@ -224,20 +228,152 @@ def test_a_stream_taken_off_again_leaves_the_vector() -> None:
     np.testing.assert_array_equal(vector, np.arange(1000))
 
 
-def test_the_accumulator_adds_chunks_in_the_ring() -> None:
-    total = Accumulator(5, 4)
-    total.add(np.array([15, 1, 2, 3, 4], dtype="<u4").tobytes(), 0)
-    total.add(memoryview(np.array([1, 15], dtype="<u4").tobytes()), 0)
-    total.add(np.array([9], dtype="<u4").tobytes(), 4)
-    assert total.total.tolist() == [0, 0, 2, 3, 13]
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.one_of(
+        st.integers(1, 70),
+        st.builds(lambda blocks, more: blocks * BLOCK_BYTES // 4 + more, st.integers(1, 3), st.integers(-17, 17)),
+    ),
+    threads=st.integers(1, 4),
+    bits=st.sampled_from([2, 7, 31, 32]),
+    signs=st.lists(st.booleans(), max_size=4),
+)
+def test_any_number_of_threads_gives_the_same_bits(size: int, threads: int, bits: int, signs: list[bool]) -> None:
+    ring = np.uint32(2**bits - 1)
+    vector = (np.arange(size, dtype="<u4") * np.uint32(2654435761)) & ring
+    expected = vector.copy()
+    for i, add in enumerate(signs):
+        mask = stream_of(bytes([i]) * 32, size)
+        expected = expected + mask if add else expected - mask
+    apply_streams(vector, [MaskStream(bytes([i]) * 32, add) for i, add in enumerate(signs)], bits, threads=threads)
+    np.testing.assert_array_equal(vector, expected & ring)
 
 
-@pytest.mark.parametrize(("chunk", "offset"), [(b"\0" * 5, 0), (b"\1" * 4, 2), (b"\1" * 4, -1), (b"\1" * 12, 0)])
-def test_a_chunk_outside_the_sum_adds_nothing(chunk: bytes, offset: int) -> None:
-    total = np.zeros(2, dtype="<u4")
-    with pytest.raises(ValueError, match="chunk"):
-        add_into(total, chunk, offset, 32)
-    assert total.tolist() == [0, 0]
+@pytest.mark.parametrize("threads", [1, 3])
+def test_more_streams_than_are_open_at_a_time(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masking, "_BATCH", 4)
+    vector = np.zeros(100, dtype="<u4")
+    expected = sum((stream_of(bytes([i]) * 32, 100) for i in range(11)), np.zeros(100, "<u4"))
+    apply_streams(vector, (MaskStream(bytes([i]) * 32, add=True) for i in range(11)), 32, threads=threads)
+    np.testing.assert_array_equal(vector, expected)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 9))
+def test_ranges_make_up_the_vector_and_start_on_cipher_blocks(values: int, parts: int) -> None:
+    ranges = masking.split(values, parts)
+    assert 1 <= len(ranges) <= parts
+    assert [part.start for part in ranges] == [0, *(part.stop for part in ranges[:-1])]
+    assert ranges[-1].stop == values
+    assert all(part.start % 4 == 0 for part in ranges)
+    assert len(ranges) == 1 or all(part.start < part.stop for part in ranges)
+
+
+def test_threads_are_used_where_they_pay_and_as_many_as_the_process_has_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2, 5}, raising=False)
+    assert masking.threads_for(4_000_000, 50) == 3
+    # Little in all, and vectors too short to be cut, or to be cut twice.
+    assert masking.threads_for(4_000_000, 1) == 1
+    assert masking.threads_for(100_000, 5000) == 1
+    assert masking.threads_for(140_000, 5000) == 2
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    assert masking.threads_for(4_000_000, 50) == 7
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert masking.threads_for(4_000_000, 50) == 1
+
+
+def watch_ranges(monkeypatch: pytest.MonkeyPatch, fail_above: int | None = None) -> list[tuple[slice, int]]:
+    """(range, thread) of every range that is worked on from here on; those that start above `fail_above` fail."""
+    seen: list[tuple[slice, int]] = []
+    apply = masking._apply
+
+    def watched(vector: np.ndarray, streams: Any, bits: int, part: slice) -> None:
+        seen.append((part, threading.get_ident()))
+        if fail_above is not None and part.start > fail_above:
+            raise MemoryError
+        apply(vector, streams, bits, part)
+
+    monkeypatch.setattr(masking, "_apply", watched)
+    return seen
+
+
+def test_the_work_is_spread_over_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = watch_ranges(monkeypatch)
+    apply_streams(np.zeros(48, dtype="<u4"), [MaskStream(b"k" * 32, add=True)], 32, threads=3)
+    assert sorted((part.start, part.stop) for part, _ in seen) == [(0, 16), (16, 32), (32, 48)]
+    here = threading.get_ident()
+    assert all((thread == here) == (part.start == 0) for part, thread in seen)
+
+
+def test_as_many_threads_as_pay_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    seen = watch_ranges(monkeypatch)
+    streams = [MaskStream(bytes([i]) * 32, add=True) for i in range(20)]
+    vector = np.zeros(120_000, dtype="<u4")
+    apply_streams(vector, streams, 32)
+    assert len(seen) == 2
+    apply_streams(vector, streams[:2], 32)
+    assert len(seen) == 3
+
+
+def test_an_error_in_another_thread_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch_ranges(monkeypatch, fail_above=0)
+    with pytest.raises(MemoryError):
+        apply_streams(np.zeros(48, dtype="<u4"), [MaskStream(b"k" * 32, add=True)], 32, threads=2)
+
+
+@pytest.mark.parametrize("threads", [0, -1])
+def test_masks_need_a_thread(threads: int) -> None:
+    vector = np.zeros(4, dtype="<u4")
+    with pytest.raises(ValueError, match="at least one thread"):
+        apply_streams(vector, [MaskStream(b"k" * 32, add=True)], 32, threads=threads)
+    assert not vector.any()
+
+
+# Secret keys.
+
+
+def test_a_secret_key_agrees_as_the_function_does_and_remembers(monkeypatch: pytest.MonkeyPatch) -> None:
+    key, peer = SecretKey(b"\x07" * 32), public_key(b"\x09" * 32)
+    assert key.public == public_key(b"\x07" * 32)
+    shared = agree(b"\x07" * 32, peer)
+    exchanged: list[bytes] = []
+    exchange = agreement._exchange
+
+    def counted(secret: Any, public: bytes) -> bytes:
+        exchanged.append(public)
+        return exchange(secret, public)
+
+    monkeypatch.setattr(agreement, "_exchange", counted)
+    assert key.agreed(peer) == key.agreed(peer) == shared
+    assert len(exchanged) == 1
+    assert key.agree(peer) == shared
+    assert key.agreed(public_key(b"\x08" * 32)) != shared
+
+
+def test_an_erased_secret_key_holds_nothing_that_could_agree() -> None:
+    key, peer = SecretKey(b"\x07" * 32), public_key(b"\x09" * 32)
+    key.agreed(peer)
+    held = list(key._agreed.values())
+    assert "07" not in repr(key)
+    with pytest.raises(TypeError):
+        pickle.dumps(key)
+    key.erase()
+    key.erase()
+    for use in (key.reveal, lambda: key.public, lambda: key.agree(peer), lambda: key.agreed(peer), held[0].reveal):
+        with pytest.raises(LookupError):
+            use()
+    assert (key._key, key._agreed, len(held)) == (None, {}, 1)
+
+
+def test_a_secret_key_refuses_a_point_of_small_order_and_remembers_nothing_of_it() -> None:
+    key = SecretKey(b"\x07" * 32)
+    for _ in range(2):
+        with pytest.raises(KeyInvalid):
+            key.agreed(bytes(32))
+    assert key._agreed == {}
 
 
 # Secrets and latches.

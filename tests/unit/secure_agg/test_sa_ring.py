@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -17,6 +19,7 @@ from secure_agg import (
     clip_coordinates,
     clip_l2,
 )
+from secure_agg.randomness import KeyStream, StreamScratch
 
 LAYOUT = Layout((Segment("update", 4, 1000.0, 2.0), Segment("weight", 1, 1.0, 100.0)), 24)
 
@@ -59,6 +62,34 @@ def test_rounding_is_stochastic_and_unbiased() -> None:
         assert set(np.unique(rounded)) == {np.floor(fraction), np.floor(fraction) + 1}
         # Eight standard errors of the mean.
         assert abs(rounded.mean() - fraction) < 8 * 0.5 / np.sqrt(d)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.one_of(st.floats(-(2.0**20), 2.0**20), st.sampled_from([-(2.0**20), 2.0**20, -0.0, 5e-324, -5e-324, 0.5])),
+        min_size=1,
+        max_size=40,
+    ),
+    st.sampled_from([1.0, 0.37, 2047.99]),
+    st.integers(0, 99),
+)
+def test_rounding_is_the_one_of_its_definition(values: list[float], scale: float, seed: int) -> None:
+    """By integers: floor, and one more where 53 random bits fall below the fraction."""
+    layout = Layout((Segment("update", len(values), scale, 2.0**20),), 32)
+    encoded = layout.encode({"update": np.array(values)}, SeededRandom(f"{seed}"))
+    scratch = StreamScratch(8 * len(values))
+    words = KeyStream(SeededRandom(f"{seed}").bytes(32), scratch).read(8 * len(values), scratch).view("<u8").tolist()
+    for value, word, got in zip(values, words, encoded.tolist(), strict=True):
+        scaled = value * scale
+        fraction = scaled - math.floor(scaled)
+        assert got == (math.floor(scaled) + ((word >> 11) * 2.0**-53 < fraction)) % 2**32
+
+
+def test_the_widest_values_fit_with_their_sign() -> None:
+    layout = Layout((Segment("update", 2, 1.0, 2.0**31 - 2),), 32)
+    edge = 2.0**31 - 2
+    assert layout.encode({"update": np.array([edge, -edge])}, SystemRandom()).tolist() == [2**31 - 2, 2**31 + 2]
 
 
 def test_two_encodings_draw_different_roundings() -> None:

@@ -34,7 +34,7 @@ def acted(fleet: Fleet) -> Any:
 
 def offer(fleet: Fleet, message: Any, member: str = ME) -> Any:
     if fleet.server.phase is Phase.MASK:
-        return fleet.server.receive(member, message, vector_digest(fleet.masked[ME]))
+        return fleet.server.receive(member, message, vector_digest(fleet.masked[ME], fleet.context.bits))
     return fleet.server.receive(member, message)
 
 
@@ -443,6 +443,17 @@ def test_only_a_sum_of_the_contexts_shape_is_unmasked(total: np.ndarray) -> None
     fleet.run()
     with pytest.raises(ValueError, match=r"ring|values|vector"):
         fleet.server.unmask(total)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, None])
+def test_a_sum_opens_the_same_with_any_number_of_threads(threads: int | None) -> None:
+    fleet = Fleet(5, values=1000, bits=21)
+    for phase in Phase:
+        fleet.play({"m3"} if phase is Phase.MASK else ())
+    with pytest.raises(ValueError, match="at least one thread"):
+        fleet.server.unmask(fleet.sum.total, threads=0)
+    fleet.server.unmask(fleet.sum.total, threads=threads)
+    np.testing.assert_array_equal(fleet.sum.total, fleet.plain_sum(set(names(5)) - {"m3"}))
 
 
 def test_without_unmasking_the_sum_says_nothing_and_shows_no_secret() -> None:

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sum_fleet import make_context
 
-from secure_agg import ContextInvalid, Layout, LayoutInvalid, Reason, Segment, default_thresholds
+from secure_agg import (
+    ContextInvalid,
+    Graph,
+    Layout,
+    LayoutInvalid,
+    Reason,
+    Segment,
+    SparseGraph,
+    default_thresholds,
+    parameters,
+    thresholds_for,
+)
 from secure_agg.transcript import Purpose, digest, frame
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "secure_agg"
@@ -109,6 +121,8 @@ def test_a_contradicting_layout_is_refused(case: dict[str, Any]) -> None:
         (10, None, (7, 2)),
         (100, None, (61, 20)),
         (200, None, (121, 40)),
+        (201, None, (121, 40)),
+        (1000, None, (601, 200)),
         (3, 0, (2, 0)),
         (2, 0, (2, 0)),
         (5, 0, (3, 0)),
@@ -119,17 +133,92 @@ def test_default_thresholds(n: int, corrupt: int | None, expected: tuple[int, in
 
 
 def test_every_default_makes_a_context_and_is_the_least_threshold_that_does() -> None:
-    for n in range(3, 201):
+    for n in (*range(3, 202), 500, 1000):
         threshold, corrupt = default_thresholds(n)
         assert make_context(n).honest == threshold - corrupt >= 2
         with pytest.raises(ContextInvalid):
             make_context(n, threshold=threshold - 1)
 
 
-@pytest.mark.parametrize(("n", "corrupt"), [(2, None), (1, 0), (201, None), (4, 3), (5, -1)])
+@pytest.mark.parametrize(("n", "corrupt"), [(2, None), (1, 0), (1001, None), (4, 3), (5, -1)])
 def test_no_default_where_no_threshold_would_do(n: int, corrupt: int | None) -> None:
     with pytest.raises(ContextInvalid):
         default_thresholds(n, corrupt)
+
+
+# One choice for both sides of an attempt.
+
+
+@pytest.mark.parametrize(("n", "corrupt"), [(2, 0), (3, None), (5, 0), (40, 3), (200, None)])
+def test_up_to_200_the_thresholds_are_those_of_the_complete_graph(n: int, corrupt: int | None) -> None:
+    expected = (Graph.COMPLETE, *default_thresholds(n, corrupt))
+    assert thresholds_for(n, assumed_corrupt=corrupt) == expected
+    # Shares are of sparse graphs alone.
+    assert thresholds_for(n, assumed_corrupt=corrupt, corrupt=0.3, lost=0.01, sigma=40, absent=9) == expected
+
+
+# n -> k, t, n_C, absent, how many may be missing from the roster.
+SPARSE = {
+    201: (56, 39, 20, 10, 20),
+    500: (98, 71, 50, 25, 33),
+    1000: (124, 90, 100, 50, 79),
+    10000: (160, 116, 1000, 500, 625),
+}
+
+
+@pytest.mark.parametrize("n", SPARSE)
+def test_above_200_they_are_those_of_a_sparse_graph_that_may_miss_half_of_the_lost(n: int) -> None:
+    degree, threshold, corrupt, absent, missing = SPARSE[n]
+    graph, t, n_c = thresholds_for(n)
+    assert graph == SparseGraph(degree, 100_000, 100_000, 80, absent)
+    assert (t, n_c) == (threshold, corrupt)
+    context = make_context(9, cohort=n, threshold=t, assumed_corrupt=n_c, graph=graph)
+    assert n - context.least_roster == missing >= absent
+    # The shares as floats or as fractions, and everything said or left out: the same answer.
+    assert thresholds_for(n, corrupt=0.1, lost=Fraction(1, 10), sigma=80, absent=absent) == (graph, t, n_c)
+
+
+def test_what_a_caller_says_of_a_sparse_graph_counts() -> None:
+    graph, _, corrupt = thresholds_for(1000, corrupt=0.05, lost=0.2, sigma=60, absent=7)
+    assert graph == SparseGraph(graph.degree, 50_000, 200_000, 60, 7)
+    assert corrupt == 50
+    assert thresholds_for(1000, absent=0)[0] == SparseGraph(120, 100_000, 100_000, 80, 0)
+
+
+@pytest.mark.parametrize(("n", "count"), [(201, 0), (201, 1), (300, 29), (999, 100), (7777, 123)])
+def test_a_count_of_corrupt_members_takes_the_place_of_a_share(n: int, count: int) -> None:
+    graph, threshold, corrupt = thresholds_for(n, assumed_corrupt=count, corrupt=0.2)
+    assert corrupt == count
+    context = make_context(9, cohort=n, threshold=threshold, assumed_corrupt=count, graph=graph)
+    assert context.honest >= 2
+
+
+@pytest.mark.parametrize(
+    ("n", "arguments"),
+    [
+        (1, {}),
+        (5, {"assumed_corrupt": 9}),
+        (300, {"assumed_corrupt": -1}),
+        (300, {"assumed_corrupt": 300}),
+        (300, {"corrupt": 0.5, "lost": 0.3}),
+        (300, {"corrupt": 1.5}),
+        (300, {"lost": -0.1}),
+        (300, {"absent": 31}),
+        (300, {"absent": -1}),
+        (300, {"sigma": 0}),
+        (200_000, {}),
+    ],
+)
+def test_where_no_threshold_would_do_there_is_none(n: int, arguments: dict[str, Any]) -> None:
+    with pytest.raises(ContextInvalid):
+        thresholds_for(n, **arguments)
+
+
+def test_thresholds_are_searched_for_once() -> None:
+    first = thresholds_for(8123)
+    before = parameters.evaluate.cache_info().misses
+    assert thresholds_for(8123) == first
+    assert parameters.evaluate.cache_info().misses == before
 
 
 def test_every_reason_has_a_sentence_and_its_name_in_lower_case() -> None:

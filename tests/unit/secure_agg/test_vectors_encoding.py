@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from tacit.token import JoinToken
 from tacit.v1 import federation_pb2 as pb
 from tests.support.fleet import job_document
 from tests.unit.secure_agg.sum_fleet import make_context
+from tests.unit.sparse_graph.sparse_fleet import sparse_context
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "wire"
 AT = AttemptId("questions", 300, 70000)
@@ -88,7 +90,14 @@ FROM_THE_COORDINATOR: dict[str, Any] = {
     "assignment": messages.Assignment("questions", 300, some("document"), some("version"), 299, 600_000),
     "job ended": messages.JobEnded("questions", Reason.REASON_JOB_FINISHED, some("version")),
     "attempt opened": AttemptMessage(AttemptId("triage", 7, 1), messages.AttemptOpened(make_context(9))),
+    "attempt opened, nobody assumed corrupt": AttemptMessage(
+        AttemptId("triage", 7, 1), messages.AttemptOpened(make_context(9, corrupt=0))
+    ),
+    "attempt opened, sparse": AttemptMessage(
+        AttemptId("triage", 7, 1), messages.AttemptOpened(sparse_context(1000, sigma=80, absent=50))
+    ),
     "roster": AttemptMessage(AT, secure_agg.Roster((entry("m0"), entry("m1")))),
+    "roster by digest": AttemptMessage(AT, secure_agg.roster_by_digest(secure_agg.Roster((entry("m0"), entry("m1"))))),
     "received dealings": AttemptMessage(AT, secure_agg.ReceivedDealings((dealt("m1"), dealt("m2")))),
     "survivors": AttemptMessage(AT, secure_agg.Survivors(("m0", "m1", "Z\u00fcrich"))),
     "confirmations": AttemptMessage(
@@ -208,6 +217,13 @@ def test_bytes_that_are_no_message_are_refused(case: dict[str, str]) -> None:
     if not case["says"]:
         with pytest.raises(DecodeError):
             kind.FromString(data)
+        return
+    if "refuses" in case:
+        # There is an attempt, and so something to refuse: the message is read, and its numbers make no context.
+        assert case["refuses"] == secure_agg.Reason.CONTEXT_INVALID.value
+        payload = wire.from_coordinator(kind.FromString(data)).payload
+        with pytest.raises(secure_agg.ContextInvalid, match=re.escape(case["says"])):
+            _ = payload.context
         return
     with pytest.raises(wire.WireInvalid, match=case["says"]):
         read(kind.FromString(data))

@@ -125,7 +125,7 @@ def test_without_a_certificate_there_is_no_going_on_and_the_state_stays() -> Non
     handed = {d: c for d, c in certificates(fleet).items() if c != fleet.identities["m3"].certificate}
     with pytest.raises(Refusal) as caught:
         state.on_roster(roster, handed.values())
-    assert (caught.value.reason, caught.value.member) == (Reason.ROSTER_SIGNATURE_INVALID, "m3")
+    assert (caught.value.reason, caught.value.member) == (Reason.ROSTER_CERTIFICATE_MISSING, "m3")
     assert certificate_digest(fleet.identities["m3"].certificate).hex() in caught.value.detail
     state.on_roster(roster, certificates(fleet).values())
 

@@ -170,9 +170,10 @@ def test_a_stronger_context_is_not_refused() -> None:
 
 
 def test_above_the_limit_of_the_complete_graph_a_sparse_one_is_needed() -> None:
-    assert sparse_context(201).cohort == 201
-    with pytest.raises(ContextInvalid, match="give a SparseGraph"):
-        sparse_context(201, graph=Graph.COMPLETE)
+    complete = {"graph": Graph.COMPLETE, "threshold": 601, "assumed_corrupt": 200}
+    assert sparse_context(1000, **complete).honest == 401
+    with pytest.raises(ContextInvalid, match="ends at 1000; give a SparseGraph"):
+        sparse_context(1001, **complete)
     with pytest.raises(ContextInvalid, match="comes with its numbers"):
         sparse_context(201, graph=Graph.SPARSE)
 

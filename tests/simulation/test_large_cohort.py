@@ -1,0 +1,268 @@
+"""A cohort above 200: both machines on the sparse graph, with rosters by digest, whole rounds in one thread.
+
+What a lying coordinator can make of the numbers of a sparse graph, and of the certificates that a roster names, is here
+too.
+"""
+
+import hashlib
+from dataclasses import replace
+
+import pytest
+
+import secure_agg
+from edge_client.session import states
+from edge_client.session.machine import transition
+from secure_agg import sparse_thresholds
+from tacit.job import Aggregation
+from tacit.messages import AttemptOpened, AttemptRefusal
+from tacit.reason import Reason, word
+from tests.support.fleet import Fleet, job_document
+from tests.unit.sparse_graph.sparse_fleet import verify_once
+
+SIZE, FEW = 250, 210
+VICTIM = "m7"
+
+
+def large(size=SIZE, aggregation=Aggregation()):  # noqa: B008
+    """So many members, all of whom make the cohort; each signature is looked at once, as all share a process."""
+    job = job_document(aggregation, count=1, min_members=205, target_members=size)
+    return Fleet(size, job=job, verify=verify_once)
+
+
+def payload_of(message):
+    return getattr(message, "payload", None)
+
+
+def refusals(fleet, name=VICTIM):
+    return [payload_of(each) for each in fleet.members[name].said if isinstance(payload_of(each), AttemptRefusal)]
+
+
+def test_a_round_of_250_with_dropouts_in_every_phase_opens_the_sum_of_who_is_left():
+    fleet = large()
+    # So many may be lost in all: 25. Two are lost before each phase, by what they are sent in it.
+    phases = [
+        AttemptOpened,
+        secure_agg.DigestRoster,
+        secure_agg.ReceivedDealings,
+        secure_agg.Survivors,
+        secure_agg.Confirmations,
+    ]
+    lost = {f"m{10 * number + at}": kind for number, kind in enumerate(phases, start=1) for at in (1, 2)}
+    sizes = []
+
+    def lose(name, message):
+        if isinstance(payload_of(message), lost.get(name, ())):
+            fleet.kill(name)
+        if isinstance(payload_of(message), secure_agg.DigestRoster):
+            sizes.append(len(message.payload.advertisements))
+
+    fleet.before = lose
+    fleet.connect().run(lambda: bool(fleet.ends()))
+    fleet.check()
+    (end,) = fleet.ends()
+    assert end.published
+    in_sum = {name for name, kind in lost.items() if kind in (secure_agg.Survivors, secure_agg.Confirmations)}
+    assert set(end.survivors) == set(fleet.members) - (lost.keys() - in_sum)
+    assert len(end.survivors) == 244
+    missed = {each.member: each.phase for each in end.dropouts}
+    assert {missed[name] for name, kind in lost.items() if kind is secure_agg.DigestRoster} == {"share"}
+    assert len(sizes) == 248
+    assert set(sizes) == {248}
+    # Nobody looked at more than its neighbours' dealings.
+    context = fleet.members["m0"].state.memory.sent[0]
+    assert context.survivors == frozenset(end.survivors)
+
+
+@pytest.fixture(scope="module")
+def about():
+    """A fleet in which a member is about to hear the numbers of a sparse graph, and that message."""
+    fleet, message = large(), []
+
+    def keep(name, arriving):
+        if name == VICTIM and isinstance(payload_of(arriving), AttemptOpened):
+            message.append(arriving)
+
+    fleet.before = keep
+    # It is never delivered.
+    fleet.lose = lambda name, leaving: isinstance(payload_of(leaving), AttemptOpened) and name == VICTIM
+    sent = fleet._send
+
+    def send(name, leaving):
+        if name == VICTIM and isinstance(payload_of(leaving), AttemptOpened):
+            message.append(leaving)
+        sent(name, leaving)
+
+    fleet._send = send
+    fleet.connect().run(lambda: bool(message))
+    return fleet, message[0]
+
+
+def refused(about, context):
+    """How the member refuses these numbers; it shows no key."""
+    fleet, message = about
+    member = fleet.members[VICTIM]
+    bent = replace(message, payload=AttemptOpened(context))
+    _, effects = transition(member.environment, member.state, states.Received(bent))
+    said = [payload_of(each.message) for each in effects if isinstance(each, states.Say)]
+    assert not any(isinstance(each, secure_agg.Advertisement) for each in said)
+    assert not any(isinstance(each, states.Joined) for each in effects)
+    (refusal,) = [each for each in said if isinstance(each, AttemptRefusal)]
+    (note,) = [each for each in effects if isinstance(each, states.Note) and each.what == "attempt_refused"]
+    assert note.fields["reason"] == word(refusal.reason)
+    assert note.fields["detail"] == refusal.detail
+    return refusal
+
+
+def test_the_numbers_of_a_sparse_graph_are_what_the_member_works_out_itself(about):
+    fleet, message = about
+    context = message.payload.context
+    assert context.sparse is not None
+    assert (context.cohort, context.assumed_corrupt) == (250, 25)
+    assert (context.sparse.sigma, context.sparse.corrupt_millionths, context.sparse.lost_millionths) == (
+        80,
+        100_000,
+        100_000,
+    )
+    member = fleet.members[VICTIM]
+    _, effects = transition(member.environment, member.state, states.Received(message))
+    assert any(isinstance(payload_of(getattr(each, "message", None)), secure_agg.Advertisement) for each in effects)
+
+
+def weaker(context, **change):
+    """The least graph that these weaker numbers ask for, all of them fitting each other."""
+    graph = context.sparse
+    numbers = {
+        "corrupt": graph.corrupt_millionths / 10**6,
+        "lost": graph.lost_millionths / 10**6,
+        "sigma": graph.sigma,
+        "absent": graph.absent,
+        **change,
+    }
+    found, threshold, corrupt = sparse_thresholds(context.cohort, **numbers)
+    return replace(context, graph=found, threshold=threshold, assumed_corrupt=corrupt)
+
+
+CONSISTENT = {
+    "sigma": ({"sigma": 60}, ("sigma (60, not 80)",)),
+    "gamma": ({"corrupt": 0.05}, ("corrupt_millionths (50000, not 100000)", "assumed_corrupt (12, not 25)")),
+    "delta": ({"lost": 0.05}, ("lost_millionths (50000, not 100000)", "degree")),
+    "absent": ({"absent": 0}, ("absent (0, not 12)",)),
+}
+
+
+@pytest.mark.parametrize("number", CONSISTENT)
+def test_weaker_numbers_that_fit_each_other_are_not_those_of_the_job(about, number):
+    change, words = CONSISTENT[number]
+    refusal = refused(about, weaker(about[1].payload.context, **change))
+    assert refusal.reason == Reason.REASON_CONTEXT_UNEXPECTED
+    assert not [each for each in words if each not in refusal.detail], refusal.detail
+
+
+ALONE = {
+    "degree": lambda context: {"graph": replace(context.sparse, degree=context.sparse.degree - 10)},
+    "threshold": lambda context: {"threshold": context.threshold - 1},
+    "sigma": lambda context: {"graph": replace(context.sparse, sigma=60)},
+    "a sigma below any": lambda context: {"graph": replace(context.sparse, sigma=39)},
+    "gamma": lambda context: {"graph": replace(context.sparse, corrupt_millionths=50_000)},
+    "assumed corrupt": lambda context: {"assumed_corrupt": 12},
+    "delta": lambda context: {"graph": replace(context.sparse, lost_millionths=50_000, absent=0)},
+    "absent": lambda context: {"graph": replace(context.sparse, absent=0)},
+    "the graph": lambda context: {"graph": secure_agg.Graph.COMPLETE, "threshold": 200},
+}
+# Alone these contradict the rest; what does not is another context than the job's.
+CONTRADICTING = {"degree", "threshold", "a sigma below any", "gamma", "assumed corrupt"}
+
+
+@pytest.mark.parametrize("number", ALONE)
+def test_one_number_lowered_alone_is_refused_by_name(about, number):
+    context = about[1].payload.context
+    change = ALONE[number](context)
+    if number in CONTRADICTING:
+        with pytest.raises(secure_agg.ContextInvalid) as why:
+            replace(context, **change)
+        refusal = refused(about, str(why.value))
+        assert refusal.reason == Reason.REASON_CONTEXT_INVALID
+        assert str(why.value)[:300] in refusal.detail
+    else:
+        refusal = refused(about, replace(context, **change))
+        assert refusal.reason == Reason.REASON_CONTEXT_UNEXPECTED
+        named = {"delta": "lost_millionths", "the graph": "graph (complete, not sparse)"}.get(number, number)
+        assert named in refusal.detail
+
+
+def test_what_a_job_asks_for_meets_the_members_own_floors():
+    """Every member works out the job's numbers, and its own policy has the last word on them."""
+    fleet = large(aggregation=Aggregation(corrupt_share=0.05))
+    context = None
+
+    def keep(name, message):
+        nonlocal context
+        if isinstance(payload_of(message), AttemptOpened):
+            context = message.payload.context
+
+    fleet.before = keep
+    fleet.connect().run(lambda: bool(refusals(fleet)))
+    assert context.sparse.corrupt_millionths == 50_000
+    (refusal,) = refusals(fleet)
+    assert refusal.reason == Reason.REASON_POLICY_CORRUPTION
+    assert "12 corrupt members, the policy 25" in refusal.detail
+
+
+def test_a_certificate_that_cannot_be_had_is_a_refusal_by_name_and_costs_nobody_else_anything():
+    fleet = large(FEW)
+    withheld = hashlib.sha256(fleet.members["m99"].environment.identity.certificate).digest()
+    everybody = fleet.serves
+    fleet.serves = lambda name, digest: None if (name, digest) == (VICTIM, withheld) else everybody(name, digest)
+    fleet.connect().run(lambda: bool(fleet.ends()))
+    fleet.check()
+    (refusal,) = refusals(fleet)
+    assert refusal.reason == Reason.REASON_ROSTER_CERTIFICATE_MISSING
+    assert "m99" in refusal.detail
+    assert fleet.members[VICTIM].kept == []
+    (end,) = fleet.ends()
+    assert end.published
+    assert (VICTIM, Reason.REASON_ROSTER_CERTIFICATE_MISSING) in {(each.member, each.reason) for each in end.dropouts}
+
+
+def test_what_a_member_knows_is_not_fetched_and_what_it_does_not_is_fetched_once():
+    fleet = large(FEW)
+    certificates = {name: each.environment.identity.certificate for name, each in fleet.members.items()}
+    known = {
+        secure_agg.certificate_digest(certificate): certificate
+        for name, certificate in certificates.items()
+        if name not in ("m98", "m99", VICTIM)
+    }
+    member = fleet.members[VICTIM]
+    member.environment = replace(member.environment, certificate_of=known.get)
+    seen = []
+
+    def again(name, message):
+        # The connection breaks after the roster, and it comes again while the certificates are on their way.
+        if name == VICTIM and isinstance(payload_of(message), secure_agg.DigestRoster) and not seen:
+            seen.append(message)
+            fleet.at(1, lambda: fleet.tell(VICTIM, states.Received(message)))
+
+    fleet.before = again
+    fleet.connect().run(lambda: bool(fleet.ends()))
+    (fetched,) = member.fetched
+    assert len(fetched.digests) == 2
+    assert set(member.kept) == {certificates["m98"], certificates["m99"]}
+    assert refusals(fleet) == []
+    assert len(fleet.members["m0"].fetched[0].digests) == FEW - 1
+
+
+def test_another_roster_while_certificates_are_fetched_is_a_second_one():
+    fleet = large(FEW)
+
+    def twice(name, message):
+        if name == VICTIM and isinstance(payload_of(message), secure_agg.DigestRoster) and not refusals(fleet):
+            shorter = secure_agg.DigestRoster(message.payload.advertisements[:-1])
+            fleet.at(1, lambda: fleet.tell(VICTIM, states.Received(replace(message, payload=shorter))))
+
+    fleet.before = twice
+    fleet.connect().run(lambda: bool(refusals(fleet)))
+    (refusal,) = refusals(fleet)
+    assert refusal.reason == Reason.REASON_SECOND_ROSTER
+    assert "different roster" in refusal.detail
+    said = [payload_of(each) for each in fleet.members[VICTIM].said]
+    assert not any(isinstance(each, secure_agg.Dealing) for each in said)

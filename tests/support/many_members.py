@@ -1,0 +1,84 @@
+"""Many members in one process, for tests of large cohorts: enrolled with tokens, real agents, no training.
+
+    python -m tests.support.many_members FOLDER < TOKENS
+
+Reads lines `NAME TOKEN` until its input ends, enrols each member into FOLDER/home-NAME, says so (`enrolled`, with
+their number), and runs them all until SIGTERM. Everything is a member's own code but training: an update follows from
+the member's name (`benchmarks.members.made_up_update`).
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+
+from tacit.tls import tls_13_only
+
+POLICY = 'schema = 1\nmechanisms = ["none"]\n'
+
+
+def main() -> None:
+    """Command line."""
+    tls_13_only()
+    from tacit.logs import configure
+
+    configure("json", "info")
+    members = dict(line.split() for line in sys.stdin if line.strip())
+    asyncio.run(_all(Path(sys.argv[1]), members))
+    # Threads of a transfer that was cut off need not be waited for.
+    os._exit(0)
+
+
+async def _all(folder: Path, tokens: dict[str, str]) -> None:
+    import structlog
+
+    from edge_client.enrolment import enrol
+
+    for name, token in tokens.items():
+        await enrol(folder / f"home-{name}", token)
+    structlog.get_logger("many_members").info("enrolled", members=len(tokens))
+    task = asyncio.ensure_future(asyncio.gather(*(_member(folder / f"home-{name}") for name in tokens)))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+async def _member(home: Path) -> None:
+    import secure_agg
+    from benchmarks.members import MadeUpPreparer
+    from edge_client.cache import BlobCache
+    from edge_client.home import MemberIdentity
+    from edge_client.journal import Journal
+    from edge_client.privacy.budget import open_budget
+    from edge_client.privacy.policy import Policy
+    from edge_client.session.agent import Agent
+    from edge_client.session.states import Environment
+    from edge_client.watching import LogWatcher
+    from tacit.verification import Verification
+
+    identity = MemberIdentity.load(home)
+    (home / "policy.toml").write_text(POLICY)
+    policy = Policy.from_toml(home / "policy.toml")
+    verification = Verification(identity.root)
+    environment = Environment(
+        identity=identity,
+        federation=identity.federation,
+        verify=verification.verify,
+        key_of=verification.key_of,
+        random=secure_agg.SystemRandom(),
+        policy=policy,
+        certificate_of=verification.certificate_of,
+    )
+    watcher = LogWatcher()
+    with (
+        contextlib.closing(Journal(home / "journal.db", identity.federation)) as journal,
+        open_budget(home, identity, policy, [""]) as budget,
+    ):
+        preparer = MadeUpPreparer(identity.member, policy, budget, BlobCache(home / "cache"), watcher)
+        await Agent(identity, environment, journal, preparer, budget, watcher).run()
+
+
+if __name__ == "__main__":
+    main()
