@@ -43,13 +43,17 @@ class Plan:
     epsilon_of_all_rounds: float | None = None
 
     def segments(self) -> list[secure_agg.Segment]:
-        """The masked vector's segments for the smallest cohort."""
+        """The masked vector's segments, of which a cohort's size changes only the scale."""
         return list(layout_of(self.job, self.job.rounds.min_members).segments)
 
-    @property
-    def bytes_a_round(self) -> int:
-        """Of the masked vector; keys, shares and signatures add a few kilobytes."""
-        return sum(4 * segment.length for segment in self.segments())
+    def bits(self, members: int) -> int:
+        """Of one value in the masked vector of a cohort of so many."""
+        return layout_of(self.job, members).bits
+
+    def bytes_a_round(self, members: int) -> int:
+        """Of the masked vector, packed, in a cohort of so many; keys, shares and signatures come on top."""
+        layout = layout_of(self.job, members)
+        return secure_agg.packed_size(layout.values, layout.bits)
 
     def as_json(self) -> dict[str, Any]:
         """For `--json`."""
@@ -60,7 +64,8 @@ class Plan:
             "epsilon_of_all_rounds": self.epsilon_of_all_rounds,
             "parameters": {tensor.name: list(tensor.shape) for tensor in self.manifest.tensors},
             "segments": {segment.name: segment.length for segment in self.segments()},
-            "bytes_a_round": self.bytes_a_round,
+            "bytes_a_round": self.bytes_a_round(self.job.rounds.min_members),
+            "most_bytes_a_round": self.bytes_a_round(self.job.rounds.target_members),
             "takes_part": not self.refusals,
             "refusals": list(self.refusals),
         }
@@ -167,10 +172,13 @@ def _show(plan: Plan, member: Member) -> None:
     _print("  would send, masked, so that only the sum over the cohort can be read:")
     for tensor in plan.manifest.tensors:
         shape = " x ".join(str(size) for size in tensor.shape)
-        _print(f"    {tensor.name:<40} {shape:>16}  {4 * tensor.size:>12,} bytes")
+        _print(f"    {tensor.name:<40} {shape:>16}  {tensor.size:>12,} values")
     others = [segment.name for segment in plan.segments() if segment.name != "update"]
-    _print(f"    {', '.join(others):<40} {'1 each':>16}  {4 * len(others):>12,} bytes")
-    _print(f"  {plan.bytes_a_round:,} bytes a round")
+    if others:
+        _print(f"    {', '.join(others):<40} {'1 each':>16}  {len(others):>12,} values")
+    sizes = sorted({job.rounds.min_members, job.rounds.target_members})
+    told = [f"{plan.bytes_a_round(size):,} in a cohort of {size} ({plan.bits(size)} bits a value)" for size in sizes]
+    _print(f"  bytes a round: {', '.join(told)}")
     if plan.epsilon_a_round is None:
         _print("  epsilon a round: none is promised; this job adds no noise")
     else:

@@ -19,10 +19,11 @@ from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from edge_client.text import TextEncoder, read_vocabulary, word_tokenizer, wordpiece_tokenizer
 from tacit.bundle import Bundle, BundleInvalid, read_bundle, write_bundle
-from tacit.documents import DocumentInvalid
+from tacit.documents import DocumentInvalid, sentence_of
 from tacit.job import JobDocument, JobSpec, VocabularyFile
 from tacit.manifest import Manifest
 
@@ -53,6 +54,7 @@ def make_job_bundle(
 
     Raises:
         VocabularyInvalid, TableInvalid: a file that cannot be used.
+        DocumentInvalid: a sum of so many values has no room in the ring.
         BundleInvalid: a folder in the way.
     """
     tokenizer = _tokenizer(spec.vocabulary, folder)
@@ -72,13 +74,17 @@ def make_job_bundle(
         )
     manifest = Manifest.of(tensors)
     weights = manifest.encode(manifest.flatten(tensors))
-    document = JobDocument(
-        **{name: getattr(spec, name) for name in type(spec).model_fields if name != "vocabulary"},
-        manifest=manifest.digest(),
-        tokenizer=hashlib.sha256(tokenizer).digest(),
-        weights=hashlib.sha256(weights).digest(),
-        values=manifest.values,
-    )
+    try:
+        document = JobDocument(
+            **{name: getattr(spec, name) for name in type(spec).model_fields if name != "vocabulary"},
+            manifest=manifest.digest(),
+            tokenizer=hashlib.sha256(tokenizer).digest(),
+            weights=hashlib.sha256(weights).digest(),
+            values=manifest.values,
+        )
+    except ValidationError as error:
+        # The grid of noise in the ring depends on the number of values, which the specification did not know.
+        raise DocumentInvalid(f"job {spec.name}: {sentence_of(error)}") from error
     files = {
         "job.json": document.canonical(),
         "manifest.json": manifest.canonical(),

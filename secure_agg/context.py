@@ -96,7 +96,7 @@ class RoundContext:
     application: 32 bytes, digest of everything else an update depends on (job document, recipe, layout,
     bundle, ...).
     model: 32 bytes, digest of the starting version.
-    cohort: n, the size of U0. The roster U1 may be smaller, never below the threshold.
+    cohort: n, the size of U0. The roster U1 may be smaller, never below `least_roster`.
     threshold: t. assumed_corrupt: n_C. values: d, the length of the whole vector. bits: b, the ring is
     Z_{2^b}. graph: complete, or the numbers of a sparse one, where the threshold counts among a member's k neighbours.
     """

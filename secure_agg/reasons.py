@@ -160,14 +160,14 @@ _SENTENCES: dict[Reason, str] = {
     Reason.DEALER_MASKING_KEY_INCONSISTENT: (
         "The dealer's shares do not rebuild the secret half of the masking key it advertised."
     ),
-    Reason.THRESHOLD_LOST: "Fewer members than the threshold are left in this phase.",
+    Reason.THRESHOLD_LOST: "Fewer members are left than the phase needs.",
     Reason.RECONSTRUCTION_FAILED: "A secret needed to open the sum could not be rebuilt from correct shares.",
     Reason.CANCELLED: "The attempt was stopped from outside the protocol.",
     Reason.CONTEXT_INVALID: "The numbers of the attempt contradict each other.",
     Reason.POLICY_REFUSED: "The attempt is weaker than the member's own policy allows.",
     Reason.ATTEMPT_REPLAYED: "The member has already taken part in this or a later round and attempt.",
     Reason.ROSTER_MALFORMED: "A field of a roster entry has the wrong length or is empty.",
-    Reason.ROSTER_TOO_SMALL: "The roster names fewer members than the threshold.",
+    Reason.ROSTER_TOO_SMALL: "The roster names fewer members than the phase needs.",
     Reason.ROSTER_TOO_LARGE: "The roster names more members than the cohort that the context fixes.",
     Reason.ROSTER_MEMBER_DUPLICATE: "The roster names a member twice.",
     Reason.ROSTER_KEY_DUPLICATE: "Two roster entries share a key or a nonce.",
@@ -182,7 +182,7 @@ _SENTENCES: dict[Reason, str] = {
     Reason.ROSTER_OWN_ENTRY_ALTERED: "The roster's entry for this member is not what this member sent.",
     Reason.SECOND_ROSTER: "The keys advertised were already used with a roster.",
     Reason.DEALINGS_MALFORMED: "A dealt message has fields of the wrong length or number.",
-    Reason.DEALINGS_TOO_FEW: "Fewer members than the threshold dealt shares.",
+    Reason.DEALINGS_TOO_FEW: "Fewer members dealt shares than the phase needs.",
     Reason.DEALINGS_DUPLICATE: "The same dealer appears twice among the messages dealt.",
     Reason.DEALINGS_FOREIGN_DEALER: ("A message claims to be dealt by someone who may not deal to this member."),
     Reason.DEALINGS_SIGNATURE_INVALID: ("A dealer's signature does not cover the commitments that were passed on."),
@@ -194,14 +194,14 @@ _SENTENCES: dict[Reason, str] = {
     Reason.SURVIVORS_DUPLICATE: "The list of survivors names a member twice.",
     Reason.SURVIVORS_WITHOUT_SELF: "The list of survivors leaves out the member it was sent to.",
     Reason.SURVIVORS_NOT_DEALT: "The list of survivors names a member whose dealing never arrived here.",
-    Reason.SURVIVORS_TOO_FEW: "The list of survivors is shorter than the threshold.",
+    Reason.SURVIVORS_TOO_FEW: "The list of survivors is shorter than the phase needs.",
     Reason.SECOND_SURVIVORS: "This member already signed a list of survivors in this session.",
     Reason.CONFIRMATIONS_DUPLICATE: "The same member appears twice among the confirmations.",
     Reason.CONFIRMATIONS_FOREIGN_MEMBER: ("A confirmation comes from a member that is not among the survivors."),
     Reason.CONFIRMATIONS_SIGNATURE_INVALID: (
         "A confirmation is not a valid signature over the survivors, model and context this member confirmed."
     ),
-    Reason.CONFIRMATIONS_TOO_FEW: "Fewer survivors than the threshold confirmed.",
+    Reason.CONFIRMATIONS_TOO_FEW: "Fewer survivors confirmed than the phase needs.",
     Reason.SECOND_UNMASK_REQUEST: "This member already revealed its shares once in this session.",
 }
 

@@ -30,7 +30,7 @@ from coordinator.rounds.state import (
 )
 from secure_agg import server as protocol
 from tacit.attempt import AttemptId
-from tacit.job import context_of
+from tacit.job import context_of, largest_cohort
 from tacit.limits import DIGEST_ROSTER_ABOVE
 from tacit.messages import (
     Assignment,
@@ -69,6 +69,7 @@ _MOST_FAULTS = 3
 # How often, of the answers of a large cohort, it is looked whether the shares that are here open the sum; and of how
 # many of the last each is worth a look.
 _LOOKS, _LAST = 64, 16
+_LOOK_SECONDS = 1.0
 _FOR_GOOD = 2**63
 
 
@@ -327,8 +328,9 @@ def _consider_opening(step: _Step, *, window_closed: bool = False) -> None:
     enough = len(ready) >= rounds.target_members or (
         len(ready) >= rounds.min_members and (window_closed or len(ready) == len(state.available))
     )
-    if enough:
-        _open_attempt(step, ready[: rounds.target_members])
+    most = largest_cohort(state.parameters.job, min(len(ready), rounds.target_members)) if enough else 0
+    if most:
+        _open_attempt(step, ready[:most])
     elif window_closed:
         _window_closed_early(step, ready)
 
@@ -449,15 +451,20 @@ def _take(step: _Step, phase: Aggregating, member: str, verdict: Collecting | se
         if member in phase.protocol.waiting or member in phase.protocol.answers:
             _drop(step, member, of_protocol(verdict.reason), verdict.detail, fault=True)
         return
+    if verdict is phase.protocol:
+        return  # A repeat of what is known.
     step.state = replace(step.state, phase=replace(phase, protocol=verdict))
     if _may_be_settled(verdict):
         _advance_if_settled(step)
+    elif verdict.context.sparse is not None:
+        # The last word of those who speak is looked at, whoever else stays silent.
+        step.do(fx.SetTimer(_look(phase), _LOOK_SECONDS))
 
 
 def _may_be_settled(collecting: Collecting) -> bool:
     """Whether an answer more can have ended the phase: to be sure takes a look at everybody, and of a large cohort each
-    answer would pay for all the others. That too few are left comes of losses, and is looked at with each of them; the
-    dealer on a sparse graph whose answer shows that it has too few neighbours left is seen when the phase closes.
+    answer would pay for all the others. That too few are left comes of losses, and is looked at with each of them. On a
+    sparse graph, where an answer can show it as well, everybody is looked at once no answer has come for a second.
     """
     answers, expected = len(collecting.answers), len(collecting.expected)
     if answers + len(collecting.lost) >= expected:
@@ -721,6 +728,10 @@ def _deadline(phase: Aggregating) -> tuple[str | int, ...]:
     return ("phase", phase.attempt.attempt, phase.protocol.phase.value)
 
 
+def _look(phase: Aggregating) -> tuple[str | int, ...]:
+    return ("look", phase.attempt.attempt, phase.protocol.phase.value)
+
+
 def _absence(view: MemberView, member: str) -> tuple[str | int, ...]:
     return ("absent", member, view.session)
 
@@ -731,6 +742,8 @@ def _timer(step: _Step, timer: tuple[str | int, ...]) -> None:
         _consider_opening(step, window_closed=True)
     elif isinstance(phase, Aggregating) and timer == _deadline(phase):
         _close_phase(step)
+    elif isinstance(phase, Aggregating) and timer == _look(phase):
+        _advance_if_settled(step)
     elif isinstance(phase, Aggregating) and timer[0] == "absent":
         member = str(timer[1])
         view = state.members.get(member)

@@ -38,7 +38,8 @@ def next_version(
 ) -> Step:
     """Decodes a sum over `survivors` members of an attempt whose context fixed `cohort`.
 
-    total: uint32 (d + 4,), contiguous and writable. It is overwritten: the returned values are a view of it.
+    total: uint32 (d + 4,), under a mechanism (d,), contiguous and writable. It is overwritten: the returned values are
+    a view of it.
 
     Raises:
         ResultInvalid: a weight or metric outside what that many members can have sent, a value beyond the bound. What

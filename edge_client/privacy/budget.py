@@ -17,7 +17,7 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,7 +38,7 @@ from edge_client.privacy.ledger import (
 from edge_client.privacy.mechanisms import Protection, protection_of
 from edge_client.privacy.overlap import digest_of_marks, marks_key, marks_of
 from edge_client.privacy.policy import Policy, PolicyRefusal
-from edge_client.privacy.receipts import SENDING, Party, Receipt, ReceiptBook, Segment
+from edge_client.privacy.receipts import SENDING, Party, Receipt, ReceiptBook, Segment, SparseNumbers
 from edge_client.privacy.replay import as_events
 from tacit.attempt import AttemptId
 from tacit.job import JobDocument, layout_of
@@ -288,15 +288,18 @@ class Budget:
             event=event,
             reservation=sent.reservation,
             vector=sent.masked.digest,
-            vector_bytes=4 * sent.masked.length,
+            vector_bytes=secure_agg.packed_size(sent.masked.length, context.bits),
+            bits=context.bits,
             segments=tuple(Segment(name=each.name, values=each.length) for each in layout.segments),
             cohort=tuple(
                 Party(member=entry.member, certificate=hashlib.sha256(entry.certificate).digest())
                 for entry in sent.session.entries.values()
             ),
+            cohort_size=context.cohort,
             assumed_corrupt=context.assumed_corrupt,
             threshold=context.threshold,
             honest=context.honest,
+            sparse_graph=None if context.sparse is None else SparseNumbers(**asdict(context.sparse)),
             survivors=None if survivors is None else tuple(sorted(survivors)),
             outcome=outcome,
             result=result or None,

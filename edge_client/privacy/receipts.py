@@ -46,6 +46,7 @@ __all__ = [
     "ReceiptInvalid",
     "Segment",
     "Signer",
+    "SparseNumbers",
     "certificate_from",
     "check_receipt",
 ]
@@ -80,6 +81,18 @@ class Party(Part):
     certificate: Digest
 
 
+class SparseNumbers(Part):
+    """The sparse graph of an attempt above 200 members: with the cohort's size they give `honest` again
+    (`secure_agg.SparseGraph`).
+    """
+
+    degree: _Number
+    corrupt_millionths: _Number
+    lost_millionths: _Number
+    sigma: _Number
+    absent: _Number
+
+
 class Receipt(Document):
     """One attempt, as this member saw it. Digests are SHA-256."""
 
@@ -101,12 +114,18 @@ class Receipt(Document):
     # What left: digest and length of the masked vector, packed as it was sent, and its segments in order.
     vector: Digest
     vector_bytes: _Number
+    # b, the ring's width: bits a value of the vector.
+    bits: Annotated[int, Field(ge=2, le=32)]
     segments: tuple[Segment, ...]
+    # The roster U1, which may be smaller than the n members that the attempt was opened for.
     cohort: tuple[Party, ...]
+    cohort_size: _Number
     # n_C, t and h of the attempt: members assumed to be the coordinator's, threshold, honest inputs in every sum.
     assumed_corrupt: _Number
     threshold: _Number
     honest: _Number
+    # None: the complete graph.
+    sparse_graph: SparseNumbers | None
     # U3, whose inputs the sum holds; None where this member never learned it.
     survivors: tuple[str, ...] | None
     outcome: str

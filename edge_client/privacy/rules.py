@@ -206,15 +206,25 @@ def _on_attempts(policy: "Policy", job: Job) -> Iterator[Verdict]:
         return
     broken = {size: sum(verdict.outcome is not Outcome.OK for verdict in found) for size, found in sizes.items()}
     shown = min(sizes, key=lambda size: (broken[size], size if not broken[size] else -size))
+    largest = max(sizes)
     for at, verdict in enumerate(sizes[shown]):
         refused = [size for size, found in sizes.items() if found[at].outcome is Outcome.REFUSED]
-        if verdict.outcome is Outcome.REFUSED:
-            note = f" (cohorts of the job have {job.rounds.min_members} to {job.rounds.target_members} members)"
-        else:
-            note = f"; attempts of {_ranges(refused, list(sizes))} members would be refused" if refused else ""
-            if refused and refused[-1] > COMPLETE_GRAPH_LIMIT:
+        # A rule that asks nothing says nothing of a cohort.
+        note = _cohorts_of(job, shown, largest, sizes[largest][at].job) if verdict.job else ""
+        if verdict.outcome is not Outcome.REFUSED and refused:
+            note += f"; attempts of {_ranges(refused, list(sizes))} members would be refused"
+            if refused[-1] > COMPLETE_GRAPH_LIMIT:
                 note += f" (above {COMPLETE_GRAPH_LIMIT} some sizes were tried)"
         yield replace(verdict, sentence=verdict.sentence + note)
+
+
+def _cohorts_of(job: Job, shown: int, largest: int, found: str) -> str:
+    """Which cohort a verdict shows, of which there may be, and what the largest has there."""
+    least, most = job.rounds.min_members, job.rounds.target_members
+    if least == most:
+        return f" (cohorts of the job have {most} members)"
+    at_largest = f", in one of {largest} it is {found}" if largest != shown and found != str(largest) else ""
+    return f" (this is in a cohort of {shown}{at_largest}; cohorts of the job have {least} to {most} members)"
 
 
 def _sizes(least: int, most: int) -> list[int]:
@@ -521,6 +531,8 @@ CONDITIONS: tuple[Rule[Conditions], ...] = (
 
 
 _MILLION = 10**6
+# What a job's cohorts above COMPLETE_GRAPH_LIMIT have (`tacit.job.thresholds_of`).
+_SIGMA_OF_JOBS = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -557,7 +569,9 @@ def _least_cohort(policy: "Policy", attempt: Numbers) -> _Finding:
 
 def _least_honest(policy: "Policy", attempt: Numbers) -> _Finding:
     says = "the attempt guarantees {job} honest inputs, the policy wants {policy}"
-    return _Finding(str(attempt.honest), str(policy.least_honest), attempt.honest >= policy.least_honest, says)
+    key = "rounds.min_members" if attempt.sigma is None else "aggregation.lost_share"
+    advice = f"a job with a larger {key} guarantees more, or lower least_honest"
+    return _Finding(str(attempt.honest), str(policy.least_honest), attempt.honest >= policy.least_honest, says, advice)
 
 
 def _assumed_corrupt(policy: "Policy", attempt: Numbers) -> _Finding:
@@ -572,7 +586,18 @@ def _assumed_corrupt(policy: "Policy", attempt: Numbers) -> _Finding:
         # Of a large cohort the protocol fixes no number; the policy's share stands for it.
         wanted = attempt.cohort * _millionths(policy.least_corrupt_share) // _MILLION
     says = "the attempt assumes {job} corrupt members, the policy {policy}"
-    advice = "a member that trusts the coordinator's enrolment writes assumed_corrupt = 0"
+    if attempt.cohort <= COMPLETE_GRAPH_LIMIT:
+        advice = "a member that trusts the coordinator's enrolment writes assumed_corrupt = 0"
+    elif policy.assumed_corrupt is None:
+        advice = (
+            f"above {COMPLETE_GRAPH_LIMIT} members least_corrupt_share stands for it: a job that assumes a larger "
+            "share would do, or a smaller least_corrupt_share of a member that trusts the coordinator's enrolment"
+        )
+    else:
+        advice = (
+            "a job that assumes more would do; a number meant for small cohorts is better left out, since above "
+            f"{COMPLETE_GRAPH_LIMIT} members least_corrupt_share then stands for it"
+        )
     return _Finding(str(attempt.assumed_corrupt), str(wanted), attempt.assumed_corrupt >= wanted, says, advice)
 
 
@@ -606,7 +631,11 @@ def _least_sigma(policy: "Policy", attempt: Numbers) -> _Finding:
             "complete", str(least), True, "the attempt's graph is {job}, and the policy's {policy} bits are met"
         )
     says = "the attempt's graph keeps its promise but for 2^-{job}, the policy wants 2^-{policy}"
-    return _Finding(str(attempt.sigma), str(least), attempt.sigma >= least, says)
+    advice = (
+        f"jobs have {_SIGMA_OF_JOBS} bits and cannot ask for more; lower least_sigma, or keep to jobs of up to "
+        f"{COMPLETE_GRAPH_LIMIT} members"
+    )
+    return _Finding(str(attempt.sigma), str(least), attempt.sigma >= least, says, advice)
 
 
 ATTEMPT: tuple[Rule[Numbers], ...] = (

@@ -72,6 +72,8 @@ _TAKE_A_WHILE = (
     secure_agg.ReceivedDealings,
     secure_agg.Confirmations,
 )
+# Messages of the coordinator that are read and not worked out yet: a roster has up to 13 MiB.
+_MESSAGES_AHEAD = 16
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 30.0
 _CLOCK_SKEW_MS = 5 * 60 * 1000
 
@@ -107,6 +109,15 @@ def _takes_a_while(event: m.Event) -> bool:
         and isinstance(event.message, AttemptMessage)
         and isinstance(event.message.payload, _TAKE_A_WHILE)
     )
+
+
+def _attempt_of(event: m.Event) -> AttemptId | None:
+    """The attempt that an event belongs to, where it is the coordinator that waits for its answer."""
+    if isinstance(event, m.CertificatesFetched):
+        return event.attempt
+    if isinstance(event, m.Received) and isinstance(event.message, AttemptMessage):
+        return event.message.attempt
+    return None
 
 
 class AgentStopped(Exception):
@@ -196,6 +207,7 @@ class Agent:
         self._process = os.urandom(16)
         self._state = m.MemberState(journal.memory())
         self._events: asyncio.Queue[m.Event] = asyncio.Queue()
+        self._room = asyncio.Semaphore(_MESSAGES_AHEAD)
         self._outgoing: asyncio.Queue[FromMember] | None = None
         self._stub: federation_pb2_grpc.FederationServiceStub | None = None
         self._linked = asyncio.Event()
@@ -279,6 +291,8 @@ class Agent:
                         case Standby():
                             log.info("standby", detail=message.detail)
                         case Assignment() | JobEnded() | AttemptMessage():
+                            # What waits to be worked out is bounded: beyond it the coordinator's line is not read.
+                            await self._room.acquire()
                             self._events.put_nowait(m.Received(message))
                 return "the coordinator ended the session"
             except wire.WireInvalid as error:
@@ -334,28 +348,36 @@ class Agent:
         while True:
             event = await self._events.get()
             try:
-                if _takes_a_while(event):
-                    # The state is assigned here, on the loop; and no other event is worked out before.
-                    worked = await asyncio.to_thread(transition, self._environment, self._state, event)
-                    self._state, effects = worked
-                else:
-                    self._state, effects = transition(self._environment, self._state, event)
-            except Exception as error:
-                log.error("message_failed", kind=type(event).__name__, error=str(error), exc_info=error)
-                if isinstance(event, m.Received) and isinstance(event.message, AttemptMessage):
-                    refusal = AttemptRefusal(Reason.REASON_INTERNAL, "the member's own log says more")
-                    self._carry_out(m.Say(AttemptMessage(event.message.attempt, refusal)))
-                continue
-            for effect in effects:
-                try:
-                    self._carry_out(effect)
-                except (sqlite3.Error, OSError) as error:
-                    # The journal's disk. What follows in this step must not happen without what could not be written.
-                    log.error("journal_failing", error=str(error))
-                    if isinstance(effect, m.Joined | m.Opened | m.Signed):
-                        detail = "this member cannot write its journal"
-                        self._events.put_nowait(m.MaskingFailed(effect.attempt, Reason.REASON_LEDGER_FAILING, detail))
-                        break
+                await self._work(event)
+            finally:
+                if isinstance(event, m.Received):
+                    self._room.release()
+
+    async def _work(self, event: m.Event) -> None:
+        try:
+            if _takes_a_while(event):
+                # The state is assigned here, on the loop; and no other event is worked out before.
+                worked = await asyncio.to_thread(transition, self._environment, self._state, event)
+                self._state, effects = worked
+            else:
+                self._state, effects = transition(self._environment, self._state, event)
+        except Exception as error:
+            log.error("message_failed", kind=type(event).__name__, error=str(error), exc_info=error)
+            if (attempt := _attempt_of(event)) is not None:
+                refusal = AttemptRefusal(Reason.REASON_INTERNAL, "the member's own log says more")
+                self._carry_out(m.Say(AttemptMessage(attempt, refusal)))
+            return
+        for effect in effects:
+            try:
+                self._carry_out(effect)
+            except (sqlite3.Error, OSError) as error:
+                log.error("journal_failing", error=str(error))
+                if isinstance(effect, m.Joined | m.Opened | m.Signed):
+                    # What follows in this step must not happen without what could not be written; and the attempt is
+                    # left before the next message, which would be answered as if it were.
+                    detail = "this member cannot write its journal"
+                    await self._work(m.MaskingFailed(effect.attempt, Reason.REASON_LEDGER_FAILING, detail))
+                    return
 
     def _carry_out(self, effect: m.Effect) -> None:
         match effect:
@@ -571,6 +593,12 @@ class Agent:
             return
         except (secure_agg.EncodingInvalid, RuntimeError) as error:
             self._events.put_nowait(m.MaskingFailed(effect.attempt, Reason.REASON_VECTOR_INVALID, str(error)))
+            return
+        except Exception as error:
+            # Nobody waits for this task: what it does not say, nobody hears.
+            log.error("masking_failed", attempt=str(effect.attempt), error=str(error), exc_info=error)
+            detail = f"masking failed ({type(error).__name__}); the member's own log says how"
+            self._events.put_nowait(m.MaskingFailed(effect.attempt, Reason.REASON_INTERNAL, detail))
             return
         try:
             self._budget.sending(effect.attempt, held.reserved, effect.stage.seat.session, message)

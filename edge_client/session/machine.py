@@ -177,6 +177,7 @@ def _preparation_failed(step: _Step, event: PreparationFailed) -> None:
 
 
 def _decline(step: _Step, assignment: Assignment, reason: Reason, detail: str) -> None:
+    detail = detail[:_LONGEST_DETAIL]
     decline = Decline(assignment.job, assignment.round, reason, detail)
     step.enter(assignment.job, Waiting(decline))
     step.do(
@@ -431,6 +432,9 @@ def _guarded(step: _Step, phase: InAttempt, advance: Callable[[], None]) -> None
         _refuse(step, phase, of_protocol(refusal.reason), about + (refusal.detail or refusal.reason.sentence))
     except PolicyRefusal as refusal:
         _refuse(step, phase, refusal.reason, refusal.detail)
+    except secure_agg.IdentityInvalid as error:
+        # A certificate that was good when the roster was checked, and ended before its key was looked at.
+        _refuse(step, phase, Reason.REASON_ROSTER_SIGNATURE_INVALID, str(error))
 
 
 # What people call the message that each stage waits for.
@@ -562,7 +566,12 @@ def _masking_failed(step: _Step, event: MaskingFailed) -> None:
         _refuse(step, phase, event.reason, event.detail)
 
 
+# Characters of a refusal: some hold what the coordinator sent.
+_LONGEST_DETAIL = 500
+
+
 def _say_refusal(step: _Step, attempt: AttemptId, reason: Reason, detail: str) -> None:
+    detail = detail[:_LONGEST_DETAIL]
     step.do(
         Note(
             "attempt_refused",
@@ -582,7 +591,8 @@ def _refuse(step: _Step, phase: InAttempt, reason: Reason, detail: str) -> None:
         return
     step.do(Discard(phase.attempt.job))
     assignment = phase.holding.assignment
-    step.enter(phase.attempt.job, Waiting(Decline(assignment.job, assignment.round, reason, detail)))
+    decline = Decline(assignment.job, assignment.round, reason, detail[:_LONGEST_DETAIL])
+    step.enter(phase.attempt.job, Waiting(decline))
 
 
 def _leave_attempt(step: _Step, phase: InAttempt, ended: AttemptEnded) -> None:

@@ -11,7 +11,17 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from secure_agg import COMPLETE_GRAPH_LIMIT, Graph, Grid, Layout, RoundContext, Segment, SparseGraph, thresholds_for
+from secure_agg import (
+    COMPLETE_GRAPH_LIMIT,
+    ContextInvalid,
+    Graph,
+    Grid,
+    Layout,
+    RoundContext,
+    Segment,
+    SparseGraph,
+    thresholds_for,
+)
 from tacit.documents import Digest, Document, Part
 from tacit.limits import MOST_MEMBERS
 from tacit.mechanism import (
@@ -38,6 +48,7 @@ __all__ = [
     "application_digest",
     "context_of",
     "grid_of",
+    "largest_cohort",
     "layout_of",
     "promise_of",
     "thresholds_of",
@@ -56,7 +67,7 @@ _WIDEST_RING = 32
 # The ring's step: of the deviation of noise that is added before encoding, or of the bound on a coordinate.
 _STEP_OF_DEVIATION = 2.0**-6
 _STEP_OF_BOUND = 2.0**-24
-_FINEST_SCALE, _COARSEST_SCALE = 2.0**40, 2.0**-128
+_FINEST, _COARSEST_SCALE = 40, 2.0**-128
 # No magnitude of `edge_client.privacy.noise`'s Laplace is larger, in scales: -ln 2^-64.
 _LARGEST_LAPLACE = 64 * math.log(2)
 
@@ -150,7 +161,7 @@ class Aggregation(Part):
     lost_share: float = Field(default=0.1, ge=0, lt=1)
 
     # Every coordinate of an update lies within +- this; what lies beyond is clipped.
-    coordinate_bound: float = Field(default=1.0, gt=0, le=1e6)
+    coordinate_bound: float = Field(default=1.0, ge=1e-12, le=1e6)
     # L2 norm an update is clipped to before that; none = as it is.
     clip: float | None = Field(default=None, gt=0)
     # A member's weight is its number of examples, at most this.
@@ -214,7 +225,7 @@ class _JobBody(Document):
             case DistributedGaussian(honest=counted) if counted > honest:
                 raise ValueError(
                     f"mechanism.honest: a cohort of {weakest} guarantees {honest} honest inputs, the noise counts on "
-                    f"{counted}; lower it, or change rounds.min_members"
+                    f"{counted}; lower it, or {self._more_honest(weakest)}"
                 )
         return self
 
@@ -229,13 +240,44 @@ class _JobBody(Document):
         """
         least, most = self.rounds.min_members, self.rounds.target_members
         sizes = {least, most, min(max(least, COMPLETE_GRAPH_LIMIT + 1), most)}
-        return min((_promised(self.aggregation, size).honest, size) for size in sizes)
+        return min((self._honest_of(size), size) for size in sorted(sizes))
+
+    def _honest_of(self, cohort: int) -> int:
+        try:
+            return _promised(self.aggregation, cohort).honest
+        except ContextInvalid as error:
+            raise ValueError(f"{self._keys_of_thresholds(cohort)}: {error}") from error
+
+    def _keys_of_thresholds(self, cohort: int) -> str:
+        """The keys that the thresholds of a cohort of this size follow from."""
+        size = "rounds.min_members" if cohort == self.rounds.min_members else "rounds.target_members"
+        if cohort <= COMPLETE_GRAPH_LIMIT:
+            return f"aggregation.assumed_corrupt or {size}"
+        corrupt = "corrupt_share" if self.aggregation.assumed_corrupt is None else "assumed_corrupt"
+        return f"aggregation.{corrupt}, aggregation.lost_share or {size}"
+
+    def _more_honest(self, weakest: int) -> str:
+        """What gives the weakest cohort more honest inputs: on a sparse graph a larger one gives few more, and one that
+        may lose more members has more neighbours.
+        """
+        if weakest <= COMPLETE_GRAPH_LIMIT:
+            return "raise rounds.min_members"
+        more = "raise aggregation.lost_share"
+        if self.rounds.min_members > COMPLETE_GRAPH_LIMIT:
+            return more
+        return f"{more}, or lower rounds.target_members to {COMPLETE_GRAPH_LIMIT}"
 
 
 class JobSpec(_JobBody):
     """A job as the operator writes it: `coordinator job bundle job.toml`."""
 
     vocabulary: VocabularyFile
+
+    @model_validator(mode="after")
+    def _layout(self) -> Self:
+        # How many values the model has shows when the bundle is made; what one of them has no room for, none has.
+        _check_layout(self, values=1)
+        return self
 
 
 class JobDocument(_JobBody):
@@ -245,6 +287,11 @@ class JobDocument(_JobBody):
     tokenizer: Digest
     weights: Digest
     values: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _layout(self) -> Self:
+        _check_layout(self, self.values)
+        return self
 
     @property
     def blobs(self) -> tuple[bytes, ...]:
@@ -260,11 +307,15 @@ def grid_of(job: JobDocument) -> Grid:
     """
     if not isinstance(job.mechanism, DistributedGaussian):
         raise ValueError(f"job {job.name} has no noise in the ring; its mechanism is {job.mechanism.name}")
+    return _grid(job, job.mechanism, job.values)
+
+
+def _grid(job: _JobBody, mechanism: DistributedGaussian, values: int) -> Grid:
     return Grid(
-        clip=job.mechanism.clip,
-        noise_multiplier=job.mechanism.noise_multiplier,
-        honest=job.mechanism.honest,
-        values=job.values,
+        clip=mechanism.clip,
+        noise_multiplier=mechanism.noise_multiplier,
+        honest=mechanism.honest,
+        values=values,
         members=job.rounds.target_members,
     )
 
@@ -283,24 +334,60 @@ def layout_of(job: JobDocument, members: int) -> Layout:
     Raises:
         LayoutInvalid: the sum could wrap.
     """
-    asked = job.aggregation.bits
-    wanted = _segments(job)
-    bits = asked or min(_WIDEST_RING, max(_bits_needed(segment, members) for segment, _ in wanted))
-    segments = (
-        segment if finest is None else _as_fine_as_fits(segment, members, bits, finest) for segment, finest in wanted
-    )
-    layout = Layout(tuple(segments), bits)
+    layout = Layout(*_fitted(job, job.values, members))
     layout.check_no_wrap(members)
     return layout
 
 
-def _segments(job: JobDocument) -> tuple[tuple[Segment, float | None], ...]:
+def _check_layout(job: _JobBody, values: int) -> None:
+    """That a sum of the largest cohort has room: smaller ones then have it, since a sum needs more bits the more there
+    are.
+
+    Raises:
+        ValueError: with the keys to change.
+    """
+    members = job.rounds.target_members
+    try:
+        segments, bits = _fitted(job, values, members)
+    except (ValueError, OverflowError) as error:
+        # No grid, or numbers that a float does not hold.
+        raise ValueError(f"mechanism, rounds.target_members: {error}") from error
+    needed = max(_bits_needed(segment, members) for segment in segments)
+    if needed <= bits:
+        return
+    each, lower = "", ["rounds.target_members"]
+    match job.mechanism:
+        case NoMechanism():
+            each = f" with weights up to {job.aggregation.max_weight} (aggregation.max_weight)"
+            lower.insert(0, "aggregation.max_weight")
+        case DistributedGaussian():
+            each = " with this noise"
+    given = job.aggregation.bits
+    key = lower[0] if given is None else "aggregation.bits"
+    widen = "" if given is None else ("leave bits out, or " if needed > _WIDEST_RING else f"raise it to {needed}, or ")
+    raise ValueError(
+        f"{key}: the sum of {members} members (rounds.target_members){each} needs {needed} bits and has {bits}; "
+        f"{widen}lower {' or '.join(lower)}"
+    )
+
+
+def _fitted(job: _JobBody, values: int, members: int) -> tuple[tuple[Segment, ...], int]:
+    """Segments and bits of `layout_of`, whether the sum fits or not. Raises LayoutInvalid: there is no grid."""
+    wanted = _segments(job, values)
+    bits = job.aggregation.bits or min(_WIDEST_RING, max(_bits_needed(segment, members) for segment, _ in wanted))
+    segments = (
+        segment if finest is None else _as_fine_as_fits(segment, members, bits, finest) for segment, finest in wanted
+    )
+    return tuple(segments), bits
+
+
+def _segments(job: _JobBody, values: int) -> tuple[tuple[Segment, float | None], ...]:
     """Each segment with the scale it should have at least, and the finest it may have; None where it is fixed."""
 
     def update(bound: float, step: float) -> tuple[Segment, float]:
         # A power of two, so that scaling itself is exact.
-        scale = min(2.0 ** -math.floor(math.log2(step)), _FINEST_SCALE)
-        return Segment("update", job.values, scale, bound), _FINEST_SCALE
+        scale = 2.0 ** min(-math.floor(math.log2(step)), _FINEST)
+        return Segment("update", values, scale, bound), 2.0**_FINEST
 
     match job.mechanism:
         case NoMechanism():
@@ -323,8 +410,8 @@ def _segments(job: JobDocument) -> tuple[tuple[Segment, float | None], ...]:
         case LaplaceUpdate(bound=bound, epsilon=epsilon):
             scale = 2 * bound / epsilon
             return (update(bound + _LARGEST_LAPLACE * scale, scale * _STEP_OF_DEVIATION),)
-        case DistributedGaussian():
-            return ((grid_of(job).segment("update"), None),)
+        case DistributedGaussian() as mechanism:
+            return ((_grid(job, mechanism, values).segment("update"), None),)
 
 
 def _bits_needed(segment: Segment, members: int) -> int:
@@ -383,6 +470,19 @@ def _promised(numbers: Aggregation, members: int) -> RoundContext:
         bits=_WIDEST_RING,
         graph=graph,
     )
+
+
+def largest_cohort(job: JobDocument, members: int) -> int:
+    """The most of so many members that make a cohort whose sum holds the honest inputs that the noise counts on; 0
+    where no cohort of this job does. All of them but for `distributed-gaussian` on sparse graphs, where h falls and
+    rises by one from size to size: a few members then wait for the next attempt.
+    """
+    if not isinstance(job.mechanism, DistributedGaussian):
+        return members
+    for size in range(members, job.rounds.min_members - 1, -1):
+        if promise_of(job, size).honest >= job.mechanism.honest:
+            return size
+    return 0
 
 
 def context_of(

@@ -13,6 +13,9 @@ __all__ = [
     "MOST_FROM_COORDINATOR",
     "MOST_FROM_MEMBER",
     "MOST_MEMBERS",
+    "MOST_NAME",
+    "MOST_NEIGHBOURS",
+    "MOST_PATH",
 ]
 
 # Members of a cohort. What a round costs the coordinator's line grows with the square: everybody is sent the roster.
@@ -29,14 +32,15 @@ CERTIFICATES_IN_A_PART = 64
 
 # Bytes of the parts, as protobuf writes them: tag and length before each field, an entry's own before it.
 _ENTRY = 4
-_NAME = 63 + 2
+MOST_NAME = 63
+_NAME = MOST_NAME + 2
 _DIGEST = _KEY = _NONCE = 32 + 2
 _SEALED = 82 + 2
 _SHARE = 33 + 2
 # The longest key that is certified has 8192 bits. Of the keys that members make (3072) a signature has 384 bytes.
 _SIGNATURE = 1024 + 3
-# secure_agg.parameters.MOST_NEIGHBOURS: at the defaults 156 of 10,000. Their tree is twelve digests high.
-_MOST_NEIGHBOURS = 4096
+# secure_agg.parameters.MOST_NEIGHBOURS: at the defaults 156 of 10,000. Their tree is so many digests high.
+MOST_NEIGHBOURS, MOST_PATH = 4096, 12
 _MEBIBYTE = 1024 * 1024
 
 
@@ -51,14 +55,14 @@ MOST_FROM_COORDINATOR = _room(
     max(
         MOST_MEMBERS * (_ENTRY + _NAME + _DIGEST + 2 * _KEY + _NONCE + _SIGNATURE),
         MOST_MEMBERS * (_ENTRY + _NAME + _SIGNATURE),
-        _MOST_NEIGHBOURS * (_ENTRY + _NAME + _SEALED + 3 * _DIGEST + 12 * _DIGEST + _SIGNATURE),
+        MOST_NEIGHBOURS * (_ENTRY + _NAME + _SEALED + 3 * _DIGEST + MOST_PATH * _DIGEST + _SIGNATURE),
     )
 )
 
 # A dealing to 4096 neighbours, and two shares of each of them revealed; chunks of vectors have 384 KiB or less.
 MOST_FROM_MEMBER = _room(
     max(
-        _MOST_NEIGHBOURS * (_ENTRY + _NAME + _SEALED + 2 * _DIGEST),
-        _MOST_NEIGHBOURS * 2 * (_ENTRY + _NAME + _SHARE),
+        MOST_NEIGHBOURS * (_ENTRY + _NAME + _SEALED + 2 * _DIGEST),
+        MOST_NEIGHBOURS * 2 * (_ENTRY + _NAME + _SHARE),
     )
 )

@@ -5,7 +5,8 @@ the business of the phase that receives it. What cannot be parsed raises `WireIn
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from google.protobuf.message import Message
 
@@ -13,6 +14,7 @@ import secure_agg
 from secure_agg import ContextInvalid, Graph, RoundContext, SparseGraph
 from tacit import messages
 from tacit.attempt import AttemptId
+from tacit.limits import MOST_MEMBERS, MOST_NAME, MOST_NEIGHBOURS, MOST_PATH
 from tacit.messages import AttemptMessage, CoordinatorPayload, FromCoordinator, FromMember, MemberPayload
 from tacit.reason import Reason
 from tacit.v1 import federation_pb2 as pb
@@ -31,7 +33,7 @@ __all__ = [
 
 
 _DETAIL_LENGTH, _VERSION_LENGTH = 500, 64
-_MOST_PATTERNS = 64
+_MOST_PATTERNS = _MOST_VERSIONS = 64
 _PATTERN = re.compile(r"[a-z0-9._*?-]{1,63}")
 
 
@@ -147,7 +149,7 @@ def from_member(message: pb.MemberMessage) -> FromMember:
         case "hello":
             hello = message.hello
             return messages.Hello(
-                protocol_versions=tuple(hello.protocol_versions),
+                protocol_versions=tuple(_few(hello.protocol_versions, _MOST_VERSIONS, "protocol versions")),
                 software_version=_text(hello.software_version, _VERSION_LENGTH),
                 process=hello.process,
                 admits=_patterns(hello.admits),
@@ -199,27 +201,27 @@ def _member_payload(message: pb.MemberMessage) -> MemberPayload:
         case "dealing":
             dealing = message.dealing
             return secure_agg.Dealing(
-                dealer=dealing.dealer,
+                dealer=_name(dealing.dealer),
                 seed_commitment=dealing.seed_commitment,
                 shares=tuple(
                     secure_agg.DealtShare(
-                        receiver=share.receiver,
+                        receiver=_name(share.receiver),
                         sealed=share.sealed,
                         masking_commitment=share.masking_commitment,
                         seed_commitment=share.seed_commitment,
                     )
-                    for share in dealing.shares
+                    for share in _few(dealing.shares, MOST_NEIGHBOURS, "shares")
                 ),
                 signature=dealing.signature,
             )
         case "confirmation":
-            return secure_agg.Confirmation(message.confirmation.member, message.confirmation.signature)
+            return secure_agg.Confirmation(_name(message.confirmation.member), message.confirmation.signature)
         case "unmasking":
             unmasking = message.unmasking
             return secure_agg.Unmasking(
-                member=unmasking.member,
-                seed_shares=tuple(_revealed_from_pb(share) for share in unmasking.seed_shares),
-                masking_shares=tuple(_revealed_from_pb(share) for share in unmasking.masking_shares),
+                member=_name(unmasking.member),
+                seed_shares=_all_revealed(unmasking.seed_shares),
+                masking_shares=_all_revealed(unmasking.masking_shares),
             )
         case "refusal":
             return messages.AttemptRefusal(
@@ -354,32 +356,32 @@ def _coordinator_payload(message: pb.CoordinatorMessage) -> CoordinatorPayload:
         case "attempt_opened":
             return messages.AttemptOpened(_context_from_pb(message.attempt_opened))
         case "roster":
-            return secure_agg.Roster(tuple(map(_advertisement_from_pb, message.roster.advertisements)))
+            whole = _few(message.roster.advertisements, MOST_MEMBERS, "members")
+            return secure_agg.Roster(tuple(map(_advertisement_from_pb, whole)))
         case "digest_roster":
-            entries = message.digest_roster.advertisements
+            entries = _few(message.digest_roster.advertisements, MOST_MEMBERS, "members")
             return secure_agg.DigestRoster(tuple(map(_digest_advertisement_from_pb, entries)))
         case "received_dealings":
             return secure_agg.ReceivedDealings(
                 tuple(
                     secure_agg.ReceivedDealing(
-                        dealer=dealing.dealer,
+                        dealer=_name(dealing.dealer),
                         sealed=dealing.sealed,
                         masking_share_commitment=dealing.masking_share_commitment,
                         seed_share_commitment=dealing.seed_share_commitment,
                         seed_commitment=dealing.seed_commitment,
-                        path=tuple(dealing.path),
+                        path=tuple(_few(dealing.path, MOST_PATH, "digests of a path")),
                         signature=dealing.signature,
                     )
-                    for dealing in message.received_dealings.dealings
+                    for dealing in _few(message.received_dealings.dealings, MOST_NEIGHBOURS, "dealings")
                 )
             )
         case "survivors":
-            return secure_agg.Survivors(tuple(message.survivors.members))
+            return secure_agg.Survivors(tuple(map(_name, _few(message.survivors.members, MOST_MEMBERS, "members"))))
         case "confirmations":
+            signed = _few(message.confirmations.confirmations, MOST_MEMBERS, "confirmations")
             return secure_agg.Confirmations(
-                tuple(
-                    secure_agg.Confirmation(item.member, item.signature) for item in message.confirmations.confirmations
-                )
+                tuple(secure_agg.Confirmation(_name(item.member), item.signature) for item in signed)
             )
         case "attempt_ended":
             ended = message.attempt_ended
@@ -416,7 +418,7 @@ def _advertisement_to_pb(message: secure_agg.Advertisement) -> pb.Advertisement:
 
 def _advertisement_from_pb(message: pb.Advertisement) -> secure_agg.Advertisement:
     return secure_agg.Advertisement(
-        member=message.member,
+        member=_name(message.member),
         certificate=message.certificate,
         masking_key=message.masking_key,
         sealing_key=message.sealing_key,
@@ -438,7 +440,7 @@ def _digest_advertisement_to_pb(message: secure_agg.DigestAdvertisement) -> pb.D
 
 def _digest_advertisement_from_pb(message: pb.DigestAdvertisement) -> secure_agg.DigestAdvertisement:
     return secure_agg.DigestAdvertisement(
-        member=message.member,
+        member=_name(message.member),
         certificate_digest=message.certificate_digest,
         masking_key=message.masking_key,
         sealing_key=message.sealing_key,
@@ -452,7 +454,11 @@ def _revealed_to_pb(share: secure_agg.RevealedShare) -> pb.RevealedShare:
 
 
 def _revealed_from_pb(share: pb.RevealedShare) -> secure_agg.RevealedShare:
-    return secure_agg.RevealedShare(dealer=share.dealer, share=share.share)
+    return secure_agg.RevealedShare(dealer=_name(share.dealer), share=share.share)
+
+
+def _all_revealed(shares: Sequence[pb.RevealedShare]) -> tuple[secure_agg.RevealedShare, ...]:
+    return tuple(_revealed_from_pb(share) for share in _few(shares, MOST_NEIGHBOURS, "shares"))
 
 
 def _context_to_pb(ref: pb.AttemptRef, context: RoundContext) -> pb.AttemptOpened:
@@ -516,18 +522,38 @@ def _present(message: Message, names: Iterable[str], what: str) -> dict[str, int
     return {name: getattr(message, name) for name in names}
 
 
+_Item = TypeVar("_Item")
+
+
+def _few(items: Sequence[_Item], most: int, what: str) -> Sequence[_Item]:
+    """The items, before anything is made of them: protobuf packs a million empty ones into a message of two megabytes.
+
+    Raises:
+        WireInvalid: more than any cohort has.
+    """
+    if len(items) > most:
+        raise WireInvalid(f"{len(items)} {what} in one message; there are at most {most}")
+    return items
+
+
+def _name(value: str) -> str:
+    """A member's name, which goes into logs and refusals before it is checked against a certificate."""
+    if len(value) > MOST_NAME:
+        raise WireInvalid(f"a member's name has at most {MOST_NAME} characters")
+    return value
+
+
 def _text(value: str, longest: int) -> str:
     """Text from the other side, for logs and tables: no control characters, and no more than a line of it."""
     return "".join(letter if letter.isprintable() else " " for letter in value[:longest])
 
 
-def _patterns(values: Iterable[str]) -> tuple[str, ...]:
-    patterns = tuple(values)
-    if len(patterns) > _MOST_PATTERNS or any(_PATTERN.fullmatch(pattern) is None for pattern in patterns):
+def _patterns(values: Sequence[str]) -> tuple[str, ...]:
+    if len(values) > _MOST_PATTERNS or any(_PATTERN.fullmatch(pattern) is None for pattern in values):
         raise WireInvalid(
             f"at most {_MOST_PATTERNS} patterns of job names, of a-z, 0-9, dot, dash, underscore, * and ?"
         )
-    return patterns
+    return tuple(values)
 
 
 def _reason(number: Reason) -> Reason:

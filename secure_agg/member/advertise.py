@@ -83,6 +83,7 @@ class AwaitingRoster:
         """
         self._once.check()
         self._check_size(len(roster.advertisements))
+        _check_digests(roster)
         return unknown(roster, self._own_certificate(), self._certificate_of)
 
     def on_roster(
@@ -95,6 +96,7 @@ class AwaitingRoster:
         self._once.check()
         self._check_size(len(roster.advertisements))
         if isinstance(roster, DigestRoster):
+            _check_digests(roster)
             roster = self._whole(roster, certificates)
         self._check_roster(roster)
         session = Session.of(self.context, roster.advertisements)
@@ -162,6 +164,13 @@ class AwaitingRoster:
             self._sealing.agreed(entry.sealing_key)
         except KeyInvalid as error:
             raise Refusal(Reason.ROSTER_KEY_INVALID, entry.member, str(error)) from None
+
+
+def _check_digests(roster: DigestRoster) -> None:
+    # Before anything is fetched for them, or said about them.
+    for entry in roster.advertisements:
+        if len(entry.certificate_digest) != 32:
+            raise Refusal(Reason.ROSTER_MALFORMED, entry.member, "the digest of a certificate has 32 bytes")
 
 
 def _check_distinct(entries: tuple[Advertisement, ...]) -> None:

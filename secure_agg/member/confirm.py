@@ -31,7 +31,7 @@ class AwaitingSurvivors:
 
     @property
     def dealers(self) -> tuple[MemberId, ...]:
-        """Who dealt to this member, itself included, sorted."""
+        """Who dealt to this member, sorted; itself included on the complete graph, where it deals to itself too."""
         return tuple(sorted(self._held))
 
     def on_survivors(self, survivors: Survivors) -> tuple[AwaitingConfirmations, Confirmation]:

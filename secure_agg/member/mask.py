@@ -38,7 +38,7 @@ class ReadyToMask:
 
     @property
     def dealers(self) -> tuple[MemberId, ...]:
-        """Who dealt to this member, itself included, sorted."""
+        """Who dealt to this member, sorted; itself included on the complete graph, where it deals to itself too."""
         return tuple(sorted(self._held))
 
     def mask(self, vector: NDArray[np.uint32], *, threads: int | None = None) -> tuple[AwaitingSurvivors, MaskedInput]:

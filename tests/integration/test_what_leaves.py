@@ -260,7 +260,7 @@ class Listening:
             start
             + (mechanism if plain else "")
             + '[vocabulary]\nkind = "words"\nfile = "words.txt"\n'
-            + "[model]\nembedding = 28\nwidths = [1, 2]\nmaps = 8\n"
+            + "[model]\nembedding = 32\nwidths = [1, 2]\nmaps = 8\n"
             + f"[rounds]\ncount = {rounds}\nmin_members = 3\ntarget_members = 3\nattempts = 1\nfailures = 1\n"
             # Nobody is to be too slow on a busy machine.
             + "[rounds.deadlines]\ntraining = 300\nreconnect = 60\n"
@@ -538,6 +538,16 @@ def test_no_message_comes_more_often_than_its_round_asks_for(run):
     assert parts == [part for size in sizes for part in ("header", *["data"] * math.ceil(size / CHUNK))]
     assert len(sizes) == attempts
     assert max(sizes) > CHUNK > min(sizes)
+
+
+def test_receipts_say_what_was_sent(run):
+    for (name, of_round, attempt), (header, data) in run.uploads().items():
+        for kind in (".sent.json", ".json"):
+            path = run.folder / "receipts" / name / f"{of_round}.{attempt}{kind}"
+            receipt = json.loads(path.read_bytes())
+            assert bytes.fromhex(receipt["vector"]) == header.input.digest == hashlib.sha256(data).digest()
+            assert (receipt["vector_bytes"], receipt["bits"]) == (len(data), run.jobs[name].layout.bits)
+            assert (receipt["cohort_size"], receipt["sparse_graph"]) == (1 + len(OTHERS), None)
 
 
 def test_a_masked_vector_shows_nothing_of_the_vector(run):

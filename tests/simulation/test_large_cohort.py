@@ -7,9 +7,14 @@ too.
 import hashlib
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import secure_agg
+from coordinator.rounds import effects as fx
+from coordinator.rounds import events as ev
+from coordinator.rounds.machine import transition as coordinators
+from coordinator.rounds.state import Aggregating, Publishing
 from edge_client.session import states
 from edge_client.session.machine import transition
 from secure_agg import sparse_thresholds
@@ -266,3 +271,51 @@ def test_another_roster_while_certificates_are_fetched_is_a_second_one():
     assert "different roster" in refusal.detail
     said = [payload_of(each) for each in fleet.members[VICTIM].said]
     assert not any(isinstance(each, secure_agg.Dealing) for each in said)
+
+
+def unmasking_until_one_tells(collecting, said):
+    """The answers in an order in which the sum opens with the last of them, and that answer is none of those at which
+    the coordinator looks by itself: every fourth, and each of the last sixteen.
+    """
+    for seed in range(20):
+        arriving = []
+        taking = collecting
+        for at in np.random.default_rng(seed).permutation(len(said)):
+            arriving.append(said[at])
+            taking = taking.receive(said[at].member, said[at].message.payload)
+            if taking.enough:
+                break
+        if len(arriving) % 4 and len(said) - len(arriving) > 16:
+            return arriving
+    raise AssertionError("no such order among twenty")
+
+
+def test_the_last_answer_that_comes_opens_the_sum_though_many_stay_silent():
+    """Nobody is looked at with every answer of a large cohort; who speaks last must not wait for the deadline."""
+    fleet, said = large(FEW), []
+
+    def hold_back(name, message):
+        unmasking = isinstance(payload_of(message), secure_agg.Unmasking)
+        if unmasking:
+            said.append(ev.Answered(name, message))
+        return unmasking
+
+    fleet.lose = hold_back
+    fleet.connect().run(lambda: len(said) == FEW)
+    state, timers = fleet.state, []
+    assert isinstance(state.phase, Aggregating)
+    for event in unmasking_until_one_tells(state.phase.protocol, said):
+        state, effects = coordinators(state, event, fleet.now_ms)
+        timers = [each for each in effects if isinstance(each, fx.SetTimer)]
+        assert isinstance(state.phase, Aggregating)
+    assert state.phase.protocol.enough
+    # The driver is asked to look soon, and looking closes the phase; a look for another phase does not.
+    (timer,) = timers
+    assert timer.timer == ("look", 1, "unmask")
+    assert timer.seconds <= 2
+    unmoved, _ = coordinators(state, ev.TimerFired(("look", 1, "confirm")), fleet.now_ms)
+    assert unmoved.phase is state.phase
+    closed, effects = coordinators(state, ev.TimerFired(timer.timer), fleet.now_ms)
+    assert isinstance(closed.phase, Publishing)
+    (compute,) = [each for each in effects if isinstance(each, fx.Compute)]
+    assert len(compute.survivors) == FEW

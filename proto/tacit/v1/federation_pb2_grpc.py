@@ -100,8 +100,8 @@ class FederationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UploadMasked(self, request_iterator, context):
-        """The masked vector from an offset on: a header first, then chunks of at most 256 KiB. A vector that arrived
-        whole and matches its signed digest counts; anything less adds nothing and can be resumed.
+        """The masked vector, packed, from an offset on: a header first, then chunks (members send 384 KiB). A vector that
+        arrived whole and matches its signed digest counts; anything less adds nothing and can be resumed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -64,23 +64,27 @@ GOOD: dict[str, list[dict[str, Any]]] = {
             "reservation": 1 if event else None,
             "vector": HEX,
             "vector_bytes": 40,
+            "bits": 32,
             "segments": [{"name": "update", "values": 10}],
             "cohort": [{"member": "north", "certificate": HEX}, {"member": "east", "certificate": HEX}],
+            "cohort_size": 3,
             "assumed_corrupt": 1,
             "threshold": 3,
             "honest": 2,
+            "sparse_graph": graph,
             "survivors": survivors,
             "outcome": "published",
             "result": HEX,
             "ledger": "00" * 16,
             "previous": HEX,
         }
-        for mechanism, event, survivors in (
-            (JOBS["none"], None, ["north", "east"]),
+        for mechanism, event, survivors, graph in (
+            (JOBS["none"], None, ["north", "east"], None),
             (
                 JOBS["dp-sgd"],
                 {"kind": "sampled-gaussian", "multiplier": 1.5, "rate": 0.1, "steps": 10},
                 None,
+                {"degree": 54, "corrupt_millionths": 1, "lost_millionths": 1, "sigma": 80, "absent": 0},
             ),
         )
     ],

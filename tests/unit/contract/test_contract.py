@@ -274,14 +274,49 @@ def test_a_job_document_is_its_canonical_form():
         ({"aggregation": {"corrupt_share": 0.2, "lost_share": 0.4}}, "must stay below 1"),
         (
             {"rounds": {"target_members": 300}, "aggregation": {"corrupt_share": 0.33, "lost_share": 0.33}},
-            "no sparse graph of 201 members",
+            "aggregation.corrupt_share, aggregation.lost_share or rounds.target_members: no sparse graph of 201",
         ),
+        (
+            {"rounds": {"min_members": 250, "target_members": 300}, "aggregation": {"assumed_corrupt": 250}},
+            r"aggregation.assumed_corrupt, aggregation.lost_share or rounds.min_members: assumed_corrupt counts",
+        ),
+        ({"rounds": {"min_members": 2}}, "aggregation.assumed_corrupt or rounds.min_members: a cohort of 2"),
         (
             {
                 "rounds": {"min_members": 100, "target_members": 1000},
                 "mechanism": {"name": "distributed-gaussian", "noise_multiplier": 9.0, "honest": 25},
             },
-            "a cohort of 201 guarantees 1",
+            "a cohort of 201 guarantees 1.*raise aggregation.lost_share, or lower rounds.target_members to 200",
+        ),
+        (
+            {
+                "rounds": {"min_members": 300, "target_members": 1000},
+                "mechanism": {"name": "distributed-gaussian", "noise_multiplier": 9.0, "honest": 50},
+            },
+            "a cohort of 300 guarantees 24.*lower it, or raise aggregation.lost_share$",
+        ),
+        (
+            {"mechanism": {"name": "distributed-gaussian", "noise_multiplier": 9.0, "honest": 3}},
+            "a cohort of 3 guarantees 2.*lower it, or raise rounds.min_members$",
+        ),
+        (
+            {"aggregation": {"bits": 8}},
+            r"aggregation.bits: the sum of 200 members \(rounds.target_members\) with weights up to 100000 "
+            r"\(aggregation.max_weight\) needs 26 bits and has 8; raise it to 26, or lower aggregation.max_weight or "
+            "rounds.target_members$",
+        ),
+        (
+            {"aggregation": {"bits": 8, "max_weight": 4_000_000}, "rounds": {"target_members": 1000}},
+            "needs 33 bits and has 8; leave bits out, or lower aggregation.max_weight or rounds.target_members",
+        ),
+        (
+            {"aggregation": {"max_weight": 4_000_000}, "rounds": {"target_members": 1000}},
+            "aggregation.max_weight: the sum of 1000 .* needs 33 bits and has 32; lower aggregation.max_weight or",
+        ),
+        (
+            {"aggregation": {"bits": 8}, "mechanism": {"name": "dp-sgd", "noise_multiplier": 1.0}},
+            r"aggregation.bits: the sum of 200 members \(rounds.target_members\) needs 9 bits and has 8; "
+            "raise it to 9, or lower rounds.target_members$",
         ),
     ],
 )
@@ -295,6 +330,35 @@ def test_a_job_that_cannot_be_right_says_where(tmp_path, change, complaint):
     with pytest.raises(DocumentInvalid, match=complaint):
         JobSpec._from_content({**base, **change}, "job.toml")
     JobSpec._from_content(base, "job.toml")
+
+
+@pytest.mark.parametrize(
+    ("advice", "change"),
+    [
+        ("raise it to 26", {"aggregation": {"bits": 26}}),
+        (
+            "or lower aggregation.max_weight",
+            {"aggregation": {"bits": 8, "max_weight": 11}, "rounds": {"target_members": 10}},
+        ),
+        ("leave bits out", {"aggregation": {}}),
+    ],
+)
+def test_what_a_job_without_room_is_told_to_do_helps(advice, change):
+    base = json.loads(job_document().canonical())
+    document = JobDocument._from_content({**base, **change}, "job.json")
+    layout_of(document, document.rounds.target_members)
+
+
+def test_noise_in_the_ring_has_room_for_the_values_of_the_model():
+    noise = {"name": "distributed-gaussian", "noise_multiplier": 1.0}
+    narrow = {"mechanism": noise, "aggregation": {"bits": 19}, "rounds": {"target_members": 5}}
+    base = json.loads(job_document().canonical())
+    JobDocument._from_content({**base, **narrow, "values": 100}, "job.json")
+    complaint = r"aggregation.bits: the sum of 5 members \(rounds.target_members\) with this noise needs 21 bits"
+    with pytest.raises(DocumentInvalid, match=complaint):
+        JobDocument._from_content({**base, **narrow, "values": 20_000_000}, "job.json")
+    with pytest.raises(DocumentInvalid, match=r"mechanism, rounds.target_members: "):
+        JobDocument._from_content({**base, **narrow, "values": 10**400}, "job.json")
 
 
 def large(**numbers):
@@ -373,6 +437,133 @@ def test_patterns_that_cost_too_much_are_no_hello(admits):
     message = wire.to_coordinator(messages.Hello((1,), "1", bytes(16), admits))
     with pytest.raises(wire.WireInvalid):
         wire.from_member(message)
+
+
+REF = pb.AttemptRef(job="questions", round=3, attempt=4)
+
+
+def from_a_member(message):
+    return wire.from_member(pb.MemberMessage.FromString(message.SerializeToString()))
+
+
+def from_the_coordinator(message):
+    return wire.from_coordinator(pb.CoordinatorMessage.FromString(message.SerializeToString()))
+
+
+# What a message has many of: how many any cohort has, the message with so many empty ones, and what each becomes.
+MANY = {
+    "shares dealt": (
+        limits.MOST_NEIGHBOURS,
+        lambda n: pb.MemberMessage(dealing=pb.Dealing(ref=REF, shares=[pb.DealtShare()] * n)),
+        "DealtShare",
+    ),
+    "seed shares": (
+        limits.MOST_NEIGHBOURS,
+        lambda n: pb.MemberMessage(unmasking=pb.Unmasking(ref=REF, seed_shares=[pb.RevealedShare()] * n)),
+        "RevealedShare",
+    ),
+    "masking shares": (
+        limits.MOST_NEIGHBOURS,
+        lambda n: pb.MemberMessage(unmasking=pb.Unmasking(ref=REF, masking_shares=[pb.RevealedShare()] * n)),
+        "RevealedShare",
+    ),
+    "roster": (
+        limits.MOST_MEMBERS,
+        lambda n: pb.CoordinatorMessage(roster=pb.Roster(ref=REF, advertisements=[pb.Advertisement()] * n)),
+        "Advertisement",
+    ),
+    "roster by digest": (
+        limits.MOST_MEMBERS,
+        lambda n: pb.CoordinatorMessage(
+            digest_roster=pb.DigestRoster(ref=REF, advertisements=[pb.DigestAdvertisement()] * n)
+        ),
+        "DigestAdvertisement",
+    ),
+    "dealings": (
+        limits.MOST_NEIGHBOURS,
+        lambda n: pb.CoordinatorMessage(
+            received_dealings=pb.ReceivedDealings(ref=REF, dealings=[pb.ReceivedDealing()] * n)
+        ),
+        "ReceivedDealing",
+    ),
+    "path": (
+        limits.MOST_PATH,
+        lambda n: pb.CoordinatorMessage(
+            received_dealings=pb.ReceivedDealings(ref=REF, dealings=[pb.ReceivedDealing(path=[b""] * n)])
+        ),
+        "ReceivedDealing",
+    ),
+    "survivors": (
+        limits.MOST_MEMBERS,
+        lambda n: pb.CoordinatorMessage(survivors=pb.Survivors(ref=REF, members=[""] * n)),
+        "Survivors",
+    ),
+    "confirmations": (
+        limits.MOST_MEMBERS,
+        lambda n: pb.CoordinatorMessage(confirmations=pb.Confirmations(ref=REF, confirmations=[pb.Confirmation()] * n)),
+        "Confirmation",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", MANY)
+def test_more_entries_than_any_cohort_has_are_refused_before_anything_is_made_of_them(monkeypatch, what):
+    """Protobuf packs a million empty ones into two megabytes."""
+    most, message, made_of_it = MANY[what]
+    as_many = message(most)
+    read = from_a_member if isinstance(as_many, pb.MemberMessage) else from_the_coordinator
+    assert isinstance(read(as_many), AttemptMessage)
+    made = []
+    monkeypatch.setattr(secure_agg, made_of_it, lambda *fields, **named: made.append(made_of_it))
+    with pytest.raises(wire.WireInvalid, match=f"^{most + 1} .* at most {most}$"):
+        read(message(most + 1))
+    assert made == []
+
+
+def test_a_hello_has_so_many_protocol_versions_and_no_more():
+    hello = from_a_member(pb.MemberMessage(hello=pb.Hello(protocol_versions=range(64))))
+    assert isinstance(hello, messages.Hello)
+    assert len(hello.protocol_versions) == 64
+    with pytest.raises(wire.WireInvalid, match="65 protocol versions"):
+        from_a_member(pb.MemberMessage(hello=pb.Hello(protocol_versions=range(65))))
+
+
+# Every place in which a message names a member.
+NAMING = {
+    "advertisement": lambda name: pb.MemberMessage(advertisement=pb.Advertisement(ref=REF, member=name)),
+    "dealer": lambda name: pb.MemberMessage(dealing=pb.Dealing(ref=REF, dealer=name)),
+    "receiver": lambda name: pb.MemberMessage(dealing=pb.Dealing(ref=REF, shares=[pb.DealtShare(receiver=name)])),
+    "confirmation": lambda name: pb.MemberMessage(confirmation=pb.Confirmation(ref=REF, member=name)),
+    "unmasking": lambda name: pb.MemberMessage(unmasking=pb.Unmasking(ref=REF, member=name)),
+    "seed share": lambda name: pb.MemberMessage(
+        unmasking=pb.Unmasking(ref=REF, seed_shares=[pb.RevealedShare(dealer=name)])
+    ),
+    "masking share": lambda name: pb.MemberMessage(
+        unmasking=pb.Unmasking(ref=REF, masking_shares=[pb.RevealedShare(dealer=name)])
+    ),
+    "roster": lambda name: pb.CoordinatorMessage(
+        roster=pb.Roster(ref=REF, advertisements=[pb.Advertisement(member=name)])
+    ),
+    "roster by digest": lambda name: pb.CoordinatorMessage(
+        digest_roster=pb.DigestRoster(ref=REF, advertisements=[pb.DigestAdvertisement(member=name)])
+    ),
+    "received dealing": lambda name: pb.CoordinatorMessage(
+        received_dealings=pb.ReceivedDealings(ref=REF, dealings=[pb.ReceivedDealing(dealer=name)])
+    ),
+    "survivors": lambda name: pb.CoordinatorMessage(survivors=pb.Survivors(ref=REF, members=[name])),
+    "confirmations": lambda name: pb.CoordinatorMessage(
+        confirmations=pb.Confirmations(ref=REF, confirmations=[pb.Confirmation(member=name)])
+    ),
+}
+
+
+@pytest.mark.parametrize("where", NAMING)
+def test_a_members_name_has_at_most_63_characters_wherever_it_stands(where):
+    longest = NAMING[where]("é" * 63)
+    read = from_a_member if isinstance(longest, pb.MemberMessage) else from_the_coordinator
+    assert isinstance(read(longest), AttemptMessage)
+    with pytest.raises(wire.WireInvalid, match="at most 63 characters"):
+        read(NAMING[where]("é" * 64))
 
 
 def test_text_from_the_other_side_is_one_short_printable_line():

@@ -17,9 +17,21 @@ from coordinator.config import CoordinatorConfig, environment_name
 from coordinator.metrics import Metrics
 from edge_client.cli import app as edge_app
 from edge_client.metrics import MemberMetrics
-from edge_client.privacy.policy import Policy
+from edge_client.privacy.policy import Policy, PolicyRefusal
+from export.bundle import make_job_bundle
+from secure_agg import COMPLETE_GRAPH_LIMIT
 from tacit.console import ExitCode
-from tacit.job import Aggregation, Deadlines, JobSpec, Rounds, ServerOptimiser, TextCNNModel, Training, VocabularyFile
+from tacit.job import (
+    Aggregation,
+    Deadlines,
+    JobSpec,
+    Rounds,
+    ServerOptimiser,
+    TextCNNModel,
+    Training,
+    VocabularyFile,
+    promise_of,
+)
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, Mechanism, NoMechanism
 from tacit.reason import Reason, sentence, word
 
@@ -312,6 +324,25 @@ def test_the_jobs_and_policies_that_are_shown_are_valid():
     assert exception.allow_two_party_sums
     two = JobSpec.model_validate(tomllib.loads(smallest) | tomllib.loads(job))
     assert two.rounds.min_members == exception.least_cohort == 2
+
+
+def test_the_job_of_a_large_cohort_can_be_made_and_is_one_that_its_policy_takes(tmp_path):
+    folder = ROOT / "examples" / "large"
+    spec = JobSpec.from_toml(folder / "job.toml")
+    document = make_job_bundle(spec, folder, tmp_path / "bundle")
+    assert spec.rounds.min_members > COMPLETE_GRAPH_LIMIT
+    policy = Policy.from_toml(folder / "policy.toml")
+    policy.check_job(document)
+    for members in (spec.rounds.min_members, spec.rounds.target_members):
+        policy.check_attempt(promise_of(document, members))
+    # It says why it is there: without it the job is declined.
+    with pytest.raises(PolicyRefusal, match="mechanisms"):
+        Policy().check_job(document)
+
+
+def test_no_toml_is_shown_where_nobody_checks_it():
+    shown = {page.name for page in PAGES if re.search(r"^ *```toml$", read(page), flags=re.MULTILINE)}
+    assert shown == {"jobs.md", "policy.md"}
 
 
 # ---- links and names ---------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ import pytest
 from edge_client.text import VocabularyInvalid
 from export.bundle import JobBundle, TableInvalid, make_job_bundle, read_job_bundle
 from tacit.bundle import JOB_FILES, BundleInvalid, read_bundle, write_bundle
-from tacit.job import JobDocument, JobSpec, TextCNNModel, VocabularyFile
+from tacit.documents import DocumentInvalid
+from tacit.job import Aggregation, JobDocument, JobSpec, TextCNNModel, VocabularyFile
 
 SHARED = Path(__file__).parents[3].parent / "shared" / "data"
 
@@ -121,6 +122,14 @@ def test_a_table_that_does_not_fit_is_refused_and_nothing_written(
     with pytest.raises(TableInvalid, match=says):
         make_job_bundle(with_table(spec, job_folder, "bad.txt", table), job_folder, tmp_path / "bundle")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_sum_without_room_is_refused_and_nothing_is_written(spec: JobSpec, job_folder: Path, tmp_path: Path) -> None:
+    # As if one value had room: how many the model has shows only when the bundle is made.
+    narrow = spec.model_copy(update={"aggregation": Aggregation(bits=8)})
+    with pytest.raises(DocumentInvalid, match=r"^job questions: .*aggregation.bits: the sum of 200 members"):
+        make_job_bundle(narrow, job_folder, tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()
 
 
 def test_files_that_are_not_there_are_named(spec: JobSpec, job_folder: Path, tmp_path: Path) -> None:

@@ -1,9 +1,12 @@
 """The agent's own plumbing: one fetch a blob, and no message that ends a session without a word."""
 
 import asyncio
+import contextlib
 import hashlib
 import sqlite3
 import threading
+import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import grpc.aio
@@ -16,11 +19,13 @@ from edge_client.journal import Memory
 from edge_client.session import agent as agent_module
 from edge_client.session import states
 from edge_client.session.agent import Agent
+from tacit import PROTOCOL_VERSIONS, wire
 from tacit.attempt import AttemptId
 from tacit.limits import CERTIFICATES_AT_ONCE, MOST_CERTIFICATE_BYTES
-from tacit.messages import AttemptMessage, Decline, LedgerCounter, Ready
+from tacit.messages import Assignment, AttemptMessage, AttemptRefusal, Decline, LedgerCounter, Ready, Welcome
 from tacit.reason import Reason
 from tacit.v1 import federation_pb2 as pb
+from tests.support.fleet import Fleet
 
 ATTEMPT = AttemptId("a", 1, 1)
 DATA = bytes(range(256)) * 40
@@ -104,6 +109,230 @@ def test_nothing_follows_what_the_journal_could_not_write(monkeypatch, effect):
         asyncio.run(run())
     assert carried == [following.message]
     assert [line["event"] for line in logs] == ["journal_failing"]
+
+
+def about_to_hear(kind, fleet=None):
+    """A member of three that is about to hear this of the coordinator, and that message as an event."""
+    fleet, heard = fleet or Fleet(3), []
+
+    def keep_back(name, message):
+        awaited = name == "m0" and isinstance(getattr(message, "payload", None), kind)
+        if awaited:
+            heard.append(states.Received(message))
+        return awaited
+
+    fleet.lose = keep_back
+    fleet.connect().run(lambda: bool(heard))
+    return fleet.members["m0"], heard[0]
+
+
+def test_an_attempt_whose_signature_could_not_be_kept_is_left_before_the_next_message():
+    """The journal's disk is full and the list of survivors comes twice: the repeat is no answer of the first."""
+    member, survivors = about_to_hear(secure_agg.Survivors)
+    assigned = states.Received(member.state.phase("questions").holding.assignment)
+
+    def full(*_):
+        raise sqlite3.OperationalError("database or disk is full")
+
+    def nothing(*_):
+        pass
+
+    async def run():
+        journal = SimpleNamespace(memory=lambda: Memory({}), signed=full, ended=nothing)
+        budget = SimpleNamespace(counter=None, ended=nothing, release=nothing)
+        made = Agent(None, member.environment, journal, None, budget, SimpleNamespace(attempt_ended=nothing))
+        made._state, made._outgoing = member.state, asyncio.Queue()
+        for event in (survivors, survivors, assigned):
+            made._events.put_nowait(event)
+        working = asyncio.create_task(made._work_events())
+        said = []
+        async with asyncio.timeout(20):
+            # The round that is assigned again is answered last, whatever became of the attempt.
+            while not said or isinstance(said[-1], AttemptMessage):
+                said.append(await made._outgoing.get())
+        working.cancel()
+        return said
+
+    with capture_logs():
+        said = asyncio.run(run())
+    *refusals, last = said
+    assert [type(each.payload) for each in refusals] == [AttemptRefusal] * 2
+    assert {each.payload.reason for each in refusals} == {Reason.REASON_LEDGER_FAILING}
+    assert isinstance(last, Decline)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        states.Received(AttemptMessage(ATTEMPT, secure_agg.DigestRoster(()))),
+        states.CertificatesFetched(ATTEMPT, ()),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_the_coordinator_hears_of_an_error_of_ours_in_what_it_waits_for(monkeypatch, event):
+    def failing(environment, state, event):
+        if isinstance(event, states.Masked):
+            return state, (states.Say(Decline("a", 1, Reason.REASON_INTERNAL, "the next event")),)
+        raise ZeroDivisionError("of our own")
+
+    monkeypatch.setattr(agent_module, "transition", failing)
+
+    async def run():
+        made = agent()
+        made._outgoing = asyncio.Queue()
+        made._events.put_nowait(event)
+        made._events.put_nowait(states.Masked(ATTEMPT, None))
+        working = asyncio.create_task(made._work_events())
+        said = []
+        async with asyncio.timeout(20):
+            while not said or not isinstance(said[-1], Decline):
+                said.append(await made._outgoing.get())
+        working.cancel()
+        return said[:-1]
+
+    with capture_logs() as logs:
+        (refusal,) = asyncio.run(run())
+    assert refusal.attempt == ATTEMPT
+    assert isinstance(refusal.payload, AttemptRefusal)
+    assert refusal.payload.reason == Reason.REASON_INTERNAL
+    assert "of our own" not in refusal.payload.detail
+    assert [(line["event"], line["kind"]) for line in logs] == [("message_failed", type(event).__name__)]
+
+
+def test_a_masking_that_runs_out_of_memory_is_a_masking_that_failed():
+    def too_large(*_):
+        raise MemoryError("no room for the mask")
+
+    version = bytes(32)
+    assignment = Assignment("a", 1, bytes(32), version, 0, 0)
+    held = agent_module._Held(assignment, None, SimpleNamespace(encode=too_large), None)
+    environment = SimpleNamespace(random=None)
+    budget = SimpleNamespace(counter=None, charge=lambda attempt, reserved: None)
+
+    async def run():
+        made = Agent(None, environment, SimpleNamespace(memory=lambda: Memory({})), None, budget, None)
+        made._held["a"] = held
+        made._carry_out(states.MaskAndUpload(ATTEMPT, None, version, 3, None))
+        await asyncio.gather(made._uploads[ATTEMPT].task, return_exceptions=True)
+        return made._events.get_nowait()
+
+    with capture_logs() as logs:
+        event = asyncio.run(run())
+    assert isinstance(event, states.MaskingFailed)
+    assert (event.attempt, event.reason) == (ATTEMPT, Reason.REASON_INTERNAL)
+    assert "MemoryError" in event.detail
+    assert "no room for the mask" not in event.detail
+    assert [line["event"] for line in logs] == ["masking_failed"]
+
+
+def refusing(member, event):
+    """What a member says, fetches and remembers when it refuses this; the refusals as the coordinator gets them."""
+    member.state, effects = agent_module.transition(member.environment, member.state, event)
+    assert not any(isinstance(each, states.FetchCertificates) for each in effects)
+    said = [each.message for each in effects if isinstance(each, states.Say)]
+    # What is assigned again is declined again.
+    phase = member.state.phase("questions")
+    assert isinstance(phase, states.Waiting)
+    return [each.payload for each in said if isinstance(each, AttemptMessage)], phase.refused
+
+
+def test_a_certificate_that_ends_between_two_looks_at_it_is_a_refusal_by_name():
+    """It was good when the roster's signatures were checked, and is none when the policy asks for its key."""
+    member, roster = about_to_hear(secure_agg.Roster)
+
+    def ended(certificate):
+        raise secure_agg.IdentityInvalid("the certificate has ended")
+
+    # The stage that checks the roster keeps the function that it was made with.
+    member.environment = replace(member.environment, key_of=ended)
+    (refusal,), declined = refusing(member, roster)
+    assert refusal.reason == declined.reason == Reason.REASON_ROSTER_SIGNATURE_INVALID
+    assert "the certificate has ended" in refusal.detail
+
+
+def test_what_the_coordinator_sends_never_makes_a_refusal_long():
+    member, roster = about_to_hear(secure_agg.Roster)
+    brief = secure_agg.roster_by_digest(roster.message.payload)
+    entries = tuple(replace(each, certificate_digest=bytes(6_000_000)) for each in brief.advertisements)
+    bent = replace(roster.message, payload=secure_agg.DigestRoster(entries))
+    (refusal,), declined = refusing(member, states.Received(bent))
+    assert refusal.reason == declined.reason == Reason.REASON_ROSTER_MALFORMED
+    assert len(refusal.detail) <= 500
+    assert len(declined.detail) <= 500
+
+
+def test_a_refusal_has_a_detail_of_so_many_characters_and_no_more():
+    """The status of an upload holds a sentence of the coordinator's, of any length."""
+    member, survivors = about_to_hear(secure_agg.Survivors)
+    failed = states.MaskingFailed(survivors.message.attempt, Reason.REASON_UPLOAD_CLOSED, "x" * 10_000)
+    (refusal,), declined = refusing(member, failed)
+    assert refusal.detail == declined.detail == "x" * 500
+    # Nor when it is asked again.
+    (again,), _ = refusing(member, survivors)
+    assert again.detail == "x" * 500
+
+
+class Line:
+    """A coordinator's session that has a roster for every message the member is ready to take."""
+
+    def __init__(self, rosters):
+        self.rosters, self.taken = rosters, 0
+        self.hung = asyncio.Event()
+
+    def __call__(self, outgoing):
+        return self
+
+    async def __aiter__(self):
+        yield wire.to_member(Welcome(max(PROTOCOL_VERSIONS), "0.1.0", "ab" * 32, time.time_ns() // 1_000_000))
+        for _ in range(self.rosters):
+            self.taken += 1
+            yield wire.to_member(AttemptMessage(ATTEMPT, secure_agg.DigestRoster(())))
+        await self.hung.wait()
+
+
+def test_no_more_than_sixteen_messages_are_read_ahead_of_the_one_that_is_worked_out(monkeypatch):
+    asked, go = threading.Event(), threading.Event()
+    rosters, ahead = 60, []
+    line = Line(rosters)
+
+    def slow(environment, state, event):
+        asked.set()
+        assert go.wait(20)
+        ahead.append(line.taken - len(ahead) - 1)
+        return state, (states.Say(Ready("a", len(ahead), bytes(32))),)
+
+    @contextlib.asynccontextmanager
+    async def channel(identity):
+        yield None
+
+    async def run():
+        stub = SimpleNamespace(Session=line)
+        monkeypatch.setattr(agent_module, "transition", slow)
+        monkeypatch.setattr(agent_module, "open_channel", channel)
+        monkeypatch.setattr(agent_module.federation_pb2_grpc, "FederationServiceStub", lambda channel: stub)
+        made = agent()
+        made._budget.check_reported = lambda sequence: None
+        made._observer = SimpleNamespace(connected=lambda federation: None)
+        tasks = [asyncio.create_task(made._session()), asyncio.create_task(made._work_events())]
+        assert await asyncio.to_thread(asked.wait, 20)
+        # Everything that the session would read without anyone's doing, it has read.
+        for _ in range(200):
+            await asyncio.sleep(0)
+        read, outgoing = line.taken, made._outgoing
+        go.set()
+        async with asyncio.timeout(20):
+            said = [await outgoing.get() for _ in range(rosters)]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return read, said
+
+    read, said = asyncio.run(run())
+    # One is being worked out, fifteen wait, and one is in the reader's hand.
+    assert read - 1 == 16
+    assert max(ahead) == 16
+    # None is lost for having waited.
+    assert [each.round for each in said] == list(range(1, rosters + 1))
 
 
 # ---- certificates ---------------------------------------------------------------------------------------------------

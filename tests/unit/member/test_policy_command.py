@@ -163,6 +163,11 @@ def test_this_machine_is_looked_at_when_asked(place):
         ("missing.json", None, "No such file"),
         ("job.toml", "schema = 1\nname = 3\n", "name"),
         ("job.json", "{", "not JSON"),
+        (
+            "job.toml",
+            JOB.format(mechanism=DP_SGD, count=1) + "[aggregation]\nbits = 8\n",
+            "aggregation.bits: the sum of",
+        ),
     ],
 )
 def test_a_job_that_cannot_be_read_ends_with_2(place, name, content, complaint):

@@ -480,6 +480,58 @@ def test_cohorts_that_the_complete_graph_has_no_numbers_for_are_left_to_the_atte
     assert told["least_cohort"] is told["assumed_corrupt"] is Outcome.OPEN
 
 
+def test_a_verdict_says_of_which_cohort_it_is_and_what_the_largest_has():
+    job = a_job(min_members=3, target_members=1000)
+    told = {verdict.rule: verdict for verdict in Policy().explain(job)}
+    largest = promise_of(job, 1000)
+    range_of = "; cohorts of the job have 3 to 1000 members)"
+    for rule, value in (
+        ("least_honest", largest.honest),
+        ("assumed_corrupt", 100),
+        ("least_corrupt_share", 0.1),
+        ("least_sigma", 80),
+    ):
+        assert told[rule].outcome is Outcome.OK
+        assert f"(this is in a cohort of 3, in one of 1000 it is {value}{range_of}" in told[rule].sentence
+    assert told["least_cohort"].sentence.endswith(f"(this is in a cohort of 3{range_of}")
+    assert told["least_honest"].job == "2"
+    one = {verdict.rule: verdict for verdict in Policy().explain(a_job(min_members=5, target_members=5))}
+    assert one["least_honest"].sentence.endswith("the policy wants 2 (cohorts of the job have 5 members)")
+    free = {verdict.rule: verdict for verdict in Policy(allow_two_party_sums=True).explain(job)}
+    assert free["allow_two_party_sums"].sentence == "allow_two_party_sums: the policy asks nothing"
+
+
+@pytest.mark.parametrize(
+    ("policy", "members", "advice"),
+    [
+        ({"assumed_corrupt": 9}, 40, "writes assumed_corrupt = 0"),
+        ({"assumed_corrupt": 90}, 400, "better left out"),
+        ({"least_corrupt_share": 0.2}, 400, "smaller least_corrupt_share"),
+        ({"least_honest": 90}, 40, "larger rounds.min_members"),
+        ({"least_honest": 90}, 400, "larger aggregation.lost_share"),
+        ({"least_sigma": 81}, 400, "jobs have 80 bits"),
+    ],
+)
+def test_a_refused_attempt_says_what_would_do(policy, members, advice):
+    context = promise_of(a_job(target_members=1000), members)
+    with pytest.raises(PolicyRefusal) as refusal:
+        Policy(**policy).check_attempt(context)
+    assert refusal.value.detail.startswith(next(iter(policy)) if "share" not in str(policy) else "assumed_corrupt")
+    assert advice in refusal.value.detail
+    assert ("assumed_corrupt = 0" in refusal.value.detail) == (members <= 200 and "assumed_corrupt" in policy)
+    assert len(refusal.value.detail) <= 500
+
+
+def test_what_a_refused_attempt_advises_helps():
+    job = a_job(target_members=1000)
+    Policy(mechanisms=ALL).check_attempt(promise_of(job, 400))
+    more = a_job(target_members=1000, aggregation=Aggregation(lost_share=0.3))
+    Policy(least_honest=90).check_attempt(promise_of(more, 400))
+    graph = promise_of(job, 400).sparse
+    assert graph is not None
+    assert graph.sigma == 80
+
+
 def test_a_sparse_graphs_threshold_counts_neighbours_and_not_the_sum():
     context = a_sparse_context(80)
     assert context.threshold < context.least_survivors == 380

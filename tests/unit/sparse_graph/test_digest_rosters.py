@@ -182,6 +182,21 @@ def test_nothing_is_fetched_for_a_roster_of_another_size(copies: int, reason: Re
     assert caught.value.reason is reason
 
 
+@pytest.mark.parametrize("digest", [b"", bytes(31), bytes(33), bytes(1_000_000)], ids=len)
+def test_a_digest_of_another_length_is_refused_before_anything_is_fetched_or_said_about_it(digest: bytes) -> None:
+    fleet, state, roster = standing(None)
+    entries = tuple(
+        dataclasses.replace(entry, certificate_digest=digest) if entry.member == "m3" else entry
+        for entry in roster.advertisements
+    )
+    for act in (state.missing, lambda bent: state.on_roster(bent, certificates(fleet).values())):
+        with pytest.raises(Refusal) as caught:
+            act(DigestRoster(entries))
+        assert (caught.value.reason, caught.value.member) == (Reason.ROSTER_MALFORMED, "m3")
+        assert len(caught.value.detail) <= 100
+    state.on_roster(roster, certificates(fleet).values())
+
+
 def test_a_roster_in_either_form_has_one_root_and_meets_the_keys_once() -> None:
     fleet, state, roster = standing(None)
     after, _ = state.on_roster(roster, certificates(fleet).values())
