@@ -410,8 +410,9 @@ SECTIONS = (
         "How near masking comes to the cipher",
         "`share_of_cipher_limit`: 50 masks put on one vector by one thread, over a bare loop of AES-256-CTR and one "
         "addition that never leaves the cache; `thread_speedup`: two threads over one; rates in gigabytes of key "
-        "stream a second. `server_peak_vectors`: the highest resident size of a server process above idle, in vectors "
-        "of four bytes a value, with uploads spooled as the coordinator does it.",
+        "stream a second. `ours` of one thread and `one_thread` are the same work, measured minutes apart: where they "
+        "differ, it is the machine. `server_peak_vectors`: the highest resident size of a server process above idle, "
+        "in vectors of four bytes a value, with uploads spooled as the coordinator does it.",
         ("target", "ours", "raw", "one_thread", "raw_block_bytes", "idle_bytes", "peak_bytes"),
         figures=("share_of_cipher_limit", "thread_speedup", "server_peak_vectors"),
     ),
