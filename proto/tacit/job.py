@@ -159,7 +159,6 @@ class Aggregation(Part):
     # members is given (gamma), and the share that may be lost (delta).
     corrupt_share: float = Field(default=0.1, ge=0, lt=1)
     lost_share: float = Field(default=0.1, ge=0, lt=1)
-
     # Every coordinate of an update lies within +- this; what lies beyond is clipped.
     coordinate_bound: float = Field(default=1.0, ge=1e-12, le=1e6)
     # L2 norm an update is clipped to before that; none = as it is.

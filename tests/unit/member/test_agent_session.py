@@ -272,6 +272,18 @@ def test_a_refusal_has_a_detail_of_so_many_characters_and_no_more():
     assert again.detail == "x" * 500
 
 
+def test_a_decline_has_no_more_of_them():
+    """A job document with a key of a million characters says so, in as many."""
+    fleet = Fleet(3)
+    environment = fleet.members["m0"].environment
+    assignment = Assignment(fleet.job.name, 1, fleet.job.digest(), fleet.job.weights, 0, 1000)
+    state, _ = agent_module.transition(environment, states.MemberState(Memory({})), states.Received(assignment))
+    failed = states.PreparationFailed(assignment, Reason.REASON_BUNDLE_UNSUITABLE, "x" * 1_000_000)
+    _, effects = agent_module.transition(environment, state, failed)
+    (said,) = (each.message for each in effects if isinstance(each, states.Say))
+    assert said.detail == "x" * 500
+
+
 class Line:
     """A coordinator's session that has a roster for every message the member is ready to take."""
 
