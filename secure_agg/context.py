@@ -15,7 +15,10 @@ from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
 
+from secure_agg.groups import GroupedGraph, check_split, find_split, largest_group, most_corrupt
 from secure_agg.parameters import (
+    COMPLETE_GRAPH_MOST,
+    LEAST_SIGMA,
     SIGMA,
     NoParameters,
     SparseParameters,
@@ -34,19 +37,17 @@ __all__ = [
     "LEAST_SIGMA",
     "ContextInvalid",
     "Graph",
+    "GroupedGraph",
     "RoundContext",
     "SparseGraph",
     "default_thresholds",
+    "grouped_thresholds",
     "sparse_thresholds",
     "thresholds_for",
 ]
 
 # Up to here the complete graph is what `thresholds_for` chooses; above, every member would deal and mask with hundreds.
 COMPLETE_GRAPH_LIMIT = 200
-# Up to here somebody who wants its promise, which no probability enters, may pay for it: n^2 shares and agreements.
-COMPLETE_GRAPH_MOST = 1000
-# Below this a sparse graph's promise is not worth the name; what a member takes part in is its policy's to say.
-LEAST_SIGMA = 40
 _LARGEST_COUNTER = 2**63 - 1
 _MILLION = 10**6
 # gamma and delta where nobody says otherwise.
@@ -63,6 +64,7 @@ class Graph(StrEnum):
 
     COMPLETE = "complete"
     SPARSE = "sparse"
+    GROUPED = "grouped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,8 @@ class RoundContext:
     model: 32 bytes, digest of the starting version.
     cohort: n, the size of U0. The roster U1 may be smaller, never below `least_roster`.
     threshold: t. assumed_corrupt: n_C. values: d, the length of the whole vector. bits: b, the ring is
-    Z_{2^b}. graph: complete, or the numbers of a sparse one, where the threshold counts among a member's k neighbours.
+    Z_{2^b}. graph: complete, or the numbers of a sparse one, where the threshold counts among a member's k neighbours,
+    or of a split into groups, where it counts within each; n and n_C are of the whole cohort everywhere.
     """
 
     federation: bytes
@@ -112,7 +115,7 @@ class RoundContext:
     assumed_corrupt: int
     values: int
     bits: int
-    graph: Graph | SparseGraph = Graph.COMPLETE
+    graph: Graph | SparseGraph | GroupedGraph = Graph.COMPLETE
 
     def __post_init__(self) -> None:
         for name in ("federation", "application", "model"):
@@ -125,10 +128,12 @@ class RoundContext:
             number = getattr(self, name)
             if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= _LARGEST_COUNTER:
                 raise ContextInvalid(f"{name} is a whole number from 0 to 2^63 - 1, got {number!r}")
-        if not isinstance(self.graph, Graph | SparseGraph):
+        if not isinstance(self.graph, Graph | SparseGraph | GroupedGraph):
             raise ContextInvalid(f"graph is one of {', '.join(Graph)}, got {self.graph!r}")
         if self.graph is Graph.SPARSE:
             raise ContextInvalid("a sparse graph comes with its numbers: give a SparseGraph")
+        if self.graph is Graph.GROUPED:
+            raise ContextInvalid("groups come with their numbers: give a GroupedGraph")
         if self.values < 1:
             raise ContextInvalid("values is the length of the vector: at least 1")
         if not 2 <= self.bits <= 32:
@@ -141,6 +146,12 @@ class RoundContext:
             raise ContextInvalid(f"a cohort of {n} would be shown its only member's input; form one of at least 2")
         if isinstance(self.graph, SparseGraph):
             _check_sparse(n, t, corrupt, self.graph)
+            return
+        if isinstance(self.graph, GroupedGraph):
+            try:
+                check_split(n, t, corrupt, self.graph)
+            except NoParameters as error:
+                raise ContextInvalid(str(error)) from error
             return
         if n > COMPLETE_GRAPH_MOST:
             raise ContextInvalid(
@@ -163,24 +174,45 @@ class RoundContext:
 
     @property
     def sparse(self) -> SparseGraph | None:
-        """The numbers of the sparse graph; None on the complete one."""
+        """The numbers of the sparse graph; None on another one."""
         return self.graph if isinstance(self.graph, SparseGraph) else None
+
+    @property
+    def grouped(self) -> GroupedGraph | None:
+        """The numbers of the split into groups; None where there is one sum."""
+        return self.graph if isinstance(self.graph, GroupedGraph) else None
+
+    @property
+    def largest_sum(self) -> int:
+        """The most inputs that one sum of this attempt can hold: n, of groups the largest one's members."""
+        graph = self.grouped
+        return self.cohort if graph is None else largest_group(self.cohort, graph.groups)
+
+    @property
+    def corrupt_in_sum(self) -> int:
+        """The most corrupt members among those that one sum is taken over: n_C, of groups the bound c on any of them,
+        which holds but for 2^-sigma. (On a sparse graph the sum is one, over everybody.)
+        """
+        graph = self.grouped
+        return self.assumed_corrupt if graph is None else most_corrupt(self.cohort, self.assumed_corrupt, graph)
 
     @property
     def honest(self) -> int:
         """h: every sum that can be opened holds at least this many honest members' inputs.
 
-        t - n_C on the complete graph; on a sparse one t less the most corrupt neighbours that anybody has, which
-        holds but for a probability of 2^-sigma over the graph.
+        t - n_C on the complete graph; on a sparse one t less the most corrupt neighbours that anybody has, and in
+        groups t less the most corrupt members of any, both of which hold but for a probability of 2^-sigma.
         """
         graph = self.sparse
-        return self.threshold - (self.assumed_corrupt if graph is None else self._worth(graph).corrupt_neighbours)
+        return self.threshold - (self.corrupt_in_sum if graph is None else self._worth(graph).corrupt_neighbours)
 
     @property
     def least_roster(self) -> int:
-        """The fewest members that U1 may have. On a sparse graph fewer would weaken `honest`: the corrupt ones make
-        a larger share of them.
+        """The fewest members that U1 may have. On a sparse graph and in groups fewer would weaken `honest`: the corrupt
+        ones make a larger share of them.
         """
+        if self.grouped is not None:
+            return self.cohort - self.grouped.absent
         graph = self.sparse
         if graph is None:
             return self.threshold
@@ -191,13 +223,13 @@ class RoundContext:
 
     @property
     def least_survivors(self) -> int:
-        """The fewest members that U2 and U3 may have: t, on a sparse graph n - floor(delta n)."""
+        """The fewest members that U2 and U3 may have: t (of each group), on a sparse graph n - floor(delta n)."""
         graph = self.sparse
         return self.threshold if graph is None else self.cohort - self._lost(graph)
 
     @property
     def least_confirmations(self) -> int:
-        """How many members of U3 must have signed it: t, on a sparse graph more than (n + n_C) / 2."""
+        """How many members of U3 must have signed it: t (of each group), on a sparse graph more than (n + n_C) / 2."""
         return self.threshold if self.sparse is None else (self.cohort + self.assumed_corrupt) // 2 + 1
 
     def _lost(self, graph: SparseGraph) -> int:
@@ -290,6 +322,29 @@ def thresholds_for(
     return sparse_thresholds(cohort, gamma, Fraction(lost_millionths, _MILLION), sigma, absent)
 
 
+def grouped_thresholds(
+    cohort: int,
+    groups: int,
+    assumed_corrupt: int | None = None,
+    *,
+    least: int | None = None,
+    sigma: int = SIGMA,
+    absent: int | None = None,
+) -> tuple[GroupedGraph, int, int]:
+    """(graph, threshold, assumed_corrupt) for a cohort of this size, split into so many groups: `groups.find_split`,
+    which says what is chosen for what is not given. n_C of the whole cohort is as in `default_thresholds` unless given.
+    Raises ContextInvalid where no threshold would do.
+
+    The same arguments give the same answer on every machine.
+    """
+    corrupt = max(1, cohort // 5) if assumed_corrupt is None else assumed_corrupt
+    try:
+        graph, threshold = find_split(cohort, groups, corrupt, least=least, sigma=sigma, absent=absent)
+    except NoParameters as error:
+        raise ContextInvalid(str(error)) from error
+    return graph, threshold, corrupt
+
+
 def _share_of(count: int, cohort: int) -> Fraction:
     """The least share in whole millionths of which a cohort (of at most a million) has `count` members."""
     if not 0 <= count < cohort:
@@ -352,6 +407,8 @@ def _digest(context: RoundContext) -> bytes:
     match context.graph:
         case SparseGraph(k, corrupt, lost, sigma, absent):
             graph = (Graph.SPARSE.value, k, corrupt, lost, sigma, absent)
+        case GroupedGraph(groups, least, sigma, absent):
+            graph = (Graph.GROUPED.value, groups, least, sigma, absent)
         case kind:
             graph = kind.value
     return digest(

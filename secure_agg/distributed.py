@@ -223,18 +223,21 @@ def encode_distributed(
     bits: int,
     random: RandomSource,
     out: NDArray[np.uint32] | None = None,
+    *,
+    members: int | None = None,
 ) -> NDArray[np.uint32]:
     """The member's vector with its share of the noise, in Z_{2^bits}: little-endian uint32 of shape (d,).
 
     Every call draws fresh noise, and is one more release to account for. `out` may be part of a longer vector; fresh
     unless given; after an error it holds nothing of `values`. Takes 64 bytes from `random`; needs no memory but `out`
-    and some blocks. Raises EncodingInvalid as `round_conditionally`, and for a ring in which `grid.members` encodings
-    could wrap; RoundingFailed.
+    and some blocks. members: the most of this sum, where it is smaller than the grid's. Raises EncodingInvalid as
+    `round_conditionally`, and for a ring in which so many encodings could wrap; RoundingFailed.
     """
-    needed = grid.bits_needed(grid.members)
+    most = grid.members if members is None else members
+    needed = grid.bits_needed(most)
     if not isinstance(bits, int) or not needed <= bits <= _WIDEST_RING:
         raise EncodingInvalid(
-            f"{grid.members} members on this grid need a ring of {needed} to {_WIDEST_RING} bits, got {bits!r}"
+            f"{most} members on this grid need a ring of {needed} to {_WIDEST_RING} bits, got {bits!r}"
         )
     encoded: NDArray[np.uint32] = np.empty(grid.values, dtype=RING_DTYPE) if out is None else out
     if encoded.dtype != RING_DTYPE or encoded.shape != (grid.values,):

@@ -6,6 +6,8 @@ a threshold of three can open a sum). On the sparse graph, a Harary graph, every
 k/2 on either side on a ring. The order on the ring is a function of the roster, the same for whoever computes it,
 and nobody who advertised knew it when choosing what to advertise: it hangs on everybody's nonce.
 
+Groups, which are complete graphs side by side, stand in `secure_agg.groups`.
+
 Source of the sparse graph: Bell et al. 2020, section 3.
 """
 

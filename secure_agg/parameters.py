@@ -30,7 +30,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
+    "COMPLETE_GRAPH_MOST",
     "CORRECTNESS",
+    "LEAST_SIGMA",
     "MOST_MEMBERS",
     "MOST_NEIGHBOURS",
     "SIGMA",
@@ -46,6 +48,12 @@ __all__ = [
 ]
 
 SIGMA = 80
+# Below this a promise that holds but for 2^-sigma is not worth the name; what a member takes part in is its policy's to
+# say.
+LEAST_SIGMA = 40
+# Up to here somebody who wants the complete graph's promise, which no probability enters, may pay for it: n^2 shares
+# and agreements.
+COMPLETE_GRAPH_MOST = 1000
 CORRECTNESS = 20
 # What is tabulated and searched for numbers that come from somebody else is bounded by these.
 MOST_MEMBERS = 100_000

@@ -69,6 +69,9 @@ class Reason(StrEnum):
     DEALER_SEED_INCONSISTENT = "dealer_seed_inconsistent"
     DEALER_MASKING_KEY_INCONSISTENT = "dealer_masking_key_inconsistent"
 
+    # On a group of the cohort, seen by the server and, on the roster, by the member.
+    GROUP_TOO_SMALL = "group_too_small"
+
     # Why an attempt is abandoned.
     THRESHOLD_LOST = "threshold_lost"
     RECONSTRUCTION_FAILED = "reconstruction_failed"
@@ -160,6 +163,7 @@ _SENTENCES: dict[Reason, str] = {
     Reason.DEALER_MASKING_KEY_INCONSISTENT: (
         "The dealer's shares do not rebuild the secret half of the masking key it advertised."
     ),
+    Reason.GROUP_TOO_SMALL: "Fewer of the member's group are left than its sum needs.",
     Reason.THRESHOLD_LOST: "Fewer members are left than the phase needs.",
     Reason.RECONSTRUCTION_FAILED: "A secret needed to open the sum could not be rebuilt from correct shares.",
     Reason.CANCELLED: "The attempt was stopped from outside the protocol.",

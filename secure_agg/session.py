@@ -21,6 +21,7 @@ from secure_agg import merkle
 from secure_agg.agreement import SEAL_OVERHEAD
 from secure_agg.context import RoundContext
 from secure_agg.graph import CompleteGraph, HararyGraph, ring_order, ring_seed
+from secure_agg.groups import GroupsOf, draw_groups
 from secure_agg.identity import MemberId
 from secure_agg.messages import Advertisement, DealtShare, ReceivedDealing
 from secure_agg.packing import packed_digest
@@ -124,13 +125,25 @@ class Session:
         return self.context.digest()
 
     @cached_property
-    def graph(self) -> CompleteGraph | HararyGraph:
+    def graph(self) -> CompleteGraph | HararyGraph | GroupsOf:
         """Who masks with whom: a function of the context and the roster alone."""
-        sparse = self.context.sparse
+        sparse, grouped = self.context.sparse, self.context.grouped
+        if grouped is not None:
+            nonces = (entry.nonce for entry in self.entries.values())
+            return GroupsOf(draw_groups(self.root, nonces, self.members, grouped.groups))
         if sparse is None:
             return CompleteGraph(self.members)
         seed = ring_seed(self.root, (entry.nonce for entry in self.entries.values()))
         return HararyGraph(ring_order(seed, self.members), sparse.degree)
+
+    @property
+    def groups(self) -> tuple[tuple[MemberId, ...], ...]:
+        """Those who are summed together, each group sorted: all in one, but for a split into groups."""
+        return self.graph.groups if isinstance(self.graph, GroupsOf) else (self.members,)
+
+    def group_of(self, member: MemberId) -> int:
+        """The number of a member's group in `groups`."""
+        return self.graph.number(member) if isinstance(self.graph, GroupsOf) else 0
 
     @cached_property
     def _ranks(self) -> dict[MemberId, int]:
@@ -218,3 +231,7 @@ class Session:
         """32 bytes that name an opened sum: session, U3 and the sum itself."""
         survivors_in_order = tuple(sorted(survivors))
         return digest(Purpose.RESULT, self.id, survivors_in_order, vector_digest(total, self.context.bits))
+
+    def results_digest(self, results: Sequence[bytes]) -> bytes:
+        """32 bytes over the digests of several groups' opened sums, in the order of the groups."""
+        return digest(Purpose.RESULTS, self.id, tuple(results))

@@ -31,6 +31,7 @@ class Purpose(StrEnum):
     ADVERTISEMENT = "advertisement"
     ROSTER = "roster"
     RING = "ring"
+    GROUPS = "groups"
     SESSION = "session"
     SEAL_KEY = "seal"
     SEAL_HEADER = "seal header"
@@ -46,6 +47,7 @@ class Purpose(StrEnum):
     SURVIVORS = "survivors"
     CONFIRMATION = "confirmation"
     RESULT = "result"
+    RESULTS = "results"
 
 
 def frame(purpose: Purpose, *fields: Field) -> bytes:

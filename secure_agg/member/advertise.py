@@ -3,7 +3,8 @@
 Guarantees: keys and nonce are fresh for this call and meet one roster only. A roster that is accepted holds
 at least t (sparse: as many as its promise needs) and at most n entries, all distinct in member, key, nonce and
 certificate, each signed for exactly this context by the member it names, and this member's own entry byte for byte.
-From then on the session id stands.
+From then on the session id stands; in a split
+cohort this member's group does too, which it has drawn itself and which holds at least t members.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 
 from secure_agg.agreement import KEY_BYTES, KeyInvalid, SecretKey
 from secure_agg.certificates import certificates_by_digest, unknown, whole
-from secure_agg.context import RoundContext
+from secure_agg.context import Graph, RoundContext
 from secure_agg.identity import CertificateOf, Identity, IdentityInvalid, KeyOf, VerifyIdentity
 from secure_agg.member.seat import Seat
 from secure_agg.member.share import AwaitingDealings, deal_shares
@@ -100,7 +101,8 @@ class AwaitingRoster:
             roster = self._whole(roster, certificates)
         self._check_roster(roster)
         session = Session.of(self.context, roster.advertisements)
-        if self.context.sparse is not None:
+        self._check_group(session)
+        if self.context.graph is not Graph.COMPLETE:
             # The keys of members that this one never meets are their neighbours' to check: two agreements each add up.
             for neighbour in session.neighbours(self._identity.member):
                 self._check_keys(session.entries[neighbour])
@@ -114,6 +116,15 @@ class AwaitingRoster:
             raise Refusal(Reason.ROSTER_TOO_SMALL, detail=f"{size} members, at least {least} are needed")
         if size > most:
             raise Refusal(Reason.ROSTER_TOO_LARGE, detail=f"{size} members in a cohort of {most}")
+
+    def _check_group(self, session: Session) -> None:
+        # The member draws the groups itself, so the coordinator cannot have chosen this one; it may have left too few.
+        if self.context.grouped is not None:
+            size = len(session.receivers(self._identity.member))
+            least = self.context.threshold
+            if size < least:
+                detail = f"the roster leaves this member's group {size} members, its sum needs {least}"
+                raise Refusal(Reason.GROUP_TOO_SMALL, detail=detail)
 
     def _own_certificate(self) -> dict[bytes, bytes]:
         return certificates_by_digest([self.advertisement.certificate])
@@ -146,7 +157,7 @@ class AwaitingRoster:
     def _check_entry(self, entry: Advertisement) -> None:
         if not entry.member or len(entry.nonce) != NONCE_BYTES:
             raise Refusal(Reason.ROSTER_MALFORMED, entry.member)
-        if self.context.sparse is None:
+        if self.context.graph is Graph.COMPLETE:
             self._check_keys(entry)
         # The statement holds this member's own context digest: a peer that was shown another context fails
         # here.

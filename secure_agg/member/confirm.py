@@ -1,9 +1,9 @@
 """Phase 3, confirm: this member signs the one list of survivors it will ever sign in this session.
 
 Guarantees: U3 holds this member, at least t members (sparse: n less those that may be lost), nobody twice, only
-members of the roster, and of this member's neighbours (complete: of all) only those whose dealing arrived here. The
-last is what stops a coordinator that withheld dealings: for a neighbour in U3 without a pairwise mask here, the
-request to unmask would open this member's vector alone.
+members of the roster (in groups: of its own group), and of this member's neighbours (complete: of all) only those whose
+dealing arrived here. The last is what stops a coordinator that withheld dealings: for a neighbour in U3 without a
+pairwise mask here, the request to unmask would open this member's vector alone.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ class AwaitingSurvivors:
         # Whoever could have dealt to this member must have, and nobody outside the roster could deal to anyone.
         session = self.seat.session
         strangers = sorted((listed & set(session.dealers_to(self.seat.member))) - set(self._held))
-        strangers += sorted(listed - session.entries.keys())
+        # Of a split cohort nobody of another group belongs here either.
+        known = session.entries.keys() if self.seat.context.grouped is None else set(self._held)
+        strangers += sorted(listed - known)
         if strangers:
             raise Refusal(Reason.SURVIVORS_NOT_DEALT, strangers[0])
         if len(listed) < self.seat.context.least_survivors:

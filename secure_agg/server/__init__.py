@@ -16,6 +16,7 @@ and the member is only not waited for any more.
 """
 
 from secure_agg.server.advertise import CollectingAdvertisements, open_attempt
+from secure_agg.server.collecting import Seated
 from secure_agg.server.confirm import CollectingConfirmations
 from secure_agg.server.mask import CollectingMasked
 from secure_agg.server.opened import Opened
@@ -29,5 +30,6 @@ __all__ = [
     "CollectingMasked",
     "CollectingUnmaskings",
     "Opened",
+    "Seated",
     "open_attempt",
 ]

@@ -86,16 +86,18 @@ class CollectingAdvertisements(Collecting[Advertisement]):
             return abandoned
         session = Session.of(self.context, self.answers.values())
         roster = Roster(tuple(session.entries.values()))
+        seated, small = _by_size_of_group(session)
+        late = (*late, *small)
         state = CollectingDealings(
             self.context,
             self.verify,
-            frozenset(session.members),
+            frozenset(seated),
             {},
             self._lost_with(late),
             (*self.earlier, self.answers),
             session,
         )
-        return state, dict.fromkeys(session.members, roster), late
+        return state, dict.fromkeys(seated, roster), late
 
     def _fault(self, member: MemberId, message: Advertisement) -> Dropped | None:
         if message.member != member or not member:
@@ -131,3 +133,17 @@ class CollectingAdvertisements(Collecting[Advertisement]):
         if self.key_of is not None:
             holders.add(hashlib.sha256(b"key" + self.key_of(message.certificate)).digest())
         return frozenset(holders)
+
+
+def _by_size_of_group(session: Session) -> tuple[tuple[MemberId, ...], tuple[Dropped, ...]]:
+    """Who goes on, and who is lost because the draw left its group fewer members than its sum needs: the numbers of the
+    split see to it that enough groups are whole for every roster that may be.
+    """
+    least = session.context.threshold
+    if session.context.grouped is None:
+        return session.members, ()
+    small = {member for group in session.groups if len(group) < least for member in group}
+    return tuple(member for member in session.members if member not in small), tuple(
+        Dropped(member, Reason.GROUP_TOO_SMALL, f"the roster leaves its group fewer than {least} members")
+        for member in sorted(small)
+    )

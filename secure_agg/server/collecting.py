@@ -1,11 +1,13 @@
 """What the five collecting states have in common: who may answer, who has, who is lost.
 
 Guarantees: an answer once accepted is never replaced; the first reason a member was dropped for stands;
-records are copied, never changed.
+records are copied, never changed. Of a cohort split into groups every group is judged alone: one that falls below its
+threshold is lost with everybody in it, at the end of the phase, and the others go on while they are enough.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Generic, Self, TypeVar
@@ -17,7 +19,7 @@ from secure_agg.messages import Advertisement, DigestAdvertisement
 from secure_agg.reasons import Abandoned, Dropped, Phase, Reason
 from secure_agg.session import Session
 
-__all__ = ["Collecting", "signed_by", "starved", "wrong_lengths"]
+__all__ = ["Collecting", "Seated", "signed_by", "starved", "wrong_lengths"]
 
 Message = TypeVar("Message")
 
@@ -115,6 +117,72 @@ class Collecting(Generic[Message]):
         answer, when those `lost` do not any more. Nobody on the complete graph.
         """
         return frozenset()
+
+
+@dataclass(frozen=True)
+class Seated(Collecting[Message]):
+    """A phase after the roster: everybody has a place, and in a split cohort a group."""
+
+    session: Session
+
+    @property
+    def hopeless(self) -> bool:
+        """As without groups; with them, whether fewer than `least` of them can still bring their answers."""
+        grouped = self.context.grouped
+        if grouped is None:
+            return super().hopeless
+        return len(self._groups_with(self.answers.keys() | self.waiting)) < grouped.least
+
+    @property
+    def lost_groups(self) -> int:
+        """Groups of the roster that are lost before this phase: none of their members is expected any more."""
+        return len(self.session.groups) - len({self.session.group_of(member) for member in self.expected})
+
+    def _groups_with(self, answered: Collection[MemberId]) -> frozenset[int]:
+        """The groups of which as many as each needs are among these."""
+        counts = Counter(self.session.group_of(member) for member in answered)
+        return frozenset(group for group, count in counts.items() if count >= self.least)
+
+    def _kept(self) -> Mapping[MemberId, Message]:
+        """The answers that go on: of groups that brought enough. All of them where there are no groups."""
+        if self.context.grouped is None:
+            return self.answers
+        whole = self._groups_with(self.answers)
+        return {name: answer for name, answer in self.answers.items() if self.session.group_of(name) in whole}
+
+    def _beside(self, member: MemberId, members: Collection[MemberId]) -> tuple[MemberId, ...]:
+        """Those of `members` who are summed with this one, sorted."""
+        if self.context.grouped is None:
+            return tuple(sorted(members))
+        return tuple(other for other in self.session.receivers(member) if other in members)
+
+    def _late(self) -> tuple[Dropped, ...]:
+        late = super()._late()
+        if self.context.grouped is None:
+            return late
+        whole = self._groups_with(self.answers)
+        named = self.lost.keys() | {entry.member for entry in late}
+        return (
+            *late,
+            *(
+                Dropped(member, Reason.GROUP_TOO_SMALL, f"its group needs {self.least} in the {self.phase} phase")
+                for member in sorted(self.expected - named)
+                if self.session.group_of(member) not in whole
+            ),
+        )
+
+    def _abandoned(self, late: tuple[Dropped, ...]) -> Abandoned | None:
+        grouped = self.context.grouped
+        if grouped is None:
+            return super()._abandoned(late)
+        whole = len(self._groups_with(self.answers))
+        if whole >= grouped.least:
+            return None
+        detail = (
+            f"{whole} of {grouped.groups} groups brought the {self.least} answers that each needs, at least "
+            f"{grouped.least} groups must"
+        )
+        return Abandoned(self.phase, Reason.THRESHOLD_LOST, detail, (*self.dropped, *late))
 
 
 def _same(accepted: object, message: object) -> bool:

@@ -8,22 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from secure_agg.identity import MemberId
 from secure_agg.messages import Confirmation, Confirmations, Dealing
 from secure_agg.reasons import Abandoned, Dropped, Phase, Reason
-from secure_agg.server.collecting import Collecting, signed_by, starved
+from secure_agg.server.collecting import Seated, signed_by, starved
 from secure_agg.server.unmask import CollectingUnmaskings
-from secure_agg.session import Session
 
 __all__ = ["CollectingConfirmations"]
 
 
 @dataclass(frozen=True)
-class CollectingConfirmations(Collecting[Confirmation]):
+class CollectingConfirmations(Seated[Confirmation]):
     """U3 is out; waiting for signatures over it."""
 
-    session: Session
     dealings: Mapping[MemberId, Dealing]
     survivors: tuple[MemberId, ...]
 
@@ -44,7 +43,9 @@ class CollectingConfirmations(Collecting[Confirmation]):
             return fresh
         if fresh.member != member:
             return Dropped(member, Reason.MESSAGE_MALFORMED, "it names another member")
-        statement = self.session.confirmation_statement(member, self.session.survivors_digest(self.survivors))
+        statement = self.session.confirmation_statement(
+            member, self.session.survivors_digest(self._beside(member, self._alive))
+        )
         if not signed_by(self.verify, self.session, member, statement, fresh.signature):
             return Dropped(member, Reason.CONFIRMATION_SIGNATURE_INVALID)
         return self._accept(member, fresh)
@@ -58,7 +59,7 @@ class CollectingConfirmations(Collecting[Confirmation]):
         if abandoned is not None:
             return abandoned
         lost = self._lost_with(late)
-        confirmed = sorted(self.answers)
+        confirmed = sorted(self._kept())
         state = CollectingUnmaskings(
             self.context,
             self.verify,
@@ -67,10 +68,30 @@ class CollectingConfirmations(Collecting[Confirmation]):
             lost,
             (*self.earlier, self.answers),
             self.session,
-            self.dealings,
-            self.survivors,
+            *self._opened_from(confirmed),
         )
         # On a sparse graph, where they are many, no more are passed on than a member needs: it checks every one.
         enough = len(confirmed) if self.context.sparse is None else self.least
-        message = Confirmations(tuple(self.answers[member] for member in confirmed[:enough]))
-        return state, {member: message for member in confirmed if member not in lost}, late
+        passed_on: dict[int, list[Confirmation]] = {}
+        for member in confirmed[:enough]:
+            passed_on.setdefault(self.session.group_of(member), []).append(self.answers[member])
+        messages = {group: Confirmations(tuple(each)) for group, each in passed_on.items()}
+        return (
+            state,
+            {member: messages[self.session.group_of(member)] for member in confirmed if member not in lost},
+            late,
+        )
+
+    @cached_property
+    def _alive(self) -> frozenset[MemberId]:
+        return frozenset(self.survivors)
+
+    def _opened_from(self, confirmed: list[MemberId]) -> tuple[Mapping[MemberId, Dealing], tuple[MemberId, ...]]:
+        """Dealings and survivors of the groups that go on, all of them where there are none."""
+        if self.context.grouped is None:
+            return self.dealings, self.survivors
+        groups = {self.session.group_of(member) for member in confirmed}
+        return (
+            {name: dealing for name, dealing in self.dealings.items() if self.session.group_of(name) in groups},
+            tuple(member for member in self.survivors if self.session.group_of(member) in groups),
+        )

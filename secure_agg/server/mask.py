@@ -14,18 +14,16 @@ from dataclasses import dataclass
 from secure_agg.identity import MemberId
 from secure_agg.messages import Dealing, MaskedInput, Survivors
 from secure_agg.reasons import Abandoned, Dropped, Phase, Reason
-from secure_agg.server.collecting import Collecting, signed_by, starved
+from secure_agg.server.collecting import Seated, signed_by, starved
 from secure_agg.server.confirm import CollectingConfirmations
-from secure_agg.session import Session
 
 __all__ = ["CollectingMasked"]
 
 
 @dataclass(frozen=True)
-class CollectingMasked(Collecting[MaskedInput]):
+class CollectingMasked(Seated[MaskedInput]):
     """Shares are passed on; waiting for masked vectors. dealings: what each member of U2 dealt."""
 
-    session: Session
     dealings: Mapping[MemberId, Dealing]
 
     phase = Phase.MASK
@@ -52,13 +50,15 @@ class CollectingMasked(Collecting[MaskedInput]):
     def close(
         self,
     ) -> tuple[CollectingConfirmations, dict[MemberId, Survivors], tuple[Dropped, ...]] | Abandoned:
-        """Fix U3 and tell its members who they are. The sum to open is that of exactly `state.survivors`."""
+        """Fix U3 and tell its members who they are. The sum to open is that of exactly `state.survivors`; of a split
+        cohort each is told of its own group, and the sums are those of each group's among them.
+        """
         late = self._late()
         abandoned = self._abandoned(late)
         if abandoned is not None:
             return abandoned
         lost = self._lost_with(late)
-        survivors = tuple(sorted(self.answers))
+        survivors = tuple(sorted(self._kept()))
         state = CollectingConfirmations(
             self.context,
             self.verify,
@@ -70,8 +70,13 @@ class CollectingMasked(Collecting[MaskedInput]):
             self.dealings,
             survivors,
         )
-        message = Survivors(survivors)
-        return state, {member: message for member in survivors if member not in lost}, late
+        alive = frozenset(survivors)
+        messages = {self.session.group_of(member): Survivors(self._beside(member, alive)) for member in survivors}
+        return (
+            state,
+            {member: messages[self.session.group_of(member)] for member in survivors if member not in lost},
+            late,
+        )
 
     def _fault(self, member: MemberId, message: MaskedInput, digest: bytes) -> Dropped | None:
         if message.member != member:

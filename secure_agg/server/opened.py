@@ -2,13 +2,13 @@
 
 Guarantees: what is subtracted is exactly what the members of U3 added and what did not cancel: the self-masks
 of U3, and for each dropout (U2 less U3) the pairwise masks that its neighbours in U3 share with it. The
-result is the sum of U3's inputs modulo 2^b.
+result is the sum of U3's inputs modulo 2^b, of a split cohort that of one group's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,10 @@ __all__ = ["Opened"]
 
 @dataclass(frozen=True)
 class Opened:
-    """Everything needed to open one sum. survivors: U3, whose inputs it holds. dropouts: U2 less U3."""
+    """Everything needed to open one sum. survivors: U3, whose inputs it holds. dropouts: U2 less U3.
+
+    Of a split cohort it opens the sum of each group (`by_group`); the groups that were lost are in neither tuple.
+    """
 
     session: Session
     survivors: tuple[MemberId, ...]
@@ -48,6 +51,21 @@ class Opened:
     def result_digest(self, total: NDArray[np.uint32]) -> bytes:
         """32 bytes that name the opened sum, to be told to U4."""
         return self.session.result_digest(self.survivors, total)
+
+    def by_group(self) -> tuple[tuple[int, Opened], ...]:
+        """(number of the group, what opens its sum), in order; one entry, numbered 0, where there are no groups."""
+        group_of = self.session.group_of
+        return tuple(
+            (
+                number,
+                replace(
+                    self,
+                    survivors=tuple(member for member in self.survivors if group_of(member) == number),
+                    dropouts=tuple(member for member in self.dropouts if group_of(member) == number),
+                ),
+            )
+            for number in sorted({group_of(member) for member in self.survivors})
+        )
 
     def _streams(self) -> list[MaskStream]:
         session = self.session

@@ -13,9 +13,9 @@ from secure_agg import merkle
 from secure_agg.identity import MemberId
 from secure_agg.messages import Dealing, ReceivedDealing, ReceivedDealings
 from secure_agg.reasons import Abandoned, Dropped, Phase, Reason
-from secure_agg.server.collecting import Collecting, signed_by, starved, wrong_lengths
+from secure_agg.server.collecting import Seated, signed_by, starved, wrong_lengths
 from secure_agg.server.mask import CollectingMasked
-from secure_agg.session import SEALED_BYTES, Session
+from secure_agg.session import SEALED_BYTES
 
 __all__ = ["CollectingDealings"]
 
@@ -23,10 +23,9 @@ _DIGEST_BYTES = 32
 
 
 @dataclass(frozen=True)
-class CollectingDealings(Collecting[Dealing]):
+class CollectingDealings(Seated[Dealing]):
     """The roster is out; waiting for shares. trees: the hash tree of each dealing that was accepted."""
 
-    session: Session
     trees: Mapping[MemberId, merkle.Tree] = field(default_factory=dict, repr=False)
 
     phase = Phase.SHARE
@@ -62,17 +61,18 @@ class CollectingDealings(Collecting[Dealing]):
         abandoned = self._abandoned(late)
         if abandoned is not None:
             return abandoned
+        kept = self._kept()
         state = CollectingMasked(
             self.context,
             self.verify,
-            frozenset(self.answers),
+            frozenset(kept),
             {},
             self._lost_with(late),
             (*self.earlier, self.answers),
             self.session,
-            self.answers,
+            kept,
         )
-        return state, self._sorted_by_receiver(), late
+        return state, self._sorted_by_receiver(kept), late
 
     def _fault(self, member: MemberId, message: Dealing) -> Dropped | None:
         if message.dealer != member:
@@ -89,10 +89,10 @@ class CollectingDealings(Collecting[Dealing]):
             return Dropped(member, Reason.MESSAGE_MALFORMED, "the seed commitment has 32 bytes")
         return None
 
-    def _sorted_by_receiver(self) -> dict[MemberId, ReceivedDealings]:
-        received: dict[MemberId, list[ReceivedDealing]] = {member: [] for member in sorted(self.answers)}
-        for dealer in sorted(self.answers):
-            dealing = self.answers[dealer]
+    def _sorted_by_receiver(self, kept: Mapping[MemberId, Dealing]) -> dict[MemberId, ReceivedDealings]:
+        received: dict[MemberId, list[ReceivedDealing]] = {member: [] for member in sorted(kept)}
+        for dealer in sorted(kept):
+            dealing = kept[dealer]
             for share, path in zip(dealing.shares, self.trees[dealer].paths, strict=True):
                 if share.receiver != dealer and share.receiver in received:
                     received[share.receiver].append(

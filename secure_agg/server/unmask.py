@@ -11,7 +11,7 @@ set of t shares fails, and the other runs of t neighbouring answers are tried be
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Never
 
@@ -19,19 +19,17 @@ from secure_agg.agreement import public_key
 from secure_agg.identity import MemberId
 from secure_agg.messages import Dealing, DealtShare, Unmasking
 from secure_agg.reasons import Abandoned, Dropped, Phase, Reason
-from secure_agg.server.collecting import Collecting, starved
+from secure_agg.server.collecting import Seated, starved
 from secure_agg.server.opened import Opened
-from secure_agg.session import Session
 from secure_agg.shamir import ShareInvalid, combine_secret
 
 __all__ = ["CollectingUnmaskings"]
 
 
 @dataclass(frozen=True)
-class CollectingUnmaskings(Collecting[Unmasking]):
+class CollectingUnmaskings(Seated[Unmasking]):
     """Confirmations are out; waiting for shares."""
 
-    session: Session
     dealings: Mapping[MemberId, Dealing]
     survivors: tuple[MemberId, ...]
 
@@ -55,7 +53,13 @@ class CollectingUnmaskings(Collecting[Unmasking]):
 
     @property
     def enough(self) -> bool:
-        """Whether t answers are in (sparse: of every dealer's neighbours), so that closing now opens the sum."""
+        """Whether t answers are in (sparse: of every dealer's neighbours), so that closing now opens the sum; of groups
+        those of every group that can still bring them.
+        """
+        grouped = self.context.grouped
+        if grouped is not None:
+            whole = self._groups_with(self.answers)
+            return len(whole) >= grouped.least and whole == self._groups_with(self.answers.keys() | self.waiting)
         return len(self.answers) >= self.least and not self._starved(self._lost_with(self._late()))
 
     def receive(self, member: MemberId, message: object) -> CollectingUnmaskings | Dropped:
@@ -66,7 +70,10 @@ class CollectingUnmaskings(Collecting[Unmasking]):
         return self._fault(member, fresh) or self._accept(member, fresh)
 
     def close(self) -> tuple[Opened, dict[MemberId, Never], tuple[Dropped, ...]] | Abandoned:
-        """Rebuild the survivors' seeds and the dropouts' masking keys. No message follows."""
+        """Rebuild the survivors' seeds and the dropouts' masking keys. No message follows.
+
+        A group of which one cannot be rebuilt is lost alone, its members dropped with RECONSTRUCTION_FAILED.
+        """
         late = self._late()
         abandoned = self._abandoned(late)
         if abandoned is not None:
@@ -75,7 +82,8 @@ class CollectingUnmaskings(Collecting[Unmasking]):
         blamed: list[Dropped] = []
         seeds: dict[MemberId, bytes] = {}
         revealed = self._revealed()
-        for dealer in self.survivors:
+        survivors, dropouts = self._to_open()
+        for dealer in survivors:
             seed, sound = self._rebuild(revealed.get(dealer, []), self._is_seed_of(dealer))
             if seed is not None:
                 seeds[dealer] = seed
@@ -89,12 +97,40 @@ class CollectingUnmaskings(Collecting[Unmasking]):
                 keys[dealer] = key
             if not sound:
                 blamed.append(Dropped(dealer, Reason.DEALER_MASKING_KEY_INCONSISTENT))
-        missing = len(self.survivors) + len(needed) - len(seeds) - len(keys)
-        if missing:
-            detail = f"{missing} of the secrets of {len(self.dealings)} dealers cannot be rebuilt"
+        missing = (set(survivors) - seeds.keys()) | (set(needed) - keys.keys())
+        if missing and not self._enough_without(missing, survivors):
+            detail = f"{len(missing)} of the secrets of {len(self.dealings)} dealers cannot be rebuilt"
             everyone = (*self.dropped, *late, *blamed)
             return Abandoned(self.phase, Reason.RECONSTRUCTION_FAILED, detail, everyone)
-        return Opened(self.session, self.survivors, self.dropouts, seeds, keys), {}, (*late, *blamed)
+        sealed = {self.session.group_of(dealer) for dealer in missing}
+        named = self.lost.keys() | {entry.member for entry in (*late, *blamed)}
+        blamed += (
+            Dropped(member, Reason.RECONSTRUCTION_FAILED, "a secret of its group cannot be rebuilt")
+            for member in survivors
+            if self.session.group_of(member) in sealed and member not in named
+        )
+        opened = tuple(member for member in survivors if self.session.group_of(member) not in sealed)
+        lost = tuple(member for member in dropouts if self.session.group_of(member) not in sealed)
+        return Opened(self.session, opened, lost, seeds, keys), {}, (*late, *blamed)
+
+    def _to_open(self) -> tuple[tuple[MemberId, ...], tuple[MemberId, ...]]:
+        """(survivors, dropouts) of what is opened: all of them, of groups those of the ones that answered."""
+        if self.context.grouped is None:
+            return self.survivors, self.dropouts
+        whole = self._groups_with(self.answers)
+        survivors, dropouts = (
+            tuple(member for member in members if self.session.group_of(member) in whole)
+            for members in (self.survivors, self.dropouts)
+        )
+        return survivors, dropouts
+
+    def _enough_without(self, missing: Collection[MemberId], survivors: Collection[MemberId]) -> bool:
+        """Whether enough groups are left without those that these dealers belong to."""
+        grouped = self.context.grouped
+        if grouped is None:
+            return False
+        sealed = {self.session.group_of(dealer) for dealer in missing}
+        return len({self.session.group_of(member) for member in survivors} - sealed) >= grouped.least
 
     def _fault(self, member: MemberId, message: Unmasking) -> Dropped | None:
         if message.member != member:
@@ -137,8 +173,9 @@ class CollectingUnmaskings(Collecting[Unmasking]):
 
     def _masked_with(self) -> tuple[MemberId, ...]:
         """The dropouts that anybody in U3 may share a mask with: all of them, but for rings that broke apart."""
-        alive = frozenset(self.survivors)
-        return tuple(dealer for dealer in self.dropouts if not alive.isdisjoint(self.session.neighbours(dealer)))
+        survivors, dropouts = self._to_open()
+        alive = frozenset(survivors)
+        return tuple(dealer for dealer in dropouts if not alive.isdisjoint(self.session.neighbours(dealer)))
 
     def _is_seed_of(self, dealer: MemberId) -> Callable[[bytes], bool]:
         committed = self.dealings[dealer].seed_commitment
