@@ -6,13 +6,15 @@ is SHA-256 of that, so that both sides name the same thing by the same 32 bytes.
 
 import hashlib
 import json
+import reprlib
 import tomllib
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, PlainSerializer, PlainValidator, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, PlainValidator, ValidationError
 
-__all__ = ["Digest", "Document", "DocumentInvalid", "Part", "sentence_of"]
+__all__ = ["Digest", "Document", "DocumentInvalid", "Part", "read_table", "sentence_of", "table_of"]
 
 
 class DocumentInvalid(ValueError):
@@ -35,14 +37,56 @@ Digest = Annotated[bytes, PlainValidator(_digest), PlainSerializer(lambda value:
 
 
 def sentence_of(error: ValidationError) -> str:
-    """What a person should read of a failed validation: one line a mistake, named by its key."""
+    """What a person should read of a failed validation: one line a mistake, named by its key.
+
+    What is wrong with a document as a whole begins with the keys that it is about, as whoever raised it wrote it.
+    """
     lines = []
-    for item in error.errors(include_url=False):
-        where = ".".join(str(part) for part in item["loc"]) or "document"
-        unknown = item["type"] == "extra_forbidden"
-        what = "unknown key; check its spelling" if unknown else item["msg"].removeprefix("Value error, ")
-        lines.append(f"{where}: {what}")
+    for item in _mistakes(error):
+        where = ".".join(str(part) for part in item["loc"])
+        lines.append(f"{where}: {_said(item)}" if where else _said(item))
     return "; ".join(lines)
+
+
+def _mistakes(error: ValidationError) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = [{**item} for item in error.errors(include_url=False)]
+    holding = {item["loc"][:end] for item in items for end in range(len(item["loc"]))}
+    # Of a list only what is right in it was counted: what is wrong has a line of its own.
+    return [item for item in items if item["type"] != "too_short" or item["loc"] not in holding]
+
+
+def _said(item: Mapping[str, Any]) -> str:
+    """One mistake, without its key. Of values only the type is told: some are nobody's business."""
+    match item["type"]:
+        case "extra_forbidden":
+            return "unknown key; check its spelling"
+        case "missing":
+            return "missing; it has no default"
+        case "model_type" | "model_attributes_type" | "dict_type":
+            return f"must be a table of keys, not {_type_of(item['input'])}"
+        case "tuple_type" | "list_type":
+            return f"must be a list, not {_type_of(item['input'])}"
+        case "too_short" if "ctx" in item and "min_length" in item["ctx"]:
+            return f"must have {item['ctx']['min_length']} entries or more, has {item['ctx']['actual_length']}"
+        case _:
+            sentence: str = item["msg"]
+            return sentence.removeprefix("Value error, ")
+
+
+def _type_of(value: object) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true or false"
+        case str():
+            return "text"
+        case int() | float():
+            return "a number"
+        case list() | tuple():
+            return "a list"
+        case _:
+            return "a table" if isinstance(value, dict) else type(value).__name__
 
 
 class Part(BaseModel):
@@ -50,6 +94,72 @@ class Part(BaseModel):
 
     # Infinity and NaN are no JSON.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def read_table(kind: type[Part], value: dict[str, Any], unknown: Callable[[str], str]) -> Part:
+    """The table, for validators that choose its kind themselves: keys in errors are then as the file has them.
+
+    unknown: what to say of a key that this kind does not have.
+
+    Raises:
+        ValidationError: with loc inside the table.
+    """
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        lines = []
+        for item in _mistakes(error):
+            surplus = item["type"] == "extra_forbidden"
+            lines.append(_line(item["loc"], unknown(item["loc"][-1]) if surplus else _said(item), item["input"]))
+        raise ValidationError.from_exception_data(kind.__name__, lines) from None
+
+
+def table_of(
+    union: Any, key: str, *, default: str | None = None, in_a_word: bool = False, unsaid: Collection[str] = ()
+) -> BeforeValidator:
+    """Reads a table that is one of several kinds, which the text under `key` in it tells apart.
+
+    union: of `Part`s that have `key` with that text for a default. default: the kind of a table without `key`.
+    in_a_word: whether a text alone is a table with nothing but `key`. unsaid: kinds that no error offers.
+    """
+    kinds: dict[str, type[Part]] = {kind.model_fields[key].default: kind for kind in get_args(get_args(union)[0])}
+    offered = ", ".join(name for name in kinds if name not in unsaid)
+
+    def choose(value: object) -> object:
+        if isinstance(value, Part):
+            return value
+        if in_a_word and isinstance(value, str):
+            if value not in kinds:
+                raise ValueError(f"{reprlib.repr(value)} is none of {offered}")
+            value = {key: value}
+        if not isinstance(value, dict):
+            hint = f'"{value}"' if isinstance(value, str) and value in kinds else f"one of {offered}"
+            raise ValueError(f"must be a table of keys, not {_type_of(value)}; give it {key} = {hint}")
+        table = value if default is None else {key: default, **value}
+        if key not in table:
+            raise _mistake(key, f"missing; say which it is, of {offered}", None)
+        name = table[key]
+        kind = kinds.get(name) if isinstance(name, str) else None
+        if kind is None:
+            raise _mistake(key, f"{reprlib.repr(name)} is none of {offered}", name)
+
+        def unknown(surplus: str) -> str:
+            others = [other for other, has in kinds.items() if surplus in has.model_fields]
+            has = "has" if len(others) == 1 else "have"
+            hint = f" ({', '.join(others)} {has})" if others else ""
+            return f"{name} has no such key{hint}; check its spelling, or {key}"
+
+        return read_table(kind, table, unknown)
+
+    return BeforeValidator(choose)
+
+
+def _mistake(key: str, sentence: str, value: object) -> ValidationError:
+    return ValidationError.from_exception_data("table", [_line((key,), sentence, value)])
+
+
+def _line(loc: tuple[int | str, ...], sentence: str, value: object) -> Any:
+    return {"type": "value_error", "ctx": {"error": ValueError(sentence)}, "loc": loc, "input": value}
 
 
 class Document(Part):

@@ -1,8 +1,8 @@
 """Who somebody is: a URI in a certificate, `tacit://FEDERATION/member|operator|server/NAME`.
 
-FEDERATION is the SHA-256 fingerprint of the federation's root certificate, 64 hexadecimal digits. Everything that
-reads identities out of certificates goes through here, with one set of checks: signed by the given root, valid at the
-given time, of this federation.
+FEDERATION is the SHA-256 fingerprint of the federation's first root certificate, 64 hexadecimal digits; it stays when
+the authority is replaced (`tacit.authorities`). Everything that reads identities out of certificates goes through
+here, with one set of checks: signed by a given root, valid at the given time, of this federation.
 
 A chain is checked once for each certificate: what never changes about it (its issuer, what it says, its key) is
 remembered by its bytes, of the certificates used last. What may change is looked at every time: whether it is valid
@@ -25,9 +25,12 @@ __all__ = [
     "MIN_RSA_BITS",
     "Certificate",
     "CertificateInvalid",
+    "CertificateOutOfDate",
     "Identity",
     "Role",
+    "Trust",
     "federation_of",
+    "issued_by",
     "key_pem",
     "name_is_valid",
     "new_key",
@@ -46,6 +49,10 @@ _PSS = padding.PSS(mgf=padding.MGF1(hashes.SHA256()), salt_length=padding.PSS.DI
 
 class CertificateInvalid(ValueError):
     """A certificate, or a signature under it, that this federation does not accept."""
+
+
+class CertificateOutOfDate(CertificateInvalid):
+    """A certificate that is good, and not at the time that this clock shows: one of the two is wrong, or it is over."""
 
 
 class Role(StrEnum):
@@ -103,7 +110,8 @@ class Identity:
 class Certificate:
     """A certificate that was verified: whose it is and the key it vouches for.
 
-    begins, expires: timezone-aware. public: the key as SubjectPublicKeyInfo, DER, one encoding for one key.
+    begins, expires: timezone-aware. public: the key as SubjectPublicKeyInfo, DER, one encoding for one key. issuer:
+    SHA-256 of the root that signed it, 32 bytes.
     """
 
     identity: Identity
@@ -112,11 +120,46 @@ class Certificate:
     expires: datetime
     der: bytes
     public: bytes
+    issuer: bytes
+
+
+@dataclass(frozen=True)
+class Trust:
+    """Whose signature on a certificate counts in one federation.
+
+    federation: the SHA-256 of its first root. roots: those that are trusted now, the newest first.
+    """
+
+    federation: bytes
+    roots: tuple[x509.Certificate, ...]
+
+    @classmethod
+    def in_root(cls, root: x509.Certificate) -> "Trust":
+        """In a federation that has had one authority only."""
+        return cls(federation_of(root), (root,))
+
+    @property
+    def pem(self) -> bytes:
+        """The roots one after the other, PEM, as TLS takes them."""
+        return b"".join(root.public_bytes(serialization.Encoding.PEM) for root in self.roots)
+
+    def verify(self, der: bytes, *, role: "Role", now: datetime) -> Certificate:
+        """See `verify_certificate`. Raises: CertificateInvalid."""
+        return verify_certificate(der, self.roots, federation=self.federation, role=role, now=now)
 
 
 def federation_of(root: x509.Certificate) -> bytes:
-    """The federation's name: SHA-256 of the root certificate, 32 bytes."""
+    """The name of the federation whose first root this is: SHA-256 of the certificate, 32 bytes."""
     return root.fingerprint(hashes.SHA256())
+
+
+def issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+    """Whether this authority signed a certificate; nothing else of it is looked at."""
+    try:
+        _signed_by(certificate, issuer)
+    except CertificateInvalid:
+        return False
+    return True
 
 
 def _signed_by(certificate: x509.Certificate, issuer: x509.Certificate) -> None:
@@ -130,25 +173,31 @@ def _signed_by(certificate: x509.Certificate, issuer: x509.Certificate) -> None:
 
 
 def verify_certificate(
-    der: bytes, root: x509.Certificate, *, federation: bytes, role: Role, now: datetime
+    der: bytes,
+    root: x509.Certificate | tuple[x509.Certificate, ...],
+    *,
+    federation: bytes,
+    role: Role,
+    now: datetime,
 ) -> Certificate:
     """Checks one end-entity certificate against the federation's authority.
 
-    `root` is the certificate that signed it; `federation` names the federation (with an authority of one certificate
-    it is that root's fingerprint). `now` is timezone-aware.
+    `root` is the certificate that signed it, or those of which one did; `federation` names the federation (where it has
+    had one authority only it is that root's fingerprint). `now` is timezone-aware.
 
     Raises:
-        CertificateInvalid: not DER, another issuer, outside its validity, another federation or role, no RSA key of
-            at least 3072 bits, or itself an authority.
+        CertificateOutOfDate: outside its validity.
+        CertificateInvalid: not DER, another issuer, another federation or role, no RSA key of at least 3072 bits, or
+            itself an authority.
     """
-    found = _issued(der, root)
+    found = _issued(der, root if isinstance(root, tuple) else (root,))
     if now < found.begins:
-        raise CertificateInvalid(
+        raise CertificateOutOfDate(
             f"the certificate is valid from {found.begins:%Y-%m-%d %H:%M} UTC; "
             f"this clock says {now:%Y-%m-%d %H:%M}: check the clock"
         )
     if now > found.expires:
-        raise CertificateInvalid(f"the certificate expired on {found.expires:%Y-%m-%d %H:%M} UTC")
+        raise CertificateOutOfDate(f"the certificate expired on {found.expires:%Y-%m-%d %H:%M} UTC")
     identity = found.identity
     if identity.federation != federation:
         raise CertificateInvalid("the certificate belongs to another federation")
@@ -158,7 +207,7 @@ def verify_certificate(
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def _issued(der: bytes, root: x509.Certificate) -> Certificate:
+def _issued(der: bytes, roots: tuple[x509.Certificate, ...]) -> Certificate:
     """What is true of a certificate at any time. Only what is found good is remembered: an exception never is.
 
     Raises: CertificateInvalid.
@@ -168,13 +217,16 @@ def _issued(der: bytes, root: x509.Certificate) -> Certificate:
     except ValueError as error:
         raise CertificateInvalid(f"not a certificate: {error}") from error
     # Nothing else of it is looked at before its issuer is known.
-    _signed_by(certificate, root)
+    root = _issuer_of(certificate, roots)
     try:
         constraints = _basic_constraints(certificate)
     except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
         raise CertificateInvalid(f"the certificate's extensions cannot be read: {error}") from error
     if constraints is not None and constraints.ca:
         raise CertificateInvalid("the certificate belongs to an authority, not to a party")
+    # An authority that has ended vouches for nobody: its key may be anywhere by then.
+    if certificate.not_valid_after_utc > root.not_valid_after_utc:
+        raise CertificateInvalid("the certificate is valid for longer than the authority that issued it")
     identity = Identity.of(certificate)
     key = certificate.public_key()
     if not isinstance(key, rsa.RSAPublicKey) or key.key_size < MIN_RSA_BITS:
@@ -186,7 +238,20 @@ def _issued(der: bytes, root: x509.Certificate) -> Certificate:
         certificate.not_valid_after_utc,
         der,
         key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo),
+        federation_of(root),
     )
+
+
+def _issuer_of(certificate: x509.Certificate, roots: tuple[x509.Certificate, ...]) -> x509.Certificate:
+    refusal = CertificateInvalid("no authority of this federation is trusted")
+    for root in roots:
+        try:
+            _signed_by(certificate, root)
+        except CertificateInvalid as error:
+            refusal = error
+        else:
+            return root
+    raise refusal
 
 
 def _basic_constraints(certificate: x509.Certificate) -> x509.BasicConstraints | None:
@@ -214,11 +279,12 @@ def new_key() -> rsa.RSAPrivateKey:
     return rsa.generate_private_key(public_exponent=65537, key_size=MIN_RSA_BITS)
 
 
-def key_pem(key: rsa.RSAPrivateKey) -> bytes:
-    """PKCS#8, PEM, not encrypted: the file's mode (0600) is what protects it."""
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+def key_pem(key: rsa.RSAPrivateKey, passphrase: bytes | None = None) -> bytes:
+    """PKCS#8, PEM; without a passphrase not encrypted: the file's mode (0600) is what protects it then."""
+    encryption: serialization.KeySerializationEncryption = serialization.NoEncryption()
+    if passphrase is not None:
+        encryption = serialization.BestAvailableEncryption(passphrase)
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
 
 
 def public_bytes(certificate: x509.Certificate) -> bytes:

@@ -7,22 +7,33 @@ trains under a job document and nothing else; its digest is part of every round'
 import hashlib
 import math
 from dataclasses import replace
-from typing import Annotated, Literal, Self
+from fractions import Fraction
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, StringConstraints, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    model_serializer,
+    model_validator,
+)
 
 from secure_agg import (
     COMPLETE_GRAPH_LIMIT,
     ContextInvalid,
     Graph,
     Grid,
+    GroupedGraph,
     Layout,
     RoundContext,
     Segment,
     SparseGraph,
+    grouped_thresholds,
     thresholds_for,
 )
-from tacit.documents import Digest, Document, Part
+from tacit.bundle import BACKBONE_FILE
+from tacit.documents import Digest, Document, Part, read_table, table_of
 from tacit.limits import MOST_MEMBERS
 from tacit.mechanism import (
     DistributedGaussian,
@@ -32,17 +43,33 @@ from tacit.mechanism import (
     Mechanism,
     NoMechanism,
 )
+from tacit.method import (
+    FedAvg,
+    FedRecon,
+    FedVocab,
+    Local,
+    Method,
+    OwnVocabulary,
+    Protected,
+    keeps_anything,
+    private_parts,
+    protected_by,
+)
+from tacit.model import Model, PromptedModel, TextCNNModel
+from tacit.prompt import check_prompted_method
+from tacit.server_optimiser import FedAvgServer, ServerOptimiser, older_name
 
 __all__ = [
     "METRICS",
+    "MOST_GROUPS",
     "NOISE_ROOM",
     "Aggregation",
+    "Combine",
     "Deadlines",
     "JobDocument",
     "JobSpec",
+    "PrivateStart",
     "Rounds",
-    "ServerOptimiser",
-    "TextCNNModel",
     "Training",
     "VocabularyFile",
     "application_digest",
@@ -50,50 +77,34 @@ __all__ = [
     "grid_of",
     "largest_cohort",
     "layout_of",
+    "most_in_sum",
     "promise_of",
+    "sends_weight",
     "thresholds_of",
 ]
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 Seconds = Annotated[float, Field(gt=0, le=7 * 24 * 3600)]
 
-# Sums over the members' examples that travel in the masked vector, in this order.
+# Sums over the members' examples that travel in the masked vector (`sends_weight`), in this order.
 METRICS: tuple[str, ...] = ("loss_sum", "correct", "count")
 
 # A member may add up to so many times the noise that the job asks for: the ring has room for it.
 NOISE_ROOM = 4.0
+
+# Groups of one cohort at most: the coordinator holds a sum of each.
+MOST_GROUPS = 1000
+Combine = Literal["mean", "median", "trimmed-mean", "reject-outliers"]
 
 _WIDEST_RING = 32
 # The ring's step: of the deviation of noise that is added before encoding, or of the bound on a coordinate.
 _STEP_OF_DEVIATION = 2.0**-6
 _STEP_OF_BOUND = 2.0**-24
 _FINEST, _COARSEST_SCALE = 40, 2.0**-128
+# In any sum: one could not be told from another.
+_LEAST_HONEST = 2
 # No magnitude of `edge_client.privacy.noise`'s Laplace is larger, in scales: -ln 2^-64.
 _LARGEST_LAPLACE = 64 * math.log(2)
-
-
-class TextCNNModel(Part):
-    """TextCNN with parallel filters (Zhang and Wallace 2015), sized after Zhu et al. 2020, section 4.1."""
-
-    architecture: Literal["textcnn"] = "textcnn"
-    embedding: int = Field(default=128, ge=1, le=4096)
-    widths: tuple[int, ...] = Field(default=(2, 3, 4, 5), min_length=1, max_length=16)
-    maps: int = Field(default=400, ge=1, le=8192)
-    dropout: float = Field(default=0.5, ge=0, lt=1)
-    # Deviation of the embedding at the start, where no table is named.
-    embedding_deviation: float = Field(default=0.15, gt=0)
-    # The embedding stays as version 0 has it: training leaves it alone, and its change is exactly zero.
-    freeze_embedding: bool = False
-    # Longer texts are cut; shorter ones padded to the widest filter at least.
-    max_tokens: int = Field(default=64, ge=1, le=4096)
-
-    @model_validator(mode="after")
-    def _widths(self) -> Self:
-        if any(not 1 <= width <= self.max_tokens for width in self.widths):
-            raise ValueError("every width must lie between 1 and max_tokens")
-        if len(set(self.widths)) != len(self.widths):
-            raise ValueError("a width stands twice")
-        return self
 
 
 class VocabularyFile(Part):
@@ -110,7 +121,8 @@ class Training(Part):
 
     epochs: int = Field(default=1, ge=1, le=1000)
     batch: int = Field(default=64, ge=1, le=65536)
-    optimiser: Literal["adam", "sgd"] = "adam"
+    # Adafactor is the FedPrompt paper's for T5.
+    optimiser: Literal["adam", "sgd", "adafactor"] = "adam"
     learning_rate: float = Field(default=0.001, gt=0, le=10)
 
 
@@ -163,10 +175,68 @@ class Aggregation(Part):
     coordinate_bound: float = Field(default=1.0, ge=1e-12, le=1e6)
     # L2 norm an update is clipped to before that; none = as it is.
     clip: float | None = Field(default=None, gt=0)
-    # A member's weight is its number of examples, at most this.
+    # A member's weight is its number of examples, at most this; all weigh the same where none is sent (`sends_weight`).
     max_weight: int = Field(default=100_000, ge=1, le=4_000_000)
     # Bound on one example's loss in the metrics; what lies beyond counts as this.
     loss_bound: float = Field(default=20.0, gt=0, le=1000)
+    # The cohort is split at random into so many groups, each a secure sum of its own; none = one sum.
+    groups: int | None = Field(default=None, ge=2, le=MOST_GROUPS)
+    # Groups that must be opened for the round to count; none = more than half, and as many as `combine` needs.
+    least_groups: int | None = Field(default=None, ge=1, le=MOST_GROUPS)
+    # How the groups' means become one (`coordinator.robust`).
+    combine: Combine = "mean"
+    # Groups that trimmed-mean leaves out at either end of each coordinate.
+    trim: int = Field(default=1, ge=1, le=MOST_GROUPS // 2)
+    # Deviation of Gaussian noise that the coordinator adds to every coordinate of the combined change; 0 = none. It is
+    # no member's privacy mechanism: nothing of it is counted in a ledger, since it asks to trust the coordinator.
+    noise_after: float = Field(default=0.0, ge=0, le=1e6)
+
+    @property
+    def groups_needed(self) -> int:
+        """Groups that must be opened; 1 where there is one sum."""
+        if self.groups is None:
+            return 1
+        return self.least_groups or max(self.groups // 2 + 1, self._needed_to_combine)
+
+    @property
+    def _needed_to_combine(self) -> int:
+        """Groups of which `combine` can still outvote one (trimmed-mean: `trim`)."""
+        match self.combine:
+            case "mean":
+                return 1
+            case "trimmed-mean":
+                return 2 * self.trim + 1
+            case _:
+                return 3
+
+    @model_serializer(mode="wrap")
+    def _unsaid(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Documents from before there were groups keep their bytes, and so their digests.
+        said: dict[str, Any] = handler(self)
+        return {
+            key: value for key, value in said.items() if key not in _GROUP_KEYS or getattr(self, key) != _unset(key)
+        }
+
+    @model_validator(mode="after")
+    def _groups(self) -> Self:
+        if self.groups is None:
+            for key in ("least_groups", "combine", "trim"):
+                if getattr(self, key) != _unset(key) or (key == "trim" and key in self.model_fields_set):
+                    raise ValueError(
+                        f"{key}: there is one sum, so nothing to combine; say groups = 3, or leave {key} out"
+                    )
+            return self
+        if self.combine != "trimmed-mean" and "trim" in self.model_fields_set:
+            raise ValueError(f'trim: {self.combine} trims nothing; leave it out, or say combine = "trimmed-mean"')
+        needed = self._needed_to_combine
+        if self.groups < needed:
+            raise ValueError(f"groups: {self.combine} needs {needed} or more to outvote one, got {self.groups}")
+        if self.least_groups is not None and not needed <= self.least_groups <= self.groups:
+            raise ValueError(
+                f"least_groups: {self.combine} of {self.groups} groups needs {needed} to {self.groups} of them, got "
+                f"{self.least_groups}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _shares(self) -> Self:
@@ -182,27 +252,76 @@ class Aggregation(Part):
         return self
 
 
-class ServerOptimiser(Part):
-    """What the coordinator does with the mean update."""
-
-    name: Literal["fedavg"] = "fedavg"
-    learning_rate: float = Field(default=1.0, gt=0, le=10)
+_GROUP_KEYS = ("groups", "least_groups", "combine", "trim", "noise_after")
 
 
-def _named(value: object) -> object:
-    # `mechanism = "none"` is short for a table with nothing but the name.
-    return {"name": value} if isinstance(value, str) else value
+def _unset(key: str) -> object:
+    return Aggregation.model_fields[key].default
+
+
+class PrivateStart(Part):
+    """What members' private parameters start from where the vocabulary is public: like version 0, of the rest."""
+
+    manifest: Digest
+    weights: Digest
+    values: int = Field(ge=1)
+
+
+_NO_VOCABULARY = (
+    "must be a table of keys: [vocabulary] with kind and file, or without file where every member builds its own"
+)
+
+
+def _vocabulary(value: object) -> object:
+    """The table's kind: with `file` everybody's, without it each one's own."""
+    if isinstance(value, Part):
+        return value
+    if not isinstance(value, dict):
+        raise ValueError(_NO_VOCABULARY)
+    if "file" in value:
+        return read_table(VocabularyFile, value, _unknown_beside_file)
+    return read_table(OwnVocabulary, value, _unknown_of_own)
+
+
+def _unknown_beside_file(key: str) -> str:
+    if key in OwnVocabulary.model_fields:
+        return "only a vocabulary of everybody's own has this key, a table without `file`; leave out one of the two"
+    return "a vocabulary from a file has no such key; check its spelling"
+
+
+def _unknown_of_own(key: str) -> str:
+    if key in VocabularyFile.model_fields:
+        return (
+            "only a vocabulary from a file has this key, and a table without `file` is everybody's own; name the file, "
+            "or leave this key out"
+        )
+    return (
+        "a table without `file` is a vocabulary of everybody's own, which has no such key; check its spelling, or name "
+        "the file"
+    )
+
+
+Vocabulary = Annotated[VocabularyFile | OwnVocabulary, BeforeValidator(_vocabulary)]
 
 
 class _JobBody(Document):
     name: Name
     labels: tuple[Annotated[str, StringConstraints(min_length=1, max_length=200)], ...] = Field(min_length=2)
-    model: TextCNNModel = TextCNNModel()
+    # Before there were others, a model was a TextCNN; it still need not say so.
+    model: Annotated[Model, table_of(Model, "architecture", default="textcnn")] = TextCNNModel()
+    # `local` is a method of simulations (`_check_method`).
+    method: Annotated[Method, table_of(Method, "name", in_a_word=True, unsaid=("local",))] = FedAvg()
     training: Training = Training()
-    mechanism: Annotated[Mechanism, BeforeValidator(_named)] = NoMechanism()
+    mechanism: Annotated[Mechanism, table_of(Mechanism, "name", in_a_word=True)] = NoMechanism()
     rounds: Rounds = Rounds()
     aggregation: Aggregation = Aggregation()
-    server: ServerOptimiser = ServerOptimiser()
+    # What the coordinator does with the mean change.
+    server: Annotated[
+        ServerOptimiser, table_of(ServerOptimiser, "optimiser", default="fedavg", in_a_word=True), older_name
+    ] = FedAvgServer()
+    # The operator always names one; in the document it stands only where members build their own, and a tokenizer
+    # otherwise.
+    vocabulary: Vocabulary | None = None
     # Everything random in the starting weights and in local training comes from this and public numbers.
     seed: int = Field(default=0, ge=0, lt=2**63)
 
@@ -210,6 +329,7 @@ class _JobBody(Document):
     def _checks(self) -> Self:
         if len(set(self.labels)) != len(self.labels):
             raise ValueError("labels: a label stands twice")
+        self._check_method()
         honest, weakest = self._least_honest()
         match self.mechanism:
             case GaussianUpdate() | LaplaceUpdate() | DistributedGaussian() if self.model.freeze_embedding:
@@ -228,18 +348,76 @@ class _JobBody(Document):
                 )
         return self
 
+    @property
+    def own_vocabulary(self) -> bool:
+        """Whether every member builds its vocabulary itself."""
+        return isinstance(self.vocabulary, OwnVocabulary)
+
+    @property
+    def protected(self) -> Protected | None:
+        """How private parameters and noise go together; None where there is no noise, or nothing private."""
+        return protected_by(self.method, self.mechanism, own_vocabulary=self.own_vocabulary)
+
+    def _check_method(self) -> None:
+        if isinstance(self.method, Local):
+            raise ValueError(
+                "method: local shares nothing, so that there is nothing to federate; take another, or compare with it "
+                "in a simulation"
+            )
+        if isinstance(self.model, PromptedModel):
+            if self.vocabulary is not None:
+                raise ValueError("vocabulary: a prompted model reads texts with its base's own; leave this table out")
+            check_prompted_method(self.method)
+            # Raises where labels and words are not each other's.
+            self.model.label_words(self.labels)
+        private = private_parts(self.method)
+        if self.model.freeze_embedding and keeps_anything(self.method):
+            raise ValueError(f"model.freeze_embedding: {self._instead_of_freezing()}")
+        if self.own_vocabulary and "embedding" not in private:
+            raise ValueError(
+                f"vocabulary: {self.method.name} shares the embedding, so that all members need one vocabulary; name "
+                "its file, or take method fedvocab"
+            )
+        if (
+            self.model.frame
+            and isinstance(self.vocabulary, VocabularyFile | OwnVocabulary)
+            and (self.vocabulary.kind == "words")
+        ):
+            raise ValueError(
+                "vocabulary.kind: a transformer's texts stand between [CLS] and [SEP], which a list of words does not "
+                'have; take "wordpiece"'
+            )
+        # Raises where noise and private parameters do not go together.
+        _ = self.protected
+
+    def _instead_of_freezing(self) -> str:
+        match self.method:
+            case FedVocab():
+                return 'fedvocab has a key of its own for that; leave this one out and say method.embedding = "frozen"'
+            case FedRecon():
+                return "fedrecon makes rows of the embedding anew in each round; leave this key out"
+            case _:
+                return f"{self.method.name} trains the whole model; leave this key out, or take fedavg or fedprox"
+
     def _least_honest(self) -> tuple[int, int]:
         """(h, n): the fewest honest inputs that any cohort of this job guarantees, and of which size it is.
 
         Looked at where it is least: the smallest cohort, the first that is too large for the complete graph, and (as h
-        of a sparse graph falls and rises by one between) the largest.
+        of a sparse graph falls and rises by one between) the largest. With groups h rises with the group and falls with
+        n_C, which by default grows with the cohort by steps of its own: sizes between count too, where they have a
+        split at all, and are looked at where anything hangs on h.
 
         Raises:
             ValueError: a cohort of the job has no threshold.
         """
         least, most = self.rounds.min_members, self.rounds.target_members
-        sizes = {least, most, min(max(least, COMPLETE_GRAPH_LIMIT + 1), most)}
-        return min((self._honest_of(size), size) for size in sorted(sizes))
+        sizes = {least, most}
+        if self.aggregation.groups is None:
+            sizes.add(min(max(least, COMPLETE_GRAPH_LIMIT + 1), most))
+        ends = min((self._honest_of(size), size) for size in sorted(sizes))
+        if self.aggregation.groups is None or not isinstance(self.mechanism, DistributedGaussian):
+            return ends
+        return _least_honest_between(self.aggregation, least, most, ends)
 
     def _honest_of(self, cohort: int) -> int:
         try:
@@ -250,6 +428,8 @@ class _JobBody(Document):
     def _keys_of_thresholds(self, cohort: int) -> str:
         """The keys that the thresholds of a cohort of this size follow from."""
         size = "rounds.min_members" if cohort == self.rounds.min_members else "rounds.target_members"
+        if self.aggregation.groups is not None:
+            return f"aggregation.groups, aggregation.assumed_corrupt or {size}"
         if cohort <= COMPLETE_GRAPH_LIMIT:
             return f"aggregation.assumed_corrupt or {size}"
         corrupt = "corrupt_share" if self.aggregation.assumed_corrupt is None else "assumed_corrupt"
@@ -259,6 +439,8 @@ class _JobBody(Document):
         """What gives the weakest cohort more honest inputs: on a sparse graph a larger one gives few more, and one that
         may lose more members has more neighbours.
         """
+        if self.aggregation.groups is not None:
+            return "ask for fewer aggregation.groups, or raise rounds.min_members"
         if weakest <= COMPLETE_GRAPH_LIMIT:
             return "raise rounds.min_members"
         more = "raise aggregation.lost_share"
@@ -270,10 +452,16 @@ class _JobBody(Document):
 class JobSpec(_JobBody):
     """A job as the operator writes it: `coordinator job bundle job.toml`."""
 
-    vocabulary: VocabularyFile
-
     @model_validator(mode="after")
     def _layout(self) -> Self:
+        if isinstance(self.model, PromptedModel):
+            if self.model.base is None:
+                raise ValueError(
+                    "model.base: missing; name a folder that save_pretrained wrote, or owner/name on the hub"
+                )
+        elif self.vocabulary is None:
+            missing = "missing; it has no default"
+            raise ValueError(f"vocabulary: {_NO_VOCABULARY if 'vocabulary' in self.model_fields_set else missing}")
         # How many values the model has shows when the bundle is made; what one of them has no room for, none has.
         _check_layout(self, values=1)
         return self
@@ -283,19 +471,47 @@ class JobDocument(_JobBody):
     """A job as it is run: digests in place of files."""
 
     manifest: Digest
-    tokenizer: Digest
     weights: Digest
     values: int = Field(ge=1)
+    vocabulary: OwnVocabulary | None = None
+    # None where members build their own.
+    tokenizer: Digest | None = None
+    # Where parameters are private and the vocabulary is not.
+    private: PrivateStart | None = None
 
     @model_validator(mode="after")
     def _layout(self) -> Self:
+        if (self.vocabulary is None) == (self.tokenizer is None):
+            raise ValueError("a job has either a tokenizer or a vocabulary that its members build")
+        if isinstance(self.model, PromptedModel) and self.model.backbone is None:
+            raise ValueError("model.backbone: missing; make the bundle with `coordinator job bundle`")
+        keeps = keeps_anything(self.method)
+        if (self.private is not None) != (keeps and self.tokenizer is not None):
+            raise ValueError(f"private: what {self.method.name} keeps and what this job has to start it from differ")
         _check_layout(self, self.values)
         return self
 
     @property
+    def files(self) -> dict[str, bytes]:
+        """What the document names by digest, by its file's name in the bundle."""
+        named = {"manifest.json": self.manifest, "weights.bin": self.weights}
+        if self.tokenizer is not None:
+            named["tokenizer.json"] = self.tokenizer
+        if self.private is not None:
+            named |= {"private.json": self.private.manifest, "private.bin": self.private.weights}
+        if isinstance(self.model, PromptedModel) and self.model.backbone is not None:
+            named[BACKBONE_FILE] = self.model.backbone
+        return named
+
+    @property
     def blobs(self) -> tuple[bytes, ...]:
         """Digests of everything a member fetches besides the document itself."""
-        return (self.manifest, self.tokenizer, self.weights)
+        return tuple(self.files.values())
+
+    @property
+    def complete(self) -> bool:
+        """Whether what is published is a whole model, which runs without a member's private parameters."""
+        return not keeps_anything(self.method)
 
 
 def grid_of(job: JobDocument) -> Grid:
@@ -315,16 +531,32 @@ def _grid(job: _JobBody, mechanism: DistributedGaussian, values: int) -> Grid:
         noise_multiplier=mechanism.noise_multiplier,
         honest=mechanism.honest,
         values=values,
-        members=job.rounds.target_members,
+        members=most_in_sum(job, job.rounds.target_members),
     )
 
 
-def layout_of(job: JobDocument, members: int) -> Layout:
-    """The segments of the masked vector for a cohort of `members` (n, which sets scales and the ring's width).
+def most_in_sum(job: _JobBody, members: int) -> int:
+    """The most inputs of one sum in a cohort of so many: all, with groups those of the largest."""
+    groups = job.aggregation.groups
+    return members if groups is None else -(-members // groups)
 
-    Without a mechanism `update` is the change times w / max_weight, so its bound is the coordinate bound, and weight
-    and metrics follow. Under a mechanism every member weighs the same and nothing but the change travels, since weights
-    and metrics depend on the data too.
+
+def sends_weight(job: _JobBody) -> bool:
+    """Whether a member's weight and metrics travel beside its change: without a mechanism, in one sum.
+
+    Under a mechanism they do not, since they depend on the data too. Nor do they in groups: a member's number of
+    examples is the same in every round while groups are drawn anew, so that after (n - 1) / (g - 1) rounds the sums of
+    weights could be solved for each member's own.
+    """
+    return isinstance(job.mechanism, NoMechanism) and job.aggregation.groups is None
+
+
+def layout_of(job: JobDocument, members: int) -> Layout:
+    """The segments of the masked vector for a cohort of `members` (n, which sets scales and the ring's width; with
+    groups the largest one's members do).
+
+    Where weights are sent (`sends_weight`) `update` is the change times w / max_weight, so its bound is the coordinate
+    bound, and weight and metrics follow. Elsewhere every member weighs the same and nothing but the change travels.
 
     A step of the ring is at most 2^-6 of the noise's deviation (rounding then adds at most 2^-14 of its variance), or
     2^-24 of the coordinate bound where the noise is in the training or nowhere. The ring is the narrowest that holds n
@@ -333,8 +565,9 @@ def layout_of(job: JobDocument, members: int) -> Layout:
     Raises:
         LayoutInvalid: the sum could wrap.
     """
-    layout = Layout(*_fitted(job, job.values, members))
-    layout.check_no_wrap(members)
+    summed = most_in_sum(job, members)
+    layout = Layout(*_fitted(job, job.values, summed))
+    layout.check_no_wrap(summed)
     return layout
 
 
@@ -345,7 +578,7 @@ def _check_layout(job: _JobBody, values: int) -> None:
     Raises:
         ValueError: with the keys to change.
     """
-    members = job.rounds.target_members
+    members = most_in_sum(job, job.rounds.target_members)
     try:
         segments, bits = _fitted(job, values, members)
     except (ValueError, OverflowError) as error:
@@ -356,16 +589,17 @@ def _check_layout(job: _JobBody, values: int) -> None:
         return
     each, lower = "", ["rounds.target_members"]
     match job.mechanism:
-        case NoMechanism():
+        case NoMechanism() if sends_weight(job):
             each = f" with weights up to {job.aggregation.max_weight} (aggregation.max_weight)"
             lower.insert(0, "aggregation.max_weight")
         case DistributedGaussian():
             each = " with this noise"
     given = job.aggregation.bits
+    source = "rounds.target_members" + ("" if job.aggregation.groups is None else " by aggregation.groups")
     key = lower[0] if given is None else "aggregation.bits"
     widen = "" if given is None else ("leave bits out, or " if needed > _WIDEST_RING else f"raise it to {needed}, or ")
     raise ValueError(
-        f"{key}: the sum of {members} members (rounds.target_members){each} needs {needed} bits and has {bits}; "
+        f"{key}: the sum of {members} members ({source}){each} needs {needed} bits and has {bits}; "
         f"{widen}lower {' or '.join(lower)}"
     )
 
@@ -389,7 +623,7 @@ def _segments(job: _JobBody, values: int) -> tuple[tuple[Segment, float | None],
         return Segment("update", values, scale, bound), 2.0**_FINEST
 
     match job.mechanism:
-        case NoMechanism():
+        case NoMechanism() if sends_weight(job):
             numbers = job.aggregation
             weight, loss = float(numbers.max_weight), numbers.loss_bound
             return (
@@ -399,7 +633,7 @@ def _segments(job: _JobBody, values: int) -> tuple[tuple[Segment, float | None],
                 (Segment("correct", 1, 1.0, weight), None),
                 (Segment("count", 1, 1.0, weight), None),
             )
-        case DpSgd():
+        case NoMechanism() | DpSgd():
             bound = job.aggregation.coordinate_bound
             return (update(bound, bound * _STEP_OF_BOUND),)
         case GaussianUpdate(noise_multiplier=multiplier, clip=clip):
@@ -429,7 +663,7 @@ def _as_fine_as_fits(segment: Segment, members: int, bits: int, finest: float) -
     return segment
 
 
-def thresholds_of(job: JobDocument | JobSpec, members: int) -> tuple[Graph | SparseGraph, int, int]:
+def thresholds_of(job: JobDocument | JobSpec, members: int) -> tuple[Graph | SparseGraph | GroupedGraph, int, int]:
     """(graph, t, n_C) of an attempt of this job over a cohort of `members`.
 
     Raises:
@@ -438,10 +672,58 @@ def thresholds_of(job: JobDocument | JobSpec, members: int) -> tuple[Graph | Spa
     return _thresholds(job.aggregation, members)
 
 
-def _thresholds(numbers: Aggregation, members: int) -> tuple[Graph | SparseGraph, int, int]:
+def _thresholds(numbers: Aggregation, members: int) -> tuple[Graph | SparseGraph | GroupedGraph, int, int]:
+    if numbers.groups is not None:
+        corrupt = _corrupt_of_groups(numbers, members)
+        return grouped_thresholds(members, numbers.groups, corrupt, least=numbers.groups_needed)
     return thresholds_for(
         members, assumed_corrupt=numbers.assumed_corrupt, corrupt=numbers.corrupt_share, lost=numbers.lost_share
     )
+
+
+def _corrupt_of_groups(numbers: Aggregation, members: int) -> int:
+    """n_C of a cohort in groups: the job's, else a fifth, and of a large cohort a share, as for a sparse graph."""
+    if numbers.assumed_corrupt is not None:
+        return numbers.assumed_corrupt
+    if members > COMPLETE_GRAPH_LIMIT:
+        return math.floor(Fraction(str(numbers.corrupt_share)) * members)
+    return max(1, members // 5)
+
+
+def _least_honest_between(numbers: Aggregation, least: int, most: int, found: tuple[int, int]) -> tuple[int, int]:
+    """(h, n) of the cohort in groups with the least h, of those between that have a split; `found` at the ends.
+
+    By halves. From the fewest members and the largest n_C of a half follows a bound on all its sizes: s - c does not
+    fall as s grows (one more member in a group brings at most one more corrupt one), and c does not grow with the
+    members that groups are drawn from. Halves that cannot go below what was found are not looked into.
+    """
+    halves = [(least + 1, most - 1)]
+    while halves:
+        low, high = halves.pop()
+        if low > high:
+            continue
+        worst = max(_corrupt_of_groups(numbers, size) for size in (high, min(high, COMPLETE_GRAPH_LIMIT)))
+        # Two is the least that there is; numbers that make no split bound nothing.
+        if (_honest_in_group(numbers, low, worst) or _LEAST_HONEST) >= found[0]:
+            continue
+        middle = (low + high) // 2
+        honest = _honest_in_group(numbers, middle, _corrupt_of_groups(numbers, middle))
+        if honest is not None:
+            found = min(found, (honest, middle))
+        halves += [(low, middle - 1), (middle + 1, high)]
+    return found
+
+
+def _honest_in_group(numbers: Aggregation, members: int, corrupt: int) -> int | None:
+    """h of a cohort in groups of which so many are corrupt; None where it has no split."""
+    if numbers.groups is None:
+        return None
+    try:
+        # How many may be missing from the roster is chosen so that h stays: it need not be worked out.
+        split = grouped_thresholds(members, numbers.groups, corrupt, least=numbers.groups_needed, absent=0)
+    except ContextInvalid:
+        return None
+    return _context_of_nothing(members, *split).honest
 
 
 def promise_of(job: JobDocument | JobSpec, members: int) -> RoundContext:
@@ -454,7 +736,12 @@ def promise_of(job: JobDocument | JobSpec, members: int) -> RoundContext:
 
 
 def _promised(numbers: Aggregation, members: int) -> RoundContext:
-    graph, threshold, corrupt = _thresholds(numbers, members)
+    return _context_of_nothing(members, *_thresholds(numbers, members))
+
+
+def _context_of_nothing(
+    members: int, graph: Graph | SparseGraph | GroupedGraph, threshold: int, corrupt: int
+) -> RoundContext:
     return RoundContext(
         federation=bytes(32),
         job="none",
@@ -474,13 +761,19 @@ def _promised(numbers: Aggregation, members: int) -> RoundContext:
 def largest_cohort(job: JobDocument, members: int) -> int:
     """The most of so many members that make a cohort whose sum holds the honest inputs that the noise counts on; 0
     where no cohort of this job does. All of them but for `distributed-gaussian` on sparse graphs, where h falls and
-    rises by one from size to size: a few members then wait for the next attempt.
+    rises by one from size to size, and for groups, of which not every size has thresholds: a few members then wait for
+    the next attempt.
     """
-    if not isinstance(job.mechanism, DistributedGaussian):
+    counted = job.mechanism.honest if isinstance(job.mechanism, DistributedGaussian) else 0
+    if not counted and job.aggregation.groups is None:
         return members
     for size in range(members, job.rounds.min_members - 1, -1):
-        if promise_of(job, size).honest >= job.mechanism.honest:
-            return size
+        try:
+            if promise_of(job, size).honest >= counted:
+                return size
+        except ContextInvalid:
+            if job.aggregation.groups is None:
+                raise
     return 0
 
 

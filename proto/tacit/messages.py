@@ -16,6 +16,7 @@ __all__ = [
     "AttemptMessage",
     "AttemptOpened",
     "AttemptRefusal",
+    "AuthoritiesChanged",
     "CoordinatorPayload",
     "Decline",
     "FromCoordinator",
@@ -78,6 +79,13 @@ class Goodbye:
 
     reason: Reason
     detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AuthoritiesChanged:
+    """The federation's authorities, as `tacit.authorities` reads them: canonical JSON."""
+
+    document: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,4 +201,6 @@ class AttemptMessage(Generic[Payload]):
 
 
 FromMember = Hello | Decline | Ready | AttemptMessage[MemberPayload]
-FromCoordinator = Welcome | Goodbye | Standby | Assignment | JobEnded | AttemptMessage[CoordinatorPayload]
+FromCoordinator = (
+    Welcome | Goodbye | Standby | AuthoritiesChanged | Assignment | JobEnded | AttemptMessage[CoordinatorPayload]
+)

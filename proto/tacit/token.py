@@ -9,6 +9,12 @@ to do.
 The token names the federation by the fingerprint of its root certificate. Whoever holds the token can
 therefore recognise the coordinator before a byte of the secret has left the machine. A coordinator keeps
 `secret_hash` only.
+
+`tacit2.BODY.CHECK` is the same, made after the federation's authority was replaced: the body holds also the newest
+authority's fingerprint and the number of the list of authorities at that time (`tacit.authorities`). Fingerprint and
+number are needed both: without the one a retired authority's key could make a list of its own, without the other its
+holder could show the true list from before it was retired. The prefix differs so that software from before says that it
+has to be upgraded.
 """
 
 import base64
@@ -17,17 +23,28 @@ import hashlib
 import re
 import secrets
 from datetime import UTC, datetime
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from pydantic import AwareDatetime, Field, PlainSerializer, PlainValidator, field_validator
+from pydantic import (
+    AwareDatetime,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
+from tacit.authorities import Authorities
 from tacit.documents import Digest, Document, DocumentInvalid
 from tacit.identity import name_is_valid
 
 __all__ = ["JoinToken", "TokenCutOff", "TokenInvalid", "join_address", "secret_hash", "split_address"]
 
 SECRET_BYTES = 32
-_PREFIX = "tacit1."
+# Of a token that names the first authority only, and of one that names a later one, too.
+_FIRST, _LATER = "tacit1.", "tacit2."
 _CHECK_DIGITS = 8
 _HASH_PURPOSE = b"tacit/join-token/secret/1\x00"
 _CHECK_PURPOSE = b"tacit/join-token/check/1\x00"
@@ -50,6 +67,25 @@ def _secret(value: object) -> bytes:
     if not isinstance(value, bytes) or len(value) != SECRET_BYTES:
         raise ValueError(f"the secret is not {SECRET_BYTES} bytes")
     return value
+
+
+def _fingerprint(value: object) -> bytes:
+    """32 bytes, in a document as base64url: a third shorter than digits, and people copy it."""
+    if isinstance(value, str):
+        text = value
+        try:
+            value = _decode(text)
+        except ValueError as error:
+            raise ValueError("the fingerprint is not base64url") from error
+        if _encode(value) != text:
+            raise ValueError("the fingerprint is not base64url without padding")
+    if not isinstance(value, bytes) or len(value) != hashlib.sha256().digest_size:
+        raise ValueError("the fingerprint is not 32 bytes")
+    return value
+
+
+def _fingerprint_text(value: bytes | None) -> str | None:
+    return None if value is None else _encode(value)
 
 
 def _encode(data: bytes) -> str:
@@ -91,6 +127,10 @@ class JoinToken(Document):
     secret: Secret
     member: str
     expires: AwareDatetime
+    # SHA-256 of the root that issued when the token was made, and the number of the list that says so: both, or neither
+    # where there had been one authority only. What is not there is not written, and never null.
+    newest: Annotated[bytes | None, PlainValidator(_fingerprint), PlainSerializer(_fingerprint_text)] = None
+    number: int = Field(default=0, ge=1, le=1_000_000, strict=True)
 
     @field_validator("address")
     @classmethod
@@ -114,13 +154,33 @@ class JoinToken(Document):
         except OverflowError as error:
             raise ValueError("outside of the calendar") from error
 
+    @model_validator(mode="after")
+    def _both(self) -> Self:
+        if (self.newest is None) != (self.number == 0):
+            raise ValueError("the newest authority's fingerprint and the list's number belong together; one is missing")
+        if self.newest == self.federation:
+            raise ValueError("the newest authority is the first one; such a token does not name it twice")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        content: dict[str, Any] = handler(self)
+        return content if self.number else {key: content[key] for key in content if key not in ("newest", "number")}
+
     @classmethod
-    def create(cls, *, address: str, federation: bytes, member: str, expires: datetime) -> Self:
+    def create(
+        cls, *, address: str, federation: bytes, member: str, expires: datetime, authorities: Authorities | None = None
+    ) -> Self:
         """A new token with a fresh id and secret from the operating system's random source.
+
+        authorities: the federation's at this moment; None stands for the first one alone.
 
         Raises:
             pydantic.ValidationError (a ValueError): an address, name or fingerprint that cannot be right.
         """
+        later: dict[str, Any] = {}
+        if authorities is not None and authorities.newest != federation:
+            later = {"newest": authorities.newest, "number": authorities.number}
         return cls(
             address=address,
             federation=federation,
@@ -128,12 +188,17 @@ class JoinToken(Document):
             secret=secrets.token_bytes(SECRET_BYTES),
             member=member,
             expires=expires,
+            **later,
         )
 
     def format(self) -> str:
         """The text to hand out. It holds the secret."""
         body = _encode(self.canonical())
-        return f"{_PREFIX}{body}.{_check(body)}"
+        return f"{self._prefix}{body}.{_check(body)}"
+
+    @property
+    def _prefix(self) -> str:
+        return _LATER if self.number else _FIRST
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -147,16 +212,17 @@ class JoinToken(Document):
         text = "".join(text.split()).strip("'\"`")
         if not text.isascii():
             raise TokenInvalid("this is not a join token: those are plain ASCII; copy it again")
-        if not text.startswith(_PREFIX):
-            if text and _PREFIX.startswith(text):
+        prefix = next((each for each in (_FIRST, _LATER) if text.startswith(each)), None)
+        if prefix is None:
+            if text and any(each.startswith(text) for each in (_FIRST, _LATER)):
                 raise TokenCutOff(_CUT_OFF)
             if re.match(r"tacit[0-9]+\.", text):
                 raise TokenInvalid("the join token is of a newer kind than this software reads; upgrade it")
             raise TokenInvalid(
-                "this is not a join token: those start with `tacit1.`; "
+                "this is not a join token: those start with `tacit1.` or `tacit2.`; "
                 "copy the whole line that `coordinator member invite` printed"
             )
-        body, dot, check = text[len(_PREFIX) :].partition(".")
+        body, dot, check = text[len(prefix) :].partition(".")
         if not dot or len(check) < _CHECK_DIGITS:
             raise TokenCutOff(_CUT_OFF)
         if check != _check(body):
@@ -165,11 +231,17 @@ class JoinToken(Document):
                 "copy the whole line that `coordinator member invite` printed"
             )
         try:
-            return cls.from_json(_decode(body), what="the join token")
+            token = cls.from_json(_decode(body), what="the join token")
         except DocumentInvalid as error:
             raise TokenInvalid(f"{error}; ask the operator for a new one") from error
         except (binascii.Error, ValueError) as error:
             raise TokenInvalid("the join token cannot be read; ask the operator for a new one") from error
+        if token._prefix != prefix:
+            raise TokenInvalid(
+                f"the join token says `{prefix}` and holds what belongs into `{token._prefix}`; ask the operator for a "
+                "new one"
+            )
+        return token
 
 
 _CUT_OFF = "the join token is cut off: its end is missing; copy the whole line that `coordinator member invite` printed"

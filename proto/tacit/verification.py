@@ -18,8 +18,7 @@ from tacit.identity import (
     Certificate,
     CertificateInvalid,
     Role,
-    federation_of,
-    verify_certificate,
+    Trust,
     verify_signature,
 )
 from tacit.limits import MOST_MEMBERS
@@ -37,18 +36,22 @@ def _now() -> datetime:
 class Verification:
     """The three functions, and what they remember. Used from any thread."""
 
-    def __init__(self, root: x509.Certificate, now: Callable[[], datetime] = _now, *, most: int = _REMEMBERED) -> None:
-        """root: the federation's authority. most: certificates to remember by digest, those used last."""
-        self._root = root
-        self._federation = federation_of(root)
+    def __init__(
+        self, root: x509.Certificate | Trust, now: Callable[[], datetime] = _now, *, most: int = _REMEMBERED
+    ) -> None:
+        """root: the federation's authority, or all that are trusted. most: certificates to remember by digest, those
+        used last.
+        """
+        # Replaced as a whole when the federation's authority is: every check reads it once.
+        self.trust = root if isinstance(root, Trust) else Trust.in_root(root)
         self._now = now
         self._most = most
         self._known: OrderedDict[bytes, bytes] = OrderedDict()
         self._lock = threading.Lock()
 
     def verify(self, der: bytes, message: bytes, signature: bytes) -> str:
-        """The member's name, if the certificate (DER) is valid now, issued by the root, of this federation, with the
-        member role, and the RSA-PSS signature is good. Raises IdentityInvalid.
+        """The member's name, if the certificate (DER) is valid now, issued by a trusted root, of this federation, with
+        the member role, and the RSA-PSS signature is good. Raises IdentityInvalid.
         """
         certificate = self._certificate(der)
         try:
@@ -73,7 +76,7 @@ class Verification:
 
     def _certificate(self, der: bytes) -> Certificate:
         try:
-            found = verify_certificate(der, self._root, federation=self._federation, role=Role.MEMBER, now=self._now())
+            found = self.trust.verify(der, role=Role.MEMBER, now=self._now())
         except CertificateInvalid as error:
             raise IdentityInvalid(str(error)) from error
         digest = hashlib.sha256(der).digest()
@@ -85,7 +88,7 @@ class Verification:
         return found
 
 
-def verifiers(root: x509.Certificate, now: Callable[[], datetime] = _now) -> tuple[VerifyIdentity, KeyOf]:
+def verifiers(root: x509.Certificate | Trust, now: Callable[[], datetime] = _now) -> tuple[VerifyIdentity, KeyOf]:
     """(verify, key_of) for members of the federation whose authority is `root`; see `Verification`."""
     verification = Verification(root, now)
     return verification.verify, verification.key_of

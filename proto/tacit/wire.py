@@ -11,9 +11,10 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 import secure_agg
-from secure_agg import ContextInvalid, Graph, RoundContext, SparseGraph
+from secure_agg import ContextInvalid, Graph, GroupedGraph, RoundContext, SparseGraph
 from tacit import messages
 from tacit.attempt import AttemptId
+from tacit.authorities import MOST_AUTHORITIES_BYTES
 from tacit.limits import MOST_MEMBERS, MOST_NAME, MOST_NEIGHBOURS, MOST_PATH
 from tacit.messages import AttemptMessage, CoordinatorPayload, FromCoordinator, FromMember, MemberPayload
 from tacit.reason import Reason
@@ -250,6 +251,8 @@ def to_member(message: FromCoordinator) -> pb.CoordinatorMessage:
             return pb.CoordinatorMessage(goodbye=pb.Goodbye(reason=message.reason, detail=message.detail))
         case messages.Standby():
             return pb.CoordinatorMessage(standby=pb.Standby(detail=message.detail))
+        case messages.AuthoritiesChanged():
+            return pb.CoordinatorMessage(authorities_changed=pb.AuthoritiesChanged(authorities=message.document))
         case messages.Assignment():
             assignment = pb.Assignment(
                 job=message.job,
@@ -331,6 +334,10 @@ def from_coordinator(message: pb.CoordinatorMessage) -> FromCoordinator:
             return messages.Goodbye(_reason(message.goodbye.reason), _text(message.goodbye.detail, _DETAIL_LENGTH))
         case "standby":
             return messages.Standby(_text(message.standby.detail, _DETAIL_LENGTH))
+        case "authorities_changed":
+            if len(message.authorities_changed.authorities) > MOST_AUTHORITIES_BYTES:
+                raise WireInvalid(f"authorities of more than {MOST_AUTHORITIES_BYTES} bytes")
+            return messages.AuthoritiesChanged(message.authorities_changed.authorities)
         case "assignment":
             assignment = message.assignment
             return messages.Assignment(
@@ -462,7 +469,7 @@ def _all_revealed(shares: Sequence[pb.RevealedShare]) -> tuple[secure_agg.Reveal
 
 
 def _context_to_pb(ref: pb.AttemptRef, context: RoundContext) -> pb.AttemptOpened:
-    graph = context.sparse
+    graph, groups = context.sparse, context.grouped
     return pb.AttemptOpened(
         ref=ref,
         federation=context.federation,
@@ -474,6 +481,7 @@ def _context_to_pb(ref: pb.AttemptRef, context: RoundContext) -> pb.AttemptOpene
         values=context.values,
         bits=context.bits,
         sparse_graph=None if graph is None else _graph_to_pb(graph),
+        groups=None if groups is None else _groups_to_pb(groups),
     )
 
 
@@ -487,17 +495,26 @@ def _graph_to_pb(graph: SparseGraph) -> pb.SparseGraph:
     )
 
 
+def _groups_to_pb(groups: GroupedGraph) -> pb.Groups:
+    return pb.Groups(groups=groups.groups, least=groups.least, sigma=groups.sigma, absent=groups.absent)
+
+
 _NUMBERS = ("cohort", "threshold", "assumed_corrupt", "values", "bits")
 _GRAPH_NUMBERS = ("degree", "corrupt_millionths", "lost_millionths", "sigma", "absent")
+_GROUPS_NUMBERS = ("groups", "least", "sigma", "absent")
 
 
 def _context_from_pb(message: pb.AttemptOpened) -> RoundContext | str:
     """The context, or why there is none: that is an attempt for the member to refuse, not a message it cannot read."""
     try:
-        graph: Graph | SparseGraph = Graph.COMPLETE
+        graph: Graph | SparseGraph | GroupedGraph = Graph.COMPLETE
         numbers = _present(message, _NUMBERS, "the context")
         if message.HasField("sparse_graph"):
             graph = SparseGraph(**_present(message.sparse_graph, _GRAPH_NUMBERS, "its sparse graph"))
+        if message.HasField("groups"):
+            if message.HasField("sparse_graph"):
+                raise ContextInvalid("the context has a sparse graph and groups; an attempt has one of the two at most")
+            graph = GroupedGraph(**_present(message.groups, _GROUPS_NUMBERS, "its groups"))
         return RoundContext(
             federation=message.federation,
             job=message.ref.job,

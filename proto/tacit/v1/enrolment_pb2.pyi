@@ -1,3 +1,4 @@
+from tacit.v1 import federation_pb2 as _federation_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -19,11 +20,13 @@ class EnrolRequest(_message.Message):
     def __init__(self, token_id: _Optional[str] = ..., secret: _Optional[bytes] = ..., certificate_request: _Optional[bytes] = ..., software_version: _Optional[str] = ...) -> None: ...
 
 class EnrolResponse(_message.Message):
-    __slots__ = ("certificate_chain", "member", "federation_address")
+    __slots__ = ("certificate_chain", "member", "federation_address", "authorities")
     CERTIFICATE_CHAIN_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     FEDERATION_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    AUTHORITIES_FIELD_NUMBER: _ClassVar[int]
     certificate_chain: _containers.RepeatedScalarFieldContainer[bytes]
     member: str
     federation_address: str
-    def __init__(self, certificate_chain: _Optional[_Iterable[bytes]] = ..., member: _Optional[str] = ..., federation_address: _Optional[str] = ...) -> None: ...
+    authorities: bytes
+    def __init__(self, certificate_chain: _Optional[_Iterable[bytes]] = ..., member: _Optional[str] = ..., federation_address: _Optional[str] = ..., authorities: _Optional[bytes] = ...) -> None: ...

@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from tacit.v1 import enrolment_pb2 as tacit_dot_v1_dot_enrolment__pb2
+from tacit.v1 import federation_pb2 as tacit_dot_v1_dot_federation__pb2
 
 GRPC_GENERATED_VERSION = '1.81.1'
 GRPC_VERSION = grpc.__version__
@@ -41,6 +42,11 @@ class EnrolmentServiceStub:
                 request_serializer=tacit_dot_v1_dot_enrolment__pb2.EnrolRequest.SerializeToString,
                 response_deserializer=tacit_dot_v1_dot_enrolment__pb2.EnrolResponse.FromString,
                 _registered_method=True)
+        self.FetchAuthorities = channel.unary_unary(
+                '/tacit.v1.EnrolmentService/FetchAuthorities',
+                request_serializer=tacit_dot_v1_dot_federation__pb2.FetchAuthoritiesRequest.SerializeToString,
+                response_deserializer=tacit_dot_v1_dot_federation__pb2.FetchAuthoritiesResponse.FromString,
+                _registered_method=True)
 
 
 class EnrolmentServiceServicer:
@@ -56,6 +62,14 @@ class EnrolmentServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FetchAuthorities(self, request, context):
+        """The federation's authorities, for a machine whose join token names the first of them. It proves itself: whoever asks
+        need not know yet whom it asks.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EnrolmentServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -63,6 +77,11 @@ def add_EnrolmentServiceServicer_to_server(servicer, server):
                     servicer.Enrol,
                     request_deserializer=tacit_dot_v1_dot_enrolment__pb2.EnrolRequest.FromString,
                     response_serializer=tacit_dot_v1_dot_enrolment__pb2.EnrolResponse.SerializeToString,
+            ),
+            'FetchAuthorities': grpc.unary_unary_rpc_method_handler(
+                    servicer.FetchAuthorities,
+                    request_deserializer=tacit_dot_v1_dot_federation__pb2.FetchAuthoritiesRequest.FromString,
+                    response_serializer=tacit_dot_v1_dot_federation__pb2.FetchAuthoritiesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -94,6 +113,33 @@ class EnrolmentService:
             '/tacit.v1.EnrolmentService/Enrol',
             tacit_dot_v1_dot_enrolment__pb2.EnrolRequest.SerializeToString,
             tacit_dot_v1_dot_enrolment__pb2.EnrolResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchAuthorities(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tacit.v1.EnrolmentService/FetchAuthorities',
+            tacit_dot_v1_dot_federation__pb2.FetchAuthoritiesRequest.SerializeToString,
+            tacit_dot_v1_dot_federation__pb2.FetchAuthoritiesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -7,6 +7,38 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class RenewRequest(_message.Message):
+    __slots__ = ("certificate_request", "software_version")
+    CERTIFICATE_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    certificate_request: bytes
+    software_version: str
+    def __init__(self, certificate_request: _Optional[bytes] = ..., software_version: _Optional[str] = ...) -> None: ...
+
+class RenewResponse(_message.Message):
+    __slots__ = ("certificate_chain", "authorities")
+    CERTIFICATE_CHAIN_FIELD_NUMBER: _ClassVar[int]
+    AUTHORITIES_FIELD_NUMBER: _ClassVar[int]
+    certificate_chain: _containers.RepeatedScalarFieldContainer[bytes]
+    authorities: bytes
+    def __init__(self, certificate_chain: _Optional[_Iterable[bytes]] = ..., authorities: _Optional[bytes] = ...) -> None: ...
+
+class FetchAuthoritiesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FetchAuthoritiesResponse(_message.Message):
+    __slots__ = ("authorities",)
+    AUTHORITIES_FIELD_NUMBER: _ClassVar[int]
+    authorities: bytes
+    def __init__(self, authorities: _Optional[bytes] = ...) -> None: ...
+
+class AuthoritiesChanged(_message.Message):
+    __slots__ = ("authorities",)
+    AUTHORITIES_FIELD_NUMBER: _ClassVar[int]
+    authorities: bytes
+    def __init__(self, authorities: _Optional[bytes] = ...) -> None: ...
+
 class MemberMessage(_message.Message):
     __slots__ = ("hello", "decline", "ready", "advertisement", "dealing", "confirmation", "unmasking", "refusal")
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -28,7 +60,7 @@ class MemberMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., decline: _Optional[_Union[Decline, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., advertisement: _Optional[_Union[Advertisement, _Mapping]] = ..., dealing: _Optional[_Union[Dealing, _Mapping]] = ..., confirmation: _Optional[_Union[Confirmation, _Mapping]] = ..., unmasking: _Optional[_Union[Unmasking, _Mapping]] = ..., refusal: _Optional[_Union[AttemptRefusal, _Mapping]] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "goodbye", "assignment", "attempt_opened", "roster", "received_dealings", "survivors", "confirmations", "attempt_ended", "job_ended", "standby", "digest_roster")
+    __slots__ = ("welcome", "goodbye", "assignment", "attempt_opened", "roster", "received_dealings", "survivors", "confirmations", "attempt_ended", "job_ended", "standby", "digest_roster", "authorities_changed")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +73,7 @@ class CoordinatorMessage(_message.Message):
     JOB_ENDED_FIELD_NUMBER: _ClassVar[int]
     STANDBY_FIELD_NUMBER: _ClassVar[int]
     DIGEST_ROSTER_FIELD_NUMBER: _ClassVar[int]
+    AUTHORITIES_CHANGED_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     goodbye: Goodbye
     assignment: Assignment
@@ -53,7 +86,8 @@ class CoordinatorMessage(_message.Message):
     job_ended: JobEnded
     standby: Standby
     digest_roster: DigestRoster
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., attempt_opened: _Optional[_Union[AttemptOpened, _Mapping]] = ..., roster: _Optional[_Union[Roster, _Mapping]] = ..., received_dealings: _Optional[_Union[ReceivedDealings, _Mapping]] = ..., survivors: _Optional[_Union[Survivors, _Mapping]] = ..., confirmations: _Optional[_Union[Confirmations, _Mapping]] = ..., attempt_ended: _Optional[_Union[AttemptEnded, _Mapping]] = ..., job_ended: _Optional[_Union[JobEnded, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ..., digest_roster: _Optional[_Union[DigestRoster, _Mapping]] = ...) -> None: ...
+    authorities_changed: AuthoritiesChanged
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., attempt_opened: _Optional[_Union[AttemptOpened, _Mapping]] = ..., roster: _Optional[_Union[Roster, _Mapping]] = ..., received_dealings: _Optional[_Union[ReceivedDealings, _Mapping]] = ..., survivors: _Optional[_Union[Survivors, _Mapping]] = ..., confirmations: _Optional[_Union[Confirmations, _Mapping]] = ..., attempt_ended: _Optional[_Union[AttemptEnded, _Mapping]] = ..., job_ended: _Optional[_Union[JobEnded, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ..., digest_roster: _Optional[_Union[DigestRoster, _Mapping]] = ..., authorities_changed: _Optional[_Union[AuthoritiesChanged, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_versions", "software_version", "capabilities", "admits", "process", "ledger")
@@ -168,8 +202,10 @@ class JobEnded(_message.Message):
     def __init__(self, job: _Optional[str] = ..., reason: _Optional[_Union[_reason_pb2.Reason, str]] = ..., final_version: _Optional[bytes] = ...) -> None: ...
 
 class OpenJobsRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("all",)
+    ALL_FIELD_NUMBER: _ClassVar[int]
+    all: bool
+    def __init__(self, all: _Optional[bool] = ...) -> None: ...
 
 class OpenJobsResponse(_message.Message):
     __slots__ = ("jobs",)
@@ -178,16 +214,18 @@ class OpenJobsResponse(_message.Message):
     def __init__(self, jobs: _Optional[_Iterable[_Union[OpenJob, _Mapping]]] = ...) -> None: ...
 
 class OpenJob(_message.Message):
-    __slots__ = ("name", "job_document", "round", "version_number")
+    __slots__ = ("name", "job_document", "round", "version_number", "version")
     NAME_FIELD_NUMBER: _ClassVar[int]
     JOB_DOCUMENT_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     VERSION_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     name: str
     job_document: bytes
     round: int
     version_number: int
-    def __init__(self, name: _Optional[str] = ..., job_document: _Optional[bytes] = ..., round: _Optional[int] = ..., version_number: _Optional[int] = ...) -> None: ...
+    version: bytes
+    def __init__(self, name: _Optional[str] = ..., job_document: _Optional[bytes] = ..., round: _Optional[int] = ..., version_number: _Optional[int] = ..., version: _Optional[bytes] = ...) -> None: ...
 
 class AttemptRef(_message.Message):
     __slots__ = ("job", "round", "attempt")
@@ -200,7 +238,7 @@ class AttemptRef(_message.Message):
     def __init__(self, job: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class AttemptOpened(_message.Message):
-    __slots__ = ("ref", "federation", "application", "model", "cohort", "threshold", "assumed_corrupt", "values", "bits", "sparse_graph")
+    __slots__ = ("ref", "federation", "application", "model", "cohort", "threshold", "assumed_corrupt", "values", "bits", "sparse_graph", "groups")
     REF_FIELD_NUMBER: _ClassVar[int]
     FEDERATION_FIELD_NUMBER: _ClassVar[int]
     APPLICATION_FIELD_NUMBER: _ClassVar[int]
@@ -211,6 +249,7 @@ class AttemptOpened(_message.Message):
     VALUES_FIELD_NUMBER: _ClassVar[int]
     BITS_FIELD_NUMBER: _ClassVar[int]
     SPARSE_GRAPH_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
     ref: AttemptRef
     federation: bytes
     application: bytes
@@ -221,7 +260,20 @@ class AttemptOpened(_message.Message):
     values: int
     bits: int
     sparse_graph: SparseGraph
-    def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., federation: _Optional[bytes] = ..., application: _Optional[bytes] = ..., model: _Optional[bytes] = ..., cohort: _Optional[int] = ..., threshold: _Optional[int] = ..., assumed_corrupt: _Optional[int] = ..., values: _Optional[int] = ..., bits: _Optional[int] = ..., sparse_graph: _Optional[_Union[SparseGraph, _Mapping]] = ...) -> None: ...
+    groups: Groups
+    def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., federation: _Optional[bytes] = ..., application: _Optional[bytes] = ..., model: _Optional[bytes] = ..., cohort: _Optional[int] = ..., threshold: _Optional[int] = ..., assumed_corrupt: _Optional[int] = ..., values: _Optional[int] = ..., bits: _Optional[int] = ..., sparse_graph: _Optional[_Union[SparseGraph, _Mapping]] = ..., groups: _Optional[_Union[Groups, _Mapping]] = ...) -> None: ...
+
+class Groups(_message.Message):
+    __slots__ = ("groups", "least", "sigma", "absent")
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    LEAST_FIELD_NUMBER: _ClassVar[int]
+    SIGMA_FIELD_NUMBER: _ClassVar[int]
+    ABSENT_FIELD_NUMBER: _ClassVar[int]
+    groups: int
+    least: int
+    sigma: int
+    absent: int
+    def __init__(self, groups: _Optional[int] = ..., least: _Optional[int] = ..., sigma: _Optional[int] = ..., absent: _Optional[int] = ...) -> None: ...
 
 class SparseGraph(_message.Message):
     __slots__ = ("degree", "corrupt_millionths", "lost_millionths", "sigma", "absent")

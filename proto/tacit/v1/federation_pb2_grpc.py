@@ -65,6 +65,16 @@ class FederationServiceStub:
                 request_serializer=tacit_dot_v1_dot_federation__pb2.FetchCertificatesRequest.SerializeToString,
                 response_deserializer=tacit_dot_v1_dot_federation__pb2.CertificatesPart.FromString,
                 _registered_method=True)
+        self.Renew = channel.unary_unary(
+                '/tacit.v1.FederationService/Renew',
+                request_serializer=tacit_dot_v1_dot_federation__pb2.RenewRequest.SerializeToString,
+                response_deserializer=tacit_dot_v1_dot_federation__pb2.RenewResponse.FromString,
+                _registered_method=True)
+        self.FetchAuthorities = channel.unary_unary(
+                '/tacit.v1.FederationService/FetchAuthorities',
+                request_serializer=tacit_dot_v1_dot_federation__pb2.FetchAuthoritiesRequest.SerializeToString,
+                response_deserializer=tacit_dot_v1_dot_federation__pb2.FetchAuthoritiesResponse.FromString,
+                _registered_method=True)
 
 
 class FederationServiceServicer:
@@ -114,6 +124,21 @@ class FederationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Renew(self, request, context):
+        """The next certificate of the caller, under the one that it calls with. That one stays good until it expires or until
+        the next one is used, so that an answer that was lost costs nothing. With no request in it: what stands.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FetchAuthorities(self, request, context):
+        """The federation's authorities, one signed by the other. Also for a member that knows only a retired one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FederationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -146,6 +171,16 @@ def add_FederationServiceServicer_to_server(servicer, server):
                     servicer.FetchCertificates,
                     request_deserializer=tacit_dot_v1_dot_federation__pb2.FetchCertificatesRequest.FromString,
                     response_serializer=tacit_dot_v1_dot_federation__pb2.CertificatesPart.SerializeToString,
+            ),
+            'Renew': grpc.unary_unary_rpc_method_handler(
+                    servicer.Renew,
+                    request_deserializer=tacit_dot_v1_dot_federation__pb2.RenewRequest.FromString,
+                    response_serializer=tacit_dot_v1_dot_federation__pb2.RenewResponse.SerializeToString,
+            ),
+            'FetchAuthorities': grpc.unary_unary_rpc_method_handler(
+                    servicer.FetchAuthorities,
+                    request_deserializer=tacit_dot_v1_dot_federation__pb2.FetchAuthoritiesRequest.FromString,
+                    response_serializer=tacit_dot_v1_dot_federation__pb2.FetchAuthoritiesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -311,6 +346,60 @@ class FederationService:
             '/tacit.v1.FederationService/FetchCertificates',
             tacit_dot_v1_dot_federation__pb2.FetchCertificatesRequest.SerializeToString,
             tacit_dot_v1_dot_federation__pb2.CertificatesPart.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Renew(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tacit.v1.FederationService/Renew',
+            tacit_dot_v1_dot_federation__pb2.RenewRequest.SerializeToString,
+            tacit_dot_v1_dot_federation__pb2.RenewResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchAuthorities(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tacit.v1.FederationService/FetchAuthorities',
+            tacit_dot_v1_dot_federation__pb2.FetchAuthoritiesRequest.SerializeToString,
+            tacit_dot_v1_dot_federation__pb2.FetchAuthoritiesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -315,3 +315,33 @@ class RecordEvaluationRequest(_message.Message):
 class RecordEvaluationResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class ReadJournalRequest(_message.Message):
+    __slots__ = ("after", "subject")
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    after: int
+    subject: str
+    def __init__(self, after: _Optional[int] = ..., subject: _Optional[str] = ...) -> None: ...
+
+class JournalPage(_message.Message):
+    __slots__ = ("entries",)
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[JournalEntry]
+    def __init__(self, entries: _Optional[_Iterable[_Union[JournalEntry, _Mapping]]] = ...) -> None: ...
+
+class JournalEntry(_message.Message):
+    __slots__ = ("id", "at_ms", "kind", "subject", "fields", "hash")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    AT_MS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    HASH_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    at_ms: int
+    kind: str
+    subject: str
+    fields: str
+    hash: bytes
+    def __init__(self, id: _Optional[int] = ..., at_ms: _Optional[int] = ..., kind: _Optional[str] = ..., subject: _Optional[str] = ..., fields: _Optional[str] = ..., hash: _Optional[bytes] = ...) -> None: ...

@@ -96,6 +96,11 @@ class OperatorServiceStub:
                 request_serializer=tacit_dot_v1_dot_operator__pb2.RecordEvaluationRequest.SerializeToString,
                 response_deserializer=tacit_dot_v1_dot_operator__pb2.RecordEvaluationResponse.FromString,
                 _registered_method=True)
+        self.ReadJournal = channel.unary_stream(
+                '/tacit.v1.OperatorService/ReadJournal',
+                request_serializer=tacit_dot_v1_dot_operator__pb2.ReadJournalRequest.SerializeToString,
+                response_deserializer=tacit_dot_v1_dot_operator__pb2.JournalPage.FromString,
+                _registered_method=True)
 
 
 class OperatorServiceServicer:
@@ -175,6 +180,13 @@ class OperatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadJournal(self, request, context):
+        """The audit journal in order, page by page, as far as it went when the call began. Whoever reads it verifies it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -237,6 +249,11 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.RecordEvaluation,
                     request_deserializer=tacit_dot_v1_dot_operator__pb2.RecordEvaluationRequest.FromString,
                     response_serializer=tacit_dot_v1_dot_operator__pb2.RecordEvaluationResponse.SerializeToString,
+            ),
+            'ReadJournal': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadJournal,
+                    request_deserializer=tacit_dot_v1_dot_operator__pb2.ReadJournalRequest.FromString,
+                    response_serializer=tacit_dot_v1_dot_operator__pb2.JournalPage.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -564,6 +581,33 @@ class OperatorService:
             '/tacit.v1.OperatorService/RecordEvaluation',
             tacit_dot_v1_dot_operator__pb2.RecordEvaluationRequest.SerializeToString,
             tacit_dot_v1_dot_operator__pb2.RecordEvaluationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadJournal(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tacit.v1.OperatorService/ReadJournal',
+            tacit_dot_v1_dot_operator__pb2.ReadJournalRequest.SerializeToString,
+            tacit_dot_v1_dot_operator__pb2.JournalPage.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,130 @@
+"""Models as a job states them: an architecture and its sizes.
+
+What a model shares and what it keeps is not said here but by the job's method (`tacit.method`).
+"""
+
+from math import isfinite
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from tacit.documents import Part
+from tacit.prompt import PromptedModel
+
+__all__ = ["BiLSTMModel", "Model", "PromptedModel", "TextCNNModel", "TransformerModel"]
+
+
+class TextCNNModel(Part):
+    """TextCNN with parallel filters (Zhang and Wallace 2015), sized after Zhu et al. 2020, section 4.1."""
+
+    architecture: Literal["textcnn"] = "textcnn"
+    embedding: int = Field(default=128, ge=1, le=4096)
+    widths: tuple[int, ...] = Field(default=(2, 3, 4, 5), min_length=1, max_length=16)
+    maps: int = Field(default=400, ge=1, le=8192)
+    dropout: float = Field(default=0.5, ge=0, lt=1)
+    # Deviation of the embedding at the start, where no table is named.
+    embedding_deviation: float = Field(default=0.15, gt=0, le=100)
+    # The embedding stays as version 0 has it: training leaves it alone, and its change is exactly zero.
+    freeze_embedding: bool = False
+    # Longer texts are cut; shorter ones padded to the widest filter at least.
+    max_tokens: int = Field(default=64, ge=1, le=4096)
+
+    @model_validator(mode="after")
+    def _widths(self) -> Self:
+        if any(not 1 <= width <= self.max_tokens for width in self.widths):
+            raise ValueError("every width must lie between 1 and max_tokens")
+        if len(set(self.widths)) != len(self.widths):
+            raise ValueError("a width stands twice")
+        return self
+
+    def values(self, vocabulary: int, labels: int) -> int:
+        """How many values the model has with so many entries and labels."""
+        filters = sum(self.embedding * width * self.maps + self.maps for width in self.widths)
+        return vocabulary * self.embedding + filters + (len(self.widths) * self.maps + 1) * labels
+
+    @property
+    def min_tokens(self) -> int:
+        """The shortest sequence that the model takes: its widest filter."""
+        return max(self.widths)
+
+    @property
+    def frame(self) -> bool:
+        """Whether [CLS] stands before a text and [SEP] behind it."""
+        return False
+
+
+class BiLSTMModel(Part):
+    """One LSTM layer in both directions over word vectors (Graves et al. 2005), sized after FedVocab, appendix A.1."""
+
+    architecture: Literal["bilstm"] = "bilstm"
+    embedding: int = Field(default=300, ge=1, le=4096)
+    # Of each direction.
+    hidden: int = Field(default=300, ge=1, le=4096)
+    # What the head sees of a text: the largest or the mean of each feature over its tokens, or both last states.
+    pooling: Literal["max", "mean", "last"] = "max"
+    dropout: float = Field(default=0.5, ge=0, lt=1)
+    embedding_deviation: float = Field(default=0.15, gt=0, le=100)
+    freeze_embedding: bool = False
+    max_tokens: int = Field(default=128, ge=1, le=4096)
+
+    def values(self, vocabulary: int, labels: int) -> int:
+        """How many values the model has with so many entries and labels."""
+        direction = 4 * self.hidden * (self.embedding + self.hidden + 1)
+        return vocabulary * self.embedding + 2 * direction + (2 * self.hidden + 1) * labels
+
+    @property
+    def min_tokens(self) -> int:
+        """The shortest sequence that the model takes."""
+        return 1
+
+    @property
+    def frame(self) -> bool:
+        """Whether [CLS] stands before a text and [SEP] behind it."""
+        return False
+
+
+class TransformerModel(Part):
+    """An encoder of transformers (BERT, DistilBERT, RoBERTa) under one linear layer.
+
+    The operator names a `base`, a folder or a name on the hub (owner/name); the bundle has the encoder's `config` in
+    its place, and its weights are version 0.
+    """
+
+    architecture: Literal["transformer"] = "transformer"
+    base: str | None = Field(default=None, min_length=1, max_length=500)
+    # Sizes by name, as the encoder's family has them.
+    config: dict[str, Any] | None = Field(default=None, max_length=64)
+    dropout: float = Field(default=0.1, ge=0, lt=1)
+    freeze_embedding: bool = False
+    max_tokens: int = Field(default=128, ge=3, le=4096)
+
+    @field_validator("config")
+    @classmethod
+    def _flat(cls, config: dict[str, Any] | None) -> dict[str, Any] | None:
+        # What is nested is no size, and could be large, or deep.
+        for name, value in (config or {}).items():
+            if not isinstance(value, str | int | float | None) or (isinstance(value, float) and not isfinite(value)):
+                raise ValueError(f"{name[:40]} must be a word, a number, true or false")
+        return config
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.base is None) == (self.config is None):
+            raise ValueError(
+                "a transformer needs a base, a folder or a name on the hub (owner/name); config takes its place in the "
+                "job's bundle and is never written by hand"
+            )
+        return self
+
+    @property
+    def min_tokens(self) -> int:
+        """The shortest sequence that the model takes: [CLS], a token, [SEP]."""
+        return 3
+
+    @property
+    def frame(self) -> bool:
+        """Whether [CLS] stands before a text and [SEP] behind it."""
+        return True
+
+
+Model = Annotated[TextCNNModel | BiLSTMModel | TransformerModel | PromptedModel, Field(discriminator="architecture")]

@@ -1,0 +1,366 @@
+"""Prompted models as a job states them: a frozen language model, what is trained in front of it, and the task.
+
+The operator names a `base`; the bundle has the backbone's `config` and its digest in that place, so that every member
+trains on the same frozen values wherever it has them from (docs/prompts.md). Only what the injection adds is trained
+and travels: methods with private parts (`fedvocab`, `lg-fedavg`, `fedrecon`) have nothing to keep private here.
+
+A template is text with slots: `{text}`, with `{text_b}` where texts come in pairs, and `{mask}`, where the language
+model fills in a word. The slots of texts are called as columns of data are, unless a member says otherwise. A
+verbaliser says which words stand for which label.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Annotated, Any, Literal, Self, get_args
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+
+from tacit.documents import Digest, Part, table_of
+from tacit.method import FedAvg, FedProx, Method
+
+__all__ = [
+    "MOST_BACKBONE_BYTES",
+    "PLAIN",
+    "SOURCES",
+    "Cloze",
+    "Head",
+    "Injection",
+    "LoRA",
+    "PTuning",
+    "Piece",
+    "PrefixTuning",
+    "PromptTuning",
+    "PromptedModel",
+    "Source",
+    "Task",
+    "Template",
+    "check_prompted_method",
+    "parse_template",
+    "reads_pairs",
+]
+
+# Of the canonical file: T5-base has 0.9 GB, RoBERTa-large 1.4 GB.
+MOST_BACKBONE_BYTES = 2**31
+
+# Where members may have one from, in the order in which they ask.
+Source = Literal["disk", "hub", "coordinator"]
+SOURCES: tuple[Source, ...] = get_args(Source)
+
+Tokens = Annotated[int, Field(ge=1, le=512)]
+Hidden = Annotated[int, Field(ge=1, le=8192)]
+Word = Annotated[str, StringConstraints(min_length=1, max_length=100, strip_whitespace=True)]
+
+
+# ---- templates -------------------------------------------------------------------------------------------------
+
+_SLOT = re.compile(r"\{([^{}]*)\}")
+# What a tokenizer's mask looks like: in a template it would be cut like any other text.
+_LITERAL_MASKS = ("[MASK]", "<mask>", "<extra_id_0>")
+
+
+Slot = Literal["", "text", "text_b", "mask", "sep"]
+_SLOTS: dict[str, Slot] = {"text": "text", "text_b": "text_b", "mask": "mask"}
+# Of a pair under a head, where nothing of a template's own tells the texts apart: each family's own separator.
+_SEPARATOR = "{sep}"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a template.
+
+    slot: "" for text of the template's own. text: that text, else "". spaced: whether white space stands before it.
+    """
+
+    slot: Slot
+    text: str
+    spaced: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A template, cut at its slots. How much white space stands somewhere does not matter, whether any does."""
+
+    pieces: tuple[Piece, ...]
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """What a row of data fills, in the order of the data: ("text",) or ("text", "text_b")."""
+        return ("text", "text_b") if self.pairs else ("text",)
+
+    @property
+    def pairs(self) -> bool:
+        """Whether a row of data is two texts."""
+        return any(piece.slot == "text_b" for piece in self.pieces)
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether the language model fills in a word."""
+        return any(piece.slot == "mask" for piece in self.pieces)
+
+
+def parse_template(template: str, *, mask: bool = True) -> Template:
+    """mask: whether {mask} must be there, once, or must not. Only without one `{sep}` is a slot, between two texts.
+
+    Raises:
+        ValueError: a slot that is missing, stands twice or is none.
+    """
+    for literal in _LITERAL_MASKS:
+        if literal.lower() in template.lower():
+            raise ValueError(
+                f"{literal} is plain text in a template; write {{mask}}, which is every tokenizer's own mask"
+            )
+    pieces: list[Piece] = []
+    spaced, end = False, 0
+    text = " ".join(template.split())
+    for found in [*_SLOT.finditer(text), None]:
+        literal = text[end : found.start() if found else len(text)]
+        if words := literal.strip():
+            pieces.append(Piece("", words, spaced or literal.startswith(" ")))
+            spaced = False
+        spaced = spaced or literal.endswith(" ")
+        if found is None:
+            break
+        slot = "sep" if found[0] == _SEPARATOR and not mask else _SLOTS.get(found[1])
+        if slot is None:
+            raise ValueError(f"{found[0]} is no slot; there are {{text}}, {{text_b}} beside it for pairs, and {{mask}}")
+        pieces.append(Piece(slot, "", spaced))
+        spaced, end = False, found.end()
+    _check_slots([piece.slot for piece in pieces if piece.slot], mask)
+    return Template(tuple(pieces))
+
+
+def _check_slots(slots: Sequence[str], mask: bool) -> None:
+    for slot in dict.fromkeys(slots):
+        if slots.count(slot) > 1:
+            raise ValueError(f"{{{slot}}} stands {slots.count(slot)} times; leave it there once")
+    if mask and "mask" not in slots:
+        raise ValueError('{mask} is missing: say where the language model fills in a word, as in "{text} is {mask}."')
+    if not mask and "mask" in slots:
+        raise ValueError("{mask} has no meaning here: nothing fills in a word; leave it out")
+    if "text" not in slots:
+        raise ValueError(
+            "a template holds {text} once, and {text_b} once where texts come in pairs; "
+            f"this one holds {'{text_b} alone' if 'text_b' in slots else 'neither'}"
+        )
+    if "sep" in slots and list(slots) != ["text", "sep", "text_b"]:
+        raise ValueError("{sep} stands between {text} and {text_b}, and nowhere else")
+
+
+# How a text alone, and a pair, are read for a classification head.
+_PLAIN, _PLAIN_PAIR = "{text}", f"{{text}}{_SEPARATOR}{{text_b}}"
+PLAIN = parse_template(_PLAIN, mask=False)
+
+
+# ---- what is trained -------------------------------------------------------------------------------------------
+
+
+class PromptTuning(Part):
+    """Free vectors in front of the text (Lester et al. 2021)."""
+
+    name: Literal["prompt-tuning"] = "prompt-tuning"
+    tokens: Tokens = 20
+
+
+class PTuning(Part):
+    """Vectors in front of the text that a small encoder makes of trained ones (Liu et al. 2021)."""
+
+    name: Literal["p-tuning"] = "p-tuning"
+    tokens: Tokens = 20
+    encoder: Literal["mlp", "lstm"] = "mlp"
+    # Of the encoder; 768 is the width of the base models.
+    hidden: Hidden = 768
+
+
+class PrefixTuning(Part):
+    """Keys and values in front of those of every layer (Li and Liang 2021)."""
+
+    name: Literal["prefix-tuning"] = "prefix-tuning"
+    tokens: Tokens = 20
+    # Width of the network that the prefix is made by while it is trained; not given: the prefix is free values itself.
+    hidden: Hidden | None = None
+
+
+class LoRA(Part):
+    """Low-rank changes of the attention's query and value matrices (Hu et al. 2021)."""
+
+    name: Literal["lora"] = "lora"
+    rank: int = Field(default=8, ge=1, le=1024)
+    # The change is multiplied by alpha / rank.
+    alpha: float = Field(default=16.0, gt=0, le=10_000)
+
+
+Injection = Annotated[PromptTuning | PTuning | PrefixTuning | LoRA, Field(discriminator="name")]
+
+
+# ---- the task --------------------------------------------------------------------------------------------------
+
+
+def _words_of(value: object) -> object:
+    """A word alone is a list of one."""
+    if not isinstance(value, dict):
+        raise ValueError('must be a table of label = [words], such as positive = ["great"], negative = ["terrible"]')
+    return {label: (words,) if isinstance(words, str) else words for label, words in value.items()}
+
+
+class Cloze(Part):
+    """The language model fills in a word, and the words of a label speak for it."""
+
+    name: Literal["cloze"] = "cloze"
+    template: str = Field(default="{text} is {mask}.", min_length=1, max_length=2000)
+    verbaliser: Annotated[dict[str, tuple[Word, ...]], BeforeValidator(_words_of)] = Field(
+        min_length=2, max_length=1000
+    )
+
+    @field_validator("template")
+    @classmethod
+    def _slots(cls, template: str) -> str:
+        parse_template(template)
+        return template
+
+    @field_validator("verbaliser")
+    @classmethod
+    def _words(cls, verbaliser: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        owner: dict[str, str] = {}
+        for label, words in verbaliser.items():
+            if not words:
+                raise ValueError(f"{label} has no words; give it one or more")
+            if len(words) > 100:
+                raise ValueError(f"{label} has {len(words)} words; 100 are enough")
+            for word in words:
+                if word in owner:
+                    where = "twice there" if owner[word] == label else f"under {owner[word]} too"
+                    raise ValueError(f"{word!r} stands under {label} and {where}; a word speaks for one label, once")
+                owner[word] = label
+        return verbaliser
+
+
+class Head(Part):
+    """A linear layer over the mean of the text's states, for encoders without a language model's head."""
+
+    name: Literal["head"] = "head"
+    # Whether a row is two texts, as in [CLS] text [SEP] text_b [SEP]. A cloze's template says so itself.
+    pairs: bool = False
+
+    @model_serializer(mode="wrap")
+    def _unsaid(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Documents from before there were pairs keep their bytes, and so their digests.
+        said: dict[str, Any] = handler(self)
+        return {key: value for key, value in said.items() if key != "pairs" or self.pairs}
+
+
+Task = Annotated[Cloze | Head, Field(discriminator="name")]
+
+
+# ---- the model -------------------------------------------------------------------------------------------------
+
+
+class PromptedModel(Part):
+    """A frozen backbone, an injection and a task."""
+
+    architecture: Literal["prompted"] = "prompted"
+    # A folder that save_pretrained wrote, or a name on the hub (owner/name).
+    base: str | None = Field(default=None, min_length=1, max_length=500)
+    # In the bundle's document, in place of base: sizes by name, and SHA-256 of the canonical file of the values.
+    config: dict[str, Any] | None = Field(default=None, max_length=64)
+    backbone: Digest | None = None
+    # Where the operator had it from, if that was the hub: a hint for members, of whom the digest alone is believed.
+    hub: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9][A-Za-z0-9_.-]{0,95}$")
+    injection: Annotated[Injection, table_of(Injection, "name", in_a_word=True)] = PromptTuning()
+    task: Annotated[Task, table_of(Task, "name", in_a_word=True)]
+    # In the prompted network and under the head; the backbone's own sites share it.
+    dropout: float = Field(default=0.1, ge=0, lt=1)
+    # Of text and template together, without soft prompts.
+    max_tokens: int = Field(default=128, ge=3, le=4096)
+
+    @field_validator("config")
+    @classmethod
+    def _flat(cls, config: dict[str, Any] | None) -> dict[str, Any] | None:
+        # What is nested is no size, and could be large, or deep.
+        for name, value in (config or {}).items():
+            if not isinstance(value, str | int | float | None) or (isinstance(value, float) and not isfinite(value)):
+                raise ValueError(f"{name[:40]} must be a word, a number, true or false")
+        return config
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.config is None) != (self.backbone is None):
+            raise ValueError(
+                "config and backbone go together: the sizes of the frozen model and the digest of its values"
+            )
+        if (self.base is None) == (self.config is None):
+            raise ValueError(
+                "a prompted model needs a base, a folder or a name on the hub (owner/name); config and backbone take "
+                "its place in the job's bundle and are never written by hand"
+            )
+        if self.hub is not None and self.config is None:
+            raise ValueError("hub: the bundle says where members may look; the job file names the base alone")
+        kind = (self.config or {}).get("model_type")
+        if kind == "t5" and isinstance(self.task, Head):
+            raise ValueError('task: t5 has no states to put a head over here; take "cloze"')
+        return self
+
+    @property
+    def template_text(self) -> str:
+        """The template as it is written; under a head the text alone, or a pair with a separator between."""
+        if isinstance(self.task, Cloze):
+            return self.task.template
+        return _PLAIN_PAIR if self.task.pairs else _PLAIN
+
+    @property
+    def template(self) -> Template:
+        """How a row of data is read."""
+        return parse_template(self.template_text, mask=isinstance(self.task, Cloze))
+
+    def label_words(self, labels: Sequence[str]) -> tuple[tuple[str, ...], ...] | None:
+        """The words of each label, in the order of `labels`; None under a head.
+
+        Raises:
+            ValueError: a label without words, or words of what is no label.
+        """
+        if not isinstance(self.task, Cloze):
+            return None
+        words = self.task.verbaliser
+        if missing := [label for label in labels if label not in words]:
+            raise ValueError(f"model.task.verbaliser: no words for the label {missing[0]!r}; give it one or more")
+        if surplus := [label for label in words if label not in labels]:
+            raise ValueError(f"model.task.verbaliser: {surplus[0]!r} is no label of this job; take it out, or add it")
+        return tuple(words[label] for label in labels)
+
+    @property
+    def min_tokens(self) -> int:
+        """The shortest sequence that the model takes."""
+        return 3
+
+    @property
+    def frame(self) -> bool:
+        """Whether a tokenizer's first and last tokens stand around a text; the backbone's family says which."""
+        return True
+
+    @property
+    def freeze_embedding(self) -> bool:
+        """The whole backbone is frozen and outside what is shared, so that there is nothing more to freeze."""
+        return False
+
+
+def reads_pairs(model: object) -> bool:
+    """Whether a job's model reads two texts for each example, which of all models a prompted one alone can."""
+    return isinstance(model, PromptedModel) and model.template.pairs
+
+
+def check_prompted_method(method: Method) -> None:
+    """Raises: ValueError: a method that keeps parts of the model private: of a prompted one nothing could be."""
+    if not isinstance(method, FedAvg | FedProx):
+        raise ValueError(
+            f"method: {method.name} keeps parts of the model with the member, and of a prompted model there is only "
+            "the prompt, which is shared; take fedavg or fedprox"
+        )
