@@ -4,13 +4,16 @@
 
     DIR/                      0700
       coordinator.toml        `CoordinatorConfig`, written with comments, edited by the operator
-      authority/root.pem      the federation's authority; its SHA-256 names the federation
+      authority/root.pem      the federation's first authority; its SHA-256 names the federation
       authority/root.key      0600; whoever has it can make members
+      authority/root-2.pem    the next one, and its key, after `coordinator authority rotate`; and so on
+      authority/authorities.json    which there have been, each signed by the one before; not there before the second
       server/cert.pem         the server's certificate and then the root: what a dialling member is shown
       server/key.pem          0600
-      operator/               `OperatorConfig` and all that `coordinator job ...` needs; may be copied to
-      another machine tacit.db                unless `database_url` says otherwise store/
-      unless `store_url` says otherwise
+      operator/               `OperatorConfig` and all that `coordinator job ...` needs; may be copied elsewhere
+      tacit.db                unless `database_url` says otherwise
+      database.json           which database this folder belongs to
+      store/                  unless `store_url` says otherwise
 
 Every key of coordinator.toml can be overridden by an environment variable, `TACIT_` and the key in capitals
 (`TACIT_DATABASE_URL`, `TACIT_LISTEN_HOST`, ...; lists with commas). `load_config` returns URLs made absolute:
@@ -68,8 +71,8 @@ class CoordinatorConfig(Document):
 
     # How long a join token can be used, unless `coordinator member invite` says otherwise.
     token_hours: float = Field(default=24.0, gt=0, le=24 * 30)
-    # How long a member's certificate is valid.
-    member_days: float = Field(default=90.0, ge=1 / 24, le=397)
+    # How long a member's certificate is valid; members renew it by themselves when two thirds are over.
+    member_days: float = Field(default=14.0, ge=1 / 1440, le=397)
 
     @field_validator("advertise")
     @classmethod
@@ -144,9 +147,20 @@ class CoordinatorFolder:
     def authority_key(self) -> Path:
         return self.path / "authority" / "root.key"
 
+    def authority_of(self, number: int) -> tuple[Path, Path]:
+        """Certificate and key of the `number`th authority, from 1 on."""
+        name = "root" if number == 1 else f"root-{number}"
+        folder = self.path / "authority"
+        return folder / f"{name}.pem", folder / f"{name}.key"
+
+    @property
+    def authorities(self) -> Path:
+        """`tacit.authorities.Authorities`; not there where there has been one only."""
+        return self.path / "authority" / "authorities.json"
+
     @property
     def server_certificate(self) -> Path:
-        """PEM: the server's certificate, then the root."""
+        """PEM: the server's certificate, then the authority that issued it."""
         return self.path / "server" / "cert.pem"
 
     @property
@@ -160,6 +174,11 @@ class CoordinatorFolder:
     @property
     def database(self) -> Path:
         return self.path / "tacit.db"
+
+    @property
+    def database_mark(self) -> Path:
+        """Which database the coordinator of this folder serves from: see `coordinator.storage.mark`."""
+        return self.path / "database.json"
 
     @property
     def store(self) -> Path:
@@ -275,7 +294,9 @@ log_format = {log_format}
 
 # How long a join token can be used.
 token_hours = {token_hours}
-# How long a member's certificate is valid. Shorter is safer: it bounds what a stolen key is good for.
+# How long a member's certificate is valid. Members renew it by themselves when two thirds are over; one that is off
+# for longer than the rest has to be invited again. Shorter is safer: it bounds how long other members can be shown one
+# that was revoked.
 member_days = {member_days}
 """
 

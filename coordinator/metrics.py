@@ -1,28 +1,265 @@
-"""What a Prometheus server sees of this coordinator: names, units and labels in one place.
+"""What a Prometheus server sees of this coordinator: `INSTRUMENTS` declares all of it, `Metrics` fills it in.
 
 Every instance has a registry of its own, so that several coordinators live in one process. Labels are few and
-fixed: job, phase, outcome, reason (words of `tacit.reason`), direction, channel. Members never appear in one;
-who dropped out is in the log and the journal. Reading metrics never waits for the rounds.
+fixed: job, phase, outcome, reason (words of `tacit.reason`), status, direction, channel, kind. Members never appear in
+one; who dropped out is in the log and the journal. Reading metrics never waits for the rounds.
+
+Beside these, Prometheus' own `process_*` metrics (CPU, memory, open files) are answered.
 """
 
+import asyncio
 import math
+import resource
+import shutil
 import statistics
+import sys
 import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, start_http_server
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+    start_http_server,
+)
 
-__all__ = ["Metrics", "MetricsServer"]
+from tacit.instruments import Instrument, Instruments, Kind
+
+__all__ = ["INSTRUMENTS", "PREFIX", "Metrics", "MetricsServer", "watch_loop"]
 
 Channel = Literal["session", "masked", "blob"]
 Direction = Literal["in", "out"]
 Outcome = Literal["published", "abandoned"]
+CertificateKind = Literal["server", "authority", "next_authority"]
 
-_PREFIX = "tacit_coordinator_"
+PREFIX = "tacit_coordinator_"
+
 _SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200)
-_MEMBERS = (2, 3, 5, 8, 12, 20, 32, 50, 75, 100, 150, 200)
+_SHORT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_MEMBERS = (2, 3, 5, 8, 12, 20, 32, 50, 75, 100, 150, 200, 500, 1000, 2000, 5000, 10_000)
+
+INSTRUMENTS = (
+    # ---- rounds
+    Instrument("rounds", "counter", "Rounds that ended.", "rounds", ("job", "outcome", "reason")),
+    Instrument("round", "gauge", "Number of the newest round.", "", ("job",)),
+    Instrument(
+        "round_started_timestamp_seconds",
+        "gauge",
+        "When the round that is open began; 0 while none is.",
+        "seconds since 1970",
+        ("job",),
+    ),
+    Instrument(
+        "round_deadline_seconds",
+        "gauge",
+        "Longest that a round of the job may take by its deadlines: one training window and all its attempts.",
+        "seconds",
+        ("job",),
+    ),
+    Instrument("rounds_planned", "gauge", "Versions after which the job is finished.", "rounds", ("job",)),
+    Instrument("attempts", "counter", "Aggregations that ended.", "attempts", ("job", "outcome", "reason")),
+    Instrument("attempts_open", "gauge", "Aggregations under way.", "attempts", ("job",)),
+    Instrument("cohort_answered", "gauge", "Members that have answered in the present phase.", "members", ("job",)),
+    Instrument("cohort_size", "histogram", "Members of an attempt at its start.", "members", ("job",), _MEMBERS),
+    Instrument(
+        "phase_duration_seconds",
+        "histogram",
+        "From a phase's first message out to the end of the phase; publish is the opening of the sum.",
+        "seconds",
+        ("job", "phase"),
+        _SECONDS,
+    ),
+    Instrument(
+        "training_windows_extended",
+        "counter",
+        "Training windows that closed with too few ready and went on.",
+        "windows",
+        ("job",),
+    ),
+    Instrument("dropouts", "counter", "Members that did not finish an attempt.", "members", ("job", "phase", "reason")),
+    Instrument(
+        "groups",
+        "counter",
+        "Groups of cohorts that are split: combined into a version, lost, invalid or outliers.",
+        "groups",
+        ("job", "outcome"),
+    ),
+    Instrument("refusals", "counter", "Attempts that a member would not go on with.", "attempts", ("job", "reason")),
+    Instrument(
+        "declines", "counter", "Assignments that a member would not train for.", "assignments", ("job", "reason")
+    ),
+    # ---- jobs
+    Instrument("jobs", "gauge", "Jobs by status: running, paused, finished or aborted.", "jobs", ("status",)),
+    Instrument("job_running", "gauge", "1 while the job makes rounds, 0 while it does not.", "", ("job",)),
+    Instrument(
+        "job_failures",
+        "counter",
+        "Failures of ours that paused the job with the reason internal.",
+        "failures",
+        ("job",),
+    ),
+    Instrument("members_needed", "gauge", "Least members that a round of the job takes.", "members", ("job",)),
+    Instrument("model_version", "gauge", "Number of the newest version.", "", ("job",)),
+    Instrument(
+        "version_published_timestamp_seconds",
+        "gauge",
+        "When the newest version was published.",
+        "seconds since 1970",
+        ("job",),
+    ),
+    Instrument(
+        "evaluation_accuracy",
+        "gauge",
+        "Accuracy of the newest measured version, on the operator's data.",
+        "ratio",
+        ("job",),
+    ),
+    Instrument(
+        "evaluation_loss",
+        "gauge",
+        "Mean loss of the newest measured version, on the operator's data.",
+        "nats",
+        ("job",),
+    ),
+    Instrument(
+        "training_loss",
+        "gauge",
+        "Mean loss over the examples of the last sum, out of the masked vectors.",
+        "nats",
+        ("job",),
+    ),
+    Instrument(
+        "training_accuracy",
+        "gauge",
+        "Accuracy over the examples of the last sum, out of the masked vectors.",
+        "ratio",
+        ("job",),
+    ),
+    # ---- privacy, as members report it
+    Instrument(
+        "privacy_epsilon_largest", "gauge", "Largest epsilon that a member reported for the job.", "epsilon", ("job",)
+    ),
+    Instrument(
+        "privacy_epsilon_median", "gauge", "Median of the members' newest reported epsilons.", "epsilon", ("job",)
+    ),
+    Instrument(
+        "members_reporting", "gauge", "Members that have reported their epsilon or their limit.", "members", ("job",)
+    ),
+    Instrument(
+        "members_budget_spent",
+        "gauge",
+        "Members that stopped contributing at their own privacy limit.",
+        "members",
+        ("job",),
+    ),
+    # ---- members and certificates
+    Instrument("members", "gauge", "Members by status: invited, enrolled, revoked.", "members", ("status",)),
+    Instrument("members_connected", "gauge", "Members with an open session.", "members"),
+    Instrument("members_ready", "gauge", "Members that hold a trained update.", "members", ("job",)),
+    Instrument("sessions", "counter", "Sessions that ended, by the reason.", "sessions", ("reason",)),
+    Instrument("enrolments", "counter", "Requests to enrol: granted, or the reason.", "requests", ("outcome",)),
+    Instrument(
+        "certificate_renewals",
+        "counter",
+        "Members' requests for a new certificate: granted, or the reason.",
+        "requests",
+        ("outcome",),
+    ),
+    Instrument(
+        "certificate_expires_timestamp_seconds",
+        "gauge",
+        "When a certificate of the coordinator's own ends: server, authority, next_authority.",
+        "seconds since 1970",
+        ("kind",),
+    ),
+    Instrument(
+        "member_certificate_expires_timestamp_seconds",
+        "gauge",
+        "When the first of the enrolled members' certificates ends that has not ended yet; 0 where there is none.",
+        "seconds since 1970",
+    ),
+    Instrument("members_certificates_expired", "gauge", "Enrolled members whose certificate has ended.", "members"),
+    # ---- traffic and the cost of aggregation
+    Instrument("bytes", "counter", "Payload carried for members.", "bytes", ("direction", "channel")),
+    Instrument(
+        "session_messages",
+        "counter",
+        "Messages of the sessions, by the phase that they belong to.",
+        "messages",
+        ("direction", "phase"),
+    ),
+    Instrument(
+        "session_bytes",
+        "counter",
+        "Bytes of the sessions' messages, by the phase that they belong to; masked vectors travel beside them.",
+        "bytes",
+        ("direction", "phase"),
+    ),
+    Instrument(
+        "aggregation_cpu_seconds",
+        "counter",
+        "CPU time spent on judging messages, adding vectors and opening sums.",
+        "seconds",
+        ("job", "phase"),
+    ),
+    Instrument("spool_bytes", "gauge", "Masked vectors on the disk that are not in a sum yet.", "bytes"),
+    # ---- health
+    Instrument(
+        "backup_timestamp_seconds",
+        "gauge",
+        "When the newest backup that the journal tells of was made; 0 while there is none.",
+        "seconds since 1970",
+    ),
+    Instrument("database_seconds", "histogram", "One transaction, waiting included.", "seconds", (), _SHORT_SECONDS),
+    Instrument(
+        "store_failures",
+        "counter",
+        "Blobs and spools that the disk would not take or give back whole, and sums that could not be opened.",
+        "failures",
+    ),
+    Instrument("database_failures", "counter", "Transactions that the database failed.", "transactions"),
+    Instrument(
+        "event_loop_lag_seconds",
+        "histogram",
+        "How late the event loop comes back to a task that asked to be woken: what every answer waits.",
+        "seconds",
+        (),
+        _SHORT_SECONDS,
+    ),
+    Instrument("memory_peak_bytes", "gauge", "Most resident memory since the start.", "bytes"),
+    Instrument("disk_free_bytes", "gauge", "Room left on the disk of the coordinator's folder.", "bytes"),
+    Instrument("build_info", "gauge", "Always 1; the label says which software this is.", "", ("version",)),
+)
+
+_REFUSED_TOKENS = ("token_unknown", "token_secret_wrong", "token_used", "token_expired")
+_LOSING_PHASES = ("advertise", "share", "mask", "confirm", "unmask")
+
+# Which phase of a round a session's message belongs to, by its field in the protocol; others are the session's own.
+_PHASES = {
+    "assignment": "training",
+    "decline": "training",
+    "ready": "training",
+    "attempt_opened": "advertise",
+    "advertisement": "advertise",
+    "roster": "share",
+    "digest_roster": "share",
+    "dealing": "share",
+    "received_dealings": "mask",
+    "survivors": "confirm",
+    "confirmation": "confirm",
+    "confirmations": "unmask",
+    "unmasking": "unmask",
+    "attempt_ended": "publish",
+    "refusal": "refusal",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,125 +280,139 @@ class MetricsServer:
 class Metrics:
     """The instruments. Methods are cheap and may be called from any thread."""
 
-    def __init__(self, software_version: str = "") -> None:
+    def __init__(self, software_version: str = "", clock: Callable[[], float] = time.time) -> None:
+        """clock: seconds since 1970."""
         self.registry = CollectorRegistry()
-        self._rounds = self._counter("rounds", "Rounds that ended.", "job", "outcome", "reason")
-        self._attempts = self._counter("attempts", "Aggregations that ended.", "job", "outcome", "reason")
-        self._phases = Histogram(
-            _PREFIX + "phase_duration_seconds",
-            "From a phase's first message out to the end of the phase.",
-            ("job", "phase"),
-            buckets=_SECONDS,
-            registry=self.registry,
-        )
-        self._cohorts = Histogram(
-            _PREFIX + "cohort_size",
-            "Members of an attempt at its start.",
-            ("job",),
-            buckets=_MEMBERS,
-            registry=self.registry,
-        )
-        self._dropouts = self._counter("dropouts", "Members that did not finish an attempt.", "job", "phase", "reason")
-        self._refusals = self._counter("refusals", "Attempts that a member would not go on with.", "job", "reason")
-        self._declines = self._counter("declines", "Assignments that a member would not train for.", "job", "reason")
-        self._connected = self._gauge("members_connected", "Members with an open session.")
-        self._ready = self._gauge("members_ready", "Members that hold a trained update.", "job")
-        self._bytes = self._counter("bytes", "Payload carried for members.", "direction", "channel")
-        self._evaluation_accuracy = self._gauge(
-            "evaluation_accuracy", "Accuracy of the newest measured version, on the operator's data.", "job"
-        )
-        self._evaluation_loss = self._gauge(
-            "evaluation_loss", "Mean loss of the newest measured version, on the operator's data.", "job"
-        )
-        self._training_loss = self._gauge(
-            "training_loss", "Mean loss over the examples of the last sum, out of the masked vectors.", "job"
-        )
-        self._training_accuracy = self._gauge(
-            "training_accuracy",
-            "Accuracy over the examples of the last sum, out of the masked vectors.",
-            "job",
-        )
-        self._epsilon_largest = self._gauge(
-            "privacy_epsilon_largest", "Largest epsilon that a member reported for the job.", "job"
-        )
-        self._epsilon_median = self._gauge(
-            "privacy_epsilon_median", "Median of the members' newest reported epsilons.", "job"
-        )
-        self._exhausted = self._gauge(
-            "members_budget_spent", "Members that stopped contributing at their own privacy limit.", "job"
-        )
+        ProcessCollector(registry=self.registry)
+        make: dict[Kind, Callable[..., Any]] = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}
+        self._of = Instruments(make, self.registry, PREFIX, INSTRUMENTS)
+        self._clock = clock
         # By job and member: the newest report, and who is at its limit. Only what members of this process's time said.
         self._epsilons: dict[str, dict[str, float]] = {}
         self._spent: dict[str, set[str]] = {}
         # Members may still speak of a job that has just ended.
         self._over: set[str] = set()
-        self._version = self._gauge("model_version", "Number of the newest version.", "job")
-        self._round = self._gauge("round", "Number of the newest round.", "job")
-        self._windows = self._counter(
-            "training_windows_extended", "Training windows that closed with too few ready and went on.", "job"
-        )
-        self._enrolments = self._counter("enrolments", "Requests to enrol: granted, or the reason.", "outcome")
-        self._gauge("build_info", "Always 1; the label says which software this is.", "version").labels(
-            software_version or "unknown"
-        ).set(1)
+        self._statuses: dict[str, str] = {}
+        self._expires: tuple[float, ...] = ()
+        # A counter that appears with its first event never increased, as Prometheus sees it: those that alerts and
+        # panels look at are there from the start. Of other reasons the first one counts in sums alone (the rules).
+        for outcome in ("granted", *_REFUSED_TOKENS):
+            self._of.add("enrolments", 0, outcome=outcome)
+        self._of.add("certificate_renewals", 0, outcome="granted")
+        self._of.set("build_info", 1, version=software_version or "unknown")
+        self._of.ask("memory_peak_bytes", _peak_memory)
+        self._of.ask("member_certificate_expires_timestamp_seconds", self._first_to_expire)
+        self._of.ask("members_certificates_expired", self._expired)
 
     # ---- rounds --------------------------------------------------------------------------------------------
 
-    def round_opened(self, job: str, number: int) -> None:
-        """A round was opened, or found open after a restart."""
-        self._round.labels(job).set(number)
+    def round_opened(self, job: str, number: int, at: float | None = None) -> None:
+        """A round was opened, now or at `at`; or found open after a restart."""
+        self._of.set("round", number, job=job)
+        self._of.set("round_started_timestamp_seconds", self._clock() if at is None else at, job=job)
 
     def round_ended(self, job: str, outcome: Outcome, reason: str | None) -> None:
         """A round ended. `reason` is a word of `tacit.reason`, empty for a published one."""
-        self._rounds.labels(job, outcome, _label(reason)).inc()
+        self._of.add("rounds", job=job, outcome=outcome, reason=_label(reason))
+        self._of.set("round_started_timestamp_seconds", 0, job=job)
 
     def attempt_opened(self, job: str, cohort: int) -> None:
         """An attempt was opened over so many members."""
-        self._cohorts.labels(job).observe(cohort)
+        self._of.observe("cohort_size", cohort, job=job)
+        self._of.set("attempts_open", 1, job=job)
 
     def attempt_ended(self, job: str, outcome: Outcome, reason: str | None) -> None:
         """An attempt ended."""
-        self._attempts.labels(job, outcome, _label(reason)).inc()
+        self._of.add("attempts", job=job, outcome=outcome, reason=_label(reason))
+        self._of.set("attempts_open", 0, job=job)
+        self._of.set("cohort_answered", 0, job=job)
+
+    def cohort_answered(self, job: str, count: int) -> None:
+        """So many of the cohort have answered in the present phase."""
+        self._of.set("cohort_answered", count, job=job)
 
     def phase_ended(self, job: str, phase: str, seconds: float) -> None:
         """A phase ended, well or not, after so long."""
-        self._phases.labels(job, phase).observe(seconds)
+        self._of.observe("phase_duration_seconds", seconds, job=job, phase=phase)
 
     def dropout(self, job: str, phase: str, reason: str) -> None:
         """A member of an attempt's cohort is no longer part of it."""
-        self._dropouts.labels(job, phase, reason).inc()
+        self._of.add("dropouts", job=job, phase=phase, reason=reason)
+
+    def groups(self, job: str, outcome: str, count: int) -> None:
+        """So many groups of an attempt were combined, lost, invalid or outliers."""
+        self._of.add("groups", count, job=job, outcome=outcome)
 
     def refusal(self, job: str, reason: str) -> None:
         """A member would not go on with an attempt."""
-        self._refusals.labels(job, reason).inc()
+        self._of.add("refusals", job=job, reason=reason)
 
     def decline(self, job: str, reason: str) -> None:
         """A member would not train for a job."""
-        self._declines.labels(job, reason).inc()
+        self._of.add("declines", job=job, reason=reason)
 
     def training_window_extended(self, job: str) -> None:
         """Too few were ready in time; the window goes on."""
-        self._windows.labels(job).inc()
+        self._of.add("training_windows_extended", job=job)
 
-    def version_published(self, job: str, number: int) -> None:
-        """A version is the newest one now (also said once after a restart)."""
-        self._version.labels(job).set(number)
+    def aggregation_cpu(self, job: str, phase: str, seconds: float) -> None:
+        """CPU time that the coordinator spent in this phase."""
+        self._of.add("aggregation_cpu_seconds", seconds, job=job, phase=phase)
+
+    # ---- jobs ----------------------------------------------------------------------------------------------
+
+    def job_known(self, job: str, *, needed: int, planned: int, deadline: float) -> None:
+        """A job is here: the least members of a round, the versions it is to make, the longest a round may take."""
+        self._of.set("members_needed", needed, job=job)
+        self._of.set("rounds_planned", planned, job=job)
+        self._of.set("round_deadline_seconds", deadline, job=job)
+        self._of.add("job_failures", 0, job=job)
+        self._of.add("rounds", 0, job=job, outcome="published", reason="")
+        self._of.add("attempts", 0, job=job, outcome="published", reason="")
+        for phase in _LOSING_PHASES:
+            for reason in ("phase_deadline", "disconnected"):
+                self._of.add("dropouts", 0, job=job, phase=phase, reason=reason)
+
+    def job_status(self, job: str, status: str) -> None:
+        """running, paused, finished or aborted. A job that is over has no round open."""
+        self._statuses[job] = status
+        self._of.set("job_running", status == "running", job=job)
+        counts = dict.fromkeys(("running", "paused", "finished", "aborted"), 0)
+        for each in tuple(self._statuses.values()):
+            counts[each] = counts.get(each, 0) + 1
+        for each, count in counts.items():
+            self._of.set("jobs", count, status=each)
+        if status in ("finished", "aborted"):
+            self.job_ended(job)
+
+    def job_failed(self, job: str) -> None:
+        """A failure of ours: what was under way is gone, and the job waits for the operator."""
+        self._of.add("job_failures", job=job)
+        self._of.set("attempts_open", 0, job=job)
+        self._of.set("cohort_answered", 0, job=job)
+        self.job_status(job, "paused")
+
+    def version_published(self, job: str, number: int, at: float | None = None) -> None:
+        """A version is the newest one, since now or `at` (also said once after a restart)."""
+        self._of.set("model_version", number, job=job)
+        self._of.set("version_published_timestamp_seconds", self._clock() if at is None else at, job=job)
 
     def training(self, job: str, *, loss: float, accuracy: float) -> None:
         """The training metrics of the last sum."""
-        self._training_loss.labels(job).set(loss)
-        self._training_accuracy.labels(job).set(accuracy)
+        self._of.set("training_loss", loss, job=job)
+        self._of.set("training_accuracy", accuracy, job=job)
 
     def evaluation(self, job: str, *, accuracy: float, loss: float) -> None:
         """The newest evaluation from outside."""
-        self._evaluation_accuracy.labels(job).set(accuracy)
-        self._evaluation_loss.labels(job).set(loss)
+        self._of.set("evaluation_accuracy", accuracy, job=job)
+        self._of.set("evaluation_loss", loss, job=job)
 
     def job_ended(self, job: str) -> None:
         """Nobody is ready for a job that is over. What members said of their privacy in it is forgotten; the figures of
         its end stay, since that is what it cost.
         """
-        self._ready.labels(job).set(0)
+        self._of.set("members_ready", 0, job=job)
+        self._of.set("round_started_timestamp_seconds", 0, job=job)
         self._over.add(job)
         self._epsilons.pop(job, None)
         self._spent.pop(job, None)
@@ -174,8 +425,9 @@ class Metrics:
             return
         reports = self._epsilons.setdefault(job, {})
         reports[member] = epsilon
-        self._epsilon_largest.labels(job).set(max(reports.values()))
-        self._epsilon_median.labels(job).set(statistics.median(reports.values()))
+        self._of.set("privacy_epsilon_largest", max(reports.values()), job=job)
+        self._of.set("privacy_epsilon_median", statistics.median(reports.values()), job=job)
+        self._tell_reporting(job)
 
     def budget_left(self, job: str, member: str) -> None:
         """A member is ready, whether it reports its epsilon or not: it is not at its limit."""
@@ -183,7 +435,7 @@ class Metrics:
             return
         spent = self._spent.setdefault(job, set())
         spent.discard(member)
-        self._exhausted.labels(job).set(len(spent))
+        self._of.set("members_budget_spent", len(spent), job=job)
 
     def budget_exhausted(self, job: str, member: str) -> None:
         """A member declines because its next release would pass its own limit."""
@@ -191,25 +443,107 @@ class Metrics:
             return
         spent = self._spent.setdefault(job, set())
         spent.add(member)
-        self._exhausted.labels(job).set(len(spent))
+        self._of.set("members_budget_spent", len(spent), job=job)
+        self._tell_reporting(job)
 
-    # ---- members -------------------------------------------------------------------------------------------
+    def _tell_reporting(self, job: str) -> None:
+        heard = self._epsilons.get(job, {}).keys() | self._spent.get(job, set())
+        self._of.set("members_reporting", len(heard), job=job)
+
+    # ---- members and certificates --------------------------------------------------------------------------
+
+    def members(self, counts: Mapping[str, int]) -> None:
+        """How many members there are of each status."""
+        self._of.show("members", counts, "status")
 
     def members_connected(self, count: int) -> None:
         """How many sessions are open."""
-        self._connected.set(count)
+        self._of.set("members_connected", count)
 
     def members_ready(self, job: str, count: int) -> None:
         """How many members hold an update for the job's present round."""
-        self._ready.labels(job).set(count)
+        self._of.set("members_ready", count, job=job)
 
-    def carried(self, direction: Direction, channel: Channel, size: int) -> None:
-        """Payload bytes that came in or went out."""
-        self._bytes.labels(direction, channel).inc(size)
+    def session_ended(self, reason: str) -> None:
+        """A session ended: the goodbye's word, or `stream_ended`."""
+        self._of.add("sessions", reason=reason)
 
     def enrolment(self, outcome: str) -> None:
         """A request to enrol: `granted`, or the word of the reason why not."""
-        self._enrolments.labels(outcome).inc()
+        self._of.add("enrolments", outcome=outcome)
+
+    def renewal(self, outcome: str) -> None:
+        """A member's request for a new certificate: `granted`, or the word of the reason why not."""
+        self._of.add("certificate_renewals", outcome=outcome)
+
+    def certificate_expires(self, kind: CertificateKind, at: float) -> None:
+        """When a certificate of the coordinator's own ends, seconds since 1970."""
+        self._of.set("certificate_expires_timestamp_seconds", at, kind=kind)
+
+    def certificate_gone(self, kind: CertificateKind) -> None:
+        """There is no such certificate any more: nobody must be warned of its end."""
+        self._of.forget("certificate_expires_timestamp_seconds", kind=kind)
+
+    def member_certificates(self, expires: Sequence[float]) -> None:
+        """When the certificates of all enrolled members end, seconds since 1970."""
+        self._expires = tuple(expires)
+
+    def _first_to_expire(self) -> float:
+        # Asked at the moment of reading: certificates end without anybody telling.
+        now = self._clock()
+        return min((at for at in self._expires if at > now), default=0.0)
+
+    def _expired(self) -> float:
+        now = self._clock()
+        return sum(at <= now for at in self._expires)
+
+    # ---- traffic -------------------------------------------------------------------------------------------
+
+    def carried(self, direction: Direction, channel: Channel, size: int) -> None:
+        """Payload bytes that came in or went out."""
+        self._of.add("bytes", size, direction=direction, channel=channel)
+
+    def message(self, direction: Direction, kind: str | None, size: int) -> None:
+        """A session's message of so many bytes; kind: the name of its field in the protocol, None for an empty one."""
+        self.carried(direction, "session", size)
+        phase = _PHASES.get(kind or "", "session")
+        self._of.add("session_messages", direction=direction, phase=phase)
+        self._of.add("session_bytes", size, direction=direction, phase=phase)
+
+    def spooled(self, size: int) -> None:
+        """So many bytes lie on the disk and wait to be added."""
+        self._of.set("spool_bytes", size)
+
+    # ---- health --------------------------------------------------------------------------------------------
+
+    def backup_made(self, at: float) -> None:
+        """When the newest backup that the journal tells of was made, seconds since 1970."""
+        self._of.set("backup_timestamp_seconds", at)
+
+    def database(self, seconds: float, failed: bool) -> None:
+        """A transaction took so long; `failed`: the database would not do it (not: what was asked was wrong)."""
+        self._of.observe("database_seconds", seconds)
+        if failed:
+            self._of.add("database_failures")
+
+    def store_failed(self) -> None:
+        """A blob or a spool could not be written or read, a blob was damaged, or a sum could not be opened."""
+        self._of.add("store_failures")
+
+    def event_loop_lag(self, seconds: float) -> None:
+        """The event loop came back so late."""
+        self._of.observe("event_loop_lag_seconds", seconds)
+
+    def watch_disk(self, folder: Path) -> None:
+        """Tells how much room is left where the folder is, at each reading; nan where the disk does not say."""
+
+        def free() -> float:
+            try:
+                return shutil.disk_usage(folder).free
+            except OSError:
+                return math.nan
+
+        self._of.ask("disk_free_bytes", free)
 
     # ---- reading -------------------------------------------------------------------------------------------
 
@@ -217,7 +551,7 @@ class Metrics:
         """One sample by its name without prefix (`rounds_total`), nan where there is none; for tests and
         status.
         """
-        found = self.registry.get_sample_value(_PREFIX + name, labels)
+        found = self.registry.get_sample_value(PREFIX + name, labels)
         return math.nan if found is None else found
 
     def text(self) -> str:
@@ -233,11 +567,21 @@ class Metrics:
         server, thread = start_http_server(port, host, self.registry)
         return MetricsServer(server.server_port, server, thread)
 
-    def _counter(self, name: str, what: str, *labels: str) -> Counter:
-        return Counter(_PREFIX + name, what, labels, registry=self.registry)
 
-    def _gauge(self, name: str, what: str, *labels: str) -> Gauge:
-        return Gauge(_PREFIX + name, what, labels, registry=self.registry)
+async def watch_loop(metrics: Metrics, spooled: Callable[[], int], seconds: float = 1.0) -> None:
+    """Measures until cancelled, every so many seconds, how late the event loop is, and how much lies in the spool."""
+    loop = asyncio.get_running_loop()
+    while True:
+        asked = loop.time()
+        await asyncio.sleep(seconds)
+        metrics.event_loop_lag(max(0.0, loop.time() - asked - seconds))
+        metrics.spooled(spooled())
+
+
+def _peak_memory() -> float:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Kibibytes, but on macOS bytes.
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _label(reason: str | None) -> str:

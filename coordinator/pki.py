@@ -11,12 +11,15 @@ Guarantees:
   name.
 - It is backdated five minutes for clocks that run behind, and never outlives the authority.
 
-The authority is made here (RSA-3072, self-signed) or is an institution's own. Its certificate is the only
-root of the federation; its SHA-256 is the federation's name. Revocation works by short lives and by the
-coordinator's list.
+The authority is made here (RSA-3072, self-signed) or is an institution's own, also one below its root. The SHA-256
+of the first one's certificate is the federation's name, whoever issues later (`coordinator.authority`). Nothing above
+an authority is trusted. Its key is stored as PKCS#8, encrypted where a passphrase is given. Revocation works by
+short lives and by the coordinator's list.
 """
 
 import ipaddress
+import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -39,16 +42,24 @@ __all__ = [
     "Lifetime",
     "LifetimeOutOfRange",
     "RequestUnsuitable",
+    "authority_passphrase",
     "certify_request",
+    "is_spent",
     "key_pem",
     "new_key",
     "pem",
 ]
 
+# Environment variables.
+PASSPHRASE = "TACIT_AUTHORITY_PASSPHRASE"  # noqa: S105  its name
+PASSPHRASE_FILE = "TACIT_AUTHORITY_PASSPHRASE_FILE"  # noqa: S105  its name
+
 BACKDATE = timedelta(minutes=5)
 # Longer ones cost every other member too much to verify, and TLS libraries refuse them.
 MAX_RSA_BITS = 8192
 AUTHORITY_LIFETIME = timedelta(days=3650)
+# An authority that ends sooner issues nothing more.
+_LEAST_LEFT = timedelta(hours=1)
 
 
 class AuthorityUnusable(ValueError):
@@ -73,12 +84,19 @@ class Lifetime:
 
 
 LIFETIMES: dict[Role, Lifetime] = {
-    Role.MEMBER: Lifetime(timedelta(hours=1), timedelta(days=90), timedelta(days=397)),
-    # The operator's own is made by hand with `coordinator init`, so it lives longer.
+    # Members renew by themselves: short, so that a stolen key and a revoked peer are good for days, and long enough for
+    # a machine that is off over a holiday.
+    Role.MEMBER: Lifetime(timedelta(minutes=1), timedelta(days=14), timedelta(days=397)),
+    # An operator's is made by hand, so it lives longer; it can be cut off at once.
     Role.OPERATOR: Lifetime(timedelta(hours=1), timedelta(days=365), timedelta(days=730)),
     # `coordinator serve` renews it by itself when a third of it is left.
     Role.SERVER: Lifetime(timedelta(hours=1), timedelta(days=397), timedelta(days=397)),
 }
+
+
+def is_spent(authority: x509.Certificate, now: datetime) -> bool:
+    """Whether an authority has ended, or ends too soon to issue anything more."""
+    return authority.not_valid_after_utc - now < _LEAST_LEFT
 
 
 def pem(*certificates: x509.Certificate) -> bytes:
@@ -92,20 +110,31 @@ class Authority:
 
     certificate: x509.Certificate
     key: rsa.RSAPrivateKey
+    # The federation's name, where this is not its first authority.
+    of: bytes | None = None
 
     def __repr__(self) -> str:
         return f"Authority(federation={self.federation.hex()[:16]}...)"
 
     @property
     def federation(self) -> bytes:
-        """SHA-256 of the certificate, 32 bytes."""
+        """SHA-256 of the federation's first authority, 32 bytes."""
+        return self.of or federation_of(self.certificate)
+
+    @property
+    def fingerprint(self) -> bytes:
+        """SHA-256 of this authority's certificate, 32 bytes."""
         return federation_of(self.certificate)
 
     @classmethod
-    def create(cls, *, now: datetime, key: rsa.RSAPrivateKey | None = None) -> "Authority":
-        """A new self-signed authority, valid ten years."""
+    def create(
+        cls, *, now: datetime, key: rsa.RSAPrivateKey | None = None, of: bytes | None = None, number: int = 1
+    ) -> "Authority":
+        """A new self-signed authority, valid ten years; the `number`th of the federation `of`."""
         key = key or new_key()
-        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Tacit federation authority")])
+        # A name of its own for each: who looks for an issuer by name finds the right one.
+        common = "Tacit federation authority" + (f" {number}" if number > 1 else "")
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
         identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
         certificate = (
             x509.CertificateBuilder()
@@ -121,16 +150,28 @@ class Authority:
             .add_extension(identifier, critical=False)
             .sign(key, hashes.SHA256())
         )
-        return cls(certificate, key)
+        return cls(certificate, key, of)
 
     @classmethod
-    def load(cls, certificate_path: Path, key_path: Path, *, now: datetime) -> "Authority":
+    def load(
+        cls,
+        certificate_path: Path,
+        key_path: Path,
+        *,
+        now: datetime,
+        passphrase: bytes | None = None,
+        of: bytes | None = None,
+    ) -> "Authority":
         """Reads an authority from two PEM files: the coordinator's own, or one an institution brings.
 
+        The first certificate of the file is the authority's; where others follow, each must have issued the one before
+        it. They are checked, and not used: nothing above the authority is trusted. passphrase: of the key's file. of:
+        the federation's name, where this is not its first authority.
+
         Raises:
-            AuthorityUnusable: a file that cannot be read, no authority's certificate, an expired one, another
-            key
-                than RSA of at least 3072 bits, or a certificate and a key that do not belong together.
+            AuthorityUnusable: a file that cannot be read, no authority's certificate, an expired one, another key
+                than RSA of at least 3072 bits, a certificate and a key that do not belong together, a passphrase that
+                is missing or wrong.
         """
         try:
             certificates = x509.load_pem_x509_certificates(certificate_path.read_bytes())
@@ -141,11 +182,17 @@ class Authority:
                 f"{certificate_path} holds no PEM certificate; "
                 "convert DER with `openssl x509 -inform der -in FILE -out FILE.pem`"
             ) from error
-        if len(certificates) != 1:
-            raise AuthorityUnusable(
-                f"{certificate_path} holds {len(certificates)} certificates; give the one that will sign members"
-            )
-        authority = cls(certificates[0], _load_key(key_path))
+        for below, above in itertools.pairwise(certificates):
+            try:
+                if below == above:
+                    raise ValueError("it stands there twice")
+                below.verify_directly_issued_by(above)
+            except (InvalidSignature, ValueError, TypeError) as error:
+                raise AuthorityUnusable(
+                    f"{certificate_path} holds {len(certificates)} certificates that are no chain; give the one that "
+                    "will sign members first, and after it, if you like, each one's issuer"
+                ) from error
+        authority = cls(certificates[0], _load_key(key_path, passphrase), of)
         authority._check(certificate_path, key_path, now)
         return authority
 
@@ -196,12 +243,13 @@ class Authority:
         if now >= certificate.not_valid_after_utc:
             raise AuthorityUnusable(
                 f"{certificate_path} expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC; "
-                "an authority's end is its federation's end: make a new one with `coordinator init`"
+                "without an authority nobody can be certified: make a new federation with `coordinator init`, and next "
+                "time replace the authority before its end with `coordinator authority rotate`"
             )
 
-    def store(self, certificate_path: Path, key_path: Path) -> None:
-        """Writes both as PEM, the key 0600."""
-        secret_file(key_path, key_pem(self.key))
+    def store(self, certificate_path: Path, key_path: Path, *, passphrase: bytes | None = None) -> None:
+        """Writes both as PEM, the key 0600 and encrypted under the passphrase if there is one."""
+        secret_file(key_path, key_pem(self.key, passphrase))
         certificate_path.write_bytes(pem(self.certificate))
 
     def issue(
@@ -263,10 +311,10 @@ class Authority:
                 f"a certificate for the role {role} lives between {_span(bounds.minimum)} and "
                 f"{_span(bounds.maximum)}, not {_span(lifetime)}"
             )
-        if self.certificate.not_valid_after_utc - now < bounds.minimum:
+        if is_spent(self.certificate, now):
             raise LifetimeOutOfRange(
                 f"the authority's certificate ends at {self.certificate.not_valid_after_utc:%Y-%m-%d %H:%M} "
-                "UTC, too soon to issue another; make a new federation with `coordinator init`"
+                "UTC, too soon to issue another; replace it with `coordinator authority rotate`"
             )
         return min(_whole(now + lifetime), self.certificate.not_valid_after_utc)
 
@@ -306,16 +354,43 @@ def certify_request(der: bytes) -> rsa.RSAPublicKey:
     return key
 
 
-def _load_key(path: Path) -> rsa.RSAPrivateKey:
+def authority_passphrase(environ: Mapping[str, str], file: Path | None = None) -> bytes | None:
+    """What the authority's key is encrypted under: the first line of `file`, else of the file that
+    TACIT_AUTHORITY_PASSPHRASE_FILE names, else TACIT_AUTHORITY_PASSPHRASE; None: nothing.
+
+    Raises:
+        AuthorityUnusable: the file cannot be read, or is empty.
+    """
+    named = environ.get(PASSPHRASE_FILE)
+    path = file or (Path(named) if named else None)
+    if path is None:
+        return environ.get(PASSPHRASE, "").encode() or None
     try:
-        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise AuthorityUnusable(f"the passphrase in {path} cannot be read: {error.strerror}") from error
+    if not lines or not lines[0]:
+        raise AuthorityUnusable(f"{path} is empty; its first line is the passphrase of the authority's key")
+    return lines[0]
+
+
+def _load_key(path: Path, passphrase: bytes | None) -> rsa.RSAPrivateKey:
+    try:
+        data = path.read_bytes()
     except OSError as error:
         raise AuthorityUnusable(f"{path} cannot be read: {error.strerror}") from error
-    except TypeError as error:
+    # PKCS#8, and the older form of OpenSSL.
+    encrypted = b"ENCRYPTED" in data
+    if encrypted and passphrase is None:
         raise AuthorityUnusable(
-            f"{path} is encrypted; decrypt it first with `openssl pkey -in {path} -out plain.key`"
-        ) from error
-    except (ValueError, UnsupportedAlgorithm) as error:
+            f"{path} is encrypted; give its passphrase in {PASSPHRASE}, or in a file that {PASSPHRASE_FILE} names"
+        )
+    try:
+        # A key that is not encrypted is taken with a passphrase at hand, too.
+        key = serialization.load_pem_private_key(data, password=passphrase if encrypted else None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        if encrypted:
+            raise AuthorityUnusable(f"the passphrase given is not that of {path}; give the right one") from error
         raise AuthorityUnusable(f"{path} holds no PEM private key") from error
     if not isinstance(key, rsa.RSAPrivateKey):
         raise AuthorityUnusable(f"{path} is not an RSA key; RSA of at least {MIN_RSA_BITS} bits is needed")

@@ -7,7 +7,7 @@ each job is loaded and its driver started; members come back by themselves and a
 import asyncio
 import fnmatch
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import structlog
@@ -17,17 +17,19 @@ from coordinator.metrics import Metrics
 from coordinator.rounds import events as ev
 from coordinator.rounds.driver import JobDriver, Ports, state_of
 from coordinator.rounds.effects import Status
-from coordinator.rounds.state import Parameters
+from coordinator.rounds.state import Aggregating, Parameters
 from coordinator.rounds.uploads import UploadDesk
+from coordinator.services.calls import Calls
 from coordinator.services.live import JobChange, LiveJob, OperatorRefused
 from coordinator.services.sessions import Session, Sessions
 from coordinator.storage import records
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.database import Database
-from tacit.identity import federation_of
+from coordinator.storage.times import job_times
+from tacit.identity import Trust
 from tacit.job import JobDocument
-from tacit.messages import FromCoordinator, Standby
-from tacit.reason import Reason, word
+from tacit.messages import AttemptMessage, AttemptRefusal, FromCoordinator, Standby
+from tacit.reason import Reason, sentence, word
 from tacit.verification import Verification
 
 __all__ = ["Runtime"]
@@ -43,19 +45,23 @@ class Runtime:
         database: Database,
         store: BlobStore,
         metrics: Metrics,
-        root: x509.Certificate,
+        root: x509.Certificate | Trust,
         spool: Path | None = None,
     ) -> None:
         self.database = database
         self.store = store
         self.metrics = metrics
-        self.uploads = UploadDesk(spool)
+        self.uploads = UploadDesk(spool, metrics.store_failed)
         self.sessions = Sessions(self._session_opened, self._session_closed)
         self.drivers: dict[str, JobDriver] = {}
         # Digests that members may fetch: job documents, what they name, and published versions.
         self.fetchable: set[bytes] = set()
-        self._federation = federation_of(root)
-        verification = Verification(root)
+        # Told when somebody was cut off.
+        self.membership_changed: Callable[[], None] = lambda: None
+        # Calls of members that are under way beside their sessions.
+        self.calls = Calls()
+        self._verification = verification = Verification(root)
+        self._federation = verification.trust.federation
         self._verify, self._key_of = verification.verify, verification.key_of
         # Of members whose advertisement was accepted: what a roster by digest stands for.
         self.certificate_of = verification.certificate_of
@@ -97,7 +103,10 @@ class Runtime:
             published=self.fetchable.add,
         )
         # Gauges would be empty until the next version otherwise.
-        self.metrics.version_published(stored.name, stored.version_number)
+        times = await self.database.run(lambda session: job_times(session, stored.name))
+        self.metrics.version_published(stored.name, stored.version_number, times.published)
+        if times.round_opened is not None:
+            self.metrics.round_opened(stored.name, stored.round, times.round_opened)
         if stored.training is not None:
             self.metrics.training(stored.name, loss=stored.training.loss, accuracy=stored.training.accuracy)
         if stored.evaluation is not None:
@@ -122,6 +131,7 @@ class Runtime:
 
     def _session_closed(self, session: Session) -> None:
         self.metrics.members_connected(len(self.sessions.connected))
+        self.metrics.session_ended(word(session.goodbye.reason) if session.goodbye else "stream_ended")
         for driver in self.drivers.values():
             driver.post(ev.Disconnected(session.member))
         self._note_change()
@@ -186,8 +196,20 @@ class Runtime:
         return found
 
     async def disconnect(self, member: str) -> None:
-        """Ends the session of a revoked member."""
-        self.sessions.end(member, Reason.REASON_CLIENT_CERTIFICATE_REVOKED)
+        """Ends the session of a revoked member, its uploads and downloads, and its part in what is under way."""
+        reason = Reason.REASON_CLIENT_CERTIFICATE_REVOKED
+        self.sessions.end(member, reason)
+        self.calls.end(member, reason)
+        self.membership_changed()
+        refusal = AttemptRefusal(reason, sentence(reason))
+        for driver in self.drivers.values():
+            # Nobody waits for its answer any more: as if it had left by itself.
+            if isinstance(driver.state.phase, Aggregating) and member in driver.state.phase.cohort:
+                driver.post(ev.Answered(member, AttemptMessage(driver.state.phase.attempt, refusal)))
+
+    def trust(self, trust: Trust) -> None:
+        """The federation's authorities have changed: whose certificates count from now on."""
+        self._verification.trust = trust
 
     async def changed(self) -> None:
         """Returns after the next change."""

@@ -6,6 +6,7 @@ was announced needs a clean stop to survive: kill -9 costs the attempt that was 
 """
 
 import asyncio
+import os
 import signal
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -20,25 +21,27 @@ from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]  #
 from grpc_reflection.v1alpha import reflection
 
 from coordinator import heap
+from coordinator.authority import Anchors, load_authorities
 from coordinator.config import CoordinatorConfig, CoordinatorFolder, load_config
-from coordinator.metrics import Metrics
-from coordinator.pki import Authority
+from coordinator.metrics import Metrics, watch_loop
+from coordinator.pki import authority_passphrase
 from coordinator.runtime import Runtime
 from coordinator.services.credentials import (
     enrolment_credentials,
     federation_credentials,
-    load_root,
     refresh_server_certificate,
     server_options,
 )
 from coordinator.services.enrolment import EnrolmentServicer
 from coordinator.services.federation import FederationServicer
 from coordinator.services.operator import OperatorServicer
+from coordinator.services.renewal import Renewals
+from coordinator.storage import mark
 from coordinator.storage.blobs import open_blobs
-from coordinator.storage.database import open_database
+from coordinator.storage.database import Database, open_database
 from coordinator.storage.records import DatabaseTokenDesk
+from coordinator.upkeep import Upkeep
 from tacit import __version__
-from tacit.identity import federation_of
 from tacit.reason import Reason
 from tacit.tls import speaks_tls_12
 from tacit.v1 import (
@@ -55,7 +58,6 @@ __all__ = ["CannotServe", "Serving", "serve", "start"]
 log = structlog.get_logger("coordinator")
 
 _STOP_SECONDS = 5.0
-_DAY_SECONDS = 24 * 3600.0
 _SERVICES = (
     "",
     "tacit.v1.FederationService",
@@ -79,54 +81,69 @@ class Serving:
     metrics_port: int
 
 
-async def start(folder: CoordinatorFolder, config: CoordinatorConfig, stack: AsyncExitStack) -> Serving:
-    """Starts everything; `stack` stops it, in reverse order.
+async def start(
+    folder: CoordinatorFolder, config: CoordinatorConfig, stack: AsyncExitStack, *, new_database: bool = False
+) -> Serving:
+    """Starts everything; `stack` stops it, in reverse order. new_database: take the database that is there for the
+    folder's own, whatever the folder had before.
 
     Raises:
         CannotServe: a port is taken. StorageError, PkiInvalid: what they say.
     """
     now = datetime.now(UTC)
-    authority = Authority.load(folder.authority_certificate, folder.authority_key, now=now)
-    refresh_server_certificate(folder, config, authority, now)
-    root = load_root(folder)
-    federation = federation_of(root)
-    database = open_database(config.database_url)
-    stack.callback(database.close)
-    store = open_blobs(config.store_url)
+    passphrase = authority_passphrase(os.environ)
+    book = load_authorities(folder, now=now, passphrase=passphrase)
+    refresh_server_certificate(folder, config, book.serving, now)
+    anchors, federation = Anchors(book), book.trust.federation
     metrics = Metrics(__version__)
+    database = await _own_database(folder, config, metrics, stack, new_database)
+    store = open_blobs(config.store_url)
     spool = folder.path / "spool"
     spool.mkdir(mode=0o700, exist_ok=True)
-    runtime = Runtime(database, store, metrics, root, spool)
+    runtime = Runtime(database, store, metrics, book.trust, spool)
     await runtime.start()
     stack.push_async_callback(runtime.stop)
 
     checks = health.HealthServicer()
-    outside, inside = (grpc.aio.server(options=server_options()) for _ in range(2))
+    outside, inside = (grpc.aio.server(options=server_options(public=public)) for public in (True, False))
     enrolment_port = _bind(outside, config.listen_host, config.enrolment_port, enrolment_credentials(folder))
     federation_port = _bind(inside, config.listen_host, config.federation_port, federation_credentials(folder))
     # Port 0 was any free port: from here on the configuration says which.
     config = config.model_copy(update={"enrolment_port": enrolment_port, "federation_port": federation_port})
+    upkeep = Upkeep(folder, config, anchors, runtime, metrics, passphrase)
+    runtime.membership_changed = upkeep.members_changed
+
+    def enrolled(outcome: str) -> None:
+        metrics.enrolment(outcome)
+        upkeep.members_changed()
+
+    def renewed(outcome: str) -> None:
+        metrics.renewal(outcome)
+        upkeep.members_changed()
+
+    lifetime = timedelta(days=config.member_days)
     enrolment = EnrolmentServicer(
-        authority,
+        anchors,
         DatabaseTokenDesk(database),
         federation_address=lambda: config.federation_address,
-        member_lifetime=timedelta(days=config.member_days),
+        member_lifetime=lifetime,
         clock=lambda: datetime.now(UTC),
-        count=metrics.enrolment,
+        count=enrolled,
     )
+    renewals = Renewals(anchors, database, member_lifetime=lifetime, count=renewed)
     operator = OperatorServicer(
         database=database,
         store=store,
         metrics=metrics,
         live=runtime,
         federation=federation,
-        root=root,
+        root=anchors,
         enrolment_address=config.enrolment_address,
         token_seconds=config.token_hours * 3600,
     )
     enrolment_pb2_grpc.add_EnrolmentServiceServicer_to_server(enrolment, outside)
     federation_pb2_grpc.add_FederationServiceServicer_to_server(
-        FederationServicer(runtime, metrics, federation, root), inside
+        FederationServicer(runtime, metrics, federation, anchors, renewals), inside
     )
     operator_pb2_grpc.add_OperatorServiceServicer_to_server(operator, inside)
     for server, modules in ((outside, (enrolment_pb2,)), (inside, (federation_pb2, operator_pb2))):
@@ -134,16 +151,34 @@ async def start(folder: CoordinatorFolder, config: CoordinatorConfig, stack: Asy
         _reflect(server, *modules)
     endpoint = metrics.serve(config.metrics_host, config.metrics_port)
     stack.callback(endpoint.close)
+    metrics.watch_disk(folder.path)
+    watching = asyncio.create_task(watch_loop(metrics, lambda: runtime.uploads.spooled))
+    stack.callback(watching.cancel)
     for server in (inside, outside):
         await server.start()
         stack.push_async_callback(server.stop, _STOP_SECONDS)
     await _refuse_tls_12(config)
-    stack.callback(asyncio.create_task(_renew_daily(folder, config, authority)).cancel)
+    await upkeep.look()
+    stack.callback(asyncio.create_task(upkeep.run()).cancel)
     for service in _SERVICES:
         await checks.set(service, health_pb2.HealthCheckResponse.SERVING)
     # First to be undone: whoever asks is told at once, and members hear goodbye while their streams still stand.
     stack.push_async_callback(_say_goodbye, checks, runtime)
     return Serving(runtime, metrics, enrolment_port, federation_port, endpoint.port)
+
+
+async def _own_database(
+    folder: CoordinatorFolder, config: CoordinatorConfig, metrics: Metrics, stack: AsyncExitStack, new: bool
+) -> Database:
+    """The folder's database, open; from here on it is the folder's. Raises: StorageError."""
+    if not new:
+        mark.check(folder.database_mark, config.database_url)
+    database = open_database(config.database_url, observe=metrics.database, sole=True)
+    stack.callback(database.close)
+    now_ms = int(datetime.now(UTC).timestamp() * 1000)
+    newest = await database.run(lambda s: mark.begin(s, now_ms))
+    mark.keep(folder.database_mark, config.database_url, newest)
+    return database
 
 
 async def _refuse_tls_12(config: CoordinatorConfig) -> None:
@@ -159,17 +194,6 @@ async def _refuse_tls_12(config: CoordinatorConfig) -> None:
                 f"port {port} would take TLS 1.2 connections: GRPC_SSL_CIPHER_SUITES is set to something else in this "
                 "environment, or this gRPC works in another way than the ones tested; unset it, or pin gRPC"
             )
-
-
-async def _renew_daily(folder: CoordinatorFolder, config: CoordinatorConfig, authority: Authority) -> None:
-    """The server's certificate, long before its end; open ports show the new one from the next handshake on."""
-    while True:
-        await asyncio.sleep(_DAY_SECONDS)
-        try:
-            if await asyncio.to_thread(refresh_server_certificate, folder, config, authority, datetime.now(UTC)):
-                log.info("server_certificate_renewed")
-        except OSError as error:
-            log.error("server_certificate_not_renewed", error=str(error))
 
 
 async def _say_goodbye(checks: health.HealthServicer, runtime: Runtime) -> None:
@@ -194,8 +218,8 @@ def _reflect(server: grpc.aio.Server, *modules: Any) -> None:
     reflection.enable_server_reflection((*names, health_name, reflection.SERVICE_NAME), server)
 
 
-async def serve(path: Path) -> None:
-    """Serves until SIGTERM or SIGINT."""
+async def serve(path: Path, *, new_database: bool = False) -> None:
+    """Serves until SIGTERM or SIGINT. new_database: see `start`."""
     heap.frugal()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -203,7 +227,7 @@ async def serve(path: Path) -> None:
         loop.add_signal_handler(number, stop.set)
     config = load_config(path)
     async with AsyncExitStack() as stack:
-        serving = await start(CoordinatorFolder(path), config, stack)
+        serving = await start(CoordinatorFolder(path), config, stack, new_database=new_database)
         log.info(
             "serving",
             host=config.listen_host,

@@ -1,15 +1,17 @@
 """The operator's command line: `coordinator ...`.
 
 Commands are thin and import what they need when they run, so that help and completion answer at once. All of
-them but `init` and `serve` speak to a running coordinator over mutual TLS and work from any machine that has
-the operator's folder. Every command takes `--json`; exit codes are those of `tacit.console.ExitCode`.
+them but `init`, `serve`, `backup` and `restore` speak to a running coordinator over mutual TLS and work from any
+machine that has the operator's folder. Every command takes `--json`; exit codes are those of `tacit.console.ExitCode`.
 """
 
 from typing import Annotated
 
 import typer
 
-from coordinator.cli import job, member
+from coordinator.cli import audit, authority, job, member, operator
+from coordinator.cli.backup import backup, restore
+from coordinator.cli.health import health
 from coordinator.cli.init import init
 from coordinator.cli.model import evaluate, export
 from coordinator.cli.serve import serve
@@ -45,13 +47,20 @@ def _root(
     pass
 
 
-app.command()(init)
+# Where a command's first sentence is too long for the list, a shorter one stands here: a list cuts, and says "...".
+app.command(short_help="Make a federation: keys, configuration, database.")(init)
 app.command()(serve)
-app.command()(status)
+app.command(short_help="Show jobs and members, once or with --watch.")(status)
+app.command(short_help="Ask the coordinator on this machine if it serves.")(health)
 app.add_typer(member.app, name="member", help="Invite, list and revoke members.")
+app.add_typer(operator.app, name="operator", help="Issue, list and revoke operators' certificates.")
+app.add_typer(authority.app, name="authority", help="Look at, replace and retire the federation's authority.")
 app.add_typer(job.app, name="job", help="Make, start, look at and steer training jobs.")
-app.command()(evaluate)
-app.command()(export)
+app.command(short_help="Measure a version on data of your own.")(evaluate)
+app.command(short_help="Write a version as ONNX with its tokenizer.")(export)
+app.add_typer(audit.app, name="audit", help="Show the journal, and verify that nothing in it was changed.")
+app.command(short_help="Back up database and blobs, also while serving.")(backup)
+app.command(short_help="Put a backup into an empty database.")(restore)
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from coordinator.cli.machine import as_owner
 from tacit.console import ExitCode, fail, print_json
 
 if TYPE_CHECKING:
@@ -33,6 +34,14 @@ def init(
     enrolment_port: Annotated[int, typer.Option(min=0, max=65535)] = 7440,
     federation_port: Annotated[int, typer.Option(min=0, max=65535)] = 7441,
     metrics_port: Annotated[int, typer.Option(min=0, max=65535)] = 7442,
+    database_url: Annotated[
+        str | None,
+        typer.Option(
+            help="Written into coordinator.toml: a PostgreSQL URL without a password (that stands in ~/.pgpass), so "
+            "that every command on this machine finds the same database. Default: SQLite in DIR.",
+            show_default=False,
+        ),
+    ] = None,
     operator: Annotated[str, typer.Option(help="The first operator's name.")] = "operator",
     authority_cert: Annotated[
         Path | None,
@@ -41,14 +50,25 @@ def init(
     authority_key: Annotated[
         Path | None, typer.Option(help="The key of --authority-cert (PEM).", show_default=False)
     ] = None,
+    authority_passphrase_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file whose first line the authority's key is encrypted under, here as in --authority-key. Else "
+            "TACIT_AUTHORITY_PASSPHRASE_FILE or TACIT_AUTHORITY_PASSPHRASE; without any it is not encrypted.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="Print one JSON object.")
     ] = False,
 ) -> None:
     """Make a federation: authority, server and operator certificates, configuration, database."""
+    import os
+
     from pydantic import ValidationError
 
-    from coordinator.config import CoordinatorConfig
+    from coordinator.config import CoordinatorConfig, load_config
+    from coordinator.storage.mark import place
     from tacit.documents import sentence_of
     from tacit.identity import name_is_valid
 
@@ -57,7 +77,9 @@ def init(
     if not name_is_valid(operator):
         fail(f"{operator!r} is no operator's name: 1 to 63 of a-z, 0-9, dot, dash, underscore", ExitCode.USAGE)
     try:
+        database = CoordinatorConfig.model_fields["database_url"].default
         config = CoordinatorConfig(
+            database_url=database if database_url is None else _without_password(database_url),
             advertise=tuple(host or ("localhost", "127.0.0.1")),
             listen_host=listen_host,
             enrolment_port=enrolment_port,
@@ -66,7 +88,8 @@ def init(
         )
     except ValidationError as error:
         fail(sentence_of(error), ExitCode.USAGE)
-    federation = _make(folder, config, operator, authority_cert, authority_key)
+    own = (authority_cert, authority_key) if authority_cert is not None and authority_key is not None else None
+    federation = _make(folder, config, operator, own, authority_passphrase_file)
     if as_json:
         print_json(
             {
@@ -83,7 +106,14 @@ def init(
     typer.echo("  authority/         the root certificate and its key: back it up, show the key to nobody")
     typer.echo("  server/            the coordinator's own certificate; renewed when it serves")
     typer.echo("  operator/          your certificate; copy this folder to the machine you work on")
-    typer.echo("  tacit.db, store/   jobs, members, rounds; weights")
+    effective = load_config(folder)
+    if effective.database_url == load_config(folder, {}).database_url == f"sqlite:///{folder.resolve() / 'tacit.db'}":
+        typer.echo("  tacit.db, store/   jobs, members, rounds; weights")
+    else:
+        typer.echo("  store/             weights")
+        typer.echo(f"Jobs, members and rounds are in {place(effective.database_url)}.")
+    if os.environ.get("TACIT_DATABASE_URL"):
+        typer.echo("That is from TACIT_DATABASE_URL: set it for the server, and for every command on this machine.")
     if not host:
         typer.echo("Members on other machines cannot join yet: add names to `advertise` in coordinator.toml.")
     typer.echo("Next:")
@@ -91,12 +121,26 @@ def init(
     typer.echo("  coordinator member invite NAME")
 
 
+def _without_password(url: str) -> str:
+    """The URL, if it can be shown and written down. Raises: CommandFailed."""
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        fail("--database-url is no database URL; write postgresql+psycopg://user@host/name", ExitCode.USAGE)
+    if parsed.password is not None or any("password" in key for key in parsed.query):
+        fail("--database-url holds a password; leave it out, and keep it in ~/.pgpass (PGPASSFILE)", ExitCode.USAGE)
+    return url
+
+
 def _make(
     folder: Path,
     config: "CoordinatorConfig",
     operator: str,
-    authority_cert: Path | None,
-    authority_key: Path | None,
+    own: tuple[Path, Path] | None,
+    passphrase_file: Path | None,
 ) -> bytes:
     """Everything in the folder, or nothing: what a failure leaves half made is taken away again."""
     import shutil
@@ -105,6 +149,7 @@ def _make(
     from tacit.documents import DocumentInvalid
 
     existed = folder.exists()
+    as_owner(folder)
     try:
         if existed and (not folder.is_dir() or any(entry.name != "lost+found" for entry in folder.iterdir())):
             fail(f"{folder} is not empty; choose another folder, or empty it first", ExitCode.USAGE)
@@ -113,7 +158,7 @@ def _make(
     except OSError as error:
         fail(f"{folder} cannot be made: {error.strerror}; choose another folder", ExitCode.USAGE)
     try:
-        return _fill(folder, config, operator, authority_cert, authority_key)
+        return _fill(folder, config, operator, own, passphrase_file)
     except BaseException as error:
         for entry in folder.iterdir():
             if entry.name != "lost+found":
@@ -129,44 +174,33 @@ def _fill(
     folder: Path,
     config: "CoordinatorConfig",
     operator: str,
-    authority_cert: Path | None,
-    authority_key: Path | None,
+    own: tuple[Path, Path] | None,
+    passphrase_file: Path | None,
 ) -> bytes:
+    import os
+    from contextlib import closing
     from datetime import UTC, datetime
 
-    from coordinator.config import (
-        CoordinatorFolder,
-        OperatorConfig,
-        load_config,
-        operator_toml,
-        write_config,
-    )
-    from coordinator.pki import Authority, key_pem, new_key, pem
+    from coordinator.authority import AuthorityBook
+    from coordinator.config import CoordinatorFolder, load_config, write_config
+    from coordinator.operators import issue_operator
+    from coordinator.pki import Authority, authority_passphrase
     from coordinator.services.credentials import refresh_server_certificate
+    from coordinator.storage import mark, records
     from coordinator.storage.database import open_database
-    from tacit.console import secret_file
-    from tacit.identity import Role
 
     now = datetime.now(UTC)
     names = CoordinatorFolder(folder)
-    if authority_cert is not None and authority_key is not None:
-        authority = Authority.load(authority_cert, authority_key, now=now)
-    else:
-        authority = Authority.create(now=now)
+    passphrase = authority_passphrase(os.environ, passphrase_file)
+    authority = Authority.load(*own, now=now, passphrase=passphrase) if own is not None else Authority.create(now=now)
     for path in (names.authority_certificate.parent, names.operator, names.store):
         path.mkdir(mode=0o700)
-    authority.store(names.authority_certificate, names.authority_key)
+    authority.store(names.authority_certificate, names.authority_key, passphrase=passphrase)
     write_config(names.config_toml, config)
     effective = load_config(folder)
     refresh_server_certificate(names, effective, authority, now)
-
-    key = new_key()
-    certificate = authority.issue(key.public_key(), Role.OPERATOR, operator, now=now)
-    secret_file(names.operator / "key.pem", key_pem(key))
-    (names.operator / "cert.pem").write_bytes(pem(certificate))
-    (names.operator / "root.pem").write_bytes(pem(authority.certificate))
-    address = OperatorConfig(address=effective.federation_address, federation=authority.federation)
-    (names.operator / "operator.toml").write_text(operator_toml(address), encoding="utf-8")
-
-    open_database(effective.database_url).close()
+    with closing(open_database(effective.database_url)) as database:
+        book = AuthorityBook.of(authority)
+        issue_operator(names.operator, operator, effective, book, database, now=now, by="coordinator init")
+        mark.keep(names.database_mark, effective.database_url, database.run_now(records.head))
     return authority.federation

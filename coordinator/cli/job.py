@@ -24,7 +24,9 @@ from tacit.console import ExitCode, fail, print_json
 
 if TYPE_CHECKING:
     from tacit.job import JobDocument
+    from tacit.server_optimiser import ServerOptimiser
     from tacit.v1 import operator_pb2
+    from tacit.v1.operator_pb2_grpc import OperatorServiceStub
 
 __all__ = ["app"]
 
@@ -139,27 +141,31 @@ def show(
     folder: Dir = None,
     as_json: Json = False,
 ) -> None:
-    """Show a job with its rounds, dropouts and versions."""
+    """Show a job with its server optimiser, rounds, dropouts and versions."""
     where = operator_folder(operator, folder)
 
-    async def work() -> "operator_pb2.JobDetail":
+    async def work() -> "tuple[operator_pb2.JobDetail, ServerOptimiser | None]":
         from tacit.v1 import operator_pb2
 
         async with operator_stub(where) as stub:
             answer: operator_pb2.JobDetail = await stub.GetJob(
                 operator_pb2.GetJobRequest(name=name), timeout=CALL_SECONDS
             )
-            return answer
+            return answer, await _optimiser_of(stub, answer.job.document)
 
-    detail = run(work())
-    from coordinator.cli.shown import detail_json
+    detail, server = run(work())
+    from coordinator.cli.shown import detail_json, optimiser_json
 
     if as_json:
-        print_json(detail_json(detail))
+        print_json({**detail_json(detail), "server": None if server is None else optimiser_json(server)})
         return
     from coordinator.cli.status import jobs_table
 
     typer.echo(jobs_table([detail.job]))
+    if server is not None:
+        said = {key: value for key, value in optimiser_json(server).items() if key != "optimiser"}
+        numbers = ", ".join(f"{key} {value:g}" for key, value in said.items())
+        typer.echo(f"\nServer optimiser: {server.optimiser}, {numbers}")
     if detail.rounds:
         typer.echo("\n" + _rounds_table(detail.rounds[-rounds:]))
     typer.echo("\n" + _versions_table(detail.versions))
@@ -185,6 +191,23 @@ def abort(name: Name, yes: Yes = False, operator: Operator = None, folder: Dir =
     _change(name, "ABORT", where, as_json, f"Job {name} is aborted.")
 
 
+async def _optimiser_of(stub: "OperatorServiceStub", document: bytes) -> "ServerOptimiser | None":
+    """What the job's document says; None where the coordinator has lost it, or it is of newer software."""
+    import grpc.aio
+
+    from tacit.blobs import BlobDamaged, BlobNotThere, fetch_blob
+    from tacit.documents import DocumentInvalid
+    from tacit.job import JobDocument
+
+    data = bytearray()
+    try:
+        await fetch_blob(stub.FetchBlob, document, data)
+        return JobDocument.from_json(bytes(data)).server
+    except (BlobNotThere, BlobDamaged, DocumentInvalid, grpc.aio.AioRpcError):
+        # All else about the job is shown; what is wrong with its document other commands say.
+        return None
+
+
 def _change(name: str, change: Literal["PAUSE", "RESUME", "ABORT"], where: Path, as_json: bool, done: str) -> None:
     async def work() -> "operator_pb2.Job":
         from tacit.v1 import operator_pb2
@@ -206,35 +229,32 @@ def _show(job: "operator_pb2.Job", as_json: bool, done: str) -> None:
         typer.echo(done)
 
 
-def _read_bundle(folder: Path) -> "tuple[JobDocument, list[tuple[str, bytes]]]":
-    """The document, and the bytes it names by digest. Raises: CommandFailed."""
-    import hashlib
+def _read_bundle(folder: Path) -> "tuple[JobDocument, list[tuple[str, bytes | Path]]]":
+    """The document, and what it names by digest: bytes, or the file of what is too large for memory.
 
-    from tacit.bundle import BundleInvalid, read_bundle
+    Raises:
+        CommandFailed: no bundle, or one whose parts do not belong together.
+    """
+    from tacit.bundle import BACKBONE_FILE, BundleInvalid, read_bundle
     from tacit.documents import DocumentInvalid
     from tacit.job import JobDocument
 
     if not folder.is_dir():
         fail(f"{folder} is not a folder; make a bundle with `coordinator job bundle`", ExitCode.NOT_FOUND)
     try:
-        files = read_bundle(folder, "job").files
-        document = JobDocument.from_json(files["job.json"], what=str(folder / "job.json"))
+        bundle = read_bundle(folder, "job", unread=(BACKBONE_FILE,))
+        document = JobDocument.from_json(bundle.files["job.json"], what=str(folder / "job.json"))
     except BundleInvalid as error:
         fail(str(error), ExitCode.USAGE)
     except DocumentInvalid as error:
         fail(f"{error}; make the bundle again with `coordinator job bundle`", ExitCode.USAGE)
-    named = {
-        "manifest.json": document.manifest,
-        "tokenizer.json": document.tokenizer,
-        "weights.bin": document.weights,
-    }
-    for name, digest in named.items():
-        if hashlib.sha256(files[name]).digest() != digest:
+    for name, digest in document.files.items():
+        if name not in bundle.index.files or bundle.index.files[name].sha256 != digest:
             fail(
                 f"{folder / 'job.json'} names another {name}; make the bundle again with `coordinator job bundle`",
                 ExitCode.USAGE,
             )
-    return document, [(name, files[name]) for name in named]
+    return document, [(name, bundle.files.get(name, folder / name)) for name in document.files]
 
 
 def _rounds_table(rounds: "Sequence[operator_pb2.Round]") -> str:

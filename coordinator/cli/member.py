@@ -124,11 +124,23 @@ def revoke(name: str, yes: Yes = False, operator: Operator = None, folder: Dir =
         typer.echo(f"{name} is revoked.")
 
 
+def days_left(expires_ms: int, now_ms: int) -> str:
+    """Of a certificate, in whole days; in hours where there are fewer than two."""
+    if not expires_ms:
+        return "-"
+    hours = (expires_ms - now_ms) / 3_600_000
+    if hours <= 0:
+        return "expired"
+    return f"{hours / 24:.0f} days" if hours >= 48 else f"{hours:.0f} hours"
+
+
 def members_table(members: "list[operator_pb2.Member]") -> str:
     """Members for people."""
+    import time
+
     from coordinator.cli.shown import moment
 
-    rows = []
+    rows, now_ms = [], time.time_ns() // 1_000_000
     for member in members:
         declined = "; ".join(f"{job}: {sentence}" for job, sentence in sorted(member.declined.items()))
         rows.append(
@@ -138,7 +150,8 @@ def members_table(members: "list[operator_pb2.Member]") -> str:
                 "yes" if member.connected else "no",
                 member.software_version or "-",
                 moment(member.certificate_expires_ms),
+                days_left(member.certificate_expires_ms, now_ms),
                 declined or "-",
             ]
         )
-    return table(["MEMBER", "STATUS", "CONNECTED", "SOFTWARE", "CERTIFICATE UNTIL", "DECLINES"], rows)
+    return table(["MEMBER", "STATUS", "CONNECTED", "SOFTWARE", "CERTIFICATE UNTIL", "LEFT", "DECLINES"], rows)

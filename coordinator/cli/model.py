@@ -57,6 +57,8 @@ class Material:
     weights: bytes
     number: int
     digest: bytes
+    # The canonical file of a prompted job, for as long as the command runs.
+    backbone: Path | None = None
 
 
 def evaluate(
@@ -64,6 +66,14 @@ def evaluate(
     data: Annotated[Path, typer.Option(help="Labelled examples: .jsonl, .csv or .tsv, plain or .gz.")],
     text: Annotated[str, typer.Option(help="The column that holds the text.")] = "text",
     label: Annotated[str, typer.Option(help="The column that holds the label.")] = "label",
+    text_b: Annotated[
+        str | None,
+        typer.Option(
+            help="The column of --data that holds a pair's second text, where the job reads pairs. Default: text_b, if "
+            "there is one.",
+            show_default=False,
+        ),
+    ] = None,
     version: Version = None,
     follow: Annotated[bool, typer.Option("--follow", help="Go on with every new version until the job ends.")] = False,
     operator: Operator = None,
@@ -76,11 +86,12 @@ def evaluate(
     tools = _tools()
     where = operator_folder(operator, folder)
     try:
-        examples = tools.read_examples(data, text=text, label=label)
+        examples = tools.read_examples(data, text=text, label=label, text_b=text_b)
     except (ValueError, OSError) as error:
         fail(str(error), ExitCode.USAGE)
-    work = _Evaluation(tools, job, data, examples, as_json)
-    run(work.follow(where) if follow else work.once(where, version))
+    with tempfile.TemporaryDirectory(prefix="tacit-evaluate-") as scratch:
+        work = _Evaluation(tools, job, data, examples, Path(scratch), as_json)
+        run(work.follow(where) if follow else work.once(where, version))
 
 
 def export(
@@ -96,25 +107,53 @@ def export(
         ),
     ] = None,
     text: Annotated[str, typer.Option(help="The column of --samples that holds the text.")] = "text",
+    text_b: Annotated[
+        str | None,
+        typer.Option(
+            help="The column of --samples that holds a pair's second text, where the job reads pairs. Default: text_b, "
+            "if there is one.",
+            show_default=False,
+        ),
+    ] = None,
+    split: Annotated[
+        bool,
+        typer.Option(
+            "--split",
+            help="Of a prompted job: the prompt alone, beside its backbone, which all prompts on it share. The "
+            "backbone is written beside --out unless it is there.",
+        ),
+    ] = False,
     operator: Operator = None,
     folder: Dir = None,
     as_json: Json = False,
 ) -> None:
     """Write a version as a folder that runs without this software: ONNX, tokenizer, labels."""
+    from tacit.bundle import BundleInvalid, check_place
+
     tools = _tools()
+    try:
+        # Before gigabytes are fetched; writing looks again.
+        check_place(out, "prompt" if split else "model")
+    except BundleInvalid as error:
+        fail(str(error), ExitCode.USAGE)
     where = operator_folder(operator, folder)
     try:
-        texts = [] if samples is None else [item.text for item in tools.read_examples(samples, text=text, label=None)]
+        given = [] if samples is None else tools.read_examples(samples, text=text, label=None, text_b=text_b)
     except (ValueError, OSError) as error:
         fail(str(error), ExitCode.USAGE)
 
-    async def work() -> Material:
-        async with operator_stub(where) as stub:
-            return await _fetch(stub, job, version, quiet=as_json)
+    with tempfile.TemporaryDirectory(prefix="tacit-export-") as scratch:
 
-    material = run(work())
-    report = _export(tools, material, out, texts)
+        async def work() -> Material:
+            async with operator_stub(where) as stub:
+                return await _fetch(stub, job, version, Path(scratch), quiet=as_json)
+
+        material = run(work())
+        report = _export(tools, material, out, given, split=split)
+    # The folder of a backbone that others may share, and whether it was there already.
+    shared = report.shared if split else None
     if as_json:
+        more = {} if shared is None else {"backbone": str(shared.folder), "backbone_written": shared.written}
         print_json(
             {
                 "job": job,
@@ -122,6 +161,7 @@ def export(
                 "version": material.digest.hex(),
                 "out": str(out),
                 "max_difference": report.max_difference,
+                **more,
             }
         )
         return
@@ -129,17 +169,27 @@ def export(
         f"Wrote {out}: job {job}, version {material.number} ({material.digest.hex()[:16]}); largest "
         f"difference from the trained model {report.max_difference:.2g}."
     )
+    if shared is not None:
+        typer.echo(
+            f"It is a prompt of {sum(report.files.values()) / 1e3:,.0f} kB on the backbone {shared.folder}, "
+            f"{sum(shared.files.values()) / 1e6:,.1f} MB, "
+            f"{'written just now' if shared.written else 'which was there'}; keep them beside each other."
+        )
 
 
 class _Evaluation:
     """One file of examples, measured against one version after another."""
 
-    def __init__(self, tools: "_Tools", job: str, data: Path, examples: Sequence[Any], as_json: bool) -> None:
+    def __init__(
+        self, tools: "_Tools", job: str, data: Path, examples: Sequence[Any], scratch: Path, as_json: bool
+    ) -> None:
+        """scratch: an empty folder for what is fetched once for all versions, and for what is made of each."""
         import hashlib
 
         self._tools = tools
         self._job = job
         self._examples = examples
+        self._scratch = scratch
         self._as_json = as_json
         with data.open("rb") as file:
             self._digest = hashlib.file_digest(file, "sha256").digest()
@@ -182,7 +232,7 @@ class _Evaluation:
     async def _measure(self, stub: "OperatorServiceStub", version: int | None) -> None:
         from tacit.v1 import operator_pb2
 
-        material = await _fetch(stub, self._job, version, quiet=self._as_json)
+        material = await _fetch(stub, self._job, version, self._scratch, quiet=self._as_json)
         found = await asyncio.to_thread(self._run, material)
         evaluation = operator_pb2.Evaluation(
             version_number=material.number,
@@ -209,10 +259,9 @@ class _Evaluation:
             )
 
     def _run(self, material: Material) -> Any:
-        with tempfile.TemporaryDirectory(prefix="tacit-evaluate-") as scratch:
-            out = Path(scratch) / "model"
-            texts = [example.text for example in self._examples[:PARITY_SAMPLES]]
-            _export(self._tools, material, out, texts)
+        with tempfile.TemporaryDirectory(dir=self._scratch) as made:
+            out = Path(made) / "model"
+            _export(self._tools, material, out, self._examples[:PARITY_SAMPLES])
             try:
                 return self._tools.evaluate_bundle(out, self._examples)
             except ValueError as error:
@@ -226,12 +275,15 @@ class _Tools:
     export_model: Any
     evaluate_bundle: Any
     read_examples: Any
+    text_rows: Any
+    read_backbone: Any
 
 
 def _tools() -> _Tools:
     try:
-        from export.evaluate import evaluate_bundle, read_examples
+        from export.evaluate import evaluate_bundle, read_examples, text_rows
         from export.onnx import export_model
+        from export.prompted_bundle import read_backbone
     except ImportError as error:
         fail(
             f"this command runs the model and needs the libraries for that ({error.name or error} is missing); "
@@ -239,18 +291,37 @@ def _tools() -> _Tools:
             "the operator's folder",
             ExitCode.USAGE,
         )
-    return _Tools(export_model, evaluate_bundle, read_examples)
+    return _Tools(export_model, evaluate_bundle, read_examples, text_rows, read_backbone)
 
 
-def _export(tools: _Tools, material: Material, out: Path, samples: Sequence[str]) -> Any:
+def _export(tools: _Tools, material: Material, out: Path, given: Sequence[Any], *, split: bool = False) -> Any:
+    """given: examples to compare on; none: texts are made up."""
+    from tacit.model import PromptedModel
+    from tacit.prompt import reads_pairs
+
+    # Any other job's model is whole by itself.
+    more: dict[str, Any] = {"split": True} if split else {}
+    pairs = reads_pairs(material.document.model)
     try:
+        samples: Sequence[Any] = tools.text_rows(given, pairs=pairs)
+    except ValueError as error:
+        fail(str(error), ExitCode.USAGE)
+    if not samples:
+        samples = made_up_texts(material.tokenizer)
+        if pairs:
+            # Long ones with short ones, and with each other.
+            samples = list(zip(samples, [*samples[1:], samples[0]], strict=True))
+    try:
+        if material.backbone is not None and isinstance(material.document.model, PromptedModel):
+            more["backbone"] = tools.read_backbone(material.backbone, material.document.model.config)
         return tools.export_model(
             material.document,
             material.manifest,
             material.weights,
             material.tokenizer,
             out,
-            samples or made_up_texts(material.tokenizer),
+            samples,
+            **more,
         )
     except ImportError as error:
         fail(
@@ -265,17 +336,21 @@ def _export(tools: _Tools, material: Material, out: Path, samples: Sequence[str]
 def made_up_texts(tokenizer: bytes) -> list[str]:
     """Texts of many lengths out of the public vocabulary, for a comparison where nobody gave real ones."""
     vocabulary = json.loads(tokenizer)["model"]["vocab"]
-    words = [word for word in vocabulary if word.isalpha()] or ["text"]
+    # Of unigrams the entries are pairs, with their scores.
+    entries = vocabulary if isinstance(vocabulary, dict) else [entry[0].lstrip("\u2581") for entry in vocabulary]
+    words = [word for word in entries if word.isalpha()] or ["text"]
     choose = random.Random(0)
     return [" ".join(choose.choices(words, k=2**size)) for size in range(6) for _ in range(4)]
 
 
-async def _fetch(stub: "OperatorServiceStub", job: str, version: int | None, *, quiet: bool) -> Material:
-    """A version and all it needs, each part verified by its digest."""
+async def _fetch(stub: "OperatorServiceStub", job: str, version: int | None, scratch: Path, *, quiet: bool) -> Material:
+    """A version and all it needs, each part verified by its digest. scratch: where a backbone goes, or lies already."""
     from tacit.blobs import fetch_blob
     from tacit.documents import DocumentInvalid
     from tacit.job import JobDocument
     from tacit.manifest import Manifest
+    from tacit.model import PromptedModel
+    from tacit.prompt import MOST_BACKBONE_BYTES
     from tacit.v1 import operator_pb2
 
     async def blob(digest: bytes, what: str = "") -> bytes:
@@ -297,6 +372,17 @@ async def _fetch(stub: "OperatorServiceStub", job: str, version: int | None, *, 
         manifest = Manifest.from_json(await blob(document.manifest), what="the manifest")
     except DocumentInvalid as error:
         fail(f"{error}; the coordinator may be newer than this software", ExitCode.FAILED)
+    if not document.complete or document.tokenizer is None:
+        fail(
+            f"job {job} shares a part of its model only ({document.method.name}): the rest stays with its members, so "
+            "that nothing here runs alone; a member makes its own model with `edge_client export`",
+            ExitCode.REFUSED,
+        )
+    backbone = None
+    if isinstance(document.model, PromptedModel) and (named := document.model.backbone) is not None:
+        backbone = scratch / named.hex()
+        with progress_bar("fetching the backbone", quiet=quiet) as progress:
+            await fetch_blob(stub.FetchBlob, named, backbone, limit=MOST_BACKBONE_BYTES, progress=progress)
     return Material(
         document=document,
         manifest=manifest,
@@ -304,6 +390,7 @@ async def _fetch(stub: "OperatorServiceStub", job: str, version: int | None, *, 
         weights=await blob(found.digest, f"version {wanted}"),
         number=wanted,
         digest=found.digest,
+        backbone=backbone,
     )
 
 

@@ -15,6 +15,14 @@ def serve(
     log_format: Annotated[
         Literal["console", "json"] | None, typer.Option(help="console or json; default: what coordinator.toml says.")
     ] = None,
+    new_database: Annotated[
+        bool,
+        typer.Option(
+            "--new-database",
+            help="Serve from the database that is there, though the folder had another one or a newer state of it: "
+            "members and jobs that are not in it are unknown from then on. Once; not for a unit file.",
+        ),
+    ] = False,
 ) -> None:
     """Run the coordinator until SIGTERM.
 
@@ -43,7 +51,7 @@ def serve(
     try:
         config = load_config(dir)
         configure(log_format or config.log_format)
-        asyncio.run(serve(dir))
+        asyncio.run(serve(dir, new_database=new_database))
     except (DocumentInvalid, AuthorityUnusable) as error:
         fail(str(error), ExitCode.USAGE)
     except (CannotServe, StorageError) as error:

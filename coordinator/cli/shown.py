@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tacit.reason import from_word, sentence, word
+from tacit.server_optimiser import FedAvgMServer, FedAvgServer, ServerOptimiser
 from tacit.v1 import operator_pb2
 from tacit.v1.reason_pb2 import Reason
 
@@ -15,6 +16,7 @@ __all__ = [
     "job_status",
     "member_json",
     "moment",
+    "optimiser_json",
     "percent",
     "status_json",
     "why",
@@ -88,6 +90,14 @@ def job_json(job: operator_pb2.Job) -> dict[str, Any]:
         "evaluation": evaluation_json(job.evaluation) if job.HasField("evaluation") else None,
         "training": _training_json(job.training) if job.HasField("training") else None,
     }
+
+
+def optimiser_json(server: ServerOptimiser) -> dict[str, Any]:
+    """A job's server optimiser with its numbers, also those that follow from others."""
+    numbers = {key: getattr(server, key) for key in type(server).model_fields if key != "optimiser"}
+    if not isinstance(server, FedAvgServer | FedAvgMServer):
+        numbers["initial_accumulator"] = server.first_accumulator
+    return {"optimiser": server.optimiser, **numbers}
 
 
 def member_json(member: operator_pb2.Member) -> dict[str, Any]:

@@ -14,32 +14,39 @@ A failure of ours (a bug, a full disk) pauses the job with the reason `internal`
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import structlog
+from numpy.typing import NDArray
 
 import secure_agg
 from coordinator.metrics import Metrics
 from coordinator.rounds import effects as fx
 from coordinator.rounds import events as ev
 from coordinator.rounds.machine import transition
-from coordinator.rounds.publish import ResultInvalid, Step, next_version
+from coordinator.rounds.publish import GroupSum, ResultInvalid, Step, next_version, next_version_of_groups
+from coordinator.rounds.server_state import stored_state
 from coordinator.rounds.state import Aggregating, Halted, JobState, Parameters, Publishing, Training
 from coordinator.rounds.uploads import UploadDesk
 from coordinator.services.live import LiveJob
 from coordinator.storage import records
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.database import Database
+from coordinator.storage.errors import BlobCorrupt, BlobMissing, ServerStateUnusable
 from tacit.attempt import AttemptId
+from tacit.job import Rounds
 from tacit.messages import FromCoordinator, JobEnded
 from tacit.reason import Reason, from_word, word
 
 __all__ = ["JobDriver", "Ports", "state_of"]
 
 log = structlog.get_logger("coordinator.rounds")
+
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
 
 _LONGEST_PAUSE = 30.0
 # Events worked out in one go: what waits in a thread for its effects is bounded by it.
@@ -95,6 +102,7 @@ def state_of(stored: records.StoredJob, parameters: Parameters) -> JobState:
         failed_rounds=stored.failed_rounds,
         version_number=stored.version_number,
         version=stored.version,
+        server_state=stored.server_state,
     )
 
 
@@ -122,7 +130,13 @@ class JobDriver:
 
     def start(self) -> None:
         """Begins; call it once, inside the event loop."""
-        self._task = asyncio.create_task(self._run(), name=f"job {self._state.name}")
+        metrics, state, rounds = self._ports.metrics, self._state, self._state.parameters.job.rounds
+        metrics.job_known(state.name, needed=rounds.min_members, planned=rounds.count, deadline=_longest_round(rounds))
+        metrics.job_status(state.name, state.status.value)
+        if state.parameters.job.aggregation.groups is not None:
+            for outcome in ("combined", "lost", "invalid", "outliers"):
+                metrics.groups(state.name, outcome, 0)
+        self._task = asyncio.create_task(self._run(), name=f"job {state.name}")
         self.post(ev.Started())
 
     def post(self, event: ev.Event, done: Callable[[], None] = lambda: None) -> None:
@@ -192,13 +206,17 @@ class JobDriver:
                 self._taken.popleft()
                 done()
             # Both look at every member: once for all that was worked out.
-            self._ports.metrics.members_ready(self._state.name, self.live().ready)
+            live = self.live()
+            self._ports.metrics.members_ready(self._state.name, live.ready)
+            self._ports.metrics.cohort_answered(self._state.name, live.answered)
             self._ports.changed()
 
     async def _step(self, event: ev.Event) -> None:
         if not self._ahead or self._ahead[0].before is not self._state or self._ahead[0].event is not event:
             # Nothing was worked out ahead, or from a state that never came to be.
-            worked = await asyncio.to_thread(_work_out, self._state, tuple(self._taken), self._ports.now_ms())
+            phase = self.live().phase
+            worked, seconds = await _in_thread(_work_out, self._state, tuple(self._taken), self._ports.now_ms())
+            self._ports.metrics.aggregation_cpu(self._state.name, phase, seconds)
             self._ahead = deque(worked)
         worked_out = self._ahead.popleft()
         if worked_out.fault is not None:
@@ -231,6 +249,7 @@ class JobDriver:
             halted = replace(self._state, status=fx.Status.PAUSED, phase=Halted())
             members = transition(halted, event, self._ports.now_ms())[0].members
         self._state = replace(self._state, status=fx.Status.PAUSED, reason=reason, phase=Halted(), members=members)
+        self._ports.metrics.job_failed(self._state.name)
         await self._store_failure(word(reason))
         for member in self._state.available:
             self._ports.sessions.send(member, JobEnded(self._state.name, reason, self._state.version))
@@ -257,6 +276,7 @@ class JobDriver:
                 pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE)
                 continue
             self._state = replace(state_of(stored, self._state.parameters), members=self._state.members)
+            self._ports.metrics.job_status(name, self._state.status.value)
             return
 
     # ---- effects --------------------------------------------------------------------------------------------------
@@ -274,9 +294,10 @@ class JobDriver:
                 if (timer := self._timers.pop(effect.timer, None)) is not None:
                     timer.cancel()
             case fx.OpenUploads():
-                ports.uploads.open(effect.attempt, effect.members, effect.values, effect.bits)
+                ports.uploads.open(effect.attempt, effect.members, effect.values, effect.bits, effect.groups)
             case fx.AddVector():
-                await ports.uploads.accept(effect.attempt, effect.member)
+                seconds = await ports.uploads.accept(effect.attempt, effect.member)
+                ports.metrics.aggregation_cpu(state.name, "mask", seconds)
             case fx.RejectVector():
                 ports.uploads.reject(effect.attempt, effect.member, effect.reason, effect.detail)
             case fx.CloseUploads():
@@ -311,22 +332,31 @@ class JobDriver:
                 self._ports.published(entry.digest)
 
     async def _compute(self, effect: fx.Compute, state: JobState) -> None:
-        """Opens the sum off the event loop and stores the next version."""
+        """Opens the sum off the event loop and stores the next version, with the server optimiser's state."""
         try:
-            total = self._ports.uploads.total(effect.attempt)
+            totals = self._ports.uploads.totals(effect.attempt)
             base = await asyncio.to_thread(self._ports.store.get, state.version)
-            result, step = await asyncio.to_thread(_open, effect, state, total, base)
+            (result, step, server_state), seconds = await _in_thread(
+                _open, effect, state, totals, base, self._ports.store
+            )
+            self._ports.metrics.aggregation_cpu(state.name, "publish", seconds)
             version = await asyncio.to_thread(self._ports.store.put, step.values.view(np.uint8).data)
         except ResultInvalid as error:
             self.post(ev.ComputeFailed(effect.attempt, Reason.REASON_RESULT_INVALID, str(error)))
         except asyncio.CancelledError:
             raise
+        except (BlobMissing, BlobCorrupt, ServerStateUnusable) as error:
+            # What the round starts from is gone: no attempt can end before somebody has put it back.
+            self._ports.metrics.store_failed()
+            self._ports.metrics.job_failed(state.name)
+            self._log.error("compute_failed", error=str(error), exc_info=error)
+            self.post(ev.ComputeFailed(effect.attempt, Reason.REASON_INTERNAL, str(error), lasting=True))
         except Exception as error:  # noqa: BLE001  a store that fails is an outcome of the attempt, not its end
+            self._ports.metrics.store_failed()
             self._log.error("compute_failed", error=str(error), exc_info=error)
             self.post(ev.ComputeFailed(effect.attempt, Reason.REASON_INTERNAL, str(error)))
         else:
-            training = step.training
-            self.post(ev.Computed(effect.attempt, result, version, training))
+            self.post(ev.Computed(effect.attempt, result, version, step.training, step.groups, server_state))
 
     def _count(self, effect: fx.Count) -> None:
         metrics, job, fields = self._ports.metrics, self._state.name, effect.fields
@@ -343,6 +373,11 @@ class JobDriver:
                 metrics.phase_ended(job, str(fields["phase"]), float(fields["seconds"]))
             case "dropout":
                 metrics.dropout(job, str(fields["phase"]), str(fields["reason"]))
+            case "groups_lost":
+                metrics.groups(job, "lost", int(fields["lost"]))
+            case "groups":
+                for outcome in ("combined", "invalid", "outliers"):
+                    metrics.groups(job, outcome, int(fields[outcome]))
             case "refusal":
                 metrics.refusal(job, str(fields["reason"]))
             case "decline":
@@ -353,9 +388,29 @@ class JobDriver:
                 metrics.version_published(job, int(fields["number"]))
             case "training":
                 metrics.training(job, loss=float(fields["loss"]), accuracy=float(fields["accuracy"]))
-            case "status" if fields["status"] in (fx.Status.FINISHED, fx.Status.ABORTED):
-                metrics.job_ended(job)
+            case "status":
+                metrics.job_status(job, str(fields["status"]))
         self._log.info(effect.what, **fields)
+
+
+async def _in_thread(
+    work: Callable[_Given, _Result], *given: _Given.args, **named: _Given.kwargs
+) -> tuple[_Result, float]:
+    """What `work` returns, worked out in a thread, and the CPU seconds that it took there."""
+
+    def timed() -> tuple[_Result, float]:
+        began = time.thread_time()
+        result = work(*given, **named)
+        return result, time.thread_time() - began
+
+    return await asyncio.to_thread(timed)
+
+
+def _longest_round(rounds: Rounds) -> float:
+    """Seconds that a round may take by its deadlines: one training window, and every attempt to its last phase."""
+    deadlines = rounds.deadlines
+    attempt = deadlines.advertise + deadlines.share + deadlines.mask + deadlines.confirm + deadlines.unmask
+    return deadlines.training + rounds.attempts * attempt
 
 
 def _work_out(state: JobState, events: Sequence[ev.Event], now_ms: int) -> list[_Worked]:
@@ -394,13 +449,36 @@ def _reason(fields: dict[str, str | int | float]) -> str | None:
 
 
 def _open(
-    effect: fx.Compute, state: JobState, total: "np.ndarray[tuple[int], np.dtype[np.uint32]]", base: bytes
-) -> tuple[bytes, Step]:
-    effect.opened.unmask(total)
-    result = effect.opened.result_digest(total)
-    start = np.frombuffer(base, dtype="<f4")
-    cohort = effect.opened.session.context.cohort
-    return result, next_version(state.parameters.job, cohort, len(effect.survivors), total, start)
+    effect: fx.Compute, state: JobState, totals: Mapping[int, NDArray[np.uint32]], base: bytes, store: BlobStore
+) -> tuple[bytes, Step, Mapping[str, bytes]]:
+    """The digest of what was opened, the next version, and the digests of the server optimiser's state with it.
+
+    Raises:
+        ResultInvalid: the sums are to blame: the state that the round started from is what was stored.
+        ServerStateUnusable: it is not, whatever came of it.
+    """
+    session, job = effect.opened.session, state.parameters.job
+    sums, results = [], []
+    for number, opened in effect.opened.by_group():
+        total = totals[number]
+        opened.unmask(total)
+        results.append(opened.result_digest(total))
+        sums.append(GroupSum(len(opened.survivors), total))
+    start, cohort = np.frombuffer(base, dtype="<f4"), session.context.cohort
+    with stored_state(store, job, state.version_number, state.server_state) as carried:
+        try:
+            if session.context.grouped is None:
+                result = results[0]
+                step = next_version(job, cohort, sums[0].members, sums[0].total, start, state=carried)
+            else:
+                result = session.results_digest(results)
+                step = next_version_of_groups(job, cohort, sums, start, state=carried)
+        except ResultInvalid:
+            # Damage may have made it so (the root of a negative accumulator is no number), and then every further
+            # attempt ends in the same way.
+            carried.check()
+            raise
+        return result, step, carried.finish()
 
 
 def _write(session: records.Session, job: str, entry: fx.Record, now_ms: int) -> None:
@@ -435,7 +513,16 @@ def _write(session: records.Session, job: str, entry: fx.Record, now_ms: int) ->
             reason = None if entry.published else word(entry.reason)
             records.end_round(session, job, entry.round, outcome, reason, now_ms)
         case fx.PublishVersion():
-            records.publish_version(session, job, entry.number, entry.digest, entry.round, now_ms)
+            records.publish_version(
+                session,
+                job,
+                entry.number,
+                entry.digest,
+                entry.round,
+                now_ms,
+                optimiser=entry.optimiser,
+                server_state=entry.server_state,
+            )
         case fx.SetStatus():
             status = records.JobStatus(entry.status.value)
             reason = None if status is records.JobStatus.RUNNING else word(entry.reason)

@@ -1,5 +1,6 @@
 """What the machine wants done. The driver does it in one order: persist, send, count."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -18,6 +19,7 @@ __all__ = [
     "Effect",
     "EndAttempt",
     "EndRound",
+    "GroupsSeen",
     "OpenAttempt",
     "OpenRound",
     "OpenUploads",
@@ -49,6 +51,19 @@ class Training:
     examples: float
     loss: float
     accuracy: float
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsSeen:
+    """What became of the groups of a cohort, each counted once: combined into the version, lost before their sum was
+    opened, invalid (opened to a sum that no valid inputs make; median and trimmed-mean outvote it, the others leave it
+    out), or left out as outliers.
+    """
+
+    combined: int
+    lost: int
+    invalid: int
+    outliers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +120,13 @@ class EndRound:
 
 @dataclass(frozen=True, slots=True)
 class PublishVersion:
-    """A new version; its blob is in the store already."""
+    """A new version, and what the server optimiser carries on from it; the blobs are in the store already."""
 
     number: int
     digest: bytes
     round: int
+    optimiser: str = "fedavg"
+    server_state: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +175,16 @@ class CancelTimer:
 
 @dataclass(frozen=True, slots=True)
 class OpenUploads:
-    """Take masked vectors of `values` numbers from these members, and start a sum at zero."""
+    """Take masked vectors of `values` numbers from these members, and start a sum of each group at zero.
+
+    groups: the number of each member's group; everybody's is 0 where there are none.
+    """
 
     attempt: AttemptId
     members: frozenset[str]
     values: int
     bits: int
+    groups: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +215,9 @@ class CloseUploads:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Unmask the sum, decode it, step the server optimiser, store the version; then say Computed or ComputeFailed."""
+    """Unmask the sum (each group's), decode it, step the server optimiser, store the version and the optimiser's state;
+    then say Computed or ComputeFailed.
+    """
 
     attempt: AttemptId
     opened: secure_agg.Opened

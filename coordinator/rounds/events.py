@@ -1,9 +1,10 @@
 """What can happen to a job. Every event is a fact from outside; none of them decides anything."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import secure_agg
-from coordinator.rounds.effects import Training
+from coordinator.rounds.effects import GroupsSeen, Training
 from tacit.attempt import AttemptId
 from tacit.messages import AttemptMessage, MemberPayload
 from tacit.reason import Reason
@@ -100,21 +101,24 @@ class TimerFired:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """The sum was opened and the next version is in the store."""
+    """The sum was opened, and the next version is in the store with the server optimiser's state, by name."""
 
     attempt: AttemptId
     result: bytes
     version: bytes
     training: Training | None
+    groups: GroupsSeen | None = None
+    server_state: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeFailed:
-    """The opened sum is of no use, or the store failed."""
+    """The opened sum is of no use, or the store failed; `lasting` where another attempt would fail as well."""
 
     attempt: AttemptId
     reason: Reason
     detail: str
+    lasting: bool = False
 
 
 @dataclass(frozen=True, slots=True)

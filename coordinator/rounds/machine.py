@@ -4,6 +4,7 @@ What it guarantees:
 
 - A round and an attempt are on the disk before anyone hears of them; a version is on the disk before it is announced.
 - Every attempt ends published or abandoned, every round published or abandoned, each with its reason.
+- A version and the server optimiser's state that was made with it are recorded together, or neither is.
 - Only members that said READY for exactly this round and version are in a cohort, and nobody is in two of its attempts.
 - An event that does not fit the present state changes nothing: late, repeated and stale messages are harmless.
 
@@ -13,7 +14,7 @@ fewer is extended while others may still come: the updates that wait stay good, 
 twice. It ends the round where those who are here sit it out: the next one asks them again.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 import secure_agg
 from coordinator.rounds import effects as fx
@@ -29,6 +30,7 @@ from coordinator.rounds.state import (
     Training,
 )
 from secure_agg import server as protocol
+from secure_agg.server import Seated
 from tacit.attempt import AttemptId
 from tacit.job import context_of, largest_cohort
 from tacit.limits import DIGEST_ROSTER_ABOVE
@@ -65,6 +67,14 @@ _LASTING = frozenset(
 )
 
 
+# Of those that are lost when a phase ends: they did nothing that would keep them from the next attempt.
+_NOBODYS_FAULT = frozenset(
+    {
+        secure_agg.Reason.PHASE_DEADLINE,
+        secure_agg.Reason.GROUP_TOO_SMALL,
+        secure_agg.Reason.RECONSTRUCTION_FAILED,
+    }
+)
 _MOST_FAULTS = 3
 # How often, of the answers of a large cohort, it is looked whether the shares that are here open the sum; and of how
 # many of the last each is worth a look.
@@ -288,7 +298,8 @@ def _assign(step: _Step, member: str) -> None:
     state = step.state
     deadline = state.parameters.job.rounds.deadlines.training
     opened = state.phase.opened_ms if isinstance(state.phase, Training) else step.now_ms
-    left = max(1, int(opened + 1000 * deadline - step.now_ms))
+    # Of a clock that was set meanwhile: no more than all of it, and no less than a moment.
+    left = min(max(1, int(opened + 1000 * deadline - step.now_ms)), int(1000 * deadline))
     step.do(
         fx.Send(
             member,
@@ -456,7 +467,7 @@ def _take(step: _Step, phase: Aggregating, member: str, verdict: Collecting | se
     step.state = replace(step.state, phase=replace(phase, protocol=verdict))
     if _may_be_settled(verdict):
         _advance_if_settled(step)
-    elif verdict.context.sparse is not None:
+    elif verdict.context.graph is not secure_agg.Graph.COMPLETE:
         # The last word of those who speak is looked at, whoever else stays silent.
         step.do(fx.SetTimer(_look(phase), _LOOK_SECONDS))
 
@@ -464,18 +475,22 @@ def _take(step: _Step, phase: Aggregating, member: str, verdict: Collecting | se
 def _may_be_settled(collecting: Collecting) -> bool:
     """Whether an answer more can have ended the phase: to be sure takes a look at everybody, and of a large cohort each
     answer would pay for all the others. That too few are left comes of losses, and is looked at with each of them. On a
-    sparse graph, where an answer can show it as well, everybody is looked at once no answer has come for a second.
+    sparse graph, where an answer can show it as well, and in groups, everybody is looked at once no answer has come for
+    a second.
     """
     answers, expected = len(collecting.answers), len(collecting.expected)
     if answers + len(collecting.lost) >= expected:
         return True
     if not isinstance(collecting, protocol.CollectingUnmaskings):
         return False
-    graph = collecting.context.sparse
-    if graph is None:
+    context = collecting.context
+    if context.sparse is not None:
+        # Every member's neighbours must have given t of k shares: so, taken together, no less a part of all.
+        possible = answers * context.sparse.degree >= context.threshold * expected
+    elif context.grouped is not None:
+        possible = answers >= context.threshold * context.grouped.least
+    else:
         return True
-    # Every member's neighbours must have given t of k shares: so, taken together, no less a part of all.
-    possible = answers * graph.degree >= collecting.context.threshold * expected
     return possible and (answers % (expected // _LOOKS + 1) == 0 or expected - answers <= _LAST)
 
 
@@ -549,10 +564,10 @@ def _close_phase(step: _Step, *, early: bool = False) -> None:
     closing = phase.protocol
     name = closing.phase.value
     outcome = closing.close()
-    if early and isinstance(outcome, secure_agg.Abandoned):
+    if early and (isinstance(outcome, secure_agg.Abandoned) or _some_sealed(outcome[2])):
         return
     step.do(fx.CancelTimer(_deadline(phase)))
-    step.count("phase", phase=name, seconds=(step.now_ms - phase.phase_ms) / 1000, attempt=str(phase.attempt))
+    step.count("phase", phase=name, seconds=_since(step, phase.phase_ms), attempt=str(phase.attempt))
     if isinstance(outcome, secure_agg.Abandoned):
         known = {dropout.member for dropout in phase.dropouts}
         _note_late(step, tuple(lost for lost in outcome.dropped if lost.member not in known), name)
@@ -567,9 +582,12 @@ def _close_phase(step: _Step, *, early: bool = False) -> None:
     phase = step.state.phase
     if not isinstance(phase, Aggregating):
         return
+    _count_groups(step, closing, following, phase.attempt)
     if isinstance(following, protocol.CollectingConfirmations):
-        phase = replace(phase, survivors=following.survivors)
         step.do(fx.CloseUploads(phase.attempt, keep_sum=True))
+    if isinstance(following, protocol.CollectingConfirmations | protocol.CollectingUnmaskings | protocol.Opened):
+        # Of a cohort in groups those of a group that is lost go with it.
+        phase = replace(phase, survivors=following.survivors)
     if isinstance(following, protocol.Opened):
         _publish(step, phase, following)
         return
@@ -581,8 +599,31 @@ def _close_phase(step: _Step, *, early: bool = False) -> None:
     step.state = replace(step.state, phase=replace(phase, protocol=following, outbox=outbox, phase_ms=step.now_ms))
     if isinstance(following, protocol.CollectingMasked):
         # The vectors must have somewhere to go before anyone is asked for one.
-        step.do(fx.OpenUploads(phase.attempt, following.expected, following.context.values, following.context.bits))
+        context, session = following.context, following.session
+        groups = {member: session.group_of(member) for member in following.expected} if context.grouped else {}
+        step.do(fx.OpenUploads(phase.attempt, following.expected, context.values, context.bits, groups))
     _enter_phase(step)
+
+
+def _some_sealed(late: tuple[secure_agg.Dropped, ...]) -> bool:
+    """Whether a group is given up because a dealer was dishonest: other runs of shares may open it yet."""
+    return any(lost.reason is secure_agg.Reason.RECONSTRUCTION_FAILED for lost in late)
+
+
+def _count_groups(
+    step: _Step, closing: Collecting, following: Collecting | protocol.Opened, attempt: AttemptId
+) -> None:
+    """A line and a figure where a group of the cohort was lost in the phase that is over."""
+    if closing.context.grouped is None:
+        return
+    total = closing.context.grouped.groups
+    before = total - closing.lost_groups if isinstance(closing, Seated) else total
+    if isinstance(following, protocol.Opened):
+        left = len(following.by_group())
+    else:
+        left = total - following.lost_groups if isinstance(following, Seated) else total
+    if left < before:
+        step.count("groups_lost", phase=closing.phase.value, lost=before - left, left=left, attempt=str(attempt))
 
 
 def _note_late(step: _Step, late: tuple[secure_agg.Dropped, ...], phase_name: str) -> None:
@@ -592,7 +633,7 @@ def _note_late(step: _Step, late: tuple[secure_agg.Dropped, ...], phase_name: st
             reason = of_protocol(lost.reason)
             _note_dropout(step, phase, Dropout(lost.member, phase_name, reason, lost.detail))
             _tell_dropped(step, phase.attempt, lost.member, reason, lost.detail)
-            if lost.reason is not secure_agg.Reason.PHASE_DEADLINE:
+            if lost.reason not in _NOBODYS_FAULT:
                 _bar(step, lost.member, reason)
 
 
@@ -620,7 +661,9 @@ def _attempt_over(step: _Step, reason: Reason, detail: str = "") -> None:
     )
     step.count("attempt", outcome="abandoned", reason=word(reason), detail=detail, attempt=str(phase.attempt))
     gone = {dropout.member for dropout in phase.dropouts}
-    ended = AttemptEnded(False, reason, detail or sentence(reason))
+    # Of a failure of ours the detail is for the operator: it may say where the store lies, and what to do there.
+    told = "" if reason is Reason.REASON_INTERNAL else detail
+    ended = AttemptEnded(False, reason, told or sentence(reason))
     for member in phase.cohort:
         if member not in gone:
             step.do(fx.Send(member, AttemptMessage(phase.attempt, ended)))
@@ -667,8 +710,9 @@ def _computed(step: _Step, event: ev.Computed) -> None:
         return
     number = state.version_number + 1
     finished = number >= state.parameters.job.rounds.count
+    optimiser = state.parameters.job.server.optimiser
     records: list[fx.Record] = [
-        fx.PublishVersion(number, event.version, state.round),
+        fx.PublishVersion(number, event.version, state.round, optimiser, event.server_state),
         fx.EndAttempt(
             attempt=phase.attempt,
             published=True,
@@ -684,16 +728,19 @@ def _computed(step: _Step, event: ev.Computed) -> None:
     ]
     # Written before it is announced, and all of it or nothing.
     step.do(fx.Persist(tuple(records)), fx.CloseUploads(phase.attempt, keep_sum=False))
-    step.count("phase", phase="publish", seconds=(step.now_ms - phase.phase_ms) / 1000, attempt=str(phase.attempt))
+    step.count("phase", phase="publish", seconds=_since(step, phase.phase_ms), attempt=str(phase.attempt))
     step.count("attempt", outcome="published", attempt=str(phase.attempt))
     step.count("round", outcome="published", survivors=len(phase.survivors), version=number)
-    step.count("version", number=number, digest=event.version.hex())
+    step.count("version", number=number, digest=event.version.hex(), optimiser=optimiser)
+    if event.groups is not None:
+        step.count("groups", **asdict(event.groups))
     if event.training is not None:
         step.count("training", loss=event.training.loss, accuracy=event.training.accuracy)
     step.state = replace(
         state,
         version=event.version,
         version_number=number,
+        server_state=event.server_state,
         round_open=False,
         failed_rounds=0,
         phase=Halted(),
@@ -712,12 +759,22 @@ def _compute_failed(step: _Step, event: ev.ComputeFailed) -> None:
     if not isinstance(phase, Publishing) or event.attempt != phase.attempt:
         return
     _attempt_over(step, event.reason, event.detail)
-    if step.state.status is Status.RUNNING:
+    if step.state.status is not Status.RUNNING:
+        return
+    if event.lasting:
+        # Members would train, and pay, for attempts that cannot end otherwise.
+        _halt(step, Status.PAUSED, event.reason)
+    else:
         _after_abandoned(step)
 
 
 # ---- time -----------------------------------------------------------------------------------------------------------
 # A timer's name says what it was set for, so that one that fires late (its event was queued already) ends nothing else.
+
+
+def _since(step: _Step, began_ms: int) -> float:
+    """Seconds, for a figure; 0 where the clock was set back meanwhile. Deadlines are timers, and know no clock."""
+    return max(0, step.now_ms - began_ms) / 1000
 
 
 def _window(state: JobState) -> tuple[str | int, ...]:

@@ -121,6 +121,8 @@ class JobState:
     version: bytes
     members: Mapping[str, MemberView] = field(default_factory=dict)
     phase: Halted | Training | Aggregating | Publishing = Halted()
+    # Digests of what the server optimiser carries on from the version, by name.
+    server_state: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

@@ -2,19 +2,22 @@
 
 Guarantees: an upload that breaks half-way has added nothing and goes on where it stopped; what is hashed is what was
 spooled, and what is added is what was hashed. A spool is a file without a name, so a crash leaves nothing behind.
-Memory is one sum of d values an attempt, whatever the number of members; disk is what has arrived.
+Memory is one sum of d values an attempt (a group, where a cohort is split), whatever the number of members; disk is
+what has arrived.
 """
 
 import asyncio
 import hashlib
 import os
 import tempfile
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 import secure_agg
@@ -24,6 +27,11 @@ from tacit.reason import Reason
 
 __all__ = ["Receipt", "UploadDesk", "UploadSink"]
 
+log = structlog.get_logger("coordinator.rounds")
+
+# A member whose chunk the disk did not take sends it again at once: the answer comes this late, in seconds, so that a
+# full disk does not keep everybody busy.
+_FULL_PAUSE = 1.0
 # Values added at a time: whole bytes whatever the width of the ring.
 _BLOCK_VALUES = 64 * 1024
 
@@ -67,24 +75,42 @@ class _Desk:
     bytes: int
     bits: int
     spare_bits: int
-    total: NDArray[np.uint32]
+    totals: dict[int, NDArray[np.uint32]]
+    groups: Mapping[str, int]
     spools: dict[str, _Spool] = field(default_factory=dict)
     open: bool = True
+    # Whether the log says already that the disk does not take this attempt's vectors.
+    failing: bool = False
 
 
 class UploadDesk:
     """All attempts' uploads. Used from one event loop."""
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, failed: Callable[[], None] = lambda: None) -> None:
+        """failed: told of every write that the disk refused."""
         self._folder = folder
+        self._failed = failed
         self._desks: dict[AttemptId, _Desk] = {}
+        # Bytes in spools that are open.
+        self.spooled = 0
 
     # ---- the machine's side ---------------------------------------------------------------------------------------
 
-    def open(self, attempt: AttemptId, members: frozenset[str], values: int, bits: int) -> None:
-        """Takes vectors of `values` numbers from `members`; the sum starts at zero."""
-        size = secure_agg.packed_size(values, bits)
-        self._desks[attempt] = _Desk(members, size, bits, 8 * size - bits * values, np.zeros(values, dtype="<u4"))
+    def open(
+        self,
+        attempt: AttemptId,
+        members: frozenset[str],
+        values: int,
+        bits: int,
+        groups: Mapping[str, int] | None = None,
+    ) -> None:
+        """Takes vectors of `values` numbers from `members`; the sum starts at zero.
+
+        groups: the number of each member's group, each of which has a sum of its own; all in group 0 unless given.
+        """
+        size, places = secure_agg.packed_size(values, bits), groups or {}
+        totals = {number: np.zeros(values, dtype="<u4") for number in {places.get(name, 0) for name in members}}
+        self._desks[attempt] = _Desk(members, size, bits, 8 * size - bits * values, totals, places)
 
     def close(self, attempt: AttemptId, *, keep_sum: bool) -> None:
         """No more vectors. Who waits for a verdict is told that it came too late."""
@@ -94,19 +120,21 @@ class UploadDesk:
         desk.open = False
         for spool in desk.spools.values():
             self._decide(spool, Receipt(spool.received, False, Reason.REASON_UPLOAD_CLOSED))
-            spool.file.close()
+            self._let_go(spool)
         if not keep_sum:
             del self._desks[attempt]
         # The burst is over, and what follows takes vectors again: the base, the next version.
         heap.give_back()
 
-    async def accept(self, attempt: AttemptId, member: str) -> None:
-        """Adds a spooled vector to the sum, modulo 2^bits, and tells the member."""
+    async def accept(self, attempt: AttemptId, member: str) -> float:
+        """Adds a spooled vector to the sum, modulo 2^bits, and tells the member. Returns the CPU seconds it took."""
         desk = self._desks[attempt]
         spool = desk.spools[member]
-        await asyncio.to_thread(_add, desk.total, spool.file, desk.bits)
+        total = desk.totals[desk.groups.get(member, 0)]
+        seconds = await asyncio.to_thread(_add, total, spool.file, desk.bits)
         self._decide(spool, Receipt(spool.received, True))
-        spool.file.close()
+        self._let_go(spool)
+        return seconds
 
     def reject(self, attempt: AttemptId, member: str, reason: Reason, detail: str) -> None:
         """Discards a spooled vector and tells the member why."""
@@ -114,11 +142,30 @@ class UploadDesk:
         spool = desk.spools.get(member) if desk else None
         if spool is not None:
             self._decide(spool, Receipt(spool.received, False, reason, detail))
-            spool.file.close()
+            self._let_go(spool)
 
     def total(self, attempt: AttemptId) -> NDArray[np.uint32]:
-        """The sum of what was accepted."""
-        return self._desks[attempt].total
+        """The sum of what was accepted, where there are no groups."""
+        return self._desks[attempt].totals[0]
+
+    def totals(self, attempt: AttemptId) -> Mapping[int, NDArray[np.uint32]]:
+        """The sum of what was accepted of each group, by its number."""
+        return self._desks[attempt].totals
+
+    async def _refused_by_disk(self, desk: _Desk, attempt: AttemptId, received: int, error: OSError) -> Receipt:
+        """What the member hears: it goes on from there, until there is room or the phase is over."""
+        self._failed()
+        if not desk.failing:
+            desk.failing = True
+            log.error("spool_failing", job=attempt.job, attempt=str(attempt), error=str(error))
+        await asyncio.sleep(_FULL_PAUSE)
+        detail = f"the coordinator cannot keep it now: {error.strerror}"
+        return Receipt(received, False, Reason.REASON_UPLOAD_INCOMPLETE, detail)
+
+    def _let_go(self, spool: _Spool) -> None:
+        if not spool.file.closed:
+            self.spooled -= spool.received
+            spool.file.close()
 
     @staticmethod
     def _decide(spool: _Spool, receipt: Receipt) -> None:
@@ -157,7 +204,10 @@ class UploadDesk:
         desk = self._desks[attempt]
         spool = desk.spools.get(member)
         if spool is None:
-            file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115  closed by accept, reject or close
+            try:
+                file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115  closed by accept, reject or close
+            except OSError as error:
+                return await self._refused_by_disk(desk, attempt, 0, error)
             spool = desk.spools[member] = _Spool(file)
         if offset != spool.received:
             detail = f"the upload goes on at byte {spool.received}, not {offset}"
@@ -184,10 +234,10 @@ class UploadDesk:
                 # What was written of the chunk is neither hashed nor counted: it goes again.
                 spool.file.seek(spool.received)
                 spool.file.truncate()
-                detail = f"the coordinator cannot keep it now: {error.strerror}"
-                return Receipt(spool.received, False, Reason.REASON_UPLOAD_INCOMPLETE, detail)
+                return await self._refused_by_disk(desk, attempt, spool.received, error)
             spool.hasher.update(chunk)
             spool.received += len(chunk)
+            self.spooled += len(chunk)
             # Not held while waiting for the next one, nor for the verdict.
             del chunk
         if spool.final is not None:
@@ -207,13 +257,15 @@ def _write(file: IO[bytes], data: bytes) -> None:
         data = data[file.write(data) :]
 
 
-def _add(total: NDArray[np.uint32], file: IO[bytes], bits: int) -> None:
+def _add(total: NDArray[np.uint32], file: IO[bytes], bits: int) -> float:
+    began = time.thread_time()
     if file.seek(0, os.SEEK_END) != secure_agg.packed_size(total.size, bits):
         raise RuntimeError("a spool does not hold the vector that was hashed")
     file.seek(0)
     for at in range(0, total.size, _BLOCK_VALUES):
         size = secure_agg.packed_size(min(_BLOCK_VALUES, total.size - at), bits)
         secure_agg.add_packed(total, _read(file, size), at, bits)
+    return time.thread_time() - began
 
 
 def _read(file: IO[bytes], size: int) -> bytes:

@@ -1,10 +1,10 @@
 """Who may connect to the coordinator's ports, and who is calling.
 
 Two ports, because gRPC cannot ask for a client's certificate optionally: the enrolment port shows the
-server's certificate and asks for none; the federation port requires one that the federation's authority
-signed. TLS decides only that; `peer` reads the identity and checks the role, the federation and the validity
-at this moment (a session outlives its handshake). Whether the party was revoked is the caller's to ask of the
-database.
+server's certificate and asks for none; the federation port requires one that an authority of the federation
+signed, also one that is retired. TLS decides only that; `peer` reads the identity and checks the role, the federation,
+whether the authority is trusted still, and the validity at this moment (a session outlives its handshake). Whether the
+party was revoked is the caller's to ask of the database.
 
 `tls_13_only` comes before the first import of gRPC, which is why gRPC is imported inside the functions here.
 """
@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any, cast
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
+from coordinator.authority import Anchors, read_authorities, written
 from coordinator.config import CoordinatorConfig, CoordinatorFolder
 from coordinator.pki import Authority, key_pem, new_key, pem
 from tacit.console import secret_file
-from tacit.identity import Certificate, Identity, Role, verify_certificate
+from tacit.identity import Certificate, CertificateOutOfDate, Identity, Role, federation_of, verify_certificate
 from tacit.limits import MOST_FROM_COORDINATOR, MOST_FROM_MEMBER
 from tacit.tls import speaks_tls_12, tls_13_only
 
@@ -33,6 +34,7 @@ __all__ = [
     "SERVER_NAME",
     "enrolment_credentials",
     "federation_credentials",
+    "is_trusted",
     "load_root",
     "peer",
     "refresh_server_certificate",
@@ -45,46 +47,50 @@ __all__ = [
 SERVER_NAME = "coordinator"
 # A third of the life is left: time enough to see that a renewal failed.
 _RENEW_AT = 1 / 3
+# How long a connection to the public port lasts, and its calls after that. gRPC varies it by a tenth.
+_VISIT_MS, _GRACE_MS = 120_000, 30_000
 
 
 def load_root(folder: CoordinatorFolder) -> x509.Certificate:
-    """The federation's root certificate."""
+    """The federation's first root certificate: its name."""
     return x509.load_pem_x509_certificate(folder.authority_certificate.read_bytes())
 
 
 def enrolment_credentials(folder: CoordinatorFolder) -> grpc.ServerCredentials:
-    """TLS with the server's certificate; the chain that is shown ends with the root, which tokens name."""
-    return _credentials(folder, None)
+    """TLS with the server's certificate; the chain that is shown ends with the authority that issued it."""
+    return _credentials(folder, mutual=False)
 
 
 def federation_credentials(folder: CoordinatorFolder) -> grpc.ServerCredentials:
-    """Mutual TLS: who has no certificate of this federation's authority does not get past the handshake."""
-    return _credentials(folder, folder.authority_certificate.read_bytes())
+    """Mutual TLS: who has no certificate of an authority of this federation does not get past the handshake. A retired
+    authority is one of them: who was asleep gets so far as to be told."""
+    return _credentials(folder, mutual=True)
 
 
-def _credentials(folder: CoordinatorFolder, client_root: bytes | None) -> grpc.ServerCredentials:
-    """Looks at every handshake whether `refresh_server_certificate` has been at work: a renewed certificate is
-    shown without a restart, and sessions that stand are left alone."""
+def _credentials(folder: CoordinatorFolder, *, mutual: bool) -> grpc.ServerCredentials:
+    """Looks at every handshake whether `refresh_server_certificate` or `coordinator authority` has been at work: what
+    they wrote holds without a restart, and sessions that stand are left alone."""
     import grpc
 
     def read() -> grpc.ServerCertificateConfiguration:
         pair = (folder.server_key.read_bytes(), folder.server_certificate.read_bytes())
-        return grpc.ssl_server_certificate_configuration([pair], root_certificates=client_root)
+        roots = read_authorities(folder).history.pem if mutual else None
+        return grpc.ssl_server_certificate_configuration([pair], root_certificates=roots)
 
-    def written() -> int:
+    def stamps() -> tuple[int, ...]:
         # The certificate is written after its key: once it is new, both are.
-        return folder.server_certificate.stat().st_mtime_ns
+        return (folder.server_certificate.stat().st_mtime_ns, *written(folder))
 
-    shown = written()
+    shown = stamps()
 
     def newer() -> grpc.ServerCertificateConfiguration | None:
         nonlocal shown
         try:
-            seen = written()
+            seen = stamps()
             if seen == shown:
                 return None
             configuration = read()
-        except OSError:
+        except (OSError, ValueError):
             # Being replaced at this moment: the next handshake looks again.
             return None
         shown = seen
@@ -92,12 +98,16 @@ def _credentials(folder: CoordinatorFolder, client_root: bytes | None) -> grpc.S
 
     # None means "as before" to gRPC, which its stubs do not know.
     fetch = cast("Callable[[], grpc.ServerCertificateConfiguration]", newer)
-    return grpc.dynamic_ssl_server_credentials(read(), fetch, require_client_authentication=client_root is not None)
+    return grpc.dynamic_ssl_server_credentials(read(), fetch, require_client_authentication=mutual)
 
 
-def server_options() -> list[tuple[str, int]]:
-    """What servers of both ports are opened with; the counterpart of the member's channel options."""
-    return [
+def server_options(*, public: bool = False) -> list[tuple[str, int]]:
+    """What servers of both ports are opened with; the counterpart of the member's channel options.
+
+    public: anybody may connect, without a certificate. Whoever comes has come for an answer or two: a connection that
+    stays, or a stream that watches, would be held for somebody nobody knows.
+    """
+    options = [
         ("grpc.max_receive_message_length", MOST_FROM_MEMBER),
         ("grpc.max_send_message_length", MOST_FROM_COORDINATOR),
         # Members ping every 30 s while they wait; by default a server hangs up on more than one in five
@@ -118,18 +128,27 @@ def server_options() -> list[tuple[str, int]]:
         ("grpc.experimental.tcp_max_read_buffer_size", 64 * 1024),
         # Two coordinators on one port would share its connections at random.
         ("grpc.so_reuseport", 0),
+        # One connection must not hold what many would: a member has a session, an upload and a few downloads.
+        ("grpc.max_concurrent_streams", 64),
+        ("grpc.server_handshake_timeout_ms", 20_000),
     ]
+    if public:
+        options += [("grpc.max_connection_age_ms", _VISIT_MS), ("grpc.max_connection_age_grace_ms", _GRACE_MS)]
+    return options
 
 
 async def peer(
     context: grpc.aio.ServicerContext[Any, Any],
     role: Role | Collection[Role],
     federation: bytes,
-    root: x509.Certificate,
+    root: x509.Certificate | Anchors,
     now: datetime,
+    *,
+    retired: bool = False,
 ) -> Certificate:
     """Who is calling. Ends the call with a reason unless the certificate is valid now and holds (one of)
-    `role`.
+    `role`. With `retired` one that a retired authority issued is taken, too: whoever asks so must know it by its
+    fingerprint.
 
     It also stamps the answer with the server's time, by which a member looks at its clock.
     """
@@ -146,7 +165,13 @@ async def peer(
         # The role it claims, and no more than a claim until the next line has verified the certificate.
         claimed = Identity.of(certificate).role
         der = certificate.public_bytes(serialization.Encoding.DER)
-        found = verify_certificate(der, root, federation=federation, role=claimed, now=now)
+        roots = root.history.roots if isinstance(root, Anchors) else (root,)
+        found = verify_certificate(der, roots, federation=federation, role=claimed, now=now)
+    except CertificateOutOfDate as error:
+        # Not final: this clock may have jumped, and the handshake took the certificate.
+        detail = f"{error} by the coordinator's clock, which says {now:%Y-%m-%d %H:%M} UTC; "
+        detail += "if it is over, enrol again with a new join token; if not, one of the two clocks is wrong"
+        await abort_with(context, Reason.REASON_CLOCK_SKEW, detail)
     except ValueError as error:
         await abort_with(
             context,
@@ -159,7 +184,22 @@ async def peer(
             Reason.REASON_CLIENT_ROLE_WRONG,
             f"{found.identity.name} has the role {claimed}; this service is for {' or '.join(roles)}",
         )
+    if not retired and not is_trusted(found, root):
+        await abort_with(context, Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN, _RETIRED[claimed])
     return found
+
+
+_OF_RETIRED = "this certificate was issued by an authority that is retired; "
+_RETIRED: dict[Role, str] = {
+    Role.MEMBER: _OF_RETIRED + "renew it with `edge_client renew`",
+    Role.OPERATOR: _OF_RETIRED + "whoever runs the coordinator issues another with `coordinator operator issue`",
+    Role.SERVER: _OF_RETIRED + "a server's is for serving only",
+}
+
+
+def is_trusted(certificate: Certificate, root: x509.Certificate | Anchors) -> bool:
+    """Whether an authority that counts now issued it, and not one that is retired."""
+    return not isinstance(root, Anchors) or any(federation_of(each) == certificate.issuer for each in root.trust.roots)
 
 
 def refresh_server_certificate(

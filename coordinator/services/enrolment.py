@@ -1,12 +1,14 @@
 """Enrolment: a join token and a key become a member's certificate.
 
-In this order: the certificate request must hold a suitable key and prove possession of it (so that a request
-that cannot be certified does not spend the token); the token desk decides, atomically, once and for one key;
-the authority issues, with the name from the token and nothing from the request but the key; the desk records;
-only then is the certificate handed out. A coordinator that stops anywhere in between is asked again by the
-same key and goes on.
+In this order: whoever tries too often waits (`coordinator.services.rate_limit`), and nothing is worked out for it; the
+certificate request must hold a suitable key and prove possession of it (so that a request that cannot be certified does
+not spend the token); the token desk decides, atomically, once and for one key; the authority issues, with the name from
+the token and nothing from the request but the key; the desk records; only then is the certificate handed out. A
+coordinator that stops anywhere in between is asked again by the same key and goes on.
 """
 
+import math
+import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, NoReturn
@@ -17,14 +19,17 @@ import structlog
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from coordinator.authority import Anchors, AuthorityBook
 from coordinator.pki import Authority, LifetimeOutOfRange, RequestUnsuitable, certify_request
+from coordinator.services.rate_limit import EnrolmentLimit
 from coordinator.services.token_desk import GrantedBefore, Refused, TokenDesk
+from coordinator.services.unusable import come_again
 from coordinator.storage.errors import TokenWithdrawn
 from tacit.identity import Role
 from tacit.reason import Reason, word
 from tacit.status import abort_with, stamp
 from tacit.token import secret_hash
-from tacit.v1 import enrolment_pb2, enrolment_pb2_grpc
+from tacit.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2
 
 __all__ = ["EnrolmentServicer", "key_fingerprint"]
 
@@ -45,23 +50,25 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
 
     def __init__(
         self,
-        authority: Authority,
+        authority: Authority | Anchors,
         desk: TokenDesk,
         *,
         federation_address: Callable[[], str],
         member_lifetime: timedelta,
         clock: Callable[[], datetime],
         count: Callable[[str], None] = lambda outcome: None,
+        limit: EnrolmentLimit | None = None,
     ) -> None:
         """`federation_address` is asked at each enrolment, as ports are known only once they are bound;
         `clock` returns the timezone-aware present."""
-        self._authority = authority
+        self._anchors = authority if isinstance(authority, Anchors) else Anchors(AuthorityBook.of(authority))
         self._desk = desk
         self._federation_address = federation_address
         self._member_lifetime = member_lifetime
         self._clock = clock
         # Told "granted" or the reason's word, once a request.
         self._count = count
+        self._limit = EnrolmentLimit(time.monotonic) if limit is None else limit
 
     async def Enrol(  # noqa: N802  the name is the contract's
         self,
@@ -72,18 +79,25 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
         time."""
         now = self._clock()
         stamp(context, now)
+        # Before the signature of the request is looked at, and before the database is asked.
+        permit = self._limit.take(context.peer())
+        if permit.refused_for is not None:
+            await self._refuse_often(context, permit.refused_for)
         try:
             key = certify_request(request.certificate_request)
         except RequestUnsuitable as error:
             await self._refuse(context, request.token_id, Reason.REASON_KEY_UNSUITABLE, str(error))
         fingerprint = key_fingerprint(key)
-        outcome = await self._desk.spend(request.token_id, secret_hash(request.secret), fingerprint, now)
+        async with come_again(context):
+            outcome = await self._desk.spend(request.token_id, secret_hash(request.secret), fingerprint, now)
         if isinstance(outcome, Refused):
             await self._refuse(context, request.token_id, outcome.reason, outcome.detail)
         if isinstance(outcome, GrantedBefore):
             chain = outcome.chain
         else:
-            chain = await self._certify(request, context, key, outcome.member, now)
+            async with come_again(context):
+                chain = await self._certify(request, context, key, outcome.member, now)
+        self._limit.give_back(permit)
         self._count("granted")
         _log.info(
             "member_enrolled",
@@ -94,8 +108,17 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
             software_version=request.software_version[:64],
         )
         return enrolment_pb2.EnrolResponse(
-            certificate_chain=chain, member=outcome.member, federation_address=self._federation_address()
+            certificate_chain=chain,
+            member=outcome.member,
+            federation_address=self._federation_address(),
+            authorities=self._anchors.book.document,
         )
+
+    async def FetchAuthorities(  # noqa: N802
+        self, request: federation_pb2.FetchAuthoritiesRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> federation_pb2.FetchAuthoritiesResponse:
+        """For whoever asks: it is public, and proves itself."""
+        return federation_pb2.FetchAuthoritiesResponse(authorities=self._anchors.book.document)
 
     async def _certify(
         self,
@@ -106,7 +129,8 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
         now: datetime,
     ) -> tuple[bytes, ...]:
         try:
-            certificate = self._authority.issue(key, Role.MEMBER, member, self._member_lifetime, now=now)
+            authority = self._anchors.book.issuing
+            certificate = authority.issue(key, Role.MEMBER, member, self._member_lifetime, now=now)
         except LifetimeOutOfRange as error:
             # The operator's to repair; the token stays bound to this key and can be used again afterwards.
             await self._refuse(context, request.token_id, Reason.REASON_INTERNAL, str(error))
@@ -114,13 +138,22 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
             return await self._desk.record(
                 request.token_id,
                 member,
-                (certificate.public_bytes(_DER), self._authority.certificate.public_bytes(_DER)),
+                (certificate.public_bytes(_DER), authority.certificate.public_bytes(_DER)),
                 certificate.not_valid_after_utc,
                 request.software_version[:64],
                 now,
             )
         except TokenWithdrawn as error:
             await self._refuse(context, request.token_id, Reason.REASON_TOKEN_UNKNOWN, str(error))
+
+    async def _refuse_often(self, context: grpc.aio.ServicerContext[Any, Any], seconds: float) -> NoReturn:
+        reason = Reason.REASON_ENROLMENT_TOO_FREQUENT
+        self._count(word(reason))
+        # One line a try would let a flood fill the disk: the metric counts, and this is for who looks closely.
+        _log.debug("enrolment_refused", reason=word(reason), peer=context.peer())
+        wait = math.ceil(seconds)
+        sentence = f"too many requests to enrol came from this network; wait {wait} s and repeat the same command"
+        await abort_with(context, reason, sentence)
 
     async def _refuse(
         self, context: grpc.aio.ServicerContext[Any, Any], token_id: str, reason: Reason, detail: str

@@ -1,8 +1,9 @@
 """FederationService: what members speak. Thin: it checks who is calling, parses, hands on, and streams.
 
-Every call is checked anew against the caller's certificate and the list of enrolled members. What arrives malformed
-ends that member's session with a sentence; it never reaches a job. What is sent to a whole cohort (a roster, the
-survivors, their confirmations) is written as protobuf once, and where it is large its copies take turns on the line.
+Every call is checked anew against the caller's certificate and the list of enrolled members, and ends when that member
+is cut off. What arrives malformed ends that member's session with a sentence; it never reaches a job. What is sent to
+a whole cohort (a roster, the survivors, their confirmations) is written as protobuf once, and where it is large its
+copies take turns on the line.
 """
 
 import asyncio
@@ -18,17 +19,21 @@ from typing import Any
 import grpc.aio
 import structlog
 from cryptography import x509
+from google.protobuf.message import DecodeError
 from grpc.aio import EOF  # type: ignore[attr-defined]  # its stubs do not know it
 
 import secure_agg
+from coordinator.authority import Anchors
 from coordinator.metrics import Metrics
 from coordinator.rounds import events as ev
 from coordinator.rounds.effects import Status
 from coordinator.rounds.uploads import Receipt
 from coordinator.runtime import Runtime
 from coordinator.services import sessions
-from coordinator.services.credentials import peer
+from coordinator.services.credentials import is_trusted, peer
+from coordinator.services.renewal import RenewalRefused, Renewals
 from coordinator.services.turns import Turns
+from coordinator.services.unusable import come_again
 from coordinator.storage import records
 from coordinator.storage.errors import BlobMissing, StorageError
 from coordinator.storage.members import MAX_LEDGERS
@@ -38,6 +43,7 @@ from tacit.identity import Certificate, Role
 from tacit.limits import CERTIFICATES_AT_ONCE, CERTIFICATES_IN_A_PART
 from tacit.messages import (
     AttemptMessage,
+    AuthoritiesChanged,
     CoordinatorPayload,
     Decline,
     FromCoordinator,
@@ -54,7 +60,7 @@ from tacit.status import abort_with
 from tacit.v1 import federation_pb2 as pb
 from tacit.v1 import federation_pb2_grpc
 
-__all__ = ["CHUNK", "FederationServicer", "SharedEncoder"]
+__all__ = ["AUTHORITIES", "CHUNK", "FederationServicer", "SharedEncoder"]
 
 log = structlog.get_logger("coordinator.federation")
 
@@ -79,6 +85,21 @@ _TO_ALL = (
 _SHARED_AT_ONCE = 8
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+
+# What a member's Hello says that reads `AuthoritiesChanged`.
+AUTHORITIES = "authorities"
+
+
+@dataclass
+class _Life:
+    """How long a session may stand: as the certificate that the member came with, or renewed to with the same key."""
+
+    session: sessions.Session
+    certificate: Certificate
+    fingerprint: bytes
+    public: bytes
+    timer: asyncio.TimerHandle
 
 
 @dataclass
@@ -118,29 +139,122 @@ class SharedEncoder:
 class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
     """Members' service over a running coordinator."""
 
-    def __init__(self, runtime: Runtime, metrics: Metrics, federation: bytes, root: x509.Certificate) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        metrics: Metrics,
+        federation: bytes,
+        root: x509.Certificate | Anchors,
+        renewals: Renewals | None = None,
+    ) -> None:
+        """renewals: None where nobody can certify."""
         self._runtime = runtime
         self._metrics = metrics
         self._federation = federation
         self._root = root
+        self._renewals = renewals
+        self._lives: dict[str, _Life] = {}
         self._sending = Turns(_CHUNKS_OUT, _PATIENCE_OUT)
         self._receiving = Turns(_CHUNKS_IN, _PATIENCE_IN)
         self._encoder = SharedEncoder()
 
-    async def _caller(self, context: Context) -> str:
-        """The enrolled member that is calling; ends the call otherwise."""
-        return (await self._certificate(context)).identity.name
+    @contextlib.asynccontextmanager
+    async def _caller(self, context: Context) -> AsyncIterator[str]:
+        """The enrolled member that is calling; ends the call otherwise, and when the member is cut off."""
+        member = (await self._certificate(context)).identity.name
+        async with self._under_way(member, context):
+            yield member
 
-    async def _certificate(self, context: Context) -> Certificate:
-        found = await peer(context, Role.MEMBER, self._federation, self._root, datetime.now(UTC))
-        name = found.identity.name
-        fingerprint = await self._runtime.database.run(lambda session: records.enrolled(session, name))
-        if fingerprint is None:
+    @contextlib.asynccontextmanager
+    async def _under_way(self, member: str, context: Context) -> AsyncIterator[None]:
+        with self._runtime.calls.of(member) as call:
+            try:
+                yield
+            except asyncio.CancelledError:
+                if call.reason is None:
+                    raise
+                # Ended from here: said in a way that the member understands.
+                call.task.uncancel()
+                await abort_with(context, call.reason, call.detail)
+
+    async def _certificate(self, context: Context, *, retired: bool = False) -> Certificate:
+        now = datetime.now(UTC)
+        found = await peer(context, Role.MEMBER, self._federation, self._root, now, retired=retired)
+        name, fingerprint = found.identity.name, hashlib.sha256(found.der).digest()
+        now_ms = int(now.timestamp() * 1000)
+        begins_ms, expires_ms = (int(moment.timestamp() * 1000) for moment in (found.begins, found.expires))
+        # Whoever has a retired authority's key makes certificates of any date: those are never taken for unknown ones.
+        adopting = is_trusted(found, self._root)
+        async with come_again(context, member=name):
+            served = await self._runtime.database.run(
+                lambda session: records.let_in(
+                    session,
+                    name,
+                    found.der,
+                    begins_ms=begins_ms,
+                    expires_ms=expires_ms,
+                    now_ms=now_ms,
+                    adopting=adopting,
+                )
+            )
+        if served is None:
+            async with come_again(context, member=name):
+                known = await self._runtime.database.run(lambda session: records.member(session, name))
+            if known is None:
+                detail = f"this coordinator knows no member {name}, though its authority certified one: the operator "
+                detail += "may have lost or replaced its database, or restored one from before; ask, then enrol again "
+                detail += "with a new join token, or start this member again once the database is back"
+                await abort_with(context, Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN, detail)
             await abort_with(context, Reason.REASON_CLIENT_CERTIFICATE_REVOKED)
-        if fingerprint != hashlib.sha256(found.der).digest():
-            detail = f"{name} has enrolled again since this certificate was issued; use the newer one, or enrol anew"
+        if not served.admits(fingerprint, now_ms):
+            detail = f"{name} has a newer certificate than this one: renewed, or enrolled again, since; use that one, "
+            detail += "or, if that was not this machine, tell the operator"
             await abort_with(context, Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN, detail)
+        if fingerprint == served.current:
+            self._used(name, fingerprint, found)
         return found
+
+    def _used(self, member: str, fingerprint: bytes, certificate: Certificate) -> None:
+        """A member's newest certificate is in its hands: what stands under the one before it goes on, or does not."""
+        life = self._lives.get(member)
+        if life is None or life.fingerprint == fingerprint:
+            return
+        if life.public == certificate.public:
+            self._live(life.session, certificate)
+        else:
+            detail = "the member has taken another key; it goes on with a session under that one"
+            self._runtime.sessions.end(member, Reason.REASON_DISCONNECTED, detail)
+
+    def _live(self, session: sessions.Session, certificate: Certificate) -> None:
+        """The session stands as long as this certificate is valid."""
+        if (before := self._lives.pop(session.member, None)) is not None:
+            before.timer.cancel()
+        left = (certificate.expires - datetime.now(UTC)).total_seconds()
+        timer = asyncio.get_running_loop().call_later(left, self._expired, session)
+        fingerprint = hashlib.sha256(certificate.der).digest()
+        self._lives[session.member] = _Life(session, certificate, fingerprint, certificate.public, timer)
+
+    # ---- certificates ---------------------------------------------------------------------------------------------
+
+    async def Renew(  # noqa: N802
+        self, request: pb.RenewRequest, context: Context
+    ) -> pb.RenewResponse:
+        """The caller's next certificate. Also for one whose authority was retired while it was away."""
+        if self._renewals is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "nobody certifies here")
+        caller = await self._certificate(context, retired=True)
+        try:
+            async with come_again(context, member=caller.identity.name):
+                chain = await self._renewals.renew(caller, request.certificate_request, request.software_version[:64])
+        except RenewalRefused as refusal:
+            await abort_with(context, refusal.reason, str(refusal))
+        return pb.RenewResponse(certificate_chain=chain, authorities=self._renewals.document)
+
+    async def FetchAuthorities(  # noqa: N802
+        self, request: pb.FetchAuthoritiesRequest, context: Context
+    ) -> pb.FetchAuthoritiesResponse:
+        """For whoever got past the handshake: it is public, and proves itself."""
+        return pb.FetchAuthoritiesResponse(authorities=self._renewals.document if self._renewals is not None else b"")
 
     # ---- the session ----------------------------------------------------------------------------------------------
 
@@ -152,31 +266,20 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         # until the next, which with many members is several vectors.
         certificate = await self._certificate(context)
         member = certificate.identity.name
-        hello = await self._hello(context)
-        version = max(set(hello.protocol_versions) & set(PROTOCOL_VERSIONS), default=None)
-        if version is None:
-            detail = (
-                f"this coordinator ({__version__}) speaks {list(PROTOCOL_VERSIONS)}, "
-                f"the member ({hello.software_version}) {list(hello.protocol_versions)}"
-            )
-            await context.write(wire.to_member(Goodbye(Reason.REASON_PROTOCOL_VERSION_UNSUPPORTED, detail)))
+        # Who is cut off before its session is open has none to be ended.
+        async with self._under_way(member, context):
+            session, ledger, certificate = await self._opened(member, context)
+        if session is None:
             return
-        session = sessions.Session(member, hello.process, hello.software_version, hello.admits)
-        now_ms = time.time_ns() // 1_000_000
-        ledger = await self._named_ledger(member, hello.ledger)
-        await context.write(
-            wire.to_member(Welcome(version, __version__, self._federation.hex(), now_ms, ledger.before))
-        )
         reader = asyncio.create_task(self._read(session, ledger, context))
-        # A session must not outlive the certificate it was opened with.
-        left = (certificate.expires - datetime.now(UTC)).total_seconds()
-        expiry = asyncio.get_running_loop().call_later(left, self._expired, member)
         try:
             self._runtime.sessions.open(session)
+            # A session must not outlive the certificate it was opened with, or renewed to.
+            self._live(session, certificate)
             async for message in self._outgoing(session):
                 encoded = self._encoder.encode(message)
                 size = encoded.ByteSize()
-                self._metrics.carried("out", "session", size)
+                self._metrics.message("out", encoded.WhichOneof("message"), size)
                 if size > _LARGE:
                     async with self._sending.turn():
                         await context.write(encoded)
@@ -184,7 +287,10 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
                     await context.write(encoded)
                 del message, encoded
         finally:
-            expiry.cancel()
+            life = self._lives.get(member)
+            if life is not None and life.session is session:
+                life.timer.cancel()
+                del self._lives[member]
             reader.cancel()
             try:
                 with contextlib.suppress(asyncio.CancelledError):
@@ -196,6 +302,30 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
             finally:
                 # Whatever became of the reader: who has no stream is not connected.
                 self._runtime.sessions.close(session)
+
+    async def _opened(self, member: str, context: Context) -> tuple[sessions.Session | None, _Ledger, Certificate]:
+        """Hello and Welcome; None where the two sides speak no common version, which is told."""
+        hello = await self._hello(context)
+        # Once more: its Hello may have taken as long as another key needs to take its place.
+        certificate = await self._certificate(context)
+        version = max(set(hello.protocol_versions) & set(PROTOCOL_VERSIONS), default=None)
+        if version is None:
+            detail = (
+                f"this coordinator ({__version__}) speaks {list(PROTOCOL_VERSIONS)}, "
+                f"the member ({hello.software_version}) {list(hello.protocol_versions)}"
+            )
+            await context.write(wire.to_member(Goodbye(Reason.REASON_PROTOCOL_VERSION_UNSUPPORTED, detail)))
+            return None, _Ledger(None, 0, None), certificate
+        session = sessions.Session(member, hello.process, hello.software_version, hello.admits, hello.capabilities)
+        now_ms = time.time_ns() // 1_000_000
+        ledger = await self._named_ledger(member, hello.ledger)
+        await context.write(
+            wire.to_member(Welcome(version, __version__, self._federation.hex(), now_ms, ledger.before))
+        )
+        if self._renewals is not None and self._renewals.document and AUTHORITIES in hello.capabilities:
+            # Before anything that the next authority may have signed.
+            session.outgoing.put_nowait(AuthoritiesChanged(self._renewals.document))
+        return session, ledger, certificate
 
     async def _named_ledger(self, member: str, named: LedgerCounter | None) -> _Ledger:
         """What a Hello says of the member's ledger, on the disk before the member hears of it."""
@@ -232,14 +362,26 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         await self._heard_ledger(member, ready.ledger)
         ledger.heard = ready.ledger.sequence
 
-    def _expired(self, member: str) -> None:
-        detail = "the member's certificate has expired; it enrols again with a new join token"
-        self._runtime.sessions.end(member, Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN, detail)
+    def _expired(self, session: sessions.Session) -> None:
+        if self._runtime.sessions.connected.get(session.member) is not session:
+            return
+        life = self._lives.get(session.member)
+        if life is not None and life.certificate.expires > datetime.now(UTC):
+            # The clock has been set back since this was reckoned.
+            self._live(session, life.certificate)
+            return
+        detail = (
+            "by the coordinator's clock the member's certificate has expired; if that is so, enrol again with a new "
+        )
+        detail += "join token; if not, one of the two clocks is wrong"
+        # Not final: the member looks at its own clock.
+        self._runtime.sessions.end(session.member, Reason.REASON_CLOCK_SKEW, detail)
 
     @staticmethod
     async def _hello(context: Context) -> Hello:
         first: FromMember | None = None
-        with contextlib.suppress(TimeoutError, wire.WireInvalid):
+        # Bytes that are no protobuf raise out of the read itself.
+        with contextlib.suppress(TimeoutError, wire.WireInvalid, DecodeError):
             message = await asyncio.wait_for(context.read(), _HELLO_SECONDS)
             first = None if message is EOF else wire.from_member(message)
         if not isinstance(first, Hello) or not 8 <= len(first.process) <= 64:
@@ -271,7 +413,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         slots = asyncio.Semaphore(_MESSAGES_AHEAD)
         try:
             while (message := await context.read()) is not EOF:
-                self._metrics.carried("in", "session", message.ByteSize())
+                self._metrics.message("in", message.WhichOneof("message"), message.ByteSize())
                 await slots.acquire()
                 if session.goodbye is not None:
                     return
@@ -281,7 +423,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
                     await self._ready_ledger(session.member, spoken, ledger)
                 self._dispatch(session, spoken, slots.release)
                 del spoken
-        except wire.WireInvalid as error:
+        except (wire.WireInvalid, DecodeError) as error:
             session.end(Reason.REASON_MESSAGE_MALFORMED, str(error))
         except grpc.aio.UsageError:
             pass  # The stream was closed under the reader.
@@ -327,21 +469,22 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
     async def OpenJobs(  # noqa: N802
         self, request: pb.OpenJobsRequest, context: Context
     ) -> pb.OpenJobsResponse:
-        """Jobs that are running."""
-        await self._caller(context)
-        states = [driver.state for driver in self._runtime.drivers.values()]
-        return pb.OpenJobsResponse(
-            jobs=[
-                pb.OpenJob(
-                    name=state.name,
-                    job_document=state.parameters.document,
-                    round=state.round,
-                    version_number=state.version_number,
-                )
-                for state in states
-                if state.status is Status.RUNNING
-            ]
-        )
+        """Jobs that are running, or all."""
+        async with self._caller(context):
+            states = [driver.state for driver in self._runtime.drivers.values()]
+            return pb.OpenJobsResponse(
+                jobs=[
+                    pb.OpenJob(
+                        name=state.name,
+                        job_document=state.parameters.document,
+                        round=state.round,
+                        version_number=state.version_number,
+                        version=state.version,
+                    )
+                    for state in states
+                    if request.all or state.status is Status.RUNNING
+                ]
+            )
 
     # ---- blobs ----------------------------------------------------------------------------------------------------
 
@@ -349,41 +492,41 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         self, request: pb.FetchBlobRequest, context: Context
     ) -> None:
         """A blob of a job, from an offset on."""
-        await self._caller(context)
-        store, digest = self._runtime.store, request.digest
-        if digest not in self._runtime.fetchable:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no job has a blob {digest.hex()[:12]}")
-        try:
-            total = await asyncio.to_thread(store.size, digest)
-            offset = min(request.offset, total)
-            while True:
-                async with self._sending.turn():
-                    data = await asyncio.to_thread(store.read, digest, offset, CHUNK)
-                    await context.write(pb.BlobChunk(offset=offset, total=total, data=data))
-                self._metrics.carried("out", "blob", len(data))
-                offset += len(data)
-                del data
-                if offset >= total:
-                    return
-        except BlobMissing as error:
-            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+        async with self._caller(context):
+            store, digest = self._runtime.store, request.digest
+            if digest not in self._runtime.fetchable:
+                await context.abort(grpc.StatusCode.NOT_FOUND, f"no job has a blob {digest.hex()[:12]}")
+            try:
+                total = await asyncio.to_thread(store.size, digest)
+                offset = min(request.offset, total)
+                while True:
+                    async with self._sending.turn():
+                        data = await asyncio.to_thread(store.read, digest, offset, CHUNK)
+                        await context.write(pb.BlobChunk(offset=offset, total=total, data=data))
+                    self._metrics.carried("out", "blob", len(data))
+                    offset += len(data)
+                    del data
+                    if offset >= total:
+                        return
+            except BlobMissing as error:
+                await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
 
     async def FetchCertificates(  # noqa: N802
         self, request: pb.FetchCertificatesRequest, context: Context
     ) -> None:
         """Certificates of members whose advertisement was accepted, by digest: every member may see them."""
-        await self._caller(context)
-        if len(request.digests) > CERTIFICATES_AT_ONCE:
-            detail = f"{len(request.digests)} certificates were asked for; ask for {CERTIFICATES_AT_ONCE} at once"
-            await abort_with(context, Reason.REASON_MESSAGE_MALFORMED, detail)
-        for at in range(0, len(request.digests), CERTIFICATES_IN_A_PART):
-            digests = request.digests[at : at + CERTIFICATES_IN_A_PART]
-            found = [self._runtime.certificate_of(digest) or b"" for digest in digests]
-            async with self._sending.turn():
-                part = pb.CertificatesPart(certificates=found)
-                await context.write(part)
-            self._metrics.carried("out", "blob", part.ByteSize())
-            del found, part
+        async with self._caller(context):
+            if len(request.digests) > CERTIFICATES_AT_ONCE:
+                detail = f"{len(request.digests)} certificates were asked for; ask for {CERTIFICATES_AT_ONCE} at once"
+                await abort_with(context, Reason.REASON_MESSAGE_MALFORMED, detail)
+            for at in range(0, len(request.digests), CERTIFICATES_IN_A_PART):
+                digests = request.digests[at : at + CERTIFICATES_IN_A_PART]
+                found = [self._runtime.certificate_of(digest) or b"" for digest in digests]
+                async with self._sending.turn():
+                    part = pb.CertificatesPart(certificates=found)
+                    await context.write(part)
+                self._metrics.carried("out", "blob", part.ByteSize())
+                del found, part
 
     # ---- masked vectors -------------------------------------------------------------------------------------------
 
@@ -391,37 +534,37 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         self, request: pb.AttemptRef, context: Context
     ) -> pb.MaskedUploadReceipt:
         """How far this member's vector is."""
-        member = await self._caller(context)
-        try:
-            attempt = wire.attempt_from_pb(request)
-        except wire.WireInvalid as error:
-            await abort_with(context, Reason.REASON_MESSAGE_MALFORMED, str(error))
-        return _receipt(self._runtime.uploads.receipt(attempt, member))
+        async with self._caller(context) as member:
+            try:
+                attempt = wire.attempt_from_pb(request)
+            except wire.WireInvalid as error:
+                await abort_with(context, Reason.REASON_MESSAGE_MALFORMED, str(error))
+            return _receipt(self._runtime.uploads.receipt(attempt, member))
 
     async def UploadMasked(  # noqa: N802
         self, _: AsyncIterator[pb.MaskedUpload], context: Context
     ) -> pb.MaskedUploadReceipt:
         """(The rest of) this member's vector."""
-        member = await self._caller(context)
-        first = await context.read()
-        try:
-            if first is EOF or first.WhichOneof("part") != "header":
-                raise wire.WireInvalid("an upload begins with its header")
-            attempt = wire.attempt_from_pb(first.header.ref)
-        except wire.WireInvalid as error:
-            await abort_with(context, Reason.REASON_MESSAGE_MALFORMED, str(error))
-        driver = self._runtime.drivers.get(attempt.job)
-        if driver is None:
-            return _receipt(Receipt(0, False, Reason.REASON_ATTEMPT_STALE))
-        receipt = await self._runtime.uploads.take(
-            attempt,
-            member,
-            first.header.offset,
-            wire.masked_input_from_pb(first.header.input),
-            self._chunks(context),
-            driver,
-        )
-        return _receipt(receipt)
+        async with self._caller(context) as member:
+            first = await context.read()
+            try:
+                if first is EOF or first.WhichOneof("part") != "header":
+                    raise wire.WireInvalid("an upload begins with its header")
+                attempt = wire.attempt_from_pb(first.header.ref)
+            except wire.WireInvalid as error:
+                await abort_with(context, Reason.REASON_MESSAGE_MALFORMED, str(error))
+            driver = self._runtime.drivers.get(attempt.job)
+            if driver is None:
+                return _receipt(Receipt(0, False, Reason.REASON_ATTEMPT_STALE))
+            receipt = await self._runtime.uploads.take(
+                attempt,
+                member,
+                first.header.offset,
+                wire.masked_input_from_pb(first.header.input),
+                self._chunks(context),
+                driver,
+            )
+            return _receipt(receipt)
 
     async def _chunks(self, context: Context) -> AsyncIterator[bytes]:
         # A stream that is not read has no more than gRPC's small window here; a read opens it for one whole chunk.

@@ -1,8 +1,9 @@
 """Whether a job can be run from what is stored: looked at once, when it is created.
 
 A job that passes has a document this software understands, a manifest of exactly the announced number of
-values, starting weights that fit it and are finite, a tokenizer, and an encoding whose sums cannot wrap for
-the largest cohort.
+values, starting weights that fit it and are finite, a tokenizer, a prompted model's backbone of a size that members
+take, and an encoding whose sums cannot wrap for the largest cohort. What is in a backbone no coordinator looks at: that
+is members' to check, and `coordinator job bundle`'s.
 """
 
 from coordinator.services.live import OperatorRefused
@@ -11,6 +12,8 @@ from coordinator.storage.errors import BlobMissing, StorageError
 from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument, layout_of
 from tacit.manifest import Manifest
+from tacit.model import PromptedModel
+from tacit.prompt import MOST_BACKBONE_BYTES
 from tacit.reason import Reason
 
 __all__ = ["MAX_DOCUMENT", "check_job"]
@@ -22,7 +25,7 @@ MAX_DOCUMENT = 16 * 1024 * 1024
 def check_job(store: BlobStore, digest: bytes) -> JobDocument:
     """The job document of this digest, once everything it names was found to be there and to fit.
 
-    Reads all the blobs, weights included: for a thread, not for the event loop.
+    Reads all the blobs but a backbone, weights included: for a thread, not for the event loop.
 
     Raises:
         OperatorRefused: with the sentence that says what is wrong.
@@ -39,20 +42,35 @@ def check_job(store: BlobStore, digest: bytes) -> JobDocument:
                 f"the job document announces {document.values} values and its manifest holds {manifest.values}"
                 "; make the bundle again"
             )
-        if (size := _size(store, document.weights, "the starting weights")) != manifest.bytes:
-            raise DocumentInvalid(
-                f"the starting weights have {size} bytes where the manifest needs {manifest.bytes}; "
-                "make the bundle again"
-            )
-        manifest.decode(store.get(document.weights))
-        if not store.get(document.tokenizer):
+        _check_weights(store, manifest, document.weights, "the starting weights")
+        if document.tokenizer is not None and not _size(store, document.tokenizer, "the tokenizer"):
             raise DocumentInvalid("the tokenizer is empty; make the bundle again")
+        if isinstance(document.model, PromptedModel) and document.model.backbone is not None:
+            size = _size(store, document.model.backbone, "the backbone")
+            if not 0 < size <= MOST_BACKBONE_BYTES:
+                raise DocumentInvalid(
+                    f"the backbone has {size} bytes where members take 1 to {MOST_BACKBONE_BYTES}; take a smaller base"
+                )
+        if (private := document.private) is not None:
+            what = "the private parameters' manifest"
+            kept = Manifest.from_json(_small(store, private.manifest, what), what=what)
+            if kept.values != private.values:
+                raise DocumentInvalid(f"{what} holds {kept.values} values, not {private.values}; make the bundle again")
+            _check_weights(store, kept, private.weights, "the private parameters' start")
         layout_of(document, document.rounds.target_members)
     except StorageError as error:
         raise OperatorRefused(Reason.REASON_BUNDLE_UNSUITABLE, error.sentence) from error
     except ValueError as error:  # DocumentInvalid, and a layout that would wrap.
         raise OperatorRefused(Reason.REASON_BUNDLE_UNSUITABLE, str(error)) from error
     return document
+
+
+def _check_weights(store: BlobStore, manifest: Manifest, digest: bytes, what: str) -> None:
+    if (size := _size(store, digest, what)) != manifest.bytes:
+        raise DocumentInvalid(
+            f"{what} have {size} bytes where the manifest needs {manifest.bytes}; make the bundle again"
+        )
+    manifest.decode(store.get(digest))
 
 
 def _size(store: BlobStore, digest: bytes, what: str) -> int:

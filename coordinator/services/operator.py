@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 
@@ -21,10 +21,11 @@ import grpc.aio
 import structlog
 from cryptography import x509
 
+from coordinator.authority import Anchors
 from coordinator.metrics import Metrics
-from coordinator.services.credentials import peer
 from coordinator.services.job_check import check_job
 from coordinator.services.live import JobChange, Live, OperatorRefused
+from coordinator.services.operators import operator_peer, say_cut_off
 from coordinator.storage import records
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.database import Database
@@ -40,7 +41,7 @@ from coordinator.storage.errors import (
 )
 from tacit import __version__
 from tacit.blobs import CHUNK
-from tacit.identity import Role, name_is_valid
+from tacit.identity import name_is_valid
 from tacit.reason import Reason, from_word
 from tacit.status import abort_with
 from tacit.token import JoinToken, secret_hash
@@ -57,6 +58,11 @@ WATCH_PAUSE_SECONDS = 0.2
 # What GetJob sends of a long job: the newest rounds, and no more than fits a message.
 MAX_ROUNDS = 1000
 MAX_ROUNDS_BYTES = 8 * 1024 * 1024
+# Entries of the journal: asked of the database in one go, and bytes of a message. One entry names a whole cohort.
+JOURNAL_PAGE = 500
+JOURNAL_BYTES = 512 * 1024
+# An operator that follows a job fetches each version once; asking again within the hour is the same fetching.
+FETCHED_AGAIN_MS = 3600 * 1000
 MIN_INVITATION_SECONDS = 60
 MAX_INVITATION_SECONDS = 30 * 24 * 3600
 
@@ -87,7 +93,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         metrics: Metrics,
         live: Live,
         federation: bytes,
-        root: x509.Certificate,
+        root: x509.Certificate | Anchors,
         enrolment_address: str,
         token_seconds: float = 24 * 3600.0,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
@@ -187,6 +193,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
                 federation=self._federation,
                 member=request.name,
                 expires=datetime.fromtimestamp(now_ms / 1000 + seconds, UTC),
+                authorities=self._root.book.authorities if isinstance(self._root, Anchors) else None,
             )
             expires_ms = int(token.expires.timestamp() * 1000)
             hashed = secret_hash(token.secret)
@@ -244,9 +251,13 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         """A blob from an offset on. There is always one chunk, so that the size is known even of an empty
         rest.
         """
-        async with self._call(context):
+        async with self._call(context) as operator:
             total = await asyncio.to_thread(self._store.size, request.digest)
             offset = request.offset
+            now_ms = self._now_ms()
+            await self._database.run(
+                lambda s: records.note_fetched(s, request.digest, now_ms, FETCHED_AGAIN_MS, by=operator)
+            )
             while True:
                 data = await asyncio.to_thread(self._store.read, request.digest, offset, CHUNK)
                 yield federation_pb2.BlobChunk(offset=offset, total=total, data=data)
@@ -299,6 +310,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
                     examples=given.examples,
                     data=given.data or None,
                     now_ms=now_ms,
+                    by=operator,
                 )
                 if given.version and given.version != stored.version:
                     raise OutOfOrder(
@@ -315,15 +327,40 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             log.info("evaluation_recorded", job=request.job, number=given.version_number, operator=operator)
             return operator_pb2.RecordEvaluationResponse()
 
+    # ---- the journal ---------------------------------------------------------------------------------------
+
+    async def ReadJournal(
+        self, request: operator_pb2.ReadJournalRequest, context: Context
+    ) -> AsyncIterator[operator_pb2.JournalPage]:
+        """Entries as they are stored, hashes included: whether they follow each other is for the reader to see."""
+        async with self._call(context):
+            head = await self._database.run(records.head)
+            after, subject = request.after, request.subject or None
+            while after < head.id:
+                here = after
+                entries = await self._database.run(
+                    lambda s: records.journal(s, subject=subject, after=here, limit=JOURNAL_PAGE)  # noqa: B023  awaited
+                )
+                # What was written since the call began is for the next one, or a busy coordinator would never end it.
+                entries = [entry for entry in entries if entry.id <= head.id]
+                if not entries:
+                    return
+                for page in _pages(entries):
+                    yield page
+                after = entries[-1].id
+
     # ---- inside --------------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
     async def _call(self, context: Context) -> AsyncIterator[str]:
         """Who calls, if it is an operator; and refusals on their way to the wire."""
         now = datetime.fromtimestamp(self._now_ms() / 1000, UTC)
-        certificate = await peer(context, Role.OPERATOR, self._federation, self._root, now)
         try:
+            certificate = await operator_peer(context, self._database, self._federation, self._root, now)
             yield certificate.identity.name
+        except asyncio.CancelledError:
+            await say_cut_off(context)
+            raise
         except OperatorRefused as error:
             if error.missing:
                 await context.abort(grpc.StatusCode.NOT_FOUND, error.sentence)
@@ -339,6 +376,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         except BlobRejected as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.sentence)
         except BlobCorrupt as error:
+            self._metrics.store_failed()
             log.error("blob_corrupt", detail=error.sentence)
             await context.abort(grpc.StatusCode.DATA_LOSS, error.sentence)
         except OutOfOrder as error:
@@ -413,6 +451,25 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             evaluation=None if job.evaluation is None else _evaluation(job.evaluation),
             training=None if job.training is None else _training(job.training),
         )
+
+
+def _pages(entries: Sequence[records.JournalEntry]) -> Iterator[operator_pb2.JournalPage]:
+    page, room = operator_pb2.JournalPage(), JOURNAL_BYTES
+    for entry in entries:
+        message = operator_pb2.JournalEntry(
+            id=entry.id,
+            at_ms=entry.at_ms,
+            kind=entry.kind,
+            subject=entry.subject,
+            fields=records.canonical_fields(entry.fields),
+            hash=entry.hash,
+        )
+        room -= message.ByteSize()
+        if room < 0 and page.entries:
+            yield page
+            page, room = operator_pb2.JournalPage(), JOURNAL_BYTES - message.ByteSize()
+        page.entries.append(message)
+    yield page
 
 
 def _newest(rounds: list[records.StoredRound]) -> list[operator_pb2.Round]:

@@ -7,6 +7,8 @@ Guarantees:
 - What `get` returns has the digest it was asked for; a blob that rotted on the disk is noticed and named.
 - Bytes that arrived are kept: an upload goes on where it broke off, also after a restart.
 - Putting what is there already writes nothing.
+- What is too large for memory is read and written in pieces (`reading`, `writing`); whether it has the digest is then
+  known at its end, and who reads takes no result before that.
 
 Where blobs live is an fsspec URL: `file:///folder`, `memory://name` (tests), `s3://bucket/prefix` and
 whatever else fsspec speaks. Uploads in progress always lie in a local folder, because object stores cannot
@@ -25,13 +27,13 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fsspec.core import url_to_fs
 
 from coordinator.storage.errors import BlobCorrupt, BlobMissing, BlobRejected, StoreUnusable
 
-__all__ = ["MAX_BLOB", "BlobStore", "Incoming", "open_blobs"]
+__all__ = ["MAX_BLOB", "BlobStore", "Incoming", "Reader", "Writer", "open_blobs"]
 
 # More than any version may have (2^31 values of four bytes): what is announced above that is a mistake.
 MAX_BLOB = 2**33 + 2**20
@@ -74,6 +76,22 @@ class BlobStore:
             finally:
                 partial.unlink(missing_ok=True)
         return digest
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator["Writer"]:
+        """A blob written piece by piece; without `Writer.finish` nothing of it stays.
+
+        Raises:
+            StoreUnusable: no space, no permission.
+        """
+        partial = self._staging / f"put-{uuid.uuid4().hex}"
+        try:
+            with _sentences(str(partial), "written"):
+                file = partial.open("xb")
+            with file:
+                yield Writer(self, partial, file)
+        finally:
+            partial.unlink(missing_ok=True)
 
     def incoming(self, digest: bytes, total: int) -> "Incoming":
         """An upload of a blob of `total` bytes, begun or gone on with.
@@ -126,11 +144,23 @@ class BlobStore:
             except FileNotFoundError as error:
                 raise self._missing(digest) from error
         if hashlib.sha256(data).digest() != digest:
-            raise BlobCorrupt(
-                f"{self._where(digest)} no longer has the digest it is named by: the storage has damaged it; "
-                "restore that file from a copy, or remove it and upload it again"
-            )
+            raise self._corrupt(digest)
         return data
+
+    @contextlib.contextmanager
+    def reading(self, digest: bytes) -> Iterator["Reader"]:
+        """The whole blob, piece by piece.
+
+        Raises:
+            BlobMissing: not stored.
+        """
+        with _sentences(self._where(digest), "read"):
+            try:
+                file = self._fs.open(self._path(digest), "rb")
+            except FileNotFoundError as error:
+                raise self._missing(digest) from error
+        with file:
+            yield Reader(self, digest, file)
 
     def read(self, digest: bytes, offset: int, size: int) -> bytes:
         """At most `size` bytes from `offset` on; empty at the end. A part is not verified: whoever puts the
@@ -164,6 +194,12 @@ class BlobStore:
     def _partial(self, digest: bytes) -> Path:
         return self._staging / digest.hex()
 
+    def _corrupt(self, digest: bytes) -> BlobCorrupt:
+        return BlobCorrupt(
+            f"{self._where(digest)} no longer has the digest it is named by: the storage has damaged it; "
+            "restore that file from a copy, or remove it and upload it again"
+        )
+
     def _missing(self, digest: bytes) -> BlobMissing:
         return BlobMissing(f"there is no blob {digest.hex()} in {self._root}; upload it first")
 
@@ -179,6 +215,70 @@ class BlobStore:
             _force_folder(path.parent.parent)
         partial.replace(path)
         _force_folder(path.parent)
+
+
+class Reader:
+    """One blob from its beginning to its end. Made by `BlobStore.reading`."""
+
+    def __init__(self, store: BlobStore, digest: bytes, file: Any) -> None:
+        self._store = store
+        self._digest = digest
+        self._file = file
+        self._hashed = hashlib.sha256()
+
+    def read(self, size: int) -> bytes:
+        """The next `size` bytes, fewer at the end. Not verified before `finish`.
+
+        Raises:
+            StoreUnusable: the storage does not give them.
+        """
+        with _sentences(self._store._where(self._digest), "read"):
+            piece = bytes(self._file.read(size))
+        self._hashed.update(piece)
+        return piece
+
+    def finish(self) -> None:
+        """Checks that everything was read, and that it is what the digest names.
+
+        Raises:
+            BlobCorrupt: it is not, or there is more of it.
+        """
+        if self.read(1) or self._hashed.digest() != self._digest:
+            raise self._store._corrupt(self._digest)
+
+
+class Writer:
+    """One blob that grows. Made by `BlobStore.writing`."""
+
+    def __init__(self, store: BlobStore, partial: Path, file: IO[bytes]) -> None:
+        self._store = store
+        self._partial = partial
+        self._file = file
+        self._hashed = hashlib.sha256()
+
+    def write(self, data: bytes | memoryview) -> None:
+        """The next bytes.
+
+        Raises:
+            StoreUnusable: no space, no permission.
+        """
+        with _sentences(str(self._partial), "written"):
+            self._file.write(data)
+        self._hashed.update(data)
+
+    def finish(self) -> bytes:
+        """Makes it a blob and returns its digest; durable when it returns.
+
+        Raises:
+            StoreUnusable: no space, no permission, no connection.
+        """
+        digest = self._hashed.digest()
+        with _sentences(str(self._partial), "written"):
+            self._file.flush()
+            if not self._store.has(digest):
+                _force(self._file.fileno())
+                self._store._reveal(self._partial, digest)
+        return digest
 
 
 class Incoming:

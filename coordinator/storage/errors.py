@@ -1,15 +1,20 @@
 """What can go wrong with storage, as sentences: what happened, then what to do."""
 
 __all__ = [
+    "BackupDamaged",
+    "BackupRefused",
     "BlobCorrupt",
     "BlobMissing",
     "BlobRejected",
+    "DatabaseInUse",
     "DatabaseTooNew",
+    "DatabaseUnexpected",
     "DatabaseUnusable",
     "JobExists",
     "NameTaken",
     "NotFound",
     "OutOfOrder",
+    "ServerStateUnusable",
     "StorageError",
     "StoreUnusable",
     "TokenWithdrawn",
@@ -29,8 +34,16 @@ class DatabaseUnusable(StorageError):
     """The database cannot be opened, read or written."""
 
 
+class DatabaseInUse(DatabaseUnusable):
+    """Another coordinator serves from the database."""
+
+
 class DatabaseTooNew(DatabaseUnusable):
     """A newer version of this software has migrated the database."""
+
+
+class DatabaseUnexpected(DatabaseUnusable):
+    """Not the database that this coordinator's folder belongs to."""
 
 
 class NotFound(StorageError):
@@ -55,6 +68,14 @@ class OutOfOrder(StorageError):
     """
 
 
+class BackupRefused(StorageError):
+    """A backup that cannot be written, or not be restored here. What was there before is as it was."""
+
+
+class BackupDamaged(BackupRefused):
+    """A backup that is not whole, or no longer what was written; the sentence names the file."""
+
+
 class StoreUnusable(StorageError):
     """The blob store cannot be read or written."""
 
@@ -65,6 +86,10 @@ class BlobMissing(StorageError):
 
 class BlobCorrupt(StorageError):
     """What is stored under a digest does not have that digest."""
+
+
+class ServerStateUnusable(StorageError):
+    """What the server optimiser carried to a version is missing, or no longer what it was."""
 
 
 class BlobRejected(StorageError):

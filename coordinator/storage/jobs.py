@@ -9,8 +9,8 @@ finds its job.
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
@@ -18,8 +18,16 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from coordinator.storage.errors import JobExists, NotFound, OutOfOrder
-from coordinator.storage.journal import note
-from coordinator.storage.models import AttemptRow, DropoutRow, EvaluationRow, JobRow, RoundRow, VersionRow
+from coordinator.storage.journal import note, note_seldom
+from coordinator.storage.models import (
+    AttemptRow,
+    DropoutRow,
+    EvaluationRow,
+    JobRow,
+    RoundRow,
+    ServerStateRow,
+    VersionRow,
+)
 
 __all__ = [
     "AttemptKey",
@@ -36,8 +44,10 @@ __all__ = [
     "create_job",
     "end_attempt",
     "end_round",
+    "forgive",
     "load_job",
     "load_jobs",
+    "note_fetched",
     "open_attempt",
     "open_round",
     "publish_version",
@@ -100,6 +110,8 @@ class StoredVersion:
     round: int  # 0 for the start.
     created_ms: int
     evaluations: tuple[StoredEvaluation, ...]
+    # Digests of what the server optimiser carries on from it, by name.
+    server_state: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +163,8 @@ class StoredJob:
     created_ms: int
     evaluation: StoredEvaluation | None  # The newest, of the newest version that was measured.
     training: StoredTraining | None  # Of the newest attempt that was published.
+    # Of the newest version: see `StoredVersion`.
+    server_state: Mapping[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +224,12 @@ def set_job_status(s: Session, name: str, status: JobStatus, reason: str | None,
     note(s, "job_status", name, now_ms, status=status.value, before=before.value, reason=reason)
 
 
+def forgive(s: Session, name: str) -> None:
+    """Abandoned rounds up to now no longer count as failures in a row. Raises: NotFound: no such job."""
+    _job(s, name).forgiven_round = _highest_round(s, name)
+    s.flush()
+
+
 def load_jobs(s: Session) -> list[StoredJob]:
     """Every job, in the order of creation."""
     return [_stored_job(s, row) for row in s.scalars(select(JobRow).order_by(JobRow.created_ms, JobRow.name))]
@@ -267,6 +287,7 @@ def _stored_job(s: Session, row: JobRow) -> StoredJob:
         created_ms=row.created_ms,
         evaluation=_newest_evaluation(s, row.name),
         training=_newest_training(s, row.name),
+        server_state=_server_state(s, row.name, version.number),
     )
 
 
@@ -488,8 +509,19 @@ def _newest_training(s: Session, job: str) -> StoredTraining | None:
 # ---- versions and evaluations ------------------------------------------------------------------------------
 
 
-def publish_version(s: Session, job: str, number: int, digest: bytes, round: int, now_ms: int) -> None:
-    """The next version, made by `round`. Its blob is stored already.
+def publish_version(
+    s: Session,
+    job: str,
+    number: int,
+    digest: bytes,
+    round: int,
+    now_ms: int,
+    *,
+    optimiser: str = "fedavg",
+    server_state: Mapping[str, bytes] | None = None,
+) -> None:
+    """The next version, made by `round`, and the digests of what the optimiser carries on from it. The blobs are stored
+    already.
 
     Raises:
         OutOfOrder: the number is not the next one, or the round is unknown or has a version.
@@ -504,7 +536,21 @@ def publish_version(s: Session, job: str, number: int, digest: bytes, round: int
             f"from round {newest.round}"
         )
     s.add(VersionRow(job=job, number=number, digest=digest, round=round, created_ms=now_ms))
-    note(s, "version_published", job, now_ms, version=digest.hex(), number=number, round=round)
+    s.flush()
+    carried = {} if server_state is None else server_state
+    for name, vector in carried.items():
+        s.add(ServerStateRow(job=job, version=number, name=name, digest=vector))
+    note(
+        s,
+        "version_published",
+        job,
+        now_ms,
+        version=digest.hex(),
+        number=number,
+        round=round,
+        optimiser=optimiser,
+        server_state=[f"{name} {vector.hex()}" for name, vector in sorted(carried.items())],
+    )
     s.flush()
 
 
@@ -520,8 +566,14 @@ def versions(s: Session, job: str) -> list[StoredVersion]:
     digests = {row.number: row.digest for row in found}
     for row in s.scalars(select(EvaluationRow).where(EvaluationRow.job == job).order_by(EvaluationRow.id)):
         measured[row.version].append(_evaluation(row, digests[row.version]))
+    carried: dict[int, dict[str, bytes]] = defaultdict(dict)
+    for state in s.scalars(select(ServerStateRow).where(ServerStateRow.job == job).order_by(ServerStateRow.name)):
+        carried[state.version][state.name] = state.digest
     return [
-        StoredVersion(row.number, row.digest, row.round, row.created_ms, tuple(measured[row.number])) for row in found
+        StoredVersion(
+            row.number, row.digest, row.round, row.created_ms, tuple(measured[row.number]), carried[row.number]
+        )
+        for row in found
     ]
 
 
@@ -535,8 +587,10 @@ def record_evaluation(
     examples: int,
     data: bytes | None,
     now_ms: int,
+    by: str = "",
 ) -> StoredEvaluation:
-    """Stores what was measured on a version, beside whatever was measured before.
+    """Stores what was measured on a version, beside whatever was measured before. by: the operator's name, for the
+    journal.
 
     Raises:
         NotFound: no such job, or no such version of it.
@@ -566,9 +620,25 @@ def record_evaluation(
         loss=_not_nan(loss),
         examples=examples,
         data=_hex(data),
+        by=by,
     )
     s.flush()
     return _evaluation(row, version.digest)
+
+
+def note_fetched(s: Session, digest: bytes, now_ms: int, within_ms: int, *, by: str) -> None:
+    """Notes that an operator fetches a version, for every job that has it: this is how a model leaves, by `evaluate`
+    and by `export`. Fetching it once more within `within_ms` is not noted again.
+    """
+    for row in s.scalars(select(VersionRow).where(VersionRow.digest == digest).order_by(VersionRow.job)):
+        note_seldom(
+            s, "version_fetched", row.job, now_ms, within_ms, same=("by", "version"), by=by, version=digest.hex()
+        )
+
+
+def _server_state(s: Session, job: str, version: int) -> dict[str, bytes]:
+    mine = (ServerStateRow.job == job, ServerStateRow.version == version)
+    return {row.name: row.digest for row in s.scalars(select(ServerStateRow).where(*mine).order_by("name"))}
 
 
 def _evaluation(row: EvaluationRow, digest: bytes) -> StoredEvaluation:

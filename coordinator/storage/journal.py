@@ -1,42 +1,101 @@
-"""The audit journal: every administrative act and every outcome of a round, in the order in which they
-happened.
+"""The audit journal: every administrative act and every outcome of a round, in the order in which they happened.
 
-An entry is written in the transaction of what it tells of, so neither exists without the other. Entries are
-only ever added: triggers in the database refuse to change or remove one.
+An entry is written in the transaction of what it tells of, so neither exists without the other. Entries are only ever
+added: triggers in the database refuse to change or remove one, and each is chained to the one before it (`chain`), so
+that what was done behind the triggers' back shows.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from sqlalchemy import select
+from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
+from coordinator.storage.chain import GENESIS, JournalEntry, Value, canonical_fields, entry_hash
 from coordinator.storage.models import JournalRow
 
-__all__ = ["JournalEntry", "Value", "journal", "note"]
+__all__ = ["Head", "JournalEntry", "Value", "head", "journal", "newest_of", "note", "note_seldom", "noted", "pages"]
 
-Value = str | int | float | bool | None | list[str]
+# Held by a writer from its first entry to its commit, on PostgreSQL; on SQLite every transaction is alone anyway.
+_APPEND_LOCK = 7440744174427444
+_NOTED = "journal_noted"
+PAGE = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class JournalEntry:
-    """One line of the journal."""
+class Head:
+    """The newest entry; number 0 and 32 zero bytes for an empty journal."""
 
     id: int
-    at_ms: int
-    kind: str
-    subject: str  # A member's or a job's name.
-    fields: Mapping[str, Value]
+    hash: bytes
 
 
 def note(s: Session, kind: str, subject: str, now_ms: int, **fields: Value) -> None:
-    """Adds an entry. Fields are numbers, words and names, digests in hexadecimal; never keys or secrets."""
-    s.add(JournalRow(at_ms=now_ms, kind=kind, subject=subject, fields=fields))
+    """Adds an entry. Fields are numbers, words and names, digests in hexadecimal; never keys or secrets.
+
+    Raises:
+        ValueError: a field is a number that is not finite.
+    """
+    canonical_fields(fields)
+    if s.get_bind().dialect.name == "postgresql":
+        s.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _APPEND_LOCK})
+    before = head(s)
+    chained = entry_hash(before.hash, before.id + 1, now_ms, kind, subject, fields)
+    s.add(JournalRow(id=before.id + 1, at_ms=now_ms, kind=kind, subject=subject, fields=fields, hash=chained))
+    s.flush()
+    s.info.setdefault(_NOTED, []).append((kind, Head(before.id + 1, chained)))
 
 
-def journal(s: Session, *, subject: str | None = None, after: int = 0, limit: int = 1000) -> list[JournalEntry]:
+def noted(s: Session) -> list[tuple[str, Head]]:
+    """What this session's transaction has added so far: kinds, each with the head that it made."""
+    return list(s.info.get(_NOTED, ()))
+
+
+def note_seldom(
+    s: Session, kind: str, subject: str, now_ms: int, within_ms: int, *, same: Collection[str] = (), **fields: Value
+) -> bool:
+    """`note`, unless this subject has an entry of this kind, and with these fields named in `same`, of the last
+    `within_ms`. Returns whether it was added.
+
+    For what others may bring about as often as they like: it must not fill the disk.
+    """
+    recent = select(JournalRow.fields).where(
+        JournalRow.subject == subject,
+        JournalRow.kind == kind,
+        JournalRow.at_ms > now_ms - within_ms,
+        JournalRow.at_ms <= now_ms,
+    )
+    if any(all(found.get(name) == fields[name] for name in same) for found in s.scalars(recent)):
+        return False
+    note(s, kind, subject, now_ms, **fields)
+    return True
+
+
+def head(s: Session) -> Head:
+    """The newest entry."""
+    row = s.execute(select(JournalRow.id, JournalRow.hash).order_by(JournalRow.id.desc()).limit(1)).one_or_none()
+    return Head(0, GENESIS) if row is None else Head(row.id, row.hash)
+
+
+def journal(s: Session, *, subject: str | None = None, after: int = 0, limit: int = PAGE) -> list[JournalEntry]:
     """Entries in order, of one subject or of all, from the one after `after` on."""
     query = select(JournalRow).where(JournalRow.id > after).order_by(JournalRow.id).limit(limit)
     if subject is not None:
         query = query.where(JournalRow.subject == subject)
-    return [JournalEntry(row.id, row.at_ms, row.kind, row.subject, row.fields) for row in s.scalars(query)]
+    return [JournalEntry(row.id, row.at_ms, row.kind, row.subject, row.fields, row.hash) for row in s.scalars(query)]
+
+
+def newest_of(s: Session, kind: str, *, after: int = 0) -> JournalEntry | None:
+    """The newest entry of a kind, among those after `after`."""
+    query = select(JournalRow).where(JournalRow.kind == kind, JournalRow.id > after)
+    row = s.scalars(query.order_by(JournalRow.id.desc()).limit(1)).one_or_none()
+    return None if row is None else JournalEntry(row.id, row.at_ms, row.kind, row.subject, row.fields, row.hash)
+
+
+def pages(s: Session) -> Iterator[JournalEntry]:
+    """All of it, read page by page."""
+    after = 0
+    while page := journal(s, after=after):
+        yield from page
+        after = page[-1].id
+        s.expunge_all()

@@ -1,8 +1,8 @@
 """Members and their invitations, and the desk at which join tokens are spent.
 
-A name has at most one open invitation, and at most one certificate under which it is served: `enrolled` gives
-its fingerprint. Revoking forgets that fingerprint and withdraws the open invitation in one transaction, so an
-enrolment that is under way at that moment ends without a certificate.
+A name has at most one open invitation, and one newest certificate under which it is served: `enrolled` gives its
+fingerprint, `certificates.served` also the one before it. Revoking forgets both and withdraws the open invitation in
+one transaction, so an enrolment or a renewal that is under way at that moment ends without a certificate.
 """
 
 import hashlib
@@ -14,6 +14,7 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from coordinator.services.token_desk import Granted, SpendOutcome, StoredToken, judge
+from coordinator.storage import certificates
 from coordinator.storage.database import Database
 from coordinator.storage.errors import NameTaken, NotFound, TokenWithdrawn
 from coordinator.storage.journal import note
@@ -89,6 +90,7 @@ def invite(
     ).all()
     row.status, row.invited_ms = MemberStatus.INVITED.value, now_ms
     row.fingerprint = row.certificate_expires_ms = row.revoked_ms = None
+    certificates.forget(s, name)
     s.add(TokenRow(token_id=token_id, member=name, secret_hash=secret_hash, created_ms=now_ms, expires_ms=expires_ms))
     note(
         s,
@@ -173,6 +175,7 @@ def revoke_member(s: Session, name: str, now_ms: int, *, by: str = "") -> Stored
     if row.status != MemberStatus.REVOKED.value:
         note(s, "member_revoked", name, now_ms, before=row.status, fingerprint=_hex(row.fingerprint), by=by)
         row.status, row.revoked_ms, row.fingerprint = MemberStatus.REVOKED.value, now_ms, None
+        certificates.forget(s, name)
         for token in s.scalars(select(TokenRow).where(TokenRow.member == name, TokenRow.revoked_ms.is_(None))):
             token.revoked_ms = now_ms
         s.flush()
@@ -225,6 +228,7 @@ def record_certificate(
     row.fingerprint = hashlib.sha256(chain[0]).digest()
     row.certificate_expires_ms = _milliseconds(expires)
     row.software_version = software_version[:64]
+    certificates.keep_first(s, name, chain[0], now_ms)
     note(s, "member_enrolled", name, now_ms, token=token_id, fingerprint=row.fingerprint.hex())
     s.flush()
     return chain

@@ -5,8 +5,12 @@ Times are milliseconds since 1970, UTC, as integers; digests are 32 bytes; reaso
 used twice, two open rounds or attempts in one job, a digest of another length, a changed journal.
 
     members 1 --- n tokens
+            1 --- 1 member_certificates
+            1 --- 0..1 restored_members
+    operators 1 --- n operator_certificates
     jobs 1 --- n rounds 1 --- n attempts 1 --- n dropouts
          1 --- n versions 1 --- n evaluations
+                          1 --- n server_states
     journal                                                       who did what, when; only ever appended to
 """
 
@@ -37,8 +41,13 @@ __all__ = [
     "EvaluationRow",
     "JobRow",
     "JournalRow",
+    "MemberCertificateRow",
     "MemberRow",
+    "OperatorCertificateRow",
+    "OperatorRow",
+    "RestoredMemberRow",
     "RoundRow",
+    "ServerStateRow",
     "TokenRow",
     "VersionRow",
 ]
@@ -86,6 +95,58 @@ class MemberRow(Base):
     software_version: Mapped[str | None] = mapped_column(String(64))
     invited_ms: Mapped[int] = mapped_column(BigInteger)
     enrolled_ms: Mapped[int | None] = mapped_column(BigInteger)
+    revoked_ms: Mapped[int | None] = mapped_column(BigInteger)
+
+
+class MemberCertificateRow(Base):
+    """The certificate under which an enrolled member is served, and the one before it until that is not needed."""
+
+    __tablename__ = "member_certificates"
+    __table_args__ = (
+        _digest_check("previous"),
+        CheckConstraint("(previous IS NULL) = (previous_expires_ms IS NULL)", name="previous_at_once"),
+    )
+
+    member: Mapped[str] = mapped_column(ForeignKey(MemberRow.name), primary_key=True)
+    # DER: handed out again to whom the answer was lost.
+    certificate: Mapped[bytes] = mapped_column(LargeBinary)
+    issued_ms: Mapped[int] = mapped_column(BigInteger)
+    # SHA-256 of the certificate before this one: good until its end, or until this one was used.
+    previous: Mapped[bytes | None] = mapped_column(LargeBinary(32))
+    previous_expires_ms: Mapped[int | None] = mapped_column(BigInteger)
+
+
+class RestoredMemberRow(Base):
+    """A member that may have renewed its certificate after the backup that this database was restored from."""
+
+    __tablename__ = "restored_members"
+
+    member: Mapped[str] = mapped_column(ForeignKey(MemberRow.name), primary_key=True)
+    # The moment of the backup.
+    since_ms: Mapped[int] = mapped_column(BigInteger)
+
+
+class OperatorRow(Base):
+    """An operator's name: certificates of it that began before `revoked_ms` are refused."""
+
+    __tablename__ = "operators"
+
+    name: Mapped[str] = mapped_column(_Name, primary_key=True)
+    revoked_ms: Mapped[int | None] = mapped_column(BigInteger)
+
+
+class OperatorCertificateRow(Base):
+    """A certificate of an operator that was issued here, or seen."""
+
+    __tablename__ = "operator_certificates"
+    __table_args__ = (_digest_check("fingerprint"),)
+
+    fingerprint: Mapped[bytes] = mapped_column(LargeBinary(32), primary_key=True)
+    name: Mapped[str] = mapped_column(ForeignKey(OperatorRow.name), index=True)
+    known_ms: Mapped[int] = mapped_column(BigInteger)
+    expires_ms: Mapped[int] = mapped_column(BigInteger)
+    # SHA-256 of the authority's certificate that issued it.
+    issuer: Mapped[bytes] = mapped_column(LargeBinary(32))
     revoked_ms: Mapped[int | None] = mapped_column(BigInteger)
 
 
@@ -244,6 +305,22 @@ class VersionRow(Base):
     created_ms: Mapped[int] = mapped_column(BigInteger)
 
 
+class ServerStateRow(Base):
+    """A vector that the job's server optimiser carries on from a version; none where it carries nothing."""
+
+    __tablename__ = "server_states"
+    __table_args__ = (
+        ForeignKeyConstraint(["job", "version"], [VersionRow.job, VersionRow.number]),
+        _one_of("name", "momentum", "accumulator"),
+        _digest_check("digest"),
+    )
+
+    job: Mapped[str] = mapped_column(_Name, primary_key=True)
+    version: Mapped[int] = mapped_column(Integer, primary_key=True)
+    name: Mapped[str] = mapped_column(_Word, primary_key=True)
+    digest: Mapped[bytes] = mapped_column(LargeBinary(32))
+
+
 class EvaluationRow(Base):
     """A version measured from outside, on data of the operator's own."""
 
@@ -267,13 +344,18 @@ class EvaluationRow(Base):
 
 
 class JournalRow(Base):
-    """The audit journal. Triggers refuse to change or remove a row (see the first migration)."""
+    """The audit journal. Triggers refuse to change or remove a row (see the first migration).
+
+    Numbers follow one another without a gap, given by `journal.note`: two entries cannot follow the same one.
+    """
 
     __tablename__ = "journal"
-    __table_args__ = (Index("ix_journal_subject", "subject", "id"),)
+    __table_args__ = (Index("ix_journal_subject", "subject", "id"), _digest_check("hash"))
 
     id: Mapped[int] = mapped_column(_Serial, primary_key=True)
     at_ms: Mapped[int] = mapped_column(BigInteger)
     kind: Mapped[str] = mapped_column(_Word)
     subject: Mapped[str] = mapped_column(String(128))
     fields: Mapped[dict[str, Any]] = mapped_column(JSON)
+    # Covers the entry and the hash before it: see `coordinator.storage.chain`.
+    hash: Mapped[bytes] = mapped_column(LargeBinary(32))

@@ -1,0 +1,212 @@
+"""`coordinator audit ...`: the journal, looked at and verified.
+
+Verified is what was read, here: the chain is computed again from the entries, whoever sent them. They come from the
+running coordinator, or without it from a backup or from the database itself.
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coordinator.cli.common import Dir, Json, Operator, operator_folder, operator_stub, run
+from tacit.console import ExitCode, fail, print_json
+
+if TYPE_CHECKING:
+    from coordinator.storage.chain import JournalEntry
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True)
+
+# A long journal takes its time.
+JOURNAL_SECONDS = 600.0
+
+Backup = Annotated[
+    Path | None,
+    typer.Option(
+        "--backup",
+        help="Read the newest snapshot of this backup instead of a running coordinator.",
+        show_default=False,
+    ),
+]
+DatabaseUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--database",
+        help="Read this database instead of a running coordinator: sqlite:////folder/tacit.db, or a PostgreSQL URL "
+        "(its password is better kept in ~/.pgpass).",
+        show_default=False,
+    ),
+]
+
+
+@app.command()
+def show(
+    subject: Annotated[
+        str | None, typer.Option(help="Only entries of this member, job or operator.", show_default=False)
+    ] = None,
+    after: Annotated[int, typer.Option(min=0, help="Begin after the entry with this number.")] = 0,
+    backup: Backup = None,
+    database: DatabaseUrl = None,
+    operator: Operator = None,
+    folder: Dir = None,
+    as_json: Json = False,
+) -> None:
+    """Show who did what, when. Entries are shown as they are stored: `verify` says whether they hold."""
+    shown = 0
+
+    def take(entry: "JournalEntry") -> None:
+        nonlocal shown
+        shown += 1
+        if as_json:
+            print_json(_json(entry))
+        else:
+            typer.echo(_line(entry))
+
+    _read(take, backup, database, operator, folder, after=after, subject=subject)
+    if not shown and not as_json:
+        typer.echo("No entries.")
+
+
+@app.command()
+def verify(
+    since_head: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HEX",
+            help="A head noted earlier (this command prints it, and the coordinator's log has it as journal_head): it "
+            "must still be in the journal. May be given several times.",
+            show_default=False,
+        ),
+    ] = None,
+    backup: Backup = None,
+    database: DatabaseUrl = None,
+    operator: Operator = None,
+    folder: Dir = None,
+    as_json: Json = False,
+) -> None:
+    """Check that no entry was changed, removed or put in; print the head, to be noted elsewhere.
+
+    Who owns the database can make the whole journal anew, and only a head that was noted where they cannot reach it
+    shows that: give it with --since-head.
+    """
+    from coordinator.storage import chain
+
+    heads = [_head(text) for text in since_head or []]
+    verifier = chain.Verifier(heads)
+    try:
+        _read(verifier.take, backup, database, operator, folder)
+        verdict = verifier.verdict()
+    except chain.ChainBroken as error:
+        fail(f"the journal does not hold: {error}", ExitCode.FAILED)
+    if as_json:
+        found = {head.hex(): number for head, number in verdict.found.items()}
+        print_json(
+            {"entries": verdict.entries, "head": verdict.head.hex(), "head_entry": verdict.head_id, "found": found}
+        )
+        return
+    typer.echo(f"The journal holds: {verdict.entries} entries, none changed, removed or put in.")
+    for head, number in sorted(verdict.found.items(), key=lambda item: item[1]):
+        typer.echo(f"  the head {head.hex()} is that of entry {number}")
+    typer.echo(f"Head of entry {verdict.head_id}, to be noted elsewhere: {verdict.head.hex()}")
+
+
+def _head(text: str) -> bytes:
+    try:
+        head = bytes.fromhex(text.strip())
+    except ValueError:
+        head = b""
+    if len(head) != 32:
+        fail(f"{text!r} is no head: 64 hexadecimal digits, as `coordinator audit verify` prints them", ExitCode.USAGE)
+    return head
+
+
+def _read(
+    take: "Callable[[JournalEntry], None]",
+    backup: Path | None,
+    database: str | None,
+    operator: Path | None,
+    folder: Path | None,
+    *,
+    after: int = 0,
+    subject: str | None = None,
+) -> None:
+    """Hands every entry to `take`, from wherever the journal is. Raises: CommandFailed, and what `take` raises."""
+    if backup is not None and database is not None:
+        fail("--backup and --database name two journals; give one of them", ExitCode.USAGE)
+    if backup is None and database is None:
+        run(_from_coordinator(operator_folder(operator, folder), take, after, subject))
+        return
+    from coordinator.storage import snapshot
+    from coordinator.storage.backup import newest, read_journal
+    from coordinator.storage.errors import StorageError
+
+    def take_wanted(entries: "Iterable[JournalEntry]") -> None:
+        for entry in entries:
+            if entry.id > after and subject in (None, entry.subject):
+                take(entry)
+
+    try:
+        if backup is not None:
+            take_wanted(read_journal(newest(backup)))
+        else:
+            with snapshot.of_database(str(database)) as connection:
+                take_wanted(snapshot.journal(connection))
+    except StorageError as error:
+        fail(error.sentence, ExitCode.FAILED)
+
+
+async def _from_coordinator(
+    where: Path, take: "Callable[[JournalEntry], None]", after: int, subject: str | None
+) -> None:
+    from coordinator.storage.chain import JournalEntry
+    from tacit.v1 import operator_pb2
+
+    async with operator_stub(where) as stub:
+        request = operator_pb2.ReadJournalRequest(after=after, subject=subject or "")
+        async for page in stub.ReadJournal(request, timeout=JOURNAL_SECONDS):
+            for entry in page.entries:
+                fields = _fields(entry.fields)
+                take(JournalEntry(entry.id, entry.at_ms, entry.kind, entry.subject, fields, entry.hash))
+
+
+def _fields(text: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(text)
+    except ValueError:
+        fields = None
+    if not isinstance(fields, dict):
+        fail("the coordinator sent an entry whose fields are no JSON object; it runs other software", ExitCode.FAILED)
+    return fields
+
+
+def _json(entry: "JournalEntry") -> dict[str, Any]:
+    return {
+        "id": entry.id,
+        "at_ms": entry.at_ms,
+        "kind": entry.kind,
+        "subject": entry.subject,
+        "fields": dict(entry.fields),
+        "hash": entry.hash.hex(),
+    }
+
+
+def _line(entry: "JournalEntry") -> str:
+    from datetime import UTC, datetime
+
+    at = f"{datetime.fromtimestamp(entry.at_ms / 1000, UTC):%Y-%m-%d %H:%M:%S}"
+    return f"{entry.id:>6}  {at}  {entry.kind:<19}  {entry.subject:<16}  {_told(entry.fields)}".rstrip()
+
+
+def _told(fields: Any) -> str:
+    """Fields for people; digests by their first digits, as `--json` has all of them."""
+    parts = []
+    for name, value in sorted(fields.items()):
+        if value in (None, "", []):
+            continue
+        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        parts.append(f"{name}={text[:12] + '...' if len(text) == 64 else text}")
+    return " ".join(parts)

@@ -1,0 +1,336 @@
+"""`coordinator backup` and `coordinator restore`: on the coordinator's own machine, beside it or in its place."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from coordinator.cli.common import Json, Yes, confirm
+from coordinator.cli.machine import as_owner
+from tacit.console import CommandFailed, ExitCode, fail, print_json
+
+if TYPE_CHECKING:
+    from coordinator.config import CoordinatorConfig
+    from coordinator.storage.backup import Snapshot
+
+__all__ = ["backup", "restore"]
+
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The backup's folder.", show_default=False)]
+CoordinatorDir = Annotated[
+    Path, typer.Option("--dir", envvar="TACIT_DIR", help="The folder that `coordinator init` made.")
+]
+
+_KEY_FOLDERS = ("authority", "server", "operator")
+_CONFIG = "coordinator.toml"
+
+
+def backup(
+    folder: Folder,
+    coordinator: CoordinatorDir = Path("federation"),
+    *,
+    with_keys: Annotated[
+        bool,
+        typer.Option(
+            "--with-keys",
+            help="Also copy coordinator.toml and the keys of authority, server and operator: whoever has such a backup "
+            "can make members. Without them only the rows and blobs are kept.",
+        ),
+    ] = False,
+    keep: Annotated[int, typer.Option(min=1, help="How many backups stay in FOLDER, this one included.")] = 7,
+    allow_missing: Annotated[
+        bool, typer.Option("--allow-missing", help="Go on where the store lost a blob; the backup says which.")
+    ] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Make none: read every backup in FOLDER and check its digests.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Back up the database and every blob it names, also while the coordinator serves.
+
+    A later backup into the same folder writes only what is new. It can be restored to SQLite and to PostgreSQL.
+    """
+    from coordinator.storage.errors import StorageError
+
+    try:
+        if verify:
+            _verify(folder, as_json)
+        else:
+            _back_up(folder, coordinator, with_keys, keep, allow_missing, as_json)
+    except StorageError as error:
+        fail(error.sentence, ExitCode.FAILED)
+
+
+def _verify(folder: Path, as_json: bool) -> None:
+    from coordinator.storage.backup import newest, snapshots
+
+    newest(folder)
+    found = snapshots(folder)
+    for each in found:
+        each.check()
+    if as_json:
+        print_json({"whole": [each.path.name for each in found]})
+        return
+    for each in found:
+        typer.echo(f"{each.path.name}: whole. {_content(each)}")
+
+
+def _back_up(folder: Path, coordinator: Path, with_keys: bool, keep: int, allow_missing: bool, as_json: bool) -> None:
+    import time
+
+    from coordinator.config import CoordinatorFolder
+    from coordinator.storage import mark
+    from coordinator.storage.backup import make
+    from coordinator.storage.blobs import open_blobs
+    from tacit import __version__
+    from tacit.logs import configure
+
+    as_owner(coordinator)
+    config = _config(coordinator)
+    mark.check(CoordinatorFolder(coordinator).database_mark, config.database_url)
+    configure("console", "warning")
+    federation = _federation(CoordinatorFolder(coordinator).authority_certificate)
+    now_ms = time.time_ns() // 1_000_000
+    _tell_journal(config, now_ms, with_keys)
+    made = make(
+        config.database_url,
+        open_blobs(config.store_url),
+        folder,
+        federation=federation,
+        software=__version__,
+        now_ms=now_ms,
+        keys=_keys(coordinator) if with_keys else None,
+        keep=keep,
+        allow_missing=allow_missing,
+    )
+    if made.not_removed:
+        sys.stderr.write(f"older backups stay where they are: {made.not_removed}\n")
+    manifest = made.snapshot.manifest
+    if as_json:
+        print_json(
+            {
+                "snapshot": made.snapshot.path.name,
+                "rows": sum(part.rows for part in manifest.tables),
+                "blobs": len(manifest.blobs),
+                "blobs_written": made.blobs_written,
+                "missing": [digest.hex() for digest in manifest.missing],
+                "keys": len(manifest.keys),
+                "removed": made.removed,
+                "head": manifest.head.hex(),
+            }
+        )
+        return
+    typer.echo(f"{made.snapshot.path}: {_content(made.snapshot)}")
+    typer.echo(f"  blobs: {made.blobs_written} written, {made.blobs_kept} there already")
+    for digest in manifest.missing:
+        typer.echo(f"  NOT in it, because the store has lost it: {digest.hex()}")
+    if manifest.keys:
+        typer.echo(
+            "  with the federation's keys: whoever has this folder can make members; guard it like the authority"
+        )
+    else:
+        typer.echo(
+            "  without keys: keep copies of authority/, operator/ and coordinator.toml elsewhere (or --with-keys)"
+        )
+
+
+def _content(of: "Snapshot") -> str:
+    manifest = of.manifest
+    size = (sum(part.size for part in manifest.tables) + sum(part.size for part in manifest.blobs)) / 1e6
+    return (
+        f"{sum(part.rows for part in manifest.tables)} rows, {len(manifest.blobs)} blobs, {size:.1f} MB; journal to "
+        f"entry {manifest.head_entry}, head {manifest.head.hex()}"
+    )
+
+
+def restore(
+    folder: Folder,
+    coordinator: CoordinatorDir = Path("federation"),
+    *,
+    name: Annotated[
+        str | None,
+        typer.Option("--snapshot", help="Which backup of FOLDER; default: the newest.", show_default=False),
+    ] = None,
+    revoke: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MEMBER",
+            help="Whom to revoke at once: who was revoked after the backup is enrolled in it. May be given several "
+            "times.",
+            show_default=False,
+        ),
+    ] = None,
+    new_database: Annotated[
+        bool,
+        typer.Option(
+            "--new-database", help="Restore into another database than the one that the folder's coordinator served."
+        ),
+    ] = False,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Put a backup back: blobs into the store, rows into an empty database. The coordinator must not be running.
+
+    Nothing is written before the whole backup was read and found good.
+    """
+    from coordinator.storage.backup import newest
+    from coordinator.storage.errors import DatabaseInUse, StorageError
+
+    as_owner(coordinator)
+    try:
+        found = newest(folder, name)
+        found.check()
+        confirm(f"Restore {found.path.name} ({_content(found)}) to {coordinator}?", yes)
+        _restore(found, coordinator, revoke or [], new_database, as_json)
+    except DatabaseInUse as error:
+        fail(
+            f"a coordinator serves from the database that this would restore to ({error.sentence}), then restore into "
+            "an empty database",
+            ExitCode.FAILED,
+        )
+    except StorageError as error:
+        fail(error.sentence, ExitCode.FAILED)
+
+
+def _restore(found: "Snapshot", coordinator: Path, revoke: list[str], new_database: bool, as_json: bool) -> None:
+    import time
+
+    from coordinator.config import CoordinatorFolder
+    from coordinator.storage import mark, records
+    from coordinator.storage.blobs import open_blobs
+    from coordinator.storage.database import open_database
+    from coordinator.storage.restore import check_empty, restore_blobs, restore_rows
+    from tacit.logs import configure
+
+    configure("console", "warning")
+    keys = _put_keys(found, coordinator)
+    config = _config(coordinator)
+    names = CoordinatorFolder(coordinator)
+    if not new_database:
+        mark.check_place(names.database_mark, config.database_url)
+    federation = _federation(names.authority_certificate)
+    if federation != found.manifest.federation:
+        fail(
+            f"this backup is of the federation {found.manifest.federation.hex()[:16]}, and {coordinator} is "
+            f"{federation.hex()[:16]}: its members would not be let in; restore into a folder with that authority",
+            ExitCode.REFUSED,
+        )
+    database = open_database(config.database_url, sole=True)
+    try:
+        # Before gigabytes are copied.
+        check_empty(database)
+        blobs = restore_blobs(found, open_blobs(config.store_url))
+        done = restore_rows(found, database, revoke=revoke, now_ms=time.time_ns() // 1_000_000, by=_user())
+        mark.keep(names.database_mark, config.database_url, database.run_now(records.head))
+    finally:
+        database.close()
+    if as_json:
+        print_json(
+            {
+                "snapshot": found.path.name,
+                "rows": done.rows,
+                "blobs": blobs,
+                "keys": keys,
+                "jobs": dict(done.jobs),
+                "revoked": list(done.revoked),
+            }
+        )
+        return
+    typer.echo(f"Restored {found.path.name}: {done.rows} rows, {blobs} blobs, {keys} files of keys.")
+    for job, number in done.jobs:
+        typer.echo(f"  job {job} is at version {number} and paused; rounds and attempts go on a million higher")
+    typer.echo("Before you serve: revoke again whoever was revoked since (--revoke, or `coordinator member revoke`),")
+    typer.echo("and invite again whoever enrolled since. Open invitations were withdrawn.")
+    typer.echo(f"  coordinator serve --dir {coordinator}")
+    if done.jobs:
+        typer.echo("  coordinator job resume NAME     once `coordinator member list` shows everybody connected")
+
+
+def _put_keys(found: "Snapshot", coordinator: Path) -> int:
+    """The coordinator's folder, where there is none; the configuration comes last: half a folder is then no folder."""
+    from tacit.console import secret_file
+
+    if (coordinator / _CONFIG).exists():
+        return 0
+    if not found.manifest.keys:
+        fail(
+            f"{coordinator} is no coordinator's folder and this backup holds no keys; put authority/ and {_CONFIG} "
+            "there from your own copy first, or restore a backup that was made with --with-keys",
+            ExitCode.USAGE,
+        )
+    try:
+        coordinator.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for part in sorted(found.manifest.keys, key=lambda part: part.path == _CONFIG):
+            path, data = coordinator / part.path, found.key(part).read_bytes()
+            if path.exists() and path.read_bytes() != data:
+                fail(f"{path} is there already and is another one; name a new folder", ExitCode.REFUSED)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            secret_file(path, data)
+    except OSError as error:
+        fail(f"{error.filename or coordinator} cannot be written: {error.strerror}; check permissions", ExitCode.FAILED)
+    return len(found.manifest.keys)
+
+
+def _keys(coordinator: Path) -> dict[str, Path]:
+    """Files that make a coordinator's folder, by their path below it."""
+    found = [coordinator / _CONFIG]
+    for name in _KEY_FOLDERS:
+        found += sorted(path for path in (coordinator / name).rglob("*") if path.is_file())
+    return {path.relative_to(coordinator).as_posix(): path for path in found}
+
+
+def _config(coordinator: Path) -> "CoordinatorConfig":
+    from coordinator.config import load_config
+    from tacit.documents import DocumentInvalid
+
+    try:
+        return load_config(coordinator)
+    except DocumentInvalid as error:
+        fail(str(error), ExitCode.USAGE)
+
+
+def _federation(root: Path) -> bytes:
+    """The name of the federation: SHA-256 of its first authority."""
+    from cryptography import x509
+
+    from tacit.identity import federation_of
+
+    try:
+        return federation_of(x509.load_pem_x509_certificate(root.read_bytes()))
+    except (OSError, ValueError) as error:
+        raise CommandFailed(f"{root} cannot be read: {error}; put the authority's certificate there") from error
+
+
+def _tell_journal(config: "CoordinatorConfig", now_ms: int, with_keys: bool) -> None:
+    """Before the backup, so that it is in it. One of a database that takes nothing any more is made all the same."""
+    from coordinator.storage import records, snapshot
+    from coordinator.storage.database import open_database, scripts
+    from coordinator.storage.errors import BackupRefused, DatabaseUnusable
+
+    with snapshot.of_database(config.database_url) as connection:
+        revision = snapshot.revision_of(connection)
+    newest = scripts()[1].get_current_head()
+    if revision != newest:
+        raise BackupRefused(
+            f"the database is at {revision}, and this software at {newest}: back it up with the software that serves "
+            "it, or start this coordinator on it once"
+        )
+    by = _user()
+    try:
+        database = open_database(config.database_url)
+        try:
+            database.run_now(lambda s: records.note(s, "backup_made", "coordinator", now_ms, keys=with_keys, by=by))
+        finally:
+            database.close()
+    except DatabaseUnusable as error:
+        sys.stderr.write(f"the journal could not be told of this backup: {error.sentence}\n")
+
+
+def _user() -> str:
+    """Who runs this command, as the machine knows them."""
+    import getpass
+
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "unknown"

@@ -1,0 +1,75 @@
+"""`coordinator health`: does the coordinator of this folder serve? For a container's health check or a supervisor."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coordinator.cli.common import Json, run
+from tacit.console import ExitCode, fail, print_json
+
+__all__ = ["health"]
+
+
+def health(
+    dir: Annotated[
+        Path, typer.Option("--dir", envvar="TACIT_DIR", help="The folder that `coordinator init` made.")
+    ] = Path("federation"),
+    timeout: Annotated[float, typer.Option(help="Seconds.", min=0.1)] = 5.0,
+    as_json: Json = False,
+) -> None:
+    """Ask the coordinator on this machine whether it serves. Ends with 0 if so, with 3 if nobody answers.
+
+    It needs no operator's certificate and no name that resolves: it looks at the enrolment port on this machine.
+    """
+    from tacit.tls import tls_13_only
+
+    tls_13_only()
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+    from coordinator.config import CoordinatorFolder, load_config
+    from tacit.documents import DocumentInvalid
+
+    try:
+        config = load_config(dir)
+        # What this folder's own server shows is trusted: its chain may be of the present or of the next authority.
+        chain = CoordinatorFolder(dir).server_certificate.read_bytes()
+    except DocumentInvalid as error:
+        fail(str(error), ExitCode.USAGE)
+    except OSError as error:
+        fail(
+            f"{dir} has no server certificate yet ({error.strerror}); start `coordinator serve` first",
+            ExitCode.NOT_FOUND,
+        )
+    if config.enrolment_port == 0:
+        fail("enrolment_port is 0, any free port, in coordinator.toml: nobody knows where to ask", ExitCode.USAGE)
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.listen_host, config.listen_host)  # noqa: S104
+    where = f"[{host}]:{config.enrolment_port}" if ":" in host else f"{host}:{config.enrolment_port}"
+    status = run(_ask(where, chain, config.advertise[0], timeout))
+    if status != "SERVING":
+        fail(f"the coordinator at {where} answers {status}", ExitCode.FAILED)
+    if as_json:
+        print_json({"address": where, "status": status})
+    else:
+        typer.echo(f"{where} serves.")
+
+
+async def _ask(where: str, chain: bytes, name: str, seconds: float) -> str:
+    import grpc
+    import grpc.aio
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    options = [
+        # The certificate names what members dial; here it is this machine that is dialled.
+        ("grpc.ssl_target_name_override", name),
+        # Never through a proxy to oneself.
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.enable_retries", 0),
+    ]
+    async with grpc.aio.secure_channel(where, grpc.ssl_channel_credentials(chain), options=options) as channel:
+        try:
+            answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=seconds)
+        except grpc.aio.AioRpcError as error:
+            fail(f"nobody serves at {where} ({error.code().name.lower()}); its log says why", ExitCode.UNREACHABLE)
+        return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))

@@ -1,0 +1,99 @@
+"""What commands share that work on the coordinator's own folder and database, beside the server or without it."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tacit.console import ExitCode, fail
+
+if TYPE_CHECKING:
+    from coordinator.authority import AuthorityBook
+    from coordinator.config import CoordinatorConfig, CoordinatorFolder
+    from coordinator.storage.database import Database
+
+__all__ = ["CoordinatorDir", "Machine", "as_owner", "on_machine"]
+
+CoordinatorDir = Annotated[
+    Path, typer.Option("--dir", envvar="TACIT_DIR", help="The coordinator's folder, on its own machine.")
+]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The coordinator's folder, opened."""
+
+    folder: "CoordinatorFolder"
+    config: "CoordinatorConfig"
+    database: "Database"
+    passphrase: bytes | None
+    _book: "AuthorityBook | None"
+
+    @property
+    def book(self) -> "AuthorityBook":
+        """The authorities with their keys, where they were asked for."""
+        if self._book is None:
+            raise RuntimeError("the authorities' keys were not asked for")
+        return self._book
+
+
+def as_owner(path: Path) -> None:
+    """Refuses to go on as another user than the folder's: files of that user's, written with mode 0600, would keep the
+    server from its own folder. A folder that is not there is for others to name. Raises: CommandFailed.
+    """
+    import os
+    import pwd
+    import shlex
+    import sys
+
+    try:
+        owner = path.stat().st_uid
+    except OSError:
+        return
+    if owner == os.geteuid():
+        return
+    try:
+        name = pwd.getpwuid(owner).pw_name
+    except KeyError:
+        name = f"#{owner}"
+    line = shlex.join(["sudo", "-u", name, *sys.argv])
+    fail(
+        f"{path} belongs to the user {name}, who could not read what another user writes there: {line}", ExitCode.USAGE
+    )
+
+
+@contextlib.contextmanager
+def on_machine(path: Path, *, keys: bool = False) -> Iterator[Machine]:
+    """Opens configuration and database, and with `keys` the authorities; only as the folder's owner, and only the
+    database that the coordinator serves from. Raises: CommandFailed.
+    """
+    import os
+    from datetime import UTC, datetime
+
+    from coordinator.authority import load_authorities
+    from coordinator.config import CoordinatorFolder, load_config
+    from coordinator.pki import AuthorityUnusable, LifetimeOutOfRange, authority_passphrase
+    from coordinator.storage import mark
+    from coordinator.storage.database import open_database
+    from coordinator.storage.errors import StorageError
+    from tacit.documents import DocumentInvalid
+
+    folder = CoordinatorFolder(path)
+    as_owner(path)
+    try:
+        config = load_config(path)
+        mark.check(folder.database_mark, config.database_url)
+        passphrase = authority_passphrase(os.environ)
+        book = load_authorities(folder, now=datetime.now(UTC), passphrase=passphrase) if keys else None
+        database = open_database(config.database_url)
+        with contextlib.closing(database):
+            yield Machine(folder, config, database, passphrase, book)
+    except (DocumentInvalid, AuthorityUnusable, LifetimeOutOfRange) as error:
+        fail(str(error), ExitCode.USAGE)
+    except StorageError as error:
+        fail(str(error), ExitCode.FAILED)
+    except OSError as error:
+        fail(f"{error.filename or path} cannot be read or written: {error.strerror}", ExitCode.FAILED)

@@ -1,0 +1,113 @@
+"""`coordinator operator ...`: who may steer the coordinator. On its own machine: the commands work on its folder and
+database, also while it serves.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coordinator.cli.common import Json, Yes, confirm, table
+from coordinator.cli.machine import CoordinatorDir, on_machine
+from coordinator.cli.user import os_user
+from tacit.console import ExitCode, fail, print_json
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.command()
+def issue(
+    name: Annotated[str, typer.Argument(help="What the operator is called: a-z, 0-9, dot, dash, underscore.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="The operator's folder to write. A key that lies there stays, unless it was revoked.",
+            show_default=False,
+        ),
+    ],
+    folder: CoordinatorDir = Path("federation"),
+    as_json: Json = False,
+) -> None:
+    """Write an operator's folder: a new operator, a renewed certificate, or one after a revocation."""
+    from datetime import UTC, datetime
+
+    from coordinator.operators import issue_operator
+    from tacit.identity import name_is_valid
+
+    if not name_is_valid(name):
+        fail(f"{name!r} is no operator's name: 1 to 63 of a-z, 0-9, dot, dash, underscore", ExitCode.USAGE)
+    with on_machine(folder, keys=True) as machine:
+        issued = issue_operator(
+            out, name, machine.config, machine.book, machine.database, now=datetime.now(UTC), by=os_user()
+        )
+    if as_json:
+        made = {"operator": name, "folder": str(out), "expires": issued.expires.isoformat()}
+        print_json({**made, "key_replaced": issued.replaced})
+        return
+    typer.echo(f"{out} is the folder of the operator {name}, valid until {issued.expires:%Y-%m-%d %H:%M} UTC.")
+    if issued.replaced:
+        typer.echo("Its key is new: the one that lay there was revoked, or no certificate on record vouches for it.")
+    typer.echo("Whoever has it can invite, revoke and steer jobs: hand it over on a way you trust.")
+
+
+@app.command("list")
+def list_operators(folder: CoordinatorDir = Path("federation"), as_json: Json = False) -> None:
+    """Show every operator's certificate that was issued here, or seen."""
+    from datetime import UTC, datetime
+
+    from coordinator.cli.shown import moment
+    from coordinator.storage import records
+
+    with on_machine(folder) as machine:
+        found = machine.database.run_now(records.operators)
+    now_ms = int(datetime.now(UTC).timestamp() * 1000)
+
+    def status(item: records.StoredOperator) -> str:
+        if item.revoked_ms is not None:
+            return "revoked"
+        return "expired" if item.expires_ms < now_ms else "good"
+
+    if as_json:
+        print_json(
+            {
+                "operators": [
+                    {
+                        "operator": item.name,
+                        "certificate": item.fingerprint.hex(),
+                        "status": status(item),
+                        "expires_ms": item.expires_ms,
+                        "revoked_ms": item.revoked_ms,
+                    }
+                    for item in found
+                ]
+            }
+        )
+    elif not found:
+        typer.echo("No operator's certificate is known: `coordinator operator issue NAME --out FOLDER` makes one.")
+    else:
+        rows = [[item.name, item.fingerprint.hex()[:16], status(item), moment(item.expires_ms)] for item in found]
+        typer.echo(table(["OPERATOR", "CERTIFICATE", "STATUS", "VALID UNTIL"], rows))
+
+
+@app.command()
+def revoke(name: str, yes: Yes = False, folder: CoordinatorDir = Path("federation"), as_json: Json = False) -> None:
+    """Cut an operator off: every certificate of this name, at once."""
+    from datetime import UTC, datetime
+
+    from coordinator.storage import records
+    from coordinator.storage.errors import NotFound
+
+    confirm(f"Revoke every certificate of the operator {name}?", yes)
+    with on_machine(folder) as machine:
+        now_ms = int(datetime.now(UTC).timestamp() * 1000)
+        try:
+            count = machine.database.run_now(lambda s: records.revoke_operator(s, name, now_ms, by=os_user()))
+        except NotFound as error:
+            fail(str(error), ExitCode.NOT_FOUND)
+    if as_json:
+        print_json({"operator": name, "revoked": count})
+    else:
+        typer.echo(f"{name} is cut off ({count} certificates). Calls that are under way end within seconds.")
+        typer.echo(f"`coordinator operator issue {name} --out FOLDER` gives the name another, with a new key.")

@@ -1,0 +1,156 @@
+"""A member's next certificate, asked for under the one it has.
+
+In this order: the caller is let in under its newest certificate, or the one before it while that is good; the request
+must hold a suitable key and prove possession of it; the newest authority issues, with the name of the caller; the
+database keeps the certificate, and only then is it handed out. The key may be the one it has (pins of other members
+name keys) or another one. Asking again costs nothing: before half of a certificate's life is over, the same key gets
+the one that stands.
+"""
+
+import hashlib
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import structlog
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from coordinator.authority import Anchors
+from coordinator.pki import LifetimeOutOfRange, RequestUnsuitable, certify_request
+from coordinator.services.enrolment import key_fingerprint
+from coordinator.storage import records
+from coordinator.storage.database import Database
+from tacit.identity import Certificate, Role, issued_by
+from tacit.reason import Reason, word
+
+__all__ = ["RenewalRefused", "Renewals", "stands"]
+
+log = structlog.get_logger("coordinator.enrolment")
+
+_DER = serialization.Encoding.DER
+# Another key costs a signature, a row and a line of the journal each time, and nobody needs one more often.
+_BETWEEN_KEYS_MS = 60_000
+
+
+class RenewalRefused(Exception):
+    """No. `reason` travels; the text is a whole sentence."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+def stands(served: records.Served, key: rsa.RSAPublicKey, issuer: x509.Certificate, now_ms: int) -> bool:
+    """Whether the certificate that a member is served under is answer enough: this key, the newest authority, and less
+    than half of its life over. issuer: the newest authority's.
+    """
+    if served.certificate is None:
+        return False
+    try:
+        known = x509.load_der_x509_certificate(served.certificate)
+    except ValueError:
+        return False
+    if known.public_key() != key or not issued_by(known, issuer):
+        return False
+    if now_ms < known.not_valid_before_utc.timestamp() * 1000:
+        # Issued while this clock was ahead: no member takes it before it begins.
+        return False
+    expires_ms = known.not_valid_after_utc.timestamp() * 1000
+    return now_ms < served.issued_ms + (expires_ms - served.issued_ms) / 2
+
+
+class Renewals:
+    """What `FederationService.Renew` does once it knows who is calling."""
+
+    def __init__(
+        self,
+        anchors: Anchors,
+        database: Database,
+        *,
+        member_lifetime: timedelta,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        count: Callable[[str], None] = lambda outcome: None,
+    ) -> None:
+        """count: told "granted" or the reason's word, once a request."""
+        self._anchors = anchors
+        self._database = database
+        self._member_lifetime = member_lifetime
+        self._clock = clock
+        self._count = count
+
+    @property
+    def document(self) -> bytes:
+        """The federation's authorities, as they travel."""
+        return self._anchors.book.document
+
+    async def renew(self, caller: Certificate, request: bytes, software_version: str) -> tuple[bytes, ...]:
+        """The caller's next certificate, or the one that stands, DER, and behind it the authority that issued it.
+        request: PKCS#10, DER; empty: only what stands.
+
+        Raises:
+            RenewalRefused: the request holds no suitable key; the member was revoked meanwhile; it asks too often.
+        """
+        try:
+            renewed = await self._renew(caller, request, software_version)
+        except RenewalRefused as refusal:
+            self._count(word(refusal.reason))
+            log.warning("renewal_refused", member=caller.identity.name, reason=word(refusal.reason))
+            raise
+        if request:
+            self._count("granted")
+        return renewed
+
+    async def _renew(self, caller: Certificate, request: bytes, software_version: str) -> tuple[bytes, ...]:
+        name, book = caller.identity.name, self._anchors.book
+        now = self._clock()
+        now_ms = int(now.timestamp() * 1000)
+        served = await self._database.run(lambda s: records.served(s, name))
+        if served is None:
+            raise RenewalRefused(Reason.REASON_CLIENT_CERTIFICATE_REVOKED, f"{name} was removed from the federation")
+        if not request:
+            return self._chain(served.certificate or caller.der)
+        try:
+            key = certify_request(request)
+        except RequestUnsuitable as error:
+            raise RenewalRefused(Reason.REASON_KEY_UNSUITABLE, str(error)) from error
+        if stands(served, key, book.issuing.certificate, now_ms):
+            return self._chain(served.certificate or b"")
+        same = key == caller.key
+        if not same and served.issued_ms <= now_ms < served.issued_ms + _BETWEEN_KEYS_MS:
+            raise RenewalRefused(
+                Reason.REASON_KEY_UNSUITABLE, f"{name} got a certificate a moment ago; ask for another key in a minute"
+            )
+        try:
+            made = book.issuing.issue(key, Role.MEMBER, name, self._member_lifetime, now=now)
+        except LifetimeOutOfRange as error:
+            # The operator's to repair.
+            raise RenewalRefused(Reason.REASON_INTERNAL, str(error)) from error
+        der, expires_ms = made.public_bytes(_DER), int(made.not_valid_after_utc.timestamp() * 1000)
+        using, using_expires_ms = hashlib.sha256(caller.der).digest(), int(caller.expires.timestamp() * 1000)
+        kept = await self._database.run(
+            lambda s: records.keep_next(
+                s,
+                name,
+                using=using,
+                using_expires_ms=using_expires_ms,
+                certificate=der,
+                expires_ms=expires_ms,
+                key=key_fingerprint(key).hex(),
+                software_version=software_version,
+                now_ms=now_ms,
+            )
+        )
+        if not kept:
+            raise RenewalRefused(
+                Reason.REASON_CLIENT_CERTIFICATE_REVOKED, f"{name} was removed, or renewed elsewhere, meanwhile"
+            )
+        log.info("member_renewed", member=name, key=key_fingerprint(key).hex(), same_key=same)
+        return self._chain(der)
+
+    def _chain(self, der: bytes) -> tuple[bytes, ...]:
+        certificate = x509.load_der_x509_certificate(der)
+        for root in self._anchors.history.roots:
+            if issued_by(certificate, root):
+                return (der, root.public_bytes(_DER))
+        raise RenewalRefused(Reason.REASON_INTERNAL, "the certificate on record is of no authority of this federation")

@@ -1,0 +1,34 @@
+"""What a caller is told while the database cannot be read or written: come again. Why is for the log.
+
+The status is UNAVAILABLE, which members wait out as they do a coordinator that restarts. The sentence of the failure
+names hosts and files of this machine, so it stays here.
+"""
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import structlog
+
+from coordinator.storage.errors import DatabaseUnusable
+from tacit.reason import Reason
+from tacit.status import METADATA_KEY
+
+__all__ = ["come_again"]
+
+log = structlog.get_logger("coordinator")
+
+_SENTENCE = "the coordinator cannot use its database at present; its own log says why; try again in a moment"
+
+
+@contextlib.asynccontextmanager
+async def come_again(context: grpc.aio.ServicerContext[Any, Any], **fields: str) -> AsyncIterator[None]:
+    """Ends the call where the database fails inside; `fields` go to the log with the reason why."""
+    try:
+        yield
+    except DatabaseUnusable as error:
+        log.error("storage_failed", detail=error.sentence, **fields)
+        told = (*(context.trailing_metadata() or ()), (METADATA_KEY, Reason.Name(Reason.REASON_INTERNAL)))
+        await context.abort(grpc.StatusCode.UNAVAILABLE, _SENTENCE, told)

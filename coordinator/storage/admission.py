@@ -1,0 +1,71 @@
+"""Who comes with a certificate that the federation's authority signed: let in, let in after a restore, or sent away.
+
+Who is sent away stands in the journal, once a day for each certificate: whoever has one may come as often as they like.
+"""
+
+import hashlib
+
+from sqlalchemy.orm import Session
+
+from coordinator.storage.certificates import Served, keep_first, served
+from coordinator.storage.journal import note, note_seldom
+from coordinator.storage.models import MemberCertificateRow, MemberRow, RestoredMemberRow
+
+__all__ = ["adopt", "let_in"]
+
+# Certificates are backdated five minutes.
+_BACKDATED_MS = 6 * 60 * 1000
+_DAY_MS = 24 * 3600 * 1000
+
+
+def let_in(
+    s: Session, name: str, certificate: bytes, *, begins_ms: int, expires_ms: int, now_ms: int, adopting: bool = True
+) -> Served | None:
+    """What a member that comes with this certificate is served under; None where it is not enrolled. Whether that is
+    this certificate is for `Served.admits` to say.
+
+    certificate: DER, verified by the caller, and of this name. adopting: whether an authority that is trusted now
+    issued it; one of a retired authority must be on record.
+    """
+    fingerprint = hashlib.sha256(certificate).digest()
+    found = served(s, name, fingerprint)
+    if found is not None and found.admits(fingerprint, now_ms):
+        return found
+    dates = {"begins_ms": begins_ms, "expires_ms": expires_ms}
+    if found is not None and adopting and adopt(s, name, certificate, **dates, now_ms=now_ms):
+        return served(s, name, fingerprint)
+    note_seldom(
+        s,
+        "member_refused",
+        name,
+        now_ms,
+        _DAY_MS,
+        same=("reason", "fingerprint"),
+        reason="client_certificate_revoked" if found is None else "client_certificate_unknown",
+        fingerprint=fingerprint.hex(),
+    )
+    return found
+
+
+def adopt(s: Session, name: str, certificate: bytes, *, begins_ms: int, expires_ms: int, now_ms: int) -> bool:
+    """Whether a certificate that is not the stored one is taken for the newest: one that this member, restored from a
+    backup, was issued after that backup. It is then the stored one, and no other is taken in this way again.
+    """
+    doubt, row = s.get(RestoredMemberRow, name), s.get(MemberRow, name, with_for_update=True)
+    if doubt is None or row is None or row.status != "enrolled" or (row.enrolled_ms or 0) > doubt.since_ms:
+        return False
+    kept = s.get(MemberCertificateRow, name)
+    # Renewed since the restore: what is stored is the newest that there is.
+    if kept is not None and kept.issued_ms > doubt.since_ms:
+        return False
+    # From before the backup: it would be the one that is stored.
+    if begins_ms < doubt.since_ms - _BACKDATED_MS:
+        return False
+    before, fingerprint = row.fingerprint, hashlib.sha256(certificate).digest()
+    row.fingerprint, row.certificate_expires_ms = fingerprint, expires_ms
+    keep_first(s, name, certificate, now_ms)
+    s.delete(doubt)
+    told = None if before is None else before.hex()
+    note(s, "member_adopted", name, now_ms, fingerprint=fingerprint.hex(), before=told)
+    s.flush()
+    return True

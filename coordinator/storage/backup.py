@@ -1,0 +1,521 @@
+"""Backups: the database as it was at one moment, and every blob that its rows name, in one portable folder.
+
+    FOLDER/                            0700
+      snapshot-TIME-DIGEST.json        `Manifest`: what belongs to one backup; DIGEST begins the SHA-256 of the file
+      parts/SHA256                     the rows of a table, one JSON list a line
+      blobs/ab/SHA256                  a document, a version, a server optimiser's state, a tokenizer
+      keys/SHA256                      0600: the coordinator's configuration and keys, where they were asked for
+
+Every part is named by its digest, so what is there already is not written again, and several snapshots share what they
+have in common. Guarantees: a snapshot's own file is written last, under its final name in one step, so that a backup
+that broke off leaves nothing that passes for one; all that it names was forced to the disk before, and read back with
+the right digest if this run wrote it. The format is the same whatever database the rows came from.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import math
+import os
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints
+from sqlalchemy import JSON, Connection, LargeBinary, Table, select
+
+from coordinator.storage import chain, snapshot
+from coordinator.storage.blobs import BlobStore
+from coordinator.storage.errors import BackupDamaged, BackupRefused, BlobCorrupt, BlobMissing, StoreUnusable
+from tacit.documents import Digest, Document, DocumentInvalid, Part
+from tacit.job import JobDocument
+
+__all__ = ["Made", "Manifest", "Snapshot", "TablePart", "make", "newest", "read_journal", "read_rows", "snapshots"]
+
+_PIECE = 1024 * 1024
+_ROWS_AT_ONCE = 1000
+
+_Size = Annotated[int, Field(ge=0)]
+_Name = Annotated[str, StringConstraints(pattern=r"^[a-z_]{1,63}$")]
+# A path below the coordinator's folder, and nowhere else.
+_Path = Annotated[str, StringConstraints(pattern=r"^(?:[A-Za-z0-9_-][A-Za-z0-9._-]*/)*[A-Za-z0-9_-][A-Za-z0-9._-]*$")]
+
+
+class Column(Part):
+    """How a column's values stand in a line: as they are, JSON inside JSON, or bytes in hexadecimal."""
+
+    name: _Name
+    form: Literal["plain", "json", "bytes"]
+
+
+class TablePart(Part):
+    """The rows of a table."""
+
+    name: _Name
+    columns: tuple[Column, ...]
+    rows: _Size
+    sha256: Digest
+    size: _Size
+
+
+class BlobPart(Part):
+    """A blob, named by its digest."""
+
+    sha256: Digest
+    size: _Size
+
+
+class KeyPart(Part):
+    """A file of the coordinator's folder."""
+
+    path: _Path
+    sha256: Digest
+    size: _Size
+
+
+class Manifest(Document):
+    """What belongs to one backup."""
+
+    made_ms: _Size
+    software: str
+    # SHA-256 of the federation's first authority.
+    federation: Digest
+    # The newest migration of the database that the rows are of.
+    revision: str
+    # The journal's head at that moment.
+    head_entry: _Size
+    head: Digest
+    tables: tuple[TablePart, ...]
+    blobs: tuple[BlobPart, ...]
+    # Blobs that rows name and the store could not give, where that was allowed.
+    missing: tuple[Digest, ...] = ()
+    keys: tuple[KeyPart, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One backup of a folder."""
+
+    folder: Path
+    path: Path
+    manifest: Manifest
+
+    def table(self, part: TablePart) -> Path:
+        """The file with its rows."""
+        return self.folder / "parts" / part.sha256.hex()
+
+    def blob(self, part: BlobPart) -> Path:
+        """The file of a blob."""
+        return _blob_path(self.folder, part.sha256)
+
+    def key(self, part: KeyPart) -> Path:
+        """The file of a key."""
+        return self.folder / "keys" / part.sha256.hex()
+
+    def check(self) -> None:
+        """Reads every file of it, and the journal's chain.
+
+        Raises:
+            BackupDamaged: names the first file that is missing or not what it was.
+        """
+        parts: list[tuple[Path, str, TablePart | BlobPart | KeyPart]] = [
+            *((self.table(part), f"table {part.name}", part) for part in self.manifest.tables),
+            *((self.key(part), part.path, part) for part in self.manifest.keys),
+            *((self.blob(part), "a blob", part) for part in self.manifest.blobs),
+        ]
+        for path, what, part in parts:
+            _check_file(path, what, part.sha256, part.size)
+        try:
+            verdict = chain.verify(read_journal(self))
+        except chain.ChainBroken as error:
+            raise BackupDamaged(f"the journal in {self.path} does not hold: {error}") from error
+        if (verdict.head_id, verdict.head) != (self.manifest.head_entry, self.manifest.head):
+            raise BackupDamaged(
+                f"{self.path} names another head of the journal than its rows have; take another backup"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A backup that was just written."""
+
+    snapshot: Snapshot
+    blobs_written: int
+    blobs_kept: int  # They were there from an earlier backup.
+    removed: int  # Older snapshots.
+    # Why older snapshots were left alone; empty where nothing stood in the way.
+    not_removed: str = ""
+
+
+# ---- writing --------------------------------------------------------------------------------------------------------
+
+
+def make(
+    url: str,
+    store: BlobStore,
+    folder: Path,
+    *,
+    federation: bytes,
+    software: str,
+    now_ms: int,
+    keys: Mapping[str, Path] | None = None,
+    keep: int = 7,
+    allow_missing: bool = False,
+) -> Made:
+    """Writes a backup of the database at `url` and what it names in `store`, while others write.
+
+    keys: files to copy, by their path below the coordinator's folder. keep: how many snapshots stay in the folder, this
+    one included; older ones are removed after it is whole. allow_missing: go on where the store has lost or damaged a
+    blob, and write down which.
+
+    Raises:
+        BackupRefused: the folder cannot be used, or a blob is missing. DatabaseUnusable: the database cannot be read.
+    """
+    with _writing(folder):
+        with snapshot.of_database(url) as connection:
+            revision = snapshot.revision_of(connection)
+            if revision is None:
+                raise BackupRefused("this is no database of a coordinator; check database_url")
+            head = _head(connection)
+            tables = [_write_table(connection, table, folder) for table in snapshot.tables_of(connection)]
+            wanted = list(_named(connection, store, allow_missing))
+        blobs, missing, written = [], [], 0
+        for digest in dict.fromkeys(wanted):
+            try:
+                size, fresh = _copy_blob(store, digest, folder)
+            except (BlobMissing, BlobCorrupt, StoreUnusable) as error:
+                if not allow_missing or isinstance(error, StoreUnusable):
+                    raise BackupRefused(
+                        f"{error.sentence}; a backup without it would not be whole (--allow-missing makes one that "
+                        "says so)"
+                    ) from error
+                missing.append(digest)
+                continue
+            blobs.append(BlobPart(sha256=digest, size=size))
+            written += fresh
+        copied = [_write_key(path, source, folder) for path, source in sorted((keys or {}).items())]
+        manifest = Manifest(
+            made_ms=now_ms,
+            software=software,
+            federation=federation,
+            revision=revision,
+            head_entry=head[0],
+            head=head[1],
+            tables=tuple(tables),
+            blobs=tuple(blobs),
+            missing=tuple(missing),
+            keys=tuple(copied),
+        )
+        made = _reveal(folder, manifest)
+        kept = len(blobs) - written
+        try:
+            return Made(made, written, kept, _prune(folder, keep))
+        except BackupDamaged as error:
+            # What a damaged one names is not known: nothing is removed from under it.
+            return Made(made, written, kept, 0, error.sentence)
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """One backup at a time in a folder; what one that was killed left behind is removed."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        strangers = [path.name for path in folder.iterdir() if path.name not in _OURS and not _is_snapshot(path)]
+        if strangers:
+            raise BackupRefused(
+                f"{folder} holds {sorted(strangers)[0]}, which is no part of a backup; name a new folder"
+            )
+        folder.chmod(0o700)
+        for name in ("parts", "blobs", "keys"):
+            (folder / name).mkdir(mode=0o700, exist_ok=True)
+        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise BackupRefused(f"another backup is being written to {folder}; wait for its end") from None
+            for leftover in folder.glob(".partial-*"):
+                leftover.unlink()
+            yield
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise BackupRefused(
+            f"{error.filename or folder} cannot be written: {error.strerror}; check free space and permissions"
+        ) from error
+
+
+_OURS = frozenset({"parts", "blobs", "keys", ".lock", "lost+found"})
+
+
+def _is_snapshot(path: Path) -> bool:
+    return path.name.startswith((".partial-", "snapshot-"))
+
+
+@contextlib.contextmanager
+def _partial(folder: Path, mode: int = 0o600) -> Iterator[tuple[Path, IO[bytes]]]:
+    path = folder / f".partial-{uuid.uuid4().hex}"
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            yield path, file
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _name(partial: Path, file: IO[bytes], path: Path, digest: bytes, size: int) -> None:
+    """Forces a partial file to the disk, reads it back, and gives it its name."""
+    file.flush()
+    os.fsync(file.fileno())
+    _check_file(partial, path.name, digest, size)
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    partial.replace(path)
+    _force(path.parent)
+
+
+def _force(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _head(connection: Connection) -> tuple[int, bytes]:
+    verifier = chain.Verifier()
+    for entry in snapshot.journal(connection):
+        try:
+            verifier.take(entry)
+        except chain.ChainBroken as error:
+            # A backup of it would be taken for good: first somebody has to look.
+            raise BackupRefused(f"the journal of this database does not hold: {error}") from error
+    verdict = verifier.verdict()
+    return verdict.head_id, verdict.head
+
+
+def _write_table(connection: Connection, table: Table, folder: Path) -> TablePart:
+    columns = tuple(Column(name=column.name, form=_form(column.type)) for column in table.columns)
+    forms = [column.form for column in columns]
+    hashed, size, count = hashlib.sha256(), 0, 0
+    query = select(table).order_by(*table.primary_key.columns)
+    with _partial(folder) as (partial, file):
+        found = connection.execution_options(yield_per=_ROWS_AT_ONCE).execute(query)
+        for row in found:
+            line = _line(row, forms)
+            file.write(line)
+            hashed.update(line)
+            size, count = size + len(line), count + 1
+        digest = hashed.digest()
+        _name(partial, file, folder / "parts" / digest.hex(), digest, size)
+    return TablePart(name=table.name, columns=columns, rows=count, sha256=digest, size=size)
+
+
+def _form(kind: object) -> Literal["plain", "json", "bytes"]:
+    return "json" if isinstance(kind, JSON) else "bytes" if isinstance(kind, LargeBinary) else "plain"
+
+
+def _line(row: Sequence[Any], forms: Sequence[str]) -> bytes:
+    values = [_out(value, form) for value, form in zip(row, forms, strict=True)]
+    return json.dumps(values, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii") + b"\n"
+
+
+def _out(value: Any, form: str) -> Any:
+    if value is None:
+        return None
+    if form == "bytes":
+        return bytes(value).hex()
+    if isinstance(value, float) and not math.isfinite(value):
+        # JSON has no word for it. Only a loss may be infinite.
+        return {"float": str(value)}
+    # A column of JSON that holds the word null is not the same as one that holds nothing.
+    return value
+
+
+def _back(value: Any, form: str) -> Any:
+    if value is None:
+        return None
+    if form == "bytes":
+        return bytes.fromhex(value)
+    if form == "plain" and isinstance(value, dict):
+        return float(value["float"])
+    return value
+
+
+def _named(connection: Connection, store: BlobStore, allow_missing: bool) -> Iterator[bytes]:
+    """Every blob that the rows name, of themselves and by the documents they name."""
+    tables = {table.name: table for table in snapshot.tables_of(connection)}
+    jobs, versions = tables["jobs"], tables["versions"]
+    for name, digest in connection.execute(select(jobs.c.name, jobs.c.document).order_by(jobs.c.name)):
+        document = bytes(digest)
+        yield document
+        try:
+            yield from JobDocument.from_json(store.get(document), what=f"the document of job {name}").blobs
+        except (BlobMissing, BlobCorrupt) as error:
+            if not allow_missing:
+                raise BackupRefused(
+                    f"{error.sentence}; without the document of job {name} a backup would not be whole "
+                    "(--allow-missing makes one that says so)"
+                ) from error
+        except DocumentInvalid as error:
+            raise BackupRefused(f"{error}; make the backup with the software that serves this database") from error
+    for (digest,) in connection.execute(select(versions.c.digest).order_by(versions.c.job, versions.c.number)):
+        yield bytes(digest)
+    # A database of older software has none.
+    if (states := tables.get("server_states")) is not None:
+        for (digest,) in connection.execute(select(states.c.digest).order_by(*states.primary_key.columns)):
+            yield bytes(digest)
+
+
+def _blob_path(folder: Path, digest: bytes) -> Path:
+    name = digest.hex()
+    return folder / "blobs" / name[:2] / name
+
+
+def _copy_blob(store: BlobStore, digest: bytes, folder: Path) -> tuple[int, bool]:
+    """Its size, and whether it had to be written."""
+    size = store.size(digest)
+    path = _blob_path(folder, digest)
+    if path.exists() and path.stat().st_size == size:
+        return size, False
+    hashed = hashlib.sha256()
+    with _partial(folder) as (partial, file):
+        for offset in range(0, size, _PIECE):
+            piece = store.read(digest, offset, _PIECE)
+            hashed.update(piece)
+            file.write(piece)
+        if hashed.digest() != digest:
+            raise BlobCorrupt(f"the blob {digest.hex()} no longer has the digest it is named by: the store damaged it")
+        _name(partial, file, path, digest, size)
+    return size, True
+
+
+def _write_key(name: str, source: Path, folder: Path) -> KeyPart:
+    data = source.read_bytes()
+    digest = hashlib.sha256(data).digest()
+    with _partial(folder) as (partial, file):
+        file.write(data)
+        _name(partial, file, folder / "keys" / digest.hex(), digest, len(data))
+    return KeyPart(path=name, sha256=digest, size=len(data))
+
+
+def _reveal(folder: Path, manifest: Manifest) -> Snapshot:
+    data = manifest.canonical() + b"\n"
+    digest = hashlib.sha256(data).digest()
+    moment = datetime.fromtimestamp(manifest.made_ms / 1000, UTC)
+    path = folder / f"snapshot-{moment:%Y%m%dT%H%M%S}.{manifest.made_ms % 1000:03}Z-{digest.hex()[:16]}.json"
+    for name in ("parts", "blobs", "keys"):
+        _force(folder / name)
+    with _partial(folder) as (partial, file):
+        file.write(data)
+        _name(partial, file, path, digest, len(data))
+    return Snapshot(folder, path, manifest)
+
+
+def _prune(folder: Path, keep: int) -> int:
+    """Removes the oldest snapshots, and then what none of the others names."""
+    kept = snapshots(folder)
+    surplus = kept[:-keep] if keep else []
+    if not surplus:
+        return 0
+    for each in surplus:
+        each.path.unlink()
+    _force(folder)
+    named = {
+        path
+        for each in kept[len(surplus) :]
+        for path in (
+            *map(each.table, each.manifest.tables),
+            *map(each.blob, each.manifest.blobs),
+            *map(each.key, each.manifest.keys),
+        )
+    }
+    for path in [*folder.glob("parts/*"), *folder.glob("blobs/*/*"), *folder.glob("keys/*")]:
+        if path not in named:
+            path.unlink()
+    return len(surplus)
+
+
+# ---- reading --------------------------------------------------------------------------------------------------------
+
+
+def snapshots(folder: Path) -> list[Snapshot]:
+    """Every backup in the folder, the oldest first.
+
+    Raises:
+        BackupDamaged: a snapshot's own file is not what it was.
+    """
+    return [_read(path) for path in sorted(folder.glob("snapshot-*.json"))]
+
+
+def newest(folder: Path, name: str | None = None) -> Snapshot:
+    """The newest backup of the folder, or the one that is named.
+
+    Raises:
+        BackupDamaged: there is none, or its own file is not what it was.
+    """
+    found = sorted(folder.glob("snapshot-*.json"))
+    if name is not None:
+        found = [path for path in found if path.name in (name, f"{name}.json")]
+    if not found:
+        which = f"no snapshot {name}" if name else "no whole backup"
+        raise BackupDamaged(f"there is {which} in {folder}; name a folder that `coordinator backup` wrote")
+    return _read(found[-1])
+
+
+def _read(path: Path) -> Snapshot:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise BackupDamaged(f"{path} cannot be read: {error.strerror}; take another backup") from error
+    if hashlib.sha256(data).hexdigest()[:16] != path.stem.rpartition("-")[2]:
+        raise BackupDamaged(f"{path} is damaged: it is not what its name says; take another backup")
+    try:
+        return Snapshot(path.parent, path, Manifest.from_json(data, what=str(path)))
+    except DocumentInvalid as error:
+        raise BackupDamaged(f"{error}; it may be of newer software") from error
+
+
+def read_rows(of: Snapshot, part: TablePart) -> Iterator[dict[str, Any]]:
+    """The rows of a table. Whether the file is what it was is for `Snapshot.check` to say."""
+    names = [(column.name, column.form) for column in part.columns]
+    try:
+        with of.table(part).open("rb") as file:
+            for line in file:
+                values = json.loads(line)
+                yield {name: _back(value, form) for (name, form), value in zip(names, values, strict=True)}
+    except OSError as error:
+        raise BackupDamaged(_unreadable(of.table(part), f"table {part.name}", error)) from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise BackupDamaged(f"{of.table(part)} (table {part.name}) is damaged; take another backup") from error
+
+
+def read_journal(of: Snapshot) -> Iterator[chain.JournalEntry]:
+    """The journal as it is in the backup.
+
+    Raises:
+        BackupDamaged: it is not there.
+    """
+    part = next((part for part in of.manifest.tables if part.name == "journal"), None)
+    if part is None:
+        raise BackupDamaged(f"{of.path} has no journal; take another backup")
+    for row in read_rows(of, part):
+        yield chain.JournalEntry(row["id"], row["at_ms"], row["kind"], row["subject"], row["fields"], row["hash"])
+
+
+def _check_file(path: Path, what: str, digest: bytes, size: int) -> None:
+    try:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno()).st_size
+            same = found == size and hashlib.file_digest(file, "sha256").digest() == digest
+    except OSError as error:
+        raise BackupDamaged(_unreadable(path, what, error)) from error
+    if not same:
+        raise BackupDamaged(f"{path} ({what}) is damaged: it is not what the backup wrote; take another backup")
+
+
+def _unreadable(path: Path, what: str, error: OSError) -> str:
+    return f"{path} ({what}) cannot be read: {error.strerror}; the backup is not whole, take another one"

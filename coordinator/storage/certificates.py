@@ -1,0 +1,290 @@
+"""Which certificates are served: of members the newest and, until that is used, the one before; of operators all that
+were not cut off.
+
+Of operators there is a record: a certificate is in it before it is handed out, so one that is not in it was made by
+somebody else who has the authority's key, and is refused (`meet_operator`).
+
+A member's next certificate is stored before it is handed out. The one before it stays good until its end, or until the
+next one is used for the first time: an answer that was lost, or a member that was killed before it had written what it
+got, costs nothing. Both are gone with a revocation, in the same transaction.
+"""
+
+import hashlib
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from coordinator.storage.errors import NotFound
+from coordinator.storage.journal import note, note_seldom
+from coordinator.storage.models import (
+    JournalRow,
+    MemberCertificateRow,
+    MemberRow,
+    OperatorCertificateRow,
+    OperatorRow,
+)
+from tacit.reason import Reason, word
+
+__all__ = [
+    "Met",
+    "Served",
+    "StoredOperator",
+    "forget",
+    "keep_first",
+    "keep_next",
+    "meet_operator",
+    "member_certificates",
+    "operator_key_is_good",
+    "operators",
+    "record_operator",
+    "revoke_operator",
+    "revoked_among",
+    "served",
+]
+
+_ENROLLED = "enrolled"
+_DAY_MS = 24 * 3600 * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Under which certificates an enrolled member is served. Fingerprints are SHA-256, 32 bytes."""
+
+    current: bytes
+    # DER; None where it enrolled before certificates were stored.
+    certificate: bytes | None = None
+    issued_ms: int = 0
+    # Good beside the current one until then; the current one was never used.
+    previous: bytes | None = None
+    previous_expires_ms: int | None = None
+
+    def admits(self, fingerprint: bytes, now_ms: int) -> bool:
+        """Whether a caller with this certificate is let in."""
+        if fingerprint == self.current:
+            return True
+        return fingerprint == self.previous and now_ms <= (self.previous_expires_ms or 0)
+
+
+class Met(StrEnum):
+    """What the record says of an operator's certificate. The first two are let in."""
+
+    RECORDED = "recorded"
+    # From before there was a record: in it from now on.
+    TAKEN = "taken"
+    REVOKED = "revoked"
+    UNKNOWN = "unknown"
+
+    @property
+    def let_in(self) -> bool:
+        """Whether the operator may call."""
+        return self in (Met.RECORDED, Met.TAKEN)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredOperator:
+    """A certificate of an operator."""
+
+    name: str
+    fingerprint: bytes
+    known_ms: int
+    expires_ms: int
+    issuer: bytes  # SHA-256 of the authority's certificate.
+    revoked_ms: int | None
+
+
+# ---- members --------------------------------------------------------------------------------------------------------
+
+
+def served(s: Session, name: str, using: bytes | None = None) -> Served | None:
+    """What a member is served under; None where it is not enrolled. using: the fingerprint that it comes with; the
+    first use of the newest certificate ends the one before it.
+    """
+    row = s.get(MemberRow, name)
+    if row is None or row.status != _ENROLLED or row.fingerprint is None:
+        return None
+    kept = s.get(MemberCertificateRow, name)
+    if kept is None:
+        return Served(row.fingerprint)
+    if using == row.fingerprint and kept.previous is not None:
+        kept.previous = kept.previous_expires_ms = None
+    return Served(row.fingerprint, kept.certificate, kept.issued_ms, kept.previous, kept.previous_expires_ms)
+
+
+def keep_first(s: Session, name: str, certificate: bytes, now_ms: int) -> None:
+    """The certificate that an enrolment gave. In the transaction that makes the member enrolled."""
+    kept = s.get(MemberCertificateRow, name)
+    if kept is None:
+        s.add(MemberCertificateRow(member=name, certificate=certificate, issued_ms=now_ms))
+    else:
+        kept.certificate, kept.issued_ms, kept.previous, kept.previous_expires_ms = certificate, now_ms, None, None
+
+
+def keep_next(
+    s: Session,
+    name: str,
+    *,
+    using: bytes,
+    using_expires_ms: int,
+    certificate: bytes,
+    expires_ms: int,
+    key: str,
+    software_version: str,
+    now_ms: int,
+) -> bool:
+    """Makes `certificate` (DER) the one that a member is served under; `using`, under which it asked, stays good beside
+    it. False where `using` is no longer served: nothing is stored.
+
+    key: SHA-256 of the public key, hexadecimal, for the journal.
+    """
+    row = s.get(MemberRow, name, with_for_update=True)
+    now = served(s, name)
+    if row is None or now is None or not now.admits(using, now_ms):
+        return False
+    keep_first(s, name, certificate, now_ms)
+    kept = s.get_one(MemberCertificateRow, name)
+    kept.previous, kept.previous_expires_ms = using, using_expires_ms
+    row.fingerprint, row.certificate_expires_ms = hashlib.sha256(certificate).digest(), expires_ms
+    row.software_version = software_version[:64]
+    note(s, "member_renewed", name, now_ms, fingerprint=row.fingerprint.hex(), before=using.hex(), key=key)
+    s.flush()
+    return True
+
+
+def forget(s: Session, name: str) -> None:
+    """The member is served under nothing any more."""
+    kept = s.get(MemberCertificateRow, name)
+    if kept is not None:
+        s.delete(kept)
+
+
+def member_certificates(s: Session) -> dict[str, tuple[bytes | None, int]]:
+    """Of every enrolled member: its certificate (DER; None where it is not stored) and its end, milliseconds."""
+    query = select(MemberRow.name, MemberRow.certificate_expires_ms, MemberCertificateRow.certificate).join_from(
+        MemberRow, MemberCertificateRow, isouter=True
+    )
+    rows = s.execute(query.where(MemberRow.status == _ENROLLED).order_by(MemberRow.name))
+    return {name: (certificate, expires_ms or 0) for name, expires_ms, certificate in rows}
+
+
+# ---- operators ------------------------------------------------------------------------------------------------------
+
+
+def record_operator(
+    s: Session, name: str, fingerprint: bytes, *, expires_ms: int, issuer: bytes, now_ms: int, by: str = ""
+) -> None:
+    """A certificate that was issued for an operator. Written before it is handed out."""
+    _known(s, name)
+    s.add(
+        OperatorCertificateRow(
+            fingerprint=fingerprint, name=name, known_ms=now_ms, expires_ms=expires_ms, issuer=issuer
+        )
+    )
+    note(s, "operator_issued", name, now_ms, fingerprint=fingerprint.hex(), expires_ms=expires_ms, by=by)
+    s.flush()
+
+
+def meet_operator(
+    s: Session,
+    name: str,
+    fingerprint: bytes,
+    *,
+    begins_ms: int,
+    expires_ms: int,
+    issuer: bytes,
+    federation: bytes,
+    now_ms: int,
+) -> Met:
+    """What becomes of an operator that comes with this certificate, which is valid. Whatever is not on record is told
+    in the journal: `operator_met` where it is taken, `operator_refused` (once a day for each name) where not.
+
+    issuer, federation: SHA-256 of the authority that issued it, and of the federation's first one.
+    """
+    row = s.get(OperatorCertificateRow, fingerprint)
+    if row is not None and row.name == name and row.revoked_ms is None:
+        return Met.RECORDED
+    # Held until the end of the transaction: a revocation that comes meanwhile finds what is added here.
+    operator = s.get(OperatorRow, name, with_for_update=True)
+    revoked_ms = None if operator is None else operator.revoked_ms
+    if row is not None or (revoked_ms is not None and begins_ms <= revoked_ms):
+        return _refused(s, name, fingerprint, Met.REVOKED, Reason.REASON_CLIENT_CERTIFICATE_REVOKED, now_ms)
+    if issuer != federation or not _before_the_record(s, begins_ms):
+        return _refused(s, name, fingerprint, Met.UNKNOWN, Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN, now_ms)
+    _known(s, name)
+    s.add(
+        OperatorCertificateRow(
+            fingerprint=fingerprint, name=name, known_ms=now_ms, expires_ms=expires_ms, issuer=issuer
+        )
+    )
+    note(s, "operator_met", name, now_ms, fingerprint=fingerprint.hex(), expires_ms=expires_ms)
+    s.flush()
+    return Met.TAKEN
+
+
+def _before_the_record(s: Session, begins_ms: int) -> bool:
+    """Whether a certificate can be from before the record of operators. The journal of a federation whose record is
+    whole begins with the first operator: `coordinator init` writes it. Later authorities have always been recorded.
+    """
+    issued = select(JournalRow.id, JournalRow.at_ms).where(JournalRow.kind == "operator_issued")
+    first = s.execute(issued.order_by(JournalRow.id).limit(1)).one_or_none()
+    return first is None or (first.id > 1 and begins_ms <= first.at_ms)
+
+
+def _refused(s: Session, name: str, fingerprint: bytes, met: Met, reason: Reason, now_ms: int) -> Met:
+    told = {"reason": word(reason), "fingerprint": fingerprint.hex()}
+    note_seldom(s, "operator_refused", name, now_ms, _DAY_MS, same=("reason",), **told)
+    return met
+
+
+def operator_key_is_good(s: Session, fingerprint: bytes) -> bool:
+    """Whether the key of an operator's certificate may be certified again: it is on record, and was not revoked."""
+    row = s.get(OperatorCertificateRow, fingerprint)
+    return row is not None and row.revoked_ms is None
+
+
+def revoke_operator(s: Session, name: str, now_ms: int, *, by: str = "") -> int:
+    """Cuts off every certificate of this name that there is now; says how many of them are known. One that is issued
+    afterwards is good.
+
+    Raises:
+        NotFound: no certificate of this name was ever issued or seen.
+    """
+    row = s.get(OperatorRow, name, with_for_update=True)
+    if row is None:
+        raise NotFound(f"there is no operator named {name}; `coordinator operator list` shows those there are")
+    row.revoked_ms = now_ms
+    query = select(OperatorCertificateRow).where(OperatorCertificateRow.name == name)
+    known = list(s.scalars(query.where(OperatorCertificateRow.revoked_ms.is_(None))))
+    for certificate in known:
+        certificate.revoked_ms = now_ms
+    note(s, "operator_revoked", name, now_ms, fingerprints=[each.fingerprint.hex() for each in known], by=by)
+    s.flush()
+    return len(known)
+
+
+def revoked_among(s: Session, fingerprints: Collection[bytes]) -> frozenset[bytes]:
+    """Those of these certificates of operators that are cut off."""
+    query = select(OperatorCertificateRow.fingerprint).where(OperatorCertificateRow.revoked_ms.is_not(None))
+    return frozenset(s.scalars(query.where(OperatorCertificateRow.fingerprint.in_(fingerprints))))
+
+
+def operators(s: Session) -> list[StoredOperator]:
+    """Every certificate of an operator that was issued or seen, by name and age."""
+    rows = s.scalars(
+        select(OperatorCertificateRow).order_by(OperatorCertificateRow.name, OperatorCertificateRow.known_ms)
+    )
+    return [
+        StoredOperator(row.name, row.fingerprint, row.known_ms, row.expires_ms, row.issuer, row.revoked_ms)
+        for row in rows
+    ]
+
+
+def _known(s: Session, name: str) -> OperatorRow:
+    row = s.get(OperatorRow, name, with_for_update=True)
+    if row is None:
+        row = OperatorRow(name=name)
+        s.add(row)
+        s.flush()
+    return row

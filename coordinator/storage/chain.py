@@ -1,0 +1,135 @@
+"""The hash chain of the audit journal: what an entry's hash covers, and whether a run of entries is whole.
+
+    hash(n) = SHA-256("tacit journal 1\\n" || hash(n - 1) || canonical(id, at_ms, kind, subject, fields))
+
+The first entry follows 32 zero bytes. The canonical form is JSON in ASCII with sorted keys and no white space, which
+comes out the same whatever database gave the fields back. It can never change: heads are noted outside, for years.
+
+What the chain is worth: it finds an entry that was changed, removed, added or moved by whoever does not also rewrite
+all that follows. Who owns the database can rewrite all of it; then a head that was noted elsewhere, in a log collector
+or on paper, is no longer in the chain, and that is what `Verifier` looks for.
+
+No database is needed here: whoever has entries verifies them, on the operator's machine too.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+__all__ = [
+    "GENESIS",
+    "ChainBroken",
+    "JournalEntry",
+    "Value",
+    "Verdict",
+    "Verifier",
+    "canonical_fields",
+    "entry_hash",
+    "verify",
+]
+
+Value = str | int | float | bool | None | list[str]
+
+# What the first entry follows.
+GENESIS = bytes(32)
+_PREFIX = b"tacit journal 1\n"
+
+
+class ChainBroken(ValueError):
+    """The sentence says which entry, and what that means."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEntry:
+    """One line of the journal."""
+
+    id: int
+    at_ms: int
+    kind: str
+    subject: str  # A member's or a job's name.
+    fields: Mapping[str, Value]
+    hash: bytes  # As stored; whether it is right is for `verify` to say.
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A chain that holds."""
+
+    entries: int
+    head_id: int  # 0 for an empty journal.
+    head: bytes
+    # Of the heads that were asked for: which entry each one is of.
+    found: Mapping[bytes, int] = field(default_factory=dict)
+
+
+def canonical_fields(fields: Mapping[str, Value]) -> str:
+    """The fields as JSON, in the one form that is hashed.
+
+    Raises:
+        ValueError: a number that is not finite, for which JSON has no form.
+    """
+    return _canonical(dict(fields))
+
+
+def entry_hash(previous: bytes, id: int, at_ms: int, kind: str, subject: str, fields: Mapping[str, Value]) -> bytes:
+    """The hash of the entry that follows the one with the hash `previous`."""
+    told = _canonical([id, at_ms, kind, subject, dict(fields)])
+    return hashlib.sha256(_PREFIX + previous + told.encode("ascii")).digest()
+
+
+class Verifier:
+    """Computes the chain again, entry by entry, from the first one on. However long the journal, nothing is kept of it.
+
+    heads: hashes noted earlier, each of which must be in the chain.
+    """
+
+    def __init__(self, heads: Iterable[bytes] = ()) -> None:
+        self._wanted = frozenset(heads)
+        self._found: dict[bytes, int] = {}
+        self._previous = GENESIS
+        self._last = self._count = 0
+
+    def take(self, entry: JournalEntry) -> None:
+        """The next entry.
+
+        Raises:
+            ChainBroken: it does not follow the one before it.
+        """
+        if entry.id <= self._last:
+            raise ChainBroken(f"entry {entry.id} stands after entry {self._last}: the order was changed")
+        following = entry_hash(self._previous, entry.id, entry.at_ms, entry.kind, entry.subject, entry.fields)
+        if entry.hash != following:
+            raise ChainBroken(
+                f"the hash of entry {entry.id} does not follow from it and the entry before it: an entry was changed, "
+                "removed or put in at or before this place; compare with a backup or with the log collector"
+            )
+        self._previous, self._last, self._count = following, entry.id, self._count + 1
+        if following in self._wanted:
+            self._found[following] = entry.id
+
+    def verdict(self) -> Verdict:
+        """After the last entry.
+
+        Raises:
+            ChainBroken: a head that was noted is not there.
+        """
+        if missing := sorted(self._wanted - self._found.keys()):
+            raise ChainBroken(
+                f"the head {missing[0].hex()} is not in the journal: entries were cut off or the whole of it was "
+                "rewritten since that head was noted, or an older backup was restored; compare with a backup or with "
+                "the log collector"
+            )
+        return Verdict(self._count, self._last, self._previous, self._found)
+
+
+def verify(entries: Iterable[JournalEntry], heads: Iterable[bytes] = ()) -> Verdict:
+    """All of a journal in order, at once. Raises: ChainBroken: see `Verifier`."""
+    verifier = Verifier(heads)
+    for entry in entries:
+        verifier.take(entry)
+    return verifier.verdict()
+
+
+def _canonical(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)

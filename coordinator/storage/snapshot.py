@@ -1,0 +1,113 @@
+"""A database as it was at one moment, read beside whoever writes: for backups, and to look at one that nobody serves.
+
+Guarantees: everything read in the block is of the same moment, nobody is kept from writing, and nothing is written, not
+even the schema: a database of older software is read as it is.
+"""
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from alembic.migration import MigrationContext
+from sqlalchemy import JSON, Connection, Engine, MetaData, Table, create_engine, event, inspect, select
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
+
+from coordinator.storage.chain import JournalEntry
+from coordinator.storage.database import BUSY_TIMEOUT_MS, engine_of, words_of
+from coordinator.storage.errors import DatabaseUnusable
+
+__all__ = ["journal", "of_database", "revision_of", "tables_of"]
+
+_AT_ONCE = 1000
+
+
+@contextlib.contextmanager
+def of_database(url: str) -> Iterator[Connection]:
+    """The database at this moment.
+
+    Raises:
+        DatabaseUnusable: not a database URL, nothing is there, or it cannot be read.
+    """
+    path = _path(url)
+    engine = engine_of(url) if path is None else _read_only(path, url)
+    where = engine.url.render_as_string(hide_password=True)
+    try:
+        with engine.connect() as connection:
+            if engine.dialect.name == "postgresql":
+                connection = connection.execution_options(  # noqa: PLW2901
+                    isolation_level="REPEATABLE READ", postgresql_readonly=True
+                )
+            # The moment is that of the first read.
+            inspect(connection).has_table("alembic_version")
+            yield connection
+    except DBAPIError as error:
+        raise DatabaseUnusable(f"the database {where} cannot be read: {words_of(error)}; check the URL") from error
+    finally:
+        engine.dispose()
+
+
+def revision_of(connection: Connection) -> str | None:
+    """The newest migration that was run; None for a database of something else, or of nothing."""
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+def tables_of(connection: Connection) -> list[Table]:
+    """The tables as they are, not as the newest software would have them; who is named stands before who names it."""
+    metadata = MetaData()
+
+    def plain(_inspector: object, _table: object, column: dict[str, object]) -> None:
+        if isinstance(column["type"], JSON):
+            # Nothing is nothing, and not the JSON word for it.
+            column["type"] = JSON(none_as_null=True)
+
+    event.listen(metadata, "column_reflect", plain)
+    metadata.reflect(connection)
+    return [table for table in metadata.sorted_tables if table.name != "alembic_version"]
+
+
+def journal(connection: Connection) -> Iterator[JournalEntry]:
+    """The journal in order.
+
+    Raises:
+        DatabaseUnusable: there is none, or it is from before it was chained.
+    """
+    table = next((table for table in tables_of(connection) if table.name == "journal"), None)
+    if table is None or "hash" not in table.c:
+        raise DatabaseUnusable(
+            "this database has no chained journal: it is another one, or of software before 0.2; start the coordinator "
+            "on it once, which chains the entries that are there"
+        )
+    after = 0
+    while True:
+        query = select(table).where(table.c.id > after).order_by(table.c.id).limit(_AT_ONCE)
+        rows = connection.execute(query).all()
+        if not rows:
+            return
+        for row in rows:
+            yield JournalEntry(row.id, row.at_ms, row.kind, row.subject, row.fields, bytes(row.hash))
+        after = rows[-1].id
+
+
+def _path(url: str) -> Path | None:
+    """Of a SQLite file; None for anything else."""
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        return None
+    if parsed.get_backend_name() != "sqlite" or parsed.database in (None, "", ":memory:"):
+        return None
+    return Path(str(parsed.database))
+
+
+def _read_only(path: Path, url: str) -> Engine:
+    def connect() -> sqlite3.Connection:
+        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+        connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+        return connection
+
+    engine = create_engine(make_url(url), creator=connect)
+    # Deferred: it becomes a read transaction with its first read, and stays on that moment.
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
+    return engine

@@ -1,0 +1,29 @@
+"""When a job's present round and its newest version began: what the metrics tell again after a restart."""
+
+from dataclasses import dataclass
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from coordinator.storage.models import RoundRow, VersionRow
+
+__all__ = ["JobTimes", "job_times"]
+
+
+@dataclass(frozen=True, slots=True)
+class JobTimes:
+    """Seconds since 1970; `round_opened` is None while no round is open, `published` for a job without a version."""
+
+    round_opened: float | None
+    published: float | None
+
+
+def job_times(s: Session, job: str) -> JobTimes:
+    """Of one job."""
+    opened = s.scalar(select(RoundRow.opened_ms).where(RoundRow.job == job, RoundRow.outcome == "open"))
+    newest = select(VersionRow.created_ms).where(VersionRow.job == job).order_by(VersionRow.number.desc()).limit(1)
+    published = s.scalar(newest)
+    return JobTimes(
+        round_opened=None if opened is None else opened / 1000,
+        published=None if published is None else published / 1000,
+    )

@@ -1,0 +1,167 @@
+"""What a serving coordinator looks at now and then: its own certificate, its authorities, who was cut off elsewhere,
+and the figures about certificates.
+
+`coordinator authority` and `coordinator operator` work on the folder and the database, beside the server; what they
+changed holds here a few seconds later. When the authorities change, members are told first and the next authority
+issues second: who is connected knows it before it can meet a certificate that it issued.
+"""
+
+import asyncio
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+
+import structlog
+from cryptography import x509
+
+from coordinator.authority import Anchors, load_authorities, written
+from coordinator.config import CoordinatorConfig, CoordinatorFolder
+from coordinator.metrics import Metrics
+from coordinator.pki import AuthorityUnusable, LifetimeOutOfRange
+from coordinator.runtime import Runtime
+from coordinator.services.credentials import refresh_server_certificate
+from coordinator.services.federation import AUTHORITIES
+from coordinator.services.operators import end_revoked
+from coordinator.storage import mark, records
+from coordinator.storage.errors import StorageError
+from coordinator.storage.journal import newest_of
+from tacit.messages import AuthoritiesChanged
+
+__all__ = ["Upkeep"]
+
+log = structlog.get_logger("coordinator")
+
+# Seconds between two looks at the folder and the list of operators.
+_LOOK = 2.0
+# Looks between two reads of all members, unless something about them has changed; between two of the certificate.
+_FIGURES_EVERY, _CERTIFICATE_EVERY = 30, 1800
+
+
+class Upkeep:
+    """Started once, in the coordinator's event loop."""
+
+    def __init__(
+        self,
+        folder: CoordinatorFolder,
+        config: CoordinatorConfig,
+        anchors: Anchors,
+        runtime: Runtime,
+        metrics: Metrics,
+        passphrase: bytes | None = None,
+    ) -> None:
+        self._folder = folder
+        self._config = config
+        self._anchors = anchors
+        self._runtime = runtime
+        self._metrics = metrics
+        self._passphrase = passphrase
+        self._seen = written(folder)
+        self._members_changed = True
+        # Of the journal: the newest entry that was looked at.
+        self._entry: int | None = None
+
+    def members_changed(self, _: object = None) -> None:
+        """A certificate was issued or withdrawn: the figures are read anew at the next look."""
+        self._members_changed = True
+
+    async def run(self) -> None:
+        """Until cancelled. What fails is logged and tried again."""
+        looks, said = 0, ""
+        while True:
+            try:
+                await self.look(certificate=looks % _CERTIFICATE_EVERY == 0, figures=looks % _FIGURES_EVERY == 0)
+                said = ""
+            except (OSError, AuthorityUnusable, LifetimeOutOfRange, StorageError) as error:
+                # Once, though it is tried again every few seconds.
+                if str(error) != said:
+                    log.error("upkeep_failed", error=str(error))
+                said = str(error)
+            looks += 1
+            await asyncio.sleep(_LOOK)
+
+    async def look(self, *, certificate: bool = True, figures: bool = True) -> None:
+        """One look. Raises: OSError, AuthorityUnusable, LifetimeOutOfRange, StorageError."""
+        if (now := written(self._folder)) != self._seen or self._anchors.book.is_outlived(datetime.now(UTC)):
+            await self._change()
+            self._seen = now
+            certificate = True
+        await end_revoked(self._runtime.database)
+        if certificate:
+            await self._certificate()
+        if figures or self._members_changed:
+            self._members_changed = False
+            await self._figures()
+        # Last: a folder that cannot be written must keep nothing else from being looked at.
+        await self._journal()
+
+    async def _change(self) -> None:
+        present = datetime.now(UTC)
+        book = await asyncio.to_thread(load_authorities, self._folder, now=present, passphrase=self._passphrase)
+        # First: who is told that an authority is retired must not meet a server that it certified. Who does not know
+        # the next one yet asks for the list, and finds it in the one that was told before.
+        await asyncio.to_thread(refresh_server_certificate, self._folder, self._config, book.serving, present)
+        # Nothing waits between these: whoever opens a session meanwhile is told by what it finds here.
+        self._runtime.trust(book.trust)
+        deaf = self._runtime.sessions.tell(AuthoritiesChanged(book.document), AUTHORITIES)
+        self._anchors.book = book
+        log.info(
+            "authorities_changed",
+            newest=book.issuing.fingerprint.hex()[:16],
+            trusted=len(book.trust.roots),
+            number=book.authorities.number,
+            members_not_told=deaf,
+        )
+
+    async def _certificate(self) -> None:
+        book = self._anchors.book
+        try:
+            made = await asyncio.to_thread(
+                refresh_server_certificate, self._folder, self._config, book.serving, datetime.now(UTC)
+            )
+        except (OSError, LifetimeOutOfRange) as error:
+            log.error("server_certificate_not_renewed", error=str(error))
+        else:
+            if made:
+                log.info("server_certificate_renewed")
+        self._metrics.certificate_expires("server", _end(self._folder.server_certificate))
+        self._metrics.certificate_expires("authority", book.serving.certificate.not_valid_after_utc.timestamp())
+        if book.issuing != book.serving:
+            end = book.issuing.certificate.not_valid_after_utc.timestamp()
+            self._metrics.certificate_expires("next_authority", end)
+        else:
+            self._metrics.certificate_gone("next_authority")
+
+    async def _journal(self) -> None:
+        """What commands beside the server wrote goes to its log, and the folder's mark follows the journal."""
+        before, database = self._entry, self._runtime.database
+
+        def read(s: records.Session) -> tuple[records.Head, int | None, bool]:
+            newest, here = records.head(s), database.written_here()
+            since = newest_of(s, "backup_made", after=before or 0)
+            beside = before is None or any(number not in here for number in range(before + 1, newest.id + 1))
+            return newest, None if since is None else since.at_ms, beside
+
+        newest, backup_ms, beside = await database.run(read)
+        if newest.id == before:
+            return
+        if backup_ms is not None:
+            self._metrics.backup_made(backup_ms / 1000)
+        if beside:
+            log.info("journal_head", entry=newest.id, head=newest.hash.hex())
+        self._entry = newest.id
+        await asyncio.to_thread(mark.keep, self._folder.database_mark, self._config.database_url, newest)
+
+    async def _figures(self) -> None:
+        def read(s: records.Session) -> tuple[dict[str, int], list[float]]:
+            counts = Counter({status.value: 0 for status in records.MemberStatus})
+            counts.update(member.status.value for member in records.members(s))
+            return dict(counts), [expires / 1000 for _, expires in records.member_certificates(s).values()]
+
+        counts, expires = await self._runtime.database.run(read)
+        self._metrics.members(counts)
+        self._metrics.member_certificates(expires)
+
+
+def _end(path: Path) -> float:
+    """Of the first certificate in a file, seconds since 1970."""
+    return x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc.timestamp()
