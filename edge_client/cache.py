@@ -1,23 +1,29 @@
 """What was fetched by digest, kept for the next time: HOME/cache, one file a blob, oldest use goes first.
 
 A cache only: every file can be deleted at any time, and every read is of a file whose digest was checked when it came.
+What is in use for as long as a job runs, a backbone of a gigabyte, can be pinned: no process that trims this folder or
+makes room in it deletes it then. A pin is a lock on an empty file beside the blob, so that it ends with its process.
 Certificates of other members lie in HOME/certificates in the same way. What is kept there says nothing of whether one
 is valid: its digest is checked when it is read, and everything else where it is relied on.
 """
 
 import contextlib
+import fcntl
 import hashlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
 
 from tacit.limits import MOST_CERTIFICATE_BYTES
 
-__all__ = ["BlobCache", "CertificateCache"]
+__all__ = ["BlobCache", "CertificateCache", "Pin"]
 
 _MOST_BYTES = 4 * 1024**3
 # Of certificates: with the usual 1.2 KB those of fifty thousand members.
 _MOST_CERTIFICATES_BYTES = 64 * 1024**2
+_PIN = ".pin"
 
 
 class BlobCache:
@@ -31,18 +37,101 @@ class BlobCache:
     def path(self, digest: bytes) -> Path:
         """Where the blob lies, or would."""
         path = self._folder / digest.hex()
-        with contextlib.suppress(FileNotFoundError):
+        # It is not there yet; or the disk takes no writes, and what lies there is good all the same.
+        with contextlib.suppress(OSError):
             os.utime(path)
         return path
 
+    def pin(self, digest: bytes) -> "Pin":
+        """Keeps the blob of this digest, and what has arrived of it, until the pin is released: also of other processes
+        with this folder. A disk that takes no writes keeps no pin; a blob that then goes is fetched again.
+        """
+        return Pin(self._folder / (digest.hex() + _PIN))
+
     def trim(self) -> None:
-        """Deletes what was not used for longest, until the rest fits."""
-        files = sorted(self._folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
-        total = 0
-        for path in files:
-            total += path.stat().st_size
+        """Deletes what was not used for longest and nobody has pinned, until the rest fits."""
+        pinned = self._pinned()
+        found, total = [], 0
+        for path in self._folder.iterdir():
+            # Another job's fetch may just have given its file its final name.
+            with contextlib.suppress(FileNotFoundError):
+                status = path.stat()
+                if path.name.partition(".")[0] in pinned:
+                    total += status.st_size
+                else:
+                    found.append((status.st_mtime_ns, status.st_size, path))
+        for _, size, path in sorted(found, reverse=True):
+            total += size
             if total > self._most_bytes:
                 path.unlink(missing_ok=True)
+
+    def clear(self, besides: bytes) -> bool:
+        """Makes what room there is to make: the disk is full of other things. Partial files and what is pinned stay,
+        they are in use.
+
+        Returns: whether anything but the blob of this digest was there to delete.
+        """
+        kept = {besides.hex(), *self._pinned()}
+        found = [path for path in self._folder.glob("[0-9a-f]" * 64) if path.name not in kept]
+        for path in found:
+            path.unlink(missing_ok=True)
+        return bool(found)
+
+    def _pinned(self) -> set[str]:
+        """The names of blobs that are pinned; pins that a killed process left are removed."""
+        found = set()
+        for path in self._folder.glob("*" + _PIN):
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    found.add(path.name.removesuffix(_PIN))
+                else:
+                    path.unlink(missing_ok=True)
+        return found
+
+
+class Pin:
+    """That a blob is in use. Made by `BlobCache.pin`; a context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: BinaryIO | None = None
+        with contextlib.suppress(OSError):
+            self._file = _shared(path)
+
+    def release(self) -> None:
+        """The blob may go. A second call does nothing."""
+        file, self._file = self._file, None
+        if file is None:
+            return
+        with file, contextlib.suppress(OSError):
+            # Only the last to go takes the file along.
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._path.unlink(missing_ok=True)
+
+    def __enter__(self) -> "Pin":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def _shared(path: Path) -> BinaryIO:
+    """The file, open and locked with whoever else has it locked. Raises: OSError."""
+    while True:
+        file = path.open("ab")
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            # Whoever looked at the pins in between may have found nobody there, and removed the name.
+            if os.fstat(file.fileno()).st_nlink:
+                return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()
 
 
 class CertificateCache:

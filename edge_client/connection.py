@@ -106,6 +106,10 @@ _NO_ROUTE = "there is no network route to {where}; check this machine's network"
 # In this order: the first text that occurs in gRPC's details decides.
 _TRANSPORT: tuple[tuple[str, str], ...] = (
     (
+        "http proxy returned response code",
+        "the HTTP proxy that this environment names did not open a tunnel to {where}; `edge_client doctor` says why",
+    ),
+    (
         "certificate has expired",
         "the certificate of the coordinator at {where} has expired by this machine's clock; check the clock, "
         "then tell the operator to restart the coordinator, which renews it",

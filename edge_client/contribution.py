@@ -1,29 +1,36 @@
 """What local training leaves, and the real numbers that are sent of it where no mechanism adds noise.
 
 Order, as docs/protocol.md has it: refuse what is not finite, clip by L2 norm in float64 if the job asks, clip to the
-coordinate bound, multiply by w / W, encode into the ring. What mechanisms send: `edge_client.privacy.mechanisms`.
+coordinate bound, multiply by w / W, encode into the ring. In groups neither weight nor metrics are sent, and the change
+is as it is (`tacit.job.sends_weight`). What mechanisms send: `edge_client.privacy.mechanisms`.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 import secure_agg
-from tacit.job import JobDocument
+from tacit.job import JobDocument, sends_weight
 
 __all__ = ["Update", "segments"]
 
 
 @dataclass(frozen=True)
 class Update:
-    """What local training left: `change` is new minus base, float32 (d,); sums over the member's own examples."""
+    """What local training left: `change` is new minus base, float32 (d,); sums over the member's own examples.
+
+    private: the private parameters as they are now, which stay on this machine; None where there are none, or none that
+    a member remembers.
+    """
 
     change: NDArray[np.float32]
     examples: int
     loss_sum: float
     correct: int
     count: int
+    private: Mapping[str, NDArray[np.float32]] | None = field(default=None, repr=False)
 
 
 def segments(job: JobDocument, update: Update) -> dict[str, NDArray[np.float64]]:
@@ -39,6 +46,8 @@ def segments(job: JobDocument, update: Update) -> dict[str, NDArray[np.float64]]
     if aggregation.clip is not None:
         change = secure_agg.clip_l2(change, aggregation.clip)
     change = secure_agg.clip_coordinates(change, aggregation.coordinate_bound)
+    if not sends_weight(job):
+        return {"update": change}
     change *= weight / largest
     # A member with more examples than W speaks for W of them, in its metrics too.
     count = min(update.count, largest)

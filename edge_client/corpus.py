@@ -5,25 +5,28 @@ when that is; a second call gives the same arrays, read-only. Memory: eight byte
 for as long as the corpus is kept.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edge_client.data import Example, label_places
+from edge_client.cloze import ClozeEncoder
+from edge_client.data import Example, label_places, text_rows
 from edge_client.text import TextEncoder
-from tacit.job import JobDocument
+from tacit.job import JobDocument, JobSpec
+from tacit.model import PromptedModel
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Corpus", "CorpusRead"]
+__all__ = ["Corpus", "CorpusRead", "encoder_of"]
 
 
 @dataclass(frozen=True)
 class CorpusRead:
     """ids: (U, S), padded. labels: (U,), places in the job's labels. usable: (U,), which of the examples these are:
-    those whose label is one of the job's.
+    those whose label is one of the job's, and that have a second text where the job reads pairs.
     """
 
     ids: "NDArray[np.int64]"
@@ -35,24 +38,30 @@ class Corpus:
     """The examples under one job's tokenizer, labels and lengths.
 
     Raises:
-        TokenizerInvalid: not a tokenizer, or one without a padding token.
+        TokenizerInvalid: not a tokenizer, or one without the padding token, or the frame, that the job's model needs.
+        TemplateInvalid: a prompted job's template leaves no room for text.
     """
 
     def __init__(self, examples: Sequence[Example], job: JobDocument, tokenizer: bytes) -> None:
         self._examples = examples
         self._labels = job.labels
-        self._encoder = TextEncoder(tokenizer, job.model.max_tokens, max(job.model.widths))
+        self._encoder = encoder_of(job, tokenizer)
         self._read: CorpusRead | None = None
-        self._key = _key(job)
+        self._key = _key(job, tokenizer)
 
-    def serves(self, job: JobDocument) -> bool:
-        """Whether this job reads the same examples in the same way."""
-        return self._key == _key(job)
+    def serves(self, job: JobDocument, tokenizer: bytes) -> bool:
+        """Whether this job reads the same examples in the same way with this tokenizer."""
+        return self._key == _key(job, tokenizer)
 
     @property
     def population(self) -> int:
         """N, all examples, whatever their labels are."""
         return len(self._examples)
+
+    @property
+    def encoder(self) -> TextEncoder | ClozeEncoder:
+        """What its texts are read with."""
+        return self._encoder
 
     @property
     def vocabulary_size(self) -> int:
@@ -64,14 +73,20 @@ class Corpus:
         """The id of padding."""
         return self._encoder.pad_id
 
+    def words(self) -> list[str | None]:
+        """The vocabulary by id."""
+        return self._encoder.words()
+
     def read(self) -> CorpusRead:
         """Looks at the data, the first time it is called."""
         import numpy as np
 
         if self._read is None:
             places = label_places(self._examples, self._labels)
-            usable = np.flatnonzero(places >= 0)
-            ids = self._encoder.encode([self._examples[at].text for at in usable.tolist()])
+            usable, pairs = np.flatnonzero(places >= 0), self._encoder.pairs
+            if pairs:
+                usable = usable[[self._examples[at].text_b is not None for at in usable.tolist()]]
+            ids = self._encoder.encode(text_rows([self._examples[at] for at in usable.tolist()], pairs=pairs))
             read = CorpusRead(ids, places[usable], usable)
             for array in (read.ids, read.labels, read.usable):
                 array.flags.writeable = False
@@ -79,5 +94,18 @@ class Corpus:
         return self._read
 
 
-def _key(job: JobDocument) -> tuple[object, ...]:
-    return job.tokenizer, job.labels, job.model.max_tokens, max(job.model.widths)
+def encoder_of(job: JobDocument | JobSpec, tokenizer: bytes) -> TextEncoder | ClozeEncoder:
+    """A job's texts to ids: cut, padded and framed, or put into a template, as its model wants them.
+
+    Raises:
+        TokenizerInvalid, TemplateInvalid: as `Corpus` says.
+    """
+    if isinstance(job.model, PromptedModel):
+        return ClozeEncoder.of(job.model, tokenizer)
+    return TextEncoder(tokenizer, job.model.max_tokens, job.model.min_tokens, frame=job.model.frame)
+
+
+def _key(job: JobDocument, tokenizer: bytes) -> tuple[object, ...]:
+    model = job.model
+    template = model.template if isinstance(model, PromptedModel) else None
+    return hashlib.sha256(tokenizer).digest(), template, job.labels, model.max_tokens, model.min_tokens, model.frame

@@ -25,30 +25,51 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
+    "ColumnMissing",
     "DataInvalid",
     "Example",
+    "TextRow",
     "check_labels",
+    "check_pairs",
     "data_digest",
     "label_ids",
     "label_places",
+    "read_data",
     "read_examples",
     "read_text",
+    "text_rows",
 ]
+
+# What a job's encoder takes of an example: its text, or a pair of them.
+TextRow = str | tuple[str, str]
+# The column of a pair's second text, unless its name is given.
+_TEXT_B = "text_b"
 
 
 class DataInvalid(ValueError):
     """Data that cannot be used; the text says where and what to do."""
 
 
+class ColumnMissing(DataInvalid):
+    """A table whose header lacks a column: known of its form alone, whatever stands in its rows."""
+
+
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One row. It does not print its text."""
+    """One row. text_b: the second text of a pair; None where the row has none. It does not print its texts."""
 
     text: str
     label: str | None
+    text_b: str | None = None
+
+    @property
+    def texts(self) -> TextRow:
+        """All that it says, whatever a job reads of it: a pair where there is a second text."""
+        return self.text if self.text_b is None else (self.text, self.text_b)
 
     def __repr__(self) -> str:
-        return f"Example(text=<{len(self.text)} characters>, label={self.label!r})"
+        second = "" if self.text_b is None else f", text_b=<{len(self.text_b)} characters>"
+        return f"Example(text=<{len(self.text)} characters>, label={self.label!r}{second})"
 
 
 # A row as a format gives it: where it stands, and its columns.
@@ -99,6 +120,8 @@ def _tsv(text: str, name: str) -> Iterator[Row]:
 
 
 _FORMATS: dict[str, Callable[[str, str], Iterator[Row]]] = {".jsonl": _jsonl, ".csv": _csv, ".tsv": _tsv}
+# Those whose columns stand in a header, so that every row has the same.
+_TABLES = (".csv", ".tsv")
 
 
 def _suffix(path: Path) -> str:
@@ -157,6 +180,16 @@ def _text_of(value: object, column: str, where: str) -> str:
     return value
 
 
+def _second_of(row: dict[str, object], column: str | None, where: str) -> str | None:
+    """Of a column that was named every row must have a text; of `text_b` by itself a row that has none is none."""
+    if column is not None:
+        return _text_of(_cell(row, column, "text-b", where), column, where)
+    try:
+        return _text_of(row.get(_TEXT_B), _TEXT_B, where)
+    except DataInvalid:
+        return None
+
+
 def _label_of(value: object, column: str, where: str) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
@@ -165,28 +198,47 @@ def _label_of(value: object, column: str, where: str) -> str:
     return value.strip()
 
 
-def read_examples(path: Path, *, text: str = "text", label: str | None = "label") -> list[Example]:
+def read_examples(
+    path: Path, *, text: str = "text", label: str | None = "label", text_b: str | None = None
+) -> list[Example]:
     """The rows of a .jsonl, .csv or .tsv file, plain or .gz, in their order.
 
     text, label: the names of the columns; with label=None no label is read. Whole numbers as labels become
-    words ("1"). Tables have a header line; csv is quoted as usual, tsv not at all.
+    words ("1"). text_b: the column of a pair's second text, which every row then has; None: the column `text_b`, where
+    it is there. Tables have a header line; csv is quoted as usual, tsv not at all.
 
     Raises:
         DataInvalid: a file or row that cannot be used.
     """
+    return read_data(path, text=text, label=label, text_b=text_b)[0]
+
+
+def read_data(
+    path: Path, *, text: str = "text", label: str | None = "label", text_b: str | None = None
+) -> tuple[list[Example], bool]:
+    """What `read_examples` returns, and whether rows of this file can have a second text: not where a table's header
+    has no column for it. JSON lines have no header: there it is always so, and depends on no row.
+
+    Raises:
+        DataInvalid: as `read_examples` says.
+    """
     read = _FORMATS.get(_suffix(path))
     if read is None:
         raise DataInvalid(f"{path}: unknown kind of file; the suffix must be one of {_known_suffixes()}")
-    examples = []
+    examples, second_column = [], True
     for number, row in read(read_text(path), str(path)):
         where = f"{path}, line {number}"
         words = _text_of(_cell(row, text, "text", where), text, where)
+        second = _second_of(row, text_b, where)
+        second_column = _suffix(path) not in _TABLES or (text_b or _TEXT_B) in row
         examples.append(
-            Example(words, None if label is None else _label_of(_cell(row, label, "label", where), label, where))
+            Example(
+                words, None if label is None else _label_of(_cell(row, label, "label", where), label, where), second
+            )
         )
     if not examples:
         raise DataInvalid(f"{path} holds no rows; give a file with at least one example")
-    return examples
+    return examples, second_column
 
 
 def _known_suffixes() -> str:
@@ -220,6 +272,44 @@ def check_labels(examples: Sequence[Example], labels: Sequence[str]) -> None:
         f"labels that the job does not know: {listed}{more}. It knows {', '.join(map(repr, labels))}: "
         "rename or leave out those rows, or name the right column with --label"
     )
+
+
+def check_pairs(examples: Sequence[Example], *, second_column: bool = True) -> None:
+    """Passes where every example has a second text. second_column: as `read_data` found it.
+
+    Raises:
+        ColumnMissing: there is no second column, and rows were not asked. DataInvalid: says in how many rows there is
+            no second text, and how the column is named.
+    """
+    if not second_column:
+        raise ColumnMissing(
+            f"the job reads pairs of texts, and the table has no column {_TEXT_B!r}; name the column that holds the "
+            "second text with --text-b"
+        )
+    lacking = sum(example.text_b is None for example in examples)
+    if not lacking:
+        return
+    if lacking == len(examples):
+        raise DataInvalid(
+            f"the job reads pairs of texts, and no row has a second one in a column {_TEXT_B!r}; name the column that "
+            "holds it with --text-b"
+        )
+    raise DataInvalid(
+        f"the job reads pairs of texts, and {lacking} of {len(examples)} rows have no second text in column "
+        f"{_TEXT_B!r}; fill them or leave them out, or name the right column with --text-b"
+    )
+
+
+def text_rows(examples: Sequence[Example], *, pairs: bool) -> list[TextRow]:
+    """What an encoder takes of each example. pairs: whether that is two texts.
+
+    Raises:
+        DataInvalid: as `check_pairs` says.
+    """
+    if not pairs:
+        return [example.text for example in examples]
+    check_pairs(examples)
+    return [(example.text, example.text_b or "") for example in examples]
 
 
 def label_ids(examples: Sequence[Example], labels: Sequence[str]) -> "NDArray[np.int64]":

@@ -8,9 +8,11 @@
     tls          TLS 1.3, and a chain of this member's own federation that names the host
     clock        against the certificates' validity, and the coordinator's time where it answers
     session      the coordinator takes this member's certificate, and answers as one
+    renewal      how long the certificate is still valid; one that is due is renewed
     python, grpcio, protobuf, torch, onnxruntime    versions
 
-It changes nothing, here or there: it opens no session, so a running agent is not disturbed.
+It opens no session, so a running agent is not disturbed, and changes nothing but a certificate that is due: a running
+agent would have renewed that itself, and takes what it finds.
 """
 
 import asyncio
@@ -38,15 +40,15 @@ from edge_client.handshake import (
     verify_server,
 )
 from edge_client.home import HomeUnusable, MemberIdentity, NotEnrolled
+from edge_client.proxy import proxy_for
+from edge_client.renewal import RenewalFailed, due, follow, renew_now
 from tacit.console import ExitCode
 from tacit.identity import CertificateInvalid
 from tacit.status import reason_of, time_of
+from tacit.token import split_address
 from tacit.v1 import federation_pb2, federation_pb2_grpc
 
 __all__ = ["Finding", "Status", "examine", "exit_code"]
-
-# Below this part of its life a certificate is worth a word.
-_RENEW_AT = timedelta(days=14)
 
 
 class Status(StrEnum):
@@ -90,7 +92,7 @@ async def examine(
     if where is None:
         findings += [
             Finding(check, Status.SKIP, "no coordinator is known; give one with --address host:port")
-            for check in ("name", "tcp", "tls", "clock", "session")
+            for check in ("name", "tcp", "tls", "clock", "session", "renewal")
         ]
     else:
         await _network(where, identity, now, timeout, findings)
@@ -107,16 +109,17 @@ def _identity(home: Path, now: datetime, findings: list[Finding]) -> MemberIdent
     except HomeUnusable as error:
         findings.append(Finding("identity", Status.FAIL, str(error), ExitCode.USAGE))
         return None
-    left = identity.expires - now
     what = (
-        f"{identity.member} of {identity.federation.hex()[:16]}..., valid until {identity.expires:%Y-%m-%d %H:%M} UTC"
+        f"{identity.member} of {identity.federation.hex()[:16]}..., valid until {identity.expires:%Y-%m-%d %H:%M} UTC "
+        f"({_left(identity, now)})"
     )
-    if left < _RENEW_AT:
-        what += "; ask the operator for a new join token and run `edge_client enrol TOKEN --force`"
-        findings.append(Finding("identity", Status.WARN, what))
-    else:
-        findings.append(Finding("identity", Status.OK, what))
+    findings.append(Finding("identity", Status.OK, what))
     return identity
+
+
+def _left(identity: MemberIdentity, now: datetime) -> str:
+    hours = (identity.expires - now) / timedelta(hours=1)
+    return f"{hours / 24:.0f} days left" if hours >= 48 else f"{hours:.0f} hours left"
 
 
 async def _network(
@@ -127,7 +130,7 @@ async def _network(
     findings: list[Finding],
 ) -> None:
     """From the name to the session; stops where nothing further can be learnt."""
-    steps = ["name", "tcp", "tls", "clock", "session"]
+    steps = ["name", "tcp", "tls", "clock", "session", "renewal"]
 
     def give_up(check: str, sentence: str) -> None:
         findings.append(Finding(check, Status.FAIL, sentence, ExitCode.UNREACHABLE))
@@ -140,7 +143,10 @@ async def _network(
         return give_up("name", str(error))
     except HandshakeFailed as error:
         return give_up("name", error.sentence)
-    findings.append(Finding("name", Status.OK, f"{where} is {', '.join(addresses)}"))
+    proxy = proxy_for(split_address(where)[0])
+    found = ", ".join(addresses)
+    what = f"{where} is {found}" if proxy is None else f"{where} is reached through the proxy {proxy} ({found})"
+    findings.append(Finding("name", Status.OK, what))
 
     try:
         (await asyncio.to_thread(connect, where, timeout=limit)).close()
@@ -154,8 +160,12 @@ async def _network(
     try:
         shown = await asyncio.to_thread(shake_hands, where, client=client, timeout=limit)
         if identity is not None:
-            verify_server(shown.chain, identity.root, address=where, federation=identity.federation, now=now())
+            identity = await _known_to(identity, shown, where, now())
+            roots = identity.trust.roots
+            verify_server(shown.chain, roots, address=where, federation=identity.federation, now=now())
     except HandshakeFailed as error:
+        return give_up("tls", error.sentence)
+    except RenewalFailed as error:
         return give_up("tls", error.sentence)
     except CertificateInvalid as error:
         return give_up("tls", f"the server at {where} is not this federation's coordinator: {error}")
@@ -163,12 +173,56 @@ async def _network(
         findings.append(Finding("tls", Status.WARN, f"{shown.version}; not enrolled, so the chain is not judged"))
         findings.append(Finding("clock", Status.SKIP, "not enrolled"))
         findings.append(Finding("session", Status.SKIP, "not enrolled"))
+        findings.append(Finding("renewal", Status.SKIP, "not enrolled"))
         return None
     findings.append(Finding("tls", Status.OK, f"{shown.version}, a chain of this federation that names the host"))
+    renewal: Finding | None = None
+    if not identity.issued_by_trusted():
+        # Nobody takes it as it is.
+        renewal, identity = await _renewal(identity, where, now())
     session, server_time = await _session(identity, where, shown, limit, now)
     findings.append(_clock(server_time, now()))
     findings.append(session)
+    if renewal is None and session.status is Status.OK:
+        renewal, _ = await _renewal(identity, where, now())
+    findings.append(renewal or Finding("renewal", Status.SKIP, "not looked at, as session failed"))
     return None
+
+
+async def _known_to(identity: MemberIdentity, shown: Handshake, where: str, now: datetime) -> MemberIdentity:
+    """The identity as it is; or after it has followed to the authority of a server that it does not know.
+
+    Raises:
+        RenewalFailed: the server proves nothing.
+    """
+    try:
+        verify_server(shown.chain, identity.trust.roots, address=where, federation=identity.federation, now=now)
+    except CertificateInvalid:
+        last = shown.chain[-1] if shown.chain else None
+        if last is None or last in identity.authorities.certificates:
+            return identity  # An authority that it knows: what is wrong is something else.
+        try:
+            return await follow(identity, where)
+        except RenewalFailed:
+            return identity
+    return identity
+
+
+async def _renewal(identity: MemberIdentity, where: str, now: datetime) -> tuple[Finding, MemberIdentity]:
+    at = due(identity)
+    if now < at and identity.issued_by_newest():
+        what = f"due on {at:%Y-%m-%d %H:%M} UTC; `edge_client run` does it by itself"
+        return Finding("renewal", Status.OK, what), identity
+    try:
+        renewed = await renew_now(identity, address=where)
+    except RenewalFailed as failure:
+        what = f"the certificate ends on {identity.expires:%Y-%m-%d %H:%M} UTC, and could not be renewed: "
+        return Finding("renewal", Status.FAIL, what + failure.sentence, failure.code), identity
+    if renewed.certificate == identity.certificate:
+        what = "due by this machine's clock, and not yet by the coordinator's"
+        return Finding("renewal", Status.OK, what), identity
+    what = f"was due: renewed, valid until {renewed.expires:%Y-%m-%d %H:%M} UTC"
+    return Finding("renewal", Status.OK, what), renewed
 
 
 def _clock(server_time: datetime | None, now: datetime) -> Finding:

@@ -1,7 +1,8 @@
 """`edge_client run --dry-run`: what each open job would send from this machine, and what the policy says to it.
 
 It opens no session: the coordinator does not count on this member, nothing is trained, and of the member's data only
-the labels are looked at.
+the labels are looked at, and, where a job reads pairs, whether there are second texts. A prompted job's backbone is not
+fetched.
 """
 
 import asyncio
@@ -12,22 +13,61 @@ from typing import Any
 import grpc.aio
 
 import secure_agg
+from edge_client.backbone_layout import BackboneInvalid
+from edge_client.backbone_sources import Wanted
 from edge_client.connection import exit_code_of, explain, open_channel
-from edge_client.data import DataInvalid, check_labels
+from edge_client.data import ColumnMissing, DataInvalid, check_labels, check_pairs
+from edge_client.material import fetch_job, fetch_manifest
 from edge_client.privacy.mechanisms import protection_of
 from edge_client.privacy.policy import PolicyRefusal
 from edge_client.runner import Member, RunOptions, load_member
-from tacit.blobs import fetch_blob
+from tacit.blobs import BlobDamaged, BlobNotThere, fetch_blob
 from tacit.console import CommandFailed, print_json
 from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument, context_of, layout_of
 from tacit.manifest import Manifest
+from tacit.mechanism import DpSgd, NoMechanism
+from tacit.method import keeps_anything, private_parts
+from tacit.model import PromptedModel
+from tacit.prompt import SOURCES, reads_pairs
 from tacit.v1 import federation_pb2 as pb
 from tacit.v1 import federation_pb2_grpc
 
-__all__ = ["Plan", "dry_run", "plan_of"]
+__all__ = ["FrozenPart", "Plan", "dry_run", "plan_of"]
 
-_MOST_DOCUMENT = 16 * 1024 * 1024
+_ENTRIES = {"words": "words", "wordpiece": "word pieces"}
+
+
+@dataclass(frozen=True)
+class FrozenPart:
+    """A prompted job's backbone: digest, 32 bytes; kind, as its config has it; size in bytes; whether a file of that
+    name lies in this member's cache; else where it may come from, in the order of asking.
+    """
+
+    digest: bytes
+    kind: str
+    size: int
+    here: bool
+    sources: tuple[str, ...]
+
+    @classmethod
+    def of(cls, model: PromptedModel, member: Member) -> "FrozenPart":
+        """Raises: BackboneInvalid: a config of which there is no backbone."""
+        wanted = Wanted.of(model)
+        sources = tuple(
+            each for each in SOURCES if each in member.policy.backbones and (each != "hub" or wanted.hub is not None)
+        )
+        here = (member.home / "cache" / wanted.digest.hex()).exists()
+        return cls(wanted.digest, str(wanted.config["model_type"]), wanted.size, here, sources)
+
+    def as_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "digest": self.digest.hex(),
+            "bytes": self.size,
+            "here": self.here,
+            "sources": list(self.sources),
+        }
 
 
 @dataclass(frozen=True)
@@ -41,6 +81,10 @@ class Plan:
     # What one round, and all rounds together, would cost the data at the policy's delta; None: nothing is promised.
     epsilon_a_round: float | None = None
     epsilon_of_all_rounds: float | None = None
+    # Of a prompted job.
+    backbone: FrozenPart | None = None
+    # What the member should know, and takes part in spite of.
+    notes: tuple[str, ...] = ()
 
     def segments(self) -> list[secure_agg.Segment]:
         """The masked vector's segments, of which a cohort's size changes only the scale."""
@@ -63,11 +107,15 @@ class Plan:
             "epsilon_a_round": self.epsilon_a_round,
             "epsilon_of_all_rounds": self.epsilon_of_all_rounds,
             "parameters": {tensor.name: list(tensor.shape) for tensor in self.manifest.tensors},
+            "stays_here": _kept(self.job) if keeps_anything(self.job.method) else None,
+            "backbone": None if self.backbone is None else self.backbone.as_json(),
+            "reads_pairs": reads_pairs(self.job.model),
             "segments": {segment.name: segment.length for segment in self.segments()},
             "bytes_a_round": self.bytes_a_round(self.job.rounds.min_members),
             "most_bytes_a_round": self.bytes_a_round(self.job.rounds.target_members),
             "takes_part": not self.refusals,
             "refusals": list(self.refusals),
+            "notes": list(self.notes),
         }
 
 
@@ -83,16 +131,46 @@ def plan_of(job: JobDocument, manifest: Manifest, member: Member) -> Plan:
         member.policy.check_attempt(_smallest_context(job, member.identity.federation))
     except PolicyRefusal as refusal:
         refusals.append(f"{refusal.detail} (in the smallest cohort that the job allows)")
-    try:
-        check_labels(member.examples, job.labels)
-    except DataInvalid as error:
-        refusals.append(str(error))
+    against, notes = _of_data(job, member)
+    refusals += against
+    backbone = None
+    if isinstance(job.model, PromptedModel):
+        try:
+            backbone = FrozenPart.of(job.model, member)
+        except BackboneInvalid as error:
+            refusals.append(str(error))
     one, all_rounds = None, None
     try:
         one, all_rounds = _costs(job, member)
     except ValueError as error:
         refusals.append(str(error))
-    return Plan(job, manifest, tuple(refusals), one, all_rounds)
+    return Plan(job, manifest, tuple(refusals), one, all_rounds, backbone, tuple(notes))
+
+
+def _of_data(job: JobDocument, member: Member) -> tuple[list[str], list[str]]:
+    """What of the data stands against the job, and what it is trained without: under a mechanism no row is a reason to
+    refuse, since the coordinator would hear of it.
+    """
+    refusals: list[str] = []
+    left_out: list[str] = []
+    rows = refusals if isinstance(job.mechanism, NoMechanism) else left_out
+    try:
+        check_labels(member.examples, job.labels)
+    except DataInvalid as error:
+        rows.append(str(error))
+    if reads_pairs(job.model):
+        try:
+            check_pairs(member.examples, second_column=member.second_column)
+        except ColumnMissing as error:
+            refusals.append(str(error))
+        except DataInvalid as error:
+            rows.append(str(error))
+    notes = [f"such rows are left out, and the member takes part: {each}" for each in left_out]
+    if left_out and not any(
+        each.label in job.labels and (each.text_b is not None or not reads_pairs(job.model)) for each in member.examples
+    ):
+        notes.append("no row is left: a round would be charged, and would send noise alone")
+    return refusals, notes
 
 
 def _costs(job: JobDocument, member: Member) -> tuple[float | None, float | None]:
@@ -130,6 +208,8 @@ def dry_run(options: RunOptions) -> None:
         raise CommandFailed(explain(error, member.identity), exit_code_of(error)) from error
     except DocumentInvalid as error:
         raise CommandFailed(f"{error}; the coordinator may be newer than this software") from error
+    except (BlobDamaged, BlobNotThere) as error:
+        raise CommandFailed(f"the coordinator does not serve what its jobs name ({error}); try again") from error
     if options.as_json:
         for plan in plans:
             print_json(plan.as_json())
@@ -143,21 +223,21 @@ def dry_run(options: RunOptions) -> None:
 async def _plans(member: Member, patterns: tuple[str, ...]) -> list[Plan]:
     async with open_channel(member.identity) as channel:
         stub = federation_pb2_grpc.FederationServiceStub(channel)
+
+        async def blob(digest: bytes, limit: int) -> bytes:
+            data = bytearray()
+            await fetch_blob(stub.FetchBlob, digest, data, limit=limit)
+            return bytes(data)
+
         response: pb.OpenJobsResponse = await stub.OpenJobs(pb.OpenJobsRequest(), timeout=30)
         plans = []
         for job in response.jobs:
             if patterns and not any(fnmatch.fnmatchcase(job.name, pattern) for pattern in patterns):
                 continue
-            document = JobDocument.from_json(await _blob(stub, job.job_document), what="the job document")
-            manifest = Manifest.from_json(await _blob(stub, document.manifest), what="the manifest")
+            document = await fetch_job(blob, job.name, job.job_document)
+            manifest = await fetch_manifest(blob, document)
             plans.append(plan_of(document, manifest, member))
         return plans
-
-
-async def _blob(stub: federation_pb2_grpc.FederationServiceStub, digest: bytes) -> bytes:
-    data = bytearray()
-    await fetch_blob(stub.FetchBlob, digest, data, limit=_MOST_DOCUMENT)
-    return bytes(data)
 
 
 def _print(text: str = "") -> None:
@@ -166,13 +246,33 @@ def _print(text: str = "") -> None:
     typer.echo(text)
 
 
+def _kept(job: JobDocument) -> str:
+    """What of the model stays with this member, in words."""
+    parts: list[str] = [*sorted(private_parts(job.method))] or ["some rows of the embedding"]
+    kept = f"{' and '.join(parts)}, by {job.method.name}"
+    if job.private is not None:
+        kept += f"; {job.private.values:,} values"
+    if job.vocabulary is not None:
+        kept += f"; and a vocabulary of your own, {job.vocabulary.size:,} {_ENTRIES[job.vocabulary.kind]} at most"
+    return kept
+
+
 def _show(plan: Plan, member: Member) -> None:
     job = plan.job
-    _print(f"{job.name}: {len(member.examples)} examples here, {job.training.epochs} epochs a round on {member.device}")
+    # Under dp-sgd the mechanism counts the steps, and epochs say nothing.
+    work = f"{job.mechanism.steps} steps" if isinstance(job.mechanism, DpSgd) else f"{job.training.epochs} epochs"
+    _print(f"{job.name}: {len(member.examples)} examples here, {work} a round on {member.device}")
+    if reads_pairs(job.model):
+        _print("  reads pairs: of each row the text and the second one")
     _print("  would send, masked, so that only the sum over the cohort can be read:")
     for tensor in plan.manifest.tensors:
         shape = " x ".join(str(size) for size in tensor.shape)
         _print(f"    {tensor.name:<40} {shape:>16}  {tensor.size:>12,} values")
+    if keeps_anything(job.method):
+        _print(f"  stays here: {_kept(job)}")
+    if (frozen := plan.backbone) is not None:
+        where = "in this member's cache" if frozen.here else f"to be had from {', then '.join(frozen.sources) or '-'}"
+        _print(f"  stays as it is: a {frozen.kind}, {frozen.digest.hex()[:16]}, {frozen.size / 1e6:,.1f} MB, {where}")
     others = [segment.name for segment in plan.segments() if segment.name != "update"]
     if others:
         _print(f"    {', '.join(others):<40} {'1 each':>16}  {len(others):>12,} values")
@@ -187,6 +287,8 @@ def _show(plan: Plan, member: Member) -> None:
             f"  epsilon {plan.epsilon_a_round:.3g} a round, {plan.epsilon_of_all_rounds:.3g} for all {rounds} rounds, "
             f"by {job.mechanism.name}; the policy's limit for the data is {policy.epsilon:g}, at delta {policy.delta:g}"
         )
+    for note in plan.notes:
+        _print(f"  note: {note}")
     if plan.refusals:
         for refusal in plan.refusals:
             _print(f"  refused: {refusal}")

@@ -3,10 +3,12 @@
 In this order, each step only after the one before it held:
 
 1. the token is whole, and not expired by this machine's clock;
-2. the server's chain holds the certificate that the token names by its fingerprint, and that certificate
-   signed the server's own, which names the host that was dialled: only now is the coordinator known;
+2. the server's chain holds the certificate that the token names by its fingerprint, or the server can prove that a
+   later authority follows on that one (`tacit.authorities`); a token that names a later authority, too, asks for that
+   proof in any case. Then: one that is trusted still signed the server's own certificate, which names the host that was
+   dialled: only now is the coordinator known;
 3. the key is on the disk: whatever breaks from here on, the same command repeats with the same key;
-4. the token's secret and the certificate request go out, over TLS that trusts that one root and no other;
+4. the token's secret and the certificate request go out, over TLS that trusts that federation and nobody else;
 5. the answer certifies this key, for this member, in this federation; the two clocks agree;
 6. the whole identity moves into place in one step. One that is there already is only replaced on demand
    (`force`).
@@ -26,9 +28,11 @@ from cryptography.x509.oid import NameOID
 from edge_client.connection import channel_options, exit_code_of, explain
 from edge_client.handshake import HandshakeFailed, find_root, shake_hands, verify_server
 from edge_client.home import Home, HomeUnusable, IdentityDocument, IdentityFolder, MemberIdentity
+from edge_client.renewal import asked_authorities
 from tacit import __version__
+from tacit.authorities import Authorities, AuthoritiesInvalid
 from tacit.console import ExitCode, secret_file
-from tacit.identity import CertificateInvalid, Role, key_pem, new_key, verify_certificate
+from tacit.identity import CertificateInvalid, Role, Trust, federation_of, key_pem, new_key
 from tacit.reason import Reason
 from tacit.status import reason_of, time_of
 from tacit.token import JoinToken, TokenInvalid, split_address
@@ -88,14 +92,15 @@ async def enrol(
             "give up that identity for the new one with --force",
             ExitCode.USAGE,
         )
-    root = await asyncio.to_thread(_recognise, token, now, timeout)
+    authorities = await _recognise(token, now, timeout)
     pending = folder.pending(token.id)
     key = await asyncio.to_thread(_key, pending)
-    response, server_time = await _ask(token, key, root, now, timeout)
+    response, server_time = await _ask(token, key, authorities.trust, now, timeout)
     _check_clock(server_time, now)
-    certificate = _judge(response, token, key, root, now)
+    authorities = _told(response, token, authorities)
+    certificate = _judge(response, token, key, authorities.trust, now)
     try:
-        _store(pending, token, root, certificate, response.federation_address)
+        _store(pending, token, authorities, certificate, response.federation_address)
         folder.adopt(pending)
     except OSError as error:
         raise EnrolmentFailed(
@@ -120,14 +125,23 @@ def _whose(identity: IdentityFolder) -> str:
         return ""
 
 
-def _recognise(token: JoinToken, now: datetime, timeout: float) -> x509.Certificate:
-    """The federation's root, out of the chain that the server at the token's address shows."""
+async def _recognise(token: JoinToken, now: datetime, limit: float) -> Authorities:
+    """The federation's authorities: its first root out of the chain that the server at the token's address shows, or
+    their whole list, from whoever answers there: it proves itself. Of a token that names a later authority the first
+    root in a chain counts for nothing: it may have been retired.
+    """
     try:
-        shown = shake_hands(token.address, timeout=timeout)
+        shown = await asyncio.to_thread(shake_hands, token.address, timeout=limit)
     except HandshakeFailed as error:
         raise EnrolmentFailed(error.sentence, ExitCode.UNREACHABLE) from error
     root = find_root(shown.chain, token.federation)
-    if root is None:
+    if token.newest is not None:
+        known = await _listed(token, token.newest, now, limit)
+    elif root is not None:
+        known = Authorities.first(root)
+    elif (followed := await _followed(token, limit)) is not None:
+        known = followed
+    else:
         raise EnrolmentFailed(
             f"the server at {token.address} is not of the federation that invited this machine: its chain "
             f"lacks the authority {token.federation.hex()[:16]}... that the join token names. Nothing "
@@ -136,13 +150,72 @@ def _recognise(token: JoinToken, now: datetime, timeout: float) -> x509.Certific
             ExitCode.UNREACHABLE,
         )
     try:
-        verify_server(shown.chain, root, address=token.address, federation=token.federation, now=now)
+        verify_server(shown.chain, known.trust.roots, address=token.address, federation=token.federation, now=now)
     except CertificateInvalid as error:
         raise EnrolmentFailed(
             f"the coordinator at {token.address} cannot be trusted: {error}. Nothing secret was sent",
             ExitCode.UNREACHABLE,
         ) from error
-    return root
+    return known
+
+
+async def _listed(token: JoinToken, newest: bytes, now: datetime, limit: float) -> Authorities:
+    """The list of authorities that the server tells, no older than the one that the token was made with.
+
+    Raises:
+        EnrolmentFailed: it proves nothing, lacks the authority that the token names, or is from before a retirement.
+    """
+    try:
+        document = await asked_authorities(token.address, client=None, limit=limit)
+        found = Authorities.read(document, federation=token.federation)
+    except HandshakeFailed as error:
+        raise EnrolmentFailed(error.sentence, ExitCode.UNREACHABLE) from error
+    except grpc.aio.AioRpcError as error:
+        raise EnrolmentFailed(
+            f"the server at {token.address} did not tell the federation's authorities, and nothing secret was sent: "
+            f"{explain(error, address=token.address, now=now)}",
+            ExitCode.UNREACHABLE,
+        ) from error
+    except AuthoritiesInvalid as error:
+        raise EnrolmentFailed(
+            f"the server at {token.address} cannot be trusted: {error}. Nothing secret was sent; ask the operator",
+            ExitCode.UNREACHABLE,
+        ) from error
+    if newest not in {federation_of(root) for root in found.certificates}:
+        raise EnrolmentFailed(
+            f"the server at {token.address} is not of the federation that invited this machine: it does not know the "
+            f"authority {newest.hex()[:16]}... that the join token names. Nothing secret was sent. Another server "
+            "answers there, or somebody has the key of an earlier authority; ask the operator",
+            ExitCode.UNREACHABLE,
+        )
+    if found.number < token.number:
+        raise EnrolmentFailed(
+            f"the server at {token.address} tells an older list of authorities ({found.number}) than the one that the "
+            f"join token was made with ({token.number}). Nothing secret was sent. Somebody may have the key of a "
+            "retired authority, or the coordinator was set back to an earlier state; ask the operator",
+            ExitCode.UNREACHABLE,
+        )
+    return found
+
+
+async def _followed(token: JoinToken, limit: float) -> Authorities | None:
+    """The list of authorities that the server tells, if it proves itself to the token."""
+    try:
+        document = await asked_authorities(token.address, client=None, limit=limit)
+        return Authorities.read(document, federation=token.federation)
+    except (HandshakeFailed, grpc.aio.AioRpcError, AuthoritiesInvalid):
+        return None
+
+
+def _told(response: enrolment_pb2.EnrolResponse, token: JoinToken, known: Authorities) -> Authorities:
+    """What the answer says of the authorities, if it is newer than what is known."""
+    if not response.authorities:
+        return known
+    try:
+        found = Authorities.read(response.authorities, federation=token.federation)
+        return found if found.follows(known) else known
+    except AuthoritiesInvalid as error:
+        raise EnrolmentFailed(f"the coordinator cannot be trusted: {error}", ExitCode.FAILED) from error
 
 
 def _key(pending: IdentityFolder) -> rsa.RSAPrivateKey:
@@ -165,7 +238,7 @@ def _key(pending: IdentityFolder) -> rsa.RSAPrivateKey:
 
 
 async def _ask(
-    token: JoinToken, key: rsa.RSAPrivateKey, root: x509.Certificate, now: datetime, limit: float
+    token: JoinToken, key: rsa.RSAPrivateKey, trust: Trust, now: datetime, limit: float
 ) -> tuple[enrolment_pb2.EnrolResponse, datetime | None]:
     # The name is for whoever reads a capture; the authority takes nothing from the request but the key.
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, token.member)])
@@ -176,7 +249,7 @@ async def _ask(
         certificate_request=csr.public_bytes(serialization.Encoding.DER),
         software_version=__version__,
     )
-    credentials = grpc.ssl_channel_credentials(root_certificates=root.public_bytes(serialization.Encoding.PEM))
+    credentials = grpc.ssl_channel_credentials(root_certificates=trust.pem)
     async with grpc.aio.secure_channel(token.address, credentials, options=channel_options()) as channel:
         stub = enrolment_pb2_grpc.EnrolmentServiceStub(channel)
         call = stub.Enrol(request, timeout=limit)
@@ -209,7 +282,7 @@ def _judge(
     response: enrolment_pb2.EnrolResponse,
     token: JoinToken,
     key: rsa.RSAPrivateKey,
-    root: x509.Certificate,
+    trust: Trust,
     now: datetime,
 ) -> bytes:
     """The member's certificate, DER, once it says exactly what was asked for."""
@@ -218,7 +291,7 @@ def _judge(
         raise EnrolmentFailed(f"{blame}: there is none; tell the operator", ExitCode.FAILED)
     der = response.certificate_chain[0]
     try:
-        certificate = verify_certificate(der, root, federation=token.federation, role=Role.MEMBER, now=now)
+        certificate = trust.verify(der, role=Role.MEMBER, now=now)
         split_address(response.federation_address)
     except ValueError as error:
         raise EnrolmentFailed(f"{blame}: {error}; tell the operator", ExitCode.FAILED) from error
@@ -233,11 +306,14 @@ def _judge(
 
 
 def _store(
-    pending: IdentityFolder, token: JoinToken, root: x509.Certificate, der: bytes, federation_address: str
+    pending: IdentityFolder, token: JoinToken, authorities: Authorities, der: bytes, federation_address: str
 ) -> None:
     certificate = x509.load_der_x509_certificate(der)
     document = IdentityDocument(federation=token.federation, member=token.member, address=federation_address)
     secret_file(pending.certificate, certificate.public_bytes(serialization.Encoding.PEM))
-    secret_file(pending.root, root.public_bytes(serialization.Encoding.PEM))
+    first = x509.load_der_x509_certificate(authorities.roots[0])
+    secret_file(pending.root, first.public_bytes(serialization.Encoding.PEM))
+    if authorities.number:
+        secret_file(pending.authorities, authorities.canonical())
     # Last: a pending folder that holds it is complete.
     secret_file(pending.document, document.canonical() + b"\n")

@@ -4,7 +4,7 @@ gRPC trusts a server or not, and shows nobody its chain. Enrolment must find the
 chain by its fingerprint before a secret is sent, and `doctor` must say what is wrong with a chain that is not
 trusted; both look through here. Nothing is verified in the handshake itself and nothing is sent over it:
 `verify_server` judges the chain afterwards. TLS 1.3 at least, ALPN h2. All of it blocks; call it from a
-thread where a loop runs.
+thread where a loop runs. Where the environment names an HTTP proxy the way leads through it, as gRPC's does.
 """
 
 import ipaddress
@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from OpenSSL import SSL
 
+from edge_client.proxy import ProxyRefused, ProxyUnusable, proxy_for, tunnel
 from tacit.identity import (
     Certificate,
     CertificateInvalid,
@@ -81,8 +82,18 @@ class Handshake:
 
 
 def resolve(address: str) -> tuple[str, ...]:
-    """The IP addresses of host:port. Raises: HandshakeFailed, ValueError."""
+    """The IP addresses of host:port; of the proxy where one is between, since it is the one that knows the host.
+
+    Raises:
+        HandshakeFailed: there is no such name. ValueError: no address.
+    """
     host, port = split_address(address)
+    try:
+        proxy = proxy_for(host)
+    except ProxyUnusable as error:
+        raise HandshakeFailed(Step.NAME, str(error)) from error
+    if proxy is not None:
+        host, port = proxy.host, proxy.port
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -93,8 +104,25 @@ def resolve(address: str) -> tuple[str, ...]:
 
 
 def connect(address: str, *, timeout: float) -> socket.socket:
-    """A TCP connection to the first address that answers. Raises: HandshakeFailed."""
-    port = split_address(address)[1]
+    """A TCP connection to the first address that answers, or through the proxy. Raises: HandshakeFailed."""
+    host, port = split_address(address)
+    try:
+        proxy = proxy_for(host)
+    except ProxyUnusable as error:
+        raise HandshakeFailed(Step.NAME, str(error)) from error
+    if proxy is not None:
+        # The name of the proxy itself.
+        resolve(address)
+        try:
+            return tunnel(proxy, host, port, timeout=timeout)
+        except ProxyRefused as error:
+            raise HandshakeFailed(Step.TCP, str(error)) from error
+        except OSError as error:
+            raise HandshakeFailed(
+                Step.TCP,
+                f"the proxy {proxy} that https_proxy names does not answer; check the variable, or unset it where the "
+                "way out is direct",
+            ) from error
     last: OSError | None = None
     for ip in resolve(address):
         try:
@@ -206,13 +234,14 @@ def find_root(chain: tuple[x509.Certificate, ...], federation: bytes) -> x509.Ce
 
 def verify_server(
     chain: tuple[x509.Certificate, ...],
-    root: x509.Certificate,
+    root: x509.Certificate | tuple[x509.Certificate, ...],
     *,
     address: str,
     federation: bytes,
     now: datetime,
 ) -> Certificate:
-    """Checks that a chain's first certificate is that federation's server, for the host that was dialled.
+    """Checks that a chain's first certificate is that federation's server, for the host that was dialled. root: of the
+    authority that must have issued it, or of those of which one must.
 
     Raises:
         CertificateInvalid: another issuer, outside its validity, no server, another host.

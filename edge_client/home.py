@@ -5,18 +5,21 @@ it holds
 
     identity/                 complete, or not there at all
       key.pem                 0600, made here
-      cert.pem                what the federation's authority made of it
-      root.pem                the authority's certificate; the only one this member trusts
+      cert.pem                what the federation's authority made of it; replaced when it is renewed
+      root.pem                the certificate of the federation's first authority, which names it
+      authorities.json        the authorities since, each signed by the one before; not there before the second
       identity.json           `IdentityDocument`
     pending-TOKEN/            the same while the token of that id is being spent; key.pem comes first, so that
     an
                               enrolment that broke off is repeated with the same key
+    renewal.lock              held while the certificate is renewed
 
 The other rooms keep their files beside these (ledger, private parameters, receipts). A folder or a key that
 others may read is refused, not repaired: who could read a key may have copied it.
 """
 
 import fcntl
+import hashlib
 import os
 import shutil
 import stat
@@ -32,8 +35,10 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from pydantic import field_validator
 
+from tacit.authorities import Authorities, AuthoritiesInvalid
+from tacit.console import secret_file
 from tacit.documents import Digest, Document, DocumentInvalid
-from tacit.identity import CertificateInvalid, Role, federation_of, key_pem, name_is_valid, sign, verify_certificate
+from tacit.identity import CertificateInvalid, Role, Trust, federation_of, issued_by, key_pem, name_is_valid, sign
 from tacit.token import split_address
 
 __all__ = [
@@ -106,6 +111,10 @@ class IdentityFolder:
     def root(self) -> Path:
         return self.path / "root.pem"
 
+    @property
+    def authorities(self) -> Path:
+        return self.path / "authorities.json"
+
 
 @dataclass(frozen=True, slots=True)
 class Home:
@@ -120,6 +129,10 @@ class Home:
     def pending(self, token_id: str) -> IdentityFolder:
         """Where an enrolment with this token keeps what it has so far."""
         return IdentityFolder(self.path / f"{_PENDING}{token_id}")
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "identity.lock"
 
     @property
     def _old(self) -> Path:
@@ -145,7 +158,7 @@ class Home:
 
     def adopt(self, pending: IdentityFolder) -> None:
         """Makes a complete pending identity the member's own, in place of the present one if there is any."""
-        with self._locked():
+        with self.locked():
             if not pending.path.exists():
                 return  # Another process has settled it meanwhile.
             if self.identity.path.exists():
@@ -154,11 +167,38 @@ class Home:
             pending.path.rename(self.identity.path)
             self._clean()
 
+    def replace_certificate(self, certificate: bytes) -> None:
+        """The next certificate (DER) for the key that is there. In one step, on the disk before it returns."""
+        pem = x509.load_der_x509_certificate(certificate).public_bytes(serialization.Encoding.PEM)
+        secret_file(self.identity.certificate, pem)
+
+    def replace_key(self, key: rsa.RSAPrivateKey, certificate: bytes) -> None:
+        """The next certificate (DER) and the key that it is for. In one step, as an enrolment is adopted."""
+        pending = self.pending("renewal")
+        shutil.rmtree(pending.path, ignore_errors=True)
+        pending.path.mkdir(mode=0o700)
+        secret_file(pending.key, key_pem(key))
+        pem = x509.load_der_x509_certificate(certificate).public_bytes(serialization.Encoding.PEM)
+        secret_file(pending.certificate, pem)
+        for kept, copy in (
+            (self.identity.root, pending.root),
+            (self.identity.authorities, pending.authorities),
+            (self.identity.document, pending.document),
+        ):
+            # The document last: a pending folder that holds it is complete.
+            if kept.exists():
+                secret_file(copy, kept.read_bytes())
+        self.adopt(pending)
+
+    def keep_authorities(self, authorities: Authorities) -> None:
+        """What is known of the federation's authorities from now on."""
+        secret_file(self.identity.authorities, authorities.canonical())
+
     def settle(self) -> None:
         """Finishes an enrolment that was interrupted after everything was stored."""
         if self.identity.path.exists() or not self._interrupted():
             return
-        with self._locked():
+        with self.locked():
             left = self._interrupted()
             if left and not self.identity.path.exists():
                 left[0].rename(self.identity.path)
@@ -180,8 +220,9 @@ class Home:
             os.close(folder)
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
-        with (self.path / "identity.lock").open("w") as file:
+    def locked(self) -> Iterator[None]:
+        """While the identity is replaced, or read by who must not meet it half way."""
+        with self.lock.open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
@@ -199,7 +240,11 @@ class MemberIdentity:
     # DER.
     certificate: bytes
     expires: datetime
+    # Of the federation's first authority.
     root: x509.Certificate
+    begins: datetime | None = None
+    # None: there has been one authority only.
+    known_authorities: Authorities | None = None
 
     def __repr__(self) -> str:
         return f"MemberIdentity({self.document.member!r}, federation={self.document.federation.hex()[:16]}...)"
@@ -211,8 +256,23 @@ class MemberIdentity:
 
     @property
     def federation(self) -> bytes:
-        """SHA-256 of the root certificate, 32 bytes."""
+        """SHA-256 of the first root certificate, 32 bytes."""
         return self.document.federation
+
+    @property
+    def authorities(self) -> Authorities:
+        """What this member knows of the federation's authorities."""
+        return self.known_authorities or Authorities.first(self.root)
+
+    @property
+    def trust(self) -> Trust:
+        """Whose certificates this member takes."""
+        return self.authorities.trust
+
+    @property
+    def fingerprint(self) -> bytes:
+        """SHA-256 of the certificate, 32 bytes."""
+        return hashlib.sha256(self.certificate).digest()
 
     @property
     def address(self) -> str:
@@ -231,8 +291,17 @@ class MemberIdentity:
 
     @property
     def root_pem(self) -> bytes:
-        """The root for gRPC, PEM."""
-        return self.root.public_bytes(serialization.Encoding.PEM)
+        """The roots that are trusted, for gRPC, PEM."""
+        return self.trust.pem
+
+    def issued_by_newest(self) -> bool:
+        """Whether the newest authority that this member knows issued its certificate."""
+        return issued_by(x509.load_der_x509_certificate(self.certificate), self.trust.roots[0])
+
+    def issued_by_trusted(self) -> bool:
+        """Whether one that is trusted still did: with any other certificate nobody takes this member."""
+        certificate = x509.load_der_x509_certificate(self.certificate)
+        return any(issued_by(certificate, root) for root in self.trust.roots)
 
     def sign(self, message: bytes) -> bytes:
         """RSA-PSS over a framed statement, as `tacit.identity` verifies it."""
@@ -249,7 +318,18 @@ class MemberIdentity:
         """
         folder = Home(home)
         folder.settle()
-        names = folder.identity
+        try:
+            return cls._load(folder, now)
+        except HomeUnusable:
+            if not folder.lock.exists():
+                raise
+            # Another process may have been replacing it at this moment.
+            with folder.locked():
+                return cls._load(folder, now)
+
+    @classmethod
+    def _load(cls, folder: Home, now: datetime | None) -> "MemberIdentity":
+        home, names = folder.path, folder.identity
         if not names.path.exists():
             raise NotEnrolled(f"{home} holds no identity; join a federation with `edge_client enrol TOKEN`")
         folder.check_modes()
@@ -258,6 +338,7 @@ class MemberIdentity:
             key = serialization.load_pem_private_key(names.key.read_bytes(), password=None)
             certificate = x509.load_pem_x509_certificate(names.certificate.read_bytes())
             root = x509.load_pem_x509_certificate(names.root.read_bytes())
+            listed = names.authorities.read_bytes() if names.authorities.exists() else None
         except OSError as error:
             raise HomeUnusable(f"{error.filename} cannot be read: {error.strerror}; {_AGAIN}") from error
         except DocumentInvalid as error:
@@ -266,22 +347,33 @@ class MemberIdentity:
             raise HomeUnusable(f"a certificate or the key in {home} cannot be read; {_AGAIN}") from error
         if federation_of(root) != document.federation:
             raise HomeUnusable(f"{names.root} is not the authority of the federation this member joined; {_AGAIN}")
-        der = certificate.public_bytes(serialization.Encoding.DER)
         try:
-            verified = verify_certificate(
-                der,
-                root,
-                federation=document.federation,
-                role=Role.MEMBER,
-                now=now if now is not None else datetime.now(UTC),
+            authorities = (
+                Authorities.first(root)
+                if listed is None
+                else Authorities.read(listed, federation=document.federation, what=str(names.authorities))
             )
+        except AuthoritiesInvalid as error:
+            raise HomeUnusable(f"{error}; remove that file: this member asks the coordinator for it anew") from error
+        der = certificate.public_bytes(serialization.Encoding.DER)
+        present = now if now is not None else datetime.now(UTC)
+        if present > certificate.not_valid_after_utc:
+            raise HomeUnusable(
+                f"{names.certificate}: the certificate expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} "
+                f"UTC. While `edge_client run` runs it is renewed in time; this machine was off, or without the "
+                f"coordinator, for longer than that. {_AGAIN[0].upper()}{_AGAIN[1:]}"
+            )
+        try:
+            # Also of one that is retired: it may be exchanged for a new one.
+            verified = authorities.history.verify(der, role=Role.MEMBER, now=present)
         except CertificateInvalid as error:
             raise HomeUnusable(f"{names.certificate}: {error}; {_AGAIN}") from error
         if verified.identity.name != document.member:
             raise HomeUnusable(f"{names.certificate} belongs to {verified.identity.name}; {_AGAIN}")
         if not isinstance(key, rsa.RSAPrivateKey) or key.public_key() != verified.key:
             raise HomeUnusable(f"{names.key} is not the key of {names.certificate}; {_AGAIN}")
-        return cls(home, document, key, der, verified.expires, root)
+        known = None if listed is None else authorities
+        return cls(home, document, key, der, verified.expires, root, verified.begins, known)
 
 
 _AGAIN = "ask the operator for a new join token and run `edge_client enrol TOKEN --force`"

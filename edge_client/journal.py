@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tacit.attempt import AttemptId
 
-__all__ = ["Journal", "Memory", "Sent"]
+__all__ = ["Journal", "JournalUnusable", "Memory", "Sent"]
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS attempts (
@@ -29,13 +29,19 @@ CREATE TABLE IF NOT EXISTS attempts (
     opened_ms INTEGER,
     -- U3, once the member has signed it: a JSON list.
     survivors TEXT,
+    -- What the private parameters that were trained with this vector are staged under.
+    staged TEXT,
     ended_ms INTEGER,
     outcome TEXT,
     result BLOB,
     PRIMARY KEY (federation, job, attempt)
 ) STRICT;
 """
-_VERSION = 1
+_VERSION = 2
+
+
+class JournalUnusable(ValueError):
+    """The file cannot be used; the sentence says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,8 @@ class Sent:
     document: bytes
     # U3, where the member has signed it; None where it never learned it.
     survivors: frozenset[str] | None = None
+    # What private parameters were staged under with it; None where the job keeps none.
+    staged: str | None = None
 
 
 @dataclass(frozen=True)
@@ -70,19 +78,36 @@ class Journal:
     """One member's journal in one federation. Synchronous: a write has reached the disk when it returns."""
 
     def __init__(self, path: Path, federation: bytes) -> None:
-        path.touch(mode=0o600, exist_ok=True)
-        self._connection = sqlite3.connect(path, isolation_level=None)
+        """Opens or creates the file. Raises: JournalUnusable: newer software wrote it, or the disk does not take it."""
         self._federation = federation
+        try:
+            path.touch(mode=0o600, exist_ok=True)
+            self._connection = sqlite3.connect(path, isolation_level=None)
+            try:
+                self._begin(path)
+            except BaseException:
+                self._connection.close()
+                raise
+        except (OSError, sqlite3.Error) as error:
+            raise JournalUnusable(
+                f"{path} cannot be used ({error}); look at free space and the rights of {path.parent}. Without it "
+                "this member would not know what it has sent, so it takes part in nothing. Do not delete it"
+            ) from error
+
+    def _begin(self, path: Path) -> None:
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = FULL")
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
         if version > _VERSION:
-            self._connection.close()
-            raise ValueError(
+            raise JournalUnusable(
                 f"{path} was written by newer software (schema {version}); upgrade edge_client, or use another home"
             )
         self._connection.execute(_SCHEMA)
-        self._connection.execute(f"PRAGMA user_version = {_VERSION}")
+        if version == 1:
+            self._connection.execute("ALTER TABLE attempts ADD COLUMN staged TEXT")
+        # Written only where it changes something: a member that starts on a full disk has nothing to write yet.
+        if version != _VERSION:
+            self._connection.execute(f"PRAGMA user_version = {_VERSION}")
 
     def memory(self) -> Memory:
         """What must not be forgotten."""
@@ -92,7 +117,7 @@ class Journal:
         )
         highest = {job: (round_, attempt) for job, round_, attempt in rows}
         rows = self._connection.execute(
-            "SELECT job, round, attempt, version, document, survivors FROM attempts "
+            "SELECT job, round, attempt, version, document, survivors, staged FROM attempts "
             "WHERE federation = ? AND opened_ms IS NOT NULL ORDER BY attempt",
             (self._federation,),
         )
@@ -102,8 +127,9 @@ class Journal:
                 bytes(version),
                 bytes(document),
                 None if survivors is None else frozenset(json.loads(survivors)),
+                staged,
             )
-            for job, round_, attempt, version, document, survivors in rows
+            for job, round_, attempt, version, document, survivors, staged in rows
         )
         return Memory(highest, sent)
 
@@ -119,9 +145,9 @@ class Journal:
         """The first byte of a masked vector may leave from now on."""
         self._update("opened_ms = ?", (_now_ms(),), attempt)
 
-    def signed(self, attempt: AttemptId, survivors: Iterable[str]) -> None:
-        """The member is about to confirm this U3."""
-        self._update("survivors = ?", (json.dumps(sorted(survivors)),), attempt)
+    def signed(self, attempt: AttemptId, survivors: Iterable[str], staged: str | None = None) -> None:
+        """The member is about to confirm this U3, and with it what was staged with its vector."""
+        self._update("survivors = ?, staged = ?", (json.dumps(sorted(survivors)), staged), attempt)
 
     def ended(self, attempt: AttemptId, outcome: str, result: bytes) -> None:
         """How the attempt ended, as far as the member was told."""

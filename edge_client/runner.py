@@ -14,19 +14,24 @@ from typing import IO, Literal
 import structlog
 
 import secure_agg
+from edge_client.backbone_sources import Backbones, named_folders
 from edge_client.cache import BlobCache
-from edge_client.data import DataInvalid, Example, read_examples
+from edge_client.data import DataInvalid, Example, read_data
 from edge_client.home import HomeUnusable, MemberIdentity, home_path
 from edge_client.journal import Journal
 from edge_client.privacy.budget import Budget, open_budget
 from edge_client.privacy.ledger import LedgerError
 from edge_client.privacy.policy import Policy
+from edge_client.private_store import PrivateStore, StoreError, store_key
+from edge_client.renewal import Renewer
 from edge_client.session.agent import Agent, AgentStopped, Observer
+from edge_client.session.keeping import Keeper
 from edge_client.session.preparation import Preparer
 from edge_client.session.states import Environment
 from edge_client.training.device import DeviceUnavailable, pick_device
 from tacit.console import ExitCode, fail
 from tacit.documents import DocumentInvalid
+from tacit.identity import Trust
 from tacit.logs import configure
 from tacit.verification import Verification
 
@@ -37,11 +42,13 @@ __all__ = ["Member", "RunOptions", "load_member", "run_member"]
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The options of `edge_client run`."""
+    """The options of `edge_client run`; `edge_client export` has those that say whose data and machine it is."""
 
     data: Path
     text: str = "text"
     label: str = "label"
+    # Of a pair's second text; None: `text_b`, where it is there.
+    text_b: str | None = None
     jobs: tuple[str, ...] = ()
     device: str = "auto"
     policy: Path | None = None
@@ -52,6 +59,12 @@ class RunOptions:
     # The member's own name for the data: one privacy ledger for each.
     data_name: str = "data"
     metrics_port: int | None = None
+    metrics_file: Path | None = None
+    # Word vectors that private embeddings start from, and what seals them at rest.
+    embedding: Path | None = None
+    private_key_file: Path | None = None
+    # Where frozen models of prompted jobs may lie, beside TACIT_BACKBONES.
+    backbones: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,6 +76,8 @@ class Member:
     policy: Policy
     examples: list[Example]
     device: str
+    # False where the data is a table without a column for a pair's second text.
+    second_column: bool = True
 
 
 def load_member(options: RunOptions) -> Member:
@@ -78,17 +93,34 @@ def load_member(options: RunOptions) -> Member:
         fail(str(error), ExitCode.USAGE)
     try:
         policy, _ = Policy.load(home, options.policy)
-        examples = read_examples(options.data, text=options.text, label=options.label)
+        examples, second_column = read_data(options.data, text=options.text, label=options.label, text_b=options.text_b)
         device = pick_device(options.device)
+        if options.embedding is not None and not options.embedding.exists():
+            # It is read in a job's first round only: a slip of the pen would decline that, hours later.
+            raise DataInvalid(
+                f"{options.embedding} does not exist; --embedding is a GloVe file or a checkpoint's folder"
+            )
+        if missing := [str(each) for each in options.backbones if not each.exists()]:
+            raise DataInvalid(
+                f"{missing[0]} does not exist; --backbone is a folder that transformers' save_pretrained wrote"
+            )
     except (DocumentInvalid, DataInvalid, DeviceUnavailable) as error:
         fail(str(error), ExitCode.USAGE)
-    return Member(home, identity, policy, examples, device)
+    return Member(home, identity, policy, examples, device, second_column)
 
 
 @contextmanager
 def _alone(home: Path) -> Iterator[IO[str]]:
     """One process a home: two would answer for one member and lose each other's secrets."""
-    with (home / "run.lock").open("w") as file:
+    try:
+        lock = (home / "run.lock").open("w")
+    except OSError as error:
+        fail(
+            f"{home} cannot be written ({error.strerror}); look at free space and the folder's rights: a member "
+            "writes down what it sends before it sends it",
+            ExitCode.USAGE,
+        )
+    with lock as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -113,7 +145,7 @@ def run_member(options: RunOptions, observer: Observer | None = None) -> None:
             journal = Journal(member.home / "journal.db", member.identity.federation)
         except ValueError as error:
             fail(str(error), ExitCode.USAGE)
-        texts = (example.text for example in member.examples)
+        texts = (example.texts for example in member.examples)
         with contextlib.ExitStack() as stack:
             stack.enter_context(contextlib.closing(journal))
             try:
@@ -122,11 +154,18 @@ def run_member(options: RunOptions, observer: Observer | None = None) -> None:
                 )
             except LedgerError as error:
                 fail(str(error), ExitCode.REFUSED)
-            watcher = stack.enter_context(_watching(observer, terminal))
-            if options.metrics_port is not None:
-                watcher = stack.enter_context(_metered(watcher, options.metrics_port))
             try:
-                asyncio.run(_run(member, journal, budget, watcher, options))
+                key = store_key(options.private_key_file)
+                store = PrivateStore(member.home, member.identity.federation, options.data_name, key)
+                keeper = Keeper(stack.enter_context(store), member.examples, options.embedding)
+                keeper.recover(journal.memory(), member.identity.member)
+            except StoreError as error:
+                fail(str(error), ExitCode.REFUSED)
+            watcher = stack.enter_context(_watching(observer, terminal))
+            if options.metrics_port is not None or options.metrics_file is not None:
+                watcher = stack.enter_context(_metered(watcher, member.identity, options))
+            try:
+                asyncio.run(_run(member, journal, budget, keeper, watcher, options))
             except AgentStopped as stopped:
                 fail(stopped.sentence, ExitCode.REFUSED)
 
@@ -147,25 +186,45 @@ def _watching(observer: Observer | None, terminal: bool) -> Iterator[Observer]:
 
 
 @contextmanager
-def _metered(watcher: Observer, port: int) -> Iterator[Observer]:
+def _metered(watcher: Observer, identity: MemberIdentity, options: RunOptions) -> Iterator[Observer]:
     from edge_client.metrics import MemberMetrics
+    from edge_client.metrics_file import MetricsFile, MetricsFileUnusable
     from edge_client.watching import MeteredWatcher
 
-    metrics = MemberMetrics()
-    try:
-        server = metrics.serve(port)
-    except OSError as error:
-        fail(f"metrics cannot be served on port {port}: {error.strerror}; choose another one", ExitCode.USAGE)
-    log.info("metrics_served", port=server.server_port)
-    try:
+    metrics, port = MemberMetrics(), options.metrics_port
+    metrics.certificate_expires(identity.expires.timestamp())
+    with contextlib.ExitStack() as stack:
+        if port is not None:
+            try:
+                server = metrics.serve(port)
+            except OSError as error:
+                fail(f"metrics cannot be served on port {port}: {error.strerror}; choose another one", ExitCode.USAGE)
+            stack.callback(server.server_close)
+            stack.callback(server.shutdown)
+            log.info("metrics_served", port=server.server_port)
+        if options.metrics_file is not None:
+            try:
+                stack.enter_context(MetricsFile(options.metrics_file, metrics))
+            except MetricsFileUnusable as error:
+                fail(str(error), ExitCode.USAGE)
         yield MeteredWatcher(watcher, metrics)
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
-async def _run(member: Member, journal: Journal, budget: Budget, observer: Observer, options: RunOptions) -> None:
-    verification = Verification(member.identity.root)
+async def _run(
+    member: Member, journal: Journal, budget: Budget, keeper: Keeper, observer: Observer, options: RunOptions
+) -> None:
+    verification = Verification(member.identity.trust)
+
+    def trusted(trust: Trust) -> None:
+        verification.trust = trust
+
+    renewer = Renewer(member.identity, trusted=trusted)
+    if options.metrics_port is not None or options.metrics_file is not None:
+        from edge_client.watching import MeteredWatcher
+
+        if isinstance(observer, MeteredWatcher):
+            metered = observer
+            renewer.listeners.append(lambda identity: metered.certificate_expires(identity.expires.timestamp()))
     environment = Environment(
         identity=member.identity,
         federation=member.identity.federation,
@@ -191,6 +250,9 @@ async def _run(member: Member, journal: Journal, budget: Budget, observer: Obser
         cache,
         member.device,
         observer,
+        keeper,
+        Backbones(cache, folders=named_folders(options.backbones), allowed=member.policy.backbones),
+        second_column=member.second_column,
     )
     agent = Agent(
         member.identity,
@@ -199,8 +261,10 @@ async def _run(member: Member, journal: Journal, budget: Budget, observer: Obser
         preparer,
         budget,
         observer,
+        keeper,
         admits=options.jobs,
         until_finished=options.until_finished,
+        renewer=renewer,
     )
     task = asyncio.ensure_future(agent.run())
     loop = asyncio.get_running_loop()

@@ -4,8 +4,8 @@ Guarantees: the same bytes give the same ids everywhere (training, export, predi
 `tokenizers` and numpy is imported, and only when something is encoded; the padding id is written behind a
 text, never inside it (no special token is recognised in text or added to it).
 
-Leaves to others: where the vocabulary comes from. It must be public: what a tokenizer keeps apart, everyone
-knows.
+Leaves to others: where the vocabulary comes from. A job's must be public: what its tokenizer keeps apart, everyone
+knows. A member's own (`edge_client.vocabulary`) tells words of its texts and never leaves its machine.
 """
 
 import json
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_client.data import DataInvalid, read_text
+from edge_client.data import DataInvalid, TextRow, read_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 PAD, UNKNOWN = "[PAD]", "[UNK]"
+FIRST, LAST = "[CLS]", "[SEP]"
 LONGEST_WORD = 100  # Characters; as in BERT, a longer word is unknown as a whole.
 
 
@@ -47,13 +48,17 @@ class TextEncoder:
     """Texts to padded id matrices.
 
     tokenizer_json: the bytes of a tokenizer.json. max_tokens: longer texts are cut. min_tokens: shorter
-    batches are padded to this (the widest filter of a convolution).
+    batches are padded to this (what the model takes at least). frame: [CLS] stands before each text and [SEP]
+    behind it, and both count among max_tokens.
 
     Raises:
-        TokenizerInvalid: not a tokenizer, or one without a padding token.
+        TokenizerInvalid: not a tokenizer, one without a padding token, or without those two where they are asked for.
     """
 
-    def __init__(self, tokenizer_json: bytes, max_tokens: int, min_tokens: int) -> None:
+    # Of all encoders `edge_client.cloze.ClozeEncoder` alone reads two texts for each example.
+    pairs = False
+
+    def __init__(self, tokenizer_json: bytes, max_tokens: int, min_tokens: int, *, frame: bool = False) -> None:
         from tokenizers import Tokenizer
 
         if not 1 <= min_tokens <= max_tokens:
@@ -66,22 +71,46 @@ class TextEncoder:
         if pad_id is None:
             raise TokenizerInvalid(f"the tokenizer has no {PAD} entry; put {PAD} into its vocabulary")
         self.pad_id: int = pad_id
-        self.max_tokens, self.min_tokens = max_tokens, min_tokens
+        self.max_tokens, self.min_tokens, self.frame = max_tokens, min_tokens, frame
+        self._before, self._behind = ([self._frame_id(FIRST)], [self._frame_id(LAST)]) if frame else ([], [])
         # Ids may have gaps; an embedding needs a row up to the largest.
         self.vocabulary_size: int = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
         # Whatever the file says of these, the job's numbers hold.
         self._tokenizer.no_padding()
-        self._tokenizer.enable_truncation(max_tokens)
+        self._tokenizer.enable_truncation(max_tokens - len(self._before) - len(self._behind))
 
-    def encode(self, texts: Sequence[str]) -> "NDArray[np.int64]":
+    def _frame_id(self, token: str) -> int:
+        found: int | None = self._tokenizer.token_to_id(token)
+        if found is None:
+            raise TokenizerInvalid(
+                f"the tokenizer has no {token} entry, which this model's texts are framed with; take the vocabulary "
+                "that belongs to the base model, or put it in"
+            )
+        return found
+
+    def words(self) -> list[str | None]:
+        """The vocabulary by id; None where no entry has an id."""
+        found: list[str | None] = [None] * self.vocabulary_size
+        for word, number in self._tokenizer.get_vocab(with_added_tokens=True).items():
+            found[number] = word
+        return found
+
+    def encode(self, texts: Sequence[TextRow]) -> "NDArray[np.int64]":
         """Shape (B, S): ids, padded behind to the batch's longest and to min_tokens, cut at max_tokens.
 
         Half of a surrogate pair (an argument that is not UTF-8) reads as a question mark.
+
+        Raises:
+            ValueError: a pair of texts, which no model with this encoder reads.
         """
         import numpy as np
 
-        whole = [text if text.isascii() else text.encode(errors="replace").decode() for text in texts]
-        rows = [item.ids for item in self._tokenizer.encode_batch_fast(whole, add_special_tokens=False)]
+        single = [text for text in texts if isinstance(text, str)]
+        if len(single) != len(texts):
+            raise ValueError("the job's model takes one text for each example; pairs are for prompted models")
+        whole = [text if text.isascii() else text.encode(errors="replace").decode() for text in single]
+        encoded = self._tokenizer.encode_batch_fast(whole, add_special_tokens=False)
+        rows = [[*self._before, *item.ids, *self._behind] for item in encoded]
         length = max([self.min_tokens, *map(len, rows)])
         ids = np.full((len(rows), length), self.pad_id, dtype=np.int64)
         for row, tokens in zip(ids, rows, strict=True):

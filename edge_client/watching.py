@@ -53,8 +53,9 @@ class LogWatcher:
 
     def ready(self, job: str, round: int, update: Update) -> None:
         """The update is trained."""
-        accuracy = update.correct / update.count if update.count else 0.0
-        log.info("ready", job=job, round=round, examples=update.examples, accuracy=f"{accuracy:.4f}")
+        # Under a mechanism nothing but the change is made, and so there is no accuracy.
+        measured = {"accuracy": f"{update.correct / update.count:.4f}"} if update.count else {}
+        log.info("ready", job=job, round=round, examples=update.examples, **measured)
 
     def privacy(self, figures: Figures) -> None:
         """What the ledger says now."""
@@ -172,9 +173,7 @@ class MeteredWatcher:
         self._metrics = metrics
         self._sent: dict[AttemptId, int] = {}
         # Everything that no figure is kept of goes through as it is.
-        self.assigned = watcher.assigned
         self.training = watcher.training
-        self.ready = watcher.ready
         self.encoded = watcher.encoded
         self.job_over = watcher.job_over
 
@@ -183,10 +182,24 @@ class MeteredWatcher:
         self._metrics.connected(True)
         self._watcher.connected(federation)
 
+    def certificate_expires(self, at: float) -> None:
+        """The member's certificate is another one, and ends then: seconds since 1970."""
+        self._metrics.certificate_expires(at)
+
     def disconnected(self, sentence: str, seconds: float) -> None:
         """It broke, or could not be made."""
         self._metrics.connected(False)
         self._watcher.disconnected(sentence, seconds)
+
+    def assigned(self, assignment: Assignment) -> None:
+        """A round begins."""
+        self._metrics.assigned()
+        self._watcher.assigned(assignment)
+
+    def ready(self, job: str, round: int, update: Update) -> None:
+        """The update is trained."""
+        self._metrics.ready()
+        self._watcher.ready(job, round, update)
 
     def privacy(self, figures: Figures) -> None:
         """What the ledger says now."""

@@ -6,10 +6,13 @@ import typer
 
 from edge_client.cli.doctor import doctor
 from edge_client.cli.enrol import enrol
+from edge_client.cli.export import export
 from edge_client.cli.ledger import app as ledger
 from edge_client.cli.policy import app as policy
 from edge_client.cli.predict import predict
 from edge_client.cli.privacy import app as privacy
+from edge_client.cli.private import app as private
+from edge_client.cli.renew import renew
 from edge_client.cli.run import run
 
 __all__ = ["app", "main"]
@@ -17,7 +20,8 @@ __all__ = ["app", "main"]
 app = typer.Typer(
     name="edge_client",
     help="Train a model together with others; no text ever leaves this machine.\n\n"
-    "First time: `edge_client enrol TOKEN`, then `edge_client doctor`, then `edge_client run --data FILE`.",
+    "First time: `edge_client enrol` (it asks for the token, or reads it from standard input), then "
+    "`edge_client doctor`, then `edge_client run --data FILE`.",
     epilog="Exit codes: 0 done, 1 the work failed, 2 wrong input, 3 unreachable, 4 refused, 5 not found. "
     "Every command takes --json; TACIT_HOME names the member's folder.",
     no_args_is_help=True,
@@ -45,11 +49,14 @@ def _options(
 
 app.command()(enrol)
 app.command()(doctor)
+app.command()(renew)
 app.command()(run)
+app.command()(export)
 app.command()(predict)
-app.add_typer(policy, name="policy", help="Your own rules: write them, read them, hold a job against them.")
+app.add_typer(policy, name="policy")
 app.add_typer(privacy, name="privacy", help="What privacy costs, before you join.")
 app.add_typer(ledger, name="ledger", help="What your data has spent, and proof of it.")
+app.add_typer(private, name="private")
 
 
 def main() -> None:

@@ -281,7 +281,7 @@ def _fingerprints(home: Path) -> tuple[str | None, str | None]:
     from edge_client.privacy.rules import fingerprint
     from tacit.verification import verifiers
 
-    _, key_of = verifiers(identity.root)
+    _, key_of = verifiers(identity.authorities.history)
     return identity.federation.hex(), fingerprint(key_of(identity.certificate)).hex()
 
 

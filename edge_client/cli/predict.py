@@ -2,11 +2,14 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tacit.console import ExitCode, fail, json_requested, print_json
+
+if TYPE_CHECKING:
+    from edge_client.data import TextRow
 
 __all__ = ["predict"]
 
@@ -22,6 +25,10 @@ def predict(
         typer.Option(help=".jsonl, .csv or .tsv (also .gz), or .txt with one text a line.", show_default=False),
     ] = None,
     text: Annotated[str, typer.Option(help="The column of --file that holds the text.")] = "text",
+    text_b: Annotated[
+        str | None,
+        typer.Option(help="The column of --file that holds a pair's second text. Default: text_b.", show_default=False),
+    ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Texts that go through the model at once.")] = 64,
     as_json: Annotated[
         bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="One JSON object a line.")
@@ -29,7 +36,7 @@ def predict(
 ) -> None:
     """Print the most probable label and its probability, one line a text, in the order of the texts.
 
-    Empty lines are left out.
+    Empty lines are left out. A model of pairs takes texts two by two, and lines with a tab between the two.
     """
     from edge_client.data import DataInvalid
     from export.predictor import Predictor
@@ -39,11 +46,16 @@ def predict(
         fail("give texts or --file, not both", ExitCode.USAGE)
     try:
         predictor = Predictor.load(bundle)
-        given = texts or (_from_file(file, text) if file is not None else _from_standard_input())
+        if texts:
+            given = _two_by_two(texts) if predictor.pairs else [*texts]
+        elif file is not None:
+            given = _from_file(file, text, text_b, predictor.pairs)
+        else:
+            given = _lines(_from_standard_input(), "standard input", predictor.pairs)
     except (BundleInvalid, DataInvalid) as error:
         missing = not bundle.exists() or (file is not None and not file.exists())
         fail(str(error), ExitCode.NOT_FOUND if missing else ExitCode.USAGE)
-    given = [item for item in given if item.strip()]
+    given = [item for item in given if not isinstance(item, str) or item.strip()]
     if not given:
         fail("no text to label; give texts, --file FILE, or lines on standard input", ExitCode.USAGE)
     width = max(map(len, predictor.labels))
@@ -62,20 +74,47 @@ def predict(
                 typer.echo(f"{prediction.label:<{width}}  {prediction.probability:.4f}")
 
 
-def _from_file(path: Path, column: str) -> list[str]:
-    from edge_client.data import read_examples, read_text
+def _two_by_two(texts: list[str]) -> "list[TextRow]":
+    if len(texts) % 2:
+        fail(
+            f"the model labels pairs of texts, and there are {len(texts)}; give each text and then its second one",
+            ExitCode.USAGE,
+        )
+    return list(zip(texts[::2], texts[1::2], strict=True))
+
+
+def _lines(lines: list[str], where: str, pairs: bool) -> "list[TextRow]":
+    """Texts one a line, or pairs with a tab between the two; empty lines are left out of these."""
+    if not pairs:
+        return [*lines]
+    found: list[TextRow] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        first, tab, second = line.partition("\t")
+        if not tab or not first.strip() or not second.strip():
+            fail(
+                f"{where}, line {number}: the model labels pairs of texts; write both on one line, with a tab between",
+                ExitCode.USAGE,
+            )
+        found.append((first, second))
+    return found
+
+
+def _from_file(path: Path, column: str, second: str | None, pairs: bool) -> "list[TextRow]":
+    from edge_client.data import read_examples, read_text, text_rows
 
     if [suffix.lower() for suffix in path.suffixes[-2:]] in (
         [".txt"],
         [".txt", ".gz"],
     ) or path.suffix.lower() == ".txt":
-        return [line.removesuffix("\r") for line in read_text(path).split("\n")]
-    return [example.text for example in read_examples(path, text=column, label=None)]
+        return _lines([line.removesuffix("\r") for line in read_text(path).split("\n")], str(path), pairs)
+    return text_rows(read_examples(path, text=column, label=None, text_b=second), pairs=pairs)
 
 
 def _from_standard_input() -> list[str]:
     if sys.stdin.isatty():
-        typer.echo("one text a line; end with Ctrl-D", err=True)
+        typer.echo("one text a line (a pair: with a tab between); end with Ctrl-D", err=True)
     try:
         lines = sys.stdin.buffer.read().decode().split("\n")
     except UnicodeDecodeError:

@@ -10,7 +10,7 @@ from tacit.console import ExitCode, fail, print_json
 if TYPE_CHECKING:
     from edge_client.privacy.costs import Noised
     from edge_client.privacy.planning import JobCost, Row, Setting
-    from tacit.mechanism import Mechanism
+    from tacit.job import JobDocument, JobSpec
 
 __all__ = ["app"]
 
@@ -94,14 +94,7 @@ def plan(
         given = [name for name, value in chosen.items() if value not in (None, [])]
         if given:
             fail(f"the job says these itself: leave out {', '.join(given)}, or leave out the job", ExitCode.USAGE)
-        name, found, count, sent, most = _job(job)
-        if found.name == "none":
-            fail(f"job {name} adds no noise, so there is no privacy to plan; ask for a mechanism", ExitCode.USAGE)
-        try:
-            setting = Setting(examples, count, delta, values if sent is None else sent, members, most)
-            _print_job(name, found, setting, wanted, as_json)
-        except ValueError as error:
-            fail(str(error), ExitCode.USAGE)
+        _plan_job(job, examples, delta, values, members, wanted, as_json)
         return
     if rounds is None:
         fail("say how many rounds you take part in with --rounds T, or name a job file", ExitCode.USAGE)
@@ -112,26 +105,41 @@ def plan(
         fail(str(error), ExitCode.USAGE)
 
 
-def _job(path: Path) -> "tuple[str, Mechanism, int, int | None, int]":
-    """Name, mechanism, rounds, values (None where the file does not know) and most members of a job: the one place that
-    reads it.
-    """
+def _plan_job(
+    path: Path, examples: int, delta: float, values: int | None, members: int, epsilons: list[float], as_json: bool
+) -> None:
+    from edge_client.privacy.costs import LotTooSmall
+    from edge_client.privacy.planning import Setting
+    from tacit.job import JobDocument, most_in_sum
+
+    job = _job(path)
+    # A job file does not know how many values its model has.
+    sent = job.values if isinstance(job, JobDocument) else values
+    try:
+        most = most_in_sum(job, job.rounds.target_members)
+        setting = Setting(examples, job.rounds.count, delta, sent, members, most)
+        _print_job(job, setting, epsilons, as_json)
+    except LotTooSmall as error:
+        fail(f"you would refuse job {job.name}: {error}", ExitCode.REFUSED)
+    except ValueError as error:
+        fail(str(error), ExitCode.USAGE)
+
+
+def _job(path: Path) -> "JobDocument | JobSpec":
+    """A job's file or document: the one place that reads it."""
     from tacit.documents import DocumentInvalid
     from tacit.job import JobDocument, JobSpec
 
     try:
         if path.suffix.lower() != ".json":
-            spec = JobSpec.from_toml(path)
-            return spec.name, spec.mechanism, spec.rounds.count, None, spec.rounds.target_members
+            return JobSpec.from_toml(path)
         try:
             content = path.read_bytes()
         except FileNotFoundError:
             fail(f"{path} does not exist", ExitCode.NOT_FOUND)
         except OSError as error:
             fail(f"{path} cannot be read: {error.strerror}", ExitCode.USAGE)
-        document = JobDocument.from_json(content, what=str(path))
-        rounds = document.rounds
-        return document.name, document.mechanism, rounds.count, document.values, rounds.target_members
+        return JobDocument.from_json(content, what=str(path))
     except DocumentInvalid as error:
         fail(str(error), ExitCode.USAGE if path.exists() else ExitCode.NOT_FOUND)
 
@@ -215,19 +223,25 @@ def _print_rows(
         _echo(sentence)
 
 
-def _print_job(name: str, mechanism: "Mechanism", setting: "Setting", epsilons: list[float], as_json: bool) -> None:
+def _print_job(job: "JobDocument | JobSpec", setting: "Setting", epsilons: list[float], as_json: bool) -> None:
     from dataclasses import asdict
 
-    from edge_client.privacy.costs import Noised
+    from edge_client.privacy.costs import Noised, steps_of_round
     from edge_client.privacy.planning import cost_of_job
+    from tacit.mechanism import DpSgd
 
+    cost = cost_of_job(job, setting, epsilons)
+    mechanism = job.mechanism
     if not isinstance(mechanism, Noised):
         raise TypeError("a mechanism without noise has no plan")
-    cost = cost_of_job(mechanism, setting, epsilons)
+    steps = steps_of_round(job, mechanism) if isinstance(mechanism, DpSgd) else None
     if as_json:
-        print_json({"job": name, "mechanism": mechanism.model_dump(), **asdict(setting), **asdict(cost)})
+        charged = {} if steps is None else {"steps": steps}
+        about = {"job": job.name, "mechanism": mechanism.model_dump(), **charged}
+        print_json({**about, **asdict(setting), **asdict(cost)})
         return
-    _echo(f"Job {name}: {_described(mechanism, setting)}, {cost.adjacency} neighbours of one {mechanism.unit}")
+    described = _described(mechanism, setting, steps)
+    _echo(f"Job {job.name}: {described}, {cost.adjacency} neighbours of one {mechanism.unit}")
     by_pld = "" if cost.pld is None else f", and {_digits(cost.pld)} as it is usually given (PLD)"
     _echo(
         f"All rounds together need a limit of epsilon {_digits(cost.gate)} to pass your ledger{by_pld}, "
@@ -241,17 +255,18 @@ def _print_job(name: str, mechanism: "Mechanism", setting: "Setting", epsilons: 
             "NOISE FOR ALL (PLD)": [_digits(row.pld) for row in cost.rows],
         }
     )
-    for sentence in _job_remarks(cost, mechanism, setting):
+    for sentence in _job_remarks(cost, mechanism, setting, steps):
         _echo(sentence)
 
 
-def _described(mechanism: "Noised", setting: "Setting") -> str:
+def _described(mechanism: "Noised", setting: "Setting", steps: int | None = None) -> str:
+    """steps: those of a round of dp-sgd, where they are more than the mechanism's."""
     from edge_client.privacy.costs import rate_of
     from tacit.mechanism import DistributedGaussian, DpSgd
 
     said = f"{mechanism.name}, {setting.rounds} rounds"
     if isinstance(mechanism, DpSgd):
-        said += f" of {mechanism.steps} steps"
+        said += f" of {steps or mechanism.steps} steps"
     if isinstance(mechanism, DistributedGaussian):
         said += f", h = {mechanism.honest}"
     rate = rate_of(mechanism, setting.examples)
@@ -281,8 +296,15 @@ def _remarks(rows: "list[Row]", mechanism: "Noised", setting: "Setting") -> list
     return said
 
 
-def _job_remarks(cost: "JobCost", mechanism: "Noised", setting: "Setting") -> list[str]:
+def _job_remarks(cost: "JobCost", mechanism: "Noised", setting: "Setting", steps: int | None) -> list[str]:
+    from tacit.mechanism import DpSgd
+
     said = []
+    if isinstance(mechanism, DpSgd) and steps != mechanism.steps:
+        said.append(
+            f"Adaptive updating takes {mechanism.steps} noised steps a round on the private embedding alone, beside "
+            f"the {mechanism.steps} over everything: both are charged."
+        )
     if mechanism.name == "gaussian-update":
         said.append("One example can turn the whole clipped update round, so sigma is accounted for as sigma / 2.")
     if cost.noise_to_signal is not None:

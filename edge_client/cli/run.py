@@ -1,12 +1,9 @@
 """`edge_client run`: take part in the federation's jobs with one file of data."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["run"]
 
@@ -15,6 +12,14 @@ def run(
     data: Annotated[Path, typer.Option(help="Your examples: jsonl, csv or tsv, plain or .gz.", show_default=False)],
     text: Annotated[str, typer.Option(help="The column that holds the text.")] = "text",
     label: Annotated[str, typer.Option(help="The column that holds the label.")] = "label",
+    text_b: Annotated[
+        str | None,
+        typer.Option(
+            help="The column that holds a pair's second text, for jobs that read pairs. Default: text_b, if there is "
+            "one.",
+            show_default=False,
+        ),
+    ] = None,
     job: Annotated[
         list[str] | None,
         typer.Option(help="Take part in jobs of this name only; * and ? match; may be given more than once."),
@@ -29,10 +34,43 @@ def run(
     ] = None,
     data_name: Annotated[
         str,
-        typer.Option(help="Your name for this data: each name has one privacy ledger, whatever file it is read from."),
+        typer.Option(
+            help="Your name for this data: each name has one privacy ledger, whatever file it is read from, and what "
+            "you keep of a job's model belongs to it too."
+        ),
     ] = "data",
     metrics_port: Annotated[
         int | None, typer.Option(help="Serve this member's metrics on 127.0.0.1 (0: any free port).", min=0, max=65535)
+    ] = None,
+    metrics_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write this member's metrics to a .prom file for the node exporter's textfile collector; removed "
+            "at the end.",
+            show_default=False,
+        ),
+    ] = None,
+    embedding: Annotated[
+        Path | None,
+        typer.Option(
+            help="Word vectors that private embeddings start from: a GloVe text file, or a checkpoint's folder. "
+            "Default: what the job says."
+        ),
+    ] = None,
+    backbone: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="A folder with a frozen language model for prompted jobs, as save_pretrained writes it; may be given "
+            "more than once. Also TACIT_BACKBONES.",
+            show_default=False,
+        ),
+    ] = None,
+    private_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Seal private vocabularies and embeddings on disk with this file's key (or a passphrase: "
+            "TACIT_PASSPHRASE)."
+        ),
     ] = None,
     until_finished: Annotated[
         bool, typer.Option("--until-finished", help="End once every job taken part in is over.")
@@ -64,6 +102,7 @@ def run(
         data=data,
         text=text,
         label=label,
+        text_b=text_b,
         jobs=tuple(job or ()),
         device=device,
         policy=policy,
@@ -73,6 +112,10 @@ def run(
         as_json=as_json,
         data_name=data_name,
         metrics_port=metrics_port,
+        metrics_file=metrics_file,
+        embedding=embedding,
+        private_key_file=private_key_file,
+        backbones=tuple(backbone or ()),
     )
     if dry_run:
         from edge_client.dry_run import dry_run as show

@@ -1,87 +1,80 @@
-"""Architectures, built from a job's model table, and what of them is shared.
+"""Architectures, built from a job's model table, and named arrays in and out of them.
 
 Guarantees: the same table and seed give the same weights, whatever else draws random numbers in the process;
-shared parameters come out under stable names in a stable order, as copies; nothing is loaded into a module
-whose names or shapes differ.
+parameters come out under stable names in a stable order, as copies; nothing is loaded into a module whose names or
+shapes differ. What of a model is shared and what private: `edge_client.models.division`.
 
 An architecture is a `TextClassifier` in a file of its own and a line in `_ARCHITECTURES`.
 """
 
-from collections.abc import Callable, Mapping
-
-import numpy as np
-import torch
-from numpy.typing import NDArray
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
 
 from edge_client.models.classifier import TextClassifier
-from edge_client.models.textcnn import TextCNN
-from tacit.job import TextCNNModel
+from edge_client.models.division import (
+    EVERYTHING_SHARED,
+    Division,
+    ParametersDiffer,
+    division_of,
+    load_shared,
+    shared_parameters,
+)
+from tacit.model import Model, PromptedModel, TransformerModel
 
 __all__ = [
+    "EVERYTHING_SHARED",
+    "Division",
     "ParametersDiffer",
     "TextClassifier",
     "build",
     "build_blank",
+    "division_of",
     "load_shared",
-    "min_tokens",
     "shared_parameters",
+    "values_of",
 ]
 
-_ARCHITECTURES: dict[str, Callable[[TextCNNModel, int, int, int, int | None], TextClassifier]] = {"textcnn": TextCNN}
+# Loaded when asked for: a process trains one of them, mostly.
+_ARCHITECTURES = {
+    "textcnn": ("edge_client.models.textcnn", "TextCNN"),
+    "bilstm": ("edge_client.models.bilstm", "BiLSTM"),
+    "transformer": ("edge_client.models.transformer", "TransformerClassifier"),
+}
 
 
-class ParametersDiffer(ValueError):
-    """Named arrays that are not this module's."""
-
-
-def build(model: TextCNNModel, vocabulary_size: int, labels: int, pad_id: int, *, seed: int = 0) -> TextClassifier:
+def build(model: Model, vocabulary_size: int, labels: int, pad_id: int, *, seed: int = 0) -> TextClassifier:
     """A module with the weights that this seed gives, on the CPU, in evaluation mode.
 
     vocabulary_size: rows of the embedding. labels: how many. pad_id: the row that is zero and stays zero.
     """
-    return _ARCHITECTURES[model.architecture](model, vocabulary_size, labels, pad_id, seed).eval()
+    return _architecture(model)(model, vocabulary_size, labels, pad_id, seed).eval()
 
 
-def build_blank(model: TextCNNModel, vocabulary_size: int, labels: int, pad_id: int) -> TextClassifier:
+def values_of(model: Model, vocabulary_size: int, labels: int) -> int:
+    """How many values a model has, embedding included. Nothing of that size is made.
+
+    Raises:
+        ValueError: a model that there cannot be, or a prompted one, of which `edge_client.backbone_model` counts.
+    """
+    if isinstance(model, PromptedModel):
+        raise ValueError("a prompted model's values are those of what is trained, whatever its vocabulary; count these")
+    if isinstance(model, TransformerModel):
+        from edge_client.models.transformer import encoder_size
+
+        encoder, width = encoder_size(model)
+        return vocabulary_size * width + encoder + (width + 1) * labels
+    return model.values(vocabulary_size, labels)
+
+
+def build_blank(model: Model, vocabulary_size: int, labels: int, pad_id: int) -> TextClassifier:
     """As `build`, every weight zero: for weights that are loaded next. Drawing those of a large embedding takes longer
     than a local step.
     """
-    return _ARCHITECTURES[model.architecture](model, vocabulary_size, labels, pad_id, None).eval()
+    return _architecture(model)(model, vocabulary_size, labels, pad_id, None).eval()
 
 
-def min_tokens(model: TextCNNModel) -> int:
-    """The shortest sequence that a model takes: its widest filter."""
-    return max(model.widths)
-
-
-def shared_parameters(module: torch.nn.Module) -> dict[str, NDArray[np.float32]]:
-    """Copies of the parameters that federate, by name, in the order of the manifest."""
-    return {
-        name: parameter.detach().to("cpu", torch.float32).numpy().copy()
-        for name, parameter in module.named_parameters()
-    }
-
-
-def load_shared(module: torch.nn.Module, tensors: Mapping[str, NDArray[np.float32]]) -> None:
-    """Puts shared parameters into a module, all of them or (on error) none.
-
-    Raises:
-        ParametersDiffer: a name missing or too many, or a shape that differs.
-    """
-    parameters = dict(module.named_parameters())
-    if parameters.keys() != tensors.keys():
-        missing, surplus = (
-            sorted(parameters.keys() - tensors.keys()),
-            sorted(tensors.keys() - parameters.keys()),
-        )
-        raise ParametersDiffer(f"these weights are another model's: missing {missing}, surplus {surplus}")
-    for name, parameter in parameters.items():
-        if tuple(parameter.shape) != tensors[name].shape:
-            raise ParametersDiffer(
-                f"these weights are another model's: {name} has shape {list(tensors[name].shape)}, "
-                f"the job's model {list(parameter.shape)}"
-            )
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            # A copy, since a view into a version's bytes is read-only.
-            parameter.copy_(torch.from_numpy(np.array(tensors[name], dtype=np.float32)))
+def _architecture(model: Model) -> Callable[[Any, int, int, int, int | None], TextClassifier]:
+    module, name = _ARCHITECTURES[model.architecture]
+    found: Callable[[Any, int, int, int, int | None], TextClassifier] = getattr(import_module(module), name)
+    return found

@@ -5,13 +5,16 @@ disturb each other and a seed means what it says; `narrowed` gives exactly the t
 embedding would give.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from typing import ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+
+from tacit.method import ModelPart
 
 __all__ = ["Dropout", "TextClassifier"]
 
@@ -36,13 +39,48 @@ class TextClassifier(nn.Module):
     """Ids of shape (B, S) to logits of shape (B, labels).
 
     A text's logits do not depend on how far its batch is padded with `pad_id`; S is at least `min_tokens`.
-    The embedding is used by looking up ids, and in no other way.
+    The embedding is used by looking up ids, and in no other way. What lies above it, `classify`, is an architecture's
+    own.
     """
+
+    # The part of the model that a parameter belongs to, by the first component of its name.
+    parts: ClassVar[Mapping[str, ModelPart]]
 
     embedding: nn.Embedding
     dropout: Dropout
     pad_id: int
     min_tokens: int
+
+    def classify(self, vectors: Tensor, seen: Tensor) -> Tensor:
+        """Logits (B, labels) for the vectors (B, S, width) of tokens; `seen` (B, S) is false where padding is, which is
+        behind a text and nowhere else. What stands there has no influence.
+        """
+        raise NotImplementedError
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Logits of shape (B, labels) for ids of shape (B, S), S at least `min_tokens`."""
+        return self.classify(self.embedding(ids), ids != self.pad_id)
+
+    @classmethod
+    def part_of(cls, name: str) -> ModelPart:
+        """The part of the model that a parameter belongs to."""
+        return cls.parts[name.split(".", 1)[0]]
+
+    @contextmanager
+    def training_only(self, names: Collection[str]) -> Iterator[None]:
+        """Only these parameters have gradients meanwhile, of those that had them; no gradient is left behind, neither
+        what was there before nor what comes.
+        """
+        before = {name: parameter.requires_grad for name, parameter in self.named_parameters()}
+        self.zero_grad(set_to_none=True)
+        try:
+            for name, parameter in self.named_parameters():
+                parameter.requires_grad_(before[name] and name in names)
+            yield
+        finally:
+            self.zero_grad(set_to_none=True)
+            for name, parameter in self.named_parameters():
+                parameter.requires_grad_(before[name])
 
     def seed(self, seed: int) -> None:
         """Starts dropout's randomness anew, on the device where the module lies."""

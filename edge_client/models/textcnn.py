@@ -6,13 +6,16 @@ window that begins with it, so logits do not depend on the batch around a text.
 """
 
 import math
+from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from edge_client.models.classifier import Dropout, TextClassifier
-from tacit.job import TextCNNModel
+from tacit.method import ModelPart
+from tacit.model import TextCNNModel
 
 __all__ = ["TextCNN"]
 
@@ -24,6 +27,8 @@ class TextCNN(TextClassifier):
     1 / sqrt(fan in), as torch has it by default; without a seed all of them are zero. A frozen embedding has no
     gradient, and so neither steps nor noise.
     """
+
+    parts: ClassVar[Mapping[str, ModelPart]] = {"embedding": "embedding", "filters": "encoder", "output": "head"}
 
     def __init__(self, model: TextCNNModel, vocabulary_size: int, labels: int, pad_id: int, seed: int | None) -> None:
         super().__init__()
@@ -63,21 +68,21 @@ class TextCNN(TextClassifier):
     def _filters(self) -> list[nn.Conv1d]:
         return [layer for layer in self.filters.values() if isinstance(layer, nn.Conv1d)]
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Logits of shape (B, labels) for ids of shape (B, S), S at least the widest filter."""
-        lengths = (ids != self.pad_id).sum(dim=1, keepdim=True)
-        x = self.embedding(ids).transpose(1, 2)
+    def classify(self, vectors: Tensor, seen: Tensor) -> Tensor:
+        """As `TextClassifier` has it; S is at least the widest filter."""
+        lengths = seen.sum(dim=1, keepdim=True)
+        x = vectors.transpose(1, 2)
         features = []
         for convolution in self._filters():
             (width,) = convolution.kernel_size
             answers = convolution(x)  # (B, maps, S - width + 1)
-            start = torch.arange(answers.shape[2], device=ids.device)
+            start = torch.arange(answers.shape[2], device=vectors.device)
             # Windows that end inside the text; the first one of a text shorter than that; none of an empty
             # text.
-            seen = (start <= (lengths - width).clamp(min=0)) & (start < lengths)
+            whole = (start <= (lengths - width).clamp(min=0)) & (start < lengths)
             # max(), not amax(): its gradient goes to one position, and it is the faster of the two. ReLU
             # keeps order, so it comes after the maximum, where there is less to do; it makes zeros of an
             # empty text's -inf.
-            features.append(answers.masked_fill(~seen[:, None, :], -torch.inf).max(dim=2).values.relu())
+            features.append(answers.masked_fill(~whole[:, None, :], -torch.inf).max(dim=2).values.relu())
         logits: Tensor = self.output(self.dropout(torch.cat(features, dim=1)))
         return logits

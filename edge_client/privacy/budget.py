@@ -15,7 +15,7 @@ thread; what refuses is a `PolicyRefusal`, whose reason the coordinator is told.
 import contextlib
 import hashlib
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -38,7 +38,7 @@ from edge_client.privacy.ledger import (
 from edge_client.privacy.mechanisms import Protection, protection_of
 from edge_client.privacy.overlap import digest_of_marks, marks_key, marks_of
 from edge_client.privacy.policy import Policy, PolicyRefusal
-from edge_client.privacy.receipts import SENDING, Party, Receipt, ReceiptBook, Segment, SparseNumbers
+from edge_client.privacy.receipts import SENDING, GroupNumbers, Party, Receipt, ReceiptBook, Segment, SparseNumbers
 from edge_client.privacy.replay import as_events
 from tacit.attempt import AttemptId
 from tacit.job import JobDocument, layout_of
@@ -106,6 +106,8 @@ class _Sent:
     masked: secure_agg.MaskedInput
 
 
+# Certificates whose attempts may be under way: attempts take minutes, renewals come days apart.
+_SIGNERS = 4
 # What a charge without an attempt is written under; attempts begin with 1.
 _NO_ATTEMPT = 0
 
@@ -120,6 +122,8 @@ class Budget:
         self._ledger = ledger
         self._policy = policy
         self._identity = identity
+        # By certificate: an attempt's receipts are signed with the one that it was joined with.
+        self._signers: OrderedDict[bytes, MemberIdentity] = OrderedDict()
         self._receipts = receipts
         self._data = data
         # Of attempts whose vector may have left: the reservation it was charged to.
@@ -161,6 +165,18 @@ class Budget:
     def reports(self) -> bool:
         """Whether the policy lets the coordinator know what was spent."""
         return self._policy.report_epsilon
+
+    def renewed(self, identity: MemberIdentity) -> None:
+        """What this member signs with from now on; attempts that it has joined go on with what they have."""
+        for each in (self._identity, identity):
+            self._signers[each.fingerprint] = each
+        self._identity = identity
+        while len(self._signers) > _SIGNERS:
+            self._signers.popitem(last=False)
+
+    def signer_of(self, receipt: Receipt) -> MemberIdentity:
+        """Who signs a receipt: this member, with the certificate that it joined the attempt with."""
+        return self._signers.get(receipt.certificate or b"", self._identity)
 
     # ---- a round -------------------------------------------------------------------------------------------------
 
@@ -300,13 +316,14 @@ class Budget:
             threshold=context.threshold,
             honest=context.honest,
             sparse_graph=None if context.sparse is None else SparseNumbers(**asdict(context.sparse)),
+            groups=None if context.grouped is None else GroupNumbers(**asdict(context.grouped)),
             survivors=None if survivors is None else tuple(sorted(survivors)),
             outcome=outcome,
             result=result or None,
             ledger=self._ledger.id.hex(),
             previous=self._ledger.last_receipt,
         )
-        self._receipts.write(receipt, self._identity, self._ledger)
+        self._receipts.write(receipt, self.signer_of(receipt), self._ledger, self._identity.known_authorities)
 
     def _reserve(self, event: PrivacyEvent, purpose: Purpose) -> int:
         from edge_client.privacy.accounting import EventUnaccountable
@@ -343,9 +360,14 @@ class Budget:
 
 @contextlib.contextmanager
 def open_budget(
-    home: Path, identity: MemberIdentity, policy: Policy, texts: Iterable[str], *, name: str = "data"
+    home: Path,
+    identity: MemberIdentity,
+    policy: Policy,
+    texts: Iterable[str | tuple[str, str]],
+    *,
+    name: str = "data",
 ) -> Iterator[Budget]:
-    """The budget of the data called `name`, for one process at a time.
+    """The budget of the data called `name`, for one process at a time. texts: of each row its text, or its pair.
 
     Reservations of an earlier process are released, examples that another ledger of this home has seen are named.
 

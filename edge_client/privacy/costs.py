@@ -12,11 +12,17 @@ from edge_client.privacy.events import (
     SampledGaussian,
 )
 from secure_agg import Grid
+from tacit.job import JobDocument, JobSpec
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate
+from tacit.method import FedVocab
 
-__all__ = ["Noised", "adjacency_of", "event_of_round", "rate_of"]
+__all__ = ["LotTooSmall", "Noised", "adjacency_of", "event_of_job", "event_of_round", "rate_of", "steps_of_round"]
 
 Noised = DpSgd | GaussianUpdate | LaplaceUpdate | DistributedGaussian
+
+
+class LotTooSmall(ValueError):
+    """A job whose rounds must be made from all examples of a member, and that asks for fewer of them."""
 
 
 def rate_of(mechanism: Noised, examples: int) -> float:
@@ -32,6 +38,45 @@ def adjacency_of(mechanism: Noised) -> Adjacency:
     """The neighbours that a mechanism is accounted for: replace-one for lots of a fixed size, else add-remove."""
     fixed = isinstance(mechanism, GaussianUpdate) and mechanism.sampling == "fixed"
     return "replace-one" if fixed else "add-remove"
+
+
+def steps_of_round(job: JobDocument | JobSpec, mechanism: DpSgd) -> int:
+    """Noised steps that a round of this job takes on a member's data: those of adaptive updating come on top of the
+    mechanism's, as many again, where the private embedding is trained.
+    """
+    adapts = job.protected == "joint" and isinstance(job.method, FedVocab) and job.method.adaptive
+    return 2 * mechanism.steps if adapts else mechanism.steps
+
+
+def event_of_job(
+    job: JobDocument | JobSpec,
+    mechanism: Noised,
+    examples: int,
+    *,
+    values: int | None = None,
+    members: int = 1,
+    central: bool = False,
+) -> PrivacyEvent:
+    """What one round of a job costs a member: `event_of_round`, and what the job's private parameters add to it.
+
+    mechanism: the job's, or the same with other numbers. examples, values, members, central: as of `event_of_round`.
+
+    Raises:
+        LotTooSmall: a round must be made from all examples, and the lot is smaller.
+        ValueError: as `event_of_round`.
+    """
+    match mechanism:
+        case DpSgd():
+            mechanism = mechanism.model_copy(update={"steps": steps_of_round(job, mechanism)})
+        case GaussianUpdate() if job.protected == "output" and mechanism.lot < examples:
+            # The private embedding remembers what every lot held: there is no amplification by sampling. The sentence
+            # may travel: it does not say how many examples there are.
+            raise LotTooSmall(
+                "lot: the private embedding is trained, so that a round must be made from all examples; the lot of "
+                f"this job is {mechanism.lot}, and this member has more. Ask for a job with a larger lot, or set "
+                "own_lot in policy.toml to the number of examples"
+            )
+    return event_of_round(mechanism, examples, values=values, members=members, central=central)
 
 
 def event_of_round(

@@ -2,7 +2,7 @@
 
 Training and sending call a `Protection` and do not know which one it is:
 
-    train     on which examples, and how: plain steps, or DP-SGD
+    train     on which examples, and how: the plain steps of the job's method, or DP-SGD
     protect   the whole change, before the member says READY: clip, add this member's own noise
     encode    into the ring, once the cohort is known; noise that lives in the ring joins here
     event     what one such release costs the data set, for the ledger; None promises nothing
@@ -22,14 +22,17 @@ from numpy.typing import NDArray
 import secure_agg
 from edge_client.contribution import Update, segments
 from edge_client.privacy import noise
-from edge_client.privacy.costs import Noised, event_of_round
+from edge_client.privacy.costs import Noised, event_of_job
 from edge_client.privacy.events import PrivacyEvent
-from tacit.job import NOISE_ROOM, JobDocument, Training, grid_of, layout_of
+from tacit.job import NOISE_ROOM, JobDocument, Training, grid_of, layout_of, most_in_sum
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, NoMechanism
+from tacit.method import FedAvg, Method
 
 if TYPE_CHECKING:
     from edge_client.models.classifier import TextClassifier
+    from edge_client.models.division import Division
     from edge_client.training.local import Progress, TrainingResult
+    from edge_client.training.phases import Phase
 
 __all__ = ["LocalTraining", "OwnNumbers", "Protection", "protection_of"]
 
@@ -63,6 +66,11 @@ class LocalTraining:
     # are made from all of them, so that what was charged for N holds whatever their labels are.
     population: int
     usable: NDArray[np.int64]
+    method: Method = field(default_factory=FedAvg)
+    # None: everything is shared.
+    division: "Division | None" = None
+    # Whether private parameters move.
+    trains_private: bool = False
 
     @classmethod
     def of_all(
@@ -92,16 +100,29 @@ class LocalTraining:
         from edge_client.training.local import train
 
         here = slice(None) if rows is None else rows
+        ids = self.ids[here]
         return train(
             self.module,
-            self.ids[here],
+            ids,
             self.labels[here],
             self.recipe,
             seed=self.seed,
+            phases=self.phases(len(ids)),
             device=self.device,
             progress=self.progress,
             cancelled=self.cancelled,
         )
+
+    def phases(self, examples: int) -> "tuple[Phase, ...]":
+        """What the job's method trains on so many examples, in this order."""
+        from edge_client.methods import Setting, phases_of
+        from edge_client.models.division import EVERYTHING_SHARED
+
+        names = frozenset(name for name, each in self.module.named_parameters() if each.requires_grad)
+        rows = self.module.embedding.num_embeddings
+        division = EVERYTHING_SHARED if self.division is None else self.division
+        setting = Setting(names, division, examples, self.recipe.epochs, rows, self.trains_private, self.seed)
+        return phases_of(self.method, setting)
 
 
 class Protection(Protocol):
@@ -129,7 +150,7 @@ class Protection(Protocol):
 
 @dataclass(frozen=True)
 class _Plain:
-    """Mechanism `none`: plain training; weight and metrics travel with the change."""
+    """Mechanism `none`: plain training; weight and metrics travel with the change, but for groups."""
 
     event: PrivacyEvent | None = None
     each_attempt: bool = False
@@ -174,19 +195,24 @@ class _PrivateSteps(_Noised):
     def train(self, task: LocalTraining, random: secure_agg.RandomSource) -> "TrainingResult | None":
         from edge_client.training.private import train_private
 
-        return train_private(
-            task.module,
-            task.ids,
-            task.labels,
-            task.recipe,
-            self.mechanism,
-            random=random,
-            seed=task.seed,
-            device=task.device,
-            progress=task.progress,
-            cancelled=task.cancelled,
-            rate=min(1.0, self.mechanism.lot / task.population),
-        )
+        result = None
+        # Each phase takes all of the mechanism's steps: an epoch has no meaning here.
+        for phase in task.phases(len(task.ids)):
+            with task.module.training_only(phase.names):
+                result = train_private(
+                    task.module,
+                    task.ids,
+                    task.labels,
+                    task.recipe,
+                    self.mechanism,
+                    random=random,
+                    seed=task.seed,
+                    device=task.device,
+                    progress=task.progress,
+                    cancelled=task.cancelled,
+                    rate=min(1.0, self.mechanism.lot / task.population),
+                )
+        return result
 
 
 @dataclass(frozen=True)
@@ -244,7 +270,8 @@ class _RingNoise:
         if not isinstance(job.mechanism, DistributedGaussian):
             raise TypeError("ring noise is encoded for a job that says so")
         clipped = secure_agg.clip_l2(update.change, job.mechanism.clip)
-        return secure_agg.encode_distributed(clipped, grid_of(job), layout_of(job, cohort).bits, random)
+        bits, members = layout_of(job, cohort).bits, most_in_sum(job, cohort)
+        return secure_agg.encode_distributed(clipped, grid_of(job), bits, random, members=members)
 
 
 def protection_of(
@@ -256,14 +283,15 @@ def protection_of(
     honest members together; without it only this member's own share counts (local epsilon).
 
     Raises:
-        ValueError: own numbers that the job's ring has no room for, or that weaken what the job asks for.
+        ValueError: own numbers that the job's ring has no room for, or that weaken what the job asks for; a lot that is
+            too small (`LotTooSmall`).
     """
     own = own or OwnNumbers()
     mechanism = job.mechanism
 
     def cost(noised: Noised) -> PrivacyEvent:
-        most = job.rounds.target_members
-        return event_of_round(noised, examples, values=job.values, members=most, central=trust_central_noise)
+        most = most_in_sum(job, job.rounds.target_members)
+        return event_of_job(job, noised, examples, values=job.values, members=most, central=trust_central_noise)
 
     match mechanism:
         case NoMechanism():

@@ -1,14 +1,15 @@
 """Before anyone joins: what a mechanism's noise must be for a budget, and what that noise does to the update. Pure.
 
-`event_of_round` says what one round of a mechanism is to the ledger of a member with N examples; everything else
-follows from it by `calibration`. N counts as public here, as it does in every analysis of sampling at a rate of lot /
-N.
+`event_of_round` says what one round of a mechanism is to the ledger of a member with N examples, and `event_of_job`
+what one round of a job is, with the work on its private parameters; everything else follows from them by `calibration`.
+N counts as public here, as it does in every analysis of sampling at a rate of lot / N.
 """
 
 import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from edge_client.privacy.accounting import Limit, epsilon_pld
 from edge_client.privacy.calibration import (
@@ -19,9 +20,10 @@ from edge_client.privacy.calibration import (
     repeated,
     rounds_affordable,
 )
-from edge_client.privacy.costs import Noised, adjacency_of, event_of_round, rate_of
+from edge_client.privacy.costs import Noised, adjacency_of, event_of_job, event_of_round, rate_of
 from edge_client.privacy.events import Adjacency, PrivacyEvent
-from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate
+from tacit.job import JobDocument, JobSpec
+from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, NoMechanism
 
 __all__ = [
     "JobCost",
@@ -138,18 +140,38 @@ def rows_of(mechanism: Noised, setting: Setting, epsilons: Sequence[float]) -> l
     Raises:
         ValueError: an epsilon or delta that is none, or as `event_of_round`.
     """
-    return [_row(mechanism, setting, epsilon) for epsilon in epsilons]
+
+    def event(noised: Noised, *, central: bool = False) -> PrivacyEvent:
+        return event_of_round(
+            noised, setting.examples, values=setting.values, members=setting.grid_members, central=central
+        )
+
+    return [_row(mechanism, setting, epsilon, event) for epsilon in epsilons]
 
 
-def cost_of_job(mechanism: Noised, setting: Setting, epsilons: Sequence[float]) -> JobCost:
-    """What a job as it stands costs a member, and what each budget does with it. Raises: ValueError: as `rows_of`."""
+def cost_of_job(job: JobDocument | JobSpec, setting: Setting, epsilons: Sequence[float]) -> JobCost:
+    """What a job as it stands costs a member, and what each budget does with it.
+
+    Raises:
+        LotTooSmall: the member would refuse the job.
+        ValueError: a job without noise, or as `rows_of`.
+    """
+    mechanism = job.mechanism
+    if isinstance(mechanism, NoMechanism):
+        raise ValueError(f"job {job.name} adds no noise, so there is no privacy to plan; ask for a mechanism")
+
+    def event_with(noised: Noised, *, central: bool = False) -> PrivacyEvent:
+        return event_of_job(
+            job, noised, setting.examples, values=setting.values, members=setting.grid_members, central=central
+        )
+
     adjacency = adjacency_of(mechanism)
-    event = event_of_round(mechanism, setting.examples, values=setting.values, members=setting.grid_members)
+    event = event_with(mechanism)
     whole = repeated(event, setting.rounds)
     rows = []
     for epsilon in epsilons:
         limit = Limit(epsilon, setting.delta, adjacency, mechanism.unit)
-        row = _row(mechanism, setting, epsilon)
+        row = _row(mechanism, setting, epsilon, event_with)
         passing = min(rounds_affordable(event, limit), setting.rounds)
         rows.append(JobRow(epsilon, passing, row.gate, row.pld))
     return JobCost(
@@ -162,14 +184,17 @@ def cost_of_job(mechanism: Noised, setting: Setting, epsilons: Sequence[float]) 
     )
 
 
-def _row(mechanism: Noised, setting: Setting, epsilon: float) -> Row:
+class _EventOf(Protocol):
+    """What a round is with a mechanism of other numbers."""
+
+    def __call__(self, noised: Noised, *, central: bool = False) -> PrivacyEvent: ...
+
+
+def _row(mechanism: Noised, setting: Setting, epsilon: float, event: _EventOf) -> Row:
     limit = Limit(epsilon, setting.delta, adjacency_of(mechanism), mechanism.unit)
 
     def at(multiplier: float, *, central: bool = False) -> PrivacyEvent:
-        changed = with_multiplier(mechanism, multiplier)
-        return event_of_round(
-            changed, setting.examples, values=setting.values, members=setting.grid_members, central=central
-        )
+        return event(with_multiplier(mechanism, multiplier), central=central)
 
     gate = pld = central = None
     with contextlib.suppress(NotAffordable):

@@ -24,6 +24,7 @@ from tacit.documents import Digest, Document
 from tacit.job import JobDocument, JobSpec
 from tacit.manifest import Manifest
 from tacit.mechanism import Unit
+from tacit.prompt import Source
 from tacit.reason import Reason
 
 if TYPE_CHECKING:
@@ -65,8 +66,16 @@ class Policy(Document):
     )
     base_models: tuple[Digest, ...] = Field(
         default=(),
-        description="Weights that a job may start from: the SHA-256 of version 0 in hexadecimal. None named: any.",
+        description="Weights that a job may start from: the SHA-256 of version 0 in hexadecimal and, where members "
+        "keep parameters that start from the job's numbers, that of these (private.bin) too; of a prompted job that of "
+        "its backbone too. None named: any.",
         examples=["00" * 32],
+    )
+    backbones: tuple[Source, ...] = Field(
+        default=("disk", "hub", "coordinator"),
+        min_length=1,
+        description="Where a prompted job's frozen model may come from: folders of this machine, the hub (which then "
+        "learns that somebody here uses it), the coordinator. Its digest is the job's in any case.",
     )
     shared_parameters: tuple[str, ...] = Field(
         default=("*",), description="Names of parameters that may be shared, with * and ?; one that fits none refuses."
@@ -139,6 +148,11 @@ class Policy(Document):
     least_honest: int = Field(
         default=2, ge=2, description="Honest members' inputs that every opened sum must hold, at least (h)."
     )
+    least_group: int = Field(
+        default=3,
+        ge=2,
+        description="Where a cohort is split into groups: inputs that the sum of a group must hold, at least (t).",
+    )
     assumed_corrupt: int | None = Field(
         default=None,
         ge=0,
@@ -172,7 +186,8 @@ class Policy(Document):
     allow_close_sums: bool = Field(
         default=False,
         description="Confirm a second sum for one version or round that differs from an earlier one in fewer than "
-        "n_C + 2 members: the coordinator could subtract the two and read what those few sent.",
+        "n_C + 2 members: the coordinator could subtract the two and read what those few sent. Also: send a second "
+        "vector for one version, without noise, where the cohort is split into groups.",
     )
     peers: dict[MemberName, Digest] = Field(
         default={},
@@ -270,13 +285,18 @@ class Policy(Document):
         """
         _enforce(rules.judge(self, rules.ROSTER, rules.Keys(keys, context.assumed_corrupt, own)))
 
-    def check_opened(self, opened: int) -> None:
+    def check_opened(self, opened: int, *, bare_group: bool = False) -> None:
         """Before the first byte of a masked vector leaves; `opened` vectors were sent for this version so far.
+
+        bare_group: this one would go into the sum of a group, without noise. Sums over several drawings of groups can
+        be combined in more ways than a member sees, so that it takes part in one of them.
 
         Raises:
             PolicyRefusal: that is as many as the policy allows.
         """
         _enforce(rules.judge(self, rules.VECTOR, opened))
+        if bare_group:
+            _enforce(rules.judge(self, rules.BARE_GROUP, opened))
 
     def check_sum(self, survivors: Collection[str], earlier: Iterable[Collection[str]], assumed_corrupt: int) -> None:
         """Before a member confirms U3; `earlier` are those it confirmed for the same version or round.

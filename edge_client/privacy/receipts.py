@@ -8,6 +8,8 @@ HOME/receipts holds
     JOB/ROUND.ATTEMPT.json             the receipt of how the attempt ended
     JOB/ROUND.ATTEMPT[.sent].sig       its signature, raw
     certificates/FINGERPRINT.pem       certificates that signed receipts, and their authorities, by SHA-256
+    certificates/FEDERATION.authorities    how the authorities of a federation that has had several follow on one
+                                       another (`tacit.authorities`, JSON): a later one's certificates count by it
 
 A receipt names the one before it in its ledger, and the ledger's chain holds the digest of each. Its file comes first
 and the ledger's record second: a crash between leaves a receipt that `recover` takes into the chain at the next start.
@@ -17,21 +19,22 @@ Nothing else that this key signs begins with the first byte of a receipt, `{`: s
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from pydantic import Field, StringConstraints
+from pydantic import Field, SerializerFunctionWrapHandler, StringConstraints, model_serializer
 
 from edge_client.privacy.events import PrivacyEvent
 from edge_client.privacy.faults import Faults, durable_file, no_faults, sync_folder
 from edge_client.privacy.history import LOST, LedgerRolledBack
 from edge_client.privacy.store import LedgerError, LedgerUnwritable
+from tacit.authorities import Authorities, AuthoritiesInvalid
 from tacit.documents import Digest, Document, DocumentInvalid, Part
-from tacit.identity import CertificateInvalid, Role, federation_of, verify_certificate, verify_signature
+from tacit.identity import CertificateInvalid, Role, Trust, federation_of, verify_signature
 from tacit.mechanism import Mechanism
 
 if TYPE_CHECKING:
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SENDING",
     "CertificateMissing",
+    "GroupNumbers",
     "Party",
     "Receipt",
     "ReceiptBook",
@@ -93,6 +97,17 @@ class SparseNumbers(Part):
     absent: _Number
 
 
+class GroupNumbers(Part):
+    """The split of an attempt's cohort into groups, `threshold` and `honest` being of each; with the cohort's size they
+    give `honest` again (`secure_agg.GroupedGraph`).
+    """
+
+    groups: _Number
+    least: _Number
+    sigma: _Number
+    absent: _Number
+
+
 class Receipt(Document):
     """One attempt, as this member saw it. Digests are SHA-256."""
 
@@ -126,14 +141,23 @@ class Receipt(Document):
     honest: _Number
     # None: the complete graph.
     sparse_graph: SparseNumbers | None
+    # None: one sum. It is left out of the document then, as in those from before there were groups.
+    groups: GroupNumbers | None = None
     # U3, whose inputs the sum holds; None where this member never learned it.
     survivors: tuple[str, ...] | None
     outcome: str
-    # Digest of the sum that came back.
+    # Digest of the sum that came back; of groups, of the digests of all of theirs.
     result: Digest | None
     # 32 hexadecimal digits, and the digest of the receipt before this one there (zeros in the first).
     ledger: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
     previous: Digest
+
+    @model_serializer(mode="wrap")
+    def _without_groups(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        said: dict[str, Any] = handler(self)
+        if self.groups is None:
+            said.pop("groups", None)
+        return said
 
     @property
     def certificate(self) -> bytes | None:
@@ -150,7 +174,7 @@ class Signer(Protocol):
 
     @property
     def root_pem(self) -> bytes:
-        """The authority's certificate, PEM."""
+        """The authorities' certificates, PEM."""
 
     def sign(self, message: bytes) -> bytes:
         """RSA-PSS, SHA-256, salt of 32 bytes."""
@@ -163,8 +187,9 @@ class ReceiptBook:
         self._folder = folder
         self._faults = faults
 
-    def write(self, receipt: Receipt, signer: Signer, ledger: "Ledger") -> Path:
-        """Signs a receipt, stores it, and takes it into the ledger's chain. Returns its file.
+    def write(self, receipt: Receipt, signer: Signer, ledger: "Ledger", authorities: Authorities | None = None) -> Path:
+        """Signs a receipt, stores it, and takes it into the ledger's chain. Returns its file. authorities: of a
+        federation that has had several.
 
         Raises:
             ReceiptInvalid: the cohort does not hold the signer's certificate. LedgerMisused: it does not follow.
@@ -178,7 +203,7 @@ class ReceiptBook:
         ledger.check_follows(receipt)
         signature = signer.sign(receipt.canonical())
         try:
-            path = self._stored(receipt, signature, signer)
+            path = self._stored(receipt, signature, signer, authorities)
         except OSError as error:
             raise LedgerUnwritable(
                 f"the receipt of {receipt.job}/{receipt.round}.{receipt.attempt} cannot be written "
@@ -187,16 +212,23 @@ class ReceiptBook:
         ledger.receipt(receipt, signature)
         return path
 
-    def _stored(self, receipt: Receipt, signature: bytes, signer: Signer) -> Path:
+    def _stored(self, receipt: Receipt, signature: bytes, signer: Signer, authorities: Authorities | None) -> Path:
         folders = (self._folder, self._folder / "certificates", self._folder / receipt.job)
         for folder in folders:
             if not folder.exists():
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 sync_folder(folder.parent)
-        for pem in (_pem(signer.certificate), signer.root_pem):
-            path = self._certificate(_fingerprint(_der(pem)))
+        listed = [] if authorities is None else list(authorities.roots)
+        roots = (_encoded(root) for root in x509.load_pem_x509_certificates(signer.root_pem))
+        for der in dict.fromkeys((signer.certificate, *roots, *listed)):
+            path = self._certificate(_fingerprint(der))
             if not path.exists():
-                durable_file(path, pem, "certificate", self._faults)
+                durable_file(path, _pem(der), "certificate", self._faults)
+        if authorities is not None:
+            stored = self.authorities(receipt.federation)
+            if stored is None or stored.number < authorities.number:
+                path = self._authorities(receipt.federation)
+                durable_file(path, authorities.canonical(), "certificate", self._faults)
         path = self.path(receipt)
         # The signature first: a receipt that is there can be checked.
         durable_file(path.with_suffix(".sig"), signature, "signature", self._faults)
@@ -231,6 +263,13 @@ class ReceiptBook:
         except (OSError, CertificateMissing) as error:
             raise CertificateMissing(f"{path} is missing or damaged; put it back from a copy") from error
 
+    def authorities(self, federation: bytes) -> Authorities | None:
+        """Of a federation that has had several; None where it is not there or proves nothing."""
+        try:
+            return Authorities.read(self._authorities(federation).read_bytes(), federation=federation)
+        except (OSError, AuthoritiesInvalid):
+            return None
+
     def certificates(self) -> Iterator[tuple[str, str]]:
         """Fingerprint in hexadecimal and PEM of each that is stored."""
         for path in sorted((self._folder / "certificates").glob("*.pem")):
@@ -254,7 +293,7 @@ class ReceiptBook:
                 if receipt.ledger != ledger.id.hex():
                     continue
                 signature = path.with_suffix(".sig").read_bytes()
-                check_receipt(receipt, data, signature, self.certificate)
+                check_receipt(receipt, data, signature, self.certificate, self.authorities)
             except (DocumentInvalid, OSError, ReceiptInvalid):
                 continue  # `ledger verify` names it.
             if receipt.reservation is not None and receipt.reservation > ledger.sequence:
@@ -274,16 +313,30 @@ class ReceiptBook:
     def _certificate(self, fingerprint: bytes) -> Path:
         return self._folder / "certificates" / f"{fingerprint.hex()}.pem"
 
+    def _authorities(self, federation: bytes) -> Path:
+        return self._folder / "certificates" / f"{federation.hex()}.authorities"
+
 
 class _Certificates(Protocol):
     def __call__(self, fingerprint: bytes, /) -> bytes: ...
 
 
-def check_receipt(receipt: Receipt, data: bytes, signature: bytes, certificates: _Certificates) -> None:
-    """That the member named in a receipt signed it. data: the file's bytes. certificates: DER by fingerprint.
+def _one_authority(_federation: bytes) -> Authorities | None:
+    return None
 
-    The certificate is the one the cohort holds for the member, issued by the federation's authority and valid when the
-    receipt was made; everything is checked offline.
+
+def check_receipt(
+    receipt: Receipt,
+    data: bytes,
+    signature: bytes,
+    certificates: _Certificates,
+    authorities: Callable[[bytes], Authorities | None] = _one_authority,
+) -> None:
+    """That the member named in a receipt signed it. data: the file's bytes. certificates: DER by fingerprint.
+    authorities: of a federation, by its name, where it has had several.
+
+    The certificate is the one the cohort holds for the member, issued by an authority of the federation and valid when
+    the receipt was made; everything is checked offline.
 
     Raises:
         ReceiptInvalid: not canonical, a certificate is missing or does not belong, or the signature is of other bytes.
@@ -297,8 +350,11 @@ def check_receipt(receipt: Receipt, data: bytes, signature: bytes, certificates:
     if federation_of(root) != receipt.federation:
         raise ReceiptInvalid("the authority's certificate is another federation's")
     when = datetime.fromtimestamp(receipt.at_ms / 1000, UTC)
+    listed = authorities(receipt.federation)
+    # A retired authority, too: it counted then.
+    history = Trust.in_root(root) if listed is None else listed.history
     try:
-        verified = verify_certificate(der, root, federation=receipt.federation, role=Role.MEMBER, now=when)
+        verified = history.verify(der, role=Role.MEMBER, now=when)
         if verified.identity.name != receipt.member:
             raise ReceiptInvalid(f"its certificate belongs to {verified.identity.name}, not to {receipt.member}")
         verify_signature(verified.key, data, signature)
@@ -319,6 +375,10 @@ def certificate_from(fingerprint: str, pem: bytes) -> bytes:
 
 def _der(pem: bytes) -> bytes:
     return x509.load_pem_x509_certificate(pem).public_bytes(serialization.Encoding.DER)
+
+
+def _encoded(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.DER)
 
 
 def _pem(der: bytes) -> bytes:

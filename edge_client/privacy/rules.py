@@ -21,6 +21,8 @@ from secure_agg import COMPLETE_GRAPH_LIMIT, ContextInvalid, RoundContext, defau
 from tacit.job import NOISE_ROOM, JobDocument, JobSpec, promise_of
 from tacit.manifest import Manifest
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, Mechanism, NoMechanism
+from tacit.model import PromptedModel
+from tacit.prompt import SOURCES
 from tacit.reason import Reason
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ATTEMPT",
+    "BARE_GROUP",
     "CONDITIONS",
     "JOB",
     "MANIFEST",
@@ -254,13 +257,15 @@ def _ranges(sizes: list[int], looked_at: list[int]) -> str:
 
 
 _MOST_SHOWN = 5
+# Of digests, beside two of the job's.
+_MOST_BESIDE_TWO = 3
 
 
-def _listed(items: Iterable[str]) -> str:
+def _listed(items: Iterable[str], most: int = _MOST_SHOWN) -> str:
     """A few of them: what travels in a refusal is cut after some hundred characters."""
     shown = list(items)
-    more = f" and {len(shown) - _MOST_SHOWN} more" if len(shown) > _MOST_SHOWN else ""
-    return ", ".join(shown[:_MOST_SHOWN]) + more if shown else "nothing"
+    more = f" and {len(shown) - most} more" if len(shown) > most else ""
+    return ", ".join(shown[:most]) + more if shown else "nothing"
 
 
 def _shown(value: object) -> str:
@@ -385,8 +390,30 @@ def _base_models(policy: "Policy", offer: Offer) -> _Finding:
     if not isinstance(offer.job, JobDocument):
         says = "the job's starting weights have {job}, the policy admits {policy}"
         return _Finding("no digest before the bundle is made", admitted, None, says)
-    says = "the job starts from the weights {job}, the policy admits {policy}"
-    return _Finding(offer.job.weights.hex(), admitted, offer.job.weights in policy.base_models, says)
+    # Where private parameters start from numbers of the bundle, those are the operator's choice like the shared ones:
+    # with a public vocabulary it would write every row of the embedding.
+    start = {"the weights": offer.job.weights}
+    if offer.job.private is not None:
+        start["the private weights"] = offer.job.private.weights
+    if isinstance(offer.job.model, PromptedModel) and offer.job.model.backbone is not None:
+        start["the backbone"] = offer.job.model.backbone
+    refused = {what: digest for what, digest in start.items() if digest not in policy.base_models}
+    named = [f"{what} {digest.hex()}" for what, digest in (refused or start).items()]
+    if len(named) > 1:
+        # So that both and the policy's fit into what travels.
+        admitted = _listed(map(_shown, policy.base_models), most=_MOST_BESIDE_TWO)
+    says = "the job starts from {job}, the policy admits {policy}"
+    return _Finding(" and ".join(named), admitted, not refused, says)
+
+
+def _backbones(policy: "Policy", offer: Offer) -> _Finding:
+    admitted, model = _listed(policy.backbones), offer.job.model
+    if not isinstance(model, PromptedModel):
+        return _Finding("no backbone", admitted, True, "the job has {job}; the policy would take one from {policy}")
+    # Of a job file the bundle says whether the hub has it.
+    there = ("disk", "coordinator") if model.hub is None and model.base is None else SOURCES
+    says = "the job's backbone may come from {job}, the policy takes it from {policy}"
+    return _Finding(_listed(there), admitted, not set(there).isdisjoint(policy.backbones), says)
 
 
 def _authorities(policy: "Policy", offer: Offer) -> _Finding:
@@ -403,6 +430,7 @@ JOB: tuple[Rule[Offer], ...] = (
     Rule("authorities", When.JOB, Reason.REASON_POLICY_AUTHORITY, _authorities, lambda p: not p.authorities),
     Rule("architectures", When.JOB, Reason.REASON_POLICY_JOB_KIND, _architectures),
     Rule("base_models", When.JOB, Reason.REASON_POLICY_BASE_MODEL, _base_models, lambda p: not p.base_models),
+    Rule("backbones", When.JOB, Reason.REASON_POLICY_BASE_MODEL, _backbones),
     Rule("mechanisms", When.JOB, Reason.REASON_POLICY_MECHANISM, _mechanisms),
     Rule("unit", When.JOB, Reason.REASON_PRIVACY_UNACCOUNTABLE, _unit),
     Rule("adjacency", When.JOB, Reason.REASON_PRIVACY_UNACCOUNTABLE, _adjacency),
@@ -537,8 +565,8 @@ _SIGMA_OF_JOBS = 80
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """n, the fewest members a sum can have, n_C, h; and of a sparse graph its bits and gamma in millionths (None: the
-    complete one).
+    """n, the fewest members a sum can have, n_C, h; of a sparse graph or groups their bits (None: the complete graph),
+    of a sparse graph gamma in millionths, of groups how many there are.
     """
 
     cohort: int
@@ -547,17 +575,19 @@ class Numbers:
     honest: int
     sigma: int | None = None
     corrupt_millionths: int | None = None
+    groups: int | None = None
 
     @classmethod
     def of(cls, context: RoundContext) -> "Numbers":
         """Those of an attempt."""
-        graph = context.sparse
+        graph, split = context.sparse, context.grouped
         return cls(
             cohort=context.cohort,
             least_sum=context.least_survivors,
             assumed_corrupt=context.assumed_corrupt,
             honest=context.honest,
-            sigma=graph.sigma if graph else None,
+            sigma=graph.sigma if graph else split.sigma if split else None,
+            groups=split.groups if split else None,
             corrupt_millionths=graph.corrupt_millionths if graph else None,
         )
 
@@ -569,9 +599,23 @@ def _least_cohort(policy: "Policy", attempt: Numbers) -> _Finding:
 
 def _least_honest(policy: "Policy", attempt: Numbers) -> _Finding:
     says = "the attempt guarantees {job} honest inputs, the policy wants {policy}"
-    key = "rounds.min_members" if attempt.sigma is None else "aggregation.lost_share"
-    advice = f"a job with a larger {key} guarantees more, or lower least_honest"
+    key = "a larger rounds.min_members" if attempt.sigma is None else "a larger aggregation.lost_share"
+    if attempt.groups is not None:
+        key = "fewer aggregation.groups"
+    advice = f"a job with {key} guarantees more, or lower least_honest"
     return _Finding(str(attempt.honest), str(policy.least_honest), attempt.honest >= policy.least_honest, says, advice)
+
+
+def _least_group(policy: "Policy", attempt: Numbers) -> _Finding:
+    if attempt.groups is None:
+        says = "the attempt has {job}, as large as its cohort; the policy wants {policy} inputs of a group"
+        return _Finding("one sum", str(policy.least_group), True, says)
+    says = f"the cohort is split into {attempt.groups} groups, and the sum of one may hold {{job}} inputs, the policy "
+    says += "wants {policy}"
+    advice = "a job with fewer aggregation.groups or a larger rounds.min_members has more in each"
+    return _Finding(
+        str(attempt.least_sum), str(policy.least_group), attempt.least_sum >= policy.least_group, says, advice
+    )
 
 
 def _assumed_corrupt(policy: "Policy", attempt: Numbers) -> _Finding:
@@ -607,13 +651,19 @@ def _millionths(share: float) -> int:
 
 def _least_corrupt_share(policy: "Policy", attempt: Numbers) -> _Finding:
     least = policy.least_corrupt_share
+    advice = "a member that trusts the coordinator's enrolment writes least_corrupt_share = 0"
+    if attempt.groups is not None and attempt.cohort > COMPLETE_GRAPH_LIMIT:
+        # A share of a cohort makes whole members, rounded down as a job rounds it.
+        wanted = attempt.cohort * _millionths(least) // _MILLION
+        says = "the attempt's groups assume a share of {job} corrupt members, the policy wants {policy}"
+        share = _shown(round(attempt.assumed_corrupt / attempt.cohort, 6))
+        return _Finding(share, _shown(least), attempt.assumed_corrupt >= wanted, says, advice)
     if attempt.corrupt_millionths is None:
         says = (
             "the attempt's graph is {job}, which counts corrupt members and no share of them; the policy's is {policy}"
         )
-        return _Finding("complete", _shown(least), True, says)
+        return _Finding("complete" if attempt.groups is None else "in groups", _shown(least), True, says)
     says = "the attempt's graph withstands a share of {job} corrupt members, the policy wants {policy}"
-    advice = "a member that trusts the coordinator's enrolment writes least_corrupt_share = 0"
     found = _shown(attempt.corrupt_millionths / _MILLION)
     return _Finding(found, _shown(least), attempt.corrupt_millionths >= _millionths(least), says, advice)
 
@@ -631,6 +681,11 @@ def _least_sigma(policy: "Policy", attempt: Numbers) -> _Finding:
             "complete", str(least), True, "the attempt's graph is {job}, and the policy's {policy} bits are met"
         )
     says = "the attempt's graph keeps its promise but for 2^-{job}, the policy wants 2^-{policy}"
+    if attempt.groups is not None:
+        advice = (
+            f"jobs have {_SIGMA_OF_JOBS} bits and cannot ask for more; lower least_sigma, or keep to jobs with one sum"
+        )
+        return _Finding(str(attempt.sigma), str(least), (attempt.sigma or 0) >= least, says, advice)
     advice = (
         f"jobs have {_SIGMA_OF_JOBS} bits and cannot ask for more; lower least_sigma, or keep to jobs of up to "
         f"{COMPLETE_GRAPH_LIMIT} members"
@@ -641,6 +696,7 @@ def _least_sigma(policy: "Policy", attempt: Numbers) -> _Finding:
 ATTEMPT: tuple[Rule[Numbers], ...] = (
     Rule("least_cohort", When.ATTEMPT, Reason.REASON_POLICY_COHORT, _least_cohort),
     Rule("least_honest", When.ATTEMPT, Reason.REASON_POLICY_COHORT, _least_honest),
+    Rule("least_group", When.ATTEMPT, Reason.REASON_POLICY_COHORT, _least_group),
     Rule("assumed_corrupt", When.ATTEMPT, Reason.REASON_POLICY_CORRUPTION, _assumed_corrupt),
     Rule("least_corrupt_share", When.ATTEMPT, Reason.REASON_POLICY_CORRUPTION, _least_corrupt_share),
     Rule("least_sigma", When.ATTEMPT, Reason.REASON_POLICY_CORRUPTION, _least_sigma),
@@ -689,6 +745,27 @@ def _attempts_a_version(policy: "Policy", opened: int) -> _Finding:
 
 VECTOR: tuple[Rule[int], ...] = (
     Rule("attempts_a_version", When.VECTOR, Reason.REASON_POLICY_ATTEMPTS, _attempts_a_version),
+)
+
+
+def _second_group(policy: "Policy", opened: int) -> _Finding:
+    says = (
+        "{job} masked vectors were sent for this version, and without noise the policy wants {policy} where groups are "
+    )
+    says += "drawn anew"
+    advice = "what several drawings show together can be one member's; it goes on with the next version"
+    return _Finding(str(opened), "0 before one", opened == 0, says, advice)
+
+
+# Of a vector that goes into a group's sum without noise.
+BARE_GROUP: tuple[Rule[int], ...] = (
+    Rule(
+        "allow_close_sums",
+        When.VECTOR,
+        Reason.REASON_POLICY_CLOSE_SUMS,
+        _second_group,
+        lambda p: p.allow_close_sums,
+    ),
 )
 
 

@@ -4,7 +4,8 @@ Nothing is changed and nobody is asked: `verify` works beside a running client, 
 is verified from its one file. Problems are facts that must not be; notes are facts to know.
 
 An export is JSON lines: first the ledger's records, each line as it is hashed; then one object a receipt (`receipt`:
-the file's text, `signature`: base64) and one a certificate (`certificate`: fingerprint, `pem`). Marks stay out of it.
+the file's text, `signature`: base64), one a certificate (`certificate`: fingerprint, `pem`) and one a federation that
+has had several authorities (`authorities`: their list, `federation`). Marks stay out of it.
 """
 
 import base64
@@ -30,6 +31,7 @@ from edge_client.privacy.receipts import (
 )
 from edge_client.privacy.replay import UNKNOWN, LedgerState, month_of
 from edge_client.privacy.store import LedgerError, reading
+from tacit.authorities import Authorities
 from tacit.documents import DocumentInvalid
 
 __all__ = ["Problem", "Verdict", "export_lines", "verify", "verify_export"]
@@ -92,7 +94,7 @@ def verify(path: Path, receipts: Path | None = None) -> Verdict:
         found.notes.append("receipts were not looked at")
     else:
         book = ReceiptBook(receipts)
-        _check_receipts(found, lambda kept: _files(book, kept), book.certificate)
+        _check_receipts(found, lambda kept: _files(book, kept), book.certificate, book.authorities)
         if found.record is None:
             _check_strays(found, book)
     return found.verdict()
@@ -104,6 +106,7 @@ def verify_export(lines: Iterable[bytes]) -> Verdict:
     rows: list[_Row] = []
     texts: dict[bytes, tuple[bytes, bytes]] = {}
     certificates: dict[bytes, bytes] = {}
+    authorities: dict[bytes, Authorities] = {}
     for number, line in enumerate(lines, start=1):
         try:
             content = json.loads(line)
@@ -113,6 +116,9 @@ def verify_export(lines: Iterable[bytes]) -> Verdict:
                     texts[sha256(data).digest()] = (data, base64.b64decode(signature, validate=True))
                 case {"certificate": str(fingerprint), "pem": str(pem), **rest} if not rest:
                     certificates[bytes.fromhex(fingerprint)] = certificate_from(fingerprint, pem.encode())
+                case {"authorities": str(text), "federation": str(name), **rest} if not rest:
+                    federation = bytes.fromhex(name)
+                    authorities[federation] = Authorities.read(text.encode(), federation=federation)
                 case _:
                     rows.append((line, None, None))
         except (ValueError, RecursionError, CertificateMissing):
@@ -129,7 +135,7 @@ def verify_export(lines: Iterable[bytes]) -> Verdict:
             raise CertificateMissing(f"the export does not hold the certificate {fingerprint.hex()}")
         return certificates[fingerprint]
 
-    _check_receipts(found, text_of, certificate)
+    _check_receipts(found, text_of, certificate, authorities.get)
     for digest in texts.keys() - found.state.receipts.keys():
         found.problem(f"receipt {digest.hex()[:16]}", "it is not in the chain")
     found.notes.append(
@@ -152,6 +158,7 @@ def export_lines(path: Path, receipts: Path) -> Iterator[bytes]:
                 kept.append(record.body)
             yield record.line
     needed: set[bytes] = set()
+    federations: set[bytes] = set()
     for each in kept:
         try:
             text, signature = _files(book, each)
@@ -159,10 +166,14 @@ def export_lines(path: Path, receipts: Path) -> Iterator[bytes]:
         except (LedgerError, DocumentInvalid):
             continue  # What is missing here is a problem to whoever verifies.
         needed |= {receipt.federation, receipt.certificate or b""}
+        federations.add(receipt.federation)
         yield _line({"receipt": text.decode(), "signature": base64.b64encode(signature).decode()})
     for fingerprint, pem in book.certificates():
         if bytes.fromhex(fingerprint) in needed:
             yield _line({"certificate": fingerprint, "pem": pem})
+    for federation in sorted(federations):
+        if (listed := book.authorities(federation)) is not None:
+            yield _line({"authorities": listed.canonical().decode(), "federation": federation.hex()})
 
 
 def _line(content: Mapping[str, str]) -> bytes:
@@ -266,7 +277,12 @@ def _files(book: ReceiptBook, kept: ReceiptKept) -> tuple[bytes, bytes]:
     raise ReceiptInvalid("its file is missing, or not what was recorded; put it back from a copy")
 
 
-def _check_receipts(found: _Findings, text_of: _Receipts, certificate: Callable[[bytes], bytes]) -> None:
+def _check_receipts(
+    found: _Findings,
+    text_of: _Receipts,
+    certificate: Callable[[bytes], bytes],
+    authorities: Callable[[bytes], Authorities | None],
+) -> None:
     previous = bytes(32)
     for digest, (sequence, kept) in found.state.receipts.items():
         where = f"receipt {kept.job}/{kept.round}.{kept.attempt} (record {sequence})"
@@ -275,7 +291,7 @@ def _check_receipts(found: _Findings, text_of: _Receipts, certificate: Callable[
             if sha256(signature).digest() != kept.signature:
                 raise ReceiptInvalid("its signature is not the one that was recorded")
             receipt = Receipt.from_json(data, what="it")
-            check_receipt(receipt, data, signature, certificate)
+            check_receipt(receipt, data, signature, certificate, authorities)
             _check_against(found.state, kept, receipt, previous)
         except (ReceiptInvalid, DocumentInvalid) as error:
             found.problem(where, str(error))

@@ -12,7 +12,8 @@ import random
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 from weakref import WeakValueDictionary
@@ -31,7 +32,9 @@ from edge_client.journal import Journal
 from edge_client.privacy.budget import Budget, Figures, Reserved, Statement
 from edge_client.privacy.mechanisms import Protection
 from edge_client.privacy.policy import PolicyRefusal
+from edge_client.renewal import RenewalFailed, Renewer, server_unknown
 from edge_client.session import states as m
+from edge_client.session.keeping import Keeper
 from edge_client.session.machine import transition
 from edge_client.session.preparation import PreparationRefused, Preparer
 from tacit import PROTOCOL_VERSIONS, __version__, wire
@@ -43,6 +46,7 @@ from tacit.messages import (
     AttemptEnded,
     AttemptMessage,
     AttemptRefusal,
+    AuthoritiesChanged,
     FromMember,
     Goodbye,
     Hello,
@@ -76,6 +80,11 @@ _TAKE_A_WHILE = (
 _MESSAGES_AHEAD = 16
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 30.0
 _CLOCK_SKEW_MS = 5 * 60 * 1000
+# That this member reads `AuthoritiesChanged`.
+_CAPABILITIES = ("authorities",)
+# Channels of one session that calls may still be under way on: its own, and those since renewals.
+_CHANNELS = 3
+_MOVE_SECONDS = 20.0
 
 # The coordinator said no, and asking again will not change its mind.
 _FINAL = frozenset(
@@ -179,6 +188,8 @@ class _Held:
     update: Update
     protection: Protection
     reserved: Reserved
+    # What private parameters were staged under with it.
+    staged: str | None = None
 
 
 class Agent:
@@ -192,18 +203,27 @@ class Agent:
         preparer: Preparer,
         budget: Budget,
         observer: Observer,
+        keeper: Keeper,
         *,
         admits: tuple[str, ...] = (),
         until_finished: bool = False,
+        renewer: Renewer | None = None,
     ) -> None:
+        """renewer: keeps the identity's certificate; without one it is used as long as it is valid."""
         self._identity = identity
         self._environment = environment
         self._journal = journal
         self._preparer = preparer
         self._budget = budget
         self._observer = observer
+        self._keeper = keeper
         self._admits = admits
         self._until_finished = until_finished
+        self._renewer = renewer
+        if renewer is not None:
+            renewer.listeners.append(self._take_identity)
+        # Of the session that is open: its channel, and those under certificates that were renewed since.
+        self._channels: list[grpc.aio.Channel] = []
         self._process = os.urandom(16)
         self._state = m.MemberState(journal.memory())
         self._events: asyncio.Queue[m.Event] = asyncio.Queue()
@@ -216,6 +236,8 @@ class Agent:
         # One at a time for each digest; forgotten when nobody waits any more.
         self._fetching: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
         self._uploads: dict[AttemptId, _Upload] = {}
+        # By attempt: what private parameters are staged under with the vector that was sent.
+        self._sent_with: dict[AttemptId, str] = {}
         # Certificates on their way, by the attempt that they are for; and those that were found good before.
         self._rosters: dict[AttemptId, asyncio.Task[None]] = {}
         self._keeping: set[asyncio.Task[None]] = set()
@@ -236,6 +258,8 @@ class Agent:
             asyncio.create_task(self._work_events()),
             asyncio.create_task(self._finished.wait()),
         ]
+        if self._renewer is not None:
+            tasks.append(asyncio.create_task(self._renewer.run(self._channel, self._move)))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -253,13 +277,18 @@ class Agent:
         pause = _FIRST_PAUSE
         while True:
             self._welcomed = False
+            if self._renewer is not None:
+                await self._renewer.before_dialling()
+            dialled_with = self._identity
             try:
                 problem = await self._session()
             except grpc.aio.AioRpcError as error:
                 reason, _ = reason_of(error)
-                problem = explain(error, self._identity)
-                if reason in _FINAL:
+                problem = explain(error, dialled_with)
+                if reason is not None and await self._is_final(reason, dialled_with):
                     raise AgentStopped(reason, problem) from error
+                if server_unknown(error) and self._renewer is not None and await self._renewer.catch_up():
+                    problem = "the federation has another authority now; this member has followed to it"
             if self._welcomed:
                 pause = _FIRST_PAUSE
             # Full jitter: a fleet that lost its coordinator together does not come back together.
@@ -268,10 +297,67 @@ class Agent:
             await asyncio.sleep(seconds)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
+    async def _is_final(self, reason: Reason, identity: MemberIdentity) -> bool:
+        """Whether asking again is in vain, with this certificate and with any other that can be had."""
+        if reason == Reason.REASON_CLOCK_SKEW:
+            # Clocks that differ may be set; a certificate that is over by this one, too, stays so.
+            return datetime.now(UTC) > identity.expires
+        return reason in _FINAL and not await self._replaced(identity, reason)
+
+    async def _replaced(self, identity: MemberIdentity, reason: Reason) -> bool:
+        """Whether there is a newer certificate in place of this one: another process of this home put it there, or the
+        coordinator gives it, as it does to who slept through the end of an authority.
+        """
+        if self._renewer is None:
+            return False
+        await self._renewer.before_dialling()
+        unknown = reason == Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN
+        if unknown and self._identity.certificate == identity.certificate:
+            try:
+                await self._renewer.renew()
+            except RenewalFailed as failure:
+                log.warning("certificate_not_renewed", error=failure.sentence)
+        return self._identity.certificate != identity.certificate
+
+    def _take_identity(self, identity: MemberIdentity) -> None:
+        """For what is dialled, joined and signed from now on; attempts that were joined go on with what they have."""
+        if identity.certificate != self._identity.certificate:
+            self._budget.renewed(identity)
+        self._identity = identity
+        self._environment = replace(self._environment, identity=identity)
+
+    async def _channel(self) -> grpc.aio.Channel:
+        """The newest channel of the present session; waits for one."""
+        await self._link()
+        return self._channels[-1]
+
+    async def _move(self) -> None:
+        """After a renewal: calls go out under the next certificate, and the session stays as it is."""
+        channel = open_channel(self._identity)
+        stub = federation_pb2_grpc.FederationServiceStub(channel)
+        try:
+            # The first use: from here on the coordinator lets the session stand for the life of the next certificate.
+            await stub.Renew(pb.RenewRequest(), timeout=_MOVE_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            log.warning("certificate_not_used", error=explain(error, self._identity))
+            await channel.close(None)
+            return
+        if self._stub is None:
+            # The session broke meanwhile: the next one is dialled with it.
+            await channel.close(None)
+            return
+        self._stub = stub
+        self._channels.append(channel)
+        if len(self._channels) > _CHANNELS:
+            # The first is the session's own.
+            await self._channels.pop(1).close(None)
+
     async def _session(self) -> str:
         """One session, from dialling to its end; returns why it ended."""
         outgoing: asyncio.Queue[FromMember] = asyncio.Queue()
+        identity = self._identity
         async with open_channel(self._identity) as channel:
+            self._channels = [channel]
             stub = federation_pb2_grpc.FederationServiceStub(channel)
             call = stub.Session(self._messages(outgoing))
             try:
@@ -284,10 +370,14 @@ class Agent:
                         case Welcome():
                             self._welcome(message, stub, outgoing)
                         case Goodbye():
-                            if message.reason in _FINAL:
+                            if await self._is_final(message.reason, identity):
                                 detail = message.detail or sentence(message.reason)
                                 raise AgentStopped(message.reason, detail)
                             return message.detail or sentence(message.reason)
+                        case AuthoritiesChanged():
+                            # Before anything that comes after it: the next authority may have signed that.
+                            if self._renewer is not None:
+                                self._renewer.heard(message.document)
                         case Standby():
                             log.info("standby", detail=message.detail)
                         case Assignment() | JobEnded() | AttemptMessage():
@@ -304,9 +394,15 @@ class Agent:
             finally:
                 self._linked.clear()
                 self._stub = self._outgoing = None
+                for beside in self._channels[1:]:
+                    await beside.close(None)
+                self._channels = []
 
     async def _messages(self, outgoing: "asyncio.Queue[FromMember]") -> AsyncIterator[pb.MemberMessage]:
-        hello = Hello(PROTOCOL_VERSIONS, __version__, self._process, self._admits, ledger=self._budget.counter)
+        able = () if self._renewer is None else _CAPABILITIES
+        hello = Hello(
+            PROTOCOL_VERSIONS, __version__, self._process, self._admits, capabilities=able, ledger=self._budget.counter
+        )
         yield wire.to_coordinator(hello)
         while True:
             message = await outgoing.get()
@@ -387,7 +483,7 @@ class Agent:
             case m.Joined():
                 self._journal.joined(effect.attempt, effect.version, effect.document)
             case m.Signed():
-                self._journal.signed(effect.attempt, effect.survivors)
+                self._sign(effect)
             case m.Opened():
                 self._journal.opened(effect.attempt)
             case m.Prepare():
@@ -418,15 +514,13 @@ class Agent:
             case m.Discard():
                 self._drop_held(effect.job)
             case m.EndedAttempt():
-                outcome = "published" if effect.ended.published else word(effect.ended.reason)
-                self._budget.ended(effect.attempt, outcome, effect.ended.result, effect.survivors)
-                self._journal.ended(effect.attempt, outcome, effect.ended.result)
-                self._observer.attempt_ended(effect.attempt, effect.ended)
+                self._end(effect)
             case m.JobOver():
                 self._observer.job_over(effect.ended)
                 # A job that is paused, by the operator or by itself, may go on.
                 if effect.ended.reason in (Reason.REASON_JOB_FINISHED, Reason.REASON_JOB_ABORTED):
                     self._over.add(effect.ended.job)
+                    self._preparer.job_over(effect.ended.job)
                     if self._until_finished and self._taken and self._taken <= self._over:
                         self._finished.set()
             case m.Note():
@@ -453,9 +547,13 @@ class Agent:
             report = await asyncio.to_thread(self._read, self._budget.statement(assignment.job))
         except BaseException:
             self._budget.release(preparation.reserved, "the update was not held")
+            if preparation.staged is not None:
+                self._keeper.discard(assignment.job, preparation.staged)
             raise
         self._drop_held(assignment.job)
-        self._held[assignment.job] = _Held(assignment, preparation.update, preparation.protection, preparation.reserved)
+        self._held[assignment.job] = _Held(
+            assignment, preparation.update, preparation.protection, preparation.reserved, preparation.staged
+        )
         self._observer.ready(assignment.job, assignment.round, preparation.update)
         self._events.put_nowait(m.Prepared(assignment, preparation.job, report, self._budget.counter))
 
@@ -558,7 +656,12 @@ class Agent:
 
     async def _unlinked(self, stub: object) -> None:
         """A call failed on this stub: a pause if the session stands; without one the next call waits for it."""
-        if self._stub is stub:
+        if self._stub is not stub:
+            return
+        if self._renewer is not None and await self._renewer.reload():
+            # Another process of this home has renewed: the certificate that this stub shows is taken no more.
+            await self._move()
+        else:
             await asyncio.sleep(random.uniform(0.2, 1.0))
 
     # ---- masking and sending --------------------------------------------------------------------------------------
@@ -567,6 +670,22 @@ class Agent:
         """What is held is of no use any more; what was reserved for it and never charged is free again."""
         if (held := self._held.pop(job, None)) is not None:
             self._budget.release(held.reserved, "the update was not sent")
+            if held.staged is not None:
+                self._keeper.discard(job, held.staged)
+
+    def _end(self, effect: m.EndedAttempt) -> None:
+        self._sent_with.pop(effect.attempt, None)
+        outcome = "published" if effect.ended.published else word(effect.ended.reason)
+        self._budget.ended(effect.attempt, outcome, effect.ended.result, effect.survivors)
+        self._journal.ended(effect.attempt, outcome, effect.ended.result)
+        self._observer.attempt_ended(effect.attempt, effect.ended)
+
+    def _sign(self, effect: m.Signed) -> None:
+        """U3 into the journal; and what was staged with a vector that is in it counts from now on."""
+        staged = self._sent_with.pop(effect.attempt, None)
+        self._journal.signed(effect.attempt, effect.survivors, staged)
+        if staged is not None:
+            self._keeper.confirmed(effect.attempt.job, staged, effect.survivors, self._identity.member)
 
     def _send(self, effect: m.MaskAndUpload) -> None:
         """Charges, and only then begins to encode."""
@@ -580,6 +699,8 @@ class Agent:
         except PolicyRefusal as refusal:
             self._events.put_nowait(m.MaskingFailed(effect.attempt, refusal.reason, refusal.detail))
             return
+        if held.staged is not None:
+            self._sent_with[effect.attempt] = held.staged
         task = asyncio.create_task(self._mask_and_upload(effect, held))
         self._uploads[effect.attempt] = _Upload(task)
 

@@ -51,7 +51,7 @@ from edge_client.session.states import (
 )
 from tacit.attempt import AttemptId
 from tacit.job import context_of
-from tacit.mechanism import DistributedGaussian
+from tacit.mechanism import DistributedGaussian, NoMechanism
 from tacit.messages import (
     Assignment,
     AttemptEnded,
@@ -371,7 +371,20 @@ def _weaker(context: secure_agg.RoundContext, expected: secure_agg.RoundContext)
 
     On the complete graph n_C may be larger than the job's: t and h follow, and the policy looks at them. The numbers of
     a sparse graph hang together, and which are weaker together is not to be seen one by one: they are the job's, all.
+    So are those of groups.
     """
+    split, wanted_split = context.grouped, expected.grouped
+    if split is not None or wanted_split is not None:
+        if split is None or wanted_split is None:
+            return [
+                "graph ({}, not {})".format(
+                    *("whole" if each is None else "in groups" for each in (split, wanted_split))
+                )
+            ]
+        return [
+            *_other_numbers(context, expected, ("threshold", "assumed_corrupt")),
+            *_other_numbers(split, wanted_split, ("groups", "least", "sigma", "absent")),
+        ]
     graph, wanted = context.sparse, expected.sparse
     if graph is None and wanted is None:
         if context.assumed_corrupt >= expected.assumed_corrupt:
@@ -519,7 +532,9 @@ def _open(step: _Step, phase: InAttempt, heard: secure_agg.ReceivedDealings, rea
     """The update is about to leave, masked: counted first."""
     memory, assignment = step.state.memory, phase.holding.assignment
     earlier = memory.sent_for(assignment.job, assignment.round, assignment.version)
-    step.environment.policy.check_opened(len(earlier))
+    # Groups are drawn anew in every attempt: without noise, one of them a version is all that this member shows.
+    bare = ready.seat.context.grouped is not None and isinstance(phase.holding.job.mechanism, NoMechanism)
+    step.environment.policy.check_opened(len(earlier), bare_group=bare)
     sent = Sent(phase.attempt, assignment.version, assignment.job_document)
     step.state = replace(step.state, memory=replace(memory, sent=(*memory.sent, sent)))
     following = replace(phase, stage=ready, heard={**phase.heard, type(heard): heard})
@@ -537,6 +552,12 @@ def _check_sum(step: _Step, phase: InAttempt, survivors: tuple[str, ...]) -> Non
     ]
     opened = phase.heard[AttemptOpened]
     assert isinstance(opened, AttemptOpened)  # noqa: S101  for the type checker: it is how an attempt begins
+    if opened.context.grouped is not None and not isinstance(phase.holding.job.mechanism, NoMechanism):
+        # Groups are drawn anew, so that by chance two of them nearly coincide. Noise of the member's own is in the
+        # vector for good, so their difference shows what was charged for, if it were one member's alone. Noise in the
+        # ring is drawn anew for each vector and charged again: each sum by itself is a release with h honest members'
+        # noise in it (what the context promises), and a difference follows from the two.
+        return
     step.environment.policy.check_sum(survivors, earlier, opened.context.assumed_corrupt)
 
 

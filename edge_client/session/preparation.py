@@ -1,41 +1,55 @@
 """Between an assignment and READY: fetch by digest, ask the policy, look at the data, reserve budget, train, add noise.
 
 Guarantees: nothing of the member's data is read into a job that its policy refuses; nothing is trained that the ledger
-has no room for; everything used was fetched by the digest that the job document or the assignment names; what cannot
-go on is a `PreparationRefused` with a reason and a sentence, and its reservation is released, since all that training
-changed lies in memory and is thrown away. Training runs in a thread of its own and stops between two steps when it is
-told to.
+has no room for; everything of others was fetched by the digest that the job document or the assignment names, or, of a
+backbone, found elsewhere under that digest (`edge_client.backbone_sources`), once for all jobs; what cannot go on is a
+`PreparationRefused` with a reason and a sentence, and its reservation is released, since all that training changed is
+thrown away: it lies in memory, but for private parameters, which lie staged beside the state that counts
+(`edge_client.session.keeping`). Training runs in a thread of its own and stops between two steps when it is told to.
 """
 
 import asyncio
 import contextlib
+import errno
+import functools
 import hashlib
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
 import structlog
-from numpy.typing import NDArray
 
 import secure_agg
+from edge_client.backbone_layout import BackboneInvalid
+from edge_client.backbone_sources import BackboneMissing, Backbones, Wanted
 from edge_client.cache import BlobCache
+from edge_client.cloze import TemplateInvalid
 from edge_client.contribution import Update
 from edge_client.corpus import Corpus
-from edge_client.data import DataInvalid, Example, check_labels
+from edge_client.data import ColumnMissing, DataInvalid, Example, check_labels, check_pairs
+from edge_client.material import fetch_job, fetch_manifest, fetch_private_start, fetch_tokenizer, fetch_version
 from edge_client.privacy.budget import Budget, Reserved
 from edge_client.privacy.conditions import read_conditions
 from edge_client.privacy.mechanisms import Protection
 from edge_client.privacy.policy import Policy, PolicyRefusal
-from edge_client.text import TokenizerInvalid, check_own_form
+from edge_client.private_store import PrivateState, StoreError
+from edge_client.session.keeping import Keeper
+from edge_client.tables import TableInvalid
+from edge_client.text import TokenizerInvalid, VocabularyInvalid
 from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
 from tacit.mechanism import NoMechanism
 from tacit.messages import Assignment
+from tacit.method import keeps_anything, keeps_state
+from tacit.model import PromptedModel
+from tacit.prompt import reads_pairs
 from tacit.reason import Reason
+
+if TYPE_CHECKING:
+    from edge_client.backbone import StoredBackbone
 
 __all__ = ["Fetch", "Preparation", "PreparationRefused", "Preparer", "TrainingWatcher"]
 
@@ -43,9 +57,7 @@ __all__ = ["Fetch", "Preparation", "PreparationRefused", "Preparer", "TrainingWa
 # long as it takes.
 Fetch = Callable[[bytes, Path, int], Awaitable[None]]
 
-_MOST_DOCUMENT = 16 * 1024 * 1024
-_MOST_TOKENIZER = 256 * 1024 * 1024
-_LARGEST_WEIGHT = 1e4
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 log = structlog.get_logger("edge_client")
 
@@ -79,6 +91,8 @@ class Preparation:
     update: Update
     protection: Protection
     reserved: Reserved
+    # What private parameters are staged under; None where the member trained none.
+    staged: str | None = None
 
 
 @contextlib.contextmanager
@@ -90,14 +104,26 @@ def _refusing() -> Iterator[None]:
         raise PreparationRefused(refusal.reason, refusal.detail) from refusal
 
 
-def _check_size(version: NDArray[np.float32]) -> None:
-    """Numbers as a trained model has them: far larger ones are made to take arithmetic, and privacy with it, apart.
+@contextlib.contextmanager
+def _keeping() -> Iterator[None]:
+    """What cannot be kept, or read back, is said in this machine's log; the coordinator hears that it is so."""
+    try:
+        yield
+    except (StoreError, TableInvalid, VocabularyInvalid) as error:
+        raise PreparationRefused(
+            Reason.REASON_PRIVATE_STATE_UNUSABLE,
+            "what this member keeps of the job's model cannot be used; its own log says why",
+            private=str(error),
+        ) from error
 
-    Raises:
-        DocumentInvalid: a value beyond the bound.
-    """
-    if version.size and float(np.abs(version).max()) > _LARGEST_WEIGHT:
-        raise DocumentInvalid(f"the version holds a weight beyond {_LARGEST_WEIGHT:g}")
+
+@contextlib.contextmanager
+def _unsuitable() -> Iterator[None]:
+    """What was served and cannot be used is the coordinator's to hear of: it says nothing of the data."""
+    try:
+        yield
+    except (DocumentInvalid, TokenizerInvalid, TemplateInvalid, BackboneInvalid) as error:
+        raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, str(error)) from error
 
 
 class Preparer:
@@ -114,7 +140,14 @@ class Preparer:
         cache: BlobCache,
         device: str,
         watcher: TrainingWatcher,
+        keeper: Keeper,
+        backbones: Backbones | None = None,
+        *,
+        second_column: bool = True,
     ) -> None:
+        """backbones: where prompted jobs have theirs from; None: from this cache, the hub and the coordinator, as far
+        as the policy allows. second_column: False where the data is a table without a column for a pair's second text.
+        """
         self._examples = examples
         self._federation = federation
         self._member = member
@@ -124,6 +157,11 @@ class Preparer:
         self._cache = cache
         self._device = device
         self._watcher = watcher
+        self._keeper = keeper
+        self._second_column = second_column
+        self._backbones = backbones or Backbones(cache, allowed=policy.backbones)
+        # By job: open until it is over.
+        self._digests: dict[str, bytes] = {}
         self._corpus: Corpus | None = None
         # Training takes the whole machine: jobs take turns.
         self._turn = asyncio.Lock()
@@ -134,31 +172,23 @@ class Preparer:
         Raises:
             PreparationRefused: policy, data, what was served, or the training itself.
         """
-        job = await self._job(assignment, fetch)
+        blob = functools.partial(self._blob, fetch)
+        with _unsuitable():
+            job = await fetch_job(blob, assignment.job, assignment.job_document)
         with _refusing():
             self._policy.check_job(job, federation=self._federation)
-        manifest_data = await self._blob(job.manifest, fetch, _MOST_DOCUMENT)
-        try:
-            manifest = Manifest.from_json(manifest_data, what="the manifest")
-            if manifest.values != job.values:
-                raise DocumentInvalid(f"the manifest has {manifest.values} values, the job document {job.values}")
-        except DocumentInvalid as error:
-            raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, str(error)) from error
+        with _unsuitable():
+            manifest = await fetch_manifest(blob, job)
         with _refusing():
             self._policy.check_manifest(manifest)
             self._policy.check_conditions(await asyncio.to_thread(read_conditions, self._device))
-        if assignment.version_number == 0 and assignment.version != job.weights:
-            raise PreparationRefused(
-                Reason.REASON_BUNDLE_UNSUITABLE, "version 0 is not the weights that the job document names"
-            )
-        tokenizer = await self._blob(job.tokenizer, fetch, _MOST_TOKENIZER)
-        base = await self._blob(assignment.version, fetch, 4 * job.values)
-        try:
-            _check_size(manifest.decode(base))
-            corpus = await asyncio.to_thread(self._corpus_of, job, tokenizer)
-        except (DocumentInvalid, TokenizerInvalid) as error:
-            raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, str(error)) from error
-        self._check_labels(job)
+        with _unsuitable():
+            base = await fetch_version(blob, job, manifest, assignment.version_number, assignment.version)
+            tokenizer = await fetch_tokenizer(blob, job)
+            backbone = await self._backbone(job, fetch)
+            found = await self._found(job)
+            start = await fetch_private_start(blob, job) if found is None and keeps_anything(job.method) else None
+        self._check_data(job)
         async with self._turn:
             with _refusing():
                 # Once more: jobs take turns, and the last one's training may have taken hours.
@@ -166,7 +196,9 @@ class Preparer:
                 protection = self._budget.protection(job, len(self._examples))
                 reserved = self._budget.reserve(assignment, job, protection)
             try:
-                update = await self._train(assignment, job, manifest, corpus, base, protection)
+                # Only now: it reads the data and writes to the disk, and a job that cannot pay for a round has neither.
+                kept, corpus = await self._made(job, tokenizer, found, start)
+                update, staged = await self._train(assignment, job, manifest, corpus, base, protection, kept, backbone)
             except PreparationRefused as refused:
                 if refused.reason == Reason.REASON_TRAINING_FAILED:
                     # That it failed may depend on the data, and everybody is about to hear of it.
@@ -176,27 +208,104 @@ class Preparer:
             except BaseException:
                 self._budget.release(reserved, "training did not end")
                 raise
-            return Preparation(job, update, protection, reserved)
+            return Preparation(job, update, protection, reserved, staged)
+
+    def job_over(self, name: str) -> None:
+        """Nothing more will be prepared for this job; its backbone may leave the cache, if no other job is on it."""
+        digest = self._digests.pop(name, None)
+        if digest is not None and digest not in self._digests.values():
+            self._backbones.release(digest)
+
+    async def _backbone(self, job: JobDocument, fetch: Fetch) -> "StoredBackbone | None":
+        """A prompted job's, open until `job_over`; None of any other.
+
+        Raises:
+            PreparationRefused: it is nowhere to be had, or the disk does not take it. BackboneInvalid: what the
+                document says of it cannot be; the text says nothing of this machine.
+        """
+        if not isinstance(job.model, PromptedModel):
+            return None
+        wanted = Wanted.of(job.model)
+        with self._on_disk():
+            try:
+                backbone = await self._backbones.open(wanted, fetch)
+            except BackboneMissing as error:
+                raise PreparationRefused(
+                    Reason.REASON_BUNDLE_UNSUITABLE,
+                    "this member has the job's backbone from nowhere; its own log says why",
+                    private=str(error),
+                ) from error
+        self._digests[job.name] = wanted.digest
+        return backbone
 
     def _corpus_of(self, job: JobDocument, tokenizer: bytes) -> Corpus:
         """The examples as this job reads them; the last job's are kept, since it asks again in its next round.
 
         Raises:
-            TokenizerInvalid: a tokenizer of another form than ours.
+            TokenizerInvalid, TemplateInvalid: not a tokenizer or template that this model's texts can be cut with.
         """
-        if self._corpus is None or not self._corpus.serves(job):
-            # Before a tokenizer of somebody else's is used for anything.
-            check_own_form(tokenizer)
+        if self._corpus is None or not self._corpus.serves(job, tokenizer):
             self._corpus = Corpus(self._examples, job, tokenizer)
         return self._corpus
 
-    def _check_labels(self, job: JobDocument) -> None:
-        """Without a mechanism a label that is not the job's is refused, and the coordinator hears of it. Under one it
-        must not: those examples count for nothing, and this machine's log says how many they are.
+    async def _found(self, job: JobDocument) -> PrivateState | None:
+        """What this member remembers of the job's model. Raises: PreparationRefused: it cannot be read."""
+        if not keeps_state(job.method):
+            return None
+        with _keeping():
+            return await asyncio.to_thread(self._keeper.load, job)
+
+    async def _made(
+        self,
+        job: JobDocument,
+        tokenizer: bytes | None,
+        found: PrivateState | None,
+        start: tuple[Manifest, bytes] | None,
+    ) -> tuple[PrivateState | None, Corpus]:
+        """What this member keeps of the model, made if this is its first round, and the examples as it reads them.
 
         Raises:
-            PreparationRefused: no mechanism, and labels that are not the job's.
+            PreparationRefused: what is kept, or served, cannot be used.
         """
+        with _unsuitable(), _keeping():
+            if found is None and keeps_anything(job.method):
+                found = await asyncio.to_thread(self._keeper.make, job, tokenizer, start)
+            if found is not None and found.tokenizer is not None:
+                tokenizer = found.tokenizer
+            if tokenizer is None:
+                raise DocumentInvalid("the job has no tokenizer, and its members keep none")
+            return found, await asyncio.to_thread(self._corpus_of, job, tokenizer)
+
+    def _check_data(self, job: JobDocument) -> None:
+        """Without a mechanism a label that is not the job's is refused, and so is an example without a second text
+        where the job reads pairs; the coordinator hears of it. Under one it must not: those examples count for nothing,
+        though they count among all examples, and this machine's log says how many they are. That holds where all of
+        them are such: one example more could change it.
+
+        A table's header is no example's: that it has no column for the second text is refused in any case.
+
+        Raises:
+            PreparationRefused: no mechanism, and data that is not the job's; or no second column.
+        """
+        if reads_pairs(job.model):
+            try:
+                check_pairs(self._examples, second_column=self._second_column)
+            except ColumnMissing as error:
+                raise PreparationRefused(
+                    Reason.REASON_DATA_UNSUITABLE,
+                    "the job reads pairs of texts, and the member's table has no column of second texts; the member's "
+                    "own log says more",
+                    private=str(error),
+                ) from error
+            except DataInvalid as error:
+                if isinstance(job.mechanism, NoMechanism):
+                    raise PreparationRefused(
+                        Reason.REASON_DATA_UNSUITABLE,
+                        "the job reads pairs of texts, and the member's data has no second text in each row; the "
+                        "member's own log says more",
+                        private=str(error),
+                    ) from error
+                log.warning("examples_left_out", job=job.name, why=str(error))
         try:
             check_labels(self._examples, job.labels)
         except DataInvalid as error:
@@ -208,23 +317,35 @@ class Preparer:
                 ) from error
             log.warning("examples_left_out", job=job.name, why=str(error))
 
-    async def _job(self, assignment: Assignment, fetch: Fetch) -> JobDocument:
-        data = await self._blob(assignment.job_document, fetch, _MOST_DOCUMENT)
-        try:
-            job = JobDocument.from_json(data, what="the job document")
-            if job.digest() != assignment.job_document or job.name != assignment.job:
-                raise DocumentInvalid(f"the job document is not that of {assignment.job} in its canonical form")
-        except DocumentInvalid as error:
-            raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, str(error)) from error
-        return job
-
-    async def _blob(self, digest: bytes, fetch: Fetch, limit: int) -> bytes:
-        path = self._cache.path(digest)
-        await fetch(digest, path, limit)
-        data = await asyncio.to_thread(path.read_bytes)
-        # A version a round would fill the disk in the end.
-        await asyncio.to_thread(self._cache.trim)
+    async def _blob(self, fetch: Fetch, digest: bytes, limit: int) -> bytes:
+        """Fetched by way of the cache. Raises: PreparationRefused: this machine's disk does not take it."""
+        with self._on_disk():
+            path = self._cache.path(digest)
+            try:
+                await fetch(digest, path, limit)
+            except OSError as error:
+                if error.errno not in _NO_SPACE or not await asyncio.to_thread(self._cache.clear, digest):
+                    raise
+                # Old versions are the first to go when a disk is full.
+                log.warning("cache_cleared", why=error.strerror)
+                await fetch(digest, path, limit)
+            data = await asyncio.to_thread(path.read_bytes)
+            # A version a round would fill the disk in the end.
+            await asyncio.to_thread(self._cache.trim)
         return data
+
+    @contextlib.contextmanager
+    def _on_disk(self) -> Iterator[None]:
+        """Raises: PreparationRefused: this machine's disk does not take what is written in here."""
+        try:
+            yield
+        except OSError as error:
+            raise PreparationRefused(
+                Reason.REASON_TRAINING_FAILED,
+                "this member's disk does not take what the job needs; the member's own log says why",
+                private=f"{error.filename or 'the cache'} cannot be written ({error.strerror or error}); make room, or "
+                "look at the folder's rights. What lies in the cache may be deleted",
+            ) from error
 
     async def _train(
         self,
@@ -234,19 +355,24 @@ class Preparer:
         corpus: Corpus,
         base: bytes,
         protection: Protection,
-    ) -> Update:
+        kept: PrivateState | None,
+        backbone: "StoredBackbone | None",
+    ) -> tuple[Update, str | None]:
+        """The update, and what private parameters are staged under."""
         cancelled = threading.Event()
 
-        def run() -> Update:
+        def run() -> tuple[Update, str | None]:
             from edge_client.training.update import TrainingLost, train_update
 
             try:
-                return train_update(
+                update = train_update(
                     job=job,
                     manifest=manifest,
                     corpus=corpus,
                     base=base,
                     protection=protection,
+                    private=None if kept is None else kept.arrays,
+                    backbone=backbone,
                     random=self._random,
                     seed=self._seed(assignment, job),
                     device=self._device,
@@ -261,6 +387,12 @@ class Preparer:
                     "training failed; the member's own log says how",
                     private=str(error),
                 ) from error
+            if update.private is None or kept is None:
+                return update, None
+            with _keeping():
+                staged = self._keeper.stage(job, assignment, update.private, kept)
+            # On the disk is where it belongs from here on.
+            return replace(update, private=None), staged
 
         task = asyncio.create_task(asyncio.to_thread(run))
         try:
@@ -268,7 +400,9 @@ class Preparer:
         except asyncio.CancelledError:
             cancelled.set()
             # The thread must be out of the way before the next training begins.
-            await asyncio.gather(task, return_exceptions=True)
+            (left,) = await asyncio.gather(task, return_exceptions=True)
+            if isinstance(left, tuple) and left[1] is not None:
+                self._keeper.discard(job.name, left[1])
             raise
         except PreparationRefused:
             raise

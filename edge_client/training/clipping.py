@@ -11,6 +11,9 @@ for every example, and its gradient's norm, and the weighted sum of all gradient
     4. weights          min(1, clip / norm)
     5. weighted sums    added to each parameter's .grad
 
+An LSTM is unrolled meanwhile: x is then a step's input beside the state before it, and g is taken where both meet, so
+that its tensors are those of linear layers over positions (`edge_client.models.lstm`).
+
 Guarantees: an example adds at most `clip` (L2, jointly over all trained parameters) to the sum, up to the rounding of
 float32 in the additions (below); an example whose gradient is not finite adds nothing, so it can spoil no sum.
 
@@ -32,6 +35,7 @@ that behaves so with these texts and otherwise with others: a `TextClassifier` m
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -42,6 +46,7 @@ from torch.nn import functional
 from torch.nn.grad import conv1d_weight
 
 from edge_client.models import TextClassifier
+from edge_client.models.lstm import LSTM
 
 __all__ = ["ClippedGradients", "PerExampleGradientsUnavailable", "check_examples_apart", "clip_factors"]
 
@@ -153,6 +158,61 @@ class _Conv1d:
             _grad(self.layer.bias).add_(g.sum(dim=(0, 2)))
 
 
+class _LSTM:
+    """An LSTM is two linear layers over positions, of x_t and of h_(t - 1), whose sum is the gates' input.
+
+    x (B, S, width), before (B, S, hidden) the states h_(t - 1), g (B, S, 4 hidden) at the gates' input.
+    """
+
+    def __init__(self, layer: LSTM, x: Tensor, g: Tensor) -> None:
+        self.layer, self.g = layer, g
+        self.seen = {"weight_ih": x[:, :, : -layer.hidden], "weight_hh": x[:, :, -layer.hidden :]}
+
+    def squared_norms(self) -> Mapping[str, Tensor]:
+        g = self.g.double()
+        of_g, found = g @ g.transpose(1, 2), {}
+        for name, x in self.seen.items():
+            if self.layer.get_parameter(name).requires_grad:
+                found[name] = _squared_norms(x, x.double() @ x.double().transpose(1, 2), of_g)
+        if self.layer.bias.requires_grad:
+            found["bias"] = g.sum(dim=1).square().sum(dim=1)
+        return found
+
+    def add_weighted(self, weights: Tensor) -> None:
+        g = (self.g * weights[:, None, None]).flatten(0, 1)
+        for name, x in self.seen.items():
+            if (parameter := self.layer.get_parameter(name)).requires_grad:
+                _grad(parameter).addmm_(g.float().T, x.flatten(0, 1))
+        if self.layer.bias.requires_grad:
+            _grad(self.layer.bias).add_(g.sum(dim=0))
+
+
+class _LayerNorm:
+    """An example's gradient is small, and made: the sum over positions of g times the normalised x, and of g.
+
+    x and g (B, ..., *normalized_shape).
+    """
+
+    def __init__(self, layer: nn.LayerNorm, x: Tensor, g: Tensor) -> None:
+        self.layer = layer
+        x, g = x.double(), g.double()
+        between = tuple(range(1, x.ndim - len(layer.normalized_shape)))
+        normal = functional.layer_norm(x, layer.normalized_shape, eps=layer.eps)
+        made = {"weight": g * normal, "bias": g}
+        self.samples = {
+            # An empty tuple would be all dimensions.
+            name: made[name].sum(dim=between) if between else made[name]
+            for name, _ in _trained(layer)
+        }
+
+    def squared_norms(self) -> Mapping[str, Tensor]:
+        return {name: sample.flatten(1).square().sum(dim=1) for name, sample in self.samples.items()}
+
+    def add_weighted(self, weights: Tensor) -> None:
+        for name, sample in self.samples.items():
+            _grad(self.layer.get_parameter(name)).add_(torch.tensordot(weights, sample, dims=1))
+
+
 class _Materialised:
     """Any other layer that Opacus has a sampler for: its gradients for each example are made and held for the batch."""
 
@@ -184,7 +244,7 @@ def _squared_norms(x: Tensor, of_x: Tensor, of_g: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Call:
-    """A layer's call in the forward pass."""
+    """A layer's call in the forward pass: what went in and what came out, or (LSTM) what its gradients lean on."""
 
     name: str
     x: Tensor
@@ -229,11 +289,11 @@ class ClippedGradients:
 
     def __enter__(self) -> Self:
         for name, layer in self._layers.items():
-            # Bound now: a closure over the loop's variable would see the last name.
-            def keep(_: nn.Module, args: Any, kwargs: Any, output: Any, name: str = name) -> None:
-                self._keep(name, args, kwargs, output)
-
-            self._handles.append(layer.register_forward_hook(keep, with_kwargs=True))
+            # partial binds the name now: a closure over the loop's variable would see the last one.
+            if type(layer) is LSTM:
+                layer.observe(partial(self._keep_unrolled, name))
+            else:
+                self._handles.append(layer.register_forward_hook(partial(self._keep, name), with_kwargs=True))
         return self
 
     def __exit__(
@@ -241,9 +301,16 @@ class ClippedGradients:
     ) -> None:
         for handle in self._handles:
             handle.remove()
+        for layer in self._layers.values():
+            if type(layer) is LSTM:
+                layer.observe(None)
         self._handles, self._calls = [], []
 
-    def _keep(self, name: str, args: Any, kwargs: Any, output: Any) -> None:
+    def _keep_unrolled(self, name: str, x: Tensor, before: Tensor, inputs: Tensor) -> None:
+        if torch.is_grad_enabled():
+            self._calls.append(_Call(name, torch.cat([x, before], dim=2), inputs))
+
+    def _keep(self, name: str, _: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if not torch.is_grad_enabled():
             return
         if kwargs or len(args) != 1 or not isinstance(args[0], Tensor) or not isinstance(output, Tensor):
@@ -437,6 +504,10 @@ def _maker(name: str, layer: nn.Module) -> Make:
             return _Embedding
     elif type(layer) is nn.Conv1d and _slides_simply(layer):
         return _Conv1d
+    elif type(layer) is nn.LayerNorm:
+        return _LayerNorm
+    elif type(layer) is LSTM:
+        return _LSTM
     else:
         # Importing Opacus takes seconds: only where a layer needs it.
         from opacus.grad_sample import GradSampleModule

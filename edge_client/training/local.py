@@ -1,15 +1,17 @@
-"""Local training: one member, its own data, one round. Read it from top to bottom.
+"""Local training: one member, its own data, one round, in the phases that the job's method lays out.
 
 Guarantees: the same module, data, recipe and seed give the same weights on the same machine, whatever else
-draws random numbers in the process; an optimiser starts new every round (no state that saw the data outlives
-it); a diverged training raises and returns nothing. It logs nothing and knows neither text nor labels' names.
+draws random numbers in the process; an optimiser starts new in every phase, and neither its state nor a gradient
+outlives it; what a phase does not name stays as it is, to the bit; a diverged training raises and returns nothing. It
+logs nothing and knows neither text nor labels' names.
 
 Leaves to others: the update (new minus base), clipping, noise, and how many threads torch may use.
 """
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +20,8 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from edge_client.models import TextClassifier
+from edge_client.models.division import EMBEDDING
+from edge_client.training.phases import Phase
 from tacit.job import Training
 
 __all__ = [
@@ -91,6 +95,7 @@ def train(
     recipe: Training,
     *,
     seed: int,
+    phases: Sequence[Phase] = (),
     device: str = "cpu",
     progress: Callable[[Progress], None] = lambda _: None,
     cancelled: Callable[[], bool] = lambda: False,
@@ -98,9 +103,10 @@ def train(
     """Trains the module in place and leaves it on the CPU in evaluation mode.
 
     ids: (N, S) padded with the module's pad_id; labels: (N,) places in the job's labels. recipe: epochs,
-    batch, optimiser, learning rate; every epoch goes over all examples once, in an order drawn from the seed.
-    The loss is the batch's mean cross entropy. device: what `pick_device` gave. `cancelled` is asked before
-    each step.
+    batch, optimiser, learning rate; every epoch goes over all examples of its phase once, in an order drawn from the
+    seed. phases: what to train, in this order; none: everything, for the recipe's epochs. The loss is the batch's mean
+    cross entropy. device: what `pick_device` gave. `cancelled` is asked before each step. The result's sums are those
+    of the last epoch.
 
     Raises:
         TrainingCancelled: `cancelled` said so.
@@ -109,48 +115,114 @@ def train(
     """
     check_examples(ids, labels)
     began = time.perf_counter()
-    count = len(ids)
-    steps = recipe.epochs * math.ceil(count / recipe.batch)
+    everything = frozenset(name for name, _ in module.named_parameters())
+    run = _Run(ids, labels, recipe, phases or (Phase(recipe.epochs, everything),), device, progress, cancelled)
     shuffle = np.random.Generator(np.random.Philox(seed))
-    lengths = (ids != module.pad_id).sum(axis=1)
+    used = np.unique(np.append(ids, module.pad_id))
     module.to(device).train()
     module.seed(int(shuffle.integers(2**63)))
-    step, loss_sum, correct = 0, 0.0, 0
     try:
-        with module.narrowed(ids) as small_ids:
-            optimiser = make_optimiser(module, recipe)
-            for epoch in range(1, recipe.epochs + 1):
-                loss_sum, correct = 0.0, 0
-                order = shuffle.permutation(count)
-                for first in range(0, count, recipe.batch):
-                    if cancelled():
-                        raise TrainingCancelled(f"training was stopped after step {step} of {steps}")
-                    batch = order[first : first + recipe.batch]
-                    optimiser.zero_grad(set_to_none=True)
-                    batch_loss = 0.0
-                    for piece in _pieces(batch, lengths, 1 if device == "cuda" else PIECES):
-                        logits, target = forward_rows(
-                            module, small_ids, labels, lengths=lengths, rows=piece, device=device
-                        )
-                        loss = functional.cross_entropy(logits, target, reduction="sum")
-                        torch.autograd.backward(loss / len(batch))
-                        batch_loss += loss.item()
-                        correct += int((logits.argmax(dim=1) == target).sum())
-                    step += 1
-                    # Before the step, which would spread it to the weights.
-                    if not math.isfinite(batch_loss):
-                        raise _diverged("the loss", step, steps, recipe)
-                    optimiser.step()
-                    loss_sum += batch_loss
-                    progress(Progress(step, steps, epoch, recipe.epochs, batch_loss / len(batch)))
+        # Adafactor's moments are means over a whole matrix, which fewer rows would change.
+        whole = recipe.optimiser == "adafactor"
+        with nullcontext(ids) if whole else module.narrowed(ids) as small_ids:
+            # Where the training began, for the phases that stay near it.
+            near = any(phase.mu for phase in run.phases)
+            anchors = {name: each.detach().clone() for name, each in module.named_parameters()} if near else {}
+            for place, phase in enumerate(run.phases):
+                with module.training_only(phase.names):
+                    at = slice(None) if whole else used
+                    rows = None if phase.rows is None else torch.from_numpy(phase.rows[at]).to(device)
+                    run.phase(module, small_ids, place, shuffle, anchors, rows)
         if not all(bool(torch.isfinite(parameter).all()) for parameter in module.parameters()):
-            raise _diverged("a weight", step, steps, recipe)
+            raise run.diverged("a weight")
     finally:
         # Gradients are of the data as much as an optimiser's moments are.
         module.zero_grad(set_to_none=True)
         module.unseed()
         module.to("cpu").eval()
-    return TrainingResult(step, loss_sum, correct, count, time.perf_counter() - began)
+    return TrainingResult(run.step, run.loss_sum, run.correct, run.count, time.perf_counter() - began)
+
+
+class _Run:
+    """One training: what it goes over, and how far it is."""
+
+    def __init__(
+        self,
+        ids: Ids,
+        labels: Ids,
+        recipe: Training,
+        phases: Sequence[Phase],
+        device: str,
+        progress: Callable[[Progress], None],
+        cancelled: Callable[[], bool],
+    ) -> None:
+        self.labels, self.recipe, self.phases, self.device = labels, recipe, tuple(phases), device
+        self._progress, self._cancelled = progress, cancelled
+        self._examples = [np.arange(len(ids)) if phase.examples is None else phase.examples for phase in self.phases]
+        each = [math.ceil(len(examples) / recipe.batch) for examples in self._examples]
+        self.steps = sum(phase.epochs * steps for phase, steps in zip(self.phases, each, strict=True))
+        self.epochs = sum(phase.epochs for phase in self.phases)
+        self.step, self.epoch, self.loss_sum, self.correct, self.count = 0, 0, 0.0, 0, 0
+
+    def phase(
+        self,
+        module: TextClassifier,
+        ids: Ids,
+        place: int,
+        shuffle: np.random.Generator,
+        anchors: dict[str, torch.Tensor],
+        rows: torch.Tensor | None,
+    ) -> None:
+        """One phase over the narrowed ids. rows: which rows of the narrowed embedding move; None: all."""
+        phase, examples, recipe = self.phases[place], self._examples[place], self.recipe
+        lengths = (ids != module.pad_id).sum(axis=1)
+        moving = [(name, each) for name, each in module.named_parameters() if each.requires_grad]
+        optimiser = make_optimiser(module, recipe)
+        for _ in range(phase.epochs):
+            self.epoch += 1
+            self.loss_sum, self.correct, self.count = 0.0, 0, len(examples)
+            order = examples[shuffle.permutation(len(examples))]
+            for first in range(0, len(order), recipe.batch):
+                if self._cancelled():
+                    raise TrainingCancelled(f"training was stopped after step {self.step} of {self.steps}")
+                batch = order[first : first + recipe.batch]
+                optimiser.zero_grad(set_to_none=True)
+                batch_loss = 0.0
+                for piece in _pieces(batch, lengths, 1 if self.device == "cuda" else PIECES):
+                    logits, target = forward_rows(
+                        module, ids, self.labels, lengths=lengths, rows=piece, device=self.device
+                    )
+                    loss = functional.cross_entropy(logits, target, reduction="sum")
+                    torch.autograd.backward(loss / len(batch))
+                    batch_loss += loss.item()
+                    self.correct += int((logits.argmax(dim=1) == target).sum())
+                self.step += 1
+                # Before the step, which would spread it to the weights.
+                if not math.isfinite(batch_loss):
+                    raise self.diverged("the loss")
+                for name, parameter in moving:
+                    _bend(parameter, anchors.get(name), phase.mu, rows if name == EMBEDDING else None)
+                optimiser.step()
+                self.loss_sum += batch_loss
+                self._progress(Progress(self.step, self.steps, self.epoch, self.epochs, batch_loss / len(batch)))
+
+    def diverged(self, what: str) -> TrainingDiverged:
+        return TrainingDiverged(
+            f"{what} was not a finite number at step {self.step} of {self.steps}; "
+            f"lower training.learning_rate (it is {self.recipe.learning_rate:g}) in the job"
+        )
+
+
+def _bend(parameter: torch.Tensor, anchor: torch.Tensor | None, mu: float, rows: torch.Tensor | None) -> None:
+    """The proximal term's gradient, and none where a row does not move."""
+    if parameter.grad is None:
+        return
+    with torch.no_grad():
+        if mu and anchor is not None:
+            parameter.grad.add_(parameter - anchor, alpha=mu)
+        if rows is not None:
+            # Plain SGD, Adam from moments of zero and Adafactor leave a row without a gradient where it is.
+            parameter.grad[~rows] = 0
 
 
 @torch.no_grad()
@@ -186,11 +258,22 @@ def check_examples(ids: Ids, labels: Ids) -> None:
 
 
 def make_optimiser(module: TextClassifier, recipe: Training) -> torch.optim.Optimizer:
-    """The recipe's optimiser over all parameters, without any state."""
+    """The recipe's optimiser over all parameters that have gradients, without any state."""
+    moving = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if recipe.optimiser == "sgd":
-        return torch.optim.SGD(module.parameters(), lr=recipe.learning_rate)
-    # Kingma and Ba 2015 with its own defaults; fused is the same step in one pass over memory.
-    return torch.optim.Adam(module.parameters(), lr=recipe.learning_rate, fused=True)
+        return torch.optim.SGD(moving, lr=recipe.learning_rate)
+    if recipe.optimiser == "adafactor":
+        # transformers' own, since a job states its learning rate: torch's makes it relative to each parameter's size
+        # and lets it fall. Lester et al. 2021 tune prompts with a rate that does neither.
+        from transformers.optimization import Adafactor
+
+        made: torch.optim.Optimizer = Adafactor(
+            moving, lr=recipe.learning_rate, scale_parameter=False, relative_step=False
+        )
+        return made
+    # Fused is the same step in one pass over memory.
+    # Kingma and Ba 2015 with its own defaults.
+    return torch.optim.Adam(moving, lr=recipe.learning_rate, fused=True)
 
 
 def _pieces(batch: Ids, lengths: Ids, pieces: int) -> Iterator[Ids]:
@@ -206,10 +289,3 @@ def forward_rows(
     width = max(int(lengths[rows].max()), module.min_tokens)
     inputs = torch.from_numpy(np.ascontiguousarray(ids[rows, :width])).to(device)
     return module(inputs), torch.from_numpy(labels[rows]).to(device)
-
-
-def _diverged(what: str, step: int, steps: int, recipe: Training) -> TrainingDiverged:
-    return TrainingDiverged(
-        f"{what} was not a finite number at step {step} of {steps}; "
-        f"lower training.learning_rate (it is {recipe.learning_rate:g}) in the job"
-    )

@@ -1,22 +1,27 @@
 """From a version and a member's examples to its update: build, load, train, subtract, protect.
 
-Guarantees: the update is new minus base over exactly the manifest's parameters, from a module and an optimiser that
-start as the version says, whatever was trained before; what is returned has the member's own noise in it already.
+Guarantees: the change is new minus base over exactly the manifest's parameters, from a module and an optimiser that
+start as the version says, whatever was trained before; it has the member's own noise in it already. Private parameters
+come back beside it and are in no part of it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 import secure_agg
+from edge_client.backbone import StoredBackbone
 from edge_client.contribution import Update
 from edge_client.corpus import Corpus
-from edge_client.models import build_blank, load_shared, shared_parameters
+from edge_client.material import LARGEST_WEIGHT
+from edge_client.models.assembly import assembled
 from edge_client.privacy.mechanisms import LocalTraining, Protection
 from edge_client.training.local import Progress, TrainingCancelled
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
+from tacit.method import keeps_state, trains_private
 
 __all__ = ["TrainingLost", "train_update"]
 
@@ -32,6 +37,8 @@ def train_update(
     corpus: Corpus,
     base: bytes,
     protection: Protection,
+    private: Mapping[str, NDArray[np.float32]] | None = None,
+    backbone: StoredBackbone | None = None,
     random: secure_agg.RandomSource,
     seed: int,
     device: str,
@@ -40,6 +47,9 @@ def train_update(
 ) -> Update:
     """Trains from `base` on the corpus and returns the protected change, float32 (d,), with the training metrics
     (zeros under a mechanism). Examples whose label is not the job's are left out.
+
+    `private` is what the member's private parameters are before; where the method remembers them, the update holds what
+    they are after. `backbone` is a prompted job's.
 
     `random` is what draws and noise come from. `progress` is told (step, steps, loss), which stays on this machine;
     `cancelled` is asked before every step.
@@ -50,9 +60,9 @@ def train_update(
     if device == "cpu":
         # Several members may share a machine; one thread each is several times faster than all on all cores.
         torch.set_num_threads(1)
-    module = build_blank(job.model, corpus.vocabulary_size, len(job.labels), corpus.pad_id)
     start = manifest.decode(base)
-    load_shared(module, manifest.unflatten(start))
+    module, division = assembled(job, corpus, manifest, start, private or {}, backbone)
+    moves = trains_private(job.method, job.mechanism)
 
     def watch(at: Progress) -> None:
         progress(at.step, at.steps, at.loss)
@@ -70,14 +80,29 @@ def train_update(
             cancelled,
             population=corpus.population,
             usable=read.usable,
+            method=job.method,
+            division=division,
+            trains_private=moves,
         )
         result = protection.train(task, random)
-        change = np.subtract(manifest.flatten(shared_parameters(module)), start, dtype=np.float32)
+        change = np.subtract(manifest.flatten(division.shared(module)), start, dtype=np.float32)
         change = protection.protect(change, random)
     except TrainingCancelled:
         raise
     except Exception as error:
         raise TrainingLost(str(error)) from error
+    after = _kept(division.private(module), private or {}) if moves and keeps_state(job.method) else None
     if result is None:
-        return Update(change, corpus.population, 0.0, 0, 0)
-    return Update(change, corpus.population, result.loss_sum, result.correct, result.count)
+        return Update(change, corpus.population, 0.0, 0, 0, after)
+    return Update(change, corpus.population, result.loss_sum, result.correct, result.count, after)
+
+
+def _kept(
+    after: Mapping[str, NDArray[np.float32]], before: Mapping[str, NDArray[np.float32]]
+) -> Mapping[str, NDArray[np.float32]]:
+    """Private parameters as training left them; as they were, if it left one that is not finite or far from what any
+    training leaves: under a mechanism a training that diverged is sent as if it were none, and what it spoilt, perhaps
+    by a version that was made for it, would spoil every later round.
+    """
+    sound = all(bool((np.abs(each) <= LARGEST_WEIGHT).all()) for each in after.values())
+    return after if sound else dict(before)

@@ -1,0 +1,141 @@
+"""`edge_client export`: this member's own model, for `edge_client predict`."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tacit.console import json_requested, print_json
+
+if TYPE_CHECKING:
+    from edge_client.exporting import Watch
+
+__all__ = ["export"]
+
+
+def export(
+    job: Annotated[str, typer.Argument(help="The job's name.", show_default=False)],
+    data: Annotated[Path, typer.Option(help="Your examples, as for `edge_client run`.", show_default=False)],
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="The folder to write: a new or an empty one, or an earlier export, which is replaced.",
+            show_default=False,
+        ),
+    ],
+    text: Annotated[str, typer.Option(help="The column that holds the text.")] = "text",
+    label: Annotated[str, typer.Option(help="The column that holds the label.")] = "label",
+    text_b: Annotated[
+        str | None,
+        typer.Option(
+            help="The column that holds a pair's second text, for jobs that read pairs. Default: text_b, if there is "
+            "one.",
+            show_default=False,
+        ),
+    ] = None,
+    data_name: Annotated[str, typer.Option(help="Your name for this data, as for `edge_client run`.")] = "data",
+    epochs: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=1000,
+            help="Epochs in which what you keep of the model is adapted to the version, on your data.",
+        ),
+    ] = 1,
+    split: Annotated[
+        bool,
+        typer.Option(
+            "--split",
+            help="Of a prompted job: the prompt alone, beside its backbone, which all prompts on it share. The "
+            "backbone is written beside --out unless it is there.",
+        ),
+    ] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    home: Annotated[
+        Path | None, typer.Option(help="This member's folder. TACIT_HOME, else ~/.tacit.", show_default=False)
+    ] = None,
+    backbone: Annotated[
+        list[Path] | None,
+        typer.Option(help="A folder with a prompted job's frozen model, as for `edge_client run`.", show_default=False),
+    ] = None,
+    private_key_file: Annotated[
+        Path | None, typer.Option(help="The key file that seals what you keep, if one does.", show_default=False)
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="Print one JSON object.")
+    ] = False,
+) -> None:
+    """Write the job's newest model, with your own vocabulary and embedding in it, as ONNX.
+
+    Where the job keeps a part of the model with its members, the folder holds yours: it belongs on this machine.
+    """
+    from tacit.tls import tls_13_only
+
+    tls_13_only()
+
+    from edge_client.cli.private import sentences
+    from edge_client.exporting import export_own
+    from edge_client.runner import RunOptions
+
+    quiet = as_json or json_requested()
+    options: RunOptions = RunOptions(
+        data=data,
+        text=text,
+        label=label,
+        text_b=text_b,
+        device=device,
+        home=home,
+        data_name=data_name,
+        private_key_file=private_key_file,
+        backbones=tuple(backbone or ()),
+    )
+    with sentences(), _watching(quiet) as watch:
+        done = export_own(job, options, out, epochs=epochs, split=split, watch=watch)
+    shared = done.report.shared
+    if quiet:
+        more = {} if shared is None else {"backbone": str(shared.folder), "backbone_written": shared.written}
+        print_json(
+            {
+                "job": done.job,
+                "version": done.version,
+                "digest": done.digest.hex(),
+                "private_values": done.private,
+                "max_difference": done.report.max_difference,
+                "files": done.report.files,
+                **more,
+            }
+        )
+        return
+    typer.echo(f"version {done.version} of {done.job} is in {out}; try `edge_client predict --bundle {out} TEXT`")
+    if shared is not None:
+        typer.echo(
+            f"it stands on {shared.folder}, {sum(shared.files.values()) / 1e6:,.1f} MB, "
+            f"{'written just now' if shared.written else 'which was there'}: keep them beside each other"
+        )
+    if done.private:
+        typer.echo(f"{done.private:,} values in it are your own: keep the folder on this machine")
+
+
+@contextmanager
+def _watching(quiet: bool) -> Iterator["Watch"]:
+    """Sentences on standard error, and where that is a terminal a bar for the epochs; quiet: neither."""
+    from edge_client.exporting import Watch
+
+    if quiet or not sys.stderr.isatty():
+        yield Watch() if quiet else Watch(say=lambda line: typer.echo(line, err=True))
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("adapting"), BarColumn(), TextColumn("{task.fields[note]}"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True, highlight=False), transient=True) as bar:
+        task = bar.add_task("", total=None, note="", visible=False)
+
+        def step(step: int, steps: int, loss: float) -> None:
+            note = f"loss {loss:.3f}"
+            bar.update(task, completed=step, total=steps, note=note, visible=step < steps, refresh=step in (1, steps))
+
+        yield Watch(lambda line: bar.console.print(line, markup=False), step)

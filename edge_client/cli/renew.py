@@ -1,0 +1,70 @@
+"""`edge_client renew`: the member's next certificate, now."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tacit.console import ExitCode, fail, print_json
+
+__all__ = ["renew"]
+
+
+def renew(
+    home: Annotated[
+        Path | None,
+        typer.Option(help="This member's folder. TACIT_HOME, else ~/.tacit.", show_default=False),
+    ] = None,
+    new_key: Annotated[
+        bool,
+        typer.Option(
+            "--new-key", help="With another key. Members that have pinned this one's key in `peers` must be told."
+        ),
+    ] = False,
+    address: Annotated[
+        str | None,
+        typer.Option(help="host:port of a federation port, in place of the enrolled one.", show_default=False),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="Print one JSON object.")
+    ] = False,
+) -> None:
+    """Renew this member's certificate. `edge_client run` does so by itself, also while this runs."""
+    from tacit.tls import tls_13_only
+
+    if "grpc" not in sys.modules:
+        tls_13_only()
+
+    import asyncio
+
+    from edge_client.home import HomeUnusable, MemberIdentity, home_path
+    from edge_client.privacy.rules import fingerprint
+    from edge_client.renewal import RenewalFailed, renew_now
+    from tacit.verification import verifiers
+
+    folder = home_path(home)
+    try:
+        before = MemberIdentity.load(folder)
+        identity = asyncio.run(renew_now(before, another_key=new_key, address=address))
+    except HomeUnusable as error:
+        fail(str(error), ExitCode.USAGE)
+    except RenewalFailed as error:
+        fail(error.sentence, error.code)
+    _, key_of = verifiers(identity.authorities.history)
+    key = fingerprint(key_of(identity.certificate)).hex()
+    renewed = identity.certificate != before.certificate
+    if as_json:
+        print_json(
+            {
+                "member": identity.member,
+                "renewed": renewed,
+                "expires": identity.expires.isoformat(),
+                "key_fingerprint": key,
+            }
+        )
+        return
+    what = "is renewed" if renewed else "stands: less than half of its life is over"
+    typer.echo(f"The certificate of {identity.member} {what}; it is valid until {identity.expires:%Y-%m-%d %H:%M} UTC.")
+    if new_key:
+        typer.echo(f"Its key is another one: members that have pinned it write {key} into `peers`.")

@@ -1,0 +1,242 @@
+"""The folder HOME/private, and the one way in which files there come to be, change and go.
+
+    private/                0700
+      .lock                 held by the one process that works with it
+      JOB/                  0700
+        state               the state that counts, if there is one yet
+        staged-TOKEN        trained, and not yet known to be part of a sum
+
+Guarantees: a file is there as a whole or not at all, and on the disk when a call returns (as far as the disk keeps its
+word about fsync). A process may be killed at every one of `POINTS`.
+"""
+
+import fcntl
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from edge_client.privacy.faults import FILE_STEPS, Faults, no_faults, sync_folder
+from edge_client.private_store.container import TOKEN
+from edge_client.private_store.errors import StoreBusy, StoreError, StoreUnusable, StoreUnwritable
+from tacit.identity import name_is_valid
+
+__all__ = [
+    "POINTS",
+    "check_owner",
+    "jobs_in",
+    "lock",
+    "make_folder",
+    "moved",
+    "private_folder",
+    "read",
+    "remove_folder",
+    "removed",
+    "staged_in",
+    "state_file",
+    "sweep",
+    "unreadable",
+    "written",
+]
+
+_STAGED, _PARTIAL = "staged-", ".partial"
+_IS_TOKEN = re.compile(TOKEN).fullmatch
+
+# Where a process may be killed. `edge_client.privacy.faults` says what a point is.
+POINTS = (
+    "folder.making",
+    "folder.made",
+    *(f"stage.{step}" for step in FILE_STEPS),
+    "commit.renaming",
+    "commit.renamed",
+    "commit.folder-synced",
+    "discard.removing",
+    "discard.removed",
+    "discard.folder-synced",
+    *(f"restore.{step}" for step in FILE_STEPS),
+    *(f"rekey.{step}" for step in FILE_STEPS),
+)
+
+
+def private_folder(home: Path) -> Path:
+    """HOME/private."""
+    return home / "private"
+
+
+def state_file(home: Path, job: str, token: str | None = None) -> Path:
+    """HOME/private/JOB/state, or what was staged under a token.
+
+    Raises:
+        StoreError: no job's name. ValueError: no token, which is our own fault.
+    """
+    if not name_is_valid(job):
+        raise StoreError(f"{job!r} is no name of a job; `edge_client private list` shows those there are")
+    if token is not None and _IS_TOKEN(token) is None:
+        raise ValueError(f"{token!r} is no token to stage under: lower case letters, digits, dot, dash, underscore")
+    return private_folder(home) / job / ("state" if token is None else f"{_STAGED}{token}")
+
+
+def jobs_in(home: Path) -> list[str]:
+    """Jobs that have a folder, in order of name. Raises: StoreUnusable."""
+    folder = private_folder(home)
+    check_owner(folder)
+    try:
+        return sorted(path.name for path in folder.iterdir() if path.is_dir() and name_is_valid(path.name))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise unreadable(folder, error) from error
+
+
+def staged_in(home: Path, job: str) -> list[str]:
+    """Tokens that something is staged under, in order of name."""
+    names = (path.name.removeprefix(_STAGED) for path in state_file(home, job).parent.glob(f"{_STAGED}*"))
+    # A file that somebody else put there is none of ours.
+    return sorted(name for name in names if _IS_TOKEN(name))
+
+
+def check_owner(folder: Path) -> None:
+    """Raises: StoreUnusable: the folder is there, and others may look into it."""
+    try:
+        mode = stat.S_IMODE(folder.stat().st_mode)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise unreadable(folder, error) from error
+    if mode & 0o077:
+        raise StoreUnusable(
+            f"{folder} may be used by others (mode {mode:04o}): whoever read it may know your vocabulary; close it "
+            f"with `chmod 700 {folder}`"
+        )
+
+
+def lock(home: Path) -> int:
+    """The descriptor that holds the lock; the kernel lets go of it when the process ends, however it ends.
+
+    Raises:
+        StoreBusy: another process has it. StoreUnusable, StoreUnwritable.
+    """
+    folder = private_folder(home)
+    make_folder(folder)
+    check_owner(folder)
+    with _sentences(folder):
+        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if not isinstance(error, BlockingIOError):
+            raise _unwritable(folder, error) from error
+        raise StoreBusy(
+            f"{folder} is in use by another process; stop the `edge_client run` of this member and try again"
+        ) from error
+    return descriptor
+
+
+def make_folder(folder: Path, faults: Faults = no_faults) -> None:
+    """Makes a folder (0700) if it is not there; its name is on the disk when it returns. Raises: StoreUnwritable."""
+    with _sentences(folder):
+        faults("folder.making")
+        folder.mkdir(mode=0o700, exist_ok=True)
+        faults("folder.made")
+        # Also where it was there: the process that made it may have been killed before this.
+        sync_folder(folder.parent)
+
+
+def read(path: Path) -> bytes | None:
+    """All of a file; None where there is none. Raises: StoreUnusable."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: OSError) -> StoreUnusable:
+    """The error of a file that cannot be read."""
+    return StoreUnusable(f"{path} cannot be read: {error.strerror}")
+
+
+def written(path: Path, pieces: Iterable[bytes], point: str, faults: Faults = no_faults) -> None:
+    """Writes a file (0600), in place of one that is there.
+
+    point: what its points are called, with one of FILE_STEPS behind it.
+
+    Raises:
+        StoreUnwritable: and what was there is still there.
+    """
+    partial = path.with_name(f".{path.name}{_PARTIAL}")
+    with _sentences(path):
+        try:
+            faults(f"{point}.opening")
+            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                faults(f"{point}.opened")
+                for piece in pieces:
+                    file.write(piece)
+                file.flush()
+                faults(f"{point}.written")
+                os.fsync(file.fileno())
+            faults(f"{point}.synced")
+            partial.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise
+        faults(f"{point}.renamed")
+        sync_folder(path.parent)
+    faults(f"{point}.folder-synced")
+
+
+def moved(source: Path, target: Path, faults: Faults = no_faults) -> None:
+    """Puts a file of the same folder in another's place. Raises: StoreUnwritable: and both are as they were."""
+    with _sentences(target):
+        faults("commit.renaming")
+        source.replace(target)
+        faults("commit.renamed")
+        sync_folder(target.parent)
+    faults("commit.folder-synced")
+
+
+def removed(path: Path, faults: Faults = no_faults) -> None:
+    """Takes a file away, if it is there. Raises: StoreUnwritable."""
+    with _sentences(path):
+        faults("discard.removing")
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            return
+        faults("discard.removed")
+        sync_folder(path.parent)
+    faults("discard.folder-synced")
+
+
+def remove_folder(folder: Path) -> None:
+    """Takes an empty folder away. Raises: StoreUnwritable: also where something else lies in it."""
+    with _sentences(folder):
+        folder.rmdir()
+        sync_folder(folder.parent)
+
+
+def sweep(home: Path, job: str) -> None:
+    """Takes away what killed processes left half written; nobody ever reads it. Needs the lock."""
+    for path in state_file(home, job).parent.glob(f".*{_PARTIAL}"):
+        removed(path)
+
+
+@contextmanager
+def _sentences(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> StoreUnwritable:
+    return StoreUnwritable(
+        f"{path} cannot be written ({error.strerror}); look at free space and the rights of {path.parent}. The private "
+        "state that was there before is still there"
+    )

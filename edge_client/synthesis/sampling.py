@@ -1,0 +1,124 @@
+"""Texts from the prior and a label: what the sound variant releases.
+
+    z ~ N(0, I); then word after word from the decoder's scores, until it says that the text ends, or max_tokens
+
+Guarantees: nothing of a private text is read, so that this is post-processing of weights and histogram
+(`edge_client.synthesis.training` has the theorem and what it assumes); all randomness is the source's that is handed
+in, so that a seeded one gives the same texts on the same machine, and from the system's nobody can foretell them;
+neither padding nor [UNK] nor a label is ever written.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from edge_client.privacy.noise import gaussian_like
+from edge_client.synthesis.labels import Counts, allocated
+from edge_client.synthesis.model import Rvae
+from edge_client.synthesis.words import PAD_ID, UNKNOWN_ID, PublicWords
+from secure_agg import RandomSource
+
+__all__ = ["Sampling", "SyntheticText", "draw_words", "sample"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How words are drawn. temperature: scores are divided by it; top_k: only so many of the best words are drawn from
+    (None: all). Plain sampling by default. max_tokens: a longer text is cut.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    max_tokens: int = 32
+    batch: int = 256
+
+    def __post_init__(self) -> None:
+        if not 0.05 <= self.temperature <= 20:
+            raise ValueError(f"temperature must lie between 0.05 and 20, is {self.temperature}; 1 is plain sampling")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k is 1 at least, is {self.top_k}; leave it out for all words")
+        if self.max_tokens < 1 or self.batch < 1:
+            raise ValueError(f"max_tokens and batch are 1 at least, are {self.max_tokens} and {self.batch}")
+
+
+@dataclass(frozen=True, slots=True)
+class SyntheticText:
+    """A made-up text, possibly empty. label: its place in the job's list."""
+
+    text: str
+    label: int
+
+
+@torch.no_grad()
+def sample(
+    module: Rvae,
+    words: PublicWords,
+    histogram: Counts,
+    count: int,
+    random: RandomSource,
+    sampling: Sampling | None = None,
+) -> list[SyntheticText]:
+    """`count` texts, their labels in the histogram's proportions (noised: `labels.noised_histogram`), in random order.
+
+    Raises:
+        ValueError: a histogram with other than one count for each label, or a negative count.
+    """
+    sampling = sampling or Sampling()
+    if histogram.shape != (words.labels,):
+        raise ValueError(f"a histogram of {words.labels} labels has as many counts, got shape {histogram.shape}")
+    places = np.repeat(np.arange(words.labels), allocated(histogram, count))
+    # In random order, so that a corpus that is cut to a size keeps its proportions.
+    places = places[np.argsort(_uniforms(len(places), random), kind="stable")]
+    module.eval()
+    found: list[SyntheticText] = []
+    for first in range(0, count, sampling.batch):
+        part = places[first : first + sampling.batch]
+        z = gaussian_like(torch.empty(len(part), module.setting.latent), 1.0, random)
+        rows = _rows(module, words, z, torch.from_numpy(words.label_ids(part)), random, sampling)
+        found += [SyntheticText(words.text(row), int(place)) for row, place in zip(rows, part, strict=True)]
+    return found
+
+
+def _rows(
+    module: Rvae, words: PublicWords, z: Tensor, labels: Tensor, random: RandomSource, sampling: Sampling
+) -> list[list[int]]:
+    scores, context, state = module.begin(z, labels)
+    ended = torch.zeros(len(z), dtype=torch.bool)
+    drawn = []
+    for _ in range(sampling.max_tokens):
+        following = draw_words(scores, words, random, sampling)
+        ended |= following == words.end_id
+        drawn.append(following.masked_fill(ended, words.end_id))
+        if bool(ended.all()):
+            break
+        scores, state = module.step(drawn[-1], context, state)
+    rows: list[list[int]] = torch.stack(drawn, dim=1).tolist()
+    return rows
+
+
+def draw_words(scores: Tensor, words: PublicWords, random: RandomSource, sampling: Sampling) -> Tensor:
+    """One word's id for each row of scores (B, rows): (B,). By inverting the distribution at one uniform number each.
+
+    Raises:
+        ValueError: scores that are not finite.
+    """
+    allowed = scores[:, : words.end_id + 1].double() / sampling.temperature
+    if not bool(torch.isfinite(allowed).all()):
+        raise ValueError("the model's scores are not finite numbers: its weights are spoilt")
+    allowed[:, [PAD_ID, UNKNOWN_ID]] = -torch.inf
+    if sampling.top_k is not None and sampling.top_k < allowed.shape[1] - 2:
+        best = allowed.topk(sampling.top_k, dim=1).indices
+        allowed = torch.full_like(allowed, -torch.inf).scatter(1, best, allowed.gather(1, best))
+    masses = allowed.softmax(dim=1).cumsum(dim=1)
+    at = torch.from_numpy(_uniforms(len(scores), random))[:, None] * masses[:, -1:]
+    # The first place whose mass passes the number: never one without mass of its own.
+    return torch.searchsorted(masses, at, right=True).squeeze(1).clamp(max=words.end_id)
+
+
+def _uniforms(count: int, random: RandomSource) -> NDArray[np.float64]:
+    """In [0, 1), 53 bits each."""
+    bits = np.frombuffer(random.bytes(8 * count), dtype="<u8")
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53

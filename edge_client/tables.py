@@ -1,0 +1,164 @@
+"""Rows of an embedding from a table that somebody trained before: GloVe's text form, or another model's embedding.
+
+Guarantees: only rows of entries that the table knows are written; the row of the padding is never one of them; tables
+of gigabytes are read row by row, never whole. Errors name lines and shapes, and no word of the member's vocabulary.
+
+Leaves to others: how the other rows start.
+"""
+
+import gzip
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from edge_client.checkpoint import CheckpointInvalid, read_entries, read_tensors
+from edge_client.text import PAD
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["NothingFound", "TableInvalid", "entries_of", "fill_from_table"]
+
+# The names under which encoders of the transformers library keep the embedding of their tokens.
+_EMBEDDINGS = ("word_embeddings.weight", "embed_tokens.weight", "shared.weight")
+
+
+class TableInvalid(ValueError):
+    """A table of word vectors that cannot be used; the text says where and what to do."""
+
+
+class NothingFound(TableInvalid):
+    """A sound table that has not one of the entries asked for."""
+
+
+def fill_from_table(
+    embedding: "NDArray[np.float32]", source: Path, ids: Mapping[str, int], *, named: str = "the table's path"
+) -> int:
+    """Writes the table's rows over the embedding's (V, width) and returns how many entries it found.
+
+    source: a file in GloVe's text form, plain or .gz; or the folder of a checkpoint with word pieces (model.safetensors
+    with vocab.txt or tokenizer.json). ids: `entries_of` the tokenizer. named: what the reader of an error would change,
+    such as "--embedding".
+
+    Raises:
+        TableInvalid: no such table, another width, or numbers that are none. Rows that came before the fault are
+            written. NothingFound: not one entry found.
+    """
+    rows = _checkpoint_rows if source.is_dir() else _text_rows
+    found: set[str] = set()
+    for entry, row in rows(source, embedding.shape[1], ids, named):
+        # Of a word that stands twice the first row counts: tables go from the most frequent word down.
+        if entry not in found:
+            embedding[ids[entry]] = row
+            found.add(entry)
+    if not found:
+        raise NothingFound(
+            f"{source}: none of its words is in the vocabulary; is it a table of whole, lower-case words "
+            "in the same language?"
+        )
+    return len(found)
+
+
+def entries_of(tokenizer_json: bytes) -> dict[str, int]:
+    """A tokenizer's entries with their ids, in the order of these, but for the padding, whose row stays zero."""
+    from tokenizers import Tokenizer
+
+    ids: dict[str, int] = Tokenizer.from_str(tokenizer_json.decode()).get_vocab(with_added_tokens=True)
+    return {entry: number for entry, number in sorted(ids.items(), key=lambda item: item[1]) if entry != PAD}
+
+
+_Rows = Iterator[tuple[str, "NDArray[np.float32]"]]
+
+
+def _text_rows(path: Path, width: int, ids: Mapping[str, int], named: str) -> _Rows:
+    """Rows of entries in `ids`. GloVe's text form (Pennington et al. 2014): a word, then its numbers, separated by
+    single spaces.
+    """
+    import numpy as np
+
+    with _open_table(path, named) as lines:
+        for number, line in enumerate(lines, start=1):
+            # From the right, since some tables hold words with a space.
+            word, *numbers = line.rstrip("\r\n ").rsplit(" ", width)
+            if len(numbers) != width or (number == 1 and " " in word):
+                raise TableInvalid(
+                    f"{path}, line {number}: {len(line.split()) - 1} numbers where model.embedding is "
+                    f"{width}; take a table of that width, or set model.embedding to the table's (and leave out a "
+                    "header line)"
+                )
+            if word not in ids:
+                continue
+            try:
+                row = np.array(numbers, dtype=np.float32)
+            except ValueError:
+                raise TableInvalid(f"{path}, line {number}: not a word and {width} numbers") from None
+            if not np.isfinite(row).all():
+                raise TableInvalid(f"{path}, line {number}: a number is not finite; leave the row out")
+            yield word, row
+
+
+@contextmanager
+def _open_table(path: Path, named: str) -> Iterator[IO[str]]:
+    """A table is read line by line: the published ones are gigabytes."""
+    opener = gzip.open if path.suffix.lower() == ".gz" else open
+    try:
+        # newline="\n": words may hold characters that universal newlines or splitlines() would cut at.
+        with opener(path, "rt", encoding="utf-8", newline="\n") as lines:
+            yield lines
+    except FileNotFoundError:
+        raise TableInvalid(f"{path} does not exist; check {named}") from None
+    except UnicodeDecodeError:
+        raise TableInvalid(
+            f"{path} is not UTF-8 text; {named} is a table in GloVe's text form, or a checkpoint's folder"
+        ) from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise TableInvalid(f"{path} cannot be read: {error}") from error
+
+
+def _checkpoint_rows(folder: Path, width: int, ids: Mapping[str, int], named: str) -> _Rows:
+    """Rows of the entries in `ids` that are pieces of a checkpoint's vocabulary as well."""
+    import numpy as np
+
+    try:
+        pieces = _pieces_of(folder, named)
+        rows = _embedding_of(folder)
+    except CheckpointInvalid as error:
+        raise TableInvalid(f"{error}; check {named}") from None
+    if rows.ndim != 2 or rows.shape[1] != width:
+        raise TableInvalid(
+            f"{folder}: its embedding is {' by '.join(map(str, rows.shape))} where model.embedding is {width}; take a "
+            "checkpoint of that width"
+        )
+    if pieces and max(pieces.values()) >= len(rows):
+        raise TableInvalid(f"{folder}: its vocabulary has more entries than its embedding has rows; it is another's")
+    for entry in ids:
+        if entry in pieces:
+            row = rows[pieces[entry]]
+            if not np.isfinite(row).all():
+                raise TableInvalid(f"{folder}: row {pieces[entry]} of its embedding is not finite; take another one")
+            yield entry, row
+
+
+def _pieces_of(folder: Path, named: str) -> dict[str, int]:
+    """A checkpoint's word pieces with their rows."""
+    entries = read_entries(folder)
+    if entries.kind is None:
+        raise TableInvalid(f"{folder} holds neither vocab.txt nor tokenizer.json; check {named}")
+    if entries.kind not in ("WordPiece", "WordLevel"):
+        raise TableInvalid(
+            f"{folder}: its tokenizer is {entries.kind}, whose entries are no words or word pieces as ours are; "
+            "take a checkpoint with BERT's pieces"
+        )
+    return dict(entries.rows)
+
+
+def _embedding_of(folder: Path) -> "NDArray[np.float32]":
+    """The embedding of a checkpoint's tokens, (V, width)."""
+    found = [rows for _, rows in read_tensors(folder, lambda name: name if name.endswith(_EMBEDDINGS) else None)]
+    if len(found) != 1:
+        what = "no embedding of tokens" if not found else f"{len(found)} embeddings of tokens"
+        raise TableInvalid(f"{folder}: {what} among its weights; take a checkpoint of one encoder, such as BERT's")
+    return found[0]

@@ -1,0 +1,69 @@
+"""What a member's private parameters are before its first round."""
+
+from pathlib import Path
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from edge_client.corpus import encoder_of
+from edge_client.models import build, build_blank, division_of, values_of
+from edge_client.models.assembly import check_size
+from edge_client.models.division import EMBEDDING
+from edge_client.tables import NothingFound, entries_of, fill_from_table
+from tacit.documents import DocumentInvalid
+from tacit.job import JobDocument
+from tacit.manifest import Manifest
+
+__all__ = ["first_private"]
+
+# Of a model that a member begins by itself, with a vocabulary of its own: 4 GiB.
+_MOST_VALUES = 2**30
+
+log = structlog.get_logger("edge_client")
+
+
+def first_private(
+    job: JobDocument,
+    tokenizer: bytes,
+    start: tuple[Manifest, bytes] | None,
+    table: Path | None,
+    *,
+    seed: int | None = None,
+) -> dict[str, NDArray[np.float32]]:
+    """Private parameters by name: the job's own start, if it has one, else random weights; then, where the member chose
+    a table of vectors and keeps a whole embedding, the table's rows for the entries of the vocabulary that it holds.
+
+    tokenizer: the job's, or the member's own. seed: of random weights, the job's if None. Whoever knows it knows the
+    vectors that the member started from, by their places in its vocabulary.
+
+    Raises:
+        TableInvalid: a table that cannot be used, or of another width than the model's.
+        DocumentInvalid: a start that is not this model's, or a method that finds nothing to keep.
+    """
+    encoder = encoder_of(job, tokenizer)
+    sizes = encoder.vocabulary_size, len(job.labels), encoder.pad_id
+    try:
+        if start is not None:
+            check_size(job, encoder.vocabulary_size, job.values + start[0].values)
+            module = build_blank(job.model, *sizes)
+        else:
+            if values_of(job.model, *sizes[:2]) > _MOST_VALUES:
+                raise DocumentInvalid(f"the model of job {job.name} has more than {_MOST_VALUES} values")
+            module = build(job.model, *sizes, seed=job.seed if seed is None else seed)
+        division = division_of(job.method, module, encoder.words())
+        if start is not None:
+            manifest, data = start
+            division.load_private(module, manifest.unflatten(manifest.decode(data)))
+    except ValueError as error:
+        raise DocumentInvalid(f"job {job.name} does not fit its private parameters: {error}") from error
+    kept = division.private(module)
+    if table is not None and EMBEDDING in kept and division.rows is None:
+        try:
+            fill_from_table(kept[EMBEDDING], table, entries_of(tokenizer), named="--embedding")
+        except NothingFound as error:
+            if job.tokenizer is not None:
+                raise
+            # Whether a word of the member's own is in it is nobody else's to hear of, not even by a refusal.
+            log.warning("embedding_table_unused", job=job.name, why=str(error))
+    return kept
