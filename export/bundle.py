@@ -2,46 +2,61 @@
 
 Guarantees: the same specification and files give the same bytes, weights included, on the same versions of
 the libraries; every digest in job.json is that of the file beside it; nothing is written unless all of it can
-be.
+be. A prompted job's backbone is never in memory as a whole.
 
 Order: tokenizer from the vocabulary, seeded weights (the embedding from a table, where one is named),
-manifest, document, files.
+manifest, document, files. Of a prompted job what `export.prompted_bundle` makes of its base comes first.
 """
 
-import gzip
 import hashlib
-import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from edge_client.text import TextEncoder, read_vocabulary, word_tokenizer, wordpiece_tokenizer
-from tacit.bundle import Bundle, BundleInvalid, read_bundle, write_bundle
+from edge_client.cloze import ClozeEncoder
+from edge_client.corpus import encoder_of
+from edge_client.tables import TableInvalid, entries_of, fill_from_table
+from edge_client.text import read_vocabulary, word_tokenizer, wordpiece_tokenizer
+from export.prompted_bundle import mapped, prompted_parts
+from tacit.bundle import BACKBONE_FILE, Bundle, BundleInvalid, read_bundle, write_bundle
 from tacit.documents import DocumentInvalid, sentence_of
-from tacit.job import JobDocument, JobSpec, VocabularyFile
+from tacit.job import JobDocument, JobSpec, PrivateStart, VocabularyFile
 from tacit.manifest import Manifest
+from tacit.method import OwnVocabulary
+from tacit.model import Model, PromptedModel, TransformerModel
+
+if TYPE_CHECKING:
+    from edge_client.models import TextClassifier
 
 __all__ = ["JobBundle", "TableInvalid", "make_job_bundle", "read_job_bundle"]
 
 
-class TableInvalid(ValueError):
-    """A table of word vectors that cannot be used; the text says where and what to do."""
-
-
 @dataclass(frozen=True, slots=True)
 class JobBundle:
-    """A job bundle as read: its document, and the three files the document names by digest."""
+    """A job bundle as read: its document, and the files that the document names by digest."""
 
     document: JobDocument
     manifest: Manifest
     weights: bytes
-    tokenizer: bytes
+    # None where members build their own.
+    tokenizer: bytes | None
+    # Where members keep parameters that start from public numbers.
+    private: tuple[Manifest, bytes] | None = None
+    # The canonical file of a prompted job.
+    backbone: Path | None = None
+
+    @property
+    def public_tokenizer(self) -> bytes:
+        """The tokenizer of a job that has one. Raises: BundleInvalid."""
+        if self.tokenizer is None:
+            raise BundleInvalid(f"job {self.document.name} has no tokenizer: its members build their own")
+        return self.tokenizer
 
 
 def make_job_bundle(
@@ -57,40 +72,67 @@ def make_job_bundle(
         DocumentInvalid: a sum of so many values has no room in the ring.
         BundleInvalid: a folder in the way.
     """
-    tokenizer = _tokenizer(spec.vocabulary, folder)
-    from edge_client.models import build, min_tokens, shared_parameters
+    if not isinstance(spec.model, PromptedModel):
+        return _make(spec, *_starting_model(spec, folder, report), {}, out, report)
+    # Beside the bundle's place: it is large, and the folder of temporary files may be small.
+    beside = out.absolute().parent
+    beside.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".backbone-", dir=beside) as scratch:
+        written = Path(scratch) / BACKBONE_FILE
+        prompted = _starting_prompt(spec, spec.model, folder, written, report)
+        with mapped(written) as backbone:
+            return _make(spec, *prompted, {BACKBONE_FILE: backbone}, out, report)
 
-    encoder = TextEncoder(tokenizer, spec.model.max_tokens, min_tokens(spec.model))
-    module = build(spec.model, encoder.vocabulary_size, len(spec.labels), encoder.pad_id, seed=spec.seed)
-    tensors = shared_parameters(module)
-    report(f"vocabulary: {encoder.vocabulary_size:,} entries from {spec.vocabulary.file}")
-    if spec.vocabulary.pretrained is not None:
-        found = _start_from_table(
-            tensors["embedding.weight"], folder / spec.vocabulary.pretrained, _ids(tokenizer, encoder.pad_id)
-        )
-        report(
-            f"pretrained: {found:,} of {encoder.vocabulary_size:,} entries found in "
-            f"{spec.vocabulary.pretrained}; the others start at random"
-        )
+
+def _make(
+    spec: JobSpec,
+    module: "TextClassifier",
+    model: Model,
+    tokenizer: bytes | None,
+    files: dict[str, bytes],
+    out: Path,
+    report: Callable[[str], None],
+) -> JobDocument:
+    """Manifest, document and files of a starting module. files: what is in the bundle besides; more is put there."""
+    from edge_client.models import division_of
+
+    # Nothing of a prompted model is private, so that no method asks for entries.
+    encoder = None if tokenizer is None or isinstance(model, PromptedModel) else encoder_of(spec, tokenizer)
+    try:
+        division = division_of(spec.method, module, () if encoder is None else encoder.words())
+    except ValueError as error:
+        raise DocumentInvalid(f"job {spec.name}: {error}") from error
+    tensors = division.shared(module)
     manifest = Manifest.of(tensors)
     weights = manifest.encode(manifest.flatten(tensors))
+    start = None
+    if tokenizer is not None:
+        files["tokenizer.json"] = tokenizer
+        if kept := division.private(module):
+            private = Manifest.of(kept)
+            data = private.encode(private.flatten(kept))
+            files |= {"private.json": private.canonical(), "private.bin": data}
+            start = PrivateStart(
+                manifest=private.digest(), weights=hashlib.sha256(data).digest(), values=private.values
+            )
+            report(
+                f"private: {private.values:,} values in {len(kept)} tensors start as the bundle says and never leave"
+            )
     try:
         document = JobDocument(
-            **{name: getattr(spec, name) for name in type(spec).model_fields if name != "vocabulary"},
+            **{name: getattr(spec, name) for name in type(spec).model_fields if name not in ("vocabulary", "model")},
+            model=model,
+            vocabulary=spec.vocabulary if isinstance(spec.vocabulary, OwnVocabulary) else None,
             manifest=manifest.digest(),
-            tokenizer=hashlib.sha256(tokenizer).digest(),
+            tokenizer=None if tokenizer is None else hashlib.sha256(tokenizer).digest(),
             weights=hashlib.sha256(weights).digest(),
             values=manifest.values,
+            private=start,
         )
     except ValidationError as error:
         # The grid of noise in the ring depends on the number of values, which the specification did not know.
         raise DocumentInvalid(f"job {spec.name}: {sentence_of(error)}") from error
-    files = {
-        "job.json": document.canonical(),
-        "manifest.json": manifest.canonical(),
-        "weights.bin": weights,
-        "tokenizer.json": tokenizer,
-    }
+    files |= {"job.json": document.canonical(), "manifest.json": manifest.canonical(), "weights.bin": weights}
     write_bundle(out, "job", files)
     report(f"model: {manifest.values:,} values in {len(tensors)} tensors, {manifest.bytes / 1e6:.1f} MB")
     return document
@@ -102,7 +144,7 @@ def read_job_bundle(folder: Path) -> JobBundle:
     Raises:
         BundleInvalid: damaged, of another kind, or a document that names other files.
     """
-    bundle = read_bundle(folder, "job")
+    bundle = read_bundle(folder, "job", unread=(BACKBONE_FILE,))
     try:
         document = JobDocument.from_json(bundle.files["job.json"], what=str(folder / "job.json"))
         manifest = Manifest.from_json(bundle.files["manifest.json"], what=str(folder / "manifest.json"))
@@ -110,80 +152,155 @@ def read_job_bundle(folder: Path) -> JobBundle:
     except DocumentInvalid as error:
         raise BundleInvalid(f"{error}; make the bundle again") from error
     _check_names(bundle, document, manifest)
-    return JobBundle(document, manifest, bundle.files["weights.bin"], bundle.files["tokenizer.json"])
+    files = bundle.files
+    tokenizer = None if document.tokenizer is None else files["tokenizer.json"]
+    backbone = folder / BACKBONE_FILE if BACKBONE_FILE in document.files else None
+    return JobBundle(document, manifest, files["weights.bin"], tokenizer, _read_private(bundle, document), backbone)
+
+
+def _starting_prompt(
+    spec: JobSpec, model: PromptedModel, folder: Path, into: Path, report: Callable[[str], None]
+) -> "tuple[TextClassifier, Model, bytes]":
+    """The seeded module of a prompted job, the model as members build it, and the tokenizer; the backbone's canonical
+    file is written to `into`.
+    """
+    from edge_client.backbone import read_backbone
+    from edge_client.backbone_model import build_prompted
+
+    parts = prompted_parts(model, spec.labels, folder, into, report=report)
+    encoder = ClozeEncoder.of(parts.model, parts.tokenizer)
+    try:
+        module = build_prompted(parts.model, spec.labels, encoder, read_backbone(into, parts.config), seed=spec.seed)
+    except DocumentInvalid:
+        raise
+    except ValueError as error:
+        raise DocumentInvalid(f"job {spec.name}: {error}") from error
+    return module, parts.model, parts.tokenizer
+
+
+def _starting_model(
+    spec: JobSpec, folder: Path, report: Callable[[str], None]
+) -> "tuple[TextClassifier, Model, bytes | None]":
+    """The seeded module, its weights from a base model and its embedding from a table where the job names them; the
+    model as members build it; and the tokenizer, if the job has one for all members.
+    """
+    from edge_client.models import build
+    from edge_client.models.division import EMBEDDING
+
+    labels, vocabulary = len(spec.labels), spec.vocabulary
+    model: Model = spec.model
+    if vocabulary is None:  # The specification has checked it; this tells the type checker.
+        raise DocumentInvalid("vocabulary: missing; it has no default")
+    base: Mapping[str, NDArray[np.float32]] = {}
+    pieces: Sequence[str] | None = None
+    if isinstance(model, TransformerModel) and model.base is not None:
+        from edge_client.models.base import read_base
+
+        near = folder / model.base
+        read = read_base(str(near) if near.is_dir() else model.base, model.max_tokens)
+        base, pieces = read.parameters, read.vocabulary
+        if read.lower_case is False:
+            raise DocumentInvalid(
+                f"model.base: {model.base} tells capitals apart, and word pieces here are in lower case; take one that "
+                "does not (uncased)"
+            )
+        report(f"base: {model.base}, an encoder of {sum(each.size for each in base.values()):,} values")
+        # Members need what it takes to build it, not where the operator found it.
+        model = model.model_copy(update={"base": None, "config": read.config})
+    if isinstance(vocabulary, OwnVocabulary):
+        # Nothing of the embedding is shared: two rows do.
+        module = build(model, 2, labels, 0, seed=spec.seed)
+        _fill(module, {name: each for name, each in base.items() if name != EMBEDDING})
+        unit = "words" if vocabulary.kind == "words" else "word pieces"
+        report(f"vocabulary: each member builds its own, of {vocabulary.size:,} {unit} at most")
+        return module, model, None
+    tokenizer = _tokenizer(vocabulary, folder)
+    encoder = encoder_of(spec, tokenizer)
+    if base:
+        _check_pieces(vocabulary.file, encoder.words(), pieces, len(base[EMBEDDING]))
+    module = build(model, encoder.vocabulary_size, labels, encoder.pad_id, seed=spec.seed)
+    report(f"vocabulary: {encoder.vocabulary_size:,} entries from {vocabulary.file}")
+    _fill(module, base)
+    if vocabulary.pretrained is not None:
+        embedding = module.embedding.weight.detach().numpy()
+        table = folder / vocabulary.pretrained
+        found = fill_from_table(embedding, table, entries_of(tokenizer), named="vocabulary.pretrained in the job")
+        report(
+            f"pretrained: {found:,} of {encoder.vocabulary_size:,} entries found in {vocabulary.pretrained}; "
+            "the others start at random"
+        )
+    return module, model, tokenizer
+
+
+def _check_pieces(file: str, entries: Sequence[str | None], pieces: Sequence[str] | None, rows: int) -> None:
+    """That each row of the base model's embedding is that of the job's entry.
+
+    entries: of the job's vocabulary, by id, which is the line's number. pieces: of the base model's, by row. rows: of
+    its embedding.
+
+    Raises:
+        DocumentInvalid: with the first line that differs.
+    """
+    if pieces is None:
+        raise DocumentInvalid(
+            "model.base: it has no word pieces (no vocab.txt, and no tokenizer.json with some), so that nothing says "
+            "whose its embedding's rows are; put its vocab.txt into its folder, or leave vocabulary.file out, so that "
+            "every member builds its own (method fedvocab)"
+        )
+    for line, (entry, piece) in enumerate(zip(entries, pieces, strict=False), start=1):
+        if entry != piece:
+            raise DocumentInvalid(
+                f"vocabulary.file: line {line} of {file} is {entry!r} where the base model has {piece!r}; the "
+                "vocabulary must be the base model's own, line for line: take its vocab.txt"
+            )
+    if len(entries) != len(pieces):
+        raise DocumentInvalid(
+            f"vocabulary.file: {file} has {len(entries):,} lines where the base model has {len(pieces):,} word pieces; "
+            "the vocabulary must be the base model's own, line for line: take its vocab.txt"
+        )
+    if rows != len(pieces):
+        raise DocumentInvalid(
+            f"model.base: its embedding has {rows:,} rows and its vocabulary {len(pieces):,} word pieces; save it "
+            "again after resize_token_embeddings to as many, or take another base"
+        )
+
+
+def _fill(module: "TextClassifier", base: Mapping[str, NDArray[np.float32]]) -> None:
+    """Raises: DocumentInvalid: a weight of the base model that this one has no place for."""
+    import torch
+
+    parameters = dict(module.named_parameters())
+    for name, array in base.items():
+        if name not in parameters or tuple(parameters[name].shape) != array.shape:
+            raise DocumentInvalid(
+                f"model.base: its {name} {list(array.shape)} has no place in this job's model; take another base"
+            )
+        with torch.no_grad():
+            parameters[name].copy_(torch.from_numpy(np.array(array, dtype=np.float32)))
+    if base:
+        with torch.no_grad():
+            module.embedding.weight[module.pad_id] = 0
 
 
 def _check_names(bundle: Bundle, document: JobDocument, manifest: Manifest) -> None:
-    named = {
-        "manifest.json": document.manifest,
-        "tokenizer.json": document.tokenizer,
-        "weights.bin": document.weights,
-    }
-    for name, digest in named.items():
-        if hashlib.sha256(bundle.files[name]).digest() != digest:
+    for name, digest in document.files.items():
+        if name not in bundle.index.files or bundle.index.files[name].sha256 != digest:
             raise BundleInvalid(f"{bundle.folder / 'job.json'} names another {name}; make the bundle again")
     if document.values != manifest.values:
         raise BundleInvalid(f"{bundle.folder / 'job.json'} counts other values than its manifest; make it again")
 
 
+def _read_private(bundle: Bundle, document: JobDocument) -> tuple[Manifest, bytes] | None:
+    if document.private is None:
+        return None
+    try:
+        manifest = Manifest.from_json(bundle.files["private.json"], what=str(bundle.folder / "private.json"))
+        manifest.decode(bundle.files["private.bin"])
+    except DocumentInvalid as error:
+        raise BundleInvalid(f"{error}; make the bundle again") from error
+    return manifest, bundle.files["private.bin"]
+
+
 def _tokenizer(vocabulary: VocabularyFile, folder: Path) -> bytes:
     lines = read_vocabulary(folder / vocabulary.file)
     return wordpiece_tokenizer(lines) if vocabulary.kind == "wordpiece" else word_tokenizer(lines)
-
-
-def _ids(tokenizer: bytes, pad_id: int) -> dict[str, int]:
-    from tokenizers import Tokenizer
-
-    ids: dict[str, int] = Tokenizer.from_str(tokenizer.decode()).get_vocab(with_added_tokens=True)
-    return {word: number for word, number in ids.items() if number != pad_id}
-
-
-def _start_from_table(embedding: NDArray[np.float32], path: Path, ids: Mapping[str, int]) -> int:
-    """Writes the table's rows over the embedding's (V, width) and returns how many it found.
-
-    GloVe's text form (Pennington et al. 2014): a word, then its numbers, separated by single spaces. Of a
-    word that stands twice the first row counts, as where a table is read from the most frequent word down.
-    """
-    width = embedding.shape[1]
-    found: set[str] = set()
-    with _open_table(path) as lines:
-        for number, line in enumerate(lines, start=1):
-            # From the right, since some tables hold words with a space.
-            word, *numbers = line.rstrip("\r\n ").rsplit(" ", width)
-            if len(numbers) != width or (number == 1 and " " in word):
-                raise TableInvalid(
-                    f"{path}, line {number}: {len(line.split()) - 1} numbers where model.embedding is "
-                    f"{width}; set model.embedding to the table's width (and leave out a header line)"
-                )
-            if word not in ids or word in found:
-                continue
-            try:
-                row = np.array(numbers, dtype=np.float32)
-            except ValueError:
-                raise TableInvalid(f"{path}, line {number}: not a word and {width} numbers") from None
-            if not np.isfinite(row).all():
-                raise TableInvalid(f"{path}, line {number}: a number is not finite; leave the row out")
-            embedding[ids[word]] = row
-            found.add(word)
-    if not found:
-        raise TableInvalid(
-            f"{path}: none of its words is in the vocabulary; is it a table of whole, lower-case words "
-            "in the same language?"
-        )
-    return len(found)
-
-
-@contextmanager
-def _open_table(path: Path) -> Iterator[IO[str]]:
-    """A table is read line by line: the published ones are gigabytes."""
-    opener = gzip.open if path.suffix.lower() == ".gz" else open
-    try:
-        # newline="\n": words may hold characters that universal newlines or splitlines() would cut at.
-        with opener(path, "rt", encoding="utf-8", newline="\n") as lines:
-            yield lines
-    except FileNotFoundError:
-        raise TableInvalid(f"{path} does not exist; check vocabulary.pretrained in the job") from None
-    except UnicodeDecodeError:
-        raise TableInvalid(f"{path} is not UTF-8 text; vocabulary.pretrained is a table in GloVe's text form") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise TableInvalid(f"{path} cannot be read: {error}") from error

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_client.data import DataInvalid, Example, label_ids, read_examples
+from edge_client.data import DataInvalid, Example, label_ids, read_examples, text_rows
 from export.predictor import Predictor, log_softmax
 
-# `read_examples` is here for commands that evaluate, as they may lean on this room but not on the member's.
-__all__ = ["Evaluation", "evaluate_bundle", "read_examples"]
+# `read_examples` and `text_rows` are here for commands that evaluate, as they may lean on this room but not on the
+# member's.
+__all__ = ["Evaluation", "evaluate_bundle", "read_examples", "text_rows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +26,13 @@ def evaluate_bundle(folder: Path, examples: Sequence[Example]) -> Evaluation:
 
     Raises:
         BundleInvalid: no model bundle, or a damaged one.
-        DataInvalid: no examples, or labels that the model does not know.
+        DataInvalid: no examples, labels that the model does not know, or one text where it reads pairs.
     """
     if not examples:
         raise DataInvalid("no examples to evaluate on; give at least one")
     predictor = Predictor.load(folder)
     expected = label_ids(examples, predictor.labels)
-    scores = log_softmax(predictor.logits([example.text for example in examples]))
+    scores = log_softmax(predictor.logits(text_rows(examples, pairs=predictor.pairs)))
     return Evaluation(
         accuracy=float((scores.argmax(axis=1) == expected).mean()),
         loss=float(-scores[range(len(expected)), expected].mean()),

@@ -1,16 +1,19 @@
-"""From a version of a job's model to something that runs without the training stack.
+"""From a version of a job's model to something that runs without the training stack: one folder, or, of a prompted job,
+a small one beside the backbone that it shares with others (`split`).
 
 Guarantees: what is written was run by onnxruntime beside the training stack, on real texts, alone and in
 batches, at several lengths, and its logits differed by at most `TOLERANCE`; otherwise nothing is written. The
-file holds the graph and the weights, and nothing of the machine that made it.
+file holds the graph and the weights, and nothing of the machine that made it. A prompt is never there without its
+backbone, and a backbone that is there is left as it is.
 """
 
 import contextlib
+import functools
 import hashlib
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,15 +21,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_client.text import TextEncoder
-from tacit.bundle import Labels, ModelFacts, write_bundle
+from tacit.bundle import (
+    BundleIndex,
+    Labels,
+    ModelFacts,
+    check_place,
+    write_backbone,
+    write_bundle,
+)
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
+from tacit.model import PromptedModel
 
 if TYPE_CHECKING:
+    from edge_client.backbone import StoredBackbone
+    from edge_client.cloze import ClozeEncoder
+    from edge_client.data import TextRow
     from edge_client.models import TextClassifier
+    from edge_client.text import TextEncoder
 
-__all__ = ["TOLERANCE", "ExportReport", "ParityFailed", "export_model"]
+    Encoder = TextEncoder | ClozeEncoder
+
+__all__ = ["TOLERANCE", "ExportReport", "ParityFailed", "SharedBackbone", "export_model"]
 
 # Logits, absolute. What was measured is 1e-6 and less; a wrong graph is off by tenths.
 TOLERANCE = 1e-4
@@ -39,12 +55,26 @@ class ParityFailed(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
+class SharedBackbone:
+    """What a prompt's bundle stands on. folder: where it lies. files: what it holds, by name, in bytes. written:
+    whether it was not there yet.
+    """
+
+    folder: Path
+    files: dict[str, int]
+    written: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ExportReport:
-    """max_difference: between logits, over so many texts. files: what the bundle holds, by name, in bytes."""
+    """max_difference: between logits, over so many texts. files: what the bundle holds, by name, in bytes. shared: what
+    a prompt stands on; None of a bundle that is whole.
+    """
 
     max_difference: float
     texts: int
     files: dict[str, int]
+    shared: SharedBackbone | None = None
 
 
 def export_model(
@@ -53,55 +83,125 @@ def export_model(
     weights: bytes,
     tokenizer: bytes,
     out: Path,
-    samples: Sequence[str],
+    samples: "Sequence[TextRow]",
+    private: Mapping[str, NDArray[np.float32]] | None = None,
+    *,
+    backbone: "StoredBackbone | None" = None,
+    split: bool = False,
 ) -> ExportReport:
-    """Writes the model bundle `out`.
+    """Writes the model bundle `out`; with `split` a prompt's bundle, and its backbone's beside it (`backbone_folder`)
+    unless that is there.
 
-    weights: the version's bytes. samples: real texts to compare on; a few dozen of different lengths will do.
+    weights: the version's bytes. private: what the member keeps of the model, where the job's method keeps anything;
+    the bundle then holds it, and belongs on the member's machine. samples: real texts to compare on, or pairs where the
+    job reads these; a few dozen of different lengths will do. backbone: of a prompted job; the file then holds it, with
+    the prompt inside, and of the vocabulary projection the label words' rows alone.
 
     Raises:
         ParityFailed: logits differ by more than TOLERANCE; `out` is untouched.
-        BundleInvalid: a folder in the way.
+        BundleInvalid: a folder in the way; before anything is written.
         DocumentInvalid, ParametersDiffer, TokenizerInvalid: files that do not belong together.
-        ValueError: no samples.
+        PromptInvalid: `split`, and LoRA's matrices, which lie inside the backbone.
+        ValueError: no samples; `split`, and no prompted job.
     """
+    # Before anything is converted, and before the backbone is written.
+    check_place(out, "prompt" if split else "model")
     if not samples:
         raise ValueError("no texts to compare the exported model on; give at least one")
-    from edge_client.models import build, load_shared, min_tokens
+    if split and not isinstance(document.model, PromptedModel):
+        raise ValueError(
+            f"job {document.name} trains its whole model, so that there is no backbone to share; leave out --split"
+        )
+    from edge_client.corpus import encoder_of
+    from edge_client.models.assembly import assembled
 
-    encoder = TextEncoder(tokenizer, document.model.max_tokens, min_tokens(document.model))
-    module = build(document.model, encoder.vocabulary_size, len(document.labels), encoder.pad_id)
-    load_shared(module, manifest.unflatten(manifest.decode(weights)))
-    module.eval()
-    model = _convert(module, encoder)
-    difference = _parity(module, model, encoder, samples)
+    encoder = encoder_of(document, tokenizer)
+    module, _ = assembled(document, encoder, manifest, manifest.decode(weights), private or {}, backbone)
+    made = _split(module) if split else _whole(_convert(module, encoder))
+    difference = _parity(module, made.run, encoder, samples)
     if not difference <= TOLERANCE:  # Written so that a NaN fails.
         raise ParityFailed(
             f"the exported model's logits differ from the trained model's by {difference:.3g}, more than "
             f"{TOLERANCE:g}; nothing was written. Check that the versions of "
             "torch, onnx and onnxruntime are those in constraints.txt"
         )
-    files = {
-        "model.onnx": model,
-        "tokenizer.json": tokenizer,
-        "labels.json": Labels(labels=document.labels).canonical(),
-    }
+    shared = None
+    if made.backbone is not None:
+        folder, index, written = write_backbone(out, {"backbone.onnx": made.backbone, "tokenizer.json": tokenizer})
+        shared, digest = SharedBackbone(folder, _sizes(index), written), index.digest()
+    files = {**made.files, "labels.json": Labels(labels=document.labels).canonical()}
+    if shared is None:
+        files["tokenizer.json"] = tokenizer
     facts = ModelFacts(
         job=document.name,
         version=hashlib.sha256(weights).digest(),
         max_tokens=encoder.max_tokens,
         min_tokens=encoder.min_tokens,
+        frame=encoder.frame,
+        template=document.model.template_text if isinstance(document.model, PromptedModel) else None,
+        backbone=None if shared is None else digest,
+        private=bool(private),
         parity=difference,
         texts=len(samples),
     )
-    index = write_bundle(out, "model", files, model=facts)
-    return ExportReport(difference, len(samples), {name: file.size for name, file in index.files.items()})
+    index = write_bundle(out, "model" if shared is None else "prompt", files, model=facts)
+    return ExportReport(difference, len(samples), _sizes(index), shared)
 
 
-def _convert(module: "TextClassifier", encoder: TextEncoder) -> bytes:
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """files: of the bundle. run: ids (B, S) to logits, by these files alone. backbone: the bytes of a shared one."""
+
+    files: dict[str, bytes]
+    run: Callable[[NDArray[np.int64]], NDArray[np.float32]]
+    backbone: bytes | None = None
+
+
+def _whole(model: bytes) -> _Made:
+    @functools.cache
+    def session() -> Any:
+        from onnxruntime import InferenceSession, SessionOptions
+
+        options = SessionOptions()
+        options.log_severity_level = 3
+        return InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+    def run(ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        (found,) = session().run(["logits"], {"input_ids": ids})
+        logits: NDArray[np.float32] = found
+        return logits
+
+    return _Made({"model.onnx": model}, run)
+
+
+def _split(module: "TextClassifier") -> _Made:
+    """Raises: PromptInvalid: nothing that a backbone could be apart from."""
+    from edge_client.prompts.model import PromptedModel as PromptedModule
+    from export.prompted import PromptedBackbone, PromptFile, convert_backbone, prompt_file
+
+    if not isinstance(module, PromptedModule):
+        raise TypeError(f"{type(module).__name__} has no backbone")
+    backbone = convert_backbone(module)
+    running, written = PromptedBackbone(backbone), prompt_file(module, backbone).to_bytes()
+    # As whoever predicts reads it.
+    prompt = PromptFile.from_bytes(written)
+    return _Made({"prompt.safetensors": written}, lambda ids: running.logits(ids, prompt), backbone)
+
+
+def _sizes(index: BundleIndex) -> dict[str, int]:
+    return {name: file.size for name, file in index.files.items()}
+
+
+def _convert(module: "TextClassifier", encoder: "Encoder") -> bytes:
     """The bytes of an ONNX file: `input_ids` int64 (batch, sequence) to `logits` float32 (batch, labels)."""
     import torch
 
+    from edge_client.prompts.model import PromptedModel as PromptedModule
+
+    if isinstance(module, PromptedModule):
+        from export.prompted import convert_prompted
+
+        return convert_prompted(module)
     # Neither 1 nor a filter's width: torch would take such a size for a constant.
     example = torch.full((2, encoder.min_tokens + 3), encoder.pad_id, dtype=torch.int64)
     example[:, : encoder.min_tokens] = torch.arange(encoder.min_tokens) % encoder.vocabulary_size
@@ -136,19 +236,20 @@ def _without_traces(proto: Any) -> bytes:
     return data
 
 
-def _parity(module: "TextClassifier", model: bytes, encoder: TextEncoder, samples: Sequence[str]) -> float:
+def _parity(
+    module: "TextClassifier",
+    run: Callable[[NDArray[np.int64]], NDArray[np.float32]],
+    encoder: "Encoder",
+    samples: "Sequence[TextRow]",
+) -> float:
     """Largest difference of any logit: texts alone, in batches of several sizes, and padded to the limit."""
     import torch
-    from onnxruntime import InferenceSession, SessionOptions
 
-    options = SessionOptions()
-    options.log_severity_level = 3
-    session = InferenceSession(model, options, providers=["CPUExecutionProvider"])
     largest = 0.0
     for ids in _batches(encoder, samples):
         with torch.no_grad():
             expected = module(torch.from_numpy(ids)).numpy()
-        (found,) = session.run(["logits"], {"input_ids": ids})
+        found = run(ids)
         if found.shape != expected.shape:
             raise ParityFailed(f"the exported model gives logits of shape {found.shape}, not {expected.shape}")
         # max() of Python would drop a NaN.
@@ -156,18 +257,24 @@ def _parity(module: "TextClassifier", model: bytes, encoder: TextEncoder, sample
     return largest
 
 
-def _batches(encoder: TextEncoder, samples: Sequence[str]) -> Iterator[NDArray[np.int64]]:
+def _batches(encoder: "Encoder", samples: "Sequence[TextRow]") -> Iterator[NDArray[np.int64]]:
     texts = list(samples)
     for size in (1, 3, 32, len(texts)):
         for first in range(0, len(texts), size):
             yield encoder.encode(texts[first : first + size])
     # Texts laid end to end until they are cut, one of the shortest length, and one that is empty.
-    yield encoder.encode([" ".join(texts) for _ in range(2)])
+    yield encoder.encode([_end_to_end(texts)] * 2)
     yield encoder.encode(texts[:1])[:, : encoder.min_tokens]
     longest = np.full((2, encoder.max_tokens), encoder.pad_id, dtype=np.int64)
     head = encoder.encode(texts[:1])
     longest[0, : head.shape[1]] = head[0]
     yield longest
+
+
+def _end_to_end(texts: "Sequence[TextRow]") -> "TextRow":
+    rows = [(text,) if isinstance(text, str) else text for text in texts]
+    columns = [" ".join(column) for column in zip(*rows, strict=True)]
+    return columns[0] if len(columns) == 1 else (columns[0], columns[1])
 
 
 @contextlib.contextmanager

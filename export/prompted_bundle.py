@@ -1,0 +1,215 @@
+"""What a prompted job's bundle holds beside prompts and document: a canonical backbone, a tokenizer, checked words.
+
+Guarantees: a template, verbaliser or size that some member would find wrong is found here, by name, before anything is
+uploaded; the same folder and model table give the same digests. The backbone is written and read a tensor at a time.
+
+Order: config, tokenizer in its own form, template and words against it, sizes against each other, the backbone's file.
+
+Leaves to others: the starting values of what is trained (`edge_client.prompts`), manifest and document
+(`export.bundle`).
+"""
+
+import contextlib
+import json
+import mmap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import ValidationError
+
+from edge_client.backbone import folder_config, read_backbone, write_backbone
+from edge_client.backbone_layout import BackboneInvalid, layout_of
+from edge_client.checkpoint import CheckpointInvalid, read_object
+from edge_client.cloze import ClozeEncoder, TemplateInvalid, VerbaliserInvalid
+from edge_client.cloze_tokenizer import own_form
+from edge_client.hub import checkpoint_folder
+from edge_client.text import TokenizerInvalid, VocabularyInvalid, read_vocabulary, wordpiece_tokenizer
+from tacit.bundle import BACKBONE_FILE
+from tacit.documents import DocumentInvalid, sentence_of
+from tacit.prompt import Cloze, PromptedModel, PromptTuning, PTuning
+
+# `read_backbone` is here for commands that export, as they may lean on this room but not on the member's.
+__all__ = ["BACKBONE_FILE", "PromptedParts", "mapped", "prompted_parts", "read_backbone"]
+
+# What the folder's own tokenizer and the job's form of it are compared over: of a job's texts nothing is known here.
+_SAMPLES = (
+    "A film that is, at 1,234 minutes, too long by half; it's good all the same.",
+    'She said: "Café crème, naïve coöperation (50% off!)"',
+    "https://example.org/a_b?c=d  two  spaces\tand a tab",
+    "你好, мир, ½ ﬁne™",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptedParts:
+    """model: as members build it, with config and digest in place of the base. tokenizer: in its own form. backbone:
+    the canonical file. label_words: ids of each label's words in the job's order; None under a head. mask_id: None
+    under a head.
+    """
+
+    model: PromptedModel
+    tokenizer: bytes
+    backbone: Path
+    config: Mapping[str, Any]
+    label_words: tuple[tuple[int, ...], ...] | None
+    pad_id: int
+    mask_id: int | None
+
+
+def prompted_parts(
+    model: PromptedModel,
+    labels: Sequence[str],
+    folder: Path,
+    into: Path,
+    *,
+    report: Callable[[str], None] = lambda _: None,
+) -> PromptedParts:
+    """Reads the model's base, checks all that the job says of it, and writes its canonical file to `into`.
+
+    folder: what a relative base starts from (where job.toml lies). report: is told in sentences what was found.
+
+    Raises:
+        DocumentInvalid: each begins with the job's key that is to be changed.
+        OSError: `into` cannot be written.
+    """
+    if model.base is None:
+        raise DocumentInvalid("model.base: name a folder that save_pretrained wrote, or owner/name on the hub")
+    near = folder / model.base
+    try:
+        base = near if near.is_dir() else checkpoint_folder(model.base)
+        config = folder_config(base)
+        if isinstance(model.task, Cloze) and not config.get("masked_lm", True):
+            raise DocumentInvalid(
+                f"model.task: {model.base} has no head of a masked language model, which fills in a word; take "
+                'task = "head", or a base that AutoModelForMaskedLM saved'
+            )
+        report(f"base: {model.base}, {config['model_type']}, {layout_of(config).size / 4e6:.1f} M values, frozen")
+        tokenizer = _tokenizer(base, report)
+        encoder = ClozeEncoder.of(model, tokenizer)
+        label_words = _checked_words(model, labels, encoder, report)
+        _check_sizes(model, config, encoder)
+        digest = write_backbone(base, config, into)
+    except (BackboneInvalid, CheckpointInvalid) as error:
+        raise DocumentInvalid(f"model.base: {error}") from error
+    except (TokenizerInvalid, VocabularyInvalid) as error:
+        raise DocumentInvalid(f"model.base: its tokenizer cannot be used: {error}") from error
+    except (TemplateInvalid, VerbaliserInvalid) as error:
+        raise DocumentInvalid(str(error)) from error
+    report(f"backbone: {digest.hex()[:16]}, {into.stat().st_size / 1e6:.1f} MB, the same for every job on it")
+    # Members need what it takes to build it, and may look for it where the operator found it on the hub.
+    here = near.is_dir() or Path(model.base).expanduser().is_dir()
+    hub = None if here else model.base
+    told = {"base": None, "config": config, "backbone": digest, "hub": hub}
+    try:
+        made = PromptedModel.model_validate(
+            {name: getattr(model, name) for name in PromptedModel.model_fields if name not in told} | told
+        )
+    except ValidationError as error:
+        raise DocumentInvalid(f"model: {sentence_of(error)}") from error
+    mask_id = encoder.mask_id if label_words is not None else None
+    return PromptedParts(made, tokenizer, into, config, label_words, encoder.pad_id, mask_id)
+
+
+@contextlib.contextmanager
+def mapped(path: Path) -> Iterator[bytes]:
+    """A file's bytes by memory map, for `write_bundle`, which hashes and writes them and keeps none."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        # All that is asked of it a map has: length, and bytes in a row.
+        yield cast(bytes, data)
+
+
+def _tokenizer(base: Path, report: Callable[[str], None]) -> bytes:
+    """In its own form; from tokenizer.json, or from vocab.txt where that is all there is."""
+    path, pieces = base / "tokenizer.json", base / "vocab.txt"
+    if path.is_file():
+        theirs = path.read_bytes()
+    elif pieces.is_file():
+        if (read_object(base / "tokenizer_config.json") or {}).get("do_lower_case") is False:
+            raise TokenizerInvalid(
+                f"{base} tells capitals apart and has no tokenizer.json; save its tokenizer again (save_pretrained)"
+            )
+        theirs = wordpiece_tokenizer(read_vocabulary(pieces))
+    else:
+        raise TokenizerInvalid(
+            f"{base} holds no tokenizer.json; load its tokenizer with transformers' AutoTokenizer and save it there "
+            "(save_pretrained)"
+        )
+    ours = own_form(theirs)
+    _compare(theirs, ours, report)
+    return ours
+
+
+def _compare(theirs: bytes, ours: bytes, report: Callable[[str], None]) -> None:
+    """Says where the own form cuts otherwise than the folder's file, which may have rules of its own."""
+    from tokenizers import Tokenizer
+
+    # What both do by themselves before a text is not theirs to decide here.
+    whole = {**json.loads(theirs), "truncation": None, "padding": None}
+    original: Any = Tokenizer.from_str(json.dumps(whole))
+    own: Any = Tokenizer.from_buffer(ours)
+    opens = json.loads(ours)["model"]["type"] == "Unigram"
+    differ = [
+        text
+        for text in _SAMPLES
+        if original.encode(text, add_special_tokens=False).ids
+        != own.encode(f" {text}" if opens else text, add_special_tokens=False).ids
+    ]
+    if differ:
+        report(
+            f"tokenizer: {len(differ)} of {len(_SAMPLES)} sample texts are cut otherwise than by the folder's own "
+            f"file, such as {differ[0]!r}; members all cut them alike"
+        )
+
+
+def _checked_words(
+    model: PromptedModel, labels: Sequence[str], encoder: ClozeEncoder, report: Callable[[str], None]
+) -> tuple[tuple[int, ...], ...] | None:
+    """The label words' ids, once a row of the template was looked at; None under a head."""
+    # An empty text, one that spells every mask, and one that must be cut.
+    probes = ["", "[MASK] <mask> <extra_id_0> {mask}", "word " * 2 * model.max_tokens]
+    ids = encoder.encode([(probe, probe) if encoder.pairs else probe for probe in probes])
+    if ids.shape[1] > model.max_tokens:
+        raise TemplateInvalid(
+            f"model.task.template gives rows of {ids.shape[1]} tokens; report this as a fault of Tacit"
+        )
+    try:
+        words = model.label_words(labels)
+    except ValueError as error:
+        raise DocumentInvalid(str(error)) from error
+    if words is None:
+        return None
+    encoder.mask_places(ids)
+    found, names = encoder.label_words(words), encoder.words()
+    for label, each in zip(labels, found, strict=True):
+        report(f"label {label}: {', '.join(repr(names[number]) for number in each)}")
+    return found
+
+
+def _check_sizes(model: PromptedModel, config: Mapping[str, Any], encoder: ClozeEncoder) -> None:
+    kind = config["model_type"]
+    if (kind == "t5") != (encoder.family.kind == "Unigram"):
+        raise DocumentInvalid(
+            f"model.base: a {kind} with a tokenizer of the kind {encoder.family.kind}; these do not belong together, "
+            "save both from one model"
+        )
+    if encoder.vocabulary_size > config["vocab_size"]:
+        raise DocumentInvalid(
+            f"model.base: its tokenizer has ids up to {encoder.vocabulary_size - 1:,} and its table of words "
+            f"{config['vocab_size']:,} rows; save both from one model"
+        )
+    if kind == "roberta" and encoder.pad_id != config["pad_token_id"]:
+        raise DocumentInvalid(
+            f"model.base: padding is {encoder.pad_id} to its tokenizer and {config['pad_token_id']} to its config, "
+            "from which positions are counted; save both from one model"
+        )
+    if kind == "t5":
+        return
+    first = config["pad_token_id"] + 1 if kind == "roberta" else 0
+    prompt = model.injection.tokens if isinstance(model.injection, PromptTuning | PTuning) else 0
+    if (room := config["max_position_embeddings"] - first) < model.max_tokens + prompt:
+        raise DocumentInvalid(
+            f"model.max_tokens: the backbone has {room} positions, fewer than max_tokens = {model.max_tokens} and "
+            f"{prompt} of the prompt; lower one of them"
+        )
