@@ -1,0 +1,35 @@
+# The coordinator: no torch, no compiler, no root. From the repository's root:
+#   docker build -f deploy/docker/coordinator.Dockerfile -t tacit-coordinator .
+ARG PYTHON=3.11.14-slim-bookworm
+
+FROM python:${PYTHON} AS build
+WORKDIR /src
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY proto proto
+COPY secure_agg secure_agg
+COPY coordinator coordinator
+COPY edge_client edge_client
+COPY export export
+RUN python -m venv /opt/tacit
+RUN /opt/tacit/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt '.[coordinator,coordinator-postgres]'
+RUN /opt/tacit/bin/python -m compileall -q /opt/tacit/lib
+
+FROM python:${PYTHON}
+# Numbers that no package of the base takes; a volume's owner is this one.
+RUN groupadd --system --gid 10001 tacit && useradd --system --uid 10001 --gid 10001 --no-create-home --shell /usr/sbin/nologin tacit
+RUN install -d -o 10001 -g 10001 -m 0700 /var/lib/tacit /var/backups/tacit
+COPY --from=build /opt/tacit /opt/tacit
+ENV PATH=/opt/tacit/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    TACIT_DIR=/var/lib/tacit \
+    TACIT_LOG_FORMAT=json
+USER 10001:10001
+WORKDIR /var/lib/tacit
+VOLUME ["/var/lib/tacit", "/var/backups/tacit"]
+EXPOSE 7440 7441 7442
+STOPSIGNAL SIGTERM
+# gRPC's own health service, over TLS, without a name that must resolve.
+HEALTHCHECK --interval=30s --timeout=10s --start-period=60s --retries=3 CMD ["coordinator", "health"]
+ENTRYPOINT ["coordinator"]
+CMD ["serve"]
