@@ -33,6 +33,8 @@ class ClearDriver(JobDriver):
     """One job of exactly `rounds.min_members` members, all of whom must stay."""
 
     def __init__(self, state: JobState, ports: Ports) -> None:
+        if (groups := state.parameters.job.aggregation.groups) is not None:
+            raise ValueError(f"job {state.name} asks for {groups} groups, and the clear sum is one; leave groups out")
         super().__init__(state, ports)
         self._here: set[str] = set()
         self._ready: set[str] = set()

@@ -112,6 +112,12 @@ class Federation:
                 process.kill()
                 process.wait()
 
+    def kill(self, name: str) -> None:
+        """SIGKILL, in the middle of whatever it does."""
+        process = self._processes.pop(name)
+        process.kill()
+        process.wait()
+
     # ---- the operator's side --------------------------------------------------------------------------------------
 
     async def ask(self, call: Callable[[Any], Awaitable[T]]) -> T:
@@ -172,6 +178,15 @@ class Federation:
         except TimeoutError:
             raise MeasurementFailed(f"job {job} was not done after {seconds:.0f} s") from None
         raise MeasurementFailed("the coordinator ended before the job did")
+
+    async def show(self, job: str) -> pb.JobDetail:
+        """A job as it stands."""
+
+        async def get(stub: Any) -> pb.JobDetail:
+            detail: pb.JobDetail = await stub.GetJob(pb.GetJobRequest(name=job))
+            return detail
+
+        return await self.ask(get)
 
     async def versions(self, detail: pb.JobDetail) -> AsyncIterator[tuple[int, bytes]]:
         """Every version of a job from number 0 on, fetched as an operator would."""

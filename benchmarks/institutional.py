@@ -117,15 +117,15 @@ class Tester:
     def __init__(self, bundle: Path, examples: "Sequence[Example] | None" = None) -> None:
         import torch
 
+        from edge_client.corpus import encoder_of
         from edge_client.data import label_ids, read_examples
-        from edge_client.models import build, min_tokens
-        from edge_client.text import TextEncoder
+        from edge_client.models import build
         from export.bundle import read_job_bundle
 
         torch.set_num_threads(1)
         self.bundle = read_job_bundle(bundle)
         job = self.bundle.document
-        self.encoder = TextEncoder(self.bundle.tokenizer, job.model.max_tokens, min_tokens(job.model))
+        self.encoder = encoder_of(job, self.bundle.public_tokenizer)
         self.module = build(job.model, self.encoder.vocabulary_size, len(job.labels), self.encoder.pad_id)
         examples = read_examples(TREC / "test.jsonl.gz") if examples is None else examples
         self._ids = self.encoder.encode([example.text for example in examples])

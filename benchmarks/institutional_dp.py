@@ -53,8 +53,9 @@ from edge_client.privacy.mechanisms import OwnNumbers, protection_of
 from edge_client.privacy.planning import noise_to_signal
 from edge_client.privacy.renyi import ORDERS, renyi
 from export.bundle import JobBundle, make_job_bundle, read_job_bundle
-from tacit.job import Aggregation, JobSpec, Rounds, TextCNNModel, Training, VocabularyFile
+from tacit.job import Aggregation, JobSpec, Rounds, Training, VocabularyFile
 from tacit.mechanism import DpSgd, GaussianUpdate, NoMechanism
+from tacit.model import TextCNNModel
 
 __all__ = ["AXES", "Data", "GridCell", "Recipe", "abadi_epsilon", "deal_by", "measure_grid", "most_releases", "search"]
 

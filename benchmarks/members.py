@@ -9,12 +9,16 @@ protocol.
 import argparse
 import asyncio
 import contextlib
+import functools
 import hashlib
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 
 import secure_agg
 from edge_client.cache import BlobCache
@@ -22,10 +26,13 @@ from edge_client.contribution import Update
 from edge_client.data import Example
 from edge_client.home import MemberIdentity
 from edge_client.journal import Journal
+from edge_client.material import fetch_job
 from edge_client.privacy.budget import Budget, open_budget
 from edge_client.privacy.policy import Policy
+from edge_client.private_store import PrivateStore
 from edge_client.session import agent as real
 from edge_client.session import states as m
+from edge_client.session.keeping import Keeper
 from edge_client.session.preparation import Fetch, Preparation, Preparer
 from edge_client.watching import LogWatcher
 from tacit.attempt import AttemptId
@@ -39,9 +46,12 @@ from tacit.messages import (
     JobEnded,
     Ready,
 )
-from tacit.verification import verifiers
+from tacit.verification import Verification
 
-__all__ = ["ClearAgent", "MadeUpPreparer", "clear_input", "made_up_update", "main"]
+__all__ = ["ClearAgent", "MadeUpPreparer", "clear_input", "made_up_update", "main", "met", "run_member"]
+
+# made_up(member, round, values): what a member would have trained.
+MadeUp = Callable[[str, int, int], Update]
 
 _EXAMPLES = 100
 
@@ -53,6 +63,11 @@ def made_up_update(member: str, values: int) -> Update:
     return Update(change, _EXAMPLES, 50.0, 80, _EXAMPLES)
 
 
+def same_update(member: str, _round: int, values: int) -> Update:
+    """The same in every round."""
+    return made_up_update(member, values)
+
+
 def clear_input(member: str, vector: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> secure_agg.MaskedInput:
     """The header of an upload in the clear: nothing is signed, as nothing rests on it."""
     return secure_agg.MaskedInput(member, bytes(32), vector.size, bytes(64))
@@ -61,20 +76,32 @@ def clear_input(member: str, vector: np.ndarray[tuple[int], np.dtype[np.uint32]]
 class MadeUpPreparer(Preparer):
     """Fetches the job and the version as a member does, and trains nothing."""
 
-    def __init__(self, member: str, policy: Policy, budget: Budget, cache: BlobCache, watcher: LogWatcher) -> None:
+    def __init__(
+        self,
+        member: str,
+        policy: Policy,
+        budget: Budget,
+        cache: BlobCache,
+        watcher: LogWatcher,
+        keeper: Keeper,
+        made_up: MadeUp = same_update,
+    ) -> None:
         random = secure_agg.SystemRandom()
-        super().__init__([Example("", "")], bytes(32), member, policy, budget, random, cache, "cpu", watcher)
-        self._update: Update | None = None
+        super().__init__([Example("", "")], bytes(32), member, policy, budget, random, cache, "cpu", watcher, keeper)
+        self._made_up = made_up
+        self._update: tuple[tuple[int, int], Update] | None = None
 
     async def prepare(self, assignment: Assignment, fetch: Fetch) -> Preparation:
-        """The same update for every assignment."""
-        job = await self._job(assignment, fetch)
+        """An update that is made up, in no time."""
+        blob = functools.partial(self._blob, fetch)
+        job = await fetch_job(blob, assignment.job, assignment.job_document)
         self._policy.check_job(job)
-        await self._blob(assignment.version, fetch, 4 * job.values)
-        if self._update is None or self._update.change.size != job.values:
-            self._update = made_up_update(self._member, job.values)
+        await blob(assignment.version, 4 * job.values)
+        round_ = 0 if self._made_up is same_update else assignment.round
+        if self._update is None or self._update[0] != (round_, job.values):
+            self._update = (round_, job.values), self._made_up(self._member, round_, job.values)
         protection = self._budget.protection(job, _EXAMPLES)
-        return Preparation(job, self._update, protection, self._budget.reserve(assignment, job, protection))
+        return Preparation(job, self._update[1], protection, self._budget.reserve(assignment, job, protection))
 
 
 class ClearAgent(real.Agent):
@@ -108,30 +135,71 @@ class ClearAgent(real.Agent):
         await self._upload(attempt, packed, clear_input(self._identity.member, vector))
 
 
-async def _member(home: Path, *, clear: bool) -> None:
+async def run_member(
+    home: Path,
+    *,
+    kind: type[real.Agent] = real.Agent,
+    verification: Verification | None = None,
+    watcher: LogWatcher | None = None,
+    made_up: MadeUp = same_update,
+    admits: tuple[str, ...] = (),
+    until_finished: bool = False,
+) -> None:
+    """The member of a home, enrolled, with all of its own code but training, until it is cancelled.
+
+    verification: shared by members of one process, so that each certificate is verified once for all of them; of its
+    own where none is given, as a member has it.
+
+    Raises:
+        AgentStopped: the coordinator refuses this member for good.
+    """
     identity = MemberIdentity.load(home)
     policy = Policy.from_toml(home / "policy.toml")
-    verify, key_of = verifiers(identity.root)
+    known = verification or Verification(identity.root)
     environment = m.Environment(
         identity=identity,
         federation=identity.federation,
-        verify=verify,
-        key_of=key_of,
+        verify=known.verify,
+        key_of=known.key_of,
         random=secure_agg.SystemRandom(),
         policy=policy,
+        certificate_of=known.certificate_of,
     )
-    watcher = LogWatcher()
-    kind = ClearAgent if clear else real.Agent
+    seen = watcher or LogWatcher()
     with (
         contextlib.closing(Journal(home / "journal.db", identity.federation)) as journal,
         open_budget(home, identity, policy, [""]) as budget,
     ):
-        preparer = MadeUpPreparer(identity.member, policy, budget, BlobCache(home / "cache"), watcher)
-        await kind(identity, environment, journal, preparer, budget, watcher).run()
+        keeper = Keeper(PrivateStore(home, identity.federation, "data"), [])
+        preparer = MadeUpPreparer(identity.member, policy, budget, BlobCache(home / "cache"), seen, keeper, made_up)
+        agent = kind(
+            identity,
+            environment,
+            journal,
+            preparer,
+            budget,
+            seen,
+            keeper,
+            admits=admits,
+            until_finished=until_finished,
+        )
+        await agent.run()
 
 
-async def _all(homes: list[Path], *, clear: bool) -> None:
-    task = asyncio.ensure_future(asyncio.gather(*(_member(home, clear=clear) for home in homes)))
+def met(homes: list[Path]) -> Verification:
+    """What members remember that have met everyone who is enrolled beside them, as after a first round together."""
+    verification = Verification(MemberIdentity.load(homes[0]).root)
+    for path in sorted(homes[0].parent.glob("home-*/identity/cert.pem")):
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+        verification.key_of(certificate.public_bytes(serialization.Encoding.DER))
+    return verification
+
+
+async def _all(homes: list[Path], *, clear: bool, all_met: bool) -> None:
+    kind = ClearAgent if clear else real.Agent
+    known = met(homes) if all_met else None
+    members = (run_member(home, kind=kind, verification=known) for home in homes)
+    task = asyncio.ensure_future(asyncio.gather(*members))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     with contextlib.suppress(asyncio.CancelledError):
         await task
@@ -142,9 +210,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.members", description=__doc__)
     parser.add_argument("homes", type=Path, nargs="+", help="members' folders, enrolled")
     parser.add_argument("--clear", action="store_true", help="send vectors without masks")
+    parser.add_argument("--met", action="store_true", help="they know the certificates of all who are enrolled beside")
     options = parser.parse_args()
     configure("json", "warning")
-    asyncio.run(_all(options.homes, clear=options.clear))
+    asyncio.run(_all(options.homes, clear=options.clear, all_met=options.met))
     # Threads of a transfer that was cut off need not be waited for.
     os._exit(0)
 

@@ -1,0 +1,121 @@
+"""What `benchmarks.fedvocab` found, as tables and drawings for `benchmarks.report`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.plots import pyplot, save
+
+__all__ = ["accuracy_rows", "draw_accuracies", "draw_partitions", "sent_rows"]
+
+Line = dict[str, Any]
+
+_DATASETS = ("trec", "sst2", "ag_news", "20newsgroups")
+_METHODS = ("local", "fedavg", "fedprox", "lg-fedavg", "fedrecon", "fedvocab, not adaptive", "fedvocab")
+_ACCURACIES = ("global_accuracy", "local_accuracy")
+
+
+def accuracy_rows(lines: Sequence[Line]) -> list[list[str]]:
+    """A row for each method, data set and vocabulary: both accuracies in per cent, each with what stands beside it."""
+    rows = [["dataset", "vocabulary", "method"]]
+    for name in ("global", "local"):
+        rows[0] += [name, f"{name}, paper", f"{name}, other reading", f"{name}, best round"]
+    for key, found in _by_cell(lines, _ACCURACIES).items():
+        row = list(key)
+        for name in _ACCURACIES:
+            row += _beside(found[name]) if name in found else [""] * 4
+        rows.append(row)
+    return rows
+
+
+def sent_rows(lines: Sequence[Line]) -> list[list[str]]:
+    """What a member sends in a round, and what a cell took."""
+    names = ("values_per_round", "bytes_per_round", "seconds")
+    rows = [["dataset", "vocabulary", "method", "values a round", "packed bytes a round", "seconds of a run"]]
+    for key, found in _by_cell(lines, names).items():
+        rows.append([*key, *(f"{found[name]['value']:,.0f}" if name in found else "" for name in names)])
+    return rows
+
+
+def draw_accuracies(lines: Sequence[Line], path: Path) -> None:
+    """A row of panels for each data set, global and local: `same` and `own` as marks with their range over the seeds,
+    the paper's figure as a cross."""
+    cells = _by_cell(lines, _ACCURACIES)
+    datasets = [name for name in _DATASETS if any(key[0] == name for key in cells)]
+    plt = pyplot()
+    figure, axes = plt.subplots(
+        max(len(datasets), 1), 2, figsize=(10.4, 2.9 * max(len(datasets), 1)), squeeze=False, sharey=True
+    )
+    for across, dataset in zip(axes, datasets, strict=False):
+        for axis, name in zip(across, _ACCURACIES, strict=True):
+            for vocabulary, mark, shift in (("same", "o", -0.12), ("own", "s", 0.12)):
+                found = [
+                    (_METHODS.index(key[2]), line[name])
+                    for key, line in cells.items()
+                    if key[:2] == (dataset, vocabulary) and name in line
+                ]
+                for at, line in found:
+                    values = [100 * value for value in line.get("values", [line["value"]])]
+                    axis.vlines(at + shift, min(values), max(values), color="grey", linewidth=1)
+                    if "paper" in line:
+                        axis.plot(at, 100 * line["paper"], "x", color="C3")
+                axis.plot([at + shift for at, _ in found], [100 * line["value"] for _, line in found], mark)
+                axis.plot([], [], mark, color="C0" if mark == "o" else "C1", label=vocabulary)
+            axis.plot([], [], "x", color="C3", label="paper")
+            axis.set(title=f"{dataset}: {name.replace('_', ' ')}", ylabel="%")
+            axis.set_xticks(range(len(_METHODS)), _METHODS, rotation=25, ha="right")
+            axis.grid(alpha=0.3)
+    axes[0][0].legend(loc="lower left", fontsize="small")
+    save(figure, path)
+
+
+def draw_partitions(lines: Sequence[Line], path: Path) -> None:
+    """Who holds what: a bar for each member, in shares of labels, members with the same main label side by side."""
+    found = {line["case"]["dataset"]: line for line in lines if line["figure"] == "rows_per_member"}
+    datasets = [name for name in _DATASETS if name in found]
+    plt = pyplot()
+    figure, axes = plt.subplots(max(len(datasets), 1), 1, figsize=(10.4, 2.2 * max(len(datasets), 1)), squeeze=False)
+    for (axis,), dataset in zip(axes, datasets, strict=False):
+        line = found[dataset]
+        members = sorted(line["counts"], key=lambda counts: (counts.index(max(counts)), -max(counts) / sum(counts)))
+        below = [0.0] * len(members)
+        for label, name in enumerate(line["labels"]):
+            heights = [counts[label] / sum(counts) for counts in members]
+            axis.bar(range(len(members)), heights, 1.0, below, label=name, color=plt.get_cmap("tab20")(label % 20))
+            below = [height + base for height, base in zip(heights, below, strict=True)]
+        alpha, rows = line["case"]["alpha"], line["value"]
+        axis.set(
+            title=f"{dataset}: labels of {len(members)} members with {rows:.0f} rows each, alpha {alpha:g}",
+            xlim=(-0.5, len(members) - 0.5),
+            ylim=(0, 1),
+        )
+        axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=5 if len(line["labels"]) > 8 else "small")
+    save(figure, path)
+
+
+def _by_cell(lines: Sequence[Line], names: Sequence[str]) -> dict[tuple[str, str, str], dict[str, Line]]:
+    """By (data set, vocabulary, method) the newest figures: means over seeds, or the first seed where there is none."""
+    found: dict[tuple[str, str, str], dict[str, Line]] = {}
+    for line in lines:
+        if line["figure"] not in names:
+            continue
+        case = line["case"]
+        dropped = case["method"] == "fedvocab" and not case["adaptive"]
+        key = (case["dataset"], case["vocabulary"], case["method"] + (", not adaptive" if dropped else ""))
+        cell = found.setdefault(key, {})
+        if "seed" not in line or line["figure"] not in cell:
+            cell[line["figure"]] = line
+    order = sorted(found, key=lambda key: (_DATASETS.index(key[0]), key[1] == "own", _METHODS.index(key[2])))
+    return {key: found[key] for key in order}
+
+
+def _beside(line: Line) -> list[str]:
+    """Its value with the spread, the paper's, the other reading of the same training, the best round on validation."""
+    value = f"{100 * line['value']:.1f}"
+    if "spread" in line:
+        value += f" ({100 * line['spread']:.1f})"
+    others = [
+        f"{100 * line[each]:.1f} {each}" for each in ("left", "adapted") if each in line and each != line["reading"]
+    ]
+    paper = f"{100 * line['paper']:.1f}" if "paper" in line else ""
+    return [value, paper, ", ".join(others), f"{100 * line['best']:.1f}" if "best" in line else ""]

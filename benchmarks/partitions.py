@@ -1,0 +1,207 @@
+"""Who holds which rows: a public data set dealt to the members of a simulation.
+
+Guarantees: the same rows, members and seed give the same partition on every machine; every row is dealt exactly once;
+no member holds fewer than `least` rows, or nothing is dealt and an error says why.
+
+How that is kept differs. `by_label`: all members hold equally many (FedNLP's configuration: Lin et al. 2021, which the
+FedVocab paper follows). `by_quantity`: each gets `least` rows, and only the rest is drawn. `by_ratios`: what is asked
+for either gives everybody enough or is refused. `by_column`: what belongs together stays together, and values with too
+few rows are joined.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Partition", "Split", "by_column", "by_label", "by_quantity", "by_ratios", "split"]
+
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Partition:
+    """members: each one's rows, ascending. names: what each is called, where the data says so; else empty."""
+
+    members: tuple[Rows, ...]
+    names: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """How many were dealt."""
+        return sum(map(len, self.members))
+
+    def counts(self, labels: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+        """Who holds what: the labels in order of spelling, and rows (members, labels). labels: of all rows dealt."""
+        names, places = _places(labels)
+        table = [np.bincount(places[rows], minlength=len(names)) for rows in self.members]
+        return names, np.array(table, dtype=np.int64).reshape(len(self.members), len(names))
+
+
+@dataclass(frozen=True)
+class Split:
+    """One member's rows: what it trains on, what it chooses by, what it is tested on."""
+
+    train: Rows
+    validation: Rows
+    test: Rows
+
+
+def by_label(labels: Sequence[str], members: int, alpha: float, seed: int, *, least: int = 1) -> Partition:
+    """Equally many rows each (to within one), in proportions of labels that each member draws from Dir(alpha).
+
+    Members fill up one after another. A label that has run out is struck from the proportions of those that come
+    later, so that the last ones take what is left, whatever they drew. A smaller alpha makes members less alike; 0.1
+    gives most of them one or two labels.
+
+    Raises:
+        ValueError: alpha not above 0, no members, or fewer than `least` rows for each.
+    """
+    _check(len(labels), members, least)
+    _check_alpha(alpha)
+    random = _random("label", seed)
+    names, places = _places(labels)
+    shelves = [random.permutation(np.flatnonzero(places == label)) for label in range(len(names))]
+    left = np.array([len(shelf) for shelf in shelves])
+    dealt: list[Rows] = []
+    for size in _even(len(labels), members):
+        wanted = random.dirichlet(np.full(len(names), alpha))
+        taken = _drawn(wanted, left, size, random)
+        rows = [shelf[have - take : have] for shelf, have, take in zip(shelves, left, taken, strict=True)]
+        left = left - taken
+        dealt.append(np.sort(np.concatenate(rows)))
+    return Partition(tuple(dealt))
+
+
+def by_quantity(rows: int, members: int, alpha: float, seed: int, *, least: int = 1) -> Partition:
+    """Rows at random, so many as a draw from Dir(alpha) over the members says; each has `least` of them beforehand.
+
+    Raises:
+        ValueError: alpha not above 0, no members, or fewer than `least` rows for each.
+    """
+    _check(rows, members, least)
+    _check_alpha(alpha)
+    random = _random("quantity", seed)
+    shares = random.dirichlet(np.full(members, alpha))
+    return _dealt(least + _apportioned(shares, rows - least * members), random)
+
+
+def by_ratios(rows: int, ratios: Sequence[float], seed: int, *, least: int = 1) -> Partition:
+    """Rows at random, in these ratios: (1, 1, 3) gives the third member three fifths.
+
+    Raises:
+        ValueError: no ratios, one that is not above 0, or one that leaves its member fewer than `least` rows.
+    """
+    shares = np.array(ratios, dtype=np.float64)
+    if not len(shares) or not np.isfinite(shares).all() or (shares <= 0).any():
+        raise ValueError(f"ratios {list(ratios)}: give one for each member, each above 0")
+    sizes = _apportioned(shares / shares.sum(), rows)
+    if sizes.min() < least:
+        raise ValueError(
+            f"ratios {list(ratios)} leave a member {sizes.min()} of {rows} rows, and each needs {least}; "
+            "take ratios that differ less, or more rows"
+        )
+    return _dealt(sizes, _random("ratios", seed))
+
+
+def by_column(values: Sequence[str], *, least: int = 1) -> Partition:
+    """A member for each value of a column (an author, a hospital), in order of spelling. Values with fewer than `least`
+    rows are joined into members of at least so many, the rarest first; their names are joined by "+".
+
+    Raises:
+        ValueError: fewer than `least` rows in all.
+    """
+    _check(len(values), 1, least)
+    names, places = _places(values)
+    counts = np.bincount(places, minlength=len(names))
+    groups: list[list[int]] = []
+    for value in sorted(range(len(names)), key=lambda value: (counts[value], value)):
+        # A group that is too small takes the next value, however many rows that has.
+        if groups and counts[groups[-1]].sum() < least:
+            groups[-1].append(value)
+        else:
+            groups.append([value])
+    if counts[groups[-1]].sum() < least:
+        # Nobody came after the last one.
+        groups[-2:] = [groups[-2] + groups[-1]]
+    found = {"+".join(names[value] for value in sorted(group)): group for group in groups}
+    return Partition(
+        tuple(np.flatnonzero(np.isin(places, found[name])) for name in sorted(found)), tuple(sorted(found))
+    )
+
+
+def split(rows: Rows, seed: int, *, validation: float = 0.1, test: float = 0.2) -> Split:
+    """A member's rows at random into training, validation and test, ascending; one row at least in each.
+
+    Raises:
+        ValueError: fewer than three rows, or shares that leave nothing to train on.
+    """
+    if len(rows) < 3:
+        raise ValueError(f"{len(rows)} rows cannot be split in three; deal each member three at least")
+    if min(validation, test) <= 0 or validation + test >= 1:
+        raise ValueError(f"shares of {validation:g} and {test:g} leave no part, or nothing to train on")
+    order = _random("split", seed).permutation(rows)
+    tested = max(1, round(test * len(rows)))
+    chosen_by = max(1, round(validation * len(rows)))
+    parts = np.split(order, [tested, tested + chosen_by])
+    if not len(parts[2]):
+        raise ValueError(f"nothing of {len(rows)} rows would be left to train on; deal each member more, or test less")
+    return Split(train=np.sort(parts[2]), validation=np.sort(parts[1]), test=np.sort(parts[0]))
+
+
+def _check(rows: int, members: int, least: int) -> None:
+    if members < 1 or least < 1:
+        raise ValueError(f"{members} members with {least} rows at least: both must be 1 or more")
+    if rows < members * least:
+        raise ValueError(f"{rows} rows are too few for {members} members with {least} each; take fewer members")
+
+
+def _check_alpha(alpha: float) -> None:
+    if not alpha > 0:
+        raise ValueError(f"alpha = {alpha:g} must be above 0; a large one makes members alike")
+
+
+def _random(what: str, seed: int) -> np.random.Generator:
+    """Streams of their own: two kinds of draws from one seed have nothing in common."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, *what.encode()])))
+
+
+def _places(labels: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    names = tuple(sorted(Counter(labels)))
+    place = {name: at for at, name in enumerate(names)}
+    return names, np.array([place[label] for label in labels], dtype=np.int64)
+
+
+def _even(rows: int, members: int) -> list[int]:
+    return [rows // members + (member < rows % members) for member in range(members)]
+
+
+def _drawn(
+    wanted: NDArray[np.float64], left: NDArray[np.int64], size: int, random: np.random.Generator
+) -> NDArray[np.int64]:
+    """How many of each label a member takes: a multinomial draw, and again over what remains for what ran out."""
+    taken = np.zeros(len(left), dtype=np.int64)
+    while (short := size - int(taken.sum())) > 0:
+        open_labels = left > taken
+        chances = np.where(open_labels, wanted, 0.0)
+        if chances.sum() <= 0:
+            # Nothing that it wanted is there any more.
+            chances = np.where(open_labels, left - taken, 0.0)
+        taken = np.minimum(left, taken + random.multinomial(short, chances / chances.sum()))
+    return taken
+
+
+def _apportioned(shares: NDArray[np.float64], rows: int) -> NDArray[np.int64]:
+    """Whole numbers in these shares that sum to `rows`: largest remainders, the first of equal ones."""
+    exact = shares * rows
+    sizes = np.floor(exact).astype(np.int64)
+    order = np.argsort(sizes - exact, kind="stable")
+    sizes[order[: rows - int(sizes.sum())]] += 1
+    return sizes
+
+
+def _dealt(sizes: NDArray[np.int64], random: np.random.Generator) -> Partition:
+    order = random.permutation(int(sizes.sum()))
+    return Partition(tuple(np.sort(part) for part in np.split(order, np.cumsum(sizes)[:-1])))

@@ -1,0 +1,583 @@
+"""What one batch's gradient gives away of its tokens: the attacks, the defences, and the score.
+
+**Who attacks.** A curious coordinator of a federation without secure aggregation (or n - 1 members who collude with it
+under secure aggregation): it knows the shared parameters and sees the gradient of one member's shared parameters for
+one batch, as after a single local step of plain SGD. It is told more than it would know: the labels, the length of
+every text, and that dropout was off. Several local steps, real dropout and unknown lengths only make its task harder.
+
+**Tables.** A gradient of the encoder speaks of vectors; words come from a table of words and their vectors (`Table`):
+the member's own of that moment, an unrelated one (Tan et al. 2023, FedVocab), or the public one that it started from.
+
+**Attacks**, from what is shared to tokens:
+
+- `tokens_by_rows`: where the embedding is shared, the rows with a gradient are the batch's tokens. Exact as a set, for
+  any batch; it says neither order nor how often.
+- `vectors_by_matching` with `nearest_words`: DLG (Zhu, Liu, Han 2019) on the encoder's input vectors: optimise dummy
+  vectors until their gradient is the observed one, then look every vector up. It is the FedVocab paper's attack.
+- `tokens_by_span`: the gradient of an LSTM's input weights is sum_t g_t x_t^T, so its rows span the word vectors of the
+  batch; a word of the table is there if its vector lies in that span. It is exact while distinct tokens are fewer than
+  the embedding is wide.
+- `tokens_by_states`: the same of the recurrent weights, whose gradient spans the states h_t. A state follows from the
+  words so far, so texts are read word by word, in order, while the batch's tokens are fewer than the hidden state is
+  wide, whatever the embedding's width.
+- `tokens_by_positions`: the same of the first attention's projections in a transformer, where a word's input depends on
+  its position alone (DAGER: Petrov et al. 2024, section 4). Order comes with it.
+
+The span attacks need no optimisation and no label, and dropout behind the encoder does not disturb them.
+
+Leaves to others: data, models, the training that moves a table away from where it started (`reconstruction.py`).
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from edge_client.models import TextClassifier
+from edge_client.models.division import EMBEDDING, Division
+
+__all__ = [
+    "SPECIAL",
+    "Batch",
+    "Gradient",
+    "Matching",
+    "NoSpan",
+    "Table",
+    "Tally",
+    "Values",
+    "has_digit",
+    "nearest_words",
+    "noised",
+    "shared_gradient",
+    "shared_words",
+    "summed",
+    "tally",
+    "tokens_by_positions",
+    "tokens_by_rows",
+    "tokens_by_span",
+    "tokens_by_states",
+    "vectors_by_matching",
+]
+
+# What is no part of a text: to recover it is no leak.
+SPECIAL = frozenset({"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"})
+
+# A gradient in float32 carries noise some 1e-7 of its largest part; a direction weaker than this is not told from it.
+RANK_TOLERANCE = 1e-6
+
+# Rows of a table that go through a model at a time.
+CHUNK = 512
+
+# Words that are tried at each step of a text, for each dimension of the span of input vectors.
+TRIED = 2
+
+Gradient = Mapping[str, Tensor]
+Values = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+
+# ---- the score -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Counts of tokens, which add up over batches. `matched` and `matched_digits` count a reference token once."""
+
+    matched: int = 0
+    recovered: int = 0
+    reference: int = 0
+    matched_digits: int = 0
+    reference_digits: int = 0
+
+    def __add__(self, other: Self) -> "Tally":
+        return Tally(
+            self.matched + other.matched,
+            self.recovered + other.recovered,
+            self.reference + other.reference,
+            self.matched_digits + other.matched_digits,
+            self.reference_digits + other.reference_digits,
+        )
+
+    @property
+    def precision(self) -> float:
+        """Of what the attacker says, the share that is right; 0 if it says nothing."""
+        return self.matched / self.recovered if self.recovered else 0.0
+
+    @property
+    def recall(self) -> float:
+        """Of the texts' tokens, the share that the attacker found."""
+        return self.matched / self.reference if self.reference else 0.0
+
+    @property
+    def f1(self) -> float:
+        """The harmonic mean of the two."""
+        both = self.recovered + self.reference
+        return 2 * self.matched / both if both else 0.0
+
+    @property
+    def digit_leakage(self) -> float:
+        """Of the tokens that hold a digit, the share that was found."""
+        return self.matched_digits / self.reference_digits if self.reference_digits else 0.0
+
+
+def has_digit(token: str) -> bool:
+    """Whether it is one of the paper's private tokens."""
+    return any(character.isdigit() for character in token)
+
+
+def tally(reference: Iterable[str], recovered: Iterable[str]) -> Tally:
+    """Counts for one batch. Order does not matter; a token that stands twice has to be said twice to count twice."""
+    there = Counter(token for token in reference if token not in SPECIAL)
+    said = Counter(token for token in recovered if token not in SPECIAL)
+    matched = there & said
+    return Tally(
+        matched.total(),
+        said.total(),
+        there.total(),
+        sum(count for token, count in matched.items() if has_digit(token)),
+        sum(count for token, count in there.items() if has_digit(token)),
+    )
+
+
+# ---- what the attacker has -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Table:
+    """Words and their vectors, rows of shape (len(words), D)."""
+
+    words: tuple[str, ...]
+    rows: Values
+
+    def __post_init__(self) -> None:
+        if self.rows.ndim != 2 or len(self.words) != len(self.rows):
+            raise ValueError(f"{len(self.words)} words need as many vectors, got an array of shape {self.rows.shape}")
+
+    def unrelated(self, seed: int) -> "Table":
+        """The same words with vectors of their own: Gaussian, each coordinate with the deviation it has here."""
+        random = np.random.Generator(np.random.Philox(seed))
+        drawn = random.standard_normal(self.rows.shape, dtype=np.float32)
+        return replace(self, rows=drawn * self.rows.std(axis=0) + self.rows.mean(axis=0))
+
+    def with_rows_of(self, other: "Table", words: frozenset[str]) -> "Table":
+        """This table, where the given words have the other's vectors; both hold the same words in the same order.
+
+        Raises:
+            ValueError: they do not.
+        """
+        if self.words != other.words:
+            raise ValueError("tables of different words; take the rows of a table that has the same words")
+        taken = np.array([word in words for word in self.words])
+        return replace(self, rows=np.where(taken[:, None], other.rows, self.rows))
+
+    def without_padding(self) -> "Table":
+        """All but the rows that stand for nothing. The other special words stay: they have vectors like any word, and
+        an attack that did not know them would lose its way at every unknown word.
+        """
+        kept = [place for place, word in enumerate(self.words) if word != "[PAD]"]
+        return Table(tuple(self.words[place] for place in kept), self.rows[kept])
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Texts as the member trains on them. ids (B, S), padded behind; labels (B,); words: the member's, by id."""
+
+    ids: Ids
+    labels: Ids
+    words: tuple[str, ...]
+    pad_id: int
+
+    @property
+    def seen(self) -> NDArray[np.bool_]:
+        """Where a token stands, (B, S)."""
+        found: NDArray[np.bool_] = self.ids != self.pad_id
+        return found
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each text, special ones included."""
+        return tuple(int(length) for length in self.seen.sum(axis=1))
+
+    def tokens(self) -> list[str]:
+        """All tokens of the batch, special ones included."""
+        return [self.words[place] for place in self.ids[self.seen]]
+
+
+def shared_gradient(module: TextClassifier, batch: Batch, division: Division) -> dict[str, Tensor]:
+    """What leaves the member: the gradient of the batch's mean cross entropy for what the division shares.
+
+    The module is in evaluation mode, so dropout is off; parameters that are frozen have no gradient. Of an embedding
+    with private rows, the others' gradients, in their order.
+    """
+    trained = {
+        name: parameter
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad and name not in division.names
+    }
+    module.eval()
+    logits = module(torch.from_numpy(batch.ids))
+    loss = functional.cross_entropy(logits, torch.from_numpy(batch.labels))
+    found = dict(zip(trained, torch.autograd.grad(loss, list(trained.values())), strict=True))
+    if division.rows is not None and EMBEDDING in found:
+        found[EMBEDDING] = found[EMBEDDING][torch.from_numpy(_shared_rows(division, len(batch.words)))]
+    return found
+
+
+def shared_words(division: Division, words: Sequence[str]) -> list[str]:
+    """The words whose vectors the division shares, in the order of the shared embedding's rows."""
+    if EMBEDDING in division.names:
+        return []
+    return [words[place] for place in _shared_rows(division, len(words))]
+
+
+def _shared_rows(division: Division, count: int) -> Ids:
+    rows: Ids = np.arange(count) if division.rows is None else np.setdiff1d(np.arange(count), division.rows)
+    return rows
+
+
+# ---- defences ------------------------------------------------------------------------------------------------
+
+
+def noised(gradient: Gradient, clip: float, multiplier: float, seed: int) -> dict[str, Tensor]:
+    """The gradient, clipped as a whole to L2 norm `clip`, with Gaussian noise of deviation `multiplier` x `clip`."""
+    norm = float(torch.sqrt(sum((value.square().sum() for value in gradient.values()), torch.zeros(()))))
+    scale = min(1.0, clip / norm) if norm else 1.0
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: value * scale + torch.randn(value.shape, generator=generator) * (multiplier * clip)
+        for name, value in gradient.items()
+    }
+
+
+def summed(gradients: Sequence[Gradient]) -> dict[str, Tensor]:
+    """What secure aggregation shows of several members: the sum, parameter by parameter."""
+    return {name: torch.stack([each[name] for each in gradients]).sum(dim=0) for name in gradients[0]}
+
+
+# ---- the embedding is shared ---------------------------------------------------------------------------------
+
+
+def tokens_by_rows(gradient: Gradient, words: Sequence[str]) -> list[str]:
+    """The words whose row of the embedding has a gradient, each once. words: by row (`shared_words`)."""
+    moved = gradient[EMBEDDING].abs().amax(dim=1) > 0
+    return [words[place] for place in moved.nonzero().ravel().tolist()]
+
+
+# ---- spans ---------------------------------------------------------------------------------------------------
+
+
+class NoSpan(ValueError):
+    """The model has no layer whose gradient this attack reads."""
+
+
+def _span(gradients: Sequence[Tensor], most: int) -> tuple[Tensor, int]:
+    """An orthonormal basis (D, r) of the space that the rows of gradients (R, D) span, and r, at most `most`.
+
+    Directions below RANK_TOLERANCE of the strongest are rounding. A span of the whole space would tell nothing; it is
+    cut by its weakest direction, which a token or two too many do not fill.
+    """
+    stacked = torch.cat(list(gradients)).to(torch.float64)
+    _, strengths, directions = torch.linalg.svd(stacked, full_matrices=False)
+    rank: int = int((strengths > strengths[0] * RANK_TOLERANCE).sum())
+    rank = max(1, min(rank, most, stacked.shape[1] - 1))
+    basis: Tensor = directions[:rank].T.to(torch.float32)
+    return basis, rank
+
+
+def _complement(basis: Tensor) -> Tensor:
+    """An orthonormal basis of everything that is perpendicular to `basis` (D, r), shape (D, D - r)."""
+    whole, _ = torch.linalg.qr(basis.to(torch.float64), mode="complete")
+    rest: Tensor = whole[:, basis.shape[1] :].to(torch.float32)
+    return rest
+
+
+class _Distance:
+    """How much of a vector lies outside a span: 0 for one inside, near sqrt(1 - r / D) for one that has no part in it.
+
+    It projects on the smaller of the span and its complement.
+    """
+
+    def __init__(self, basis: Tensor) -> None:
+        width, rank = basis.shape
+        self._inside = rank <= width - rank
+        self._basis = basis if self._inside else _complement(basis)
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        """Shape (...) for vectors of shape (..., D)."""
+        lengths = vectors.square().sum(dim=-1).clamp(min=1e-30)
+        share = (vectors @ self._basis).square().sum(dim=-1) / lengths
+        return (1 - share if self._inside else share).clamp(min=0).sqrt()
+
+
+def _cells(names: Iterable[str]) -> dict[Literal["onward", "backward"], str]:
+    """For each direction of the LSTM, what its parameters' names begin with.
+
+    Raises:
+        NoSpan: there is none.
+    """
+    known = set(names)
+    prefixes: dict[Literal["onward", "backward"], str] = {
+        "onward": "encoder.onward.",
+        "backward": "encoder.backward.",
+    }
+    if not all(f"{prefix}weight_{part}" in known for prefix in prefixes.values() for part in ("ih", "hh")):
+        raise NoSpan("the gradient has no LSTM of two directions; use the attack of the model's own architecture")
+    return prefixes
+
+
+def tokens_by_span(gradient: Gradient, table: Table, lengths: Sequence[int]) -> list[str]:
+    """Words of an LSTM's batch by the span of its input vectors: as many as the span has dimensions, each once.
+
+    Raises:
+        NoSpan: the gradient is not an LSTM's.
+    """
+    table = table.without_padding()
+    weights = [gradient[f"{prefix}weight_ih"] for prefix in _cells(gradient).values()]
+    basis, rank = _span(weights, sum(lengths))
+    distances = _Distance(basis)(torch.from_numpy(table.rows))
+    return [table.words[place] for place in distances.argsort()[:rank].tolist()]
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """A text as one direction reads it: places of its words in the table, how far each one's state lay from the span,
+    and the state behind the last, h and c, each (H,).
+    """
+
+    words: tuple[int, ...]
+    distances: tuple[float, ...]
+    hidden: Tensor
+    memory: Tensor
+
+
+def tokens_by_states(
+    gradient: Gradient, parameters: Mapping[str, Tensor], table: Table, lengths: Sequence[int]
+) -> list[str]:
+    """Words of an LSTM's batch, read one after another by the span of its states, from both ends.
+
+    With max pooling a state has a part in the gradient only if it, or a later one, is the largest in some feature: one
+    direction loses a text's end, the other its beginning. Where both have a word, the nearer one counts. A text of one
+    word leaves no state. parameters: the shared ones that the gradient was taken at.
+
+    Raises:
+        NoSpan: the gradient is not an LSTM's.
+    """
+    table = table.without_padding()
+    prefixes = _cells(gradient)
+    near, rows = _near(gradient, prefixes.values(), torch.from_numpy(table.rows), lengths)
+    most = max(1, sum(length - 1 for length in lengths))
+    readings = []
+    for prefix in (prefixes["onward"], prefixes["backward"]):
+        weights = {part: parameters[prefix + part] for part in ("weight_ih", "weight_hh", "bias")}
+        basis, _ = _span([gradient[f"{prefix}weight_hh"]], most)
+        readings.append(_read(weights, basis, rows, lengths))
+    return [table.words[int(near[place])] for place in _joined(readings[0], readings[1], lengths)]
+
+
+def _near(gradient: Gradient, prefixes: Iterable[str], rows: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Places of the rows worth trying, those nearest to the span of the input vectors, and what of each lies in it:
+    the rest is how far the table is out of date. All rows, as they are, where the span is of nearly everything.
+    """
+    basis, rank = _span([gradient[f"{prefix}weight_ih"] for prefix in prefixes], sum(lengths))
+    if rank > 0.9 * rows.shape[1]:
+        return torch.arange(len(rows)), rows
+    near = _Distance(basis)(rows).argsort()[: TRIED * rank]
+    return near, rows[near] @ basis @ basis.T
+
+
+def _read(weights: Mapping[str, Tensor], basis: Tensor, rows: Tensor, lengths: Sequence[int]) -> list[_Reading]:
+    """As many texts as there are lengths, word by word: at each step the pairs of a beginning and a next word whose
+    state lies nearest to the span.
+
+    Which beginning belongs to which length is not known: where a text ends, the one that fits worst is taken to be it.
+    The last word is left out: no step follows its state, which therefore has no part in the gradient.
+    """
+    distance, size = _Distance(basis), weights["weight_hh"].shape[1]
+    inputs = rows @ weights["weight_ih"].T + weights["bias"]
+    alive, ended = [_Reading((), (), torch.zeros(size), torch.zeros(size))], list[_Reading]()
+    for step in range(max(lengths) - 1):
+        wanted = sum(length - 1 > step for length in lengths)
+        hidden, memory = _next_states(inputs, weights["weight_hh"], alive)
+        distances = distance(hidden)
+        nearest = distances.ravel().topk(min(wanted, distances.numel()), largest=False)
+        followed, grown = set[int](), list[_Reading]()
+        for far, place in zip(nearest.values.tolist(), nearest.indices.tolist(), strict=True):
+            before, word = divmod(place, len(rows))
+            followed.add(before)
+            # The true state lies in the span: what does not is the table's fault.
+            state = basis @ (basis.T @ hidden[before, word])
+            old = alive[before]
+            grown.append(_Reading((*old.words, word), (*old.distances, far), state, memory[before, word]))
+        ended += [reading for place, reading in enumerate(alive) if place not in followed]
+        alive = grown
+    return alive + ended
+
+
+def _joined(onward: Sequence[_Reading], backward: Sequence[_Reading], lengths: Sequence[int]) -> list[int]:
+    """Words of all texts, from the readings of both directions that agree best, longest text first."""
+    left, right, found = list(onward), list(backward), list[int]()
+    for length in sorted(lengths, reverse=True):
+        pairs = [(_agreement(one, other, length), a, b) for a, one in enumerate(left) for b, other in enumerate(right)]
+        if not pairs:
+            break
+        _, a, b = max(pairs)
+        one, other = left.pop(a), right.pop(b)
+        for place in range(length):
+            ways = [
+                (reading.distances[at], reading.words[at])
+                for reading, at in ((one, place), (other, length - 1 - place))
+                if at < len(reading.words)
+            ]
+            found += [min(ways)[1]] if ways else []
+    return found
+
+
+def _agreement(onward: _Reading, backward: _Reading, length: int) -> tuple[int, int]:
+    """In how many places of a text so long two readings have the same word; then, how much of it they have read."""
+    one, other = onward.words[:length], backward.words[:length]
+    places = range(max(0, length - len(other)), min(length, len(one)))
+    return sum(one[at] == other[length - 1 - at] for at in places), len(one) + len(other)
+
+
+def _next_states(inputs: Tensor, recurrent: Tensor, readings: Sequence[_Reading]) -> tuple[Tensor, Tensor]:
+    """h and c, each (P, V, H), after each reading and each next word (as `edge_client.models.lstm`)."""
+    before = torch.stack([reading.hidden for reading in readings]) @ recurrent.T
+    memory = torch.stack([reading.memory for reading in readings])
+    enter, forget, cell, leave = (before[:, None, :] + inputs[None]).chunk(4, dim=-1)
+    kept = forget.sigmoid() * memory[:, None, :] + enter.sigmoid() * cell.tanh()
+    return leave.sigmoid() * kept.tanh(), kept
+
+
+class _Reached(Exception):
+    """The first attention's input is known; the rest of the model need not run."""
+
+
+def _projections(module: TextClassifier) -> list[tuple[str, nn.Linear]]:
+    """The first attention's query, key and value layers, by the name of their weight.
+
+    Raises:
+        NoSpan: the model has none.
+    """
+    found: dict[str, tuple[str, nn.Linear]] = {}
+    for name, layer in module.named_modules():
+        match = re.search(r"(?:^|\.)(query|key|value|[qkv]_lin|[qkv]_proj)$", name)
+        if match and isinstance(layer, nn.Linear):
+            found.setdefault(match.group(1)[0], (f"{name}.weight", layer))
+    if found.keys() != {"q", "k", "v"}:
+        raise NoSpan("the model has no attention over its words; use the attack of the model's own architecture")
+    return list(found.values())
+
+
+@torch.no_grad()
+def _attention_inputs(module: TextClassifier, rows: Tensor, positions: int) -> Iterator[Tensor]:
+    """What the first attention would see of each row at each position, in chunks of (rows, positions, D)."""
+    _, layer = _projections(module)[0]
+    caught: list[Tensor] = []
+
+    def catch(_: nn.Module, given: tuple[Any, ...]) -> None:
+        caught.append(given[0])
+        raise _Reached
+
+    handle = layer.register_forward_pre_hook(catch)
+    try:
+        for chunk in rows.split(CHUNK):
+            vectors = chunk[:, None, :].expand(-1, positions, -1).contiguous()
+            try:
+                module.classify(vectors, torch.ones(vectors.shape[:2], dtype=torch.bool))
+            except _Reached:
+                yield caught.pop()
+    finally:
+        handle.remove()
+
+
+def tokens_by_positions(module: TextClassifier, gradient: Gradient, table: Table, lengths: Sequence[int]) -> list[str]:
+    """Words of a transformer's batch by the span of the first attention's inputs, position by position.
+
+    At each position at most as many words as there are texts that long. The module serves for its shared parameters and
+    its layers only; its embedding is not looked at. lengths include [CLS] and [SEP].
+
+    Raises:
+        NoSpan: the model has no attention.
+    """
+    weights = [gradient[name] for name, _ in _projections(module)]
+    # [CLS] is the same vector in every text.
+    basis, rank = _span(weights, sum(length - 1 for length in lengths) + 1)
+    distance, table = _Distance(basis), table.without_padding()
+    positions = max(lengths)
+    module.eval()
+    inputs = _attention_inputs(module, torch.from_numpy(table.rows), positions)
+    distances = torch.cat([distance(chunk) for chunk in inputs])  # (V, positions)
+    found: list[tuple[float, int]] = []
+    for position in range(1, positions):
+        texts = sum(length > position for length in lengths)
+        nearest = distances[:, position].topk(min(texts, len(distances)), largest=False)
+        found += zip(nearest.values.tolist(), nearest.indices.tolist(), strict=True)
+    found.sort()
+    # One dimension is [CLS]'s.
+    return [table.words[place] for _, place in found[: max(1, rank - 1)]]
+
+
+# ---- matching ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Matching:
+    """How DLG searches: Adam's steps and rate, and the deviation of the dummy vectors at the start."""
+
+    steps: int = 200
+    rate: float = 0.1
+    deviation: float = 0.5
+    seed: int = 0
+
+
+def vectors_by_matching(
+    module: TextClassifier, gradient: Gradient, labels: Ids, seen: NDArray[np.bool_], how: Matching
+) -> Values:
+    """Dummy vectors (B, S, D) whose gradient is nearest to the observed one; labels and lengths are known.
+
+    Only parameters behind the embedding are matched. The distance is Zhu et al.'s squared error, of each parameter's
+    gradient relative to its size: an LSTM's head would drown the rest. The best vectors on the way are returned.
+    """
+    module.eval()
+    parameters = {name: p for name, p in module.named_parameters() if name in gradient and name != EMBEDDING}
+    wanted = [gradient[name] for name in parameters]
+    generator = torch.Generator().manual_seed(how.seed)
+    width = module.embedding.embedding_dim
+    vectors = torch.randn(*seen.shape, width, generator=generator).mul_(how.deviation).requires_grad_()
+    there, target = torch.from_numpy(seen), torch.from_numpy(labels)
+    optimiser = torch.optim.Adam([vectors], lr=how.rate)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, how.steps, how.rate / 100)
+    best, least = vectors.detach().clone(), float("inf")
+    # Fused attention cannot be differentiated twice.
+    with nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH):
+        for _ in range(how.steps):
+            loss = functional.cross_entropy(module.classify(vectors, there), target)
+            found = torch.autograd.grad(loss, list(parameters.values()), create_graph=True)
+            distance = _apart(found, wanted)
+            if distance.item() < least:
+                best, least = vectors.detach().clone(), distance.item()
+            (vectors.grad,) = torch.autograd.grad(distance, [vectors])
+            optimiser.step()
+            schedule.step()
+    return best.numpy()
+
+
+def _apart(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> Tensor:
+    """The sum over parameters of |f - w|^2 / |w|^2."""
+    shares = [(f - w).square().sum() / w.square().sum().clamp(min=1e-30) for f, w in zip(found, wanted, strict=True)]
+    return torch.stack(shares).sum()
+
+
+def nearest_words(vectors: Values, seen: NDArray[np.bool_], table: Table) -> list[str]:
+    """For each vector of (B, S, D) that is seen, the word with the greatest cosine in the table."""
+    table = table.without_padding()
+    rows = functional.normalize(torch.from_numpy(table.rows), dim=1)
+    asked = functional.normalize(torch.from_numpy(vectors[seen]), dim=1)
+    return [table.words[place] for place in (asked @ rows.T).argmax(dim=1).tolist()]
