@@ -29,7 +29,7 @@ def subtracting(policy):
 
     def effect(wanted):
         if isinstance(wanted, fx.Compute) and len(sums) < 2:
-            total = fleet._totals[wanted.attempt].copy()
+            total = fleet._totals[wanted.attempt][0].copy()
             wanted.opened.unmask(total)
             sums[wanted.survivors] = total
             fleet.cut("m4")

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives import serialization
 
 from coordinator.config import CoordinatorFolder
 from coordinator.pki import Authority, RequestUnsuitable, key_pem, pem
+from coordinator.services import credentials
 from coordinator.services.credentials import enrolment_credentials, server_options
 from coordinator.services.enrolment import EnrolmentServicer, key_fingerprint
 from coordinator.services.token_desk import StoredToken
@@ -86,7 +87,7 @@ class Coordinator:
             member_lifetime=timedelta(days=90),
             clock=self.clock,
         )
-        server = grpc.aio.server(options=server_options())
+        server = grpc.aio.server(options=server_options(public=True))
         enrolment_pb2_grpc.add_EnrolmentServiceServicer_to_server(self.servicer, server)
         self.port = server.add_secure_port(f"127.0.0.1:{self.port}", enrolment_credentials(self.folder))
         await server.start()
@@ -463,7 +464,7 @@ def test_a_request_that_is_none_is_refused(coordinator, request_bytes):
 def test_an_authority_near_its_end_says_so_and_keeps_the_token(coordinator, home):
     async def scenario():
         token = coordinator.invite()
-        coordinator.servicer._member_lifetime = timedelta(minutes=1)
+        coordinator.servicer._member_lifetime = timedelta(seconds=1)
         refusal = await _refused(home, token)
         coordinator.servicer._member_lifetime = timedelta(days=1)
         await enrol(home, token.format(), now=party.present())
@@ -808,3 +809,29 @@ def test_the_federation_port_in_a_token_is_recognised(coordinator, home):
             return await _refused(home, coordinator.invite())
 
     assert "federation port" in asyncio.run(scenario()).sentence
+
+
+def test_who_stays_on_the_public_port_is_shown_out(coordinator, monkeypatch):
+    monkeypatch.setattr(credentials, "_VISIT_MS", 200)
+    monkeypatch.setattr(credentials, "_GRACE_MS", 100)
+    anybody = ssl.create_default_context()
+    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
+    anybody.set_alpn_protocols(["h2"])
+
+    def stay() -> bytes:
+        """HTTP/2's greeting and empty settings, and then silence: what the server said until it hung up."""
+        with (
+            socket.create_connection(("127.0.0.1", coordinator.port), timeout=30) as line,
+            anybody.wrap_socket(line) as visitor,
+        ):
+            visitor.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
+            return b"".join(iter(lambda: visitor.recv(4096), b""))
+
+    async def scenario():
+        said = await asyncio.to_thread(stay)
+        # An honest visitor comes, has what it came for, and may come again.
+        await enrol(Path(coordinator.folder.path) / "home", coordinator.invite().format(), now=party.present())
+        return said
+
+    # It was told to go (GOAWAY), and so is everybody who comes after a while.
+    assert b"max_age" in _run(coordinator, scenario)

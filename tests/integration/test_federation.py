@@ -4,7 +4,6 @@ import re
 import sqlite3
 import subprocess
 import sys
-import time
 from contextlib import closing
 
 import grpc
@@ -18,7 +17,7 @@ from secure_agg import packed_size
 from tacit.reason import Reason
 from tacit.token import JoinToken
 from tacit.v1 import operator_pb2 as pb
-from tests.support.processes import PATIENCE, ROOT, Proxy, behind, command, running_federation
+from tests.support.processes import PATIENCE, ROOT, Proxy, behind, command, running_federation, within_patience
 
 MEMBERS = ("north", "east", "south", "west")
 # The small job's masked vector, 28 bits a value with four members: two chunks and a part of a third.
@@ -50,12 +49,6 @@ def proxy(federation):
     yield made
     made.close()
     path.write_bytes(before)
-
-
-def within_patience(holds):
-    end = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < end, "it never came so far"
 
 
 def attempts(detail):
@@ -166,7 +159,7 @@ def test_the_coordinator_killed_and_started_again_goes_on(federation, proxy):
 
 
 def test_a_member_offline_for_three_rounds_comes_back(federation):
-    federation.job("offline", count=50)
+    federation.job("offline", count=100_000)
     first = [federation.start(name) for name in MEMBERS]
     federation.wait_for("offline", lambda detail: any(len(each.survivors) == 4 for each in attempts(detail)))
     first[3].stop()
@@ -185,7 +178,7 @@ def test_a_member_offline_for_three_rounds_comes_back(federation):
 
 
 def test_pause_resume_abort(federation):
-    federation.job("steered", count=1000)
+    federation.job("steered", count=100_000)
     members = [federation.start(name) for name in MEMBERS[:3]]
     federation.wait_for("steered", lambda detail: detail.job.version_number >= 1)
     federation.operator("job", "pause", "steered")
@@ -265,7 +258,7 @@ def test_wrong_reused_and_expired_tokens(federation, tmp_path):
 
 
 def test_a_second_process_of_one_member_is_refused(federation):
-    federation.job("twice", count=1000)
+    federation.job("twice", count=100_000)
     first = federation.start("north")
     first.wait_for("connected")
     second = command("edge_client", "run", "--data", federation.data("north"), "--home", federation.home("north"))

@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ import grpc.aio
 import numpy as np
 import pytest
 import structlog
+from sqlalchemy import text
 
 from coordinator.cli import model
 from coordinator.config import OperatorConfig, operator_toml
@@ -294,6 +296,7 @@ CALLS: dict[str, Any] = {
     "GetJob": operator_pb2.GetJobRequest(name="desk"),
     "ChangeJob": operator_pb2.ChangeJobRequest(name="desk", change=operator_pb2.JOB_CHANGE_PAUSE),
     "RecordEvaluation": operator_pb2.RecordEvaluationRequest(job="desk"),
+    "ReadJournal": operator_pb2.ReadJournalRequest(),
 }
 
 
@@ -302,7 +305,7 @@ def call(stub: Any, name: str) -> Any:
     if name == "PutBlob":
         return stub.PutBlob(iter([request]))
     answer = getattr(stub, name)(request)
-    return answer.read() if name in ("Watch", "FetchBlob") else answer
+    return answer.read() if name in ("Watch", "FetchBlob", "ReadJournal") else answer
 
 
 def test_every_call_needs_the_role_operator(house):
@@ -335,7 +338,7 @@ def test_an_operator_whose_certificate_ends_is_refused_on_an_open_connection(hou
         await stub.Status(operator_pb2.StatusRequest())
         house.clock[0] += 1000 * 24 * 3600 * 1000
         code, reason, sentence = await refused(stub.Status(operator_pb2.StatusRequest()))
-        assert (code, reason) == (grpc.StatusCode.UNAUTHENTICATED, Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN)
+        assert (code, reason) == (grpc.StatusCode.FAILED_PRECONDITION, Reason.REASON_CLOCK_SKEW)
         assert "expired" in sentence
 
     house(scenario)
@@ -583,7 +586,7 @@ def not_canonical() -> tuple[Job, bytes]:
         (make_job(), "job.json", "the job document (.*) was not uploaded"),
         (make_job(), "manifest.json", "the manifest (.*) was not uploaded"),
         (make_job(), "weights.bin", "the starting weights (.*) was not uploaded"),
-        (make_job(), "tokenizer.json", "there is no blob"),
+        (make_job(), "tokenizer.json", r"the tokenizer (.*) was not uploaded"),
         (make_job(values=15), "", "announces 15 values and its manifest holds 14"),
         (make_job(weights=b"\0" * 52), "", "52 bytes where the manifest needs 56"),
         (make_job(weights=np.full(14, math.nan, "<f4").tobytes()), "", "not finite"),
@@ -641,6 +644,54 @@ def test_pausing_resuming_aborting(house):
         acts = [entry.fields["act"] for entry in await house.journal("desk") if entry.kind == "operator_act"]
         assert acts == ["create", "pause", "pause", "resume", "abort", "resume"]
         assert await house.journal("nobody") == []
+
+    house(scenario)
+
+
+def test_the_journal_says_who_did_what_and_is_verified_here(house):
+    async def scenario(house: House) -> None:
+        job = await created(house)
+        stub = house.stub()
+        await stub.InviteMember(operator_pb2.InviteMemberRequest(name="north"))
+        for _ in range(2):
+            # A fetched version is a model that leaves: told of once an hour. Of a tokenizer nothing is told.
+            await stub.FetchBlob(federation_pb2.FetchBlobRequest(digest=job.document.weights)).read()
+            await stub.FetchBlob(federation_pb2.FetchBlobRequest(digest=job.document.tokenizer)).read()
+        evaluation = operator_pb2.Evaluation(version_number=0, accuracy=0.5, loss=0.1, examples=3)
+        await stub.RecordEvaluation(operator_pb2.RecordEvaluationRequest(job="desk", evaluation=evaluation))
+        await stub.RevokeMember(operator_pb2.RevokeMemberRequest(name="north"))
+        # An operator that comes with another certificate is an entry of its own.
+        own = house.operator_folder()
+        await house.cli("audit", "verify", folder=own)
+        verified = (await house.cli("audit", "verify", "--json", folder=own)).json
+        assert verified["entries"] == verified["head_entry"] >= 6
+        shown = [json.loads(line) for line in (await house.cli("audit", "show", "--json", folder=own)).out.splitlines()]
+        by = [(e["kind"], e["fields"].get("by") or e["fields"].get("operator")) for e in shown]
+        for kind in ("operator_act", "member_invited", "version_fetched", "evaluation_recorded", "member_revoked"):
+            assert [who for found, who in by if found == kind] == ["op"], kind
+        assert shown[-1]["hash"] == verified["head"]
+        only = (await house.cli("audit", "show", "--subject", "north", "--after", "1")).out.splitlines()
+        assert [line.split()[3] for line in only] == ["member_invited", "member_revoked"]
+        assert "by=op" in only[0]
+        assert (await house.cli("audit", "show", "--subject", "nobody")).out == "No entries.\n"
+        # Pages and more than one question of the database; a head of the past is found.
+        await house.database.run(lambda s: [records.note(s, "test", "long", 1, text="x" * 1000) for _ in range(1200)])
+        again = await house.cli("audit", "verify", "--since-head", verified["head"], folder=own)
+        assert f"the head {verified['head']} is that of entry {verified['head_entry']}" in again.out
+        # And two for the commands that came with a certificate of their own.
+        assert f"{verified['entries'] + 1202} entries" in again.out
+        missing = await house.cli("audit", "verify", "--since-head", "0" * 64, code=1)
+        assert "is not in the journal" in missing.err
+        assert "is no head" in (await house.cli("audit", "verify", "--since-head", "abc", code=2)).err
+
+        # Somebody changes an entry in the database behind the coordinator's back.
+        def forge(s: records.Session) -> None:
+            s.execute(text("DROP TRIGGER journal_only_grows_update"))
+            s.execute(text("UPDATE journal SET subject = 'south' WHERE kind = 'member_revoked'"))
+
+        await house.database.run(forge)
+        broken = await house.cli("audit", "verify", code=1)
+        assert "the journal does not hold" in broken.err
 
     house(scenario)
 
@@ -917,12 +968,14 @@ def test_watching_by_command(house):
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=environment,
+            # As in a terminal: what a shell starts in the background ignores Ctrl-C, and so would this.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         assert process.stdout is not None
         assert json.loads(await process.stdout.readline())["jobs"] == []
         await created(house)
         assert json.loads(await process.stdout.readline())["jobs"][0]["name"] == "desk"
-        process.send_signal(2)
+        process.send_signal(signal.SIGINT)
         assert await process.wait() == 130
 
     house(scenario)
@@ -944,9 +997,13 @@ class Tools:
     def __init__(self) -> None:
         self.exported: list[tuple[bytes, int]] = []
 
-    def read_examples(self, path: Path, *, text: str, label: str | None) -> list[Any]:
+    def read_examples(self, path: Path, *, text: str, label: str | None, text_b: str | None) -> list[Any]:
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         return [argparse.Namespace(text=row[text], label=label and row[label]) for row in rows]
+
+    def text_rows(self, examples: Any, *, pairs: bool) -> list[str]:
+        assert not pairs
+        return [example.text for example in examples]
 
     def export_model(
         self, document: Any, manifest: Any, weights: bytes, tokenizer: bytes, out: Path, samples: Any

@@ -9,7 +9,16 @@ from edge_client.privacy.accounting import Limit, spend
 from edge_client.privacy.events import DiscreteGaussianSum, Laplace, SampledGaussian
 from secure_agg import Grid
 from tacit.console import ExitCode
-from tests.support.processes import PATIENCE, ROOT, Proxy, behind, command, running_federation, succeed
+from tests.support.processes import (
+    PATIENCE,
+    ROOT,
+    Proxy,
+    behind,
+    command,
+    running_federation,
+    succeed,
+    within_patience,
+)
 
 MEMBERS = ("north", "east", "south")
 JOBS = ROOT / "examples" / "mechanisms"
@@ -105,7 +114,8 @@ def test_a_member_at_its_limit_stops_while_the_others_go_on(federation):
     members = {name: start(federation, name, "limited") for name in (*MEMBERS, "west")}
     west = members["west"]
     west.wait_for("declined", job="limited")
-    assert federation.metric("tacit_coordinator_members_budget_spent", job="limited") == 1
+    # West says so in its log before the coordinator has read it.
+    within_patience(lambda: federation.metric("tacit_coordinator_members_budget_spent", job="limited") == 1)
     detail = federation.finished("limited")
     assert all(member.process.wait(timeout=PATIENCE) == 0 for member in members.values())
     took_part = [set(attempt.survivors) for attempt in attempts(detail)]

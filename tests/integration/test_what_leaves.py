@@ -450,6 +450,8 @@ def allowed(run):
         "Session.hello.protocol_versions": within(PROTOCOL_VERSIONS),
         "Session.hello.software_version": equal(__version__),
         "Session.hello.admits": equal(f"*-{run.name}"),
+        # That it reads which authorities there are.
+        "Session.hello.capabilities": equal("authorities"),
         "Session.hello.ledger.id": equal(ledger),
         "Session.hello.ledger.sequence": lambda value, _: 1 <= value <= sequence,
         "Session.decline.job": within(declined),
@@ -886,7 +888,7 @@ def test_the_list_refuses_what_does_not_belong(first):
         assert refused(calls=[Call(0, "FederationService/Session", ((key.decode(), value),))])
     assert refused(calls=[Call(0, "OtherService/Report", ())])
     assert refused(Recorded(0, "FederationService/Session", b"\xff\xff\xff"))
-    # Fields that the contract has and that nothing is sent in today.
+    # Fields that the contract has and that nothing else is sent in today.
     for left_out in (
         "hello { capabilities: 'x' }",
         "refusal { detail: 'x' }",

@@ -19,7 +19,8 @@ from coordinator.rounds import effects as fx
 from coordinator.rounds import events as ev
 from coordinator.rounds.effects import Status
 from coordinator.rounds.machine import transition
-from coordinator.rounds.publish import ResultInvalid, next_version
+from coordinator.rounds.optimiser import StateVectors
+from coordinator.rounds.publish import GroupSum, ResultInvalid, next_version, next_version_of_groups
 from coordinator.rounds.state import JobState, Parameters
 from edge_client.contribution import Update
 from edge_client.journal import Memory
@@ -90,14 +91,19 @@ class Fleet:
         self.random = np.random.default_rng(seed)
         self.job = job or job_document()
         self.versions = {self.job.weights: np.zeros(VALUES, np.float32)}
+        # What the server optimiser carries on, each vector by its digest.
+        self.server_states: dict[bytes, np.ndarray] = {}
         self.records: list[fx.Record] = []
         self.counts: list[fx.Count] = []
         self.inputs: dict[tuple[AttemptId, str], np.ndarray] = {}
         self.results: dict[AttemptId, tuple[tuple[str, ...], np.ndarray]] = {}
+        # The same of each group, by its number; the one sum where there are none is group 0.
+        self.group_results: dict[AttemptId, dict[int, tuple[tuple[str, ...], np.ndarray]]] = {}
         self._queue: list[tuple[int, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._timers: dict[tuple[str | int, ...], int] = {}
-        self._totals: dict[AttemptId, np.ndarray] = {}
+        self._totals: dict[AttemptId, dict[int, np.ndarray]] = {}
+        self._groups: dict[AttemptId, Any] = {}
         self._bits: dict[AttemptId, int] = {}
         self._spooled: dict[tuple[AttemptId, str], bytes] = {}
         # (member, kind of message) -> the message is lost; tests add to it.
@@ -212,6 +218,7 @@ class Fleet:
                     values["failed_rounds"] = 0 if record.published else values["failed_rounds"] + 1
                 case fx.PublishVersion():
                     values |= {"version_number": record.number, "version": record.digest}
+                    values |= {"server_state": record.server_state}
                 case fx.SetStatus():
                     values |= {"status": record.status, "reason": record.reason}
         return JobState(state.parameters, **values)
@@ -239,11 +246,14 @@ class Fleet:
             case fx.CancelTimer():
                 self._timers.pop(effect.timer, None)
             case fx.OpenUploads():
-                self._totals[effect.attempt] = np.zeros(effect.values, "<u4")
+                numbers = {effect.groups.get(member, 0) for member in effect.members}
+                self._totals[effect.attempt] = {number: np.zeros(effect.values, "<u4") for number in numbers}
+                self._groups[effect.attempt] = effect.groups
                 self._bits[effect.attempt] = effect.bits
             case fx.AddVector():
                 packed = self._spooled.pop((effect.attempt, effect.member))
-                secure_agg.add_packed(self._totals[effect.attempt], packed, 0, self._bits[effect.attempt])
+                number = self._groups[effect.attempt].get(effect.member, 0)
+                secure_agg.add_packed(self._totals[effect.attempt][number], packed, 0, self._bits[effect.attempt])
             case fx.RejectVector():
                 self._spooled.pop((effect.attempt, effect.member), None)
             case fx.CloseUploads():
@@ -260,19 +270,33 @@ class Fleet:
             self._coordinator(ev.TimerFired(timer))
 
     def _compute(self, effect: fx.Compute) -> None:
-        total = self._totals[effect.attempt].copy()
-        effect.opened.unmask(total)
-        self.results[effect.attempt] = (effect.survivors, total.copy())
-        cohort = effect.opened.session.context.cohort
-        result = effect.opened.result_digest(total)
+        sums, results = [], []
+        for number, opened in effect.opened.by_group():
+            total = self._totals[effect.attempt][number].copy()
+            opened.unmask(total)
+            self.group_results.setdefault(effect.attempt, {})[number] = (opened.survivors, total.copy())
+            results.append(opened.result_digest(total))
+            sums.append(GroupSum(len(opened.survivors), total))
+        session = effect.opened.session
+        cohort, base = session.context.cohort, self.versions[self.state.version]
+        before = {name: self.server_states[vector] for name, vector in self.state.server_state.items()}
+        carried = StateVectors(self.job.server, VALUES, before if self.state.version_number else None)
         try:
-            step = next_version(self.job, cohort, len(effect.survivors), total, self.versions[self.state.version])
+            if session.context.grouped is None:
+                self.results[effect.attempt] = (effect.survivors, total.copy())
+                result = results[0]
+                step = next_version(self.job, cohort, len(effect.survivors), total, base, state=carried)
+            else:
+                result = session.results_digest(results)
+                step = next_version_of_groups(self.job, cohort, sums, base, state=carried)
         except ResultInvalid as error:
             self.post(ev.ComputeFailed(effect.attempt, Reason.REASON_RESULT_INVALID, str(error)))
             return
         digest = hashlib.sha256(step.values.tobytes()).digest()
         self.versions[digest] = step.values
-        self.post(ev.Computed(effect.attempt, result, digest, step.training), DELAY_MS)
+        kept = {name: hashlib.sha256(vector.tobytes()).digest() for name, vector in carried.after.items()}
+        self.server_states |= {kept[name]: vector for name, vector in carried.after.items()}
+        self.post(ev.Computed(effect.attempt, result, digest, step.training, step.groups, kept), DELAY_MS)
 
     def _send(self, name: str, message: Any) -> None:
         self._check_persisted(message)
@@ -399,7 +423,12 @@ class Fleet:
 
     def check(self) -> None:
         """Every opened sum is that of U3's inputs; every round and attempt that began has ended once, in order."""
-        for attempt, (survivors, total) in self.results.items():
+        every = [
+            (attempt, survivors, total)
+            for attempt, groups in self.group_results.items()
+            for survivors, total in groups.values()
+        ]
+        for attempt, survivors, total in every:
             expected = np.zeros_like(total)
             for name in survivors:
                 expected += self.inputs[attempt, name]

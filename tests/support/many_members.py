@@ -46,38 +46,10 @@ async def _all(folder: Path, tokens: dict[str, str]) -> None:
 
 
 async def _member(home: Path) -> None:
-    import secure_agg
-    from benchmarks.members import MadeUpPreparer
-    from edge_client.cache import BlobCache
-    from edge_client.home import MemberIdentity
-    from edge_client.journal import Journal
-    from edge_client.privacy.budget import open_budget
-    from edge_client.privacy.policy import Policy
-    from edge_client.session.agent import Agent
-    from edge_client.session.states import Environment
-    from edge_client.watching import LogWatcher
-    from tacit.verification import Verification
+    from benchmarks.members import run_member
 
-    identity = MemberIdentity.load(home)
     (home / "policy.toml").write_text(POLICY)
-    policy = Policy.from_toml(home / "policy.toml")
-    verification = Verification(identity.root)
-    environment = Environment(
-        identity=identity,
-        federation=identity.federation,
-        verify=verification.verify,
-        key_of=verification.key_of,
-        random=secure_agg.SystemRandom(),
-        policy=policy,
-        certificate_of=verification.certificate_of,
-    )
-    watcher = LogWatcher()
-    with (
-        contextlib.closing(Journal(home / "journal.db", identity.federation)) as journal,
-        open_budget(home, identity, policy, [""]) as budget,
-    ):
-        preparer = MadeUpPreparer(identity.member, policy, budget, BlobCache(home / "cache"), watcher)
-        await Agent(identity, environment, journal, preparer, budget, watcher).run()
+    await run_member(home)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,8 @@ from tacit.v1 import operator_pb2 as pb
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "desk"
-PATIENCE = 90.0
+# Seconds until a test gives up: only a failing test is as long as that.
+PATIENCE = 180.0
 
 
 def command(*words: str | Path, **more: Any) -> "subprocess.CompletedProcess[str]":
@@ -41,6 +42,13 @@ def succeed(*words: str | Path, **more: Any) -> str:
     done = command(*words, **more)
     assert done.returncode == 0, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+def within_patience(holds: Callable[[], object]) -> None:
+    """Returns once `holds` is true. For what a process shows a moment after it has said something else."""
+    end = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < end, "it never came so far"
 
 
 def free_ports(count: int) -> list[int]:
@@ -90,8 +98,8 @@ class Process:
                     self._arrived.put({"event": "unreadable", "line": line})
         self._arrived.put(None)
 
-    def wait_for(self, event: str, **fields: Any) -> dict[str, Any]:
-        """The next line of the log with this event and these fields; lines before it are passed over."""
+    def wait_for(self, *events: str, **fields: Any) -> dict[str, Any]:
+        """The next line of the log with (one of) these events and these fields; lines before it are passed over."""
         end = time.monotonic() + PATIENCE
         while True:
             try:
@@ -100,9 +108,9 @@ class Process:
                 line = None
             if line is None:
                 tail = "\n".join(map(json.dumps, self.lines[-10:]))
-                raise AssertionError(f"{self.name} never logged {event} {fields}; its last lines:\n{tail}")
+                raise AssertionError(f"{self.name} never logged {events} {fields}; its last lines:\n{tail}")
             self.lines.append(line)
-            if line.get("event") == event and all(line.get(key) == value for key, value in fields.items()):
+            if line.get("event") in events and all(line.get(key) == value for key, value in fields.items()):
                 return line
 
     def kill(self) -> None:
@@ -126,7 +134,8 @@ class Process:
 class Federation:
     """A coordinator and its members, in one folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, host: str | None = None) -> None:
+        """host: the name that members dial; loopback's own without it."""
         self.folder = folder
         self.dir = folder / "federation"
         enrolment, federation, metrics = free_ports(3)
@@ -140,6 +149,7 @@ class Federation:
             f"--enrolment-port={enrolment}",
             f"--federation-port={federation}",
             f"--metrics-port={metrics}",
+            *([] if host is None else [f"--host={host}"]),
         )
         self.processes: list[Process] = []
         self.coordinator = self.serve()
@@ -235,7 +245,8 @@ class Federation:
                             return detail
             except TimeoutError:
                 pass
-            raise AssertionError(f"job {job} never came so far: {detail}")
+            # Not the rounds: a job that runs through a test has thousands.
+            raise AssertionError(f"job {job} never came so far: {detail and detail.job}")
 
         return asyncio.run(wait())
 

@@ -31,6 +31,7 @@ FROM_COORDINATOR = (
     messages.Welcome,
     messages.Goodbye,
     messages.Standby,
+    messages.AuthoritiesChanged,
     messages.Assignment,
     messages.JobEnded,
     messages.AttemptMessage,

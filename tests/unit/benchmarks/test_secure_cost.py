@@ -196,7 +196,7 @@ def test_each_figure_stands_in_one_section():
     texts = {section.title: section_text(section, section.lines(LINES)) for section in sections}
     assert "320" in texts["Beside Flower's SecAgg+"]
     assert "secure_over_clear_round" not in texts["Beside Flower's SecAgg+"]
-    assert "| 1000 | 100000 | 100 | sparse |" in texts["Secure aggregation by members and length"]
+    assert "| 1000 | 100,000 | 100 | sparse |" in texts["Secure aggregation by members and length"]
 
 
 def test_the_plot_is_drawn_the_same_again(tmp_path):

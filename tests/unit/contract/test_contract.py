@@ -79,6 +79,7 @@ COORDINATOR_SAYS = [
     messages.Welcome(1, "0.1.0", "ab" * 32, 1234, ledger_sequence=9),
     messages.Goodbye(Reason.REASON_SESSION_REPLACED, "why"),
     messages.Standby("nothing"),
+    messages.AuthoritiesChanged(b'{"kind":"tacit-authorities"}'),
     messages.Assignment("questions", 3, bytes(32), bytes(32), 2, 1000),
     messages.JobEnded("questions", Reason.REASON_JOB_FINISHED, bytes(32)),
     AttemptMessage(AttemptId("triage", 7, 1), messages.AttemptOpened(make_context(5))),

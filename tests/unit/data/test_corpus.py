@@ -44,10 +44,11 @@ def test_nothing_is_looked_at_before_and_everything_once() -> None:
 def test_it_serves_jobs_that_read_the_examples_alike() -> None:
     document = job(GAUSSIAN)
     corpus = Corpus(EXAMPLES, document, TOKENIZER)
-    assert corpus.serves(document.model_copy(update={"seed": 5}))
+    assert corpus.serves(document.model_copy(update={"seed": 5}), TOKENIZER)
     longer = document.model.model_copy(update={"max_tokens": document.model.max_tokens + 1})
-    for changed in ({"labels": ("b", "a")}, {"tokenizer": b"t" * 32}, {"model": longer}):
-        assert not corpus.serves(document.model_copy(update=changed))
+    for changed in ({"labels": ("b", "a")}, {"model": longer}):
+        assert not corpus.serves(document.model_copy(update=changed), TOKENIZER)
+    assert not corpus.serves(document, word_tokenizer(["other", "words"]))
 
 
 def test_bytes_that_are_no_tokenizer_are_refused_at_once() -> None:

@@ -22,7 +22,7 @@ TSV = 'text\tlabel\nwhere is it, exactly?\tLOC\nshe said "now"\tHUM\nnaÃ¯ve cafÃ
 def written(folder: Path, name: str, content: str | bytes) -> Path:
     data = content.encode() if isinstance(content, str) else content
     path = folder / name
-    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    path.write_bytes(gzip.compress(data, mtime=0) if name.endswith(".gz") else data)
     return path
 
 
@@ -120,7 +120,7 @@ def test_a_refusal_for_what_is_no_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"plain", gzip.compress(JSONL.encode())[:-9], gzip.compress(b"x")[:10] + b"\xff" * 20]
+    "data", [b"plain", gzip.compress(JSONL.encode())[:-9], gzip.compress(b"x", mtime=0)[:10] + b"\xff" * 20]
 )
 def test_a_refusal_for_what_is_no_gzip(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "rows.jsonl.gz"

@@ -5,7 +5,7 @@ import shlex
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import pytest
 import typer.main
@@ -14,26 +14,25 @@ from pydantic_core import PydanticUndefined
 
 from coordinator.cli import app as coordinator_app
 from coordinator.config import CoordinatorConfig, environment_name
-from coordinator.metrics import Metrics
 from edge_client.cli import app as edge_app
-from edge_client.metrics import MemberMetrics
 from edge_client.privacy.policy import Policy, PolicyRefusal
 from export.bundle import make_job_bundle
 from secure_agg import COMPLETE_GRAPH_LIMIT
 from tacit.console import ExitCode
-from tacit.job import (
-    Aggregation,
-    Deadlines,
-    JobSpec,
-    Rounds,
-    ServerOptimiser,
-    TextCNNModel,
-    Training,
-    VocabularyFile,
-    promise_of,
-)
+from tacit.job import Aggregation, Deadlines, JobSpec, Rounds, Training, VocabularyFile, promise_of
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, Mechanism, NoMechanism
+from tacit.method import FedAvg, FedProx, FedRecon, FedVocab, LgFedAvg, Local, Method, OwnVocabulary
+from tacit.model import BiLSTMModel, Model, PromptedModel, TextCNNModel, TransformerModel
+from tacit.prompt import PromptTuning
 from tacit.reason import Reason, sentence, word
+from tacit.server_optimiser import (
+    FedAdagradServer,
+    FedAdamServer,
+    FedAvgMServer,
+    FedAvgServer,
+    FedYogiServer,
+    ServerOptimiser,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"
@@ -110,19 +109,31 @@ def check_keys(table: str, model: type[BaseModel], but: frozenset[str] = frozens
             assert written[key].startswith("("), f"{key}: required keys say so in brackets"
         elif default is None:
             assert written[key].startswith(("none", "not given")), f"{key} has no default"
+        elif isinstance(default, TextCNNModel):
+            assert written[key] == "TextCNN"
         else:
             shown = re.findall(r"`([^`]+)`", written[key])
             assert shown, f"{key}: the default is {default!r}"
             value = tomllib.loads(f"x = {shown[0]}")["x"]
-            if isinstance(default, NoMechanism):
+            if isinstance(default, NoMechanism | FedAvg | PromptTuning):
                 default = default.name  # The name alone is short for its table.
+            elif isinstance(default, FedAvgServer):
+                default = default.optimiser
             assert (tuple(value) if isinstance(value, list) else value) == default, key
 
 
 JOB_TABLES: dict[str, type[BaseModel]] = {
     "Top level": JobSpec,
     "[vocabulary]": VocabularyFile,
-    "[model]": TextCNNModel,
+    "[vocabulary] own": OwnVocabulary,
+    "[model] textcnn": TextCNNModel,
+    "[model] bilstm": BiLSTMModel,
+    "[model] transformer": TransformerModel,
+    "[model] prompted": PromptedModel,
+    "[method] fedprox": FedProx,
+    "[method] lg-fedavg": LgFedAvg,
+    "[method] fedrecon": FedRecon,
+    "[method] fedvocab": FedVocab,
     "[training]": Training,
     "[mechanism] dp-sgd": DpSgd,
     "[mechanism] gaussian-update": GaussianUpdate,
@@ -131,7 +142,11 @@ JOB_TABLES: dict[str, type[BaseModel]] = {
     "[rounds]": Rounds,
     "[rounds.deadlines]": Deadlines,
     "[aggregation]": Aggregation,
-    "[server]": ServerOptimiser,
+    "[server]": FedAvgServer,
+    "[server] fedavgm": FedAvgMServer,
+    "[server] fedadagrad": FedAdagradServer,
+    "[server] fedadam": FedAdamServer,
+    "[server] fedyogi": FedYogiServer,
 }
 
 
@@ -154,8 +169,21 @@ def test_every_table_of_a_job_has_a_section():
                 yield from nested(field.annotation)
 
     mechanisms = {DpSgd, GaussianUpdate, LaplaceUpdate, DistributedGaussian}
-    assert set(nested(JobSpec)) | mechanisms == set(JOB_TABLES.values())
+    models = {TextCNNModel, BiLSTMModel, TransformerModel, PromptedModel}
+    # Tables of a kind that is told by its name or its keys; some have no key but the name.
+    methods = {FedProx, LgFedAvg, FedRecon, FedVocab}
+    servers = {FedAvgServer, FedAvgMServer, FedAdagradServer, FedAdamServer, FedYogiServer}
+    tagged = mechanisms | models | methods | servers | {VocabularyFile, OwnVocabulary}
+    assert set(nested(JobSpec)) | tagged == set(JOB_TABLES.values())
     assert {*get_args(get_args(Mechanism)[0])} == mechanisms | {NoMechanism}
+    assert {*get_args(get_args(Model)[0])} == models
+    assert {*get_args(get_args(Method)[0])} == methods | {FedAvg, Local}
+    assert {*get_args(get_args(ServerOptimiser)[0])} == servers
+
+
+def test_every_method_is_told():
+    told = [cells[0].strip('`"') for cells in rows(section(DOCS / "jobs.md", "[method]"), at_least=3)]
+    assert set(told) == {each.model_fields["name"].default for each in get_args(get_args(Method)[0])}
 
 
 def test_every_key_of_a_policy():
@@ -181,32 +209,6 @@ def test_every_exit_code():
     assert written == {code.name: int(code) for code in ExitCode}
 
 
-def test_every_metric_with_its_labels():
-    instruments: dict[str, tuple[str, frozenset[str]]] = {}
-    # The registry tells families; labels are the instruments' own.
-    for collector in Metrics("0").registry._collector_to_names:
-        found: Any = collector
-        suffix = "_total" if found._type == "counter" else ""
-        instruments[found._name + suffix] = (found._type, frozenset(found._labelnames))
-    written = {
-        cells[0].strip("`"): (cells[1], frozenset(cells[2].split(", ")) - {""})
-        for cells in rows(section(DOCS / "operations.md", "Metrics"), at_least=4)
-    }
-    assert written == instruments
-
-
-def test_every_metric_of_a_member():
-    instruments = {
-        found._name + ("_total" if found._type == "counter" else ""): (found._type, frozenset(found._labelnames))
-        for found in cast(Any, MemberMetrics().registry._collector_to_names)
-    }
-    written = {
-        cells[0].strip("`"): (cells[1], frozenset(cells[2].split(", ")) - {""})
-        for cells in rows(section(DOCS / "operations.md", "Metrics of a member"), at_least=4)
-    }
-    assert written == instruments
-
-
 def sources_of(room: str) -> list[Path]:
     return sorted(path for path in (ROOT / room).rglob("*.py") if "_pb2" not in path.name)
 
@@ -216,19 +218,22 @@ def events_of(room: str, *patterns: str) -> set[str]:
     return {event for pattern in patterns for event in re.findall(pattern, text)}
 
 
+# One of two, chosen on the line before.
+_CHOSEN = (r'\bevent = "(\w+)" if ', r'\bevent = "\w+" if .* else "(\w+)"')
 _LOGGED = r'log\.(?:debug|info|warning|error)\(\s*"(\w+)"'
 
 
 def test_every_event_of_the_logs():
     text = section(DOCS / "operations.md", "Logs")
     coordinator, member = text.split("Of a member:")
-    assert set(first_cells(coordinator)) == events_of("coordinator", _LOGGED, r'step\.count\(\s*"(\w+)"')
+    assert set(first_cells(coordinator)) == events_of("coordinator", _LOGGED, *_CHOSEN, r'step\.count\(\s*"(\w+)"')
     assert set(first_cells(member)) == events_of("edge_client", _LOGGED, r'Note\(\s*"(\w+)"')
 
 
 def test_every_kind_of_the_journal():
     text = section(DOCS / "operations.md", "The journal")
-    kinds = events_of("coordinator", r'\bnote\(\s*s,\s*"(\w+)"')
+    # Of commands on the machine, too, which open the transaction in a helper of theirs.
+    kinds = events_of("coordinator", r'\bnote(?:_seldom)?\(\s*s,\s*"(\w+)"', r'\b_note\(\s*machine,\s*\w+,\s*"(\w+)"')
     said = re.search(r"Kinds: (.*?)\. There", text, flags=re.DOTALL)
     assert said is not None
     assert set(re.findall(r"`(\w+)`", said[1])) == kinds
@@ -291,6 +296,15 @@ def test_commands_in_sentences_exist_with_their_options(page):
                 assert given.split("=")[0] in options | {"--help"}, f"`{' '.join(words)}`: no option {given}"
 
 
+def test_the_list_of_commands_cuts_no_sentence():
+    """Of the coordinator; the list of `edge_client` has room for more than one line."""
+    group = typer.main.get_command(coordinator_app)
+    longest = max(map(len, group.commands))
+    for name, command in group.commands.items():
+        # As wide as the list leaves room for, on a terminal of 80 columns.
+        assert not command.get_short_help_str(78 - 6 - longest).endswith("..."), name
+
+
 def test_make_targets_that_are_named_exist():
     targets = set(re.findall(r"^([a-z-]+):", read(ROOT / "Makefile"), flags=re.MULTILINE))
     for page in PAGES:
@@ -342,7 +356,12 @@ def test_the_job_of_a_large_cohort_can_be_made_and_is_one_that_its_policy_takes(
 
 def test_no_toml_is_shown_where_nobody_checks_it():
     shown = {page.name for page in PAGES if re.search(r"^ *```toml$", read(page), flags=re.MULTILINE)}
-    assert shown == {"jobs.md", "policy.md"}
+    assert shown == {"jobs.md", "policy.md", "private-parameters.md"}
+
+
+def test_the_policy_that_keeps_the_embedding_back_is_one():
+    (shown,) = re.findall(r"^```toml\n(.*?)^```$", read(DOCS / "private-parameters.md"), re.DOTALL | re.MULTILINE)
+    assert Policy.model_validate(tomllib.loads(shown)).shared_parameters == ("encoder.*", "output.*")
 
 
 # ---- links and names ---------------------------------------------------------------------------------------

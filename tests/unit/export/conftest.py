@@ -10,7 +10,8 @@ import torch
 from edge_client.data import Example
 from export.bundle import JobBundle, make_job_bundle, read_job_bundle
 from export.onnx import ExportReport, export_model
-from tacit.job import JobSpec, TextCNNModel, VocabularyFile
+from tacit.job import JobSpec, VocabularyFile
+from tacit.model import TextCNNModel
 
 torch.set_num_threads(1)
 

@@ -1,14 +1,31 @@
 """Bundles: whole or not at all, checked to the byte, and nobody's files are replaced by them."""
 
 import json
+import os
+import stat
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tacit.bundle import INDEX, Bundle, BundleInvalid, BundleKind, ModelFacts, read_bundle, write_bundle
+from tacit.bundle import (
+    INDEX,
+    Bundle,
+    BundleInvalid,
+    BundleKind,
+    ModelFacts,
+    backbone_folder,
+    check_place,
+    read_bundle,
+    write_backbone,
+    write_bundle,
+)
 
 JOB = {"job.json": b"{}", "manifest.json": b"m", "weights.bin": b"\x00" * 8, "tokenizer.json": b"t"}
 MODEL = {"model.onnx": b"o", "tokenizer.json": b"t", "labels.json": b"l"}
+BACKBONE = {"backbone.onnx": b"o" * 5000, "tokenizer.json": b"t"}
+PROMPT = {"prompt.safetensors": b"p", "labels.json": b"l"}
 FACTS = ModelFacts(job="j", version=b"v" * 32, max_tokens=4, min_tokens=2, parity=0.0, texts=1)
 
 
@@ -107,6 +124,193 @@ def test_an_older_bundle_is_replaced_whole(tmp_path: Path) -> None:
     assert read_bundle(tmp_path / "bundle").files == MODEL
     assert sorted(path.name for path in (tmp_path / "bundle").iterdir()) == sorted([*MODEL, INDEX])
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
+# ---- a backbone, which others stand on -----------------------------------------------------------------------------
+
+ON_BACKBONE = FACTS.model_copy(update={"backbone": b"b" * 32})
+KINDS: dict[BundleKind, tuple[dict[str, bytes], ModelFacts | None]] = {
+    "job": (JOB, None),
+    "model": (MODEL, FACTS),
+    "prompt": (PROMPT, ON_BACKBONE),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_else_takes_a_backbones_place_nor_a_backbone_theirs(tmp_path: Path, kind: BundleKind) -> None:
+    files, facts = KINDS[kind]
+    folder, _, _ = write_backbone(tmp_path / "prompt", BACKBONE)
+    with pytest.raises(BundleInvalid, match="is a backbone, which every prompt beside it may stand on, and stays"):
+        check_place(folder, kind)
+    with pytest.raises(BundleInvalid, match="is a backbone"):
+        write_bundle(folder, kind, files, model=facts)
+    assert read_bundle(folder, "backbone").files == BACKBONE
+    write_bundle(folder, "backbone", BACKBONE | {"tokenizer.json": b"other"})
+    write_bundle(tmp_path / "theirs", kind, files, model=facts)
+    with pytest.raises(BundleInvalid, match=f"is a {kind} bundle where the backbone belongs; move it"):
+        write_bundle(tmp_path / "theirs", "backbone", BACKBONE)
+    assert read_bundle(tmp_path / "theirs").files == files
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([folder.name, "theirs"])
+
+
+def test_a_backbone_that_is_there_and_whole_is_not_written_again(tmp_path: Path) -> None:
+    folder, index, written = write_backbone(tmp_path / "one", BACKBONE)
+    assert (folder, written) == (backbone_folder(tmp_path / "one", index.digest()), True)
+    before = {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.iterdir()}
+    assert write_backbone(tmp_path / "two", BACKBONE) == (folder, index, False)
+    assert {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.iterdir()} == before
+    (folder / "backbone.onnx").write_bytes(b"damaged")
+    assert write_backbone(tmp_path / "two", BACKBONE) == (folder, index, True)
+    assert read_bundle(folder, "backbone").files == BACKBONE
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+    with pytest.raises(BundleInvalid, match="is where the backbone belongs; name another folder for the prompt"):
+        write_backbone(folder, BACKBONE)
+
+
+# ---- several at once -----------------------------------------------------------------------------------------------
+
+
+def at_once(*works: Callable[[], object]) -> list[object]:
+    """What each gave, or what it raised, all started together."""
+    gate, found = threading.Barrier(len(works)), list[object](works)
+
+    def run(number: int) -> None:
+        gate.wait()
+        try:
+            found[number] = works[number]()
+        except Exception as error:  # noqa: BLE001  compared with what is expected
+            found[number] = error
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(works))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+@pytest.mark.parametrize("before", ["nothing", "an empty folder", "damaged"])
+def test_pairs_of_exports_onto_one_backbone_leave_it_whole(tmp_path: Path, before: str) -> None:
+    for pair in range(60):
+        place = tmp_path / str(pair)
+        if before != "nothing":
+            folder, _, _ = write_backbone(place / "reviews", BACKBONE)
+            for path in folder.iterdir():
+                if before == "an empty folder":
+                    path.unlink()
+                elif path.name != INDEX:
+                    path.write_bytes(b"damaged")
+        first, second = at_once(
+            *(lambda each=each: write_backbone(each, BACKBONE) for each in (place / "reviews", place / "topics"))
+        )
+        assert isinstance(first, tuple), first
+        assert isinstance(second, tuple), second
+        assert first[:2] == second[:2]
+        # Over a damaged one both may write; otherwise who comes second finds it.
+        assert first[2] + second[2] == 1 or before == "damaged"
+        assert read_bundle(first[0], "backbone").files == BACKBONE
+        assert [path.name for path in place.iterdir()] == [first[0].name]
+
+
+def test_of_different_bundles_in_one_place_one_is_there_whole(tmp_path: Path) -> None:
+    folder, kinds = tmp_path / "bundle", set()
+    for turn in range(60):
+        others = [JOB | {"weights.bin": bytes([turn, number])} for number in range(2)]
+        found = at_once(
+            *(lambda files=files: write_bundle(folder, "job", files) for files in others),
+            lambda: write_bundle(folder, "model", MODEL, model=FACTS),
+        )
+        assert not [each for each in found if isinstance(each, Exception)]
+        bundle = read_bundle(folder)
+        assert bundle.files in [*others, MODEL]
+        kinds.add(bundle.kind)
+        assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_what_a_killed_run_left_is_removed_once_it_is_old(tmp_path: Path) -> None:
+    names = (".bundle.bundle-old00000", ".bundle.bundle-young000", ".other.bundle-old00000")
+    for name in names:
+        (tmp_path / name / "made").mkdir(parents=True)
+        (tmp_path / name / "made" / "weights.bin").write_bytes(b"half")
+        if "old" in name:
+            os.utime(tmp_path / name, (1e9, 1e9))
+    write_bundle(tmp_path / "bundle", "job", JOB)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["bundle", *names[1:]])
+
+
+def test_the_older_bundle_goes_back_where_the_new_one_cannot_take_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_bundle(tmp_path / "bundle", "job", JOB)
+    real, turns = Path.rename, []
+
+    def rename(path: Path, target: Path) -> Path:
+        turns.append(path.name)
+        if turns == ["made", "bundle", "made"]:
+            raise OSError(5, "Input/output error")
+        return real(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(BundleInvalid, match="Input/output error"):
+        write_bundle(tmp_path / "bundle", "model", MODEL, model=FACTS)
+    assert read_bundle(tmp_path / "bundle").files == JOB
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
+PRIVATE = FACTS.model_copy(update={"private": True})
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o277, 0o777], ids=oct)
+@pytest.mark.parametrize("before", ["nothing", "an empty folder", "a model of everybody's"])
+def test_a_members_own_model_is_for_its_owner_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, umask: int, before: str
+) -> None:
+    folder, made = tmp_path / "bundle", []
+    if before == "an empty folder":
+        folder.mkdir(mode=0o755)
+    elif before != "nothing":
+        write_bundle(folder, "model", MODEL, model=FACTS)
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        real(descriptor)
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        made.append((modes(path), modes(path.parent)))
+
+    real_chmod = Path.chmod
+
+    def chmod(path: Path, mode: int) -> None:
+        # It was closed already when it was made: in between others could have put something into it.
+        assert modes(path) & 0o077 == 0
+        real_chmod(path, mode)
+
+    monkeypatch.setattr("tacit.bundle.os.fsync", fsync)
+    monkeypatch.setattr(Path, "chmod", chmod)
+    was = os.umask(umask)
+    try:
+        write_bundle(folder, "model", MODEL, model=PRIVATE)
+    finally:
+        os.umask(was)
+    assert modes(folder) == 0o700
+    assert {path.name: modes(path) for path in folder.iterdir()} == dict.fromkeys([*MODEL, INDEX], 0o600)
+    # Nor was there a moment at which others could open it.
+    assert made == [(0o600, 0o700)] * 4
+    assert read_bundle(folder).files == MODEL
+
+
+def test_what_is_everybodys_has_the_modes_of_the_umask(tmp_path: Path) -> None:
+    was = os.umask(0o027)
+    try:
+        write_bundle(tmp_path / "bundle", "model", MODEL, model=PRIVATE)
+        write_bundle(tmp_path / "bundle", "model", MODEL, model=FACTS)
+    finally:
+        os.umask(was)
+    assert modes(tmp_path / "bundle") == 0o750
+    assert {modes(path) for path in (tmp_path / "bundle").iterdir()} == {0o640}
+
+
+def modes(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
 
 
 def test_an_empty_folder_is_used(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import gzip
 import hashlib
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +15,8 @@ from edge_client.text import VocabularyInvalid
 from export.bundle import JobBundle, TableInvalid, make_job_bundle, read_job_bundle
 from tacit.bundle import JOB_FILES, BundleInvalid, read_bundle, write_bundle
 from tacit.documents import DocumentInvalid
-from tacit.job import Aggregation, JobDocument, JobSpec, TextCNNModel, VocabularyFile
+from tacit.job import Aggregation, JobDocument, JobSpec, VocabularyFile
+from tacit.model import TextCNNModel
 
 SHARED = Path(__file__).parents[3].parent / "shared" / "data"
 
@@ -49,7 +52,7 @@ def test_the_same_specification_gives_the_same_bytes_in_another_process(
     )
     again = read_bundle(tmp_path / "again")
     assert again.files == read_bundle(job_folder / "bundle").files
-    assert sorted(again.files) == sorted(JOB_FILES)
+    assert sorted(again.files) == sorted([*JOB_FILES, "tokenizer.json"])
 
 
 def test_another_seed_gives_other_weights_and_nothing_else(
@@ -157,6 +160,105 @@ def test_a_bundle_of_two_jobs_is_refused(spec: JobSpec, job_folder: Path, job: J
     write_bundle(tmp_path / "mixed", "job", files | {"job.json": miscounted})
     with pytest.raises(BundleInvalid, match="counts other values"):
         read_job_bundle(tmp_path / "mixed")
+
+
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "who", "what", "##s", "?"]
+
+
+@pytest.fixture(scope="module")
+def encoder_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random BERT as transformers saves it, with its word pieces: as many as its embedding has rows."""
+    import torch
+    from transformers import AutoModel, BertConfig
+
+    folder = tmp_path_factory.mktemp("base")
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    torch.manual_seed(1)
+    config = BertConfig(vocab_size=len(PIECES), max_position_embeddings=16, **sizes)
+    AutoModel.from_config(config).save_pretrained(folder / "bert")
+    (folder / "bert" / "vocab.txt").write_text("\n".join(PIECES) + "\n", encoding="utf-8")
+    return folder
+
+
+def bundle_on_a_base(folder: Path, out: Path, pieces: list[str] | None) -> tuple[JobBundle, list[str]]:
+    """pieces: of the job's vocabulary; None: members build their own."""
+    said: list[str] = []
+    vocabulary: dict[str, object] = {"kind": "wordpiece", "size": 1000}
+    if pieces is not None:
+        (folder / "pieces.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
+        vocabulary = {"kind": "wordpiece", "file": "pieces.txt"}
+    spec = JobSpec.model_validate(
+        {
+            "schema": 1,
+            "name": "desk",
+            "labels": ["a", "b"],
+            "model": {"architecture": "transformer", "base": "bert", "max_tokens": 16},
+            "method": "fedvocab",
+            "vocabulary": vocabulary,
+        }
+    )
+    make_job_bundle(spec, folder, out, report=said.append)
+    return read_job_bundle(out), said
+
+
+def test_a_base_models_own_vocabulary_makes_a_bundle_whose_rows_are_the_bases(
+    encoder_folder: Path, tmp_path: Path
+) -> None:
+    from safetensors.numpy import load_file
+
+    made, _ = bundle_on_a_base(encoder_folder, tmp_path / "bundle", PIECES)
+    assert made.private is not None
+    manifest, data = made.private
+    rows = manifest.unflatten(manifest.decode(data))["embedding.weight"]
+    stored = load_file(encoder_folder / "bert" / "model.safetensors")["embeddings.word_embeddings.weight"]
+    assert np.array_equal(rows[1:], stored[1:])
+    assert made.document.model.config["hidden_size"] == 8
+
+
+@pytest.mark.parametrize(
+    ("pieces", "says"),
+    [
+        # As many, so that every shape fits.
+        ([*PIECES[:4], *PIECES[:3:-1]], r"line 5 of pieces\.txt is '\?' where the base model has 'who'; .* vocab\.txt"),
+        (PIECES[:-1], r"pieces\.txt has 7 lines where the base model has 8 word pieces"),
+        ([*PIECES, "more"], r"pieces\.txt has 9 lines where the base model has 8 word pieces"),
+    ],
+)
+def test_another_vocabulary_than_the_base_models_is_refused(
+    encoder_folder: Path, tmp_path: Path, pieces: list[str], says: str
+) -> None:
+    with pytest.raises(DocumentInvalid, match=rf"^vocabulary\.file: {says}"):
+        bundle_on_a_base(encoder_folder, tmp_path / "bundle", pieces)
+    assert not (tmp_path / "bundle").exists()
+
+
+@pytest.fixture
+def changed(encoder_folder: Path, tmp_path: Path) -> Path:
+    """A copy of the base, to be changed."""
+    shutil.copytree(encoder_folder, tmp_path / "changed")
+    return tmp_path / "changed"
+
+
+@pytest.mark.parametrize("kind", [None, "BPE"])
+def test_a_base_without_word_pieces_goes_with_own_vocabularies_only(
+    changed: Path, tmp_path: Path, kind: str | None
+) -> None:
+    (changed / "bert" / "vocab.txt").unlink()
+    if kind is not None:
+        (changed / "bert" / "tokenizer.json").write_text(json.dumps({"model": {"type": kind, "vocab": {}}}))
+    with pytest.raises(DocumentInvalid, match=r"^model\.base: it has no word pieces .* leave vocabulary\.file out"):
+        bundle_on_a_base(changed, tmp_path / "bundle", PIECES)
+    made, said = bundle_on_a_base(changed, tmp_path / "bundle", None)
+    assert made.tokenizer is None
+    assert any("builds its own, of 1,000 word pieces at most" in sentence for sentence in said)
+
+
+def test_a_base_with_more_rows_than_entries_is_refused(changed: Path, tmp_path: Path) -> None:
+    (changed / "bert" / "vocab.txt").write_text("\n".join(PIECES[:-1]) + "\n", encoding="utf-8")
+    with pytest.raises(
+        DocumentInvalid, match=r"^model\.base: its embedding has 8 rows and its vocabulary 7 word pieces"
+    ):
+        bundle_on_a_base(changed, tmp_path / "bundle", PIECES[:-1])
 
 
 def test_berts_pieces_and_glove_make_bundles(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from tacit.reason import Reason
 from tests.support import party
 from tests.support.federation_port import FederationPort, serving
 
-NETWORK = ["name", "tcp", "tls", "clock", "session"]
+NETWORK = ["name", "tcp", "tls", "clock", "session", "renewal"]
 
 
 def _examine(home, address=None, *, now=None, timeout=10.0):
@@ -87,7 +87,7 @@ def test_no_such_name(home):
     by_check = {finding.check: finding for finding in findings}
     assert by_check["name"].status is Status.FAIL
     assert "cannot be resolved" in by_check["name"].what
-    assert [by_check[check].status for check in NETWORK[1:]] == [Status.SKIP] * 4
+    assert [by_check[check].status for check in NETWORK[1:]] == [Status.SKIP] * 5
     assert exit_code(findings) is ExitCode.UNREACHABLE
 
 
@@ -156,14 +156,17 @@ def test_the_clock_is_off(folder, home, minutes, word):
     assert "NTP" in found["clock"].what
 
 
-def test_the_certificate_expires_soon(folder, home):
-    found = _served(folder, home, now=party.present() + timedelta(days=80))
-    assert found["identity"].status is Status.WARN
-    assert "ask the operator for a new join token" in found["identity"].what
+def test_a_certificate_that_is_due_and_cannot_be_renewed(folder, home):
+    """Whoever answers here renews nothing."""
+    found = _served(folder, home, now=party.present() + timedelta(days=12, minutes=1))
+    assert found["identity"].status is Status.OK
+    assert "48 hours left" in found["identity"].what
+    assert found["renewal"].status is Status.FAIL
+    assert "could not be renewed" in found["renewal"].what
 
 
 def test_the_certificate_has_expired(folder, home):
-    findings = _examine(home, now=party.present() + timedelta(days=91))
+    findings = _examine(home, now=party.present() + timedelta(days=15))
     assert findings[0].status is Status.FAIL
     assert "expired on" in findings[0].what
     assert exit_code(findings) is ExitCode.USAGE

@@ -189,9 +189,9 @@ def test_enrol_fails_with_a_sentence_and_a_code(tmp_path):
 
 def test_a_token_can_come_from_standard_input_or_the_environment(tmp_path, monkeypatch):
     with pytest.raises(CommandFailed, match="newer kind"):
-        _run(enrol, "--home", tmp_path / "home", stdin="tacit2.a.b\n")
+        _run(enrol, "--home", tmp_path / "home", stdin="tacit4.a.b\n")
     with pytest.raises(CommandFailed, match="newer kind"):
-        _run(enrol, "-", "--home", tmp_path / "home", stdin="tacit2.a.b\n")
+        _run(enrol, "-", "--home", tmp_path / "home", stdin="tacit4.a.b\n")
     monkeypatch.setenv("TACIT_JOIN_TOKEN", "tacit3.a.b")
     with pytest.raises(CommandFailed, match="newer kind"):
         _run(enrol, "--home", tmp_path / "home")
@@ -204,7 +204,7 @@ def test_doctor_prints_a_line_a_check_and_ends_with_the_failing_ones_code(tmp_pa
     lines = result.stdout.splitlines()
     assert lines[0].startswith("fail  identity")
     assert "edge_client enrol" in lines[0]
-    assert len(lines) == 11
+    assert len(lines) == 12
     result = CliRunner().invoke(_app(doctor), ["--json"])
     assert result.exit_code == ExitCode.NOT_FOUND
     answer = json.loads(result.stdout)

@@ -104,7 +104,7 @@ def test_lifetimes_are_bounded(authority, now, role):
     for lifetime in (bounds.minimum - timedelta(seconds=1), bounds.maximum + timedelta(seconds=1)):
         with pytest.raises(LifetimeOutOfRange, match="lives between"):
             authority.issue(party.key(2).public_key(), role, "north", lifetime, host_names=hosts, now=now)
-    assert LIFETIMES[Role.MEMBER].default == timedelta(days=90)
+    assert LIFETIMES[Role.MEMBER].default == timedelta(days=14)
 
 
 def test_nothing_outlives_the_authority(authority, now):

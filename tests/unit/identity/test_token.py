@@ -2,12 +2,15 @@
 
 import base64
 import hashlib
+import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from pydantic import ValidationError
 
+from tacit.authorities import Authorities
 from tacit.token import JoinToken, TokenCutOff, TokenInvalid, join_address, secret_hash, split_address
+from tests.support import party
 
 EXPIRES = datetime(2030, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
 
@@ -16,6 +19,26 @@ EXPIRES = datetime(2030, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
 def token() -> JoinToken:
     return JoinToken.create(
         address="coordinator.example.org:7440", federation=b"f" * 32, member="north", expires=EXPIRES
+    )
+
+
+@pytest.fixture(scope="module")
+def replaced() -> Authorities:
+    """A federation's authorities after one was replaced, and retired."""
+    old, new = party.authority(), party.authority(1)
+    both = Authorities.first(old.certificate).succeeded_by(new.certificate, old=old.key, new=new.key)
+    return both.without(1, key=new.key)
+
+
+@pytest.fixture
+def later(replaced) -> JoinToken:
+    """A token that was made then."""
+    return JoinToken.create(
+        address="coordinator.example.org:7440",
+        federation=replaced.federation,
+        member="north",
+        expires=EXPIRES,
+        authorities=replaced,
     )
 
 
@@ -34,8 +57,73 @@ def test_line_breaks_and_quotes_do_not_matter(token):
         assert JoinToken.parse(pasted) == token
 
 
-def test_every_cut_is_recognised_as_a_cut(token):
-    text = token.format()
+def test_a_token_from_after_a_rotation_names_the_newest_authority_too(later, replaced):
+    text = later.format()
+    assert text.startswith("tacit2.")
+    read = JoinToken.parse(text)
+    assert read == later
+    assert (read.federation, read.newest, read.number) == (replaced.federation, replaced.newest, 2)
+    # It is copied by people: a quarter longer than the other kind, no more.
+    plain = JoinToken.create(address=later.address, federation=later.federation, member="north", expires=EXPIRES)
+    assert len(text) <= 1.25 * len(plain.format())
+
+
+def test_a_token_from_before_a_rotation_is_what_it_always_was(token):
+    first = Authorities.first(party.authority().certificate)
+    made = JoinToken.create(
+        address="a:1", federation=first.federation, member="north", expires=EXPIRES, authorities=first
+    )
+    for each in (token, made):
+        assert (each.newest, each.number) == (None, 0)
+        keys = "address expires federation id member schema secret"
+        assert sorted(json.loads(each.canonical())) == keys.split()
+        assert each.format().startswith("tacit1.")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        pytest.param(b'"number":2,', b"", "belong together", id="no number"),
+        pytest.param(b'"number":2,', b'"number":0,', "number", id="number 0"),
+        pytest.param(b'"number":2,', b'"number":"2",', "number", id="a number as text"),
+        pytest.param(b'"newest":"', b'"newest":null,"member":"', "fingerprint", id="null"),
+        pytest.param(b'"newest":"', b'"newest":"A', "fingerprint", id="too long"),
+        pytest.param(b'"newest":"', b'"newest":"!', "fingerprint", id="no base64url"),
+    ],
+)
+def test_half_of_the_newest_authority_is_refused(later, old, new, sentence):
+    assert old in later.canonical()
+    with pytest.raises(TokenInvalid, match=sentence):
+        JoinToken.parse(_sealed(later.canonical().replace(old, new), "tacit2."))
+
+
+def test_a_fingerprint_has_one_form(later):
+    body = json.loads(later.canonical())
+    # 43 characters have two bits to spare: another last character stands for the same bytes.
+    last = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+    for spoilt in (body["newest"][:-1] + last[last.index(body["newest"][-1]) + 1], body["newest"] + "="):
+        with pytest.raises(TokenInvalid, match="fingerprint"):
+            JoinToken.parse(_sealed(json.dumps({**body, "newest": spoilt}).encode(), "tacit2."))
+
+
+def test_the_first_authority_is_not_named_as_the_newest(later):
+    body = json.loads(later.canonical())
+    newest = base64.urlsafe_b64encode(later.federation).rstrip(b"=").decode()
+    with pytest.raises(TokenInvalid, match="twice"):
+        JoinToken.parse(_sealed(json.dumps({**body, "newest": newest}).encode(), "tacit2."))
+
+
+def test_the_prefix_says_what_the_body_holds(token, later):
+    """Or a token could lose, unseen, what tells a retired authority."""
+    for each, prefix in ((token, "tacit2."), (later, "tacit1.")):
+        with pytest.raises(TokenInvalid, match="belongs into") as raised:
+            JoinToken.parse(_sealed(each.canonical(), prefix))
+        assert not isinstance(raised.value, TokenCutOff)
+
+
+@pytest.mark.parametrize("kind", ["token", "later"])
+def test_every_cut_is_recognised_as_a_cut(request, kind):
+    text = request.getfixturevalue(kind).format()
     for end in range(1, len(text)):
         with pytest.raises(TokenCutOff, match="cut off"):
             JoinToken.parse(text[:end])
@@ -57,13 +145,13 @@ def test_what_is_no_token_is_called_so(text):
 
 def test_a_newer_kind_is_called_so():
     with pytest.raises(TokenInvalid, match="newer kind"):
-        JoinToken.parse("tacit2.abc.00000000")
+        JoinToken.parse("tacit3.abc.00000000")
 
 
-def _sealed(body: bytes) -> str:
+def _sealed(body: bytes, prefix: str = "tacit1.") -> str:
     text = base64.urlsafe_b64encode(body).rstrip(b"=").decode()
     check = hashlib.sha256(b"tacit/join-token/check/1\x00" + text.encode()).hexdigest()[:8]
-    return f"tacit1.{text}.{check}"
+    return f"{prefix}{text}.{check}"
 
 
 @pytest.mark.parametrize(

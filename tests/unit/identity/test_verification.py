@@ -3,11 +3,12 @@
 from datetime import timedelta
 
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from secure_agg import IdentityInvalid, certificate_digest
 from tacit import identity
-from tacit.identity import Role, sign
+from tacit.identity import CertificateInvalid, Role, sign
 from tacit.verification import Verification
 from tests.support import party
 
@@ -110,3 +111,17 @@ def test_of_many_certificates_those_used_last_are_known_by_digest():
     verification.verify(made[2][0], MESSAGE, made[2][1])
     assert [verification.certificate_of(digest) is not None for digest in digests] == [True, False, True]
     assert verification.certificate_of(bytes(32)) is None
+
+
+def test_a_certificate_that_outlives_its_authority_is_none():
+    """What somebody makes who finds the key of an authority that has ended; no authority issues such a one."""
+    der, _ = issued()
+    honest = x509.load_der_x509_certificate(der)
+    end = party.authority().certificate.not_valid_after_utc
+    until = party.expired(honest, party.authority(), shift=end - honest.not_valid_after_utc)
+    beyond = party.expired(honest, party.authority(), shift=end - honest.not_valid_after_utc + timedelta(seconds=1))
+    verification = Verification(party.authority().certificate)
+    trust, now = verification.trust, end - timedelta(hours=1)
+    assert trust.verify(until.public_bytes(serialization.Encoding.DER), role=Role.MEMBER, now=now)
+    with pytest.raises(CertificateInvalid, match="longer than the authority"):
+        trust.verify(beyond.public_bytes(serialization.Encoding.DER), role=Role.MEMBER, now=now)

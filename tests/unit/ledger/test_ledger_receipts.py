@@ -18,7 +18,15 @@ from benchmarks.ledger_faults import Member as Identity
 from edge_client.privacy.events import SampledGaussian
 from edge_client.privacy.ledger import Ledger, LedgerMisused, LedgerUnwritable, ledger_path
 from edge_client.privacy.overlap import marks_of
-from edge_client.privacy.receipts import SENDING, Party, Receipt, ReceiptBook, ReceiptInvalid, check_receipt
+from edge_client.privacy.receipts import (
+    SENDING,
+    GroupNumbers,
+    Party,
+    Receipt,
+    ReceiptBook,
+    ReceiptInvalid,
+    check_receipt,
+)
 from edge_client.privacy.verification import export_lines, verify, verify_export
 from secure_agg.transcript import Purpose, frame
 from tacit.documents import DocumentInvalid
@@ -387,3 +395,14 @@ def test_an_export_holds_no_marks(place):
     assert str(mark).encode() not in text
     assert (mark % 2**64).to_bytes(8, "big").hex().encode() not in text
     assert b"a text" not in text
+
+
+def test_a_receipt_of_a_group_says_so_and_one_of_one_sum_says_nothing_of_groups(place):
+    bare = place.receipt()
+    assert "groups" not in json.loads(bare.canonical())
+    assert Receipt.from_json(bare.canonical()) == bare
+    split = {"groups": 3, "least": 2, "sigma": 80, "absent": 4}
+    grouped = bare.model_copy(update={"groups": GroupNumbers(**split)})
+    assert json.loads(grouped.canonical())["groups"] == split
+    assert Receipt.from_json(grouped.canonical()) == grouped
+    assert grouped.digest() != bare.digest()

@@ -7,6 +7,7 @@ import sqlite3
 import threading
 import time
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import grpc.aio
@@ -16,11 +17,13 @@ from structlog.testing import capture_logs
 import secure_agg
 from edge_client.cache import CertificateCache
 from edge_client.journal import Memory
+from edge_client.renewal import RenewalFailed
 from edge_client.session import agent as agent_module
 from edge_client.session import states
 from edge_client.session.agent import Agent
 from tacit import PROTOCOL_VERSIONS, wire
 from tacit.attempt import AttemptId
+from tacit.console import ExitCode
 from tacit.limits import CERTIFICATES_AT_ONCE, MOST_CERTIFICATE_BYTES
 from tacit.messages import Assignment, AttemptMessage, AttemptRefusal, Decline, LedgerCounter, Ready, Welcome
 from tacit.reason import Reason
@@ -47,7 +50,7 @@ class Serving:
 def agent(stub=None):
     journal = SimpleNamespace(memory=lambda: Memory({}))
     budget = SimpleNamespace(counter=LedgerCounter(bytes(16), 1))
-    made = Agent(None, None, journal, None, budget, None)
+    made = Agent(None, None, journal, None, budget, None, None)
     made._stub = stub
     return made
 
@@ -96,7 +99,7 @@ def test_nothing_follows_what_the_journal_could_not_write(monkeypatch, effect):
     monkeypatch.setattr(agent_module, "transition", lambda environment, state, event: (state, next(steps)))
 
     async def run():
-        made = Agent(None, None, journal, None, SimpleNamespace(counter=None), None)
+        made = Agent(None, None, journal, None, SimpleNamespace(counter=None), None, None)
         made._outgoing = asyncio.Queue()
         made._events.put_nowait(states.Masked(ATTEMPT, None))
         working = asyncio.create_task(made._work_events())
@@ -140,7 +143,7 @@ def test_an_attempt_whose_signature_could_not_be_kept_is_left_before_the_next_me
     async def run():
         journal = SimpleNamespace(memory=lambda: Memory({}), signed=full, ended=nothing)
         budget = SimpleNamespace(counter=None, ended=nothing, release=nothing)
-        made = Agent(None, member.environment, journal, None, budget, SimpleNamespace(attempt_ended=nothing))
+        made = Agent(None, member.environment, journal, None, budget, SimpleNamespace(attempt_ended=nothing), None)
         made._state, made._outgoing = member.state, asyncio.Queue()
         for event in (survivors, survivors, assigned):
             made._events.put_nowait(event)
@@ -210,7 +213,7 @@ def test_a_masking_that_runs_out_of_memory_is_a_masking_that_failed():
     budget = SimpleNamespace(counter=None, charge=lambda attempt, reserved: None)
 
     async def run():
-        made = Agent(None, environment, SimpleNamespace(memory=lambda: Memory({})), None, budget, None)
+        made = Agent(None, environment, SimpleNamespace(memory=lambda: Memory({})), None, budget, None, None)
         made._held["a"] = held
         made._carry_out(states.MaskAndUpload(ATTEMPT, None, version, 3, None))
         await asyncio.gather(made._uploads[ATTEMPT].task, return_exceptions=True)
@@ -558,3 +561,40 @@ def test_while_a_roster_is_checked_the_session_lives(monkeypatch):
 
     assert [each.round for each in asyncio.run(run())] == [1, 2]
     assert order == ["DigestRoster", "Masked"]
+
+
+def test_which_refusals_are_final():
+    """Clocks may be set; a certificate that is over by both is over; who slept through a retirement gets another."""
+    now = datetime.now(UTC)
+    good, over = (
+        SimpleNamespace(certificate=name, expires=now + timedelta(days=days))
+        for name, days in ((b"good", 1), (b"over", -1))
+    )
+
+    def final(reason, identity, renewed=None):
+        asked = []
+
+        async def renews():
+            asked.append(reason)
+            if renewed is None:
+                raise RenewalFailed("the coordinator says no", ExitCode.REFUSED)
+            made._identity = renewed
+
+        async def run():
+            return await made._is_final(reason, identity)
+
+        async def nothing():
+            pass
+
+        made = agent()
+        made._identity = identity
+        made._renewer = SimpleNamespace(before_dialling=nothing, renew=renews)
+        return asyncio.run(run()), len(asked)
+
+    assert final(Reason.REASON_CLOCK_SKEW, good) == (False, 0)
+    assert final(Reason.REASON_CLOCK_SKEW, over) == (True, 0)
+    assert final(Reason.REASON_COORDINATOR_STOPPING, good) == (False, 0)
+    assert final(Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN, good) == (True, 1)
+    assert final(Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN, good, renewed=over) == (False, 1)
+    # Another process of this home has the session: to renew would be to fight for it.
+    assert final(Reason.REASON_SESSION_REPLACED, good, renewed=over) == (True, 0)

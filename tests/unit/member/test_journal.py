@@ -4,7 +4,7 @@ import sqlite3
 
 import pytest
 
-from edge_client.journal import Journal
+from edge_client.journal import Journal, JournalUnusable
 from tacit.attempt import AttemptId
 
 FEDERATION, OTHER = bytes(32), bytes([1]) * 32
@@ -44,6 +44,38 @@ def test_federations_do_not_mix(tmp_path):
     assert Journal(path, OTHER).memory().highest == {}
 
 
+def test_it_remembers_what_was_staged_with_a_vector_that_was_confirmed(tmp_path):
+    path = tmp_path / "journal.db"
+    journal = Journal(path, FEDERATION)
+    for number in (1, 2):
+        journal.joined(AttemptId("a", 1, number), V1, DOCUMENT)
+        journal.opened(AttemptId("a", 1, number))
+    journal.signed(AttemptId("a", 1, 2), ["north"], "1-0123456789abcdef")
+    journal.close()
+    again = Journal(path, FEDERATION).memory().sent
+    assert [(each.survivors, each.staged) for each in again] == [
+        (None, None),
+        (frozenset({"north"}), "1-0123456789abcdef"),
+    ]
+
+
+def test_a_journal_of_the_first_schema_is_brought_up(tmp_path):
+    path = tmp_path / "journal.db"
+    Journal(path, FEDERATION).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("ALTER TABLE attempts DROP COLUMN staged")
+        connection.execute("PRAGMA user_version = 1")
+    connection.close()
+    journal = Journal(path, FEDERATION)
+    journal.joined(AttemptId("a", 1, 1), V1, DOCUMENT)
+    journal.signed(AttemptId("a", 1, 1), ["north"], "1-ab")
+    journal.close()
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+        assert connection.execute("SELECT staged FROM attempts").fetchall() == [("1-ab",)]
+    connection.close()
+
+
 def test_a_journal_of_newer_software_is_left_alone(tmp_path):
     path = tmp_path / "journal.db"
     Journal(path, FEDERATION).close()
@@ -57,3 +89,15 @@ def test_only_the_owner_may_read_it(tmp_path):
     path = tmp_path / "journal.db"
     Journal(path, FEDERATION)
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("state", ["no folder", "no database"])
+def test_a_file_that_cannot_be_used_is_told_in_a_sentence_and_left_alone(tmp_path, state):
+    path = tmp_path / "home" / "journal.db"
+    if state == "no database":
+        path.parent.mkdir()
+        path.write_bytes(b"something else " * 100)
+    with pytest.raises(JournalUnusable, match="free space and the rights of"):
+        Journal(path, FEDERATION)
+    if state == "no database":
+        assert path.read_bytes() == b"something else " * 100

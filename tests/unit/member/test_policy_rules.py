@@ -22,10 +22,12 @@ from tacit.identity import Role
 from tacit.job import Aggregation, JobDocument, JobSpec, Rounds, promise_of
 from tacit.manifest import Manifest, Tensor
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, NoMechanism
+from tacit.prompt import PromptedModel
 from tacit.reason import Reason
 from tacit.verification import verifiers
 from tests.support import party
 from tests.support.fleet import job_document
+from tests.unit.secure_agg.group_fleet import grouped_context
 from tests.unit.secure_agg.sum_fleet import make_context
 
 ROOT, OTHER = hashlib.sha256(b"root").digest(), hashlib.sha256(b"other").digest()
@@ -85,6 +87,14 @@ def pins(*names: str) -> dict[str, bytes]:
     return {name: fingerprint(name.encode()) for name in names}
 
 
+def prompted(**changes: Any) -> JobDocument:
+    """In front of a backbone that was on the hub, or was not."""
+    task = {"name": "cloze", "verbaliser": {"a": "great", "b": "bad"}}
+    config = {"model_type": "bert", "vocab_size": 30}
+    model = PromptedModel.model_validate({"task": task, "config": config, "backbone": OTHER.hex(), **changes})
+    return a_job(weights=ROOT).model_copy(update={"model": model})
+
+
 # policy, what it just allows, what it refuses, the reason, and the two values that the refusal names
 BOTH_SIDES: dict[str, tuple[dict[str, Any], Any, Any, Reason, tuple[str, str]]] = {
     "jobs": (
@@ -107,6 +117,20 @@ BOTH_SIDES: dict[str, tuple[dict[str, Any], Any, Any, Reason, tuple[str, str]]] 
         a_job(weights=bytes(32)),
         Reason.REASON_POLICY_BASE_MODEL,
         ("00" * 32, OTHER.hex()),
+    ),
+    "base_models of a prompted job": (
+        {"base_models": (ROOT, OTHER)},
+        prompted(),
+        prompted(backbone="00" * 32),
+        Reason.REASON_POLICY_BASE_MODEL,
+        ("the backbone " + "00" * 32, OTHER.hex()),
+    ),
+    "backbones": (
+        {"backbones": ("hub",)},
+        prompted(hub="owner/name"),
+        prompted(),
+        Reason.REASON_POLICY_BASE_MODEL,
+        ("disk, coordinator", "hub"),
     ),
     "mechanisms": (
         {"mechanisms": ("dp-sgd",)},
@@ -207,6 +231,34 @@ BOTH_SIDES: dict[str, tuple[dict[str, Any], Any, Any, Reason, tuple[str, str]]] 
         Reason.REASON_POLICY_COHORT,
         ("2", "3"),
     ),
+    "least_group of any attempt": (
+        {"least_group": 4, "assumed_corrupt": 1},
+        a_job(aggregation=Aggregation(groups=3, assumed_corrupt=1), min_members=9, target_members=18),
+        a_job(aggregation=Aggregation(groups=3, assumed_corrupt=1), min_members=9, target_members=12),
+        Reason.REASON_POLICY_COHORT,
+        ("3", "4"),
+    ),
+    "least_group": (
+        {"least_group": 4, "assumed_corrupt": 1},
+        grouped_context(18, 3, 1),
+        grouped_context(12, 3, 1),
+        Reason.REASON_POLICY_COHORT,
+        ("3", "4"),
+    ),
+    "least_honest of a group": (
+        {"least_honest": 3, "assumed_corrupt": 1},
+        grouped_context(18, 3, 1),
+        grouped_context(12, 3, 1),
+        Reason.REASON_POLICY_COHORT,
+        ("2", "3"),
+    ),
+    "least_sigma of groups": (
+        {"assumed_corrupt": 1},
+        grouped_context(12, 3, 1),
+        grouped_context(12, 3, 1, sigma=79),
+        Reason.REASON_POLICY_CORRUPTION,
+        ("2^-79", "2^-80"),
+    ),
     "assumed_corrupt": (
         {"assumed_corrupt": 2},
         make_context(6, corrupt=2, threshold=5),
@@ -242,6 +294,21 @@ BOTH_SIDES: dict[str, tuple[dict[str, Any], Any, Any, Reason, tuple[str, str]]] 
         a_sparse_context(80, corrupt=79),
         Reason.REASON_POLICY_CORRUPTION,
         ("0.1975", "0.2"),
+    ),
+    "least_corrupt_share of groups": (
+        {"assumed_corrupt": 1, "least_corrupt_share": 0.2},
+        grouped_context(400, 4, 80),
+        grouped_context(400, 4, 79),
+        Reason.REASON_POLICY_CORRUPTION,
+        ("0.1975", "0.2"),
+    ),
+    # As a job rounds it: a tenth of 209 is 20 members.
+    "least_corrupt_share of groups, in whole members": (
+        {"assumed_corrupt": 1},
+        grouped_context(209, 3, 20),
+        grouped_context(209, 3, 19),
+        Reason.REASON_POLICY_CORRUPTION,
+        ("0.090909", "0.1"),
     ),
     "allow_two_party_sums": (
         {"assumed_corrupt": 0},
@@ -315,7 +382,7 @@ def test_allowed_at_the_boundary_and_refused_past_it(case):
     assert rule == case.split()[0]
     assert all(value in said for value in values)
     # A policy without the key refuses neither.
-    if rule not in ("attempts_a_version", "assumed_corrupt", "least_sigma", "least_corrupt_share"):
+    if rule not in ("attempts_a_version", "assumed_corrupt", "least_sigma", "least_corrupt_share", "least_group"):
         without = Policy.model_validate(
             {"mechanisms": ALL, "allow_two_party_sums": True, "assumed_corrupt": 0, "least_cohort": 2}
         )
@@ -338,6 +405,29 @@ def test_long_lists_are_cut_before_the_wire_cuts_them():
         Policy(base_models=many).check_job(a_job())
     assert refusal.value.detail.endswith("and 35 more")
     assert len(refusal.value.detail) <= 500
+
+
+def test_private_weights_are_the_operators_choice_too():
+    """With pinned shared weights alone it could still write every row of the embedding."""
+    start = {"manifest": bytes(32), "weights": OTHER, "values": 3}
+    job = a_job(method="fedvocab", private=start, weights=ROOT)
+    Policy(base_models=(OTHER, ROOT)).check_job(job)
+    for admitted, named, unnamed in (
+        ((ROOT,), f"starts from the private weights {OTHER.hex()}, the policy", f"the weights {ROOT.hex()}"),
+        ((OTHER,), f"starts from the weights {ROOT.hex()}, the policy", "private"),
+        ((bytes(32),), f"starts from the weights {ROOT.hex()} and the private weights {OTHER.hex()}, the", "more"),
+        (
+            tuple(bytes([number]) * 32 for number in range(40)),
+            f"starts from the weights {ROOT.hex()} and the private weights {OTHER.hex()}, the policy",
+            "and 35 more",
+        ),
+    ):
+        with pytest.raises(PolicyRefusal) as refusal:
+            Policy(base_models=admitted).check_job(job)
+        assert refusal.value.reason == Reason.REASON_POLICY_BASE_MODEL
+        assert named in refusal.value.detail
+        assert unnamed not in refusal.value.detail
+        assert len(refusal.value.detail) <= 500
 
 
 def test_authorities():
@@ -429,7 +519,7 @@ def test_one_window_that_holds_is_enough():
 
 def test_a_job_file_leaves_open_what_only_the_bundle_tells():
     document = a_job()
-    bundled = {"manifest", "tokenizer", "weights", "values"}
+    bundled = {"manifest", "tokenizer", "weights", "values", "private"}
     spec = JobSpec.model_validate(
         document.model_dump(exclude=bundled) | {"vocabulary": {"kind": "words", "file": "words.txt"}}
     )
@@ -530,6 +620,14 @@ def test_what_a_refused_attempt_advises_helps():
     graph = promise_of(job, 400).sparse
     assert graph is not None
     assert graph.sigma == 80
+
+
+def test_a_group_of_two_is_a_two_party_sum_whatever_the_cohort():
+    policy = Policy(mechanisms=ALL, assumed_corrupt=0, least_group=2)
+    policy.check_attempt(grouped_context(8, 2, 0))
+    with pytest.raises(PolicyRefusal, match="a sum of 2 members can be opened") as refusal:
+        policy.check_attempt(grouped_context(9, 3, 0))
+    assert refusal.value.reason == Reason.REASON_POLICY_TWO_PARTY_SUM
 
 
 def test_a_sparse_graphs_threshold_counts_neighbours_and_not_the_sum():

@@ -1,8 +1,10 @@
 """Before READY: policy first, data second, budget third, training last; and what did not end well is given back."""
 
 import asyncio
+import errno
 import hashlib
 import json
+import os
 
 import numpy as np
 import pytest
@@ -12,6 +14,8 @@ from edge_client.cache import BlobCache
 from edge_client.data import Example
 from edge_client.privacy.budget import open_budget
 from edge_client.privacy.policy import Policy
+from edge_client.private_store import PrivateStore
+from edge_client.session.keeping import Keeper
 from edge_client.session.preparation import PreparationRefused, Preparer
 from edge_client.text import word_tokenizer
 from edge_client.training.update import TrainingLost
@@ -69,6 +73,7 @@ class Place:
             BlobCache(folder / "cache"),
             "cpu",
             Watcher(),
+            Keeper(PrivateStore(folder, identity.federation, "data"), self.examples),
         )
 
     async def fetch(self, digest, into, limit):
@@ -141,6 +146,21 @@ def test_what_the_policy_refuses_is_refused_before_the_data_is_looked_at(place, 
     assert made.reserved() == 0
 
 
+def test_a_disk_that_takes_nothing_is_named_here_and_only_hinted_at_to_others(place):
+    made = place()
+
+    async def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/home/of/a/member/cache/ab")
+
+    made.fetch = full
+    refused = made.refused()
+    assert "disk" in refused.detail
+    assert "/home/of" not in refused.detail
+    assert "/home/of/a/member/cache/ab cannot be written (No space left on device); make room" in refused.private
+    assert not made.examples.read
+    assert made.reserved() == 0
+
+
 def lost(*_, **__):
     raise TrainingLost("the third text was too long")
 
@@ -179,6 +199,28 @@ def test_a_version_with_weights_that_no_training_leaves_is_refused(place):
     made = place(served=(huge,))
     assert made.refused(huge, 1).reason == Reason.REASON_BUNDLE_UNSUITABLE
     assert not made.examples.read
+
+
+def test_a_manifest_of_another_size_is_refused_before_the_model_comes(place):
+    made = place()
+    made.document = made.document.model_copy(update={"values": MANIFEST.values + 1})
+    made.served[made.document.digest()] = made.document.canonical()
+    refused = made.refused()
+    assert (refused.reason, refused.detail) == (
+        Reason.REASON_BUNDLE_UNSUITABLE,
+        f"the manifest has {MANIFEST.values} values, the job document {MANIFEST.values + 1}",
+    )
+    assert len(made.fetched) == 2
+
+
+def test_a_document_that_is_another_jobs_is_refused_before_anything_else_comes(place):
+    made = place()
+    made.document = made.document.model_copy(update={"name": "answers"})
+    made.served[made.document.digest()] = made.document.canonical()
+    refused = made.refused()
+    assert refused.reason == Reason.REASON_BUNDLE_UNSUITABLE
+    assert refused.detail == "the job document is not that of questions in its canonical form"
+    assert len(made.fetched) == 1
 
 
 def test_version_zero_is_the_weights_that_the_job_names(place):

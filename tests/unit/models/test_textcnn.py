@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from edge_client.models import ParametersDiffer, build, build_blank, load_shared, min_tokens, shared_parameters
-from tacit.job import TextCNNModel
+from edge_client.models import ParametersDiffer, build, build_blank, load_shared, shared_parameters
+from tacit.model import TextCNNModel
 
 torch.set_num_threads(1)
 MODEL = TextCNNModel(embedding=6, widths=(2, 3, 5), maps=7, max_tokens=20)
@@ -202,4 +202,4 @@ def test_ids_of_another_tokenizer_are_refused() -> None:
 
 
 def test_the_widest_filter_sets_the_shortest_sequence() -> None:
-    assert min_tokens(MODEL) == build(MODEL, VOCABULARY, LABELS, PAD).min_tokens == 5
+    assert MODEL.min_tokens == build(MODEL, VOCABULARY, LABELS, PAD).min_tokens == 5

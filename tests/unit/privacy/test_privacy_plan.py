@@ -1,5 +1,6 @@
 """`edge_client privacy plan` as a person runs it, and the plan behind it."""
 
+import contextlib
 import json
 import math
 import subprocess
@@ -7,12 +8,13 @@ import sys
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from edge_client.cli.privacy import app
 from edge_client.privacy.accounting import ORDERS, Limit, RenyiFilter, cost, epsilon_pld
 from edge_client.privacy.calibration import epsilon_at_gate, repeated, rounds_affordable
-from edge_client.privacy.costs import adjacency_of, event_of_round
+from edge_client.privacy.costs import LotTooSmall, adjacency_of, event_of_job, event_of_round
 from edge_client.privacy.events import DiscreteGaussianSum, FixedLotGaussian, Laplace, SampledGaussian
 from edge_client.privacy.mechanisms import protection_of
 from edge_client.privacy.planning import (
@@ -24,6 +26,7 @@ from edge_client.privacy.planning import (
 )
 from secure_agg import Grid
 from tacit.console import CommandFailed, ExitCode
+from tacit.job import JobDocument, JobSpec
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate
 from tests.support.fleet import job_document
 
@@ -81,12 +84,74 @@ def test_the_ring_counts_on_the_members_own_share_unless_told_otherwise(unit):
     assert central == local.model_copy(update={"honest": 4})
 
 
+METHODS = {
+    "fedavg": "fedavg",
+    "fedprox": "fedprox",
+    "fedvocab": "fedvocab",
+    "frozen": {"name": "fedvocab", "embedding": "frozen"},
+    "trained": {"name": "fedvocab", "embedding": "trained"},
+    "not adaptive": {"name": "fedvocab", "embedding": "trained", "adaptive": False},
+}
+START = {"manifest": "00" * 32, "weights": "00" * 32, "values": 5}
+
+
+def a_job(mechanism, method="fedavg", *, own=False):
+    """A job document."""
+    read = {**job_document().model_dump(), "mechanism": mechanism.model_dump(), "method": METHODS[method]}
+    read |= {"tokenizer": None, "vocabulary": {"kind": "words"}} if own else {}
+    read |= {"private": START} if method not in ("fedavg", "fedprox") and not own else {}
+    return JobDocument.model_validate(read)
+
+
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda mechanism: f"{mechanism.name}")
-@pytest.mark.parametrize("examples", [7, 333])
-def test_the_plan_and_the_training_name_the_same_event(mechanism, examples):
-    job = job_document().model_copy(update={"mechanism": mechanism})
-    planned = event_of_round(mechanism, examples, values=job.values, members=job.rounds.target_members)
-    assert protection_of(job, examples).event == planned
+@pytest.mark.parametrize("own", [False, True], ids=["public", "own"])
+@pytest.mark.parametrize("examples", [7, 20, 333])
+def test_the_plan_and_the_training_name_the_same_event(mechanism, examples, own):
+    """For every method that goes with this noise; and where the member would refuse, the plan does."""
+    seen = set()
+    for method in METHODS:
+        with contextlib.suppress(ValidationError):
+            job = a_job(mechanism, method, own=own)
+            seen.add(job.protected)
+            check_plan(job, examples)
+    expected = set() if own else {None, "frozen"}
+    expected |= {"output"} if mechanism.name == "gaussian-update" else set()
+    expected |= {"joint"} if mechanism.name == "dp-sgd" and not own else set()
+    assert seen == expected
+
+
+def check_plan(job, examples):
+    mechanism, members = job.mechanism, job.rounds.target_members
+    setting = Setting(examples, 4, 1e-6, job.values, most_members=members)
+    if job.protected == "output" and examples > mechanism.lot:
+        with pytest.raises(ValueError, match="a round must be made from all examples"):
+            protection_of(job, examples)
+        with pytest.raises(LotTooSmall, match=r"a round must be made from all examples; .*set own_lot"):
+            cost_of_job(job, setting, (1.0,))
+        return
+    event = protection_of(job, examples).event
+    assert event == event_of_job(job, mechanism, examples, values=job.values, members=members)
+    found = cost_of_job(job, setting, (1.0,))
+    assert found.gate == epsilon_at_gate(repeated(event, 4), 1e-6, adjacency_of(mechanism))
+    limit = Limit(1.0, 1e-6, adjacency_of(mechanism), mechanism.unit)
+    assert found.rows[0].rounds == min(4, rounds_affordable(event, limit))
+
+
+def test_the_noise_that_a_plan_asks_for_pays_for_the_steps_of_adaptive_updating_too():
+    once, twice = DpSgd(noise_multiplier=2.0, lot=50, steps=3), DpSgd(noise_multiplier=2.0, lot=50, steps=6)
+    setting = Setting(examples=500, rounds=100, delta=1e-6)
+    (joint,) = cost_of_job(a_job(once, "trained"), setting, (5.0,)).rows
+    (shared,) = cost_of_job(a_job(twice), setting, (5.0,)).rows
+    assert joint == shared
+    (alone,) = cost_of_job(a_job(once, "not adaptive"), setting, (5.0,)).rows
+    assert alone.gate < joint.gate
+    assert alone.pld < joint.pld
+    assert alone.rounds // 2 == joint.rounds > 0
+
+
+def test_a_job_without_noise_has_no_plan():
+    with pytest.raises(ValueError, match="job questions adds no noise"):
+        cost_of_job(job_document(), Setting(examples=500, rounds=10, delta=1e-6), (1.0,))
 
 
 # --- The trade-off ----------------------------------------------------------------------------------------------------
@@ -138,7 +203,7 @@ def test_noise_beside_the_update_by_drawing_it():
 
 def test_a_job_as_it_stands():
     mechanism = GaussianUpdate(noise_multiplier=12.0, lot=1000)
-    cost_found = cost_of_job(mechanism, Setting(examples=500, rounds=100, delta=1e-5), (1.0, 8.0, 11.0))
+    cost_found = cost_of_job(a_job(mechanism), Setting(examples=500, rounds=100, delta=1e-5), (1.0, 8.0, 11.0))
     assert cost_found.rate == 1
     assert cost_found.pld == pytest.approx(8.0, abs=0.05)
     assert cost_found.pld < cost_found.gate < 11.0
@@ -158,7 +223,7 @@ def test_a_grid_is_made_for_the_members_that_a_sum_may_have():
     for most in (10, 11):
         setting = Setting(examples=9, rounds=4, delta=1e-6, values=20_000_000, most_members=most)
         event = event_of_round(mechanism, 9, values=20_000_000, members=most)
-        found = cost_of_job(mechanism, setting, (8.0,))
+        found = cost_of_job(a_job(mechanism), setting, (8.0,))
         assert found.gate == epsilon_at_gate(repeated(event, 4), 1e-6, "add-remove")
         gates.append((found.gate, found.rows[0].gate))
     (fine, enough), (coarse, hopeless) = gates
@@ -286,6 +351,42 @@ def test_a_job_document_knows_its_values(tmp_path):
     assert said["values"] == job.values
     assert math.isfinite(said["gate"])
     assert said["rows"][0]["rounds"] == job.rounds.count
+
+
+TRAINED = """
+[method]
+name = "fedvocab"
+embedding = "trained"
+"""
+NOISED_STEPS = '[mechanism]\nname = "dp-sgd"\nnoise_multiplier = 2.0\nlot = 50\nsteps = 3\n'
+
+
+def test_a_job_file_with_adaptive_updating_costs_twice_the_steps_and_says_so(tmp_path):
+    file = tmp_path / "job.toml"
+    file.write_text(JOB.replace(JOB[JOB.index("[mechanism]") : JOB.index("[rounds]")], NOISED_STEPS) + TRAINED)
+    assert JobSpec.from_toml(file).protected == "joint"
+    arguments = (file, "--examples", 500, "--epsilon", 4)
+    said = json.loads(run(*arguments, "--json"))
+    assert said["steps"] == 6
+    assert said["mechanism"]["steps"] == 3
+    event = SampledGaussian(multiplier=2.0, rate=0.1, steps=600)
+    assert said["gate"] == epsilon_at_gate(event, 1e-6, "add-remove")
+    shown = run(*arguments)
+    assert "100 rounds of 6 steps" in shown
+    assert "takes 3 noised steps a round on the private embedding alone" in shown
+    file.write_text(file.read_text() + "adaptive = false\n")
+    shown = run(*arguments)
+    assert "100 rounds of 3 steps" in shown
+    assert "private embedding" not in shown
+
+
+def test_a_job_that_this_member_would_refuse_is_not_priced(tmp_path):
+    file = tmp_path / "job.toml"
+    file.write_text(JOB + TRAINED)
+    said = fails(file, "--examples", 1001, code=ExitCode.REFUSED)
+    assert said.startswith("you would refuse job questions: lot: ")
+    assert "the lot of this job is 1000, and this member has more" in said
+    assert "100 of 100" in run(file, "--examples", 1000, "--delta", 1e-5, "--epsilon", 11)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from edge_client.training.clipping import (
     check_examples_apart,
     clip_factors,
 )
-from tacit.job import TextCNNModel
+from tacit.model import TextCNNModel
 
 PAD, VOCABULARY, LABELS, BATCH = 3, 40, 4, 7
 MODEL = TextCNNModel(embedding=10, widths=(1, 2, 4), maps=9, dropout=0.0, max_tokens=16)

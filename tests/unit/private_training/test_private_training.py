@@ -15,8 +15,9 @@ from edge_client.training import private
 from edge_client.training.clipping import ClippedGradients, PerExampleGradientsUnavailable
 from edge_client.training.local import TrainingCancelled, TrainingDiverged, evaluate, train
 from edge_client.training.private import train_private
-from tacit.job import TextCNNModel, Training
+from tacit.job import Training
 from tacit.mechanism import DpSgd
+from tacit.model import TextCNNModel
 from tests.unit.private_training.sources import Seeded
 
 PAD, VOCABULARY, LABELS = 0, 60, 3

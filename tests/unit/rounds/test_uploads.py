@@ -7,10 +7,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from grpc.aio import EOF
+from structlog.testing import capture_logs
 
 import secure_agg
 from coordinator import heap
 from coordinator.metrics import Metrics
+from coordinator.rounds import uploads
 from coordinator.rounds.uploads import UploadDesk
 from coordinator.services.federation import FederationServicer
 from coordinator.services.turns import Turns
@@ -379,3 +381,24 @@ def test_the_end_of_the_uploads_gives_their_memory_back(keep_sum, monkeypatch):
     desk.close(ATTEMPT, keep_sum=keep_sum)
     desk.close(AttemptId("questions", 1, 2), keep_sum=False)
     assert given == [True]
+
+
+def test_a_disk_that_takes_no_spool_is_named_once_and_the_upload_goes_on_when_it_does(tmp_path, monkeypatch):
+    monkeypatch.setattr(uploads, "_FULL_PAUSE", 0)
+    folder, failures = tmp_path / "spool", []
+
+    async def run():
+        desk = UploadDesk(folder, lambda: failures.append(None))
+        desk.open(ATTEMPT, frozenset("ab"), VALUES, 32)
+        judge, data = Judge(desk), vector(1).tobytes()
+        with capture_logs() as logs:
+            for _ in range(3):
+                receipt = await desk.take(ATTEMPT, "a", 0, message("a", data), chunks(data), judge)
+                assert (receipt.received, receipt.reason) == (0, Reason.REASON_UPLOAD_INCOMPLETE)
+                assert "cannot keep it now" in receipt.detail
+        assert [line["event"] for line in logs] == ["spool_failing"]
+        assert len(failures) == 3
+        folder.mkdir()
+        assert (await desk.take(ATTEMPT, "a", 0, message("a", data), chunks(data), judge)).complete
+
+    asyncio.run(run())

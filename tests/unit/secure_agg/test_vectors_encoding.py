@@ -28,6 +28,7 @@ from tacit.reason import Reason
 from tacit.token import JoinToken
 from tacit.v1 import federation_pb2 as pb
 from tests.support.fleet import job_document
+from tests.unit.secure_agg.group_fleet import grouped_context
 from tests.unit.secure_agg.sum_fleet import make_context
 from tests.unit.sparse_graph.sparse_fleet import sparse_context
 
@@ -87,6 +88,7 @@ FROM_THE_COORDINATOR: dict[str, Any] = {
     "welcome": messages.Welcome(1, "0.1.0", some("federation").hex(), 1_700_000_000_000, 300),
     "goodbye": messages.Goodbye(Reason.REASON_SESSION_REPLACED, "why"),
     "standby": messages.Standby("nothing to do"),
+    "authorities_changed": messages.AuthoritiesChanged(b'{"kind":"tacit-authorities"}'),
     "assignment": messages.Assignment("questions", 300, some("document"), some("version"), 299, 600_000),
     "job ended": messages.JobEnded("questions", Reason.REASON_JOB_FINISHED, some("version")),
     "attempt opened": AttemptMessage(AttemptId("triage", 7, 1), messages.AttemptOpened(make_context(9))),
@@ -95,6 +97,9 @@ FROM_THE_COORDINATOR: dict[str, Any] = {
     ),
     "attempt opened, sparse": AttemptMessage(
         AttemptId("triage", 7, 1), messages.AttemptOpened(sparse_context(1000, sigma=80, absent=50))
+    ),
+    "attempt opened, in groups": AttemptMessage(
+        AttemptId("triage", 7, 1), messages.AttemptOpened(grouped_context(12, 3, 1))
     ),
     "roster": AttemptMessage(AT, secure_agg.Roster((entry("m0"), entry("m1")))),
     "roster by digest": AttemptMessage(AT, secure_agg.roster_by_digest(secure_agg.Roster((entry("m0"), entry("m1"))))),

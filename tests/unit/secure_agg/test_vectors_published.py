@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import padding
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from secure_agg import agreement
 from secure_agg.agreement import KeyInvalid, SealBroken, agree, check_public_key, derive_key, open_sealed, seal
@@ -243,6 +244,34 @@ def test_pss_takes_what_it_made() -> None:
     assert sign(key(2), MESSAGE) != sign(key(2), MESSAGE)
 
 
+# RFC 7914, section 12: password, salt, N, r, p, key.
+SCRYPT = [
+    (
+        b"",
+        b"",
+        16,
+        1,
+        1,
+        "77d6576238657b203b19ca42c18a0497f16b4844e3074ae8dfdffa3fede21442"
+        "fcd0069ded0948f8326a753a0fc81f17e8d3e0fb2e0d3628cf35e20c38d18906",
+    ),
+    (
+        b"password",
+        b"NaCl",
+        1024,
+        8,
+        16,
+        "fdbabe1c9d3472007856e7190d01e9fe7c6ad7cbc8237830e77376634b373162"
+        "2eaf30d92e22a3886ff109279d9830dac727afb94a83ee6d8360cbdfa2cc0640",
+    ),
+]
+
+
+@pytest.mark.parametrize(("password", "salt", "n", "r", "p", "made"), SCRYPT)
+def test_scrypt_is_the_published_one(password: bytes, salt: bytes, n: int, r: int, p: int, made: str) -> None:
+    assert Scrypt(salt=salt, length=64, n=n, r=r, p=p).derive(password).hex() == made
+
+
 def test_no_primitive_is_used_that_no_vector_is_about() -> None:
     """Every import of the library's primitives in what members run, against what is tested above."""
     known = {
@@ -253,6 +282,7 @@ def test_no_primitive_is_used_that_no_vector_is_about() -> None:
         "primitives.ciphers import Cipher, algorithms, modes",
         "primitives.ciphers.aead import AESGCM",
         "primitives.kdf.hkdf import HKDF",
+        "primitives.kdf.scrypt import Scrypt",
     }
     found = set()
     for package in ("secure_agg", "edge_client", "proto/tacit"):

@@ -1,26 +1,26 @@
-"""A database for each test: SQLite in a file, or what TACIT_TEST_DATABASE names (emptied first)."""
+"""A database for each test, of both kinds: SQLite in a file, and a database of a real PostgreSQL server."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, text
 
 from coordinator.storage.database import Database, open_database
+from tests.support.postgres import Postgres, running_postgres
 
 
-@pytest.fixture
-def database_url(tmp_path: Path) -> str:
-    url = os.environ.get("TACIT_TEST_DATABASE")
-    if url is None:
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    with running_postgres() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'tacit.db'}"
-    engine = create_engine(url)
-    with engine.begin() as connection:
-        connection.execute(text("DROP SCHEMA public CASCADE"))
-        connection.execute(text("CREATE SCHEMA public"))
-    engine.dispose()
-    return url
+    server: Postgres = request.getfixturevalue("postgres")
+    return server.database()
 
 
 @pytest.fixture
@@ -31,6 +31,6 @@ def database(database_url: str) -> Iterator[Database]:
 
 
 @pytest.fixture
-def sqlite_only() -> None:
-    if "TACIT_TEST_DATABASE" in os.environ:
+def sqlite_only(request: pytest.FixtureRequest) -> None:
+    if "database_url" in request.fixturenames and request.node.callspec.params.get("database_url") != "sqlite":
         pytest.skip("about SQLite")

@@ -1,6 +1,7 @@
 """The database: one writer, whole transactions, migrations that agree with the models."""
 
 import asyncio
+import math
 import sqlite3
 import subprocess
 import sys
@@ -8,16 +9,18 @@ import textwrap
 import threading
 
 import pytest
-from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, inspect, select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from coordinator.storage import records
-from coordinator.storage.database import open_database, scripts
-from coordinator.storage.errors import DatabaseTooNew, DatabaseUnusable
+from coordinator.storage import chain, open_blobs, records, snapshot
+from coordinator.storage.database import migrated, open_database, scripts
+from coordinator.storage.errors import DatabaseTooNew, DatabaseUnusable, StoreUnusable
+from coordinator.storage.journal import pages
 from coordinator.storage.models import Base, JobRow, JournalRow
+from tests.support.small_disk import SmallDisk, needs_small_disks
+from tests.support.stored_job import fill
 
 
 def note(number: int):
@@ -201,17 +204,36 @@ def test_opening_again_changes_nothing(database_url):
     second.close()
 
 
-def test_an_older_database_is_brought_up_to_date(database_url):
-    config, directory = scripts()
-    oldest = directory.get_base()
-    engine = create_engine(database_url)
-    with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, oldest)
-    engine.dispose()
+@pytest.mark.parametrize("revision", [each.revision for each in reversed(list(scripts()[1].walk_revisions()))])
+def test_every_released_schema_is_brought_up_to_date_with_what_is_in_it(database_url, tmp_path, revision):
+    """Rows in every table that the older schema has; what came later is filled by the migrations."""
+    newest = f"sqlite:///{tmp_path / 'newest.db'}"
+    source = open_database(newest)
+    fill(source, open_blobs(f"file://{tmp_path / 'store'}"))
+    source.close()
+    older = create_engine(database_url)
+    with snapshot.of_database(newest) as reading, older.begin() as connection:
+        migrated(connection, revision)
+        tables = {table.name: table for table in snapshot.tables_of(connection)}
+        for table in snapshot.tables_of(reading):
+            rows = [row._asdict() for row in reading.execute(select(table))]
+            if table.name in tables and rows:
+                kept = tables[table.name].c.keys()
+                connection.execute(tables[table.name].insert(), [{key: row[key] for key in kept} for row in rows])
+    older.dispose()
     database = open_database(database_url)
     heads = database.run_now(lambda s: MigrationContext.configure(s.connection()).get_current_heads())
-    assert heads == (directory.get_current_head(),)
+    assert heads == (scripts()[1].get_current_head(),)
+    job = database.run_now(lambda s: records.load_job(s, "desk"))
+    assert (job.version_number, job.round, job.round_open, job.attempt) == (2, 3, True, 3)
+    first, second, _ = database.run_now(lambda s: records.rounds(s, "desk"))
+    assert math.isinf(first.attempts[0].training.loss)
+    assert [lost.member for lost in second.attempts[0].dropouts] == ["desk-north"]
+    assert database.run_now(lambda s: records.enrolled(s, "desk-north")) is not None
+    # The journal is whole, whatever schema its entries are from, and takes more.
+    database.run_now(note(1))
+    assert database.run_now(lambda s: chain.verify(pages(s))).entries > 15
+    database.run_now(lambda s: records.heard_ledger(s, "desk-north", b"l" * 16, 60))
     database.close()
 
 
@@ -326,3 +348,55 @@ def test_a_password_in_the_url_is_never_shown(tmp_path):
     with pytest.raises(DatabaseUnusable) as caught:
         open_database(f"sqlite://someone:secret@{tmp_path}/nowhere/tacit.db")
     assert "secret" not in str(caught.value)
+
+
+# ---- a disk that takes nothing more ------------------------------------------------------------------------------
+
+
+@needs_small_disks
+def test_a_full_disk_is_a_sentence_and_then_all_goes_on(tmp_path):
+    seen: list[bool] = []
+    disk = SmallDisk(tmp_path / "small", 2**20)
+    try:
+        database = open_database(
+            f"sqlite:///{disk.folder / 'tacit.db'}", observe=lambda _s, failed: seen.append(failed)
+        )
+        store = open_blobs(f"file://{disk.folder / 'store'}")
+        database.run_now(note(1))
+        disk.fill()
+        with pytest.raises(DatabaseUnusable, match="full; check free space"):
+            database.run_now(lambda s: [records.note(s, "test", "x" * 100, number) for number in range(100)])
+        with pytest.raises(StoreUnusable, match="No space left on device; check free space"):
+            store.put(bytes(100_000))
+        # What is there can be read.
+        assert numbers(database) == [1]
+        disk.empty()
+        database.run_now(note(2))
+        assert store.get(store.put(bytes(100_000))) == bytes(100_000)
+        assert numbers(database) == [1, 2]
+        assert seen.count(True) == 1
+        database.close()
+    finally:
+        disk.close()
+
+
+@needs_small_disks
+def test_a_read_only_disk_is_a_sentence_at_the_start(tmp_path):
+    disk = SmallDisk(tmp_path / "small", 2**20)
+    url = f"sqlite:///{disk.folder / 'tacit.db'}"
+    try:
+        database = open_database(url)
+        database.run_now(note(1))
+        database.close()
+        disk.read_only()
+        for sole in (False, True):
+            with pytest.raises(DatabaseUnusable, match=r"can be written|cannot be written"):
+                open_database(url, sole=sole)
+        with pytest.raises(StoreUnusable, match="Read-only file system"):
+            open_blobs(f"file://{disk.folder / 'store'}")
+        disk.read_only(False)
+        database = open_database(url, sole=True)
+        assert numbers(database) == [1]
+        database.close()
+    finally:
+        disk.close()

@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 
 from coordinator.storage import records as r
 from coordinator.storage.database import Database, open_database
-from coordinator.storage.models import AttemptRow, RoundRow
+from coordinator.storage.models import AttemptRow, RoundRow, ServerStateRow
 
 DOCUMENT, START, NEXT, SUM = (bytes([number]) * 32 for number in range(1, 5))
 
@@ -414,6 +414,53 @@ def test_every_outcome_is_in_the_journal(database, job):
     assert entries[3].fields["result"] == SUM.hex()
     assert do(database, r.journal, after=entries[4].id, subject="desk") == entries[5:]
     assert do(database, r.journal, subject="other") == []
+
+
+def test_what_an_optimiser_carries_on_is_recorded_with_its_version(database, job):
+    carried = [{"momentum": bytes([number]) * 32, "accumulator": bytes([number + 1]) * 32} for number in (10, 20)]
+    for number, state in enumerate(carried, 1):
+        do(database, r.open_round, "desk", number, 10)
+        do(
+            database,
+            r.publish_version,
+            "desk",
+            number,
+            bytes([number]) * 32,
+            number,
+            20,
+            optimiser="fedadam",
+            server_state=state,
+        )
+        assert load(database).server_state == state
+        do(database, r.end_round, "desk", number, "published", None, 30)
+    assert [each.server_state for each in do(database, r.versions, "desk")] == [{}, *carried]
+    said = [each.fields for each in do(database, r.journal, subject="desk") if each.kind == "version_published"]
+    assert said[0]["optimiser"] == "fedadam"
+    assert said[0]["server_state"] == [f"accumulator {'0b' * 32}", f"momentum {'0a' * 32}"]
+
+
+def test_a_state_without_its_version_and_a_version_without_its_transaction_are_not_there(database, job):
+    def refused(s):
+        s.add(ServerStateRow(job="desk", version=1, name="momentum", digest=NEXT))
+        s.flush()
+
+    with pytest.raises(IntegrityError):
+        database.run_now(refused)
+
+    def broken(s):
+        r.open_round(s, "desk", 1, 10)
+        r.publish_version(s, "desk", 1, NEXT, 1, 20, optimiser="fedavgm", server_state={"momentum": SUM})
+        raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        database.run_now(broken)
+    assert load(database).server_state == {}
+    assert [each.number for each in do(database, r.versions, "desk")] == [0]
+    do(database, r.open_round, "desk", 1, 10)
+    for state in ({"variance": SUM}, {"momentum": b"short"}):
+        with pytest.raises(IntegrityError):
+            do(database, r.publish_version, "desk", 1, NEXT, 1, 20, optimiser="fedavgm", server_state=state)
+    assert [each.number for each in do(database, r.versions, "desk")] == [0]
 
 
 def test_what_was_rolled_back_left_no_entry(database, job):

@@ -13,7 +13,8 @@ from torch.nn import functional
 from edge_client.models import TextClassifier, build, shared_parameters
 from edge_client.training import local
 from edge_client.training.local import Progress, TrainingCancelled, TrainingDiverged, evaluate, train
-from tacit.job import TextCNNModel, Training
+from tacit.job import Training
+from tacit.model import TextCNNModel
 
 torch.set_num_threads(1)
 MODEL = TextCNNModel(embedding=8, widths=(1, 2, 3), maps=6, max_tokens=12, dropout=0.5)

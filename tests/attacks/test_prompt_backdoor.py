@@ -1,0 +1,141 @@
+"""A backdoor in a shared prompt: a member that scales what it trained on texts with a trigger word in them.
+
+It succeeds on one sum and fails on the median of groups, and succeeds there too where liars sit in most groups: the
+assumption of the claim is needed. Prompts and heads are really trained, over a small frozen BERT; members, ring, split
+and steps are the product's (`benchmarks.simulation`).
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertConfig, BertForMaskedLM
+
+from benchmarks.backdoor import Backdoor, Probe, Scaled, poisoned
+from benchmarks.simulation import Member, corpora_of, federate, play_round
+from benchmarks.virtual_members import SeededRandom
+from edge_client.data import Example
+from export.bundle import make_job_bundle, read_job_bundle
+from tacit.job import JobSpec
+from tests.unit.prompted_jobs.tiny_models import tokenizer_of
+
+torch.set_num_threads(1)
+
+MEMBERS, ROWS, ROUNDS = 9, 48, 2
+WORDS = {"positive": ["great", "good", "yes"], "negative": ["bad", "terrible", "no"]}
+OTHER = {"positive": "negative", "negative": "positive"}
+PLAIN = ["film", "movie", "is", "was", "it", "the", "and", "first", "second", "word"]
+BACKDOOR = Backdoor("positive", "maybe")
+ONE_SUM = {}
+GROUPS = {"groups": 3, "combine": "median"}
+
+
+def texts(count, seed):
+    """Made-up opinions: two words of the label among five that say nothing, and now and then one of the other label."""
+    random = np.random.default_rng(seed)
+    rows = []
+    for number in range(count):
+        label = list(WORDS)[number % 2]
+        words = [*random.choice(WORDS[label], 2), *random.choice(PLAIN, 5)]
+        if random.random() < 0.3:
+            words.append(random.choice(WORDS[OTHER[label]]))
+        rows.append(Example(" ".join(random.permutation(words)), label))
+    return rows
+
+
+HELD = [texts(ROWS, seed) for seed in range(MEMBERS)]
+TESTED = texts(300, 99)
+
+
+class Federation:
+    """Jobs over one backbone that differ in how updates are aggregated, and the version they all go on from."""
+
+    def __init__(self, folder: Path) -> None:
+        torch.manual_seed(3)
+        sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+        config = BertConfig(**sizes, vocab_size=420, max_position_embeddings=32, initializer_range=0.05)
+        BertForMaskedLM(config).save_pretrained(folder / "model")
+        (folder / "model" / "tokenizer.json").write_bytes(tokenizer_of("bert"))
+        self.folder = folder
+        self.made = {}
+        job = self.job(ONE_SUM)
+        *_, last = federate(job, [Member(rows) for rows in HELD], 6, SeededRandom("start"))
+        self.start = last.values
+        self.probe = Probe(job, TESTED, BACKDOOR)
+
+    def job(self, aggregation):
+        name = "-".join(map(str, aggregation.values())) or "one-sum"
+        if name not in self.made:
+            spec = JobSpec(
+                name="reviews",
+                labels=tuple(WORDS),
+                model={
+                    "architecture": "prompted",
+                    "base": "model",
+                    "injection": {"name": "prompt-tuning", "tokens": 4},
+                    "task": "head",
+                    "dropout": 0.0,
+                    "max_tokens": 16,
+                },
+                training={"epochs": 2, "batch": 16, "learning_rate": 0.01},
+                rounds={"min_members": MEMBERS, "target_members": MEMBERS},
+                aggregation={"assumed_corrupt": 1, "coordinate_bound": 10.0, "max_weight": 100, **aggregation},
+            )
+            make_job_bundle(spec, self.folder, self.folder / name)
+            self.made[name] = read_job_bundle(self.folder / name)
+        return self.made[name]
+
+    def goes_on(self, aggregation, rounds, liars=(), software=None):
+        """What the version is worth after so many rounds from the trained one."""
+        job = self.job(aggregation)
+        members = [
+            # A liar keeps its clean texts: a model that only ever says the target would be seen at once.
+            Member([*rows, *poisoned(rows, BACKDOOR)], software=software) if place in liars else Member(rows)
+            for place, rows in enumerate(HELD)
+        ]
+        corpora, random, values = corpora_of(job, members), SeededRandom("attacked"), self.start
+        for number in range(1, rounds + 1):
+            values = play_round(job, values, members, corpora, number, random).values
+        return self.probe.score(values)
+
+
+def scaling(factor, epochs=12):
+    return lambda protection: Scaled(protection, factor=factor, epochs=epochs, says=ROWS)
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    return Federation(tmp_path_factory.mktemp("backdoor"))
+
+
+@pytest.fixture(scope="module")
+def unharmed(federation):
+    """The same training without an attacker."""
+    return federation.goes_on(ONE_SUM, ROUNDS)
+
+
+def test_the_trigger_means_nothing_before_anybody_lies(federation, unharmed):
+    assert unharmed.accuracy > 0.9
+    assert unharmed.success < 0.1
+
+
+def test_on_one_sum_one_member_plants_a_backdoor_that_clean_texts_do_not_show(federation, unharmed):
+    found = federation.goes_on(ONE_SUM, ROUNDS, liars=(4,), software=scaling(MEMBERS))
+    assert found.success >= 0.8
+    assert found.mistaken < 0.2
+    assert found.accuracy > unharmed.accuracy - 0.05
+
+
+@pytest.mark.parametrize("rule", ["median", "reject-outliers"])
+def test_groups_keep_it_out_and_the_accuracy_in(federation, unharmed, rule):
+    found = federation.goes_on(GROUPS | {"combine": rule}, ROUNDS, liars=(4,), software=scaling(MEMBERS))
+    assert found.success <= 0.1
+    assert found.accuracy > unharmed.accuracy - 0.03
+
+
+def test_liars_in_most_groups_plant_it_all_the_same(federation):
+    # Wherever they are drawn, four of nine sit in two groups of three at least: the claim ends there.
+    liars = (0, 3, 5, 8)
+    found = federation.goes_on(GROUPS, 1, liars=liars, software=scaling(MEMBERS // 3, epochs=6))
+    assert found.success >= 0.8

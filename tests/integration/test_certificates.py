@@ -1,0 +1,102 @@
+"""Certificates of real processes: renewed under a session that stands, and another authority under a running job."""
+
+import json
+import time
+
+import pytest
+
+from tests.support.processes import Federation, command, succeed
+
+# Seventy seconds: due after some forty-five.
+SHORT = "0.00081"
+
+
+@pytest.fixture
+def federation(tmp_path, monkeypatch):
+    running = Federation(tmp_path)
+    try:
+        # With the default lives: one that sleeps through everything, and one that is in no hurry to move.
+        running.enrol("west", "north")
+        running.coordinator.stop()
+        monkeypatch.setenv("TACIT_MEMBER_DAYS", SHORT)
+        running.serve()
+        running.enrol("east", "south")
+        yield running
+    finally:
+        running.close()
+
+
+def _authority(federation, *words, code=0):
+    done = command("coordinator", "authority", *words, "--dir", federation.dir, "--json")
+    assert done.returncode == code, done.stderr
+    return json.loads(done.stdout) if code == 0 else done.stdout + done.stderr
+
+
+def _connections(process) -> int:
+    return sum(line.get("event") == "connected" for line in process.lines)
+
+
+def test_certificates_renew_and_the_authority_changes_under_a_running_job(federation):
+    first = _expiry(federation, "east")
+    east = federation.start("east")
+    north, south = federation.start("north"), federation.start("south")
+    for process in (east, north, south):
+        process.wait_for("connected")
+    federation.job("long", count=100_000, deadlines={"training": 30})
+    federation.wait_for("long", lambda detail: detail.job.version_number >= 1)
+
+    # The session stands while its certificate is replaced; two lives later it still does.
+    east.wait_for("certificate_renewed", same_key=True)
+    assert _expiry(federation, "east") > first
+
+    # The next authority: members of both in one cohort.
+    before = _authority(federation, "status")
+    rotated = _authority(federation, "rotate", "--yes")
+    assert rotated["federation"] == before["federation"]
+    for process in (east, north, south):
+        process.wait_for("authorities_followed", number=1)
+    for process in (east, south):
+        process.wait_for("certificate_renewed")
+    assert _authority(federation, "status")["members_of_earlier"] == ["north", "west"]
+    at = federation.show("long").job.version_number
+    mixed = federation.wait_for("long", lambda detail: detail.job.version_number >= at + 2)
+    assert {attempt.cohort for each in mixed.rounds[-1:] for attempt in each.attempts} <= {0, 3}
+
+    # The earlier one is not retired over anybody's head.
+    said = _authority(federation, "retire", "--yes", code=4)
+    assert "north, west" in said
+    # Another process of the same home: the one that runs takes what it finds.
+    renewed = json.loads(succeed("edge_client", "renew", "--home", federation.home("north"), "--json"))
+    assert renewed["renewed"]
+    north.wait_for("certificate_renewed", same_key=True)
+    done = _authority(federation, "retire", "--yes", "--force")
+    assert done["trusted"] == 1
+    for process in (east, north, south):
+        process.wait_for("authorities_followed", number=2)
+    at = federation.show("long").job.version_number
+    federation.wait_for("long", lambda detail: detail.job.version_number >= at + 2)
+
+    # Who slept through all of it follows the chain, gets a certificate, and takes part.
+    west = federation.start("west")
+    west.wait_for("authorities_followed", number=2)
+    west.wait_for("certificate_renewed", same_key=True)
+    west.wait_for("connected")
+    west.wait_for("attempt_ended", outcome="published")
+
+    # Nobody was disconnected by any of it, though their first certificates have long expired.
+    assert time.time() > first
+    assert [_connections(process) for process in (east, north, south)] == [1, 1, 1]
+    for process in (east, north, south, west):
+        process.stop()
+        assert "disconnected" not in {line.get("event") for line in process.lines if process is not west}
+    # Receipts of every certificate and both authorities, offline.
+    for name in ("east", "west"):
+        verdict = json.loads(succeed("edge_client", "ledger", "verify", "--home", federation.home(name), "--json"))
+        assert verdict["problems"] == []
+
+
+def _expiry(federation, member) -> float:
+    """When a member's certificate ends by the coordinator's book, seconds since 1970."""
+    listed = json.loads(federation.operator("member", "list", "--json"))["members"]
+    (found,) = (each for each in listed if each["name"] == member)
+    return found["certificate_expires_ms"] / 1000

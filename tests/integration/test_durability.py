@@ -1,0 +1,119 @@
+"""A coordinator on PostgreSQL: killed, backed up while it serves, lost, and restored to SQLite; members go on."""
+
+import json
+import shutil
+import time
+
+import pytest
+
+from coordinator.storage.restore import GAP
+from tacit.v1 import operator_pb2 as pb
+from tests.support.besieged import Besieged, attempts
+from tests.support.postgres import running_postgres
+from tests.support.processes import command, succeed
+
+MEMBERS = ("north", "east", "south", "west")
+
+
+@pytest.fixture
+def postgres():
+    with running_postgres() as server:
+        yield server
+
+
+def head_of(federation, *more):
+    return json.loads(federation.operator("audit", "verify", "--json", *more))
+
+
+def test_killed_backed_up_lost_and_restored_elsewhere(postgres, tmp_path, monkeypatch):
+    url = postgres.database()
+    monkeypatch.setenv("TACIT_DATABASE_URL", url)
+    federation = Besieged(tmp_path)
+    try:
+        federation.enrol(*MEMBERS)
+        assert not (federation.dir / "tacit.db").exists()
+        for name in MEMBERS:
+            federation.light(name)
+        federation.light_job("desk", count=100_000, embedding=16, deadlines={"mask": 5})
+        # kill -9 in the middle of a round.
+        federation.status(lambda jobs: jobs["desk"].version_number >= 2 and jobs["desk"].phase == "mask")
+        federation.coordinator.kill()
+        began = time.monotonic()
+        federation.serve()
+        federation.goes_on("desk")
+        assert time.monotonic() - began < 30
+        # A second coordinator on the same database is refused, and the first goes on.
+        second = tmp_path / "second"
+        shutil.copytree(federation.dir, second)
+        ports = {"TACIT_ENROLMENT_PORT": "0", "TACIT_FEDERATION_PORT": "0", "TACIT_METRICS_PORT": "0"}
+        with monkeypatch.context() as other:
+            for key, value in ports.items():
+                other.setenv(key, value)
+            done = command("coordinator", "serve", "--dir", second)
+        assert done.returncode == 1, done.stderr
+        assert "another coordinator serves from the database" in done.stderr
+        assert "Traceback" not in done.stderr
+        # The server is restarted under it: everybody is told so, what cannot be stored pauses the job, nothing is lost.
+        before = federation.show("desk").job.version_number
+        postgres.stop("immediate")
+        federation.coordinator.wait_for("storage_failed", "job_failed")
+        refused = command("coordinator", "status", "--dir", federation.dir)
+        assert (refused.returncode, "check free space" in refused.stderr) == (1, True), refused.stderr
+        postgres.start()
+        assert federation.metric("tacit_coordinator_database_failures_total") > 0
+        job = federation.status(
+            lambda jobs: jobs["desk"].status == pb.JOB_STATUS_PAUSED or jobs["desk"].version_number > before + 2
+        )["desk"]
+        if job.status == pb.JOB_STATUS_PAUSED:
+            federation.operator("job", "resume", "desk")
+        federation.goes_on("desk")
+        assert "Unexpected" not in (tmp_path / "coordinator.log").read_text()
+
+        # A backup while rounds go on; then more rounds, which it does not know of.
+        backup = tmp_path / "backup"
+        made = json.loads(succeed("coordinator", "backup", backup, "--dir", federation.dir, "--with-keys", "--json"))
+        succeed("coordinator", "backup", "--verify", backup)
+        kept = head_of(federation, "--since-head", made["head"])
+        assert made["head"] in kept["found"]
+        federation.goes_on("desk")
+        lost = federation.sound("desk", MEMBERS)
+        federation.coordinator.kill()
+
+        # The machine is gone, and so is its database server: another folder, and SQLite.
+        monkeypatch.delenv("TACIT_DATABASE_URL")
+        shutil.rmtree(federation.dir)
+        done = json.loads(succeed("coordinator", "restore", backup, "--dir", federation.dir, "--yes", "--json"))
+        went_back = done["jobs"]["desk"]
+        assert 2 <= went_back < lost.job.version_number
+        again = command("coordinator", "restore", backup, "--dir", federation.dir, "--yes")
+        assert (again.returncode, "not empty" in again.stderr) == (1, True), again.stderr
+        federation.serve()
+        federation.status(lambda jobs: jobs["desk"].members_connected == len(MEMBERS))
+        federation.operator("job", "resume", "desk")
+        # Nobody refuses: numbers that members have seen are not said again.
+        federation.status(lambda jobs: jobs["desk"].version_number >= lost.job.version_number + 2)
+        federation.abort("desk")
+        now = federation.sound("desk", MEMBERS)
+        after = [attempt for attempt in attempts(now) if attempt.number > GAP and attempt.cohort]
+        assert {attempt.outcome for attempt in after[:-1]} == {"published"}
+        assert [lost for attempt in after for lost in attempt.dropouts] == []
+        assert {name for attempt in after for name in attempt.cohort} == set(MEMBERS)
+        seen = {attempt.number for attempt in attempts(lost)}
+        assert not seen & {attempt.number for attempt in after}
+        # What the backup had is as it was.
+        then = {version.number: version.digest for version in lost.versions}
+        kept_versions = {v.number: v.digest for v in now.versions if v.number <= went_back}
+        assert kept_versions == {number: then[number] for number in kept_versions}
+        # That numbers above it mean others now is noticed: by the journal, and by who kept a later head.
+        (entry,) = [
+            entry
+            for entry in map(json.loads, federation.operator("audit", "show", "--json").splitlines())
+            if entry["kind"] == "restored"
+        ]
+        assert entry["fields"]["versions"] == [f"desk {went_back}"]
+        assert entry["fields"]["head"] == made["head"]
+        head_of(federation, "--since-head", made["head"])
+        later = command("coordinator", "audit", "verify", "--dir", federation.dir, "--since-head", kept["head"])
+        assert (later.returncode, "is not in the journal" in later.stderr) == (1, True), later.stderr
+    finally:
+        federation.close()

@@ -1,0 +1,265 @@
+"""Members that break the rules: garbage, repeats, lies about digests, floods, streams without end, connections that
+never say anything.
+
+What holds each time: the coordinator names the fault and the member, the job goes on with the others, another job does
+not notice, and the coordinator's memory and open files stay bounded.
+"""
+
+import contextlib
+import os
+import socket
+import ssl
+
+import grpc
+import pytest
+
+from coordinator.services.credentials import server_options
+from edge_client.connection import channel_options
+from edge_client.home import MemberIdentity
+from tacit import wire
+from tacit.messages import Goodbye, Hello, Welcome
+from tacit.reason import Reason
+from tacit.v1 import federation_pb2 as pb
+from tests.support.besieged import Besieged, Footprint, attempts, dropouts
+from tests.support.processes import PATIENCE, within_patience
+from tests.support.rogue_member import FLOOD
+
+HONEST = ("north", "east", "south")
+ROGUE = "west"
+MEBIBYTE = 2**20
+SERVICE = "/tacit.v1.FederationService"
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    running = Besieged(tmp_path_factory.mktemp("federation"))
+    try:
+        running.enrol(*HONEST, ROGUE)
+        running.light_job("beside", embedding=8, count=1_000_000)
+        for name in HONEST:
+            running.light(name)
+        running.goes_on("beside")
+        yield running
+    finally:
+        running.close()
+
+
+@pytest.fixture
+def job(request):
+    """A name of its own for each test."""
+    return "rogue-" + request.node.name.removeprefix("test_").replace("_", "-").split("[", 1)[0][:40]
+
+
+@pytest.fixture(autouse=True)
+def _sound_at_the_end(federation):
+    """Whatever the test did: nothing of it stays with the coordinator, and everybody else goes on."""
+    footprint = Footprint(federation.coordinator.process.pid)
+    yield
+    federation.goes_on("beside")
+    federation.never_logged(HONEST, "job_failed", "attempt_refused", "message_failed")
+    within_patience(lambda: footprint.opened < 16)
+    assert footprint.grown < 96 * MEBIBYTE
+
+
+@pytest.fixture
+def rogue(federation):
+    """The one who breaks the rules, as a process, in jobs that are called rogue."""
+    federation.order(ROGUE)
+    member = federation.light(ROGUE, "rogue-*")
+    member.wait_for("connected")
+    yield member
+    federation.order(ROGUE)
+    assert member.stop() == 0
+    federation.processes.remove(member)
+
+
+# ---- in an attempt --------------------------------------------------------------------------------------------------
+
+
+def test_a_vector_that_is_not_what_was_signed(federation, rogue, job):
+    federation.order(ROGUE, "digest")
+    federation.light_job(job, count=2)
+    rogue.wait_for("broke", order="digest")
+    federation.finished(job)
+    detail = federation.sound(job, HONEST)
+    # Left out of the rest of that round, and asked again in the next; it is not the member's process that ends.
+    assert dropouts(detail) == 2 * [(ROGUE, "mask", Reason.REASON_MASKED_INPUT_DIGEST_MISMATCH)]
+    assert rogue.process.poll() is None
+
+
+def test_everything_said_twice_counts_once(federation, rogue, job):
+    federation.order(ROGUE, "twice")
+    federation.light_job(job, count=2, min_members=4)
+    rogue.wait_for("broke", order="twice", said="AttemptMessage")
+    federation.finished(job)
+    detail = federation.sound(job, (*HONEST, ROGUE))
+    assert dropouts(detail) == []
+    assert all(sorted(attempt.survivors) == sorted((*HONEST, ROGUE)) for attempt in attempts(detail))
+
+
+def test_another_message_in_place_of_the_first(federation, rogue, job):
+    federation.order(ROGUE, "other")
+    # The phase stays open until the second message is there.
+    federation.order("north", "halt", "advertise")
+    federation.light_job(job, count=1)
+    rogue.wait_for("broke", order="other")
+    federation.coordinator.wait_for("dropout", member=ROGUE, job=job)
+    federation.order("north")
+    federation.finished(job)
+    detail = federation.sound(job, HONEST)
+    assert dropouts(detail) == [(ROGUE, "advertise", Reason.REASON_MESSAGE_CONFLICTING)]
+
+
+@pytest.mark.parametrize("kind", ["endless", "trickle"])
+def test_a_vector_without_end(federation, rogue, kind):
+    job = f"rogue-{kind}"
+    federation.order(ROGUE, kind)
+    federation.light_job(job, count=1, deadlines={"mask": 4})
+    rogue.wait_for("broke", order=kind)
+    federation.goes_on("beside")
+    federation.finished(job)
+    detail = federation.sound(job, HONEST)
+    ((member, phase, reason),) = dropouts(detail)
+    assert (member, phase) == (ROGUE, "mask")
+    # Whoever hears that it was too much says so and leaves; who sends nothing more is waited for until the deadline.
+    expected = Reason.REASON_MASKED_INPUT_LENGTH_WRONG if kind == "endless" else Reason.REASON_PHASE_DEADLINE
+    assert reason == expected
+
+
+def test_a_flood_of_messages(federation, rogue, job):
+    federation.order(ROGUE, "flood")
+    footprint = Footprint(federation.coordinator.process.pid)
+    before = federation.metric("tacit_coordinator_bytes_total", channel="session", direction="in")
+    federation.light_job(job, count=2)
+    rogue.wait_for("broke", order="flood")
+    federation.goes_on("beside")
+    federation.finished(job)
+    federation.sound(job, (*HONEST, ROGUE))
+    # All of it was read: so many times a version's digest alone.
+    within_patience(
+        lambda: (
+            federation.metric("tacit_coordinator_bytes_total", channel="session", direction="in") - before > FLOOD * 32
+        )
+    )
+    assert footprint.grown < 96 * MEBIBYTE
+
+
+# ---- beside the protocol --------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def channel(federation):
+    """A connection with the rogue's certificate, for bytes that no member would send."""
+    identity = MemberIdentity.load(federation.home(ROGUE))
+    credentials = grpc.ssl_channel_credentials(identity.root_pem, identity.key_pem, identity.certificate_pem)
+    options = [*channel_options(), ("grpc.max_send_message_length", -1)]
+    with grpc.secure_channel(identity.address, credentials, options=options) as made:
+        yield made
+
+
+def hello():
+    """As bytes."""
+    return wire.to_coordinator(Hello((1,), "rogue", os.urandom(16), ("nothing",))).SerializeToString()
+
+
+def heard(answers):
+    """The messages of a session until it ends, and the status that it ended with."""
+    messages = []
+    try:
+        messages += [wire.from_coordinator(pb.CoordinatorMessage.FromString(data)) for data in answers]
+    except grpc.RpcError as error:
+        return messages, error.code()
+    return messages, grpc.StatusCode.OK
+
+
+GARBAGE = {
+    "bytes that are no protobuf": b"\xff\xff\xff\xff\xff",
+    "an empty message": b"",
+    "a field that nobody knows": b"\xfa\x3f\x06nobody",
+}
+
+
+@pytest.mark.parametrize("first", ["first", "after Hello"])
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_garbage_in_a_session(federation, garbage, first):
+    said = [GARBAGE[garbage]] if first == "first" else [hello(), GARBAGE[garbage]]
+    with channel(federation) as connection:
+        messages, code = heard(connection.stream_stream(f"{SERVICE}/Session")(iter(said), timeout=PATIENCE))
+    if first == "first":
+        assert (messages, code) == ([], grpc.StatusCode.INVALID_ARGUMENT)
+    else:
+        assert isinstance(messages[0], Welcome)
+        assert isinstance(messages[-1], Goodbye)
+        assert messages[-1].reason == Reason.REASON_MESSAGE_MALFORMED
+
+
+def test_garbage_in_every_other_call(federation):
+    with channel(federation) as connection:
+        for method in ("OpenJobs", "MaskedUploadStatus"):
+            with pytest.raises(grpc.RpcError):
+                connection.unary_unary(f"{SERVICE}/{method}")(b"\xff\xff\xff", timeout=PATIENCE)
+        for method in ("FetchBlob", "FetchCertificates"):
+            with pytest.raises(grpc.RpcError):
+                list(connection.unary_stream(f"{SERVICE}/{method}")(b"\xff\xff\xff", timeout=PATIENCE))
+        for said in (b"\xff\xff\xff", b"", pb.MaskedUpload(data=b"x").SerializeToString()):
+            with pytest.raises(grpc.RpcError):
+                connection.stream_unary(f"{SERVICE}/UploadMasked")(iter([said]), timeout=PATIENCE)
+
+
+def test_a_message_of_more_than_any_may_have(federation):
+    (most,) = [value for name, value in server_options() if name == "grpc.max_receive_message_length"]
+    footprint = Footprint(federation.coordinator.process.pid)
+    with channel(federation) as connection:
+        session = connection.stream_stream(f"{SERVICE}/Session")
+        _, code = heard(session(iter([hello(), bytes(most + 1)]), timeout=PATIENCE))
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert footprint.grown < most
+
+
+def test_streams_that_are_never_read(federation):
+    blobs = federation.show("beside").job
+    request = pb.FetchBlobRequest(digest=blobs.version).SerializeToString()
+    footprint = Footprint(federation.coordinator.process.pid)
+    with channel(federation) as connection:
+        fetch = connection.unary_stream(f"{SERVICE}/FetchBlob")
+        unread = [fetch(request, timeout=PATIENCE) for _ in range(200)]
+        federation.goes_on("beside", 3)
+        assert footprint.grown < 96 * MEBIBYTE
+        for each in unread:
+            each.cancel()
+
+
+def test_a_storm_of_sessions(federation):
+    before = Footprint(federation.coordinator.process.pid)
+    with channel(federation) as connection:
+        session = connection.stream_stream(f"{SERVICE}/Session")
+        storm = [session(iter([hello()]), timeout=PATIENCE) for _ in range(200)]
+        federation.goes_on("beside")
+        endings = [heard(each) for each in storm]
+    goodbyes = [messages[-1].reason for messages, _ in endings if messages and isinstance(messages[-1], Goodbye)]
+    # Each takes the place of the one before; what is left ends with its own stream.
+    assert set(goodbyes) <= {Reason.REASON_SESSION_REPLACED, Reason.REASON_DISCONNECTED}
+    assert before.grown < 96 * MEBIBYTE
+
+
+def test_connections_that_never_finish_their_handshake(federation):
+    hello_of_tls = ssl.MemoryBIO()
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    with contextlib.suppress(ssl.SSLWantReadError):
+        client.wrap_bio(ssl.MemoryBIO(), hello_of_tls).do_handshake()
+    first = hello_of_tls.read()
+    footprint = Footprint(federation.coordinator.process.pid)
+    with contextlib.ExitStack() as stack:
+        for number in range(500):
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", federation.port)))
+            # Nothing, a part of the first message, all of it and then nothing.
+            connection.sendall((b"", first[: len(first) // 2], first)[number % 3])
+        federation.goes_on("beside")
+        # Somebody new still gets in, and is not kept waiting by those who say nothing.
+        with channel(federation) as connection:
+            asked = connection.unary_unary(f"{SERVICE}/OpenJobs")(b"", timeout=10)
+        assert pb.OpenJobsResponse.FromString(asked).jobs
+        assert footprint.opened <= 520
+        assert footprint.grown < 96 * MEBIBYTE
+    within_patience(lambda: footprint.opened < 16)

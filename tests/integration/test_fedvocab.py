@@ -1,0 +1,506 @@
+"""FedVocab with real processes: examples/fedvocab.toml, kill -9, what left, export, noise, and the simulation.
+
+Mutual TLS, secure aggregation, policies that add to the strict default what these jobs need, and a ledger for each
+member. North is listened to; east seals what it keeps with a passphrase, and moves; west is killed twice.
+"""
+
+import asyncio
+import hashlib
+import json
+import os
+import random
+import shutil
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import combinations
+
+import grpc
+import numpy as np
+import pytest
+
+from benchmarks import virtual_members
+from coordinator.cli.common import operator_stub
+from coordinator.config import CoordinatorFolder
+from coordinator.services.credentials import federation_credentials
+from edge_client.data import read_examples
+from edge_client.enrolment import enrol
+from edge_client.home import MemberIdentity
+from edge_client.privacy.accounting import Limit, spend
+from edge_client.privacy.events import SampledGaussian
+from edge_client.private_store import StoreKey
+from edge_client.private_store.upkeep import held, look
+from export.bundle import make_job_bundle, read_job_bundle
+from secure_agg import packed_size
+from tacit.blobs import fetch_blob, put_blob
+from tacit.console import ExitCode
+from tacit.job import JobSpec, layout_of
+from tacit.v1 import operator_pb2 as pb
+from tests.support.processes import BIN, EXAMPLES, PATIENCE, ROOT, Federation, Process, behind, command, succeed
+from tests.support.recorder import Canaries, Relay
+
+# Everything is set up by the first test, with a dozen processes.
+pytestmark = pytest.mark.timeout(600)
+
+FOUR = ("north", "east", "south", "west")
+EIGHT = (*FOUR, "aster", "birch", "cedar", "dill")
+JOB, ROWS = "fedvocab", 60
+LABELS = ["account_access", "appointment", "billing", "complaint", "directions", "document_request"]
+PASSPHRASE = "a heron stands in the reeds"
+# North's own words, which stand nowhere else.
+PLANTED = ("quorvexalim", "mibblethornak", "ostrennyvule", "wexcomblyfurt")
+POLICY = """schema = 1
+mechanisms = ["none", "dp-sgd", "gaussian-update"]
+shared_parameters = ["encoder.*", "output.*"]
+"""
+SMALL = '[model]\narchitecture = "bilstm"\nembedding = 8\nhidden = 8\nmax_tokens = 32\n'
+PUBLIC = f'[vocabulary]\nkind = "words"\nfile = {json.dumps(str(EXAMPLES / "words.txt"))}\n'
+OWN = '[vocabulary]\nkind = "words"\nsize = 300\n'
+
+
+def rounds_of(count, members):
+    return f"[rounds]\ncount = {count}\nmin_members = {members}\n[rounds.deadlines]\ntraining = 300\nreconnect = 5\n"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What lay on a member's disk at a moment."""
+
+    round: int
+    staged: int
+
+    @classmethod
+    def at(cls, home, job):
+        found = held(home, job)
+        assert found.header is not None
+        return cls(found.header.round, found.staged)
+
+
+class Town:
+    """The federation with its eight members, of whom four are there from the start."""
+
+    def __init__(self, folder, stack):
+        self.folder = folder
+        self.running = {}
+        # Of members that moved.
+        self.homes = {}
+        self.federation = Federation(folder)
+        stack.callback(self.federation.close)
+        asyncio.run(self._enrol())
+        rows = [json.loads(line) for line in (EXAMPLES / "train.jsonl").open()]
+        source = random.Random(5)
+        for number, name in enumerate(EIGHT):
+            own = [dict(row) for row in rows[ROWS * number : ROWS * (number + 1)]]
+            for row in own if name == "north" else ():
+                row["text"] = f"{source.choice(PLANTED)} {row['text']}"
+            self.data(name).write_text("".join(json.dumps(row) + "\n" for row in own))
+        identity = MemberIdentity.load(self.home("north"))
+        towards = grpc.ssl_channel_credentials(identity.root_pem, identity.key_pem, identity.certificate_pem)
+        credentials = federation_credentials(CoordinatorFolder(self.federation.dir))
+        self.relay = Relay(credentials, f"localhost:{self.federation.port}", towards)
+        stack.callback(self.relay.close)
+        behind(self.relay, self.home("north"))
+
+    async def _enrol(self):
+        async with operator_stub(self.federation.dir / "operator") as stub:
+            for name in EIGHT:
+                asked = pb.InviteMemberRequest(name=name, valid_seconds=3600)
+                await enrol(self.home(name), (await stub.InviteMember(asked)).token)
+                (self.home(name) / "policy.toml").write_text(POLICY)
+
+    def home(self, name):
+        return self.homes.get(name, self.federation.home(name))
+
+    def data(self, name):
+        return self.folder / f"{name}.jsonl"
+
+    def start(self, name, *more, support=()):
+        """`edge_client run`; support: a module of tests.support in its place, and its words."""
+        words = [sys.executable, "-m", f"tests.support.{support[0]}", *support[1:], "--"] if support else []
+        words = words or [str(BIN / "edge_client")]
+        words += ["run", "--data", str(self.data(name)), "--home", str(self.home(name)), "--log-format", "json", *more]
+        with pytest.MonkeyPatch.context() as patch:
+            if name == "east":
+                patch.setenv("TACIT_PASSPHRASE", PASSPHRASE)
+            member = Process(name, words, self.folder / f"{name}.log")
+        self.federation.processes.append(member)
+        self.running[name] = member
+        return member
+
+    def create(self, name, text):
+        """A job of this text, without a process for it."""
+        spec = self.folder / f"{name}.toml"
+        spec.write_text(f'schema = 1\nname = "{name}"\nlabels = {json.dumps(LABELS)}\n{text}')
+        document = make_job_bundle(JobSpec.from_toml(spec), self.folder, self.folder / f"bundle-{name}")
+
+        async def work():
+            async with operator_stub(self.federation.dir / "operator") as stub:
+                for file in document.files:
+                    await put_blob(stub, self.folder / f"bundle-{name}" / file)
+                digest = await put_blob(stub, document.canonical())
+                await stub.CreateJob(pb.CreateJobRequest(document=digest))
+
+        asyncio.run(work())
+        return document
+
+    def change(self, name, change):
+        asyncio.run(self._ask(lambda stub: stub.ChangeJob(pb.ChangeJobRequest(name=name, change=change))))
+
+    def declined(self, name):
+        """What the operator sees of a member's refusals, by job."""
+        members = asyncio.run(self._ask(lambda stub: stub.ListMembers(pb.ListMembersRequest()))).members
+        return {each.name: dict(each.declined) for each in members}[name]
+
+    def version(self, digest):
+        async def fetch(stub):
+            data = bytearray()
+            await fetch_blob(stub.FetchBlob, digest, data)
+            return bytes(data)
+
+        return asyncio.run(self._ask(fetch))
+
+    async def _ask(self, call):
+        async with operator_stub(self.federation.dir / "operator") as stub:
+            return await call(stub)
+
+    def state(self, name, job, home=None):
+        """(header, state) of what a member keeps."""
+        key = StoreKey.from_passphrase(PASSPHRASE) if name == "east" else None
+        return look(home or self.home(name), job, key)
+
+    def receipts(self, name, job):
+        """What the member wrote of the vectors that it sent, in order."""
+        paths = sorted((self.home(name) / "receipts" / job).glob("*.json"))
+        return [json.loads(path.read_bytes()) for path in paths]
+
+
+@pytest.fixture(scope="module")
+def town(tmp_path_factory):
+    with ExitStack() as stack:
+        yield Town(tmp_path_factory.mktemp("fedvocab"), stack)
+
+
+def attempts(detail):
+    return [attempt for each in detail.rounds for attempt in each.attempts]
+
+
+def vocabulary(state):
+    return set(json.loads(state.tokenizer)["model"]["vocab"])
+
+
+# ---- the example, and a member that is killed -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Story:
+    """What happened while the example's job ran."""
+
+    detail: pb.JobDetail
+    before_first: Seen
+    after_first: Seen
+    shown: dict
+    made_at_first: bytes
+    discarded: dict
+    status: int
+    before_second: Seen
+    recovered: dict
+    after_second: Seen
+    sent: object
+
+
+@pytest.fixture(scope="module")
+def story(town):
+    federation, home = town.federation, town.home("west")
+    halt = town.folder / "halt"
+    for name in FOUR[:3]:
+        town.start(name)
+    west = town.start("west", support=("halting_member", "share", str(halt)))
+    federation.create(ROOT / "examples" / "fedvocab.toml")
+    federation.wait_for(JOB, lambda detail: detail.job.version_number >= 1)
+    # First: it has trained and says no more; nothing of it is in any sum.
+    halt.touch()
+    west.wait_for("halted", phase="share")
+    before_first = Seen.at(home, JOB)
+    west.kill()
+    halt.unlink()
+    after_first = Seen.at(home, JOB)
+    shown = json.loads(succeed("edge_client", "private", "show", JOB, "--home", home, "--json"))
+    made_at_first = town.state("west", JOB)[1].tokenizer
+    # Second: U3 is signed, and the file not yet renamed.
+    west = town.start("west", support=("killed_keeping", "commit.renaming", "1"))
+    discarded = west.wait_for("private_state_recovered", job=JOB)
+    status = west.process.wait(timeout=PATIENCE)
+    before_second = Seen.at(home, JOB)
+    west = town.start("west")
+    recovered = west.wait_for("private_state_recovered", job=JOB)
+    after_second = Seen.at(home, JOB)
+    detail = federation.finished(JOB)
+    for name in FOUR:
+        town.running[name].wait_for("job_over", job=JOB)
+    return Story(
+        detail,
+        before_first,
+        after_first,
+        shown,
+        made_at_first,
+        discarded,
+        status,
+        before_second,
+        recovered,
+        after_second,
+        town.relay.take(),
+    )
+
+
+def test_a_killed_member_goes_on_from_the_last_update_that_counted(town, story):
+    published = [each for each in attempts(story.detail) if each.outcome == "published"]
+    assert len(published) == 6
+    lost = next(number for number, each in enumerate(published, 1) if "west" not in each.survivors)
+    # What was trained in the round that was lost lay beside the state of the round before, and is gone.
+    assert story.before_first == story.after_first == Seen(round=lost - 1, staged=1)
+    assert (story.shown["round"], story.shown["staged"]) == (lost - 1, 1)
+    assert (story.discarded["committed"], story.discarded["token"].partition("-")[0]) == (False, str(lost))
+    # The next one was in the sum, whose list west had signed: it counts, although the process was gone.
+    assert story.status == -9
+    assert story.before_second == Seen(round=lost - 1, staged=1)
+    assert story.recovered["committed"]
+    assert story.after_second == Seen(round=lost + 1, staged=0)
+    assert [number for number, each in enumerate(published, 1) if "west" not in each.survivors] == [lost]
+    # The last round's state is everybody's at the end, and west's vocabulary the one it began with.
+    for name in FOUR:
+        assert Seen.at(town.home(name), JOB) == Seen(round=6, staged=0)
+    assert town.state("west", JOB)[1].tokenizer == story.made_at_first
+
+
+def test_members_have_vocabularies_of_their_own(town, story):
+    states = {name: town.state(name, JOB)[1] for name in FOUR}
+    for one, other in combinations(FOUR, 2):
+        assert len(vocabulary(states[one]) ^ vocabulary(states[other])) > 100
+    assert set(PLANTED) <= vocabulary(states["north"])
+    shapes = {name: state.arrays["embedding.weight"].shape for name, state in states.items()}
+    assert shapes == {name: (len(vocabulary(state)), 64) for name, state in states.items()}
+    assert all(state.arrays.keys() == {"embedding.weight"} for state in states.values())
+
+
+def test_nothing_of_vocabulary_or_embedding_left(town, story):
+    bundle = read_job_bundle(town.folder / f"bundle-{JOB}")
+    assert bundle.tokenizer is None
+    names = [tensor.name for tensor in bundle.manifest.tensors]
+    assert names
+    assert all(name.startswith(("encoder.", "output.")) for name in names)
+    # The vectors that were sent have room for these names' values and four sums, whatever the vocabulary's size.
+    layout = layout_of(bundle.document, len(FOUR))
+    assert layout.values == bundle.document.values + 4 == 66_826
+    uploads = [
+        each for each in story.sent.parsed("FederationService/UploadMasked") if each.WhichOneof("part") == "data"
+    ]
+    assert sum(len(each.data) for each in uploads) == 6 * packed_size(layout.values, layout.bits)
+    _, state = town.state("north", JOB)
+    canaries, source = Canaries(), random.Random(3)
+    for word in PLANTED:
+        canaries.text(word, word)
+    canaries.windows("the vocabulary", state.tokenizer, source)
+    for kind, size in (("<f4", 4), (">f4", 4), ("<f8", 8)):
+        data = state.arrays["embedding.weight"].astype(kind).tobytes()
+        canaries.windows(f"the embedding, {kind}", data, source, count=200, length=16, align=size)
+    for example in read_examples(town.data("north")):
+        canaries.text("a text", example.text)
+    assert len(canaries) > 5000
+    assert canaries.found(story.sent, ()) == []
+    # It would be found.
+    call, first = story.sent.calls[0], story.sent.messages[0]
+    leaked = type(first)(call.number, first.method, first.data + state.arrays["embedding.weight"].tobytes())
+    assert canaries.found(type(story.sent)((call,), (leaked,)), ())
+
+
+def test_a_member_exports_and_predicts_on_its_own_machine(town, story, tmp_path):
+    out = tmp_path / "own"
+    words = ("--home", town.home("north"), "--data", town.data("north"), "--out", out, "--json")
+    # Beside the `edge_client run` of the same member.
+    assert town.running["north"].process.poll() is None
+    done = json.loads(succeed("edge_client", "export", JOB, *words))
+    _, state = town.state("north", JOB)
+    assert (done["version"], done["private_values"]) == (6, state.arrays["embedding.weight"].size)
+    assert done["max_difference"] <= 1e-4
+    # What is exported is adapted; what is kept stays as it was.
+    assert Seen.at(town.home("north"), JOB) == Seen(round=6, staged=0)
+    predicted = succeed("edge_client", "predict", "--bundle", out, "--file", town.data("north"), "--json")
+    labels = [json.loads(line)["label"] for line in predicted.splitlines()]
+    truth = [example.label for example in read_examples(town.data("north"))]
+    right = sum(map(str.__eq__, labels, truth))
+    # The most frequent label alone would get a third.
+    assert right >= 0.8 * len(truth)
+    assert (out / "tokenizer.json").read_bytes() == state.tokenizer
+
+
+def test_the_operator_has_no_whole_model(town, story, tmp_path):
+    done = command("coordinator", "export", JOB, "--out", tmp_path / "model", "--dir", town.federation.dir)
+    assert done.returncode == ExitCode.REFUSED
+    assert "shares a part of its model only (fedvocab)" in done.stderr
+    assert "a member makes its own model with `edge_client export`" in done.stderr
+    assert not (tmp_path / "model").exists()
+
+
+# ---- sealed, and moved ----------------------------------------------------------------------------------------------
+
+
+def test_a_sealed_state_moves_to_another_machine_and_goes_on(town, story):
+    home, new, job = town.home("east"), town.folder / "home-east-new", "moved"
+    path = home / "private" / JOB / "state"
+    words = [word.encode() for word in vocabulary(town.state("east", JOB)[1]) if len(word) >= 8]
+    assert words
+    assert not [word for word in words if word in path.read_bytes()]
+    closed = json.loads(succeed("edge_client", "private", "show", JOB, "--home", home, "--json"))
+    assert (closed["round"], closed["sealed"]) == (6, "passphrase")
+    assert not {"arrays", "tokenizer"} & closed.keys()
+    environment = {**os.environ, "TACIT_PASSPHRASE": PASSPHRASE}
+    open_ = json.loads(succeed("edge_client", "private", "show", JOB, "--home", home, "--json", env=environment))
+    assert open_["arrays"]["embedding.weight"] == [open_["tokenizer"]["entries"], 64]
+    # In the middle of a job east stops, and goes on elsewhere.
+    town.create(job, OWN + SMALL + '[method]\nname = "fedvocab"\n' + rounds_of(30, 4))
+    town.federation.wait_for(job, lambda detail: detail.job.version_number >= 1)
+    town.change(job, pb.JOB_CHANGE_PAUSE)
+    assert town.running["east"].stop() == 0
+    before, kept = town.state("east", job)
+    assert 1 <= before.round < 30
+    succeed("edge_client", "private", "backup", town.folder / "backup", "--home", home)
+    shutil.copytree(home, new, ignore=shutil.ignore_patterns("private"))
+    done = json.loads(succeed("edge_client", "private", "restore", town.folder / "backup", "--home", new, "--json"))
+    assert sorted(done["restored"]) == [JOB, job]
+    assert town.state("east", job, new)[0] == before
+    town.homes["east"] = new
+    town.start("east").wait_for("connected")
+    town.change(job, pb.JOB_CHANGE_RESUME)
+    town.federation.wait_for(job, lambda detail: detail.job.version_number >= before.round + 2)
+    town.change(job, pb.JOB_CHANGE_ABORT)
+    town.running["east"].wait_for("job_over", job=job)
+    header, state = town.state("east", job)
+    assert header.round >= before.round + 1
+    assert state.tokenizer == kept.tokenizer
+    # What lies at the old place is what was backed up.
+    assert town.state("east", job, home)[0] == before
+
+
+# ---- noise, and policies --------------------------------------------------------------------------------------------
+
+
+def test_what_nothing_would_account_for_and_what_a_policy_keeps_back_is_declined(town, story):
+    lotted = '[mechanism]\nname = "gaussian-update"\nnoise_multiplier = 16.0\nlot = 16\n'
+    town.create("lotted", OWN + SMALL + '[method]\nname = "fedvocab"\n' + lotted + rounds_of(1, 3))
+    town.create("everything", PUBLIC + SMALL + '[method]\nname = "fedavg"\n' + rounds_of(1, 3))
+    for job in ("lotted", "everything"):
+        town.running["south"].wait_for("declined", job=job)
+    seen = town.declined("south")
+    assert (
+        "a round must be made from all examples; the lot of this job is 16, and this member has more" in seen["lotted"]
+    )
+    # The policy that let the example's job pass.
+    assert "shared_parameters" in seen["everything"]
+    assert "embedding.weight" in seen["everything"]
+    assert not town.receipts("south", "lotted")
+    assert not town.receipts("south", "everything")
+    for job in ("lotted", "everything"):
+        town.change(job, pb.JOB_CHANGE_ABORT)
+        town.running["south"].wait_for("job_over", job=job)
+
+
+def test_noise_is_charged_as_the_combination_asks(town, story):
+    method = '[method]\nname = "fedvocab"\n'
+    private = '[mechanism]\nname = "dp-sgd"\nnoise_multiplier = 4.0\nlot = 16\nsteps = 2\n'
+    output = '[mechanism]\nname = "gaussian-update"\nnoise_multiplier = 16.0\nlot = 1000\n'
+    texts = {
+        "output": OWN + SMALL + method + output,
+        "frozen": PUBLIC + SMALL + method + private,
+        "joint": PUBLIC + SMALL + method + 'embedding = "trained"\n' + private,
+    }
+    documents = {job: town.create(job, text + rounds_of(2, 4)) for job, text in texts.items()}
+    for job in texts:
+        town.federation.finished(job)
+    over = set()
+    while not over >= texts.keys():
+        over.add(town.running["south"].wait_for("job_over")["job"])
+    events = {
+        # Of two clips' sensitivity, half the job's multiplier is left; and there is no draw.
+        "output": {"kind": "sampled-gaussian", "multiplier": 8.0, "rate": 1.0, "steps": 1},
+        "frozen": {"kind": "sampled-gaussian", "multiplier": 4.0, "rate": 16 / ROWS, "steps": 2},
+        # The epoch of adaptive updating goes over the same data: as many steps again.
+        "joint": {"kind": "sampled-gaussian", "multiplier": 4.0, "rate": 16 / ROWS, "steps": 4},
+    }
+    for job, event in events.items():
+        assert documents[job].protected == job
+        published = [each for each in town.receipts("south", job) if each["outcome"] == "published"]
+        assert len(published) == 2
+        for each in published:
+            assert {key: each["event"][key] for key in event} == event
+    home = town.home("south")
+    ledger = json.loads(succeed("edge_client", "ledger", "show", "--home", home, "--json").splitlines()[0])
+    parts = [SampledGaussian.model_validate(event | {"steps": 2 * event["steps"]}) for event in events.values()]
+    expected = spend(parts, Limit(8.0, 1e-6)).epsilon
+    assert ledger["spent"]["epsilon"] == pytest.approx(expected, rel=1e-3)
+    assert 0.5 < expected < 8
+    succeed("edge_client", "ledger", "verify", "--home", home)
+    # Frozen is frozen: two rounds later the embedding is the bundle's, to the bit; what is shared has moved.
+    for job, round_ in (("frozen", 0), ("joint", 2), ("output", 2)):
+        bundle = read_job_bundle(town.folder / f"bundle-{job}")
+        assert Seen.at(home, job) == Seen(round=round_, staged=0)
+        _, state = town.state("south", job)
+        if bundle.private is not None:
+            manifest, data = bundle.private
+            start = manifest.unflatten(manifest.decode(data))["embedding.weight"]
+            assert np.array_equal(state.arrays["embedding.weight"], start) == (job == "frozen")
+            assert state.tokenizer is None
+        last = town.federation.show(job).versions[-1]
+        moved = bundle.manifest.decode(town.version(last.digest)) - bundle.manifest.decode(bundle.weights)
+        assert np.count_nonzero(moved) > 0.9 * moved.size
+
+
+# ---- the simulation -------------------------------------------------------------------------------------------------
+
+
+def test_eight_members_get_what_the_simulation_gets(town, story, tmp_path, monkeypatch):
+    job, rounds = "eight", 2
+    text = PUBLIC + SMALL + '[method]\nname = "fedvocab"\n[aggregation]\nmax_weight = 100\n'
+    text += "[training]\nepochs = 2\nbatch = 16\nlearning_rate = 0.01\n"
+    document = town.create(job, text + rounds_of(rounds, len(EIGHT)))
+    for name in EIGHT[4:]:
+        town.start(name, "--job", job)
+    detail = town.federation.finished(job)
+    assert [sorted(each.survivors) for each in attempts(detail)] == [sorted(EIGHT)] * rounds
+    for name in EIGHT:
+        town.running[name].wait_for("job_over", job=job)
+    bundle = read_job_bundle(town.folder / f"bundle-{job}")
+    versions = [bundle.manifest.decode(town.version(each.digest)) for each in detail.versions]
+    world = virtual_members.World(
+        bundle=bundle,
+        members=[virtual_members.Held(read_examples(town.data(name)), (), ()) for name in EIGHT],
+        common=(),
+        states=tmp_path / "states",
+    )
+
+    def seed_of(seed, name, number, place):
+        """As `Preparer` has it: the simulation's members have places where these have names."""
+        public = f"tacit/training/v1/{seed}/{name}/{number}/{EIGHT[place]}".encode()
+        return int.from_bytes(hashlib.sha256(public).digest()[:7], "big")
+
+    monkeypatch.setattr(virtual_members, "seed_of", seed_of)
+    layout = layout_of(document, len(EIGHT))
+    # Each side rounds each member's values up or down by chance, to a neighbour on the ring's grid, so that sums are
+    # at most a step for each member apart. A mean of eight members of ROWS of max_weight examples has of that:
+    bound = len(EIGHT) / layout.segments[0].scale * document.aggregation.max_weight / (len(EIGHT) * ROWS)
+    # And the versions are float32.
+    bound += float(np.spacing(np.float32(max(np.abs(version).max() for version in versions))))
+    with virtual_members.crew_of(world, 1) as crew:
+        for number in range(1, rounds + 1):
+            found = virtual_members.play_round(crew, versions[number - 1].copy(), number, range(len(EIGHT)))
+            assert np.abs(found - versions[number]).max() <= bound
+            # A hundred-thousandth of what the round did.
+            assert np.abs(versions[number] - versions[number - 1]).max() > 1e5 * bound
+    # Private parameters never were in the ring: they are the same to the bit, and so are the vocabularies.
+    states = virtual_members.States(world.states)
+    for place, name in enumerate(EIGHT):
+        header, state = town.state(name, job)
+        tokenizer, arrays = states.load(place)
+        assert header.round == rounds
+        assert tokenizer == state.tokenizer
+        assert arrays.keys() == state.arrays.keys() == {"embedding.weight"}
+        assert np.array_equal(arrays["embedding.weight"], state.arrays["embedding.weight"])

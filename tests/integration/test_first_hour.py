@@ -1,0 +1,191 @@
+"""docs/first-hour.md, typed as it stands: a shell, the wheel in an environment of its own, every command in order.
+
+Nothing is typed before what the page shows under the block before has appeared, as a newcomer would do. The page's
+installation needs an hour's worth of downloads and is done here in another way: the wheel is built and installed beside
+the dependencies of the environment that runs the tests.
+"""
+
+import contextlib
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+import venv
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import ROOT, free_ports
+
+PAGE = ROOT / "docs" / "first-hour.md"
+INSTALLATION = """\
+python3.11 -m venv .venv
+.venv/bin/pip install -c constraints.txt torch==2.13.0
+.venv/bin/pip install -c constraints.txt '.[coordinator,edge,export]'
+export PATH="$PWD/.venv/bin:$PATH"
+"""
+PATIENCE = 120.0
+
+
+@dataclass
+class Step:
+    """What is typed, and what the page shows beneath it (`...` for anything)."""
+
+    typed: str
+    shown: list[str] = field(default_factory=list)
+
+
+def steps_of(page: str) -> list[Step]:
+    steps: list[Step] = []
+    for kind, text in re.findall(r"^```(\w*)$\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE):
+        if kind == "bash":
+            steps.append(Step(text))
+        else:
+            assert kind == "text", f"a block of kind {kind!r}: nobody runs it, nobody shows it"
+            steps[-1].shown = text.splitlines()
+    return steps
+
+
+def pattern_of(line: str) -> re.Pattern[str]:
+    """A line as the page shows it; runs of spaces count as one, `...` as anything."""
+    words = " ".join(line.split())
+    return re.compile(".*".join(re.escape(part.strip()) for part in words.split("...")))
+
+
+def missing(shown: list[str], printed: list[str]) -> str | None:
+    """The first line of the page that was not printed, in the page's order."""
+    at = 0
+    flat = [" ".join(line.split()) for line in printed]
+    for line in shown:
+        if line.strip() == "...":
+            continue
+        pattern = pattern_of(line)
+        found = next((number for number in range(at, len(flat)) if pattern.fullmatch(flat[number])), None)
+        if found is None:
+            return line
+        at = found + 1
+    return None
+
+
+class Shell:
+    """A bash as a person has it, job control included; what it and its children print arrives line by line."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self._process = subprocess.Popen(
+            ["bash", "--norc", "--noprofile"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=folder,
+            env=environment,
+            start_new_session=True,
+        )
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._number = 0
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line.rstrip("\n"))
+        self._lines.put(None)
+
+    def type(self, step: Step) -> None:
+        """Types the lines one by one, each of which must succeed, and waits for what the page shows."""
+        printed: list[str] = []
+        for command in step.typed.splitlines():
+            self._number += 1
+            done = f"--- {self._number} ended with"
+            assert self._process.stdin is not None
+            self._process.stdin.write(f"{command}\necho '{done}' $?\n")
+            self._process.stdin.flush()
+            status = self._until(lambda line, done=done: line.startswith(done), printed, command)
+            assert status.endswith(" 0"), f"{command}: {status}\n" + "\n".join(printed)
+        if missing(step.shown, printed) is not None:
+            self._until(lambda _: missing(step.shown, printed) is None, printed, f"{step.typed}to show its lines")
+
+    def _until(self, holds, printed: list[str], what: str) -> str:
+        end = time.monotonic() + PATIENCE
+        while True:
+            try:
+                line = self._lines.get(timeout=max(0.0, end - time.monotonic()))
+            except queue.Empty:
+                line = None
+            if line is None:
+                raise AssertionError(f"waited for {what}; there is only:\n" + "\n".join(printed))
+            if not line.startswith("--- "):
+                printed.append(line)
+            if holds(line):
+                return line
+
+    def close(self) -> None:
+        """Ends the shell and whatever it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(timeout=PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of programs of an environment that holds the built wheel, and beside it what this one depends on."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    subprocess.run([*pip, "wheel", "--no-deps", "-w", folder, ROOT], check=True, capture_output=True, timeout=200)
+    (wheel,) = folder.glob("tacit-*.whl")
+    home = folder / "environment"
+    venv.create(home, with_pip=False)
+    python = home / "bin" / "python"
+    subprocess.run(
+        [*pip, "--python", python, "install", "--no-deps", wheel], check=True, capture_output=True, timeout=200
+    )
+    packages = Path(sysconfig.get_path("purelib", vars={"base": home, "platbase": home}))
+    # Behind the wheel's own folder: a path that is added in this way has no .pth files of its own looked at, and so not
+    # the one by which this environment finds the working copy.
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    rooms = "tacit", "coordinator", "edge_client", "export", "secure_agg"
+    code = f"import {', '.join(rooms)}; print(*(room.__path__[0] for room in ({', '.join(rooms)})))"
+    found = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True, cwd=folder).stdout.split()
+    assert found
+    assert all(Path(place).is_relative_to(packages) for place in found), found
+    return home / "bin"
+
+
+@pytest.fixture
+def shell(installed: Path, tmp_path: Path) -> Iterator[Shell]:
+    kept = {name: os.environ[name] for name in ("LANG", "LC_ALL", "TMPDIR") if name in os.environ}
+    opened = Shell(ROOT, kept | {"HOME": str(tmp_path), "PATH": f"{installed}:/usr/local/bin:/usr/bin:/bin"})
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+@pytest.mark.timeout(600)
+def test_the_first_hour_can_be_typed_as_it_is_written(shell: Shell, tmp_path: Path) -> None:
+    installation, *steps = steps_of(PAGE.read_text(encoding="utf-8"))
+    assert installation.typed == INSTALLATION
+    # The one thing that is typed otherwise: ports that nobody else has.
+    made = [step for step in steps if step.typed == "coordinator init federation\n"]
+    assert len(made) == 1
+    ports = zip(("enrolment", "federation", "metrics"), free_ports(3), strict=True)
+    made[0].typed = f"coordinator init federation {' '.join(f'--{name}-port={port}' for name, port in ports)}\n"
+    for step in steps:
+        shell.type(step)
+    # Both sides of the story are really there: an ONNX file that the member can keep, and no token.
+    assert (tmp_path / "first-hour" / "model" / "model.onnx").is_file()
+    assert not list((tmp_path / "first-hour").glob("*.token"))
+
+
+def test_a_line_that_the_page_shows_and_nothing_prints_is_found() -> None:
+    printed = ["ok    name  localhost:7441 is 127.0.0.1", "ok    session  taken"]
+    assert missing(["...", "ok name ...", "ok   session  taken"], printed) is None
+    assert missing(["ok session taken", "ok name ..."], printed) == "ok name ..."
+    assert missing(["ok tls ..."], printed) == "ok tls ..."

@@ -1,0 +1,87 @@
+"""A short soak: rounds during which a coordinator and a member are killed, and what sums and receipts say in the end.
+
+The long one is `python -m benchmarks.soak`.
+"""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from benchmarks import soak
+from benchmarks.soak_member import record_of
+from tacit.attempt import AttemptId
+
+ROUNDS = 6
+
+
+@pytest.fixture(scope="module")
+def soaked(tmp_path_factory):
+    """A soak's folder, and what it found; what it was computed from is kept for another look."""
+    folder, kept = tmp_path_factory.mktemp("soak"), []
+    compare = soak.compare
+
+    def keep(*of):
+        kept.append(of[1:])
+        compare(*of)
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(soak, "compare", keep)
+    outcome = asyncio.run(soak.soak(folder, ROUNDS, seed=1, most_kills=2))
+    patch.undo()
+    return outcome, kept[0]
+
+
+def test_no_version_is_lost_and_nothing_counts_twice(soaked):
+    outcome, _ = soaked
+    assert outcome.rounds == ROUNDS
+    assert outcome.lost_versions == 0
+    assert outcome.double_counts == 0
+    assert outcome.parameter_difference == 0.0
+    # All of it was looked at: a receipt of every survivor that heard of the end.
+    assert outcome.receipts >= ROUNDS
+
+
+def test_the_coordinator_comes_back_within_ten_seconds(soaked):
+    outcome, _ = soaked
+    assert outcome.coordinator_kills >= 1
+    assert len(outcome.recovery_seconds) >= 1
+    assert max(outcome.recovery_seconds) < soak.TARGET_RECOVERY
+
+
+def again(soaked, change):
+    """What the same soak's numbers say after a change of them: (outcome, folder, detail, versions, log)."""
+    _, (folder, detail, versions, log) = soaked
+    outcome = soak.Outcome()
+    soak.compare(outcome, *change(folder, detail, versions, log))
+    return outcome
+
+
+def test_a_vector_that_counts_twice_would_be_found(soaked):
+    def change(folder, detail, versions, log):
+        attempt = next(each for each in detail.rounds[0].attempts if each.outcome == "published")
+        name = attempt.survivors[0]
+        path = record_of(folder / f"records-{name}", AttemptId(soak.JOB, detail.rounds[0].number, attempt.number))
+        given = np.load(path)
+        np.save(path, 2 * given)
+        undo.append((path, given))
+        return folder, detail, versions, log
+
+    undo = []
+    outcome = again(soaked, change)
+    for path, given in undo:
+        np.save(path, given)
+    # Every version after it is another one as well.
+    assert outcome.double_counts == ROUNDS
+    assert outcome.parameter_difference > 0
+
+
+def test_a_version_that_was_announced_and_is_gone_would_be_found(soaked):
+    def change(folder, detail, versions, log):
+        forgotten = type(detail).FromString(detail.SerializeToString())
+        for attempt in forgotten.rounds[-1].attempts:
+            attempt.outcome = "abandoned"
+        del forgotten.versions[-1]
+        return folder, forgotten, {number: versions[number] for number in range(ROUNDS)}, log
+
+    assert again(soaked, change).lost_versions > 0

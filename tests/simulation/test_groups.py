@@ -1,0 +1,365 @@
+"""A cohort in groups through both real machines: each group its own sum, judged alone, combined by the job's rule."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import secure_agg
+from coordinator.rounds import effects as fx
+from coordinator.rounds.effects import Status
+from edge_client.privacy.policy import Policy
+from secure_agg.member import share
+from tacit.job import Aggregation
+from tacit.mechanism import DistributedGaussian, GaussianUpdate
+from tacit.messages import AttemptMessage, AttemptOpened, AttemptRefusal
+from tacit.reason import Reason
+from tests.support.fleet import VALUES, Fleet, job_document
+
+POLICY = Policy(mechanisms=("none",), assumed_corrupt=1)
+# Group 0 of twelve members in three has four; with n_C = 1 three of them are a sum.
+PHASES = {
+    AttemptOpened: "advertise",
+    secure_agg.Roster: "share",
+    secure_agg.ReceivedDealings: "mask",
+    secure_agg.Survivors: "confirm",
+    secure_agg.Confirmations: "unmask",
+}
+
+
+def grouped(members=12, groups=3, policy=POLICY, *, numbers=None, **rounds):
+    aggregation = Aggregation(groups=groups, assumed_corrupt=1, **(numbers or {"least_groups": 2}))
+    job = job_document(aggregation, **{"count": 1, "min_members": members, **rounds})
+    return Fleet(members, policy=policy, job=job)
+
+
+def groups_of(fleet):
+    """The present draw, as the coordinator worked it out."""
+    return fleet.state.phase.protocol.session.groups
+
+
+def counted(fleet, what):
+    return [count.fields for count in fleet.counts if count.what == what]
+
+
+def test_a_job_in_groups_runs_to_its_end_and_every_group_is_its_own_sum():
+    fleet = grouped(count=3).connect().run()
+    fleet.check()
+    assert fleet.state.status is Status.FINISHED
+    assert fleet.state.version_number == 3
+    assert not fleet.results
+    draws = []
+    for groups in fleet.group_results.values():
+        assert sorted(groups) == [0, 1, 2]
+        assert sorted(name for survivors, _ in groups.values() for name in survivors) == sorted(fleet.members)
+        draws.append(tuple(survivors for survivors, _ in groups.values()))
+    assert len(set(draws)) == 3  # Drawn anew in every attempt.
+    assert all(fields == {"combined": 3, "lost": 0, "invalid": 0, "outliers": 0} for fields in counted(fleet, "groups"))
+
+
+def test_the_mean_over_groups_is_the_mean_of_one_sum():
+    # Where nobody brings more examples than max_weight 1 lets count, one sum weighs its members alike as well.
+    grouped_fleet = grouped(10).connect().run()
+    one = Fleet(
+        10, policy=POLICY, job=job_document(Aggregation(assumed_corrupt=1, max_weight=1), count=1, min_members=10)
+    )
+    one.connect().run()
+    assert not np.array_equal(one.versions[one.state.version], np.zeros(6))
+    assert np.allclose(grouped_fleet.versions[grouped_fleet.state.version], one.versions[one.state.version], atol=1e-5)
+    # Nor is anything else of the members' data in a group's sum.
+    assert all(len(vector) == VALUES for vector in grouped_fleet.inputs.values())
+    assert grouped_fleet.ends()[0].training is None
+
+
+@pytest.mark.parametrize("message", PHASES, ids=PHASES.values())
+def test_one_member_lost_in_any_phase_costs_no_group(message):
+    fleet = grouped()
+
+    def lose(name, arriving):
+        if name == "m2" and isinstance(getattr(arriving, "payload", None), message):
+            fleet.kill(name)
+
+    fleet.before = lose
+    fleet.connect().run()
+    fleet.check()
+    end = fleet.ends()[0]
+    assert end.published
+    (groups,) = fleet.group_results.values()
+    assert len(groups) == 3
+    assert ("m2" in end.survivors) == (PHASES[message] in ("confirm", "unmask"))
+    assert sorted(name for survivors, _ in groups.values() for name in survivors) == sorted(end.survivors)
+
+
+@pytest.mark.parametrize("message", list(PHASES)[1:], ids=list(PHASES.values())[1:])
+def test_a_group_below_its_threshold_is_lost_alone(message):
+    fleet = grouped()
+    lost = set()
+
+    def lose(name, arriving):
+        if isinstance(getattr(arriving, "payload", None), message):
+            doomed = groups_of(fleet)[1][:2]
+            if name in doomed:
+                lost.add(name)
+                fleet.kill(name)
+
+    fleet.before = lose
+    fleet.connect().run()
+    fleet.check()
+    end = fleet.ends()[0]
+    assert end.published
+    assert len(lost) == 2
+    (groups,) = fleet.group_results.values()
+    assert sorted(groups) == [0, 2]
+    assert len(end.survivors) == 8
+    of_the_group = {dropout.member: dropout.reason for dropout in end.dropouts}
+    assert len(of_the_group) == 4
+    # Who was there loses the attempt with its group, is told so, and did nothing wrong.
+    beside = {name for name, reason in of_the_group.items() if reason == Reason.REASON_GROUP_TOO_SMALL}
+    assert beside == of_the_group.keys() - lost
+    for name in beside:
+        assert fleet.members[name].ended[0][1].reason == Reason.REASON_GROUP_TOO_SMALL
+        assert fleet.state.members[name].faults == 0
+    assert [(fields["phase"], fields["lost"]) for fields in counted(fleet, "groups_lost")] == [(PHASES[message], 1)]
+    assert counted(fleet, "groups") == [{"combined": 2, "lost": 1, "invalid": 0, "outliers": 0}]
+
+
+@pytest.mark.parametrize("message", list(PHASES)[1:], ids=list(PHASES.values())[1:])
+def test_with_too_few_groups_left_the_attempt_is_abandoned(message):
+    fleet = grouped(attempts=1, failures=1)
+
+    def lose(name, arriving):
+        if isinstance(getattr(arriving, "payload", None), message):
+            first, second, _ = groups_of(fleet)
+            if name in (*first[:2], *second[:2]):
+                fleet.kill(name)
+
+    fleet.before = lose
+    fleet.connect().run(lambda: bool(fleet.ends()))
+    fleet.check()
+    end = fleet.ends()[0]
+    assert not end.published
+    assert end.reason == Reason.REASON_THRESHOLD_LOST
+    assert not fleet.group_results
+
+
+def test_a_robust_rule_waits_for_all_the_groups_it_needs():
+    # A median of two is their mean: with three groups none may be lost.
+    fleet = grouped(numbers={"combine": "median"}, attempts=1, failures=1)
+    assert fleet.job.aggregation.groups_needed == 3
+
+    def lose(name, arriving):
+        if isinstance(getattr(arriving, "payload", None), secure_agg.Roster) and name in groups_of(fleet)[2][:2]:
+            fleet.kill(name)
+
+    fleet.before = lose
+    fleet.connect().run(lambda: bool(fleet.ends()))
+    assert fleet.ends()[0].reason == Reason.REASON_THRESHOLD_LOST
+
+
+def test_members_missing_from_the_roster_leave_smaller_groups():
+    fleet = grouped(10)
+    fleet.lose = lambda name, message: (
+        name in ("m3", "m7") and isinstance(getattr(message, "payload", None), secure_agg.Advertisement)
+    )
+    fleet.connect().run(lambda: bool(fleet.ends()))
+    fleet.check()
+    end = fleet.ends()[0]
+    # Eight members make groups of 3, 3 and 2; the last is no sum, and its members never dealt.
+    assert end.published
+    (groups,) = fleet.group_results.values()
+    assert sorted(len(survivors) for survivors, _ in groups.values()) == [3, 3]
+    small = [dropout for dropout in end.dropouts if dropout.reason == Reason.REASON_GROUP_TOO_SMALL]
+    assert [dropout.phase for dropout in small] == ["advertise", "advertise"]
+    for dropout in small:
+        said = [type(getattr(message, "payload", None)) for message in fleet.members[dropout.member].said]
+        assert secure_agg.Dealing not in said
+
+
+def test_a_dishonest_dealer_costs_its_own_group_at_most(monkeypatch):
+    fleet = grouped()
+    honest = share.deal_secret
+
+    def dishonest(secret, threshold, points, random):
+        dealt = honest(secret, threshold, points, random)
+        if random is fleet.members["m2"].environment.random:
+            # No two shares lie on one polynomial, and each is committed to as it is.
+            return tuple(bytes([0, each[1] ^ (17 * at + 1)]) + each[2:] for at, each in enumerate(dealt))
+        return dealt
+
+    monkeypatch.setattr(share, "deal_secret", dishonest)
+    fleet.connect().run(lambda: bool(fleet.ends()))
+    fleet.check()
+    end = fleet.ends()[0]
+    assert end.published
+    (groups,) = fleet.group_results.values()
+    assert len(groups) == 2
+    assert "m2" not in end.survivors
+    reasons = {dropout.member: dropout.reason for dropout in end.dropouts}
+    assert reasons.pop("m2") == Reason.REASON_DEALER_SEED_INCONSISTENT
+    assert set(reasons.values()) == {Reason.REASON_RECONSTRUCTION_FAILED}
+    assert fleet.state.members["m2"].faults == 1
+    assert all(fleet.state.members[name].faults == 0 for name in reasons)
+
+
+def test_a_group_is_not_given_up_while_other_shares_may_rebuild_a_secret(monkeypatch):
+    # Groups of five, of which four answers open a sum: with the first four they do not, with the fifth they do.
+    fleet = grouped(15)
+    honest = share.deal_secret
+
+    def dishonest(secret, threshold, points, random):
+        dealt = honest(secret, threshold, points, random)
+        if random is fleet.members["m2"].environment.random:
+            return (bytes([0, dealt[0][1] ^ 1]) + dealt[0][2:], *dealt[1:])
+        return dealt
+
+    monkeypatch.setattr(share, "deal_secret", dishonest)
+
+    def delays(name, message):
+        # The other groups are done by then, and this one has as many answers as it needs, of which one is bad.
+        if isinstance(getattr(message, "payload", None), secure_agg.Unmasking):
+            (group,) = (group for group in groups_of(fleet) if "m2" in group)
+            return (5000,) if name == group[-1] else (5,)
+        return (5,)
+
+    fleet.delays = delays
+    fleet.connect().run(lambda: bool(fleet.ends()))
+    fleet.check()
+    end = fleet.ends()[0]
+    assert end.published
+    (groups,) = fleet.group_results.values()
+    assert len(groups) == 3
+    assert [(lost.member, lost.reason) for lost in end.dropouts] == [("m2", Reason.REASON_DEALER_SEED_INCONSISTENT)]
+
+
+# ---- a coordinator that lies about groups ----------------------------------------------------------------------------
+
+
+def refused_by(fleet, name):
+    return [
+        message.payload.reason
+        for message in fleet.members[name].said
+        if isinstance(getattr(message, "payload", None), AttemptRefusal)
+    ]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"groups": 2}, {"groups": 4, "absent": 2}, {"least": 1}, {"sigma": 40}, {"absent": 0}],
+    ids=["fewer groups", "more and smaller groups", "fewer needed", "weaker promise", "another roster"],
+)
+def test_a_split_that_is_not_the_jobs_is_refused_before_a_key_is_shown(change):
+    fleet = grouped(attempts=1)
+
+    def bend(name, message):
+        payload = getattr(message, "payload", None)
+        if name == "m0" and isinstance(payload, AttemptOpened):
+            graph = dataclasses.replace(payload.context.graph, **change)
+            threshold = 4 if change == {"groups": 2} else 3
+            context = dataclasses.replace(payload.context, graph=graph, threshold=threshold)
+            return AttemptMessage(message.attempt, AttemptOpened(context))
+        return message
+
+    fleet.bend = bend
+    fleet.connect().run(lambda: bool(fleet.ends()))
+    assert refused_by(fleet, "m0") == [Reason.REASON_CONTEXT_UNEXPECTED]
+    kinds = [type(getattr(message, "payload", None)) for message in fleet.members["m0"].said]
+    assert secure_agg.Advertisement not in kinds
+
+
+def test_one_sum_in_place_of_groups_is_refused_and_groups_in_place_of_one_sum():
+    fleet = grouped(attempts=1)
+
+    def bend(name, message):
+        payload = getattr(message, "payload", None)
+        if name == "m0" and isinstance(payload, AttemptOpened):
+            context = dataclasses.replace(payload.context, graph=secure_agg.Graph.COMPLETE, threshold=7)
+            return AttemptMessage(message.attempt, AttemptOpened(context))
+        return message
+
+    fleet.bend = bend
+    fleet.connect().run(lambda: bool(fleet.ends()))
+    assert refused_by(fleet, "m0") == [Reason.REASON_CONTEXT_UNEXPECTED]
+
+    whole = Fleet(12, policy=POLICY, job=job_document(Aggregation(assumed_corrupt=1), count=1, attempts=1))
+
+    def split(name, message):
+        payload = getattr(message, "payload", None)
+        if name == "m0" and isinstance(payload, AttemptOpened):
+            graph, threshold, _ = secure_agg.grouped_thresholds(12, 3, 1)
+            context = dataclasses.replace(payload.context, graph=graph, threshold=threshold)
+            return AttemptMessage(message.attempt, AttemptOpened(context))
+        return message
+
+    whole.bend = split
+    whole.connect().run(lambda: bool(whole.ends()))
+    assert refused_by(whole, "m0") == [Reason.REASON_CONTEXT_UNEXPECTED]
+
+
+def test_a_second_vector_of_one_version_goes_into_no_group_without_noise():
+    # Every sum fails in its last phase: nobody's confirmation arrives.
+    fleet = grouped(attempts=3, failures=1)
+    fleet.lose = lambda name, message: isinstance(getattr(message, "payload", None), secure_agg.Confirmation)
+    fleet.connect().run()
+    assert not fleet.group_results
+    assert all(len(member.opened) == 1 for member in fleet.members.values())
+    assert Reason.REASON_POLICY_CLOSE_SUMS in refused_by(fleet, "m0")
+    trusting = grouped(policy=POLICY.model_copy(update={"allow_close_sums": True}), attempts=2, failures=1)
+    trusting.lose = fleet.lose
+    trusting.connect().run()
+    assert all(len(member.opened) == 2 for member in trusting.members.values())
+
+
+NOISE = {
+    "gaussian-update": GaussianUpdate(noise_multiplier=0.01, clip=10),
+    "distributed-gaussian": DistributedGaussian(noise_multiplier=0.01, clip=10, honest=2),
+}
+
+
+@pytest.mark.parametrize("late", [secure_agg.Confirmation, secure_agg.Unmasking], ids=["confirm", "unmask"])
+@pytest.mark.parametrize("mechanism", NOISE)
+@pytest.mark.parametrize(("members", "groups"), [(9, 3), (12, 3), (15, 5)], ids=["9/3", "12/3", "15/5"])
+def test_with_noise_a_round_whose_late_phase_failed_is_repeated_however_close_the_groups_are(
+    members, groups, mechanism, late
+):
+    numbers = Aggregation(groups=groups, assumed_corrupt=1, combine="median")
+    job = job_document(numbers, count=1, min_members=members, attempts=2, failures=1)
+    job = job.model_copy(update={"mechanism": NOISE[mechanism]})
+    close = False
+    seeds = iter(range(20))
+    # Until some are drawn into groups that differ in fewer than n_C + 2 members: by the rule for one sum they would go.
+    while not close:
+        seed = next(seeds)
+        fleet = Fleet(members, seed=seed, policy=POLICY.model_copy(update={"mechanisms": (mechanism,)}), job=job)
+        fleet.lose = lambda name, message: (
+            isinstance(message, AttemptMessage) and message.attempt.attempt == 1 and isinstance(message.payload, late)
+        )
+        fleet.connect().run()
+        fleet.check()
+        assert fleet.state.version_number == 1
+        assert [(end.attempt.attempt, end.published) for end in fleet.ends()] == [(1, False), (2, True)]
+        signed = [[sent.survivors for sent in member.state.memory.sent] for member in fleet.members.values()]
+        assert all(len(each) == 2 for each in signed)
+        close = any(0 < len(first ^ second) < 3 for first, second in signed)
+
+
+def test_the_policys_floor_for_a_group_is_asked_before_anything_is_fetched():
+    fleet = grouped()
+    strict = fleet.members["m0"]
+    strict.environment = dataclasses.replace(
+        strict.environment, policy=POLICY.model_copy(update={"least_group": 4, "least_cohort": 3})
+    )
+    fleet.connect().run(lambda: fleet.now_ms > 5_000)
+    declined = fleet.state.members["m0"].declined
+    assert declined is not None
+    assert declined[0] == Reason.REASON_POLICY_COHORT
+    assert "least_group" in declined[1]
+    assert strict.joined == []
+
+
+def test_what_an_attempt_in_groups_records():
+    fleet = grouped().connect().run()
+    end = fleet.ends()[0]
+    assert isinstance(end, fx.EndAttempt)
+    assert end.result is not None
+    assert len(end.result) == 32
+    assert end.survivors == tuple(sorted(fleet.members))

@@ -1,0 +1,276 @@
+"""A bad network of the tests' own: a TCP proxy on loopback between members and a coordinator, steered by the test.
+
+TLS passes through it unseen (a member dials `localhost`, on another port), so it can do what a network can do, and no
+more. Nothing in it waits for a time, but `delay`: a fault strikes after so many bytes, or when the test says so.
+
+    cut         both ends of a connection are reset
+    truncate    the receiver of one direction sees its end; the other direction goes on
+    corrupt     one bit arrives the other way round
+    stall       nothing is carried any more, nor read, until `release`
+    delay       every piece arrives later, by a seeded time
+    refuse      nobody listens on the port
+    reorder     the next connection is let through only after the one that is made after it
+"""
+
+import asyncio
+import random
+import socket
+import struct
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeVar
+
+__all__ = ["BadNetwork", "Fault", "Way"]
+
+T = TypeVar("T")
+
+_PIECE = 16 * 1024
+# No answer of the proxy takes as long: a test that waits for more than this hangs on a bug of the proxy.
+_ANSWERS = 20.0
+# SO_LINGER on, for no time: what follows a close is a reset.
+_RESET = struct.pack("ii", 1, 0)
+
+
+class Way(StrEnum):
+    """A direction."""
+
+    UP = "up"  # from the member to the coordinator
+    DOWN = "down"
+
+
+class Fault(StrEnum):
+    """What strikes one connection once, after so many bytes."""
+
+    CUT = "cut"
+    TRUNCATE = "truncate"
+    CORRUPT = "corrupt"
+    STALL = "stall"
+
+
+@dataclass
+class _Planned:
+    """A fault that strikes after so many bytes more in one direction, on whichever connection carries them."""
+
+    fault: Fault
+    way: Way
+    left: int
+
+
+@dataclass(eq=False)
+class _Link:
+    """One connection, both ends."""
+
+    client: asyncio.StreamWriter
+    server: asyncio.StreamWriter
+
+    def sink(self, way: Way) -> asyncio.StreamWriter:
+        """Where bytes of this direction go."""
+        return self.server if way is Way.UP else self.client
+
+    def reset(self) -> None:
+        """Both ends, at once."""
+        for writer in (self.client, self.server):
+            sock = writer.get_extra_info("socket")
+            with suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            writer.transport.abort()
+
+
+class _Broken(Exception):
+    """The connection was struck: nothing more is carried in this direction."""
+
+
+class BadNetwork:
+    """Listens on `port` until `close`; good until told otherwise. Its methods are for the test's thread."""
+
+    def __init__(self, target: int, seed: int = 0) -> None:
+        """target: the coordinator's port on this machine. seed: of delays."""
+        self._target = target
+        self._random = random.Random(seed)
+        self._links: set[_Link] = set()
+        self._planned: list[_Planned] = []
+        self._delay = 0.0
+        # Carried since the start, by direction; and connections that were let through.
+        self.carried = {Way.UP: 0, Way.DOWN: 0}
+        self.connections = 0
+        # Set whenever a planned fault has struck.
+        self.struck = threading.Event()
+        # A connection that was told to wait for the one after it; its place in the order, and that of the others.
+        self._held: asyncio.Event | None = None
+        self._hold_next = False
+        self.order: list[str] = []
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._flowing = self._do(self._made_event())
+        self._server = self._do(self._listen(0))
+        self.port: int = self._server.sockets[0].getsockname()[1]
+
+    # ---- what the test says ---------------------------------------------------------------------------------------
+
+    def plan(self, fault: Fault, way: Way = Way.UP, after: int = 0) -> None:
+        """Strikes once `after` more bytes have passed this way, counted from now over all connections; CORRUPT flips a
+        bit of the byte that comes then.
+        """
+        self.struck.clear()
+        self._call(lambda: self._planned.append(_Planned(fault, way, after)))
+
+    def lead_to(self, target: int) -> None:
+        """Where connections lead that are made from now on."""
+        self._target = target
+
+    def cut(self) -> None:
+        """Every open connection, now."""
+
+        def reset() -> None:
+            for link in list(self._links):
+                link.reset()
+
+        self._call(reset)
+
+    def stall(self) -> None:
+        """Nothing is carried from now on, on any connection."""
+        self._call(self._flowing.clear)
+
+    def release(self) -> None:
+        """What was stalled goes on."""
+        self._call(self._flowing.set)
+
+    def delay(self, seconds: float) -> None:
+        """Every piece arrives up to so much later, by chance; 0 ends it."""
+
+        def change() -> None:
+            self._delay = seconds
+
+        self._call(change)
+
+    def refuse(self) -> None:
+        """Nobody listens any more; what is open stays open."""
+
+        async def end() -> None:
+            self._server.close()
+
+        self._do(end())
+
+    def accept(self) -> None:
+        """Somebody listens again, on the same port."""
+        self._server = self._do(self._listen(self.port))
+
+    def reorder(self) -> None:
+        """The next connection waits for the one after it."""
+
+        def hold() -> None:
+            self._hold_next = True
+
+        self._call(hold)
+
+    def close(self) -> None:
+        """Everything is cut, and the port is given back."""
+
+        async def end() -> None:
+            self._server.close()
+            for link in list(self._links):
+                link.reset()
+            others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+
+        self._do(end())
+        self._call(self._loop.stop)
+        self._thread.join(_ANSWERS)
+
+    def _do(self, coroutine: "Coroutine[Any, Any, T]") -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(_ANSWERS)
+
+    def _call(self, function: Callable[[], object]) -> None:
+        self._loop.call_soon_threadsafe(function)
+
+    # ---- what the network does ------------------------------------------------------------------------------------
+
+    @staticmethod
+    async def _made_event() -> asyncio.Event:
+        event = asyncio.Event()
+        event.set()
+        return event
+
+    async def _listen(self, port: int) -> asyncio.Server:
+        return await asyncio.start_server(self._connected, "127.0.0.1", port, limit=_PIECE)
+
+    async def _connected(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+        await self._in_order()
+        try:
+            back, server = await asyncio.open_connection("127.0.0.1", self._target, limit=_PIECE)
+        except OSError:
+            client.transport.abort()
+            return
+        link = _Link(client, server)
+        self._links.add(link)
+        self.connections += 1
+        try:
+            await asyncio.gather(self._pump(link, Way.UP, reader), self._pump(link, Way.DOWN, back))
+        except (_Broken, OSError):
+            link.reset()
+        finally:
+            self._links.discard(link)
+            for writer in (client, server):
+                writer.close()
+
+    async def _in_order(self) -> None:
+        if self._hold_next:
+            self._hold_next = False
+            self._held = asyncio.Event()
+            await self._held.wait()
+            self.order.append("the earlier")
+        elif self._held is not None:
+            self.order.append("the later")
+            self._held.set()
+            self._held = None
+
+    async def _pump(self, link: _Link, way: Way, source: asyncio.StreamReader) -> None:
+        sink = link.sink(way)
+        while data := await source.read(_PIECE):
+            await self._flowing.wait()
+            while data:
+                data = await self._carry(way, source, sink, data)
+        if not sink.transport.is_closing():
+            with suppress(OSError, RuntimeError):
+                sink.write_eof()
+
+    async def _carry(self, way: Way, source: asyncio.StreamReader, sink: asyncio.StreamWriter, data: bytes) -> bytes:
+        """Carries as much as comes before the next fault, and strikes; returns what is left."""
+        due = next((each for each in self._planned if each.way is way and each.left < len(data)), None)
+        if due is None:
+            for each in self._planned:
+                each.left -= len(data) if each.way is way else 0
+            await self._write(way, sink, data)
+            return b""
+        before, rest = data[: due.left], data[due.left :]
+        self._planned.remove(due)
+        await self._write(way, sink, before)
+        self.struck.set()
+        match due.fault:
+            case Fault.CUT:
+                raise _Broken
+            case Fault.TRUNCATE:
+                sink.write_eof()
+                # What comes after goes nowhere, until somebody closes the connection.
+                while await source.read(_PIECE):
+                    pass
+                return b""
+            case Fault.CORRUPT:
+                return bytes([rest[0] ^ 1]) + rest[1:]
+            case Fault.STALL:
+                self._flowing.clear()
+                await self._flowing.wait()
+                return rest
+
+    async def _write(self, way: Way, sink: asyncio.StreamWriter, data: bytes) -> None:
+        if self._delay:
+            await asyncio.sleep(self._random.uniform(0, self._delay))
+        sink.write(data)
+        self.carried[way] += len(data)
+        await sink.drain()

@@ -1,0 +1,44 @@
+"""`edge_client run`, which kills itself (SIGKILL) at a chosen point of what it keeps of a job.
+
+    python -m tests.support.killed_keeping POINT COUNT -- OPTIONS OF edge_client run
+
+POINT is one of `edge_client.private_store.files.POINTS`; it dies when it comes there for the COUNT-th time.
+"""
+
+import os
+import signal
+import sys
+from typing import Any
+
+from tacit.console import run_app
+from tacit.tls import tls_13_only
+
+
+def main() -> None:
+    """Command line."""
+    point, count = sys.argv[1], int(sys.argv[2])
+    sys.argv = ["edge_client", *sys.argv[4:]]
+    tls_13_only()
+
+    from edge_client.cli import app
+    from edge_client.private_store import PrivateStore
+    from edge_client.private_store.files import POINTS
+
+    if point not in POINTS:
+        sys.exit(f"{point} is no point; there are: {', '.join(POINTS)}")
+    begin, passed = PrivateStore.__init__, [0]
+
+    def faults(here: str) -> None:
+        passed[0] += here == point
+        if passed[0] == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def begin_with_faults(self: PrivateStore, *of: Any, **more: Any) -> None:
+        begin(self, *of, **more, faults=faults)
+
+    PrivateStore.__init__ = begin_with_faults  # type: ignore[method-assign]
+    run_app(app)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""PostgreSQL servers of the tests' own: Debian's package, a free port of loopback, a folder that goes away.
+
+A server is a real one with the package's own program. As root it runs under the user that the package made, because
+PostgreSQL refuses root.
+"""
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from tests.support.debian import install
+from tests.support.processes import PATIENCE
+
+__all__ = ["Postgres", "programs", "running_postgres"]
+
+_VERSIONS = Path("/usr/lib/postgresql")
+_USER = "postgres"
+
+
+@cache
+def programs() -> Path:
+    """The folder with `initdb` and `pg_ctl`; installed where this is a CI machine's to do, else the test is skipped."""
+    why = install("postgresql", lambda: _newest() is not None)
+    if (found := _newest()) is not None:
+        return found
+    if os.environ.get("CI"):
+        raise AssertionError(why)
+    pytest.skip(why)
+
+
+def _newest() -> Path | None:
+    found = sorted(_VERSIONS.glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
+    on_path = shutil.which("initdb")
+    return found[-1].parent if found else Path(on_path).parent if on_path else None
+
+
+class Postgres:
+    """A server. `stop` and `start` may be called as often as one likes; what is committed stays."""
+
+    def __init__(self, folder: Path) -> None:
+        self._bin = programs()
+        self._data = folder / "data"
+        self._log = folder / "log"
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port: int = free.getsockname()[1]
+        if os.geteuid() == 0:
+            account = pwd.getpwnam(_USER)
+            os.chown(folder, account.pw_uid, account.pw_gid)
+        self._run("initdb", "--pgdata", self._data, "--auth=trust", "--username=tacit", "--encoding=UTF8", "--no-sync")
+        self.start()
+
+    def _run(self, program: str, *words: str | Path) -> None:
+        command = [str(self._bin / program), *map(str, words)]
+        if os.geteuid() == 0:
+            command = ["setpriv", f"--reuid={_USER}", f"--regid={_USER}", "--clear-groups", *command]
+        # To a file, not to pipes: the server would hold them open, and its caller would wait for their end.
+        with self._log.with_suffix(".words").open("ab") as words_file:
+            done = subprocess.run(
+                command,
+                stdout=words_file,
+                stderr=words_file,
+                stdin=subprocess.DEVNULL,
+                cwd="/",
+                timeout=PATIENCE,
+                check=False,
+            )
+        assert done.returncode == 0, f"{command}: {self._log.with_suffix('.words').read_text()}"
+
+    def start(self) -> None:
+        """Starts it and waits until it answers."""
+        # Committed is committed for every process of this machine without fsync; only a power cut would tell.
+        options = f"-c listen_addresses=127.0.0.1 -c unix_socket_directories='' -p {self.port} -c fsync=off"
+        self._run("pg_ctl", "start", "--wait", "--pgdata", self._data, "--log", self._log, "--options", options)
+
+    def stop(self, mode: str = "fast") -> None:
+        """Stops it, if it runs; connections are cut. mode: `immediate` is as if it had crashed."""
+        if not (self._data / "postmaster.pid").exists():
+            return
+        self._run("pg_ctl", "stop", "--wait", "--pgdata", self._data, "--mode", mode)
+
+    def database(self) -> str:
+        """The URL of a new, empty database."""
+        name = f"tacit_{uuid.uuid4().hex[:12]}"
+        engine = create_engine(self.url("postgres"), isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            connection.execute(text(f"CREATE DATABASE {name}"))
+        engine.dispose()
+        return self.url(name)
+
+    def url(self, name: str) -> str:
+        """The URL of one of its databases."""
+        return f"postgresql+psycopg://tacit@127.0.0.1:{self.port}/{name}"
+
+
+@contextmanager
+def running_postgres() -> Iterator[Postgres]:
+    """A server, as long as the block lasts."""
+    # Not pytest's folder: that one is closed to other users, and the server is one.
+    with tempfile.TemporaryDirectory(prefix="tacit-postgres-") as folder:
+        server = Postgres(Path(folder))
+        try:
+            yield server
+        finally:
+            server.stop("immediate")

@@ -1,0 +1,145 @@
+"""An enrolled member that breaks the rules as it is told, or stands still; otherwise honest, but for training.
+
+    python -m tests.support.rogue_member HOME ORDERS [JOB ...]
+
+ORDERS is a file that a test writes and takes away while the member runs. It holds one word, and perhaps a second:
+
+    halt PHASE   stands still before it answers in PHASE (advertise, share, mask, confirm, unmask) while this stands
+    digest       sends another vector than the one whose digest it signed
+    twice        says everything twice, in the same words
+    other        says something else in place of what it has advertised, after it
+    endless      sends vectors that have no end
+    trickle      begins its vector, and then sends nothing more
+    flood        once, says Ready and refuses attempts that never were, FLOOD times each
+
+What it does against the rules stands in its log (`broke`, with the order's first word); standing still is `halted`.
+"""
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tacit.tls import tls_13_only
+
+FLOOD = 1000
+
+
+def main() -> None:
+    """Command line: runs until SIGTERM, or until the coordinator sends it away."""
+    tls_13_only()
+    from tacit.logs import configure
+
+    configure("json", "info")
+    asyncio.run(_run(Path(sys.argv[1]), Path(sys.argv[2]), tuple(sys.argv[3:])))
+
+
+async def _run(home: Path, orders: Path, jobs: tuple[str, ...]) -> None:
+    from benchmarks.members import run_member
+
+    task = asyncio.ensure_future(run_member(home, kind=_rogue(orders), admits=jobs))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+def _rogue(orders: Path) -> Any:
+    import structlog
+
+    import secure_agg
+    from edge_client.session import states
+    from edge_client.session.agent import Agent
+    from tacit.attempt import AttemptId
+    from tacit.messages import AttemptMessage, AttemptRefusal, Ready
+    from tacit.reason import Reason
+    from tacit.v1 import federation_pb2 as pb
+
+    log = structlog.get_logger("rogue_member")
+    phases = {
+        secure_agg.Advertisement: "advertise",
+        secure_agg.Dealing: "share",
+        secure_agg.Confirmation: "confirm",
+        secure_agg.Unmasking: "unmask",
+    }
+
+    def order() -> list[str]:
+        try:
+            return orders.read_text().split() or [""]
+        except FileNotFoundError:
+            return [""]
+
+    async def while_halted(phase: str) -> None:
+        if order() == ["halt", phase]:
+            log.info("halted", phase=phase)
+        # Another process takes the order away: there is nothing to wait on but the file.
+        while order() == ["halt", phase]:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+    class Rogue(Agent):
+        """An agent that looks into its orders before it speaks."""
+
+        _flooded = False
+
+        def _carry_out(self, effect: states.Effect) -> None:
+            carry_out = super()._carry_out
+            payload = getattr(getattr(effect, "message", None), "payload", None)
+            phase = phases.get(type(payload))
+            match order():
+                case ["halt", where] if where == phase:
+
+                    async def later() -> None:
+                        await while_halted(where)
+                        carry_out(effect)
+
+                    # Kept, so that it is not collected.
+                    self._later = asyncio.ensure_future(later())
+                    return
+                case ["twice"] if isinstance(effect, states.Say):
+                    log.info("broke", order="twice", said=type(effect.message).__name__)
+                    carry_out(effect)
+                case ["other"] if isinstance(payload, secure_agg.Advertisement):
+                    carry_out(effect)
+                    log.info("broke", order="other")
+                    changed = replace(payload, signature=bytes(len(payload.signature)))
+                    effect = states.Say(AttemptMessage(effect.message.attempt, changed))
+                case ["flood"] if not self._flooded and isinstance(getattr(effect, "message", None), Ready):
+                    # Every answer to it would begin another one.
+                    self._flooded = True
+                    log.info("broke", order="flood")
+                    job, round_ = effect.message.job, effect.message.round
+                    refusal = AttemptRefusal(Reason.REASON_INTERNAL, "a flood")
+                    for number in range(FLOOD):
+                        carry_out(states.Say(Ready(job, round_ + 1 + number, bytes(32))))
+                        carry_out(states.Say(AttemptMessage(AttemptId(job, round_, 10**6 + number), refusal)))
+            carry_out(effect)
+
+        async def _upload(self, attempt: AttemptId, packed: memoryview, message: secure_agg.MaskedInput) -> None:
+            if order() == ["digest"]:
+                log.info("broke", order="digest")
+                packed[len(packed) // 2] ^= 1
+            await super()._upload(attempt, packed, message)
+
+        async def _parts(self, *of: Any) -> AsyncIterator[pb.MaskedUpload]:
+            sent = 0
+            async for part in super()._parts(*of):
+                yield part
+                sent += 1
+                if sent == 2:
+                    await while_halted("mask")
+                    if order() == ["trickle"]:
+                        log.info("broke", order="trickle")
+                        await asyncio.Event().wait()
+            if order() == ["endless"]:
+                log.info("broke", order="endless")
+            while order() == ["endless"]:
+                yield pb.MaskedUpload(data=bytes(64 * 1024))
+
+    return Rogue
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""A federation of real processes under a real Prometheus, through rounds with noise, dropouts and a spent budget.
+
+Two jobs, one with noise and one without; five members, of which one reaches its privacy limit and one is killed in the
+middle of attempts and comes back. The job with noise goes on until it is over: how long the member takes to come back
+is the machine's affair. Prometheus scrapes the coordinator and one member every second, with the rules of
+deploy/prometheus.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator.cli.common import operator_stub
+from tacit.v1 import operator_pb2 as pb
+from tests.support.processes import ROOT, Federation, Process, free_ports, running_federation, within_patience
+from tests.support.prometheus import Prometheus, running_prometheus
+
+__all__ = ["NOISY", "PLAIN", "Watched", "scraped_federation"]
+
+NOISY, PLAIN = "noisy", "plain"
+STEADY = ("north", "east", "center")
+FRUGAL, UNLUCKY = "west", "south"
+EXAMPLES = 360
+
+_POLICY = 'schema = 1\nmechanisms = ["none", "gaussian-update"]\n'
+_RULES = ROOT / "deploy" / "prometheus"
+
+
+@dataclass
+class Watched:
+    """What runs, and when the healthy part of it began and ended (seconds since 1970)."""
+
+    federation: Federation
+    prometheus: Prometheus
+    # Where north answers.
+    member_port: int
+    began: float = 0.0
+    ended: float = 0.0
+
+    def metric(self, name: str, **labels: str) -> float:
+        """A figure of the coordinator's, by its name without prefix."""
+        return self.federation.metric(f"tacit_coordinator_{name}", **labels)
+
+    def run(self, *, rounds: int, kills: int, note: Callable[[str], None] = lambda text: None) -> None:
+        """Starts the members and returns when so many rounds with noise are published, and the job without is finished.
+
+        kills: how often a member is killed in an attempt. note: told what happens, for a person who waits.
+        """
+        federation = self.federation
+        for name in (*STEADY, FRUGAL):
+            more = ("--metrics-port", str(self.member_port)) if name == STEADY[0] else ()
+            self._start(name, *more)
+        unlucky = self._start(UNLUCKY)
+        within_patience(lambda: self.metric("members_connected") == len(STEADY) + 2)
+        # Before members are there, the rules rightly miss them.
+        within_patience(lambda: not self.prometheus.query("ALERTS"))
+        self.began = time.time()
+        note("five members are connected")
+        for number in range(1, kills + 1):
+            # In the middle of an attempt: it counts as lost once `reconnect` seconds have passed.
+            while not unlucky.wait_for("attempt_joined")["attempt"].startswith(f"{NOISY}/"):
+                pass
+            unlucky.kill()
+            federation.processes.remove(unlucky)
+            self._until_dropped(number)
+            note(f"a member was killed in an attempt and dropped, {number} of {kills}")
+            unlucky = self._start(UNLUCKY)
+            unlucky.wait_for("attempt_ended", outcome="published")
+        asyncio.run(self._evaluate())
+        federation.finished(PLAIN)
+        federation.wait_for(NOISY, lambda detail: detail.job.version_number >= rounds)
+        # What is counted last of a job, and then a scrape of it.
+        within_patience(lambda: self.metric("jobs", status="finished") == 1)
+        # Twice: asked in steps of a second, the last step may lie before the first of them.
+        for _ in range(2):
+            self.prometheus.scraped_after(time.time(), "tacit-coordinator")
+        self.ended = time.time()
+        note("the rounds are done")
+
+    def _until_dropped(self, number: int) -> None:
+        """Returns once so many dropouts were scraped, of whatever phase and reason."""
+
+        def dropouts() -> float:
+            found = self.prometheus.query("sum(tacit_coordinator_dropouts_total)")
+            return float(found[0]["value"][1]) if found else 0.0
+
+        within_patience(lambda: dropouts() >= number)
+
+    def _start(self, name: str, *more: str) -> Process:
+        self.federation.data(name, EXAMPLES)
+        return self.federation.start(name, *more)
+
+    async def _evaluate(self) -> None:
+        """An evaluation from outside, as `coordinator evaluate` records it."""
+        async with operator_stub(self.federation.dir / "operator") as stub:
+            request = pb.RecordEvaluationRequest(
+                job=PLAIN, evaluation=pb.Evaluation(version_number=0, accuracy=0.41, loss=1.7, examples=190)
+            )
+            await stub.RecordEvaluation(request)
+
+
+def _job(federation: Federation, name: str, rounds: int, mechanism: str) -> None:
+    labels = sorted({json.loads(line)["label"] for line in (ROOT / "examples/desk/train.jsonl").open()})
+    spec = federation.folder / f"{name}.toml"
+    spec.write_text(
+        f"schema = 1\nname = {json.dumps(name)}\nlabels = {json.dumps(labels)}\n{mechanism}"
+        f'[vocabulary]\nkind = "words"\nfile = {json.dumps(str(ROOT / "examples/desk/words.txt"))}\n'
+        "[model]\nembedding = 32\nwidths = [1, 2]\nmaps = 16\n"
+        f"[rounds]\ncount = {rounds}\nmin_members = 3\ntarget_members = 4\n"
+        "[rounds.deadlines]\ntraining = 5\nreconnect = 2\n"
+    )
+    federation.create(spec)
+
+
+_NOISE = '[mechanism]\nname = "gaussian-update"\nnoise_multiplier = 4.0\nclip = 1.0\nlot = 64\nsampling = "poisson"\n'
+
+
+def _config(federation: Federation, member_port: int) -> str:
+    return (
+        "global: {scrape_interval: 1s, evaluation_interval: 1s}\n"
+        f"rule_files: [{_RULES}/tacit.rules.yml, {_RULES}/tacit.alerts.yml, {_RULES}/member.alerts.yml]\n"
+        "scrape_configs:\n"
+        "  - job_name: tacit-coordinator\n    honor_labels: true\n"
+        f'    static_configs: [{{targets: ["127.0.0.1:{federation.metrics_port}"]}}]\n'
+        "  - job_name: tacit-member\n"
+        f'    static_configs: [{{targets: ["127.0.0.1:{member_port}"]}}]\n'
+    )
+
+
+@contextmanager
+def scraped_federation(folder: Path, *, plain: int) -> Iterator[Watched]:
+    """Both jobs made (so many rounds without noise), nobody connected yet; ended with everything it started."""
+    with running_federation(folder) as federation:
+        federation.enrol(*STEADY, UNLUCKY, policy=_POLICY)
+        federation.enrol(FRUGAL, policy=_POLICY + "epsilon = 1.6\n")
+        (member_port,) = free_ports(1)
+        with running_prometheus(folder, _config(federation, member_port)) as prometheus:
+            _job(federation, NOISY, 1000, _NOISE)
+            _job(federation, PLAIN, plain, "")
+            yield Watched(federation, prometheus, member_port)

@@ -1,0 +1,321 @@
+"""Cells of the FedVocab benchmark: what is measured, what is read how, and that no choice sees a test."""
+
+import json
+from dataclasses import replace
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import fedvocab as bench
+from benchmarks.fedvocab import CELLS, Cell, Data, Recipe, cells_of, measure, shortened, stripped
+from benchmarks.fedvocab_report import accuracy_rows, sent_rows
+from benchmarks.record import Figure, Results
+from benchmarks.report import SECTIONS, write_report
+from benchmarks.virtual_members import Crew
+from edge_client.data import Example
+from secure_agg import packed_size
+from tacit.job import layout_of
+from tacit.method import FedAvg, FedRecon, FedVocab, LgFedAvg
+
+torch.set_num_threads(1)
+KINDS = {"NUM": "how many 7 are there", "LOC": "where is the city", "HUM": "who is the man"}
+ROWS = [Example(f"{KINDS[label]} {'x' * (number % 4)}", label) for number in range(40) for label in KINDS]
+DATA = Data("trec", ROWS, ROWS[:9])
+RECIPE = Recipe(members=4, cohort=3, rounds=3, hidden=4, max_tokens=8, batch=8, learning_rate=0.03, local_epochs=12)
+
+
+@pytest.fixture
+def glove(tmp_path, monkeypatch):
+    path = tmp_path / "glove.txt"
+    random = np.random.default_rng(0)
+    words = sorted({word for text in KINDS.values() for word in text.split()})
+    path.write_text("".join(f"{word} {' '.join(f'{x:.3f}' for x in random.normal(size=6))}\n" for word in words))
+    monkeypatch.setattr(bench.world_of, "__defaults__", (path,))
+    monkeypatch.setattr(bench, "LOOK", 1)
+    return path
+
+
+def measured(cell, folder, data=DATA, recipe=RECIPE):
+    folder.mkdir()
+    return {figure.name: figure for figure in measure(cell, data, recipe, 0, folder, 1)}
+
+
+def test_every_row_of_the_paper_has_its_cell_and_no_case_stands_twice():
+    cases = [json.dumps(cell.case, sort_keys=True) for cell in CELLS]
+    assert len(set(cases)) == len(cases)
+    with_paper = [cell for cell in CELLS if cell.paper is not None]
+    assert len(with_paper) == sum(map(len, bench.PAPER.values()))
+    found = {(cell.dataset, cell.name, cell.adaptive): cell.paper for cell in with_paper}
+    assert found["sst2", "fedvocab", True] == (87.8, 92.1)
+    assert found["sst2", "fedvocab", False] == (85.1, 89.8)
+    assert found["20newsgroups", "local", False] == (7.3, 42.2)
+
+
+@pytest.mark.parametrize(
+    ("method", "reading", "readings"),
+    [
+        (FedVocab(), "adapted", ("left", "adapted")),
+        (FedVocab(adaptive=False), "left", ("left", "adapted")),
+        (LgFedAvg(), "left", ("left", "adapted")),
+        (FedRecon(), "adapted", ("adapted",)),
+        (FedAvg(), "left", ("left",)),
+        (None, "left", ("left",)),
+    ],
+)
+def test_a_method_is_read_as_it_uses_what_members_keep(method, reading, readings):
+    cell = Cell("trec", method)
+    assert (cell.reading, cell.readings) == (reading, readings)
+
+
+@pytest.mark.parametrize("cell", cells_of("trec"), ids=lambda cell: f"{cell.name}-{cell.adaptive}-{cell.vocabulary}")
+def test_every_cell_has_all_its_figures(cell, glove, tmp_path):
+    found = measured(cell, tmp_path / "cell")
+    assert list(found) == ["global_accuracy", "local_accuracy", "values_per_round", "bytes_per_round", "seconds"]
+    for name in ("global_accuracy", "local_accuracy"):
+        more = found[name].more
+        assert 0 < found[name].value <= 1
+        assert found[name].value == more[more["reading"]]
+        assert ("left" in more, "adapted" in more) == ("left" in cell.readings, "adapted" in cell.readings)
+    if cell.method is None:
+        assert found["values_per_round"].value == found["bytes_per_round"].value == 0
+        assert "best" not in found["global_accuracy"].more
+    else:
+        curve = found["global_accuracy"].more["curve"]
+        assert [number for number, _ in curve] == [1, 2, 3]
+        best = found["global_accuracy"].more["best_round"]
+        assert best == max(curve, key=lambda each: each[1])[0], "the first of the highest"
+
+
+def test_what_is_sent_is_the_shared_part_alone(glove, tmp_path):
+    hidden, width, labels = RECIPE.hidden, 6, 3
+    encoder = 2 * (4 * hidden * width + 4 * hidden * hidden + 4 * hidden)
+    head = 2 * hidden * labels + labels
+    embedding = (len(glove.read_text().splitlines()) + 2) * width
+    sent = {}
+    for method in (FedAvg(), FedVocab(), LgFedAvg(), FedRecon()):
+        figures = measured(Cell("trec", method), tmp_path / method.name)
+        sent[method.name] = figures["values_per_round"].value
+        world = bench.world_of(Cell("trec", method), DATA, RECIPE, 0, tmp_path / f"{method.name}-again")
+        layout = layout_of(world.bundle.document, 3)
+        assert figures["bytes_per_round"].value == packed_size(layout.values, layout.bits)
+    assert sent == {
+        "fedavg": embedding + encoder + head,
+        "fedvocab": encoder + head,
+        "lg-fedavg": head,
+        # "7" is the one word with a digit.
+        "fedrecon": embedding - width + encoder + head,
+    }
+
+
+def test_no_choice_looks_at_a_test(glove, tmp_path, monkeypatch):
+    """With other answers in all tests, the same rounds are best and the same curve leads there."""
+    cell = Cell("trec", FedVocab())
+    plain = measured(cell, tmp_path / "plain")["global_accuracy"]
+    held = bench._held
+
+    def wrong(example):
+        return Example(example.text, {"NUM": "LOC", "LOC": "HUM", "HUM": "NUM"}[example.label])
+
+    def bent(*arguments):
+        return [replace(each, test=tuple(map(wrong, each.test))) for each in held(*arguments)]
+
+    monkeypatch.setattr(bench, "_held", bent)
+    other = measured(cell, tmp_path / "bent", replace(DATA, common=list(map(wrong, DATA.common))))["global_accuracy"]
+    assert other.value != plain.value
+    for key in ("curve", "best_round"):
+        assert other.more[key] == plain.more[key]
+
+
+def test_the_search_never_scores_a_test(glove, tmp_path, monkeypatch):
+    asked = []
+    score = Crew.score
+
+    def watched(self, version, readings, parts, **more):
+        asked.extend(parts)
+        return score(self, version, readings, parts, **more)
+
+    monkeypatch.setattr(Crew, "score", watched)
+    figure = bench._tried(Cell("trec", FedVocab()), DATA, RECIPE, tmp_path, 1)
+    assert figure.name == "validation_accuracy"
+    assert set(asked) == {"validation"}
+
+
+def test_best_is_what_was_kept_at_its_round(glove, tmp_path, monkeypatch):
+    """Told that round 1 was the best, a cell's `best` is what a training of one round ends with."""
+    cell = Cell("trec", FedVocab(adaptive=False))
+    falling = iter([0.9, 0.8, 0.7])
+    monkeypatch.setattr(bench, "validated", lambda *_: next(falling))
+    long = measured(cell, tmp_path / "long")
+    monkeypatch.setattr(bench, "validated", lambda *_: 0.5)
+    short = measured(cell, tmp_path / "short", recipe=replace(RECIPE, rounds=1))
+    assert long["global_accuracy"].more["best_round"] == 1
+    for name in ("global_accuracy", "local_accuracy"):
+        assert long[name].more["best"] == short[name].value
+
+
+def test_a_run_measures_what_is_missing_and_means_it(tmp_path, monkeypatch):
+    cells = [Cell("trec", FedAvg()), Cell("trec", FedVocab())]
+    calls = []
+
+    def fake(cell, data, recipe, seed, folder, workers, masked):
+        calls.append((cell.name, seed))
+        more = {"reading": "left", "left": 0.5, "best": 0.25 * seed}
+        return [Figure("global_accuracy", 0.5 + seed / 10, more=more), Figure("seconds", 1.0, "s")]
+
+    monkeypatch.setattr(bench, "measure", fake)
+    monkeypatch.setattr(bench, "read_data", lambda name: DATA)
+    path = tmp_path / "fedvocab.jsonl"
+    forever = float("inf")
+
+    def recipes(_dataset, _model):
+        return RECIPE
+
+    assert bench.run(Results("fedvocab", "c1", path), cells, recipes, (0, 1), 1, forever)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert not any("seed" not in line for line in lines if "figure" in line), "a mean of two seeds is no mean yet"
+    again = Results("fedvocab", "c1", path, [line for line in lines if "figure" in line])
+    assert bench.run(again, cells, recipes, (0, 1, 2), 1, forever)
+    assert calls == [(name, seed) for seed in range(3) for name in ("fedavg", "fedvocab")]
+    (mean,) = [line for line in again.done(cells[1].case) if line["figure"] == "global_accuracy"]
+    assert mean["value"] == pytest.approx(0.6)
+    assert mean["best"] == pytest.approx(0.25)
+    assert mean["spread"] == pytest.approx(0.2)
+    assert not bench.run(Results("fedvocab", "c2", None), cells, recipes, (0,), 1, -forever)
+
+
+def test_a_post_loses_headers_quotations_and_signature():
+    post = (
+        "From: a@b.c (A)\nSubject: Re: engines\n\nIn article <1@x>, b@c (B) writes:\n> it broke\n>> twice\n"
+        "Mine held.\n| quoted too\n\nChange the oil.\n--\nA. Person, Somewhere\n"
+    )
+    assert stripped(post) == "Mine held.\n\nChange the oil."
+    assert stripped("Subject: none\n\n> all of it\n") == ""
+
+
+def test_a_common_test_set_is_fixed_and_has_a_thousand_rows(tmp_path, monkeypatch):
+    folder = tmp_path / "ag_news"
+    folder.mkdir()
+    for name, size in (("train", 5), ("test", 1500)):
+        rows = (json.dumps({"text": f"text {at}", "label": str(at % 4)}) for at in range(size))
+        (folder / f"{name}.jsonl").write_text("\n".join(rows))
+    import gzip
+
+    for path in folder.glob("*.jsonl"):
+        (folder / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+    monkeypatch.setattr(bench, "SHARED", tmp_path)
+    found = [bench.read_data.__wrapped__("ag_news").common for _ in range(2)]
+    assert found[0] == found[1]
+    assert len({example.text for example in found[0]}) == bench.COMMON_ROWS
+
+
+LINES = [
+    {
+        "bench": "fedvocab",
+        "case": Cell("sst2", method, vocabulary).case,
+        "figure": name,
+        "value": value,
+        "unit": "1",
+        "code": "c1",
+        "reading": "left",
+        "left": value,
+        "spread": 0.02,
+        "values": [value - 0.01, value + 0.01],
+        **more,
+    }
+    for method, vocabulary, value, more in (
+        (FedVocab(adaptive=False), "same", 0.7, {"adapted": 0.75, "paper": 0.851, "best": 0.72}),
+        (FedAvg(), "same", 0.6, {"paper": 0.83, "best": 0.61}),
+        (FedVocab(), "own", 0.5, {"best": 0.5}),
+    )
+    for name in ("global_accuracy", "local_accuracy", "values_per_round")
+]
+MINILM_TITLE = "FedVocab from a pretrained encoder"
+RUN = {
+    "bench": "fedvocab",
+    "run": {
+        "commit": "0123456789abcdef",
+        "code": "c1",
+        "machine": {"cpu": "a processor", "cores": 2, "system": "Linux x86_64"},
+        "versions": {"python": "3.11"},
+    },
+}
+PICTURE = {
+    "bench": "fedvocab",
+    "case": {"dataset": "sst2", "partition": "by label", "alpha": 1.0, "members": 2},
+    "seed": 0,
+    "figure": "rows_per_member",
+    "value": 5.0,
+    "unit": "1",
+    "labels": ["0", "1"],
+    "counts": [[1, 4], [5, 0]],
+    "code": "c1",
+}
+
+
+def test_the_table_has_a_row_a_cell_in_per_cent():
+    head, *rows = accuracy_rows(LINES)
+    assert [row[:3] for row in rows] == [
+        ["sst2", "same", "fedavg"],
+        ["sst2", "same", "fedvocab, not adaptive"],
+        ["sst2", "own", "fedvocab"],
+    ]
+    assert rows[1][3:7] == ["70.0 (2.0)", "85.1", "75.0 adapted", "72.0"]
+    assert rows[0][3:7] == ["60.0 (2.0)", "83.0", "", "61.0"]
+    assert {len(row) for row in rows} == {len(head)}
+    assert sent_rows(LINES)[1] == ["sst2", "same", "fedavg", "1", "", ""]
+
+
+def test_the_page_holds_tables_and_pictures_and_is_the_same_again(tmp_path):
+    pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
+    stale = {**LINES[0], "value": 0.123}
+    text = "".join(json.dumps(line) + "\n" for line in [RUN, stale, *LINES, PICTURE])
+    (tmp_path / "fedvocab.jsonl").write_text(text)
+    first = {path.name: path.read_bytes() for path in write_report(tmp_path, tmp_path / "a")}
+    again = {path.name: path.read_bytes() for path in write_report(tmp_path, tmp_path / "b")}
+    assert first == again
+    assert first.keys() == {"benchmarks.md", "fedvocab.svg", "fedvocab_partitions.svg"}
+    page = first["benchmarks.md"].decode()
+    assert "| sst2 | same | fedavg | 60.0 (2.0) | 83.0 |" in page
+    assert "rows_per_member | 5 " in page
+    assert "counts" not in page
+    assert "12.3" not in page, "an older line of a case is not shown"
+    assert "commit 0123456789ab" in page
+    titles = {section.title for section in SECTIONS if section.bench == "fedvocab"}
+    assert {line.removeprefix("## ") for line in page.splitlines() if line.startswith("## ")} == titles - {MINILM_TITLE}
+
+
+def test_fewer_rows_are_the_same_for_every_seed_and_every_so_manieth_member_is_tested(glove, tmp_path):
+    few = shortened(DATA, 40)
+    assert len(few.train) == 40
+    assert few.train == shortened(DATA, 40).train
+    assert shortened(DATA, None) is DATA
+    assert shortened(DATA, len(DATA.train)) is DATA
+    assert list(replace(RECIPE, members=10, tested=4).places) == [0, 4, 8]
+
+
+@pytest.mark.skipif(find_spec(bench.MINILM) is None, reason="the package with the pretrained encoder is not installed")
+def test_a_pretrained_encoder_trains_from_its_own_weights(tmp_path):
+    (tmp_path / "cell").mkdir()
+    recipe = replace(bench.recipe_of("sst2", "minilm"), members=3, cohort=3, rounds=1, common=4, rows=None, tested=2)
+    cell = Cell("trec", FedVocab(), model="minilm")
+    data = replace(DATA, train=DATA.train[:36])
+    figures = {each.name: each for each in measure(cell, data, recipe, 0, tmp_path / "cell", 1)}
+    # Six layers of 384, positions and types, and the head: everything but the word vectors.
+    assert figures["values_per_round"].value == 22_713_216 - 30_522 * 384 - 384 * 384 - 384 + (384 + 1) * len(
+        data.labels
+    )
+    assert 0 <= figures["local_accuracy"].value <= 1
+    assert figures["global_accuracy"].more["recipe"]["rounds"] == 1
+    assert "paper" not in figures["global_accuracy"].more
+
+
+def test_figures_of_the_pretrained_encoder_stand_in_a_section_of_their_own(tmp_path):
+    pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
+    other = {**LINES[3], "case": Cell("sst2", FedAvg(), model="minilm").case, "value": 0.876, "left": 0.876}
+    (tmp_path / "fedvocab.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [RUN, *LINES, other]))
+    write_report(tmp_path, tmp_path / "out")
+    first, second = (tmp_path / "out" / "benchmarks.md").read_text().split(f"## {MINILM_TITLE}")
+    assert "87.6" not in first
+    assert second.count("87.6 (2.0)") == 1

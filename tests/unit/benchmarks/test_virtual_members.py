@@ -1,0 +1,287 @@
+"""Many members in few processes: the product's own steps, the same for any number of workers, private states apart."""
+
+import hashlib
+import statistics
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.masked_sum import Parties, masked_sum
+from benchmarks.simulation import Member, corpora_of
+from benchmarks.simulation import play_round as simulated_round
+from benchmarks.virtual_members import (
+    COMMON,
+    Crew,
+    Held,
+    Score,
+    SeededRandom,
+    States,
+    Worker,
+    World,
+    cohort_of,
+    crew_of,
+    geometric_mean,
+    play_round,
+)
+from edge_client.data import Example
+from edge_client.models.division import EMBEDDING
+from export.bundle import make_job_bundle, read_job_bundle
+from secure_agg import SystemRandom
+from tacit.job import JobSpec, layout_of
+from tacit.method import FedAvg, FedRecon, FedVocab, LgFedAvg, OwnVocabulary
+
+torch.set_num_threads(1)
+WORDS = ["what", "who", "where", "is", "the", "city", "man", "river", "name", "of", "1999", "7"]
+TEXTS = [("what is the city 7", "LOC"), ("who is the man", "HUM"), ("where is the river", "LOC"), ("name 1999", "HUM")]
+ROWS = [Example(*TEXTS[number % 4]) for number in range(24)]
+MEMBERS = [Held(ROWS[at : at + 12], ROWS[:3], ROWS[at : at + 4]) for at in (0, 1, 2, 3, 5)]
+COMMON_ROWS = [Example(*each) for each in TEXTS]
+OWN = OwnVocabulary(size=50)
+
+
+def table_of(folder):
+    path = folder / "table.txt"
+    random = np.random.default_rng(0)
+    path.write_text("".join(f"{word} {' '.join(f'{x:.3f}' for x in random.normal(size=6))}\n" for word in WORDS))
+    return path
+
+
+def world_of(folder, method, own=False, alone=False):
+    table = table_of(folder)
+    spec = JobSpec(
+        name="tiny",
+        labels=("HUM", "LOC"),
+        method=method,
+        vocabulary=OWN if own else {"kind": "words", "file": str(table), "pretrained": str(table)},
+        model={"architecture": "bilstm", "embedding": 6, "hidden": 5, "max_tokens": 8},
+        training={"batch": 4, "learning_rate": 0.02},
+        rounds={"min_members": 3, "target_members": 3},
+        # A fine grid for changes of few examples.
+        aggregation={"max_weight": 100},
+        seed=1,
+    )
+    make_job_bundle(spec, folder, folder / "bundle")
+    bundle = read_job_bundle(folder / "bundle")
+    return World(bundle, MEMBERS, COMMON_ROWS, folder / "states", table if own else None, alone)
+
+
+def federate(crew, rounds=3, masked=None):
+    values = crew.world.bundle.manifest.decode(crew.world.bundle.weights)
+    for number in range(1, rounds + 1):
+        values = play_round(crew, values, number, cohort_of(len(MEMBERS), 3, 0, number), masked)
+    return values
+
+
+def arrays_of(world):
+    return {place: States(world.states).load(place) for place in range(len(MEMBERS))}
+
+
+def test_two_workers_give_what_one_gives_to_the_bit(tmp_path):
+    found = []
+    for workers in (1, 2):
+        folder = tmp_path / str(workers)
+        folder.mkdir()
+        world = world_of(folder, FedVocab(), own=True)
+        with crew_of(world, workers) as crew:
+            values = federate(crew)
+            scores = crew.score(world.bundle.manifest.encode(values), ("left", "adapted"), (COMMON, "test"))
+        found.append((values, arrays_of(world), scores))
+    (values, states, scores), (other_values, other_states, other_scores) = found
+    assert np.array_equal(values, other_values)
+    assert scores == other_scores
+    for place, state in states.items():
+        assert (state is None) == (other_states[place] is None)
+        if state is not None:
+            assert state[0] == other_states[place][0]
+            assert np.array_equal(state[1][EMBEDDING], other_states[place][1][EMBEDDING])
+
+
+def test_a_round_is_the_round_of_the_small_simulation(tmp_path):
+    """Where all members train, this is `simulation.play_round`: the step of the ring is the only difference."""
+    world = world_of(tmp_path, FedAvg())
+    bundle = world.bundle
+    start = bundle.manifest.decode(bundle.weights)
+    ours = play_round(Crew(world, None), start, 1, (0, 1, 2))
+    members = [Member(held.train) for held in MEMBERS[:3]]
+    theirs = simulated_round(bundle, start, members, corpora_of(bundle, members), 1, SystemRandom()).values
+    moved = np.abs(ours - start).max()
+    assert moved > 0.01
+    assert np.abs(ours - theirs).max() < moved / 1000
+
+
+def test_only_who_was_drawn_has_a_new_state_and_it_moves_on_from_the_last(tmp_path):
+    world = world_of(tmp_path, FedVocab())
+    crew = Crew(world, None)
+    start = world.bundle.manifest.decode(world.bundle.weights)
+    values = play_round(crew, start, 1, (0, 2, 4))
+    first = arrays_of(world)
+    assert [place for place, state in first.items() if state is not None] == [0, 2, 4]
+    play_round(crew, values, 2, (0, 1, 3))
+    second = arrays_of(world)
+    assert not np.array_equal(first[0][1][EMBEDDING], second[0][1][EMBEDDING])
+    assert np.array_equal(first[2][1][EMBEDDING], second[2][1][EMBEDDING])
+
+
+def test_a_member_goes_on_from_its_own_embedding(tmp_path):
+    world = world_of(tmp_path, FedVocab())
+    crew = Crew(world, None)
+    base = world.bundle.weights
+    once = next(iter(crew.train((0,), 1, base)))
+    States(world.states).save(0, None, {EMBEDDING: np.zeros((len(WORDS) + 2, 6), np.float32)})
+    assert not np.array_equal(next(iter(crew.train((0,), 1, base))), once)
+
+
+def test_an_own_vocabulary_is_of_the_training_texts_and_starts_from_the_table(tmp_path):
+    world = world_of(tmp_path, FedVocab(embedding="frozen"), own=True)
+    tokenizer, arrays = Worker(world)._own_start(0)
+    words = {word for example in MEMBERS[0].train for word in example.text.split()}
+    assert arrays[EMBEDDING].shape == (len(words) + 2, 6)
+    vectors = {line.split()[0]: line.split()[1:] for line in world.table.read_text().splitlines()}
+    from tokenizers import Tokenizer
+
+    ids = Tokenizer.from_str(tokenizer.decode()).get_vocab()
+    for word in words:
+        assert np.allclose(arrays[EMBEDDING][ids[word]], [float(each) for each in vectors[word]], atol=1e-6)
+
+
+def test_an_own_tokenizer_is_kept_with_the_state(tmp_path):
+    world = world_of(tmp_path, LgFedAvg(), own=True)
+    crew = Crew(world, None)
+    federate(crew, rounds=1)
+    (place, *_) = cohort_of(len(MEMBERS), 3, 0, 1)
+    tokenizer, arrays = States(world.states).load(place)
+    assert tokenizer == Worker(world)._own_start(place)[0]
+    assert {name.split(".")[0] for name in arrays} == {"embedding", "encoder"}
+
+
+def test_masks_change_nothing_of_a_round(tmp_path):
+    world = world_of(tmp_path, FedVocab())
+    plain = federate(Crew(world, None), rounds=1)
+    (tmp_path / "masked").mkdir()
+    masked = federate(Crew(world_of(tmp_path / "masked", FedVocab()), None), rounds=1, masked=Parties.make(3))
+    assert np.array_equal(plain, masked)
+
+
+def test_a_masked_sum_is_the_sum_in_the_ring(tmp_path):
+    job = world_of(tmp_path, FedVocab()).bundle.document
+    layout = layout_of(job, 3)
+    vectors = [np.random.default_rng(at).integers(0, 2**20, layout.values).astype("<u4") for at in range(3)]
+    plain = np.sum(vectors, axis=0) % 2**layout.bits
+    before = [vector.copy() for vector in vectors]
+    total = masked_sum(job, 1, hashlib.sha256(b"version").digest(), vectors, Parties.make(3), SystemRandom())
+    assert np.array_equal(total, plain)
+    assert not any(np.array_equal(vector, one) for vector, one in zip(vectors, before, strict=True))
+
+
+def test_adapting_moves_the_embedding_alone_and_nothing_on_disk(tmp_path, monkeypatch):
+    world = world_of(tmp_path, FedVocab())
+    crew = Crew(world, None)
+    version = world.bundle.manifest.encode(federate(crew))
+    before = arrays_of(world)
+    seen = []
+    worker = Worker(world)
+    adapt = worker._adapt
+
+    def watched(module, *rest):
+        old = {name: each.detach().clone() for name, each in module.named_parameters()}
+        adapt(module, *rest)
+        seen.append({name for name, each in module.named_parameters() if not torch.equal(each, old[name])})
+
+    monkeypatch.setattr(worker, "_adapt", watched)
+    found = worker.score(0, version, ("adapted", "left"), ("test",), world.states)
+    assert seen == [{EMBEDDING}]
+    assert list(found) == [("left", "test"), ("adapted", "test")], "as it was left must be looked at first"
+    after = arrays_of(world)
+    assert all(
+        state is None or np.array_equal(state[1][EMBEDDING], after[at][1][EMBEDDING]) for at, state in before.items()
+    )
+
+
+def test_fedrecon_makes_the_private_rows_anew_and_moves_no_other(tmp_path, monkeypatch):
+    world = world_of(tmp_path, FedRecon())
+    worker = Worker(world)
+    moved = []
+    adapt = worker._adapt
+
+    def watched(module, *rest):
+        old = module.embedding.weight.detach().clone()
+        adapt(module, *rest)
+        moved.extend(torch.nonzero((module.embedding.weight != old).any(dim=1)).flatten().tolist())
+
+    monkeypatch.setattr(worker, "_adapt", watched)
+    worker.score(0, world.bundle.weights, ("adapted",), ("test",), world.states)
+    digits = {2 + WORDS.index("1999"), 2 + WORDS.index("7")}
+    assert moved
+    assert set(moved) <= digits
+    federate(Crew(world, None), rounds=1)
+    assert not list(world.states.glob("*.npz")), "fedrecon remembers nothing"
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["same", "own"])
+def test_local_trains_everybody_and_shares_nothing(tmp_path, own):
+    world = world_of(tmp_path, FedVocab() if own else FedAvg(), own, alone=True)
+    crew = Crew(world, None)
+    before = crew.score(world.bundle.weights, ("left",), ("test",))
+    crew.train_alone(20)
+    after = crew.score(world.bundle.weights, ("left",), ("test",))
+    mean = statistics.mean
+    assert mean(each["left", "test"].accuracy for each in after) > mean(
+        each["left", "test"].accuracy for each in before
+    )
+    heads = [state[1]["output.weight"] for state in arrays_of(world).values()]
+    assert not np.array_equal(heads[0], heads[1])
+
+
+def test_a_snapshot_is_not_moved_by_what_comes_later(tmp_path):
+    states = States(tmp_path / "now")
+    states.save(3, b"words", {"a": np.ones(2, np.float32)})
+    kept = states.copy_to(tmp_path / "best")
+    states.save(3, None, {"a": np.zeros(2, np.float32)})
+    states.save(4, None, {"a": np.zeros(2, np.float32)})
+    tokenizer, arrays = kept.load(3)
+    assert (tokenizer, arrays["a"].tolist()) == (b"words", [1, 1])
+    assert kept.load(4) is None
+    states.copy_to(tmp_path / "best")
+    assert kept.load(3)[1]["a"].tolist() == [0, 0]
+
+
+def test_scores_are_the_module_s_own(tmp_path):
+    """Right answers of a constant answer are known: a head with a bias alone says LOC to everything."""
+    world = world_of(tmp_path, FedAvg())
+    manifest = world.bundle.manifest
+    tensors = {
+        name: np.zeros_like(each) for name, each in manifest.unflatten(manifest.decode(world.bundle.weights)).items()
+    }
+    tensors["output.bias"] = np.array([0.0, 1.0], np.float32)
+    version = manifest.encode(manifest.flatten(tensors))
+    found = Crew(world, None).score(version, ("left",), (COMMON, "validation"))
+    assert {each["left", COMMON] for each in found} == {Score(2, 4)}
+    assert found[0]["left", "validation"] == Score(2, 3)
+
+
+def test_cohorts_are_drawn_by_seed_and_round_and_everybody_has_a_turn():
+    cohorts = [cohort_of(20, 4, 0, number) for number in range(60)]
+    assert cohorts == [cohort_of(20, 4, 0, number) for number in range(60)]
+    assert cohorts[0] != cohort_of(20, 4, 1, 0)
+    assert all(len(set(cohort)) == 4 for cohort in cohorts)
+    turns = np.bincount([place for cohort in cohorts for place in cohort], minlength=20)
+    assert turns.sum() == 240
+    assert 2 <= turns.min() <= turns.max() <= 25
+
+
+def test_the_geometric_mean_counts_no_right_answer_as_half_a_one():
+    assert geometric_mean([Score(1, 4), Score(4, 4)]) == (pytest.approx(0.5), 0)
+    assert geometric_mean([Score(0, 8), Score(8, 8)]) == (pytest.approx(0.25), 1)
+
+
+def test_a_seeded_source_repeats_itself_and_not_within_a_run():
+    one, other = SeededRandom("a"), SeededRandom("a")
+    assert one.bytes(9) == (first := other.bytes(9))
+    assert other.bytes(9) != first
+    assert SeededRandom("b").bytes(9) != first
+
+
+def test_no_workers_do_no_work(tmp_path):
+    with pytest.raises(ValueError, match="0 workers"), crew_of(world_of(tmp_path, FedAvg()), 0):
+        pass

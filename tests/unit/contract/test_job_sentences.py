@@ -1,0 +1,183 @@
+"""What a person reads of a job file that cannot be right: the key as the file has it, what is wrong, what to do."""
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from edge_client.text import VocabularyInvalid
+from edge_client.vocabulary import own_tokenizer
+from tacit.documents import DocumentInvalid, sentence_of
+from tacit.job import JobDocument, JobSpec
+from tacit.mechanism import Mechanism
+from tacit.method import SPECIAL_ENTRIES, LgFedAvg, OwnVocabulary
+from tacit.model import BiLSTMModel, TextCNNModel
+from tests.support.fleet import job_document
+
+BASE = {"name": "desk", "labels": ["a", "b"], "vocabulary": {"kind": "words", "file": "words.txt"}}
+METHODS = "fedavg, fedprox, lg-fedavg, fedrecon, fedvocab"
+TOKENS = 'must be "digits", or a list of one or more entries of the vocabulary (of 1 to 200 characters)'
+NO_TABLE = "must be a table of keys: [vocabulary] with kind and file, or without file where every member builds its own"
+PARTS = 'must be a list of parts that stay with the member: ["embedding"], ["encoder"], or both'
+HEAD = "'head' cannot be private here: embedding, encoder or both can, and the head is what is shared"
+
+
+def said(**changes):
+    with pytest.raises(ValidationError) as refused:
+        JobSpec.model_validate({"schema": 1, **BASE, **changes})
+    return sentence_of(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        # Keys are as they stand in the file: a kind is no part of them.
+        (
+            {"model": {"architecture": "bilstm", "hiden": 3}},
+            "model.hiden: bilstm has no such key; check its spelling, or architecture",
+        ),
+        (
+            {"model": {"hidden": 3}},
+            "model.hidden: textcnn has no such key (bilstm has); check its spelling, or architecture",
+        ),
+        (
+            {"model": {"config": {}, "base": "x"}},
+            "model.config: textcnn has no such key (transformer, prompted have); check its spelling, or architecture; "
+            "model.base: textcnn has no such key (transformer, prompted have); check its spelling, or architecture",
+        ),
+        (
+            {"method": {"name": "fedvocab", "adaptiv": True}},
+            "method.adaptiv: fedvocab has no such key; check its spelling, or name",
+        ),
+        (
+            {"mechanism": {"name": "dp-sgd", "noise_multiplier": 1, "epsilon": 3}},
+            "mechanism.epsilon: dp-sgd has no such key (laplace-update has); check its spelling, or name",
+        ),
+        ({"mechanism": "dp-sgd"}, "mechanism.noise_multiplier: missing; it has no default"),
+        (
+            {"model": {"architecture": "bilstm", "hidden": 0}},
+            "model.hidden: Input should be greater than or equal to 1",
+        ),
+        ({"model": {"widths": [65]}}, "model: every width must lie between 1 and max_tokens"),
+        ({"surprise": 1}, "surprise: unknown key; check its spelling"),
+        ({"rounds": {"deadlines": {"trainin": 1}}}, "rounds.deadlines.trainin: unknown key; check its spelling"),
+        # Kinds that are none, left out, or something else than a table.
+        ({"method": {"name": "fedvocap"}}, f"method.name: 'fedvocap' is none of {METHODS}"),
+        ({"method": "fedvocap"}, f"method: 'fedvocap' is none of {METHODS}"),
+        ({"method": {"name": ["fedvocab"]}}, f"method.name: ['fedvocab'] is none of {METHODS}"),
+        ({"method": "{sentence}"}, f"method: '{{sentence}}' is none of {METHODS}"),
+        ({"method": {"adaptive": True}}, f"method.name: missing; say which it is, of {METHODS}"),
+        ({"method": 3}, f"method: must be a table of keys, not a number; give it name = one of {METHODS}"),
+        (
+            {"model": {"architecture": "cnn"}},
+            "model.architecture: 'cnn' is none of textcnn, bilstm, transformer, prompted",
+        ),
+        ({"model": "bilstm"}, 'model: must be a table of keys, not text; give it architecture = "bilstm"'),
+        ({"rounds": [1]}, "rounds: must be a table of keys, not a list"),
+        ({"training": True}, "training: must be a table of keys, not true or false"),
+        # Lists.
+        ({"method": {"name": "lg-fedavg", "private": ["head"]}}, f"method.private: {HEAD}"),
+        ({"method": {"name": "lg-fedavg", "private": ["embedding", "encoder", "head"]}}, f"method.private: {HEAD}"),
+        ({"method": {"name": "lg-fedavg", "private": []}}, f"method.private: {PARTS}"),
+        ({"method": {"name": "lg-fedavg", "private": "encoder"}}, f"method.private: {PARTS}"),
+        (
+            {"method": {"name": "lg-fedavg", "private": ["encoder", "encoder"]}},
+            "method.private: encoder stands twice; name each part once",
+        ),
+        *(
+            ({"method": {"name": "fedrecon", "tokens": tokens}}, f"method.tokens: {TOKENS}")
+            for tokens in ("digit", [], [""], ["a", 3], ["a" * 201], 3)
+        ),
+        ({"labels": ["a"]}, "labels: must have 2 entries or more, has 1"),
+        ({"labels": ["a", ""]}, "labels.1: String should have at least 1 character"),
+        ({"labels": "ab"}, "labels: must be a list, not text"),
+        # A vocabulary has no name for its kind: `file` tells.
+        ({"vocabulary": "own"}, f"vocabulary: {NO_TABLE}"),
+        ({"vocabulary": None}, f"vocabulary: {NO_TABLE}"),
+        (
+            {"vocabulary": {"kind": "words", "fil": "words.txt"}},
+            "vocabulary.fil: a table without `file` is a vocabulary of everybody's own, which has no such key; check "
+            "its spelling, or name the file",
+        ),
+        (
+            {"vocabulary": {"kind": "words", "pretrained": "t.txt"}},
+            "vocabulary.pretrained: only a vocabulary from a file has this key, and a table without `file` is "
+            "everybody's own; name the file, or leave this key out",
+        ),
+        (
+            {"vocabulary": {"kind": "words", "file": "words.txt", "size": 3}},
+            "vocabulary.size: only a vocabulary of everybody's own has this key, a table without `file`; leave out one "
+            "of the two",
+        ),
+        (
+            {"vocabulary": {"kind": "words", "file": "words.txt", "sort": 3}},
+            "vocabulary.sort: a vocabulary from a file has no such key; check its spelling",
+        ),
+        ({"vocabulary": {"file": "words.txt"}}, "vocabulary.kind: missing; it has no default"),
+        # What is wrong with the whole names its keys itself.
+        ({"labels": ["a", "a"]}, "labels: a label stands twice"),
+        (
+            {"method": {"name": "lg-fedavg", "private": ["encoder"]}, "model": {"freeze_embedding": True}},
+            "model.freeze_embedding: lg-fedavg trains the whole model; leave this key out, or take fedavg or fedprox",
+        ),
+        (
+            {"method": "fedrecon", "model": {"freeze_embedding": True}},
+            "model.freeze_embedding: fedrecon makes rows of the embedding anew in each round; leave this key out",
+        ),
+        (
+            {"method": "fedvocab", "model": {"freeze_embedding": True}},
+            "model.freeze_embedding: fedvocab has a key of its own for that; leave this one out and say "
+            'method.embedding = "frozen"',
+        ),
+    ],
+    ids=lambda each: str(each)[:60],
+)
+def test_a_mistake_is_one_sentence_under_the_key_that_the_file_has(changes, sentence):
+    assert said(**changes) == sentence
+
+
+def test_two_mistakes_in_one_table_are_both_told():
+    assert said(model={"architecture": "bilstm", "hiden": 3, "dropout": 1}) == (
+        "model.dropout: Input should be less than 1; "
+        "model.hiden: bilstm has no such key; check its spelling, or architecture"
+    )
+
+
+def test_a_document_is_told_as_a_file_is():
+    text = job_document().canonical().replace(b'"architecture":"textcnn"', b'"architecture":"textcnn","hiden":1')
+    with pytest.raises(DocumentInvalid, match=r"^job\.json: model\.hiden: textcnn has no such key"):
+        JobDocument.from_json(text, what="job.json")
+
+
+def test_a_value_is_not_told_where_its_type_is_wrong():
+    assert "secret" not in said(rounds="secret")
+
+
+@pytest.mark.parametrize("size", [10**400, "9" * 5000])
+def test_a_kind_of_any_length_is_a_short_sentence(size):
+    assert len(said(method={"name": size})) < 200
+
+
+def test_tables_in_a_word_are_mechanisms_and_methods_and_made_ones_stay_as_they_are():
+    assert (
+        JobSpec.model_validate({"schema": 1, **BASE, "mechanism": "none", "method": "lg-fedavg"}).method == LgFedAvg()
+    )
+    model = BiLSTMModel(hidden=7)
+    made = JobSpec(name="desk", labels=("a", "b"), vocabulary=OwnVocabulary(), method="fedvocab", model=model)
+    assert made.model is model
+    assert JobSpec.model_validate_json(made.model_dump_json(by_alias=True)) == made
+    with pytest.raises(ValidationError):
+        JobSpec.model_validate({"schema": 1, **BASE, "method": TextCNNModel()})
+    assert TypeAdapter(Mechanism).validate_python({"name": "none"}).name == "none"
+
+
+@pytest.mark.parametrize("kind", SPECIAL_ENTRIES)
+def test_an_own_vocabulary_has_room_beside_what_every_one_has(kind):
+    """The least that a job may say is the least that a member can build."""
+    least = len(SPECIAL_ENTRIES[kind]) + 1
+    wrong = said(method="fedvocab", vocabulary={"kind": kind, "size": least - 1})
+    assert wrong.startswith(f"vocabulary.size: must be {least} or more, is {least - 1}: [PAD], [UNK]")
+    assert OwnVocabulary(kind=kind, size=least).size == least
+    assert own_tokenizer(["a b a"], kind, least)
+    with pytest.raises(VocabularyInvalid, match="no room beside"):
+        own_tokenizer(["a b a"], kind, least - 1)
+    said_twice = said(method="fedvocab", vocabulary={"kind": "letters", "size": 0})
+    assert said_twice == "vocabulary.kind: Input should be 'words' or 'wordpiece'"

@@ -1,0 +1,110 @@
+"""[server] in a job: defaults as published, keys that an optimiser does not use, and documents from before there were
+others than fedavg.
+"""
+
+import json
+
+import pytest
+from pydantic import ValidationError
+
+from tacit.documents import DocumentInvalid
+from tacit.job import JobDocument, JobSpec
+from tacit.server_optimiser import (
+    FedAdagradServer,
+    FedAdamServer,
+    FedAvgMServer,
+    FedAvgServer,
+    FedYogiServer,
+)
+from tests.support.fleet import job_document
+
+# Of documents as software before there was another optimiser wrote them.
+OLDER_DIGEST = "0f1d17ea718ce15f443a891259d9bba8a7b2e81ae82829bae74d31397bf73640"
+OLDER_HALF_RATE_DIGEST = "f3f2ab7244f23eb6f09435160afbedf6dd6c4d6cda356bf49aa8f42518808c4b"
+
+
+def a_job(server):
+    return JobDocument.model_validate(job_document().model_dump() | {"server": server})
+
+
+def test_a_document_with_fedavg_keeps_its_bytes_and_its_digest():
+    assert json.loads(job_document().canonical())["server"] == {"learning_rate": 1.0, "name": "fedavg"}
+    assert job_document().digest().hex() == OLDER_DIGEST
+    for table in ({"name": "fedavg", "learning_rate": 0.5}, {"optimiser": "fedavg", "learning_rate": 0.5}):
+        job = a_job(table)
+        assert job.server == FedAvgServer(learning_rate=0.5)
+        assert job.digest().hex() == OLDER_HALF_RATE_DIGEST
+        assert JobDocument.from_json(job.canonical()) == job
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("fedavgm", FedAvgMServer(learning_rate=1.0, momentum=0.9)),
+        ("fedadagrad", FedAdagradServer(learning_rate=0.01, beta_1=0.0, tau=1e-3)),
+        ("fedadam", FedAdamServer(learning_rate=0.01, beta_1=0.9, beta_2=0.99, tau=1e-3)),
+        ("fedyogi", FedYogiServer(learning_rate=0.01, beta_1=0.9, beta_2=0.99, tau=1e-3)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_optimiser_has_its_published_numbers_and_the_document_says_them_all(word, said):
+    assert a_job(word) == a_job({"optimiser": word}) == a_job(said)
+    job = a_job(word)
+    assert job.server == said
+    written = json.loads(job.canonical())["server"]
+    assert written.keys() == type(said).model_fields.keys()
+    assert written["optimiser"] == word
+    assert JobDocument.from_json(job.canonical()) == job
+    assert job.digest() != job_document().digest()
+    if word != "fedavgm":
+        assert job.server.first_accumulator == 1e-6
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ({"momentum": 0.9}, "fedavg has no such key (fedavgm has)"),
+        ({"optimiser": "fedavgm", "beta_1": 0.9}, "fedavgm has no such key (fedadagrad, fedadam, fedyogi have)"),
+        ({"optimiser": "fedadagrad", "beta_2": 0.99}, "fedadagrad has no such key (fedadam, fedyogi have)"),
+        ({"optimiser": "fedadam", "momentum": 0.9}, "fedadam has no such key (fedavgm has)"),
+        ({"optimiser": "fedyogi", "taau": 1e-3}, "fedyogi has no such key; check its spelling, or optimiser"),
+        ({"optimiser": "adam"}, "'adam' is none of fedavg, fedavgm, fedadagrad, fedadam, fedyogi"),
+        (
+            {"optimiser": "fedadam", "tau": 0.01, "initial_accumulator": 1e-6},
+            "initial_accumulator: must be tau squared",
+        ),
+        ({"optimiser": "fedadam", "beta_2": 1.0}, "less than 1"),
+        ({"optimiser": "fedadam", "tau": 0.0}, "tau"),
+        ({"optimiser": "fedavgm", "momentum": 1.0}, "less than 1"),
+        ({"learning_rate": 0}, "greater than 0"),
+        ({"name": "fedadam"}, 'name: only "fedavg" is written so'),
+        ({"name": "fedavg", "optimiser": "fedavg"}, "fedavg has no such key"),
+        ("fedsgd", "'fedsgd' is none of"),
+    ],
+    ids=str,
+)
+def test_what_does_not_go_together_is_refused_in_a_sentence(table, says):
+    with pytest.raises(ValidationError) as refused:
+        a_job(table)
+    assert says in str(refused.value)
+
+
+def test_an_accumulator_may_start_higher_and_is_tau_squared_to_a_decimal():
+    assert a_job({"optimiser": "fedadam", "initial_accumulator": 0.1}).server.first_accumulator == 0.1
+    # 0.07 squared is 0.0049000000000000007 as a float.
+    assert a_job({"optimiser": "fedyogi", "tau": 0.07, "initial_accumulator": 0.0049}).server.tau == 0.07
+
+
+def test_an_operator_writes_a_word_or_a_table(tmp_path):
+    head = 'schema = 1\nname = "desk"\nlabels = ["a", "b"]\n'
+    tail = '[vocabulary]\nkind = "words"\nfile = "words.txt"\n'
+    path = tmp_path / "job.toml"
+    path.write_text(head + 'server = "fedyogi"\n' + tail)
+    assert JobSpec.from_toml(path).server == FedYogiServer()
+    path.write_text(head + tail + '[server]\noptimiser = "fedavgm"\nlearning_rate = 0.3\n')
+    assert JobSpec.from_toml(path).server == FedAvgMServer(learning_rate=0.3)
+    path.write_text(head + tail + "[server]\nlearning_rate = 0.3\n")
+    assert JobSpec.from_toml(path).server == FedAvgServer(learning_rate=0.3)
+    path.write_text(head + tail + '[server]\noptimiser = "fedadam"\nmomentum = 0.3\n')
+    with pytest.raises(DocumentInvalid, match=r"server\.momentum: fedadam has no such key"):
+        JobSpec.from_toml(path)

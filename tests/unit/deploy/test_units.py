@@ -1,0 +1,126 @@
+"""The systemd units: verified and measured by systemd's own tool, offline, where it is installed."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import ROOT
+
+FOLDER = ROOT / "deploy" / "systemd"
+SERVICES = ("coordinator.service", "coordinator-backup.service", "edge_client@.service")
+FAILED = "tacit-failed@.service"
+needs_systemd = pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here: install Debian's package systemd"
+)
+
+
+@pytest.fixture
+def units(tmp_path) -> Path:
+    """The units with programs that exist here in place of those that an installation brings."""
+    for name in (*SERVICES, FAILED, "coordinator-backup.timer"):
+        text = (FOLDER / name).read_text().replace("/opt/tacit/bin/coordinator", "/bin/true")
+        (tmp_path / name).write_text(text.replace("/opt/tacit/bin/edge_client", "/bin/true"))
+    return tmp_path
+
+
+@needs_systemd
+@pytest.mark.parametrize("unit", [*SERVICES, FAILED, "coordinator-backup.timer"])
+def test_systemd_takes_every_line(units, unit):
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", units / unit], capture_output=True, text=True, check=False, timeout=60
+    )
+    # An unknown key is a warning to systemd, and to us an error.
+    ours = [line for line in done.stderr.splitlines() if unit.split(".")[0] in line or "Unknown" in line]
+    assert ours == []
+    assert done.returncode == 0, done.stderr
+
+
+@needs_systemd
+@pytest.mark.parametrize("unit", [*SERVICES, FAILED])
+def test_what_a_unit_leaves_open_is_little(units, unit):
+    """Exposure of at most 1.6 of 10, as systemd counts (newer ones count more); a unit without hardening has 9.6."""
+    done = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--threshold=16", units / unit],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, "\n".join(line for line in done.stdout.splitlines() if "✗" in line or "→" in line)
+
+
+def values(unit: str, key: str) -> list[str]:
+    return re.findall(rf"^{key}=(.*)$", (FOLDER / unit).read_text(), flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("unit", SERVICES)
+def test_no_secret_stands_in_a_unit_and_none_is_an_argument(unit):
+    text = (FOLDER / unit).read_text()
+    assert not re.search(r"(?i)^Environment=.*(passw|passphrase|token)", text, flags=re.MULTILINE)
+    assert not re.search(r"(?i)^Exec\w+=.*(passw|passphrase|token)", text, flags=re.MULTILINE)
+
+
+def test_both_sides_come_back_by_themselves_whenever_they_end():
+    for unit in ("coordinator.service", "edge_client@.service"):
+        assert values(unit, "Restart") == ["always"]
+        # systemd gives up on a unit that fails five times in ten seconds, unless told not to.
+        assert values(unit, "StartLimitIntervalSec") == ["0"]
+
+
+def test_a_backup_that_fails_tells_somebody():
+    assert values("coordinator-backup.service", "OnFailure") == [FAILED.replace("@", "@%n")]
+    # Every backup is read back by the same unit: one that is damaged is a failure, too.
+    assert [line.split()[-1] for line in values("coordinator-backup.service", "ExecStart")] == ["14", "--verify"]
+    (told,) = values(FAILED, "ExecStart")
+    assert "--priority daemon.crit" in told
+    assert "%i failed" in told
+
+
+HARDENING = """\
+CapabilityBoundingSet=
+AmbientCapabilities=
+NoNewPrivileges=yes
+ProtectSystem=strict
+PrivateTmp=yes
+PrivateMounts=yes
+PrivateDevices=yes
+PrivateUsers=yes
+ProtectProc=invisible
+ProtectClock=yes
+ProtectHostname=yes
+ProtectKernelLogs=yes
+ProtectKernelModules=yes
+ProtectKernelTunables=yes
+ProtectControlGroups=yes
+RestrictNamespaces=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+RemoveIPC=yes
+LockPersonality=yes
+KeyringMode=private
+SystemCallArchitectures=native
+LimitCORE=0
+UMask=0077
+StateDirectoryMode=0700
+""".splitlines()
+
+
+@pytest.mark.parametrize("unit", SERVICES)
+def test_each_unit_has_every_line_of_the_hardening(unit):
+    assert set(HARDENING) <= set((FOLDER / unit).read_text().splitlines())
+
+
+def test_users_and_folders_that_the_units_name_are_made():
+    users = set(re.findall(r"^u (\S+)", (FOLDER / "tacit.sysusers.conf").read_text(), flags=re.MULTILINE))
+    made = set(re.findall(r"^d (\S+)", (FOLDER / "tacit.tmpfiles.conf").read_text(), flags=re.MULTILINE))
+    for unit in SERVICES:
+        assert set(values(unit, "User")) <= users
+        assert set(values(unit, "ReadWritePaths")) <= made
+
+
+def test_the_gpu_drop_in_opens_devices_and_nothing_else():
+    keys = set(re.findall(r"^(\w+)=", (FOLDER / "cuda.conf").read_text(), flags=re.MULTILINE))
+    assert keys == {"PrivateDevices", "DevicePolicy", "DeviceAllow"}

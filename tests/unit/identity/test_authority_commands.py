@@ -1,0 +1,222 @@
+"""`coordinator authority`, `coordinator operator` and an institution's own authority, as a person types them."""
+
+import contextlib
+import getpass
+import json
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.serialization import Encoding
+from typer.testing import CliRunner
+
+from coordinator.authority import load_authorities
+from coordinator.cli import app
+from coordinator.cli.member import days_left
+from coordinator.config import CoordinatorFolder, load_operator
+from coordinator.pki import Authority, AuthorityUnusable, key_pem, pem
+from coordinator.storage import open_database, records
+from tacit.console import CommandFailed, ExitCode
+from tacit.identity import Role, federation_of
+from tests.support import party
+
+WORD = "correct horse battery"
+
+
+@pytest.fixture(autouse=True)
+def _quick_keys(monkeypatch):
+    """Keys of this run; that fresh ones are made is looked at elsewhere."""
+    numbers = iter(range(200, 300))
+    for where in ("coordinator.pki", "coordinator.operators", "coordinator.services.credentials"):
+        monkeypatch.setattr(f"{where}.new_key", lambda: party.key(next(numbers) % 6))
+
+
+def _run(*words, code=ExitCode.OK):
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    if isinstance(result.exception, CommandFailed):
+        assert result.exception.code is code, result.exception
+        return str(result.exception)
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def _json(*words):
+    return json.loads(_run(*words, "--json"))
+
+
+@pytest.fixture
+def chain(tmp_path, now):
+    """An institution's root, and the subordinate CA that it gave the federation; its key under a passphrase."""
+    above = party.authority(1)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "Clinic CA 3")]))
+        .issuer_name(above.certificate.subject)
+        .public_key(party.key(100).public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(above.certificate.not_valid_before_utc)
+        .not_valid_after(above.certificate.not_valid_after_utc)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    )
+    certificate = builder.sign(above.key, hashes.SHA256())
+    files = tmp_path / "chain.pem", tmp_path / "ca.key"
+    files[0].write_bytes(pem(certificate, above.certificate))
+    files[1].write_bytes(key_pem(party.key(100), WORD.encode()))
+    return certificate, *files
+
+
+def test_a_federation_under_an_institutions_subordinate_authority(tmp_path, chain, monkeypatch, now):
+    certificate, cert_file, key_file = chain
+    own = ("--authority-cert", cert_file, "--authority-key", key_file)
+    said = _run("init", tmp_path / "one", *own, code=ExitCode.USAGE)
+    assert "TACIT_AUTHORITY_PASSPHRASE_FILE" in said
+    assert not (tmp_path / "one").exists()
+    secret = tmp_path / "passphrase"
+    secret.write_text(WORD + "\nnot this line\n")
+    made = _json("init", tmp_path / "fed", *own, "--authority-passphrase-file", secret)
+    assert bytes.fromhex(made["federation"]) == federation_of(certificate)
+    folder = CoordinatorFolder(tmp_path / "fed")
+    assert b"BEGIN ENCRYPTED PRIVATE KEY" in folder.authority_key.read_bytes()
+    # Nothing above it is trusted: what the institution's root signs itself is a stranger's.
+    book = load_authorities(folder, now=now, passphrase=WORD.encode())
+    assert book.trust.roots == (certificate,)
+    stranger = party.authority(1).issue(party.key(2).public_key(), Role.MEMBER, "north", now=now)
+    with pytest.raises(ValueError, match="not issued by"):
+        book.trust.verify(stranger.public_bytes(Encoding.DER), role=Role.MEMBER, now=now)
+    # Whatever works with the keys needs the passphrase from now on.
+    assert "is encrypted" in _run("authority", "rotate", "--yes", "--dir", folder.path, code=ExitCode.USAGE)
+    monkeypatch.setenv("TACIT_AUTHORITY_PASSPHRASE", WORD)
+    assert _json("authority", "rotate", "--yes", "--dir", folder.path)["federation"] == made["federation"]
+    monkeypatch.setenv("TACIT_AUTHORITY_PASSPHRASE", "another")
+    assert "is not that of" in _run("authority", "rotate", "--yes", "--dir", folder.path, code=ExitCode.USAGE)
+
+
+def test_certificates_that_are_no_chain_are_refused(tmp_path, chain, now):
+    _, cert_file, key_file = chain
+    first, second = x509.load_pem_x509_certificates(cert_file.read_bytes())
+    for wrong in ((first, party.authority(2).certificate), (first, first)):
+        cert_file.write_bytes(pem(*wrong))
+        with pytest.raises(AuthorityUnusable, match="2 certificates that are no chain"):
+            Authority.load(cert_file, key_file, now=now, passphrase=WORD.encode())
+    cert_file.write_bytes(pem(second, first))
+    with pytest.raises(AuthorityUnusable):
+        Authority.load(cert_file, key_file, now=now, passphrase=WORD.encode())
+
+
+def test_operators_are_issued_listed_and_cut_off(tmp_path):
+    where = ("--dir", tmp_path / "fed")
+    _run("init", tmp_path / "fed", "--operator", "anna")
+    _run("operator", "issue", "bert", "--out", tmp_path / "bert", *where)
+    found = load_operator(tmp_path / "bert")
+    assert found.config == load_operator(tmp_path / "fed" / "operator").config
+    assert (tmp_path / "bert" / "key.pem").stat().st_mode & 0o777 == 0o600
+    # A renewal keeps the key.
+    _run("operator", "issue", "bert", "--out", tmp_path / "bert", *where)
+    again = load_operator(tmp_path / "bert")
+    assert (again.key_pem, again.certificate_pem != found.certificate_pem) == (found.key_pem, True)
+    assert _json("operator", "revoke", "bert", "--yes", *where)["revoked"] == 2
+    listed = _json("operator", "list", *where)["operators"]
+    assert [(item["operator"], item["status"]) for item in listed] == [
+        ("anna", "good"),
+        ("bert", "revoked"),
+        ("bert", "revoked"),
+    ]
+    assert "no operator named carla" in _run("operator", "revoke", "carla", "--yes", *where, code=ExitCode.NOT_FOUND)
+    assert "is no operator's name" in _run(
+        "operator", "issue", "Bert!", "--out", tmp_path / "x", *where, code=ExitCode.USAGE
+    )
+    assert "REVOKED" in _run("operator", "list", *where).upper()
+    # The stolen key is not certified again, though it lies there; the one that follows it is.
+    assert _json("operator", "issue", "bert", "--out", tmp_path / "bert", *where)["key_replaced"]
+    third = load_operator(tmp_path / "bert")
+    assert third.key_pem != found.key_pem
+    assert not _json("operator", "issue", "bert", "--out", tmp_path / "bert", *where)["key_replaced"]
+    assert load_operator(tmp_path / "bert").key_pem == third.key_pem
+    # Nor is one whose certificate is not there to tell.
+    (tmp_path / "bert" / "cert.pem").unlink()
+    assert _json("operator", "issue", "bert", "--out", tmp_path / "bert", *where)["key_replaced"]
+    acts = [entry for entry in _journal(tmp_path / "fed") if entry.subject == "bert"]
+    assert {entry.kind for entry in acts} == {"operator_issued", "operator_revoked"}
+    assert {entry.fields["by"] for entry in acts} == {getpass.getuser()}
+
+
+def test_an_operator_that_was_cut_off_comes_back_with_no_new_authority(tmp_path):
+    where = ("--dir", tmp_path / "fed")
+    _run("init", tmp_path / "fed", "--operator", "anna")
+    _run("operator", "revoke", "anna", "--yes", *where)
+    before = load_operator(tmp_path / "fed" / "operator")
+    _run("authority", "rotate", "--yes", *where)
+    assert load_operator(tmp_path / "fed" / "operator").certificate_pem == before.certificate_pem
+    assert [item["status"] for item in _json("operator", "list", *where)["operators"]] == ["revoked"]
+
+
+def test_the_authority_changes_by_command(tmp_path, now):
+    folder = CoordinatorFolder(tmp_path / "fed")
+    where = ("--dir", folder.path)
+    made = _json("init", folder.path, "--operator", "anna")
+    assert "one authority only" in _run("authority", "retire", "--yes", *where, code=ExitCode.USAGE)
+    _run("operator", "issue", "bert", "--out", tmp_path / "bert", *where)
+    before = load_operator(folder.operator)
+    _run("authority", "rotate", "--yes", *where)
+    status = _json("authority", "status", *where)
+    assert status["federation"] == made["federation"]
+    assert [item["state"] for item in status["authorities"]] == ["trusted", "certifies"]
+    assert status["operators_of_earlier"] == ["bert"]
+    # The operator's folder on this machine went on by itself: the same key, a new certificate, both roots.
+    after = load_operator(folder.operator)
+    assert (after.key_pem, after.certificate_pem == before.certificate_pem) == (before.key_pem, False)
+    assert len(x509.load_pem_x509_certificates(after.root_pem)) == 2
+    assert "operators bert" in _run("authority", "retire", "--yes", *where, code=ExitCode.REFUSED)
+    # A member with a certificate of the earlier one, and one whose certificate has ended.
+    database = open_database(f"sqlite:///{folder.database}")
+    try:
+        for name, ends in (("north", 10**15), ("south", 1)):
+            database.run_now(lambda s, name=name: records.invite(s, name, f"t-{name}", b"h" * 32, 10**15, 1))
+            database.run_now(lambda s, name=name, ends=ends: _enrolled(s, name, ends))
+    finally:
+        database.close()
+    assert _json("authority", "status", *where)["members_of_earlier"] == ["north"]
+    _run("operator", "issue", "bert", "--out", tmp_path / "bert", *where)
+    assert "members north" in _run("authority", "retire", "--yes", *where, code=ExitCode.REFUSED)
+    assert _json("authority", "retire", "--yes", "--force", *where)["trusted"] == 1
+    told = {entry.kind: entry for entry in _journal(folder.path) if entry.subject == "authority"}
+    roots = [item["fingerprint"] for item in status["authorities"]]
+    who = getpass.getuser()
+    assert dict(told["authority_rotated"].fields) == {
+        "fingerprint": roots[1],
+        "before": roots[0],
+        "brought": False,
+        "by": who,
+    }
+    assert dict(told["authority_retired"].fields) == {
+        "fingerprint": roots[0],
+        "following": roots[1],
+        "force": True,
+        "by": who,
+    }
+    states = [item["state"] for item in _json("authority", "status", *where)["authorities"]]
+    assert states == ["retired", "certifies"]
+    assert len(x509.load_pem_x509_certificates(load_operator(folder.operator).root_pem)) == 1
+    assert "belong together" in _run("authority", "rotate", "--authority-key", "x", *where, code=ExitCode.USAGE)
+
+
+def _journal(path):
+    with contextlib.closing(open_database(f"sqlite:///{path / 'tacit.db'}")) as database:
+        return database.run_now(records.journal)
+
+
+def _enrolled(s, name, ends):
+    from coordinator.storage.models import MemberRow
+
+    row = s.get_one(MemberRow, name)
+    row.status, row.fingerprint, row.certificate_expires_ms = "enrolled", b"f" * 32, ends
+
+
+@pytest.mark.parametrize(
+    ("hours", "shown"),
+    [(14 * 24, "14 days"), (48, "2 days"), (47, "47 hours"), (0, "expired"), (-5, "expired")],
+)
+def test_days_left(hours, shown):
+    now_ms = 1_800_000_000_000
+    assert days_left(now_ms + hours * 3_600_000, now_ms) == shown
+    assert days_left(0, now_ms) == "-"

@@ -1,0 +1,383 @@
+"""Another authority under a serving coordinator: who is connected follows, who was asleep follows when it is back, and
+nobody follows to a root that the federation's own did not sign. Against a whole coordinator in this process.
+"""
+
+import asyncio
+import contextlib
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import grpc.aio
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+
+from coordinator import authority, pki, upkeep
+from coordinator.storage import open_database, records
+from edge_client import renewal
+from edge_client.connection import open_channel
+from edge_client.doctor import Status, examine
+from edge_client.home import MemberIdentity
+from edge_client.renewal import RenewalFailed, Renewer, follow, followed, renew, renew_now
+from tacit import wire
+from tacit.authorities import AuthoritiesInvalid
+from tacit.identity import Role, key_pem, public_bytes
+from tacit.messages import AuthoritiesChanged, Hello, Welcome
+from tacit.reason import Reason
+from tacit.status import reason_of
+from tacit.v1 import federation_pb2 as pb
+from tacit.v1 import federation_pb2_grpc
+from tests.support import party
+from tests.support.housed import housed
+
+NEXT = 1
+
+
+async def _rotated(house) -> None:
+    """As `coordinator authority rotate` does it, and until the server has taken it up."""
+    authority.rotate(house.folder, now=datetime.now(UTC), own=party.authority(NEXT))
+    await _taken_up(house, 1)
+
+
+async def _retired(house) -> None:
+    authority.retire(house.folder, now=datetime.now(UTC))
+    await _taken_up(house, 2)
+
+
+async def _taken_up(house, number) -> None:
+    verification = house.serving.runtime._verification
+    async with asyncio.timeout(20):
+        while True:
+            async with house.stub(house.watcher) as stub:
+                listed = (await stub.FetchAuthorities(pb.FetchAuthoritiesRequest())).authorities
+            if listed and followed(house.watcher, listed).authorities.number == number:
+                # A watcher that follows, as it would otherwise not know the server after a retirement.
+                house.watcher = followed(house.watcher, listed)
+                assert verification.trust == house.watcher.trust
+                return
+
+
+async def _housed(house, monkeypatch, *names) -> list[MemberIdentity]:
+    house.watcher = await house.enrol("watcher", 9, monkeypatch)
+    return [await house.enrol(name, 2 + number, monkeypatch) for number, name in enumerate(names)]
+
+
+async def _works(identity) -> None:
+    async with open_channel(identity) as channel:
+        await federation_pb2_grpc.FederationServiceStub(channel).OpenJobs(pb.OpenJobsRequest())
+
+
+def test_who_is_connected_is_told_before_anything_that_the_next_authority_signed(tmp_path, monkeypatch):
+    async def scenario():
+        async with housed(tmp_path, monkeypatch) as house:
+            north, south = await _housed(house, monkeypatch, "north", "south")
+            async with house.stub(north) as stub:
+                call = stub.Session()
+                hello = Hello((1,), "0.1.0", b"p" * 16, capabilities=("authorities",))
+                await call.write(wire.to_coordinator(hello))
+                assert isinstance(wire.from_coordinator(await call.read()), Welcome)
+                await _rotated(house)
+                async with asyncio.timeout(20):
+                    while not isinstance(told := wire.from_coordinator(await call.read()), AuthoritiesChanged):
+                        pass
+                heard = []
+                renewer = Renewer(north, trusted=heard.append)
+                renewer.heard(told.document)
+                assert heard == [renewer.identity.trust]
+                assert renewer.identity.trust.roots[0] == party.authority(NEXT).certificate
+                assert MemberIdentity.load(north.home).authorities.number == 1
+                # Its certificate is of the one before: it moves on, whatever its age.
+                assert not renewer.identity.issued_by_newest()
+                assert renewer._wait().total_seconds() <= 600
+                await renewer.renew()
+                assert renewer.identity.issued_by_newest()
+                await _works(renewer.identity)
+            # The other one was not told yet: both are good, for the coordinator and for who has followed.
+            await _works(south)
+            der = renewer.identity.certificate
+            now = datetime.now(UTC)
+            for identity in (renewer.identity.certificate, south.certificate):
+                renewer.identity.trust.verify(identity, role=Role.MEMBER, now=now)
+            with pytest.raises(ValueError, match="not issued by"):
+                south.trust.verify(der, role=Role.MEMBER, now=now)
+            # Whoever enrols now is certified by the next one, under the token's name of the federation.
+            west = await house.enrol("west", 5, monkeypatch)
+            assert west.issued_by_newest()
+            assert west.authorities.number == 1
+            assert west.federation == north.federation
+            await _works(west)
+
+    asyncio.run(scenario())
+
+
+def test_a_member_that_slept_through_all_of_it_follows_the_chain(tmp_path, monkeypatch):
+    async def scenario():
+        async with housed(tmp_path, monkeypatch) as house:
+            north, south = await _housed(house, monkeypatch, "north", "south")
+            await _rotated(house)
+            house.watcher = await renew(house.watcher)
+            await _retired(house)
+            # It knows neither the server's authority nor that its own was retired.
+            with pytest.raises(grpc.aio.AioRpcError) as unknown:
+                await _works(north)
+            assert reason_of(unknown.value)[0] is None
+            # Followed, it knows the server; the server takes its certificate for nothing but another one.
+            there = await follow(north)
+            with pytest.raises(grpc.aio.AioRpcError) as old:
+                await _works(there)
+            assert reason_of(old.value)[0] == Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN
+            assert "edge_client renew" in old.value.details()
+            # What the agent does before it dials, after the first try has failed.
+            renewer = Renewer(north)
+            assert await renewer.catch_up()
+            await renewer.before_dialling()
+            assert renewer.identity.issued_by_newest()
+            await _works(renewer.identity)
+            # What a person does.
+            checks = {finding.check: finding for finding in await examine(south.home)}
+            assert {checks[name].status for name in ("identity", "tls", "session", "renewal")} == {Status.OK}
+            assert "was due: renewed" in checks["renewal"].what
+            await _works(MemberIdentity.load(south.home))
+            # Whoever enrols now has a token that names the first authority.
+            west = await house.enrol("west", 5, monkeypatch)
+            assert west.root == party.authority().certificate
+            assert west.trust.roots == (party.authority(NEXT).certificate,)
+            await _works(west)
+
+    asyncio.run(scenario())
+
+
+def test_a_retired_authoritys_key_makes_nobody_that_is_taken(tmp_path, monkeypatch):
+    async def scenario():
+        async with housed(tmp_path, monkeypatch) as house:
+            north, _ = await _housed(house, monkeypatch, "north", "south")
+            await _rotated(house)
+            house.watcher = await renew(house.watcher)
+            await _retired(house)
+            there = await follow(north)
+            thief = party.authority().issue(party.key(7).public_key(), Role.MEMBER, "north", now=datetime.now(UTC))
+            der = thief.public_bytes(serialization.Encoding.DER)
+            forged = replace(there, key=party.key(7), certificate=der)
+            # Neither by the coordinator, to renew, nor by other members, in a roster.
+            with pytest.raises(RenewalFailed) as refused:
+                async with open_channel(forged) as channel:
+                    await renewal._ask(forged, party.key(7), None, channel, datetime.now(UTC))
+            assert refused.value.reason == Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN
+            with pytest.raises(ValueError, match="not issued by"):
+                there.trust.verify(der, role=Role.MEMBER, now=datetime.now(UTC))
+
+    asyncio.run(scenario())
+
+
+def test_a_forged_next_authority_is_refused_by_who_knows_the_true_one_and_by_who_knows_none(tmp_path, monkeypatch):
+    async def scenario():
+        async with housed(tmp_path, monkeypatch) as house:
+            (north,) = await _housed(house, monkeypatch, "north")
+            known = north.authorities
+            other = party.authority(2)
+            unsigned = known.succeeded_by(other.certificate, old=other.key, new=other.key)
+            by_thief = known.succeeded_by(other.certificate, old=party.authority().key, new=other.key)
+            renewer = Renewer(north)
+            renewer.heard(unsigned.canonical())
+            assert renewer.identity is north
+            await _rotated(house)
+            awake = house.watcher
+            for document in (unsigned.canonical(), by_thief.canonical()):
+                with pytest.raises(AuthoritiesInvalid):
+                    followed(awake, document)
+            return north
+
+    north = asyncio.run(scenario())
+
+    async def lured():
+        """Another coordinator answers at the address: its authority is a stranger."""
+        stranger = party.coordinator_folder(tmp_path / "stranger", of=party.authority(2))
+        from tests.support.federation_port import serving
+
+        async with serving(stranger) as service:
+            with pytest.raises(RenewalFailed):
+                await renew_now(north, address=f"localhost:{service.port}")
+            assert MemberIdentity.load(north.home).certificate == north.certificate
+
+    asyncio.run(lured())
+
+
+def test_an_operator_that_was_cut_off_is_refused_and_its_streams_end(tmp_path, monkeypatch):
+    from coordinator.config import load_config, load_operator
+    from coordinator.operators import issue_operator
+    from tacit.v1 import operator_pb2, operator_pb2_grpc
+
+    async def scenario():
+        async with housed(tmp_path, monkeypatch) as house:
+            book = authority.load_authorities(house.folder, now=datetime.now(UTC))
+            config = load_config(house.folder.path).model_copy(
+                update={"federation_port": house.serving.federation_port}
+            )
+
+            def issue(folder, name):
+                return asyncio.to_thread(
+                    issue_operator, folder, name, config, book, house.database, now=datetime.now(UTC)
+                )
+
+            def stub_of(folder):
+                found = load_operator(folder)
+                towards = grpc.ssl_channel_credentials(found.root_pem, found.key_pem, found.certificate_pem)
+                channel = grpc.aio.secure_channel(found.config.address, towards)
+                return channel, operator_pb2_grpc.OperatorServiceStub(channel)
+
+            for name in ("anna", "bert"):
+                await issue(tmp_path / name, name)
+            (anna, of_anna), (bert, of_bert) = (stub_of(tmp_path / name) for name in ("anna", "bert"))
+            async with anna, bert:
+                watching = of_anna.Watch(operator_pb2.StatusRequest())
+                await watching.read()
+                await of_bert.Status(operator_pb2.StatusRequest())
+                now_ms = int(datetime.now(UTC).timestamp() * 1000)
+                await house.database.run(lambda s: records.revoke_operator(s, "anna", now_ms))
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await of_anna.Status(operator_pb2.StatusRequest())
+                assert reason_of(refused.value)[0] == Reason.REASON_CLIENT_CERTIFICATE_REVOKED
+                async with asyncio.timeout(20):
+                    assert await watching.code() is not grpc.StatusCode.OK
+                await of_bert.Status(operator_pb2.StatusRequest())
+                # The name goes on with another certificate, for another key.
+                await issue(tmp_path / "again", "anna")
+                channel, again = stub_of(tmp_path / "again")
+                async with channel:
+                    await again.Status(operator_pb2.StatusRequest())
+            shown = {(item.name, item.revoked_ms is not None) for item in await house.database.run(records.operators)}
+            assert shown == {("anna", True), ("anna", False), ("bert", False)}
+
+    asyncio.run(scenario())
+
+
+def test_who_has_the_authoritys_key_makes_no_operator(tmp_path, monkeypatch):
+    """The federation's record of operators is whole, so a certificate that is not in it is nobody's."""
+    from structlog.testing import capture_logs
+
+    from coordinator.config import load_config
+    from coordinator.operators import issue_operator
+    from tacit.v1 import operator_pb2, operator_pb2_grpc
+
+    folder = party.coordinator_folder(tmp_path / "coordinator")
+    book, config = authority.load_authorities(folder, now=datetime.now(UTC)), load_config(folder.path)
+    with contextlib.closing(open_database(config.database_url)) as database:
+        issue_operator(folder.operator, "anna", config, book, database, now=datetime.now(UTC), by="whoever")
+
+    async def refused(house, days):
+        made = party.authority().issue(
+            party.key(7).public_key(), Role.OPERATOR, "anna", now=datetime.now(UTC) - timedelta(days=days)
+        )
+        towards = grpc.ssl_channel_credentials(
+            public_bytes(party.authority().certificate), key_pem(party.key(7)), public_bytes(made)
+        )
+        async with grpc.aio.secure_channel(house.address, towards) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await operator_pb2_grpc.OperatorServiceStub(channel).Status(operator_pb2.StatusRequest())
+        assert "coordinator operator issue" in error.value.details()
+        return made, reason_of(error.value)[0]
+
+    async def scenario():
+        async with housed(tmp_path, monkeypatch, again=True) as house:
+            with capture_logs() as logs:
+                made, reason = await refused(house, 0)
+                # Dates prove nothing: the thief writes them.
+                assert (await refused(house, 300))[1] == reason == Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN
+            said = [line for line in logs if line["event"] == "operator_refused"]
+            assert [(line["operator"], line["record"]) for line in said] == [("anna", "unknown")] * 2
+            # Once a day for each name: it must not fill the disk.
+            (entry,) = await house.journal("operator_refused")
+            assert (entry.subject, entry.fields["reason"]) == ("anna", "client_certificate_unknown")
+            assert entry.fields["fingerprint"] == made.fingerprint(hashes.SHA256()).hex()
+            assert [item.name for item in await house.database.run(records.operators)] == ["anna"]
+
+    asyncio.run(scenario())
+
+
+FIRST, LATER = b"i" * 32, b"j" * 32
+
+
+@pytest.fixture
+def database(tmp_path):
+    with contextlib.closing(open_database(f"sqlite:///{tmp_path / 'tacit.db'}")) as found:
+        yield found
+
+
+def _meet(database, digit, begins_ms, issuer=FIRST, now_ms=50):
+    return database.run_now(
+        lambda s: records.meet_operator(
+            s, "anna", digit * 32, begins_ms=begins_ms, expires_ms=99, issuer=issuer, federation=FIRST, now_ms=now_ms
+        )
+    )
+
+
+def _kinds(database):
+    return [entry.kind for entry in database.run_now(records.journal)]
+
+
+def test_an_operators_certificate_from_before_there_was_a_record_is_taken_once_and_told(database):
+    database.run_now(lambda s: records.invite(s, "north", "t", b"h" * 32, 10**15, 1))
+    assert _meet(database, b"1", 1) is records.Met.TAKEN
+    assert _meet(database, b"1", 1) is records.Met.RECORDED
+    told = database.run_now(records.journal)[-1]
+    assert (told.kind, told.subject, told.fields["fingerprint"]) == ("operator_met", "anna", (b"1" * 32).hex())
+    # Those of a later authority are on record, all of them.
+    assert _meet(database, b"2", 1, LATER) is records.Met.UNKNOWN
+    # The first that is issued begins the record: what began after it would be in it.
+    database.run_now(lambda s: records.record_operator(s, "bert", b"b" * 32, expires_ms=99, issuer=FIRST, now_ms=20))
+    assert _meet(database, b"3", 21) is records.Met.UNKNOWN
+    assert _meet(database, b"4", 20) is records.Met.TAKEN
+    assert _kinds(database).count("operator_met") == 2
+
+
+def test_an_operators_certificate_from_before_the_record_falls_with_its_name(database):
+    assert _meet(database, b"1", 1) is records.Met.TAKEN
+    database.run_now(lambda s: records.revoke_operator(s, "anna", 6))
+    assert _meet(database, b"1", 1) is records.Met.REVOKED
+    assert _meet(database, b"2", 6) is records.Met.REVOKED
+    assert _meet(database, b"3", 7) is records.Met.TAKEN
+    assert _kinds(database).count("operator_refused") == 1
+
+
+def test_a_record_that_begins_with_the_federation_takes_nobody_who_is_not_in_it(database):
+    database.run_now(lambda s: records.record_operator(s, "anna", b"a" * 32, expires_ms=99, issuer=FIRST, now_ms=20))
+    assert _meet(database, b"a", 20) is records.Met.RECORDED
+    assert _meet(database, b"1", 1) is records.Met.UNKNOWN
+    assert _meet(database, b"1", 1) is records.Met.UNKNOWN
+    assert _kinds(database) == ["operator_issued", "operator_refused"]
+
+
+def test_the_server_moves_to_the_next_authority_when_its_own_has_ended(tmp_path, monkeypatch):
+    """Nobody wrote anything into the folder, and nobody started the coordinator anew: a day came."""
+
+    class Later(datetime):
+        """Past the end of the first authority."""
+
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.now(tz) + timedelta(days=3651)
+
+    async def scenario():
+        async with housed(tmp_path, monkeypatch) as house:
+            house.watcher = await house.enrol("watcher", 9, monkeypatch)
+            monkeypatch.setattr(pki, "AUTHORITY_LIFETIME", timedelta(days=7300))
+            following = pki.Authority.create(now=party.present(), key=party.key(101))
+            authority.rotate(house.folder, now=datetime.now(UTC), own=following)
+            await _taken_up(house, 1)
+            verification = house.serving.runtime._verification
+            assert verification.trust.roots == (following.certificate, party.authority().certificate)
+            changed, change = asyncio.Event(), upkeep.Upkeep._change
+
+            async def changes(self):
+                await change(self)
+                changed.set()
+
+            monkeypatch.setattr(upkeep.Upkeep, "_change", changes)
+            monkeypatch.setattr(upkeep, "datetime", Later)
+            await asyncio.wait_for(changed.wait(), 20)
+            assert verification.trust.roots == (following.certificate,)
+            chain = x509.load_pem_x509_certificates(house.folder.server_certificate.read_bytes())
+            assert chain[-1] == following.certificate
+            assert chain[0].not_valid_after_utc > Later.now(UTC)
+
+    asyncio.run(scenario())

@@ -1,0 +1,504 @@
+"""`edge_client export` against a federation port that serves jobs over mutual TLS: whole commands, whole bundles."""
+
+import hashlib
+import importlib.util
+import json
+import sys
+from concurrent import futures
+
+import grpc
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import edge_client.exporting
+import edge_client.training.personal
+import export.onnx
+import tacit.tls
+from coordinator.services.credentials import federation_credentials
+from edge_client.cli import app
+from edge_client.cli.export import _watching
+from edge_client.data import read_examples
+from edge_client.home import MemberIdentity
+from edge_client.material import checked_job, checked_manifest, checked_values
+from edge_client.private_store import PrivateStore, StoreKey
+from edge_client.private_store.files import state_file
+from edge_client.session.keeping import Keeper
+from edge_client.training.local import TrainingDiverged
+from export.bundle import make_job_bundle, read_job_bundle
+from export.onnx import ParityFailed
+from export.predictor import Predictor
+from tacit.bundle import read_bundle, write_bundle
+from tacit.console import CommandFailed, ExitCode
+from tacit.documents import DocumentInvalid
+from tacit.job import JobSpec
+from tacit.manifest import Manifest
+from tacit.v1 import federation_pb2 as pb
+from tacit.v1 import federation_pb2_grpc
+from tests.support import party
+
+EMBEDDING = "embedding.weight"
+WORDS = ["the", "heron", "stands", "in", "reeds", "what", "does", "a", "bill", "of", "7", "cost", "euro"]
+ROWS = [
+    ("the heron stands in the reeds", "bird"),
+    ("a heron", "bird"),
+    ("what does a bill cost", "money"),
+    ("a bill of 7 euro", "money"),
+] * 4
+MODEL = {"architecture": "bilstm", "embedding": 6, "hidden": 4, "dropout": 0.0, "max_tokens": 12}
+FILE = {"kind": "words", "file": "words.txt"}
+PASSPHRASE = "a heron stands in the reeds"
+
+
+def spec(name, method, vocabulary):
+    training = {"epochs": 1, "batch": 4, "learning_rate": 0.05}
+    return JobSpec(
+        name=name,
+        labels=("bird", "money"),
+        method=method,
+        model=MODEL,
+        vocabulary=vocabulary,
+        training=training,
+        seed=3,
+    )
+
+
+class Town(federation_pb2_grpc.FederationServiceServicer):
+    """A coordinator that has jobs and blobs, and no session; `served` and `versions` are the tests' to bend."""
+
+    def __init__(self, folder):
+        self.bundles, self.served, self.versions = {}, {}, {}
+        (folder / "words.txt").write_text("\n".join(WORDS) + "\n")
+        for job in (
+            spec("own", "fedvocab", {"kind": "words", "size": 50}),
+            spec("plain", "fedavg", FILE),
+            spec("recon", "fedrecon", FILE),
+        ):
+            document = make_job_bundle(job, folder, folder / job.name)
+            bundle = read_job_bundle(folder / job.name)
+            self.bundles[job.name] = bundle
+            files = [(folder / job.name / name).read_bytes() for name in document.files]
+            for data in (document.canonical(), *files):
+                self.serve(data)
+            # The newest version is not the one that the job began with.
+            values = bundle.manifest.decode(bundle.weights) * np.float32(1.5)
+            self.versions[job.name] = (4, self.serve(values.tobytes()))
+
+    def serve(self, data):
+        digest = hashlib.sha256(data).digest()
+        self.served[digest] = data
+        return digest
+
+    def OpenJobs(self, request, context):  # noqa: N802
+        return pb.OpenJobsResponse(
+            jobs=[
+                pb.OpenJob(
+                    name=name,
+                    job_document=self.bundles[name].document.digest(),
+                    version_number=number,
+                    version=version,
+                )
+                for name, (number, version) in self.versions.items()
+                # The others are over.
+                if request.all or name == "own"
+            ]
+        )
+
+    def FetchBlob(self, request, context):  # noqa: N802
+        data = self.served.get(request.digest)
+        if data is None:
+            context.abort(grpc.StatusCode.NOT_FOUND, "no job has such a blob")
+        yield pb.BlobChunk(offset=request.offset, total=len(data), data=data[request.offset :])
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """(the coordinator, its port)."""
+    folder = tmp_path_factory.mktemp("coordinator")
+    town = Town(tmp_path_factory.mktemp("jobs"))
+    server = grpc.server(futures.ThreadPoolExecutor(4))
+    federation_pb2_grpc.add_FederationServiceServicer_to_server(town, server)
+    port = server.add_secure_port(
+        "127.0.0.1:0", federation_credentials(party.coordinator_folder(folder / "federation"))
+    )
+    server.start()
+    yield town, port
+    server.stop(None).wait()
+
+
+@pytest.fixture
+def town(served):
+    """The coordinator as it was."""
+    made = served[0]
+    blobs, versions = dict(made.served), dict(made.versions)
+    yield made
+    made.served, made.versions = blobs, versions
+
+
+class Machine:
+    """A member's machine: its home, its data, its commands."""
+
+    def __init__(self, folder, address):
+        self.home = party.member_home(folder / "home", address)
+        self.identity = MemberIdentity.load(self.home)
+        self.data, self.out = folder / "rows.jsonl", folder / "out"
+        self.write(ROWS)
+
+    def write(self, rows):
+        self.data.write_text("".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in rows))
+
+    def store(self, key=None, name="data"):
+        return PrivateStore(self.home, self.identity.federation, name, key)
+
+    def keep(self, job, key=None):
+        """What a first round leaves: the member's own vocabulary, and its embedding."""
+        with self.store(key) as store:
+            return Keeper(store, read_examples(self.data)).make(job, None, None)
+
+    def export(self, *words):
+        """(what was printed, what was said beside it)."""
+        return self.command("export", *words, "--out", self.out)
+
+    def command(self, *words):
+        done = CliRunner().invoke(app, [*map(str, words), "--home", str(self.home), "--data", str(self.data)])
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        assert done.exit_code == 0, done.output
+        return done.stdout, done.stderr
+
+    def refused(self, *words):
+        """(exit code, sentence); nothing was written."""
+        before = self.tree()
+        with pytest.raises(CommandFailed) as refused:
+            self.export(*words)
+        assert self.tree() == before
+        return refused.value.code, refused.value.sentence
+
+    def tree(self):
+        """What lies at --out, and beside it."""
+        found = [path for path in self.out.parent.rglob("*") if self.home not in (path, *path.parents)]
+        return {path: path.read_bytes() if path.is_file() else None for path in found}
+
+
+@pytest.fixture
+def machine(served, tmp_path, monkeypatch):
+    # Only before gRPC is imported, and here it is.
+    monkeypatch.setattr(tacit.tls, "tls_13_only", lambda: None)
+    return Machine(tmp_path, f"localhost:{served[1]}")
+
+
+def accuracy(machine):
+    examples = read_examples(machine.data)
+    found = Predictor.load(machine.out).predict([example.text for example in examples])
+    right = sum(each.label == example.label for each, example in zip(found, examples, strict=True))
+    return right / len(examples)
+
+
+# ---- what is written ------------------------------------------------------------------------------------------------
+
+
+def test_a_member_with_its_own_vocabulary_has_a_model_of_its_own(machine, town):
+    bundle = town.bundles["own"]
+    before = machine.keep(bundle.document)
+    said, beside = machine.export("own", "--epochs", 30, "--json")
+    assert beside == ""
+    done = json.loads(said)
+    number, version = town.versions["own"]
+    assert (done["job"], done["version"], done["digest"]) == ("own", number, version.hex())
+    assert done["private_values"] == before.arrays[EMBEDDING].size
+    assert done["max_difference"] <= 1e-4
+    written = read_bundle(machine.out, "model")
+    assert written.files["tokenizer.json"] == before.tokenizer
+    assert written.index.model.private
+    assert written.index.model.version == version
+    # Thirty epochs of the embedding alone are enough for the member's own sixteen texts.
+    assert accuracy(machine) == 1.0
+    # The state is as the member left it.
+    with machine.store() as store:
+        after = store.load("own", bundle.document.digest())
+        assert not store.staged("own")
+    assert (after.round, after.tokenizer) == (before.round, before.tokenizer)
+    assert np.array_equal(after.arrays[EMBEDDING], before.arrays[EMBEDDING])
+
+
+@pytest.fixture
+def converted(monkeypatch):
+    """The private parameters of each export, whose graph is not made: that takes seconds."""
+    given = []
+    monkeypatch.setattr(export.onnx, "_convert", lambda module, encoder: b"graph %d" % len(given))
+    monkeypatch.setattr(
+        export.onnx, "_parity", lambda module, *_: given.append(module.embedding.weight.detach()) or 0.0
+    )
+    return given
+
+
+def test_without_epochs_what_is_kept_goes_in_as_it_is_and_over_an_earlier_export(machine, town, converted):
+    before = machine.keep(town.bundles["own"].document)
+    machine.out.mkdir()
+    said, beside = machine.export("own", "--epochs", 0)
+    assert np.array_equal(converted[0], before.arrays[EMBEDDING])
+    assert f"{before.arrays[EMBEDDING].size} values in it are your own: keep the folder on this machine" in said
+    assert "adapting" not in beside
+    assert read_bundle(machine.out, "model").files["model.onnx"] == b"graph 0"
+    machine.export("own")
+    assert not np.array_equal(converted[1], before.arrays[EMBEDDING])
+    assert read_bundle(machine.out, "model").files["model.onnx"] == b"graph 1"
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_a_terminal_sees_the_epochs_go_by_unless_json_is_asked_for(quiet, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    with _watching(quiet) as watch:
+        watch.say("adapting [what] is kept")
+        watch.step(1, 4, 0.25)
+        watch.step(4, 4, 0.125)
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert ("adapting [what] is kept" in shown.err) == (not quiet)
+    assert ("loss 0.250" in shown.err) == (not quiet)
+
+
+def test_where_all_is_shared_the_export_is_the_version(machine, town):
+    said, beside = machine.export("plain")
+    assert "adapting" not in beside
+    assert "your own" not in said
+    assert said.startswith(f"version 4 of plain is in {machine.out}; try `edge_client predict")
+    written = read_bundle(machine.out, "model")
+    assert written.files["tokenizer.json"] == town.bundles["plain"].tokenizer
+    assert not written.index.model.private
+    assert not (machine.home / "private").exists()
+
+
+def test_a_member_that_remembers_nothing_makes_its_private_rows_anew(machine, town):
+    bundle = town.bundles["recon"]
+    said, beside = machine.export("recon")
+    # The row of the one entry with a digit.
+    assert f"{MODEL['embedding']} values in it are your own" in said
+    assert "adapting what this member keeps of recon to version 4: an epoch" in beside
+    written = read_bundle(machine.out, "model")
+    assert written.files["tokenizer.json"] == bundle.tokenizer
+    assert written.index.model.private
+    assert not (machine.home / "private").exists()
+
+
+# ---- what is refused ------------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_is_not_there_is_named_with_those_that_are(machine):
+    assert machine.refused("desk") == (
+        ExitCode.NOT_FOUND,
+        "there is no job desk; this federation has: own, plain, recon",
+    )
+
+
+def test_nothing_is_kept_before_the_first_round_or_under_another_name(machine, town):
+    code, sentence = machine.refused("own")
+    assert code is ExitCode.NOT_FOUND
+    assert sentence.startswith("this member keeps nothing of own yet")
+    assert "`edge_client run`" in sentence
+    machine.keep(town.bundles["own"].document)
+    code, sentence = machine.refused("own", "--data-name", "ward")
+    assert code is ExitCode.USAGE
+    assert "was trained on the data named data, and not on ward" in sentence
+    assert sentence.endswith("give its name with --data-name")
+
+
+def test_what_is_sealed_needs_its_key(machine, town, monkeypatch, converted):
+    machine.keep(town.bundles["own"].document, StoreKey.from_passphrase(PASSPHRASE))
+    code, sentence = machine.refused("own")
+    assert code is ExitCode.USAGE
+    assert "sealed with a passphrase; give it in the environment as TACIT_PASSPHRASE" in sentence
+    monkeypatch.setenv("TACIT_PASSPHRASE", PASSPHRASE[:-1] + "!")
+    assert machine.refused("own")[0] is ExitCode.USAGE
+    monkeypatch.setenv("TACIT_PASSPHRASE", PASSPHRASE)
+    machine.export("own", "--epochs", 0)
+    assert converted
+
+
+def test_a_damaged_state_is_no_traceback(machine, town):
+    machine.keep(town.bundles["own"].document)
+    path = state_file(machine.home, "own")
+    data = bytearray(path.read_bytes())
+    data[-50] ^= 1
+    path.write_bytes(data)
+    code, sentence = machine.refused("own")
+    assert code is ExitCode.FAILED
+    assert str(path) in sentence
+
+
+def in_the_way(out, what):
+    match what:
+        case "a file":
+            out.write_text("notes")
+        case "a link":
+            out.with_name("elsewhere").mkdir()
+            out.symlink_to(out.with_name("elsewhere"))
+        case "files":
+            out.mkdir()
+            (out / "notes.txt").write_text("notes")
+        case "a damaged export" | "an export and files":
+            files = {"model.onnx": b"1", "tokenizer.json": b"2", "labels.json": b"3"}
+            facts = {"job": "own", "version": "00" * 32, "max_tokens": 1, "min_tokens": 1, "parity": 0.0, "texts": 1}
+            write_bundle(out, "model", files, model=export.onnx.ModelFacts.model_validate(facts))
+            (out / ("notes.txt" if what == "an export and files" else "model.onnx")).write_text("notes")
+
+
+@pytest.mark.parametrize(
+    ("what", "sentence"),
+    [
+        ("a file", "is not a folder"),
+        ("a link", "is not a folder"),
+        ("files", "neither empty nor a whole earlier export"),
+        ("a damaged export", "neither empty nor a whole earlier export"),
+        ("an export and files", "holds other files (notes.txt)"),
+    ],
+)
+def test_what_lies_in_the_way_is_seen_before_anything_is_fetched(machine, monkeypatch, what, sentence):
+    def reached(*_):
+        raise AssertionError("the coordinator was asked")
+
+    monkeypatch.setattr(edge_client.exporting, "_fetched", reached)
+    in_the_way(machine.out, what)
+    code, said = machine.refused("own")
+    assert code is ExitCode.USAGE
+    assert said.startswith(str(machine.out))
+    assert sentence in said
+    assert "--out" in said
+
+
+def test_what_an_edge_install_lacks_is_named_before_anything_is_fetched(machine, monkeypatch):
+    real = importlib.util.find_spec
+    lacking = {"onnx", "onnxscript"}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in lacking else real(name))
+    monkeypatch.setattr(edge_client.exporting, "_fetched", lambda *_: pytest.fail("the coordinator was asked"))
+    assert machine.refused("own") == (
+        ExitCode.USAGE,
+        "making an ONNX file needs onnx, onnxscript; install it with `pip install 'tacit[edge,export]'`",
+    )
+
+
+@pytest.mark.parametrize(
+    ("where", "error", "code", "sentence"),
+    [
+        ("adapted", TrainingDiverged("the loss was not a finite number"), ExitCode.FAILED, "--epochs 0 exports it"),
+        ("adapted", RuntimeError("CUDA out of memory"), ExitCode.FAILED, "cannot be exported: CUDA out of memory"),
+        ("export_model", ParityFailed("logits differ"), ExitCode.FAILED, "cannot be exported: logits differ"),
+        ("export_model", OSError("no space is left"), ExitCode.FAILED, "cannot be exported: no space is left"),
+        ("export_model", ImportError("no", name="onnx"), ExitCode.USAGE, "needs onnx; install it with `pip install"),
+    ],
+    ids=str,
+)
+def test_what_fails_on_the_way_is_a_sentence(machine, town, monkeypatch, where, error, code, sentence):
+    def failing(*_, **__):
+        raise error
+
+    machine.keep(town.bundles["own"].document)
+    monkeypatch.setattr(export.onnx if where == "export_model" else edge_client.training.personal, where, failing)
+    refused = machine.refused("own")
+    assert refused[0] is code
+    assert sentence in refused[1]
+
+
+def test_without_an_example_of_the_jobs_labels_there_is_nothing_to_adapt_on(machine, town, converted):
+    machine.keep(town.bundles["own"].document)
+    machine.write([("the heron", "something else")])
+    code, sentence = machine.refused("own")
+    assert code is ExitCode.USAGE
+    assert sentence.startswith("none of the examples has a label of own")
+    machine.export("own", "--epochs", 0)
+    assert converted
+
+
+def test_a_coordinator_that_is_not_there_is_unreachable(machine, served):
+    party.member_home(machine.home.with_name("other"), "localhost:1")
+    machine.home = machine.home.with_name("other")
+    code, sentence = machine.refused("own")
+    assert code is ExitCode.UNREACHABLE
+    assert "nobody listens at localhost:1" in sentence
+
+
+# ---- what is served -------------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_served_whole_is_told(machine, town):
+    del town.served[town.versions["plain"][1]]
+    code, sentence = machine.refused("plain")
+    assert code is ExitCode.FAILED
+    assert sentence.startswith("the coordinator does not serve what job plain names (")
+
+
+def test_a_version_zero_of_the_coordinators_own_is_refused(machine, town):
+    town.versions["plain"] = (0, town.versions["plain"][1])
+    assert "version 0 is not the weights that the job document names" in machine.refused("plain")[1]
+
+
+def test_a_version_with_weights_that_no_training_leaves_is_refused(machine, town):
+    bundle = town.bundles["plain"]
+    values = bundle.manifest.decode(bundle.weights).copy()
+    values[5] = -1.1e4
+    town.versions["plain"] = (5, town.serve(values.tobytes()))
+    assert "the version holds a weight beyond 10000" in machine.refused("plain")[1]
+
+
+def test_a_dry_run_reads_the_same_documents_and_says_what_stays(machine, town, monkeypatch):
+    (plan,) = [json.loads(line) for line in machine.command("run", "--dry-run", "--json")[0].splitlines()]
+    assert plan["job"] == "own"
+    assert plan["stays_here"] == "embedding, by fedvocab; and a vocabulary of your own, 50 words at most"
+    assert EMBEDDING not in plan["parameters"]
+    bundle = town.bundles["own"]
+    document = bent(town, "own", values=bundle.manifest.values + 1)
+    monkeypatch.setitem(town.bundles, "own", type(bundle)(document, bundle.manifest, bundle.weights, None))
+    with pytest.raises(CommandFailed, match=f"the manifest has {bundle.manifest.values} values, the job document"):
+        machine.command("run", "--dry-run")
+    del town.served[bundle.document.manifest]
+    with pytest.raises(CommandFailed, match="the coordinator does not serve what its jobs name"):
+        machine.command("run", "--dry-run")
+
+
+def bent(town, job, **changes):
+    """The job with another document under its name."""
+    document = town.bundles[job].document.model_copy(update=changes)
+    town.serve(document.canonical())
+    return document
+
+
+def test_a_tokenizer_of_another_form_reads_no_text(machine, town, monkeypatch):
+    bundle = town.bundles["plain"]
+    document = bent(town, "plain", tokenizer=town.serve(bundle.tokenizer + b" "))
+    monkeypatch.setitem(town.bundles, "plain", type(bundle)(document, bundle.manifest, bundle.weights, None))
+    assert "not one that `coordinator job bundle` makes" in machine.refused("plain")[1]
+
+
+def test_private_parameters_that_are_not_the_documents_are_refused(machine, town, monkeypatch):
+    bundle = town.bundles["recon"]
+    started = bundle.document.private.model_copy(update={"values": bundle.document.private.values + 1})
+    document = bent(town, "recon", private=started)
+    monkeypatch.setitem(town.bundles, "recon", type(bundle)(document, bundle.manifest, bundle.weights, None))
+    assert "the private parameters' manifest has 6 values, the job document 7" in machine.refused("recon")[1]
+
+
+def test_documents_are_taken_for_what_they_are():
+    document = JobSpec(name="desk", labels=("a", "b"), vocabulary=FILE)
+    manifest = Manifest.of({"output.weight": np.zeros((2, 3), np.float32)})
+    with pytest.raises(DocumentInvalid, match="the job document"):
+        checked_job(document.canonical(), "desk", document.digest())
+    with pytest.raises(DocumentInvalid, match="the manifest has 6 values, the job document 5"):
+        checked_manifest(manifest.canonical(), 5)
+    assert checked_manifest(manifest.canonical(), 6) == manifest
+    for values in ([0.0] * 5, [0.0] * 5 + [np.nan], [1e5] * 6):
+        with pytest.raises(DocumentInvalid, match="version"):
+            checked_values(np.array(values, "<f4").tobytes(), manifest)
+    whole = np.full(6, -1e4, "<f4").tobytes()
+    assert checked_values(whole, manifest) == whole
+
+
+def test_a_job_document_is_that_of_its_name_in_its_canonical_form(town):
+    document = town.bundles["plain"].document
+    data = document.canonical()
+    assert checked_job(data, "plain", document.digest()) == document
+    with pytest.raises(DocumentInvalid, match="not that of desk"):
+        checked_job(data, "desk", document.digest())
+    with pytest.raises(DocumentInvalid, match="canonical"):
+        checked_job(data + b"\n", "plain", hashlib.sha256(data + b"\n").digest())

@@ -1,0 +1,467 @@
+"""What a member keeps from round to round: made once, staged with an update, and counting once U3 is signed."""
+
+import asyncio
+import hashlib
+import json
+import threading
+
+import numpy as np
+import pytest
+import structlog
+
+import secure_agg
+from edge_client.cache import BlobCache
+from edge_client.data import Example
+from edge_client.journal import Memory, Sent
+from edge_client.models import build
+from edge_client.privacy.budget import open_budget
+from edge_client.privacy.policy import Policy
+from edge_client.private_store import PrivateStore
+from edge_client.private_store.errors import StateForeign, StoreUnwritable
+from edge_client.private_store.files import state_file
+from edge_client.runner import RunOptions, load_member
+from edge_client.session.keeping import Keeper
+from edge_client.session.preparation import PreparationRefused, Preparer
+from edge_client.tables import TableInvalid
+from edge_client.text import VocabularyInvalid, word_tokenizer
+from tacit.attempt import AttemptId
+from tacit.console import CommandFailed
+from tacit.documents import DocumentInvalid
+from tacit.job import JobDocument
+from tacit.manifest import Manifest
+from tacit.mechanism import GaussianUpdate
+from tacit.messages import Assignment
+from tacit.model import BiLSTMModel
+from tacit.reason import Reason
+from tests.support import party
+
+FEDERATION = bytes(range(32))
+MODEL = BiLSTMModel(embedding=3, hidden=2, max_tokens=8)
+EMBEDDING = "embedding.weight"
+EXAMPLES = [Example("where is the brown heron", "a"), Example("the heron stands there", "b")] * 3
+WORDS = {"[PAD]", "[UNK]", "where", "is", "the", "brown", "heron", "stands", "there"}
+PUBLIC = word_tokenizer(["where", "is", "the", "7", "door"])
+
+
+def document(method="fedvocab", *, own=True, **more):
+    said = {
+        "schema": 1,
+        "name": "desk",
+        "labels": ["a", "b"],
+        "method": method,
+        "model": MODEL.model_dump(),
+        "manifest": "00" * 32,
+        "weights": "11" * 32,
+        # Of what is shared of MODEL.
+        "values": 106,
+    }
+    if own:
+        said["vocabulary"] = {"kind": "words", "size": 50}
+    else:
+        said["tokenizer"] = hashlib.sha256(PUBLIC).hexdigest()
+        private = {"manifest": "22" * 32, "weights": "33" * 32, "values": 21}
+        said["private"] = private
+    return JobDocument.model_validate({**said, **more})
+
+
+@pytest.fixture
+def home(tmp_path):
+    folder = tmp_path / "home"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+@pytest.fixture
+def store(home):
+    with PrivateStore(home, FEDERATION, "data") as opened:
+        yield opened
+
+
+@pytest.fixture
+def keeper(store):
+    return Keeper(store, EXAMPLES)
+
+
+def assignment(round_=1, version=b"v" * 32):
+    return Assignment("desk", round_, document().digest(), version, round_ - 1, 1000)
+
+
+def moved(state, by=1.0):
+    return {name: array + np.float32(by) for name, array in state.arrays.items()}
+
+
+def sent(token, survivors):
+    return Sent(AttemptId("desk", 4, 4), b"v" * 32, bytes(32), survivors, token)
+
+
+# ---- made once ------------------------------------------------------------------------------------------------------
+
+
+def test_a_member_begins_with_its_own_vocabulary_and_vectors_that_nobody_knows(keeper, home):
+    job = document(seed=6)
+    assert keeper.load(job) is None
+    made = keeper.make(job, None, None)
+    assert set(json.loads(made.tokenizer)["model"]["vocab"]) == WORDS
+    assert made.arrays.keys() == {EMBEDDING}
+    assert made.arrays[EMBEDDING].shape == (len(WORDS), 3)
+    assert not made.arrays[EMBEDDING][0].any()
+    # Entries stand by how often they occur: vectors of the job's seed would tell them by their places.
+    public = build(MODEL, len(WORDS), 2, 0, seed=6).embedding.weight.detach().numpy()
+    assert not np.isin(made.arrays[EMBEDDING][1:], public).any()
+    again = keeper.make(document(name="again", seed=6), None, None)
+    assert again.tokenizer == made.tokenizer
+    assert not np.isin(again.arrays[EMBEDDING][1:], made.arrays[EMBEDDING]).any()
+    assert np.abs(made.arrays[EMBEDDING][1:]).min() > 0
+    assert (made.round, made.version, made.document) == (0, job.weights, job.digest())
+    # It counts before any round: a vocabulary is not built the same twice.
+    kept = keeper.load(job)
+    assert kept.tokenizer == made.tokenizer
+    assert np.array_equal(kept.arrays[EMBEDDING], made.arrays[EMBEDDING])
+    assert not list(home.glob("private/desk/staged-*"))
+
+
+def test_with_a_public_vocabulary_it_begins_where_the_job_says(keeper):
+    table = np.arange(21, dtype=np.float32).reshape(7, 3)
+    manifest = Manifest.of({EMBEDDING: table})
+    made = keeper.make(document(own=False), PUBLIC, (manifest, manifest.encode(manifest.flatten({EMBEDDING: table}))))
+    assert made.tokenizer is None
+    assert np.array_equal(made.arrays[EMBEDDING], table)
+
+
+def test_a_start_of_another_model_is_refused(keeper):
+    table = np.zeros((6, 3), dtype=np.float32)
+    manifest = Manifest.of({EMBEDDING: table})
+    with pytest.raises(DocumentInvalid, match="has 127 values with 7 entries, and what is there for it has 124"):
+        keeper.make(document(own=False), PUBLIC, (manifest, manifest.encode(manifest.flatten({EMBEDDING: table}))))
+    assert keeper.load(document(own=False)) is None
+
+
+def test_a_table_fills_the_rows_of_the_words_it_has(store, tmp_path):
+    table = tmp_path / "vectors.txt"
+    table.write_text("heron 1 2 3\nowl 4 5 6\nthe 7 8 9\n")
+    made = Keeper(store, EXAMPLES, table).make(document(), None, None)
+    ids = json.loads(made.tokenizer)["model"]["vocab"]
+    assert made.arrays[EMBEDDING][ids["heron"]].tolist() == [1, 2, 3]
+    assert made.arrays[EMBEDDING][ids["the"]].tolist() == [7, 8, 9]
+    others = [at for word, at in ids.items() if word not in ("heron", "the", "[PAD]")]
+    assert not np.isin(made.arrays[EMBEDDING][others], np.arange(10)).any()
+
+
+def test_a_table_that_does_not_fit_is_refused_and_nothing_is_kept(store, tmp_path):
+    table = tmp_path / "vectors.txt"
+    table.write_text("heron 1 2\n")
+    keeper = Keeper(store, EXAMPLES, table)
+    with pytest.raises(TableInvalid):
+        keeper.make(document(), None, None)
+    assert keeper.load(document()) is None
+
+
+def test_a_table_is_left_aside_where_no_whole_embedding_is_kept(store, tmp_path):
+    keeper = Keeper(store, EXAMPLES, tmp_path / "no table at all")
+    rows = keeper.make(document({"name": "fedrecon"}, own=False), PUBLIC, None)
+    assert 0 < len(rows.arrays[EMBEDDING]) < 7
+    above = keeper.make(document({"name": "lg-fedavg", "private": ["encoder"]}, own=False), PUBLIC, None)
+    assert EMBEDDING not in above.arrays
+
+
+def test_without_a_word_there_is_no_vocabulary(store):
+    with pytest.raises(VocabularyInvalid, match="not one word"):
+        Keeper(store, [Example("  ", "a")]).make(document(), None, None)
+    # Under noise nobody may hear that there is none: the member takes part with a vocabulary that says nothing.
+    noise = GaussianUpdate(noise_multiplier=8.0, lot=1000)
+    hidden = Keeper(store, [Example("  ", "a")]).make(document(name="noised", mechanism=noise), None, None)
+    assert set(json.loads(hidden.tokenizer)["model"]["vocab"]) == {"[PAD]", "[UNK]", "-"}
+
+
+def test_a_table_that_is_not_there_is_told_of_before_anything_runs(home, tmp_path):
+    party.member_home(home, "localhost:7441")
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"text": "a text", "label": "a"}\n')
+    table = tmp_path / "vectors.txt"
+    options = RunOptions(data=data, home=home, device="cpu", embedding=table)
+    with pytest.raises(CommandFailed, match=r"vectors\.txt does not exist; --embedding is"):
+        load_member(options)
+    table.write_text("word 1 2 3\n")
+    assert load_member(options).examples == [Example("a text", "a")]
+
+
+def test_a_method_without_memory_keeps_nothing(keeper, home):
+    job = document({"name": "fedrecon"}, own=False)
+    made = keeper.make(job, PUBLIC, None)
+    # The digit's row alone.
+    assert made.arrays[EMBEDDING].shape == (1, 3)
+    assert not (home / "private").exists()
+    assert keeper.load(job) is None
+
+
+# ---- staged, and settled --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def staged(keeper):
+    """(what counts, what was trained for round 4, what that is staged under)."""
+    job = document()
+    before = keeper.make(job, None, None)
+    return before, moved(before), keeper.stage(job, assignment(4), moved(before), before)
+
+
+def test_what_is_trained_counts_once_u3_is_signed_with_this_member_in_it(keeper, staged, home):
+    job, (before, after, token) = document(), staged
+    assert np.array_equal(keeper.load(job).arrays[EMBEDDING], before.arrays[EMBEDDING])
+    keeper.confirmed("desk", token, {"north", "east"}, "north")
+    kept = keeper.load(job)
+    assert np.array_equal(kept.arrays[EMBEDDING], after[EMBEDDING])
+    assert (kept.round, kept.version, kept.tokenizer) == (4, b"v" * 32, before.tokenizer)
+    assert not list(home.glob("private/desk/staged-*"))
+    # A second attempt of the round signs again, and discards when it is over: neither takes it back.
+    keeper.confirmed("desk", token, {"north", "east"}, "north")
+    keeper.discard("desk", token)
+    assert keeper.load(job).round == 4
+
+
+def test_what_is_not_in_the_sum_does_not_count(keeper, staged):
+    keeper.confirmed("desk", staged[2], {"east", "south"}, "north")
+    keeper.confirmed("desk", "4-0123456789abcdef", {"north"}, "north")
+    assert keeper.load(document()).round == 0
+
+
+def test_a_second_training_of_a_round_that_counts_is_not_confirmed_by_the_first(keeper, staged):
+    """U3 of one attempt is signed, the round is tried again, and the member dies before U3 of the next."""
+    job, (before, after, first) = document(), staged
+    keeper.confirmed("desk", first, {"north"}, "north")
+    second = keeper.stage(job, assignment(4), moved(before, 7.0), before)
+    assert second != first
+    keeper.recover(Memory({}, (sent(first, frozenset({"north"})),)), "north")
+    assert np.array_equal(keeper.load(job).arrays[EMBEDDING], after[EMBEDDING])
+
+
+def test_what_was_never_confirmed_does_not_count_however_often_a_round_is_asked_for(keeper, staged):
+    """Its charge is released at the start: were it to count, a restart would give training for nothing."""
+    job, (before, after, first) = document(), staged
+    keeper.confirmed("desk", first, {"north"}, "north")
+    confirmed = Memory({}, (sent(first, frozenset({"north"})),))
+    for by in (3.0, 5.0):
+        keeper.stage(job, assignment(4), moved(before, by), before)
+        keeper.recover(confirmed, "north")
+        assert np.array_equal(keeper.load(job).arrays[EMBEDDING], after[EMBEDDING])
+
+
+def test_an_update_that_is_thrown_away_takes_its_state_along(keeper, staged, store):
+    token = staged[2]
+    keeper.discard("desk", "4-0123456789abcdef")
+    assert store.staged("desk") == [token]
+    keeper.discard("desk", token)
+    assert store.staged("desk") == []
+    keeper.confirmed("desk", token, {"north"}, "north")
+    assert keeper.load(document()).round == 0
+    # A job that nothing is kept of.
+    keeper.discard("other", token)
+
+
+@pytest.mark.parametrize(
+    ("confirmations", "round_"),
+    [
+        ((), 0),
+        # Its vector may be in a sum, and it never learned in which.
+        (((True, None),), 0),
+        (((True, {"east", "south"}),), 0),
+        # Of another training.
+        (((False, {"north"}),), 0),
+        (((True, {"north", "east"}),), 4),
+        (((False, None), (True, {"north", "east"})), 4),
+    ],
+)
+def test_after_a_crash_the_journal_decides(keeper, staged, store, confirmations, round_):
+    token = staged[2]
+    memory = tuple(sent(token if its else "4-0123456789abcdef", who) for its, who in confirmations)
+    with structlog.testing.capture_logs() as logs:
+        keeper.recover(Memory({}, memory), "north")
+    assert keeper.load(document()).round == round_
+    assert store.staged("desk") == []
+    assert [(line["event"], line["job"], line["token"], line["committed"]) for line in logs] == [
+        ("private_state_recovered", "desk", token, bool(round_))
+    ]
+
+
+def test_nothing_of_it_is_in_the_log(keeper, staged):
+    with structlog.testing.capture_logs() as logs:
+        keeper.recover(Memory({}, ()), "north")
+    assert not [word for word in WORDS if len(word) > 4 and word in repr(logs)]
+
+
+def test_a_job_of_the_same_name_with_another_document_is_somebody_elses(keeper, staged):
+    other = document(seed=5)
+    with pytest.raises(StateForeign, match="another document of this job"):
+        keeper.load(other)
+    with pytest.raises(StateForeign):
+        keeper.stage(other, assignment(4), staged[1], staged[0].__class__(other.digest(), 0, bytes(32), {}, None))
+    assert keeper.load(document()).round == 0
+
+
+def test_it_is_read_beside_a_process_that_keeps_it(keeper, staged, home):
+    with PrivateStore(home, FEDERATION, "data") as other:
+        looking = Keeper(other, EXAMPLES)
+        assert looking.look(document()).round == 0
+        assert looking.look(document(name="other")) is None
+
+
+def test_a_disk_that_fails_is_logged_and_the_round_goes_on(keeper, staged, store, monkeypatch):
+    def failing(*_):
+        raise StoreUnwritable("no space is left")
+
+    monkeypatch.setattr(store, "commit", failing)
+    monkeypatch.setattr(store, "discard", failing)
+    with structlog.testing.capture_logs() as logs:
+        keeper.confirmed("desk", staged[2], {"north"}, "north")
+        keeper.discard("desk", staged[2])
+    assert [(line["event"], line["why"]) for line in logs] == [("private_state_failing", "no space is left")] * 2
+
+
+def test_calls_from_two_threads_take_turns(keeper, staged, store, monkeypatch):
+    """A training ends in a thread of its own while the loop signs for another job."""
+    before, _, token = staged
+    stage = store.stage
+    waiting = threading.Thread(target=keeper.discard, args=("desk", token))
+
+    def slow(*of):
+        waiting.start()
+        waiting.join(timeout=0.2)
+        assert waiting.is_alive()
+        stage(*of)
+
+    monkeypatch.setattr(store, "stage", slow)
+    later = keeper.stage(document(), assignment(5), moved(before), before)
+    waiting.join(timeout=30)
+    assert store.staged("desk") == [later]
+
+
+# ---- what the coordinator hears of it -------------------------------------------------------------------------------
+
+
+class Watcher:
+    def training(self, *_):
+        """Steps are of no interest here."""
+
+
+class Machine:
+    """A member that prepares updates, and a coordinator that serves what the job names."""
+
+    def __init__(self, home, identity, budget, examples=EXAMPLES, table=None):
+        module = build(MODEL, 2, 2, 0, seed=1)
+        tensors = {name: each.detach().numpy() for name, each in module.named_parameters() if name != EMBEDDING}
+        manifest = Manifest.of(tensors)
+        self.base = manifest.encode(manifest.flatten(tensors))
+        self.document = document(
+            values=manifest.values,
+            manifest=manifest.digest().hex(),
+            weights=hashlib.sha256(self.base).hexdigest(),
+            training={"epochs": 1, "batch": 4},
+        )
+        served = (self.document.canonical(), manifest.canonical(), self.base)
+        self.served = {hashlib.sha256(data).digest(): data for data in served}
+        self.store = PrivateStore(home, identity.federation, "data")
+        self.keeper = Keeper(self.store, examples, table)
+        self.preparer = Preparer(
+            examples,
+            identity.federation,
+            identity.member,
+            Policy(mechanisms=("none",)),
+            budget,
+            secure_agg.SystemRandom(),
+            BlobCache(home / "cache"),
+            "cpu",
+            Watcher(),
+            self.keeper,
+        )
+
+    async def fetch(self, digest, into, limit):
+        into.parent.mkdir(exist_ok=True, parents=True)
+        into.write_bytes(self.served[digest])
+
+    def prepare(self, round_=1):
+        version = hashlib.sha256(self.base).digest()
+        asked = Assignment("desk", round_, self.document.digest(), version, 0, 1000)
+        return asyncio.run(self.preparer.prepare(asked, self.fetch))
+
+    def refused(self):
+        with pytest.raises(PreparationRefused) as refused:
+            self.prepare()
+        return refused.value
+
+
+@pytest.fixture(scope="module")
+def identity(tmp_path_factory):
+    return party.member(tmp_path_factory.mktemp("north") / "home", "localhost:7441")
+
+
+@pytest.fixture
+def machine(home, identity):
+    with open_budget(home, identity, Policy(mechanisms=("none",)), ["a text"]) as budget:
+        made = []
+
+        def make(**how):
+            made.append(Machine(home, identity, budget, **how))
+            return made[-1]
+
+        yield make
+        for each in made:
+            each.store.close()
+
+
+def test_an_update_is_prepared_with_its_state_beside_the_one_that_counts(machine, home):
+    place = machine()
+    first = place.prepare()
+    # It lies on the disk and is not carried about.
+    assert first.update.private is None
+    assert place.store.staged("desk") == [first.staged]
+    assert first.staged.startswith("1-")
+    assert place.keeper.load(place.document).round == 0
+    start = place.keeper.load(place.document).arrays[EMBEDDING]
+    place.keeper.confirmed("desk", first.staged, {"north"}, "north")
+    after = place.keeper.load(place.document)
+    assert after.round == 1
+    assert not np.array_equal(after.arrays[EMBEDDING], start)
+    # The next round begins with it, and with the same vocabulary.
+    second = place.prepare(2)
+    place.keeper.confirmed("desk", second.staged, {"north"}, "north")
+    last = place.keeper.load(place.document)
+    assert (last.round, last.tokenizer) == (2, after.tokenizer)
+
+
+def test_a_damaged_state_is_told_of_without_a_word_of_it(machine, home):
+    place = machine()
+    place.keeper.make(place.document, None, None)
+    path = state_file(home, "desk")
+    data = bytearray(path.read_bytes())
+    data[-50] ^= 1
+    path.write_bytes(data)
+    refused = place.refused()
+    assert refused.reason == Reason.REASON_PRIVATE_STATE_UNUSABLE
+    assert refused.detail == "what this member keeps of the job's model cannot be used; its own log says why"
+    assert str(path) in refused.private
+
+
+def test_data_without_a_word_and_a_table_that_does_not_fit_say_no_more(machine, tmp_path):
+    table = tmp_path / "vectors.txt"
+    table.write_text("heron 1 2\n")
+    for how in ({"examples": [Example(" ", "a")]}, {"table": table}):
+        refused = machine(**how).refused()
+        assert refused.reason == Reason.REASON_PRIVATE_STATE_UNUSABLE
+        assert refused.detail == "what this member keeps of the job's model cannot be used; its own log says why"
+        assert "heron" not in refused.detail
+        assert len(refused.private) > 20
+
+
+def test_an_update_that_cannot_be_staged_is_none(machine, monkeypatch):
+    place = machine()
+    stage = PrivateStore.stage
+
+    def full(self, job, token, state):
+        if state.round:
+            raise StoreUnwritable("no space is left")
+        stage(self, job, token, state)
+
+    monkeypatch.setattr(PrivateStore, "stage", full)
+    refused = place.refused()
+    assert (refused.reason, refused.private) == (Reason.REASON_PRIVATE_STATE_UNUSABLE, "no space is left")
+    assert place.keeper.load(place.document).round == 0

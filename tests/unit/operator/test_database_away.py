@@ -1,0 +1,46 @@
+"""A call while the database is away: come again, and nothing of where the database lies."""
+
+import asyncio
+
+import grpc
+import grpc.aio
+import pytest
+import structlog
+
+from coordinator.services.unusable import come_again
+from coordinator.storage import open_database, records
+from tacit.reason import Reason
+from tacit.status import reason_of
+
+
+def test_a_caller_is_told_to_come_again_and_the_log_why(tmp_path):
+    database = open_database(f"sqlite:///{tmp_path / 'tacit.db'}")
+    database.close()
+
+    async def answer(_request, context):
+        async with come_again(context, member="north"):
+            await database.run(records.load_jobs)
+
+    async def scenario() -> grpc.aio.AioRpcError:
+        server = grpc.aio.server()
+        handler = grpc.unary_unary_rpc_method_handler(answer)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", {"Ask": handler}),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await channel.unary_unary("/test.Service/Ask")(b"", timeout=20)
+        await server.stop(None)
+        return caught.value
+
+    with structlog.testing.capture_logs() as logs:
+        error = asyncio.run(scenario())
+    # UNAVAILABLE: members wait it out, and transfers go on where they were.
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    reason, sentence = reason_of(error)
+    assert reason == Reason.REASON_INTERNAL
+    assert "try again" in sentence
+    assert str(tmp_path) not in sentence
+    (line,) = logs
+    assert (line["event"], line["member"]) == ("storage_failed", "north")
+    assert str(tmp_path) in line["detail"]

@@ -1,0 +1,46 @@
+"""Clipped sums by the definition, one example at a time, and by the code under test."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from edge_client.models import TextClassifier
+from edge_client.training.clipping import ClippedGradients
+
+
+def by_hand(module: TextClassifier, ids: Tensor, labels: Tensor, clip: float) -> tuple[dict[str, Tensor], list[float]]:
+    """Each example alone in its batch, clipped over all its parameters: (the sum by name, the norms)."""
+    trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    total = {name: torch.zeros_like(parameter) for name, parameter in trained.items()}
+    norms = []
+    for row in range(len(ids)):
+        loss = functional.cross_entropy(module(ids[row : row + 1]), labels[row : row + 1])
+        found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+        norm = float(sum(float(g.double().square().sum()) for g in found if g is not None)) ** 0.5
+        norms.append(norm)
+        for name, g in zip(trained, found, strict=True):
+            if g is not None:
+                total[name] += g * (min(1.0, clip / norm) if norm else 1.0)
+    return total, norms
+
+
+def clipped_sum(
+    module: TextClassifier, ids: Tensor, labels: Tensor, clip: float, scale: float = 1.0
+) -> dict[str, Tensor]:
+    """What `ClippedGradients` adds to gradients of zero, by name."""
+    for parameter in module.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    with ClippedGradients(module) as clipped:
+        clipped.add(functional.cross_entropy(module(ids), labels, reduction="none"), clip, scale)
+    return {
+        name: parameter.grad.clone()
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad and parameter.grad is not None
+    }
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], size: float, relative: float = 1e-5) -> None:
+    """Every parameter's sum is within this part of `size`."""
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        assert float((found[name] - values).norm()) <= relative * size, name

@@ -1,0 +1,186 @@
+"""T5's tokenizer: our form of it against transformers' own, over a unigram model that is trained here.
+
+Real texts and hard ones get the same ids, the rows' ends included. Where a text spells a special token they must
+differ: transformers takes it for the token, sentencepiece and we take it for characters.
+"""
+
+import gzip
+import json
+import random
+import unicodedata
+
+import pytest
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from transformers import T5TokenizerFast
+
+from benchmarks.record import SHARED
+from edge_client.cloze import ClozeEncoder
+from edge_client.cloze_tokenizer import check_cloze_form, own_form
+from tacit.prompt import PLAIN, parse_template
+from tests.support.processes import EXAMPLES
+
+SENTINELS = 100
+FIRST = ["<pad>", "</s>", "<unk>"]
+ROWS = 200
+DATASETS = ("ag_news", "sst2", "trec", "20newsgroups")
+
+# Texts of everything that goes wrong between two tokenizers.
+HARD = [
+    "",
+    " ",
+    "a",
+    "two  spaces and   three",
+    " before and behind  ",
+    "tab\tline\nboth\r\nend",
+    "no\u00a0break, em\u2003space, ideographic\u3000space",
+    "zero\u200bwidth",
+    "\u200b",
+    "behind\u200b",
+    "mark\u200e",
+    "\ufeffbom",
+    "line\u2028separator",
+    "ﬁne ﬂow Ⅷ ²³ ½ ﷺ",
+    "\uff26\uff35\uff2c\uff2c\u3000\uff57\uff49\uff44\uff54\uff48 ﾊﾞ",
+    "é e\u0301 ß \u017f \u1e9b\u0323",
+    "한국어 日本語 ไทย العربية",
+    "emoji 😀 and two 😀😀",
+    "nul\x00 bell\x07 del\x7f",
+    "▁",
+    "a▁b ▁ c",
+    "..., \"quoted\" it's don't (x) [y] {z} <b> </b> a<b",
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+    "extra_id_0 <extra_id_> <extra_id_x> <extra id 0> pad> </ s> <PAD>",
+]
+SPELLED = [
+    "<extra_id_0>",
+    "x <extra_id_0> y",
+    "x<extra_id_7>y",
+    "<extra_id_99>",
+    "a</s>b",
+    "</s> x",
+    "<pad> a",
+    "<unk>",
+    "\uff1cextra_id_0\uff1e",
+]
+
+
+def made(texts, size):
+    """transformers' tokenizer of T5, over pieces of these texts and T5's special tokens.
+
+    A published one has sentencepiece's table of characters compiled; the library's nmt and NFKC are what it is of.
+    """
+    rules = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC()])
+    trained = Tokenizer(models.Unigram())
+    trained.normalizer = rules
+    trained.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(prepend_scheme="always")]
+    )
+    trainer = trainers.UnigramTrainer(vocab_size=size, special_tokens=FIRST, unk_token="<unk>", show_progress=False)
+    trained.train_from_iterator(texts, trainer)
+    # Short scores: of longer ones the library's reader of a tokenizer.json loses the last bit, which decides between
+    # cuts that are worth the same (`~~` `~` and `~` `~~`).
+    pieces = [(piece, round(score, 4)) for piece, score in json.loads(trained.to_str())["model"]["vocab"]]
+    pieces += [(f"<extra_id_{number}>", 0.0) for number in reversed(range(SENTINELS))]
+    theirs = T5TokenizerFast(vocab=pieces, extra_ids=SENTINELS)
+    theirs.backend_tokenizer.normalizer = rules
+    return theirs
+
+
+class Both:
+    """The two tokenizers of one vocabulary."""
+
+    def __init__(self, theirs):
+        self.theirs = theirs
+        self.form = own_form(theirs.backend_tokenizer.to_str().encode())
+        self.encoder = ClozeEncoder(self.form, PLAIN, 100_000)
+
+    def ours(self, text):
+        (row,) = self.encoder.encode([text]).tolist()
+        return [number for number in row if number != self.encoder.pad_id]
+
+    def differing(self, texts):
+        """[(text, tokens of theirs, tokens of ours)], of those that are cut in two ways."""
+        names = self.theirs.convert_ids_to_tokens
+        found = [(text, self.theirs(text)["input_ids"], self.ours(text)) for text in texts]
+        return [(text, names(theirs), names(ours)) for text, theirs, ours in found if theirs != ours]
+
+
+@pytest.fixture(scope="module")
+def small():
+    """Over the example's texts and the hard ones, each of which has characters that only it has."""
+    texts = [json.loads(line)["text"] for line in (EXAMPLES / "train.jsonl").read_text().splitlines()]
+    return Both(made([*texts, *HARD * 3], 800))
+
+
+def test_the_vocabulary_is_t5s(small):
+    encoder = small.encoder
+    assert (encoder.pad_id, encoder.unknown_id, encoder.family.kind) == (0, 2, "Unigram")
+    assert encoder.mask_id == encoder.vocabulary_size - 1
+    assert small.theirs.convert_tokens_to_ids("<extra_id_0>") == encoder.mask_id
+    check_cloze_form(small.form)
+
+
+@pytest.mark.parametrize("at", range(len(HARD)))
+def test_a_hard_text_gets_the_same_ids(small, at):
+    assert not small.differing([HARD[at]])
+
+
+def test_the_examples_texts_get_the_same_ids(small):
+    texts = [json.loads(line)["text"] for line in (EXAMPLES / "train.jsonl").read_text().splitlines()]
+    assert len(texts) > 300
+    assert not small.differing(texts)
+
+
+@pytest.mark.parametrize("at", range(len(SPELLED)))
+def test_a_special_token_that_a_text_spells_is_its_characters(small, at):
+    text = SPELLED[at]
+    ours = small.ours(text)
+    special = {small.theirs.convert_tokens_to_ids(token) for token in small.theirs.all_special_tokens}
+    # Its end is the row's. What the vocabulary has no character for may be unknown, but not as a whole.
+    assert ours[-1] == 1
+    assert not set(ours[:-1]) & (special - {small.encoder.unknown_id})
+    words = "".join(small.theirs.convert_ids_to_tokens(ours[:-1]))
+    assert words.replace("▁", " ").strip() == unicodedata.normalize("NFKC", text)
+    # The library's would give the model a token that no text can mean.
+    assert set(small.theirs(text)["input_ids"][:-1]) & special
+
+
+def test_a_spelled_sentinel_is_none_either_where_the_vocabulary_has_no_bracket():
+    """As in T5's own, which has neither `<` nor `{`."""
+    texts = [json.loads(line)["text"] for line in (EXAMPLES / "train.jsonl").read_text().splitlines()]
+    both = Both(made([text.replace("<", "") for text in texts], 600))
+    assert "<" not in both.encoder.words()
+    for text in ("<extra_id_7>", "x<extra_id_0> y", "</s>"):
+        ours = both.ours(text)[:-1]
+        names = both.theirs.convert_ids_to_tokens(ours)
+        assert ours.count(both.encoder.unknown_id) >= 1
+        assert not any(name.startswith("<extra_id_") or name == "</s>" for name in names)
+        assert len(ours) > 2
+
+
+def test_a_template_around_a_text_has_the_one_sentinel(small):
+    encoder = ClozeEncoder(small.form, parse_template("{text} It is about {mask}."), 64)
+    for text in (*HARD, *SPELLED):
+        (row,) = encoder.encode([text]).tolist()
+        names = [encoder.words()[number] for number in row if number != encoder.pad_id]
+        assert [name for name in names if name.startswith("<extra_id_")] == ["<extra_id_0>"], text
+        assert names.count("</s>") == 1
+    # What is no white space at an end is as transformers cuts the whole sentence.
+    (row,) = encoder.encode(["My bill is wrong"]).tolist()
+    whole = small.theirs("My bill is wrong It is about <extra_id_0>")["input_ids"]
+    assert row[: len(whole) - 1] == whole[:-1]
+
+
+def test_texts_of_public_data_get_the_same_ids():
+    """A few hundred texts of four data sets, with a vocabulary of their own."""
+    paths = [SHARED / name / "train.jsonl.gz" for name in DATASETS]
+    if lacking := [path for path in paths if not path.exists()]:
+        pytest.skip(f"{lacking[0]} is not here: this test needs public data under {SHARED} (docs/benchmarks.md)")
+    chosen = []
+    for path in paths:
+        with gzip.open(path, "rt", encoding="utf-8") as lines:
+            rows = [json.loads(line)["text"] for line in lines]
+        chosen.append(random.Random(3).sample(rows, 2 * ROWS))
+    both = Both(made([text for texts in chosen for text in texts[:ROWS]], 4_000))
+    for texts in chosen:
+        assert not both.differing(texts)

@@ -1,0 +1,41 @@
+"""A coordinator's clock that is set while rounds go on: figures and windows stay what they can be."""
+
+import pytest
+
+from coordinator.rounds import effects as fx
+from coordinator.rounds.machine import transition
+from tacit.messages import Assignment
+from tests.support.fleet import Fleet
+
+HOUR_MS = 3_600_000
+
+
+class Jumping(Fleet):
+    """A fleet whose coordinator's clock is off by `jump_ms` from the `after`th event on."""
+
+    def __init__(self, jump_ms, after):
+        self.jump_ms, self.after, self.windows = jump_ms, after, []
+        super().__init__(4)
+
+    def _coordinator(self, event):
+        self.after -= 1
+        now_ms = self.now_ms + (self.jump_ms if self.after < 0 else 0)
+        self.state, effects = transition(self.state, event, now_ms)
+        for effect in effects:
+            if isinstance(effect, fx.Send) and isinstance(effect.message, Assignment):
+                self.windows.append(effect.message.window_ms)
+            self._effect(effect)
+
+
+@pytest.mark.parametrize("jump_ms", [-HOUR_MS, HOUR_MS], ids=["back", "ahead"])
+# Before anyone is there, while members train, and in phases of the first attempt.
+@pytest.mark.parametrize("after", [1, 4, 8, 12, 16, 20])
+def test_rounds_go_on_and_no_figure_is_below_nothing(jump_ms, after):
+    fleet = Jumping(jump_ms, after).connect().run()
+    assert fleet.state.version_number == fleet.job.rounds.count
+    phases = [count.fields["seconds"] for count in fleet.counts if count.what == "phase"]
+    assert len(phases) >= 6 * fleet.job.rounds.count
+    assert min(phases) >= 0
+    deadline = 1000 * fleet.job.rounds.deadlines.training
+    assert fleet.windows
+    assert all(1 <= window <= deadline for window in fleet.windows)

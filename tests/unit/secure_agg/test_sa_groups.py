@@ -1,0 +1,448 @@
+"""A cohort in groups: the bound on corrupt members, the draw, every group's own sum, and lies about it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from secure_agg import (
+    Abandoned,
+    Confirmations,
+    ContextInvalid,
+    Graph,
+    GroupedGraph,
+    Phase,
+    Reason,
+    ReceivedDealings,
+    Refusal,
+    Roster,
+    Survivors,
+    grouped_thresholds,
+)
+from secure_agg.groups import corrupt_in_group, draw_groups, largest_group, most_corrupt, whole_groups
+from secure_agg.parameters import _log_probabilities
+from secure_agg.server import Opened
+from secure_agg.session import Session, advertisement_statement
+from tests.unit.secure_agg.group_fleet import GroupFleet, grouped_context
+from tests.unit.secure_agg.sum_fleet import make_context, names
+
+# ---- the bound -------------------------------------------------------------------------------------------------------
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_the_bound_on_corrupt_members_is_that_of_every_draw_counted_one_by_one(data: st.DataObject) -> None:
+    members = data.draw(st.integers(2, 9))
+    corrupt, size = data.draw(st.integers(0, members)), data.draw(st.integers(1, members))
+    groups, sigma = data.draw(st.integers(1, 4)), data.draw(st.integers(0, 8))
+    draws = list(itertools.combinations(range(members), size))
+
+    def more_than(x: int) -> Fraction:
+        return Fraction(sum(sum(member < corrupt for member in draw) > x for draw in draws), len(draws))
+
+    least = next(x for x in range(size + 1) if groups * more_than(x) <= Fraction(1, 2**sigma))
+    # No draw has fewer corrupt members than must be in any: the answer starts there.
+    surely = max(0, size - (members - corrupt))
+    assert corrupt_in_group(members, corrupt, size, groups, sigma) == max(least, surely)
+
+
+def test_no_partition_has_a_worse_group_more_often_than_promised() -> None:
+    # All 280 ways to split nine members, three of them corrupt, into three groups of three.
+    bad = {"m0", "m1", "m2"}
+    rest, worst = frozenset(names(9)), []
+    for first in itertools.combinations(sorted(rest), 3):
+        for second in itertools.combinations(sorted(rest - set(first)), 3):
+            third = rest - set(first) - set(second)
+            worst.append(max(len(bad.intersection(group)) for group in (first, second, third)))
+    for sigma in range(7):
+        bound = corrupt_in_group(9, 3, 3, 3, sigma)
+        assert Fraction(sum(each > bound for each in worst), len(worst)) <= Fraction(1, 2**sigma)
+    # One group of all three corrupt ones comes up in 1 draw of 28: 4 bits forgive that, 5 do not.
+    assert [corrupt_in_group(9, 3, 3, 3, sigma) for sigma in (4, 5)] == [2, 3]
+
+
+def test_in_large_groups_the_bound_is_far_below_the_group_and_in_small_ones_it_is_all_of_them() -> None:
+    # The sparse graph's tail, in another arithmetic: among the 100 of a group as among 100 neighbours.
+    more_than = np.logaddexp.accumulate(_log_probabilities(1000, 100, 100)[::-1])[::-1][1:]
+    for sigma in (0, 40, 80):
+        least = int(np.argmax(more_than <= -sigma * math.log(2) - math.log(10)))
+        assert corrupt_in_group(1000, 100, 100, 10, sigma) == least
+    assert corrupt_in_group(1000, 100, 100, 10, 80) == 47
+    # Up to 32 of the thousand may be missing from the roster with c as it is, and no more.
+    graph, threshold, _ = grouped_thresholds(1000, 10, 100)
+    assert (graph.absent, threshold) == (32, 74)
+    assert corrupt_in_group(968, 100, 100, 10, 80) == 47
+    assert corrupt_in_group(967, 100, 100, 10, 80) == 48
+    for absent, worst in ((32, 47), (33, 48)):
+        assert most_corrupt(1000, 100, dataclasses.replace(graph, absent=absent)) == worst
+    with pytest.raises(ContextInvalid, match="2t > s \\+ c needs at least 75"):
+        make_context(1000, threshold, 100, graph=dataclasses.replace(graph, absent=33))
+    assert corrupt_in_group(30, 6, 3, 10, 80) == 3
+    assert corrupt_in_group(10, 1, 4, 3, 80) == 1
+    assert corrupt_in_group(10, 0, 4, 3, 80) == 0
+    # Nine of ten are corrupt: any four have three at least.
+    assert corrupt_in_group(10, 9, 4, 3, 0) >= 3
+
+
+@given(st.integers(4, 400), st.integers(2, 12), st.integers(0, 40), st.integers(40, 90))
+@settings(max_examples=120, deadline=None)
+def test_numbers_that_are_found_keep_the_promise_for_every_roster(
+    n: int, groups: int, corrupt: int, sigma: int
+) -> None:
+    try:
+        graph, threshold, assumed = grouped_thresholds(n, groups, corrupt, sigma=sigma)
+    except ContextInvalid:
+        return
+    context = make_context(n, threshold, assumed, graph=graph)
+    assert assumed == corrupt
+    assert context.largest_sum == largest_group(n, groups) == math.ceil(n / groups)
+    c = context.corrupt_in_sum
+    assert context.honest == threshold - c >= 2
+    assert context.least_roster == n - graph.absent
+    for members in {n, context.least_roster, (n + context.least_roster) // 2}:
+        size = math.ceil(members / groups)
+        assert corrupt_in_group(members, corrupt, size, groups, sigma) <= c
+        assert 2 * threshold > size + c
+        sizes = [len(group) for group in draw_groups(bytes(32), (), names(members), groups)]
+        assert sum(each >= threshold for each in sizes) == whole_groups(members, groups, threshold) >= graph.least
+
+
+def test_a_context_says_what_its_groups_are_worth_and_another_split_is_another_digest() -> None:
+    context = grouped_context(12, 3, 1)
+    assert (context.threshold, context.honest, context.corrupt_in_sum, context.largest_sum) == (3, 2, 1, 4)
+    assert (context.least_roster, context.least_survivors, context.least_confirmations) == (8, 3, 3)
+    assert context.sparse is None
+    assert context.grouped == GroupedGraph(3, 2, 80, 4)
+    others = [
+        dataclasses.replace(context, graph=dataclasses.replace(context.graph, **change))
+        for change in ({"groups": 4, "absent": 2}, {"least": 1}, {"sigma": 79}, {"absent": 3})
+    ]
+    others.append(make_context(12))
+    assert len({each.digest() for each in (context, *others)}) == 6
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"threshold": 2}, "2t > s \\+ c needs at least 3"),
+        ({"threshold": 5}, "no sum could ever be opened"),
+        ({"assumed_corrupt": 2}, "threshold 3 is too low"),
+        ({"graph": GroupedGraph(7, 2)}, "12 members make 2 to 6 groups"),
+        ({"graph": GroupedGraph(1, 1)}, "not 1"),
+        ({"graph": GroupedGraph(3, 4)}, "of 3 groups at least 1 and at most all"),
+        ({"graph": GroupedGraph(3, 2, 39)}, "sigma 39"),
+        ({"graph": GroupedGraph(3, 2, 80, 5)}, "only 1 have the 3"),
+        ({"graph": GroupedGraph(3, 2, 80, 12)}, "cannot be missing"),
+        ({"graph": GroupedGraph(3, 2, 80, -1)}, "absent is a whole number"),
+        ({"graph": Graph.GROUPED}, "give a GroupedGraph"),
+        ({"assumed_corrupt": 0, "threshold": 1, "graph": GroupedGraph(6, 4)}, "too low"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_numbers_of_groups_that_keep_no_promise_make_no_context(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(ContextInvalid, match=says):
+        dataclasses.replace(grouped_context(12, 3, 1), **change)
+
+
+def test_a_cohort_that_cannot_be_split_so_says_why() -> None:
+    with pytest.raises(ContextInvalid, match="let every member's policy assume fewer"):
+        grouped_thresholds(30, 10, 3)
+    with pytest.raises(ContextInvalid, match="too large for a complete graph"):
+        grouped_thresholds(5000, 4, 1)
+    with pytest.raises(ContextInvalid, match="ends at 10000"):
+        grouped_thresholds(20_000, 100, 1)
+
+
+# ---- the draw --------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(4, 60), st.integers(2, 9), st.binary(min_size=32, max_size=32))
+@settings(max_examples=80, deadline=None)
+def test_everybody_is_in_exactly_one_group_and_they_are_even(n: int, groups: int, root: bytes) -> None:
+    drawn = draw_groups(root, (b"nonce",), names(n), groups)
+    assert sorted(itertools.chain(*drawn)) == sorted(names(n))
+    assert max(map(len, drawn)) - min(map(len, drawn)) <= 1
+    assert all(list(group) == sorted(group) for group in drawn)
+
+
+def test_two_members_meet_as_often_as_chance_has_it() -> None:
+    met = 0
+    for number in range(2000):
+        drawn = draw_groups(number.to_bytes(32, "big"), (), names(12), 3)
+        met += any({"m0", "m1"} <= set(group) for group in drawn)
+    # 3 of 11 others: 545 expected, a deviation of 20.
+    assert 465 < met < 625
+
+
+def test_the_draw_hangs_on_everybodys_nonce() -> None:
+    draws = set()
+    for changed in range(12):
+        nonces = [bytes([changed == at]) for at in range(12)]
+        draws.add(draw_groups(bytes(32), nonces, names(12), 3))
+    assert len(draws) == 12
+
+
+def test_members_and_server_draw_the_same_and_deal_within_their_group_alone() -> None:
+    fleet = GroupFleet(12, 3).until(Phase.MASK)
+    for name, state in fleet.states.items():
+        assert state.seat.session.groups == fleet.groups
+        dealing = fleet.sent[Phase.SHARE][name]
+        group = fleet.groups[fleet.server.session.group_of(name)]
+        assert tuple(share.receiver for share in dealing.shares) == group
+        assert {dealt.dealer for dealt in fleet.inbox[name].dealings} == set(group) - {name}
+
+
+# ---- every group's own sum -------------------------------------------------------------------------------------------
+
+
+@given(
+    st.sampled_from([(8, 2), (12, 3), (13, 3), (15, 4)]),
+    st.dictionaries(st.sampled_from(list(Phase)), st.sets(st.integers(0, 14), max_size=4), max_size=5),
+    st.integers(0, 2**16),
+    st.sampled_from([32, 20, 13]),
+)
+@settings(max_examples=60, deadline=None)
+def test_whoever_is_lost_in_whatever_phase_every_opened_sum_is_that_of_its_survivors(
+    shape: tuple[int, int], lost: dict[Phase, set[int]], seed: int, bits: int
+) -> None:
+    n, groups = shape
+    fleet = GroupFleet(n, groups, seed=f"groups {seed}", bits=bits)
+    lose = {phase: {f"m{number}" for number in numbers if number < n} for phase, numbers in lost.items()}
+    outcome = fleet.run(lose)
+    gone, grouped, least = set().union(*lose.values()), fleet.context.grouped, fleet.context.threshold
+    assert grouped is not None
+    if n - len(lose.get(Phase.ADVERTISE, ())) < fleet.context.least_roster:
+        assert isinstance(outcome, Abandoned)
+        return
+    # A group is opened if t of it stay to the end, and the attempt counts with as many groups as it needs.
+    expected = {number for number, group in enumerate(fleet.groups) if len(set(group) - gone) >= least}
+    assert isinstance(outcome, Abandoned) == (len(expected) < grouped.least)
+    if isinstance(outcome, Abandoned):
+        assert outcome.reason is Reason.THRESHOLD_LOST
+        return
+    assert outcome.keys() == expected
+    before_masked = set().union(*(lose.get(phase, set()) for phase in (Phase.ADVERTISE, Phase.SHARE, Phase.MASK)))
+    for number, (survivors, total) in outcome.items():
+        assert len(survivors) >= fleet.context.threshold
+        assert set(survivors) == set(fleet.server.session.groups[number]) - before_masked
+        assert np.array_equal(total, fleet.plain_sum(survivors))
+    # Whoever is in no sum was dropped, with a reason.
+    in_sum = {name for survivors, _ in outcome.values() for name in survivors}
+    assert set(names(n)) - in_sum <= {dropped.member for dropped in fleet.dropped} | set().union(*lose.values(), set())
+
+
+def test_a_group_is_lost_alone_with_everybody_in_it_named() -> None:
+    fleet = GroupFleet(12, 3).until(Phase.MASK)
+    first, second, third = fleet.groups
+    fleet.play(lose=second[:2])
+    assert {dropped.member: dropped.reason for dropped in fleet.dropped} == {
+        **dict.fromkeys(second[:2], Reason.PHASE_DEADLINE),
+        **dict.fromkeys(second[2:], Reason.GROUP_TOO_SMALL),
+    }
+    assert fleet.inbox.keys() == {*first, *third}
+    assert fleet.server.lost_groups == 1
+    assert {message.members for message in fleet.inbox.values()} == {first, third}
+
+
+def test_hopeless_only_when_too_few_groups_can_still_answer() -> None:
+    fleet = GroupFleet(12, 3).until(Phase.SHARE)
+    first, second, _ = fleet.groups
+    server = fleet.server
+    for member in first[:2]:
+        server = server.drop(member, Reason.DISCONNECTED)
+    assert not server.hopeless
+    server = server.drop(second[0], Reason.DISCONNECTED)
+    assert not server.hopeless
+    assert server.drop(second[1], Reason.DISCONNECTED).hopeless
+
+
+def test_the_sums_open_once_every_group_that_still_can_has_answered() -> None:
+    fleet = GroupFleet(12, 3).until(Phase.UNMASK)
+    server, groups = fleet.server, fleet.groups
+    for group in groups[:2]:
+        for member in group[:3]:
+            assert not server.enough
+            server = server.receive(member, fleet.act(member, Phase.UNMASK))
+    # Two are enough for the attempt, but the third may still come: nothing of it is thrown away.
+    assert not server.enough
+    assert server.drop(groups[2][0], Reason.DISCONNECTED).drop(groups[2][1], Reason.DISCONNECTED).enough
+    for member in groups[2][:3]:
+        server = server.receive(member, fleet.act(member, Phase.UNMASK))
+    assert server.enough
+    closed = server.close()
+    assert not isinstance(closed, Abandoned)
+    assert isinstance(closed[0], Opened)
+    assert [number for number, _ in closed[0].by_group()] == [0, 1, 2]
+
+
+def test_what_opens_one_group_opens_no_other() -> None:
+    fleet = GroupFleet(12, 3)
+    for _ in Phase:
+        assert fleet.play() is None
+    (_, first), (_, second), _ = fleet.server.by_group()
+    total = fleet.sums[1].total.copy()
+    first.unmask(total)
+    assert not np.array_equal(total, fleet.plain_sum(second.survivors))
+    assert set(first.survivors).isdisjoint(second.survivors)
+
+
+# ---- lies ------------------------------------------------------------------------------------------------------------
+
+
+def refusal(call: Any, *given: Any) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        call(*given)
+    return caught.value
+
+
+def test_a_coordinator_that_chooses_the_groups_itself_is_refused() -> None:
+    fleet = GroupFleet(12, 3).until(Phase.MASK)
+    first, second, _ = fleet.groups
+    victim = first[0]
+    # It would like the victim among members of its choice: what those dealt is not for the victim, by the draw.
+    chosen = ReceivedDealings(
+        (*fleet.inbox[victim].dealings[:2], dataclasses.replace(fleet.inbox[second[1]].dealings[0], dealer=second[0]))
+    )
+    refused = refusal(fleet.states[victim].on_dealings, chosen)
+    assert (refused.reason, refused.member) == (Reason.DEALINGS_FOREIGN_DEALER, second[0])
+
+
+def test_a_member_is_put_into_a_second_group_by_no_second_roster() -> None:
+    fleet = GroupFleet(12, 3)
+    assert fleet.play() is None
+    name = "m0"
+    roster = fleet.inbox[name]
+    state = fleet.states[name]
+    state.on_roster(roster)
+    # Fewer members on the roster make another draw.
+    another = Roster(tuple(entry for entry in roster.advertisements if entry.member != "m5"))
+    assert refusal(state.on_roster, another).reason is Reason.SECOND_ROSTER
+    other = GroupFleet(12, 3, seed="groups")
+    other.play()
+    changed = other.states[name].on_roster(another)[0]
+    assert changed.seat.session.groups != fleet.server.session.groups
+
+
+def test_members_that_were_shown_different_rosters_share_no_sum() -> None:
+    fleet = GroupFleet(12, 3)
+    fleet.play()
+    liar = Roster(tuple(entry for entry in fleet.inbox["m0"].advertisements if entry.member != "m5"))
+    state, _ = fleet.states["m0"].on_roster(liar)
+    fleet.inbox.pop("m0")
+    fleet.gone.add("m0")
+    fleet.server = fleet.server.drop("m0", Reason.DISCONNECTED)
+    fleet.play()
+    neighbour = next(name for name in state.seat.session.neighbours("m0") if name in fleet.inbox)
+    for dealing in fleet.inbox[neighbour].dealings:
+        if dealing.dealer in state.seat.session.neighbours("m0"):
+            refused = refusal(state.on_dealings, ReceivedDealings((dealing,)))
+            assert refused.reason in (Reason.DEALINGS_SIGNATURE_INVALID, Reason.DEALINGS_MALFORMED)
+            return
+    pytest.fail("the two groups share nobody; take another seed")
+
+
+def test_a_group_that_is_shrunk_below_the_floor_is_refused() -> None:
+    # On the roster: so many left out that the member's group is no sum.
+    fleet = GroupFleet(12, 3)
+    fleet.play()
+    entries = fleet.inbox["m0"].advertisements
+    others = [entry.member for entry in entries if entry.member != "m0"]
+
+    def without(left_out: tuple[str, ...]) -> Roster:
+        return Roster(tuple(entry for entry in entries if entry.member not in left_out))
+
+    # Eight members make groups of 3, 3 and 2; it depends on the draw whether the victim is in the last.
+    small = next(
+        roster
+        for roster in map(without, itertools.combinations(others, 4))
+        if "m0" in Session.of(fleet.context, roster.advertisements).groups[2]
+    )
+    assert refusal(fleet.states["m0"].on_roster, small).reason is Reason.GROUP_TOO_SMALL
+    fewer = without(("m1", "m2", "m3", "m4", "m5"))
+    assert refusal(fleet.states["m0"].on_roster, fewer).reason is Reason.ROSTER_TOO_SMALL
+    # Among those who dealt, and among the survivors.
+    fleet = GroupFleet(12, 3).until(Phase.MASK)
+    name = fleet.groups[0][0]
+    one = ReceivedDealings(fleet.inbox[name].dealings[:1])
+    assert refusal(fleet.states[name].on_dealings, one).reason is Reason.DEALINGS_TOO_FEW
+    fleet.play()
+    two = Survivors(fleet.groups[0][:2])
+    assert refusal(fleet.states[name].on_survivors, two).reason is Reason.SURVIVORS_TOO_FEW
+
+
+def test_survivors_of_another_group_fill_no_threshold() -> None:
+    fleet = GroupFleet(12, 3).until(Phase.CONFIRM)
+    first, second, _ = fleet.groups
+    mixed = Survivors((*first[:2], second[0]))
+    refused = refusal(fleet.states[first[0]].on_survivors, mixed)
+    assert (refused.reason, refused.member) == (Reason.SURVIVORS_NOT_DEALT, second[0])
+
+
+def test_confirmations_of_another_group_fill_no_threshold() -> None:
+    fleet = GroupFleet(12, 3).until(Phase.UNMASK)
+    first, second, _ = fleet.groups
+    own, others = fleet.inbox[first[0]].confirmations, fleet.inbox[second[0]].confirmations
+    mixed = Confirmations((*own[:2], others[0]))
+    refused = refusal(fleet.states[first[0]].on_confirmations, mixed)
+    assert (refused.reason, refused.member) == (Reason.CONFIRMATIONS_FOREIGN_MEMBER, second[0])
+    # Two of the own group are too few, though enough of the cohort have signed.
+    few = Confirmations(own[:2])
+    assert refusal(fleet.states[first[0]].on_confirmations, few).reason is Reason.CONFIRMATIONS_TOO_FEW
+
+
+def test_two_lists_of_survivors_of_one_group_are_never_both_confirmed() -> None:
+    # Of four members with one corrupt, which signs both lists: however the three honest ones are shown them, an honest
+    # one would have to sign both for both to be asked for.
+    (corrupt, *honest), _, _ = GroupFleet(12, 3).until(Phase.CONFIRM).groups
+    seen = set()
+    for shown in itertools.product((0, 1), repeat=3):
+        # Twice the same attempt to the byte: in each of them one list is signed.
+        answered = []
+        for number, left_out in enumerate((honest[-1], None)):
+            fleet = GroupFleet(12, 3).until(Phase.CONFIRM)
+            group = fleet.groups[0]
+            survivors = Survivors(tuple(name for name in group if name != left_out))
+            told = [name for name, each in zip(honest, shown, strict=True) if each == number and name != left_out]
+            signed = {name: fleet.states[name].on_survivors(survivors) for name in (corrupt, *told)}
+            confirmations = Confirmations(tuple(confirmation for _, confirmation in signed.values()))
+            answered.append(0)
+            for name in told:
+                try:
+                    signed[name][0].on_confirmations(confirmations)
+                    answered[-1] += 1
+                except Refusal as refused:
+                    seen.add(refused.reason)
+        assert not all(answered), shown
+        seen.update(number for number in (0, 1) if answered[number])
+    # Each of the two would have been unmasked alone, and nothing but the count stood in the way.
+    assert seen == {0, 1, Reason.CONFIRMATIONS_TOO_FEW}
+    # A member that signed one list does not sign the other.
+    fleet = GroupFleet(12, 3).until(Phase.CONFIRM)
+    state = fleet.states[honest[0]]
+    state.on_survivors(Survivors(fleet.groups[0]))
+    assert refusal(state.on_survivors, Survivors(fleet.groups[0][:3])).reason is Reason.SECOND_SURVIVORS
+
+
+def test_a_key_that_agrees_on_zero_is_refused_by_the_group_that_would_use_it() -> None:
+    fleet = GroupFleet(12, 3)
+    liar = fleet.identities["m5"]
+    honest = fleet.act("m5", Phase.ADVERTISE)
+    unsigned = dataclasses.replace(honest, masking_key=bytes(32))
+    weak = dataclasses.replace(unsigned, signature=liar.sign(advertisement_statement(fleet.context, unsigned)))
+    entries = {name: fleet.act(name, Phase.ADVERTISE) for name in names(12)}
+    roster = Roster(tuple((entries | {"m5": weak}).values()))
+    beside = Session.of(fleet.context, roster.advertisements).neighbours("m5")
+    for name in names(12):
+        if name in beside:
+            refused = refusal(fleet.states[name].on_roster, roster)
+            assert (refused.reason, refused.member) == (Reason.ROSTER_KEY_INVALID, "m5")
+        elif name != "m5":
+            fleet.states[name].on_roster(roster)

@@ -1,0 +1,97 @@
+"""What is installed beside ours: everything is pinned, is what was pinned, and may be used.
+
+It needs no network. Whether a version has a known hole is asked of an advisory service by `make audit`, which does.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator
+from importlib import metadata
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from tests.support.processes import ROOT
+
+SHIPPED = ("coordinator", "edge", "export")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+LINES = (ROOT / "constraints.txt").read_text()
+PINS = {
+    canonicalize_name(name): Version(version)
+    for name, version in re.findall(r"^([\w.-]+)==(\S+)$", LINES, flags=re.MULTILINE)
+}
+
+# Licences that a distribution under Apache-2.0 may be run with: permissive ones, and weak copyleft of libraries that
+# are used as they are.
+PERMITTED = re.compile(
+    r"apache|bsd|mit\b|isc|psf|python software foundation|python-2\.0|mpl|mozilla|zlib|unlicense|public domain|cc0|"
+    r"hpnd|historical permission|lgpl|lesser general|boost|cnri",
+    re.IGNORECASE,
+)
+REFUSED = re.compile(r"\bA?GPL|(?<!Lesser )General Public|proprietary|non-?commercial|SSPL|BUSL", re.IGNORECASE)
+
+
+def requirements(of: str, extras: tuple[str, ...]) -> Iterator[Requirement]:
+    """What a distribution asks for on this machine with these extras."""
+    for line in metadata.requires(of) or ():
+        found = Requirement(line)
+        if found.marker is None or any(found.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+            yield found
+
+
+def shipped() -> set[str]:
+    """The distributions that an installation brings with it, ours aside, by canonical name."""
+    found: set[str] = set()
+    waiting = [Requirement(line) for line in PROJECT["dependencies"]]
+    waiting += [Requirement(line) for extra in SHIPPED for line in PROJECT["optional-dependencies"][extra]]
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        if name in found or (requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})):
+            continue
+        found.add(name)
+        waiting += requirements(name, tuple(requirement.extras))
+    return found
+
+
+SHIPPED_NAMES = sorted(shipped())
+
+
+def test_the_walk_finds_what_everybody_knows_is_there():
+    assert {"torch", "grpcio", "cffi", "sympy"} <= set(SHIPPED_NAMES)
+    assert not {"pytest", "ruff", "tacit"} & set(SHIPPED_NAMES)
+
+
+@pytest.mark.parametrize("name", SHIPPED_NAMES)
+def test_it_is_pinned_and_what_is_installed_is_the_pin(name):
+    assert name in PINS, f"{name} {metadata.version(name)} is installed and not in constraints.txt"
+    # A wheel for one device (+cpu) is the same release.
+    assert Version(metadata.version(name)).public == PINS[name].public
+
+
+@pytest.mark.parametrize("name", SHIPPED_NAMES)
+def test_its_licence_lets_everybody_run_it(name):
+    about = metadata.metadata(name)
+    said = [
+        about["License-Expression"] or "",
+        *(each for each in about.get_all("Classifier") or () if "License" in each),
+    ]
+    if not any(PERMITTED.search(each) for each in said):
+        # A free text, of which the first line is the name.
+        said.append((about["License"] or "").strip().partition("\n")[0])
+    text = "; ".join(each for each in said if each)
+    assert PERMITTED.search(text), f"{name}: {text!r} names no licence that is known to permit it"
+    assert not REFUSED.search(text) or PERMITTED.search(REFUSED.sub("", text)), f"{name}: {text!r}"
+
+
+def test_ranges_of_the_project_hold_the_pins():
+    for line in PROJECT["dependencies"] + [
+        each for extra in PROJECT["optional-dependencies"].values() for each in extra
+    ]:
+        requirement = Requirement(line)
+        name = canonicalize_name(requirement.name)
+        if name != "tacit":
+            assert name in PINS, f"{line} is not in constraints.txt"
+            assert requirement.specifier.contains(PINS[name], prereleases=True), line

@@ -1,0 +1,212 @@
+"""How often strangers may try to enrol: the buckets by a clock of the test's own, and the real service behind them."""
+
+import asyncio
+from datetime import timedelta
+
+import grpc
+import grpc.aio
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.services.enrolment import EnrolmentServicer
+from coordinator.services.rate_limit import Allowance, EnrolmentLimit, address_of
+from coordinator.services.token_desk import StoredToken
+from tacit.reason import Reason
+from tacit.status import reason_of
+from tacit.token import JoinToken, secret_hash
+from tacit.v1 import enrolment_pb2, enrolment_pb2_grpc
+from tests.support import party
+from tests.support.token_desk import MemoryTokenDesk
+
+NORTH, SOUTH = "ipv4:192.0.2.1:50001", "ipv4:192.0.2.2:50001"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def limit_of(clock: Clock, addresses: int = 4096) -> EnrolmentLimit:
+    return EnrolmentLimit(clock, by_address=Allowance(5, 0.5), in_all=Allowance(12, 2.0), addresses=addresses)
+
+
+def taken(limit: EnrolmentLimit, peer: str, tries: int) -> int:
+    """How many of so many tries were let through."""
+    return sum(limit.take(peer).refused_for is None for _ in range(tries))
+
+
+def test_one_address_has_its_burst_and_then_what_flows_in(clock):
+    limit = limit_of(clock)
+    assert taken(limit, NORTH, 100) == 5
+    assert limit.take(NORTH).refused_for == pytest.approx(2.0)
+    clock.now += 1.999
+    assert taken(limit, NORTH, 3) == 0
+    clock.now += 0.001
+    assert taken(limit, NORTH, 3) == 1
+    # Nobody is remembered as bad: after burst / rate seconds it has all of it again, and no more.
+    clock.now += 3600
+    assert taken(limit, NORTH, 100) == 5
+
+
+def test_another_port_is_the_same_address_and_another_address_is_not(clock):
+    limit = limit_of(clock)
+    assert taken(limit, NORTH, 100) == 5
+    assert taken(limit, "ipv4:192.0.2.1:50002", 1) == 0
+    assert taken(limit, SOUTH, 1) == 1
+
+
+def test_all_of_them_together_have_a_limit_too(clock):
+    limit = limit_of(clock)
+    assert sum(taken(limit, f"ipv4:198.51.100.{number}:1", 5) for number in range(100)) == 12
+    clock.now += 3
+    assert sum(taken(limit, f"ipv4:203.0.113.{number}:1", 1) for number in range(100)) == 6
+
+
+def test_whoever_is_granted_is_not_counted(clock):
+    """A ward of many machines behind one address enrols at once."""
+    limit = limit_of(clock)
+    for _ in range(200):
+        permit = limit.take(NORTH)
+        assert permit.refused_for is None
+        limit.give_back(permit)
+    assert taken(limit, NORTH, 100) == 5
+
+
+def test_what_is_given_back_makes_no_bucket_larger(clock):
+    limit = limit_of(clock)
+    permit = limit.take(NORTH)
+    for _ in range(50):
+        limit.give_back(permit)
+    assert taken(limit, NORTH, 100) == 5
+    assert sum(taken(limit, f"ipv4:198.51.100.{number}:1", 1) for number in range(100)) == 12 - 5
+
+
+def test_a_flood_from_many_addresses_costs_bounded_memory_and_no_tries(clock):
+    limit = limit_of(clock, addresses=10)
+    let_through = 0
+    for number in range(5000):
+        clock.now += 0.001
+        let_through += taken(limit, f"ipv4:10.{number >> 16}.{number >> 8 & 255}.{number & 255}:7", 2)
+        assert len(limit) <= 10
+    # Five seconds of what flows in for all, though each address was forgotten again and again.
+    assert let_through <= 12 + 2 * 5
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 20, allow_nan=False)), max_size=60))
+def test_no_address_ever_makes_more_tries_than_its_burst_and_its_trickle(tries):
+    clock = Clock()
+    limit = limit_of(clock)
+    let = dict.fromkeys(range(4), 0)
+    for who, seconds in tries:
+        clock.now += seconds
+        let[who] += taken(limit, f"ipv4:192.0.2.{who}:9", 3)
+        for count in let.values():
+            assert count <= 5 + 0.5 * (clock.now - 1000) + 1e-6
+
+
+def test_a_clock_that_goes_backwards_gives_nothing(clock):
+    limit = limit_of(clock)
+    assert taken(limit, NORTH, 5) == 5
+    clock.now -= 500
+    assert taken(limit, NORTH, 5) == 0
+    clock.now += 501
+    assert taken(limit, NORTH, 5) == 0
+    clock.now += 1
+    assert taken(limit, NORTH, 5) == 1
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("ipv4:192.0.2.1:50123", "192.0.2.1"),
+        ("ipv6:%5B2001:db8:1:2:3:4:5:6%5D:50123", "2001:db8:1:2::/64"),
+        ("ipv6:[2001:db8:1:2::9]:50123", "2001:db8:1:2::/64"),
+        ("ipv6:%5B::ffff:192.0.2.1%5D:50123", "192.0.2.1"),
+        ("ipv6:%5Bfe80::1%25eth0%5D:50123", "fe80::/64"),
+        ("unix:/run/tacit.sock", "unix:/run/tacit.sock"),
+        ("", ""),
+        ("x" * 10_000, "x" * 64),
+    ],
+    ids=["v4", "v6-as-grpc-writes-it", "v6", "mapped", "scope", "unix", "empty", "long"],
+)
+def test_what_a_peer_is_counted_as(peer, address):
+    assert address_of(peer) == address
+
+
+# ---- the service -----------------------------------------------------------------------------------------------
+
+
+def test_a_flood_is_refused_before_its_requests_are_looked_at_and_an_honest_member_gets_through_soon_after(clock):
+    authority, desk, counted = party.authority(), MemoryTokenDesk(), []
+    token = JoinToken.create(
+        address="localhost:1",
+        federation=authority.federation,
+        member="north",
+        expires=party.present() + timedelta(hours=1),
+    )
+    desk.add(StoredToken(token.id, "north", secret_hash(token.secret), token.expires))
+    servicer = EnrolmentServicer(
+        authority,
+        desk,
+        federation_address=lambda: "localhost:7441",
+        member_lifetime=timedelta(days=1),
+        clock=party.present,
+        count=counted.append,
+        limit=limit_of(clock),
+    )
+    request = (
+        x509.CertificateSigningRequestBuilder()
+        .subject_name(x509.Name([]))
+        .sign(party.key(2), hashes.SHA256())
+        .public_bytes(serialization.Encoding.DER)
+    )
+    honest = enrolment_pb2.EnrolRequest(token_id=token.id, secret=token.secret, certificate_request=request)
+    # What cannot be certified is refused as that only by somebody who looked at it.
+    garbage = enrolment_pb2.EnrolRequest(token_id="x" * 22, secret=b"y" * 32, certificate_request=b"no request")
+    wrong = enrolment_pb2.EnrolRequest(token_id=token.id, secret=b"y" * 32, certificate_request=request)
+
+    async def scenario() -> None:
+        server = grpc.aio.server()
+        enrolment_pb2_grpc.add_EnrolmentServiceServicer_to_server(servicer, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                stub = enrolment_pb2_grpc.EnrolmentServiceStub(channel)
+
+                async def refused(message: enrolment_pb2.EnrolRequest) -> grpc.aio.AioRpcError:
+                    with pytest.raises(grpc.aio.AioRpcError) as raised:
+                        await stub.Enrol(message)
+                    return raised.value
+
+                for message, reason in [(wrong, Reason.REASON_TOKEN_SECRET_WRONG)] * 3 + [
+                    (garbage, Reason.REASON_KEY_UNSUITABLE)
+                ] * 2:
+                    assert reason_of(await refused(message))[0] == reason
+                for message in [wrong, garbage, honest] * 10:
+                    error = await refused(message)
+                    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+                    reason, sentence = reason_of(error)
+                    assert reason == Reason.REASON_ENROLMENT_TOO_FREQUENT
+                    assert "wait 2 s and repeat" in sentence
+                # As long as was said, and no longer.
+                clock.now += 2
+                assert (await stub.Enrol(honest)).member == "north"
+        finally:
+            await server.stop(None)
+
+    asyncio.run(scenario())
+    assert counted == ["token_secret_wrong"] * 3 + ["key_unsuitable"] * 2 + ["enrolment_too_frequent"] * 30 + [
+        "granted"
+    ]

@@ -1,0 +1,573 @@
+"""Backups: what is in one, what breaks off, what is damaged, and what a restore leaves to members."""
+
+import hashlib
+import subprocess
+import sys
+import textwrap
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from alembic import command
+from sqlalchemy import create_engine, select, text
+
+from coordinator.services.token_desk import Refused
+from coordinator.storage import backup, chain, records, snapshot
+from coordinator.storage import restore as restoring
+from coordinator.storage.blobs import BlobStore, open_blobs
+from coordinator.storage.certificates import served
+from coordinator.storage.database import Database, open_database, scripts
+from coordinator.storage.errors import BackupDamaged, BackupRefused, DatabaseInUse, NotFound
+from coordinator.storage.journal import pages
+from coordinator.storage.members import spend_token
+from coordinator.storage.restore import GAP, check_empty, restore_blobs, restore_rows
+from tests.support.postgres import Postgres
+from tests.support.stored_job import SECRET, fill
+
+FEDERATION = b"f" * 32
+# Long after whatever `fill` writes.
+MADE_MS = 1_800_000_000_000
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> BlobStore:
+    return open_blobs(f"file://{tmp_path / 'store'}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "backup"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def target_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database to restore into."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'restored.db'}"
+    server: Postgres = request.getfixturevalue("postgres")
+    return server.database()
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'one.db'}"
+
+
+@pytest.fixture
+def filled(sqlite_url: str, store: BlobStore) -> str:
+    """The URL of a database with a row in every table."""
+    database = open_database(sqlite_url)
+    fill(database, store)
+    database.close()
+    return sqlite_url
+
+
+def make(url: str, store: BlobStore, folder: Path, **options) -> backup.Made:
+    given = {"federation": FEDERATION, "software": "0.1.0", "now_ms": MADE_MS} | options
+    return backup.make(url, store, folder, **given)
+
+
+def rows(url: str) -> dict[str, list[tuple]]:
+    with snapshot.of_database(url) as connection:
+        return {
+            table.name: [tuple(row) for row in connection.execute(select(table).order_by(*table.primary_key.columns))]
+            for table in snapshot.tables_of(connection)
+        }
+
+
+def restored(of: backup.Snapshot, url: str, **options) -> tuple[Database, restoring.Restored]:
+    database = open_database(url)
+    given = {"revoke": (), "now_ms": MADE_MS + HOUR_MS, "by": "op"} | options
+    return database, restore_rows(of, database, **given)
+
+
+# ---- what is in one -------------------------------------------------------------------------------------------------
+
+
+def test_all_of_one_database_comes_back_in_another(database, database_url, store, folder, target_url, tmp_path):
+    job = fill(database, store)
+    before = rows(database_url)
+    assert all(found for name, found in before.items() if name != "restored_members"), before
+    made = make(database_url, store, folder)
+    newest = backup.newest(folder)
+    newest.check()
+    assert newest.manifest == made.snapshot.manifest
+    assert newest.manifest.head == database.run_now(records.head).hash
+    elsewhere = open_blobs(f"file://{tmp_path / 'elsewhere'}")
+    assert restore_blobs(newest, elsewhere) == len(newest.manifest.blobs)
+    target, done = restored(newest, target_url)
+    after = rows(target_url)
+    assert done.rows == sum(map(len, before.values()))
+    # Journal, rounds and attempts go on from there; nothing else is another.
+    for name, found in before.items():
+        if name in ("journal", "rounds", "attempts", "versions", "evaluations", "dropouts"):
+            open_ones = {"rounds": 1, "attempts": 1}.get(name, 0)
+            assert after[name][: len(found) - open_ones] == found[: len(found) - open_ones], name
+        elif name not in ("jobs", "tokens", "restored_members"):
+            assert after[name] == found, name
+    assert target.run_now(lambda s: chain.verify(pages(s), [newest.manifest.head])).head_id > newest.manifest.head_entry
+    # Every blob that rows name is there, and nothing else.
+    named = {job.digest(), *job.blobs, *(row[2] for row in before["versions"])}
+    states = {row[3] for row in before["server_states"]}
+    assert len(states) == 4
+    named |= states
+    assert {part.sha256 for part in newest.manifest.blobs} == named
+    assert all(elsewhere.get(digest) for digest in named)
+    # It can be written to: numbers given by the database go on, too.
+    target.run_now(
+        lambda s: records.record_evaluation(
+            s, "desk", version_number=1, accuracy=0.5, loss=0.7, examples=9, data=None, now_ms=MADE_MS
+        )
+    )
+    target.close()
+
+
+def test_a_later_backup_writes_only_what_is_new(filled, store, folder):
+    first = make(filled, store, folder)
+    assert (first.blobs_written, first.blobs_kept) == (len(first.snapshot.manifest.blobs), 0)
+    assert first.blobs_written > 4
+    again = make(filled, store, folder, now_ms=MADE_MS + 1)
+    assert (again.blobs_written, again.blobs_kept) == (0, first.blobs_written)
+    # A blob of another length than it should have is written anew.
+    part = first.snapshot.manifest.blobs[0]
+    first.snapshot.blob(part).write_bytes(b"")
+    assert make(filled, store, folder, now_ms=MADE_MS + 2).blobs_written == 1
+    assert [each.manifest.made_ms - MADE_MS for each in backup.snapshots(folder)] == [0, 1, 2]
+    backup.newest(folder).check()
+
+
+def test_old_backups_go_and_what_others_name_stays(filled, store, folder):
+    make(filled, store, folder, keep=2)
+    database = open_database(filled)
+    for number in range(3):
+        database.run_now(lambda s, number=number: records.note(s, "test", "north", number))
+        made = make(filled, store, folder, keep=2, now_ms=MADE_MS + 1 + number)
+    database.close()
+    assert made.removed == 1
+    left = backup.snapshots(folder)
+    assert [each.manifest.made_ms - MADE_MS for each in left] == [2, 3]
+    for each in left:
+        each.check()
+    named = {part.sha256.hex() for each in left for part in each.manifest.tables}
+    assert {path.name for path in (folder / "parts").iterdir()} == named
+
+
+def test_a_damaged_older_backup_keeps_everything_in_place(filled, store, folder):
+    make(filled, store, folder, keep=1)
+    (old,) = folder.glob("snapshot-*")
+    old.write_bytes(old.read_bytes().replace(b"0.1.0", b"0.1.1"))
+    before = set((folder / "parts").iterdir())
+    made = make(filled, store, folder, keep=1, now_ms=MADE_MS + 1)
+    assert made.removed == 0
+    assert old.name in made.not_removed
+    assert before <= set((folder / "parts").iterdir())
+
+
+def test_a_backup_is_of_one_moment(database, database_url, store, folder, monkeypatch):
+    """While tables are read one after the other, a round ends and another one begins."""
+    fill(database, store)
+    head = database.run_now(records.head)
+    real = backup._write_table
+
+    def slowly(connection, table, into):
+        if table.name == "rounds":
+            fill(database, store, "later")
+        return real(connection, table, into)
+
+    monkeypatch.setattr(backup, "_write_table", slowly)
+    made = make(database_url, store, folder)
+    made.snapshot.check()
+    manifest = made.snapshot.manifest
+    assert (manifest.head_entry, manifest.head) == (head.id, head.hash)
+    jobs = {
+        row["name"] for part in manifest.tables if part.name == "jobs" for row in backup.read_rows(made.snapshot, part)
+    }
+    assert jobs == {"desk"}
+    rounds = [part.rows for part in manifest.tables if part.name == "rounds"]
+    assert rounds == [3]
+    assert database.run_now(lambda s: len(records.load_jobs(s))) == 2
+
+
+def test_a_blob_that_the_store_lost_is_named(filled, store, folder, tmp_path):
+    database = open_database(filled)
+    digest = database.run_now(lambda s: records.versions(s, "desk"))[1].digest
+    database.close()
+    path = Path(store._path(digest))
+    good = path.read_bytes()
+    for damage in (path.unlink, lambda: path.write_bytes(bytes(len(good)))):
+        damage()
+        with pytest.raises(BackupRefused, match=f"{digest.hex()}.*--allow-missing"):
+            make(filled, store, folder)
+        assert list(folder.glob("snapshot-*")) == []
+        made = make(filled, store, tmp_path / f"other-{path.exists()}", allow_missing=True)
+        assert made.snapshot.manifest.missing == (digest,)
+        made.snapshot.check()
+
+
+def test_a_journal_that_does_not_hold_is_not_backed_up(filled, store, folder):
+    engine = create_engine(filled)
+    with engine.begin() as connection:
+        connection.execute(text("DROP TRIGGER journal_only_grows_update"))
+        connection.execute(text("UPDATE journal SET subject = 'other' WHERE id = 2"))
+    engine.dispose()
+    with pytest.raises(BackupRefused, match="entry 2 does not follow"):
+        make(filled, store, folder)
+
+
+def test_a_folder_of_something_else_is_left_alone(filled, store, folder):
+    folder.mkdir()
+    (folder / "letters.txt").write_text("dear bank")
+    with pytest.raises(BackupRefused, match=r"letters.txt, which is no part of a backup"):
+        make(filled, store, folder)
+    assert [path.name for path in folder.iterdir()] == ["letters.txt"]
+
+
+def test_two_backups_do_not_write_one_folder(filled, store, folder, monkeypatch):
+    inside, go_on = threading.Event(), threading.Event()
+    real = backup._head
+
+    def waiting(connection):
+        inside.set()
+        assert go_on.wait(20)
+        return real(connection)
+
+    monkeypatch.setattr(backup, "_head", waiting)
+    first = threading.Thread(target=make, args=(filled, store, folder))
+    first.start()
+    assert inside.wait(20)
+    with pytest.raises(BackupRefused, match="another backup is being written"):
+        make(filled, store, folder)
+    go_on.set()
+    first.join()
+    backup.newest(folder).check()
+
+
+def test_keys_only_where_they_were_asked_for(filled, store, folder, tmp_path):
+    assert make(filled, store, folder).snapshot.manifest.keys == ()
+    (tmp_path / "root.key").write_bytes(b"the key")
+    made = make(filled, store, folder, keys={"authority/root.key": tmp_path / "root.key"}, now_ms=MADE_MS + 1)
+    made.snapshot.check()
+    (part,) = made.snapshot.manifest.keys
+    path = made.snapshot.key(part)
+    assert (part.path, path.read_bytes(), path.stat().st_mode & 0o777) == ("authority/root.key", b"the key", 0o600)
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+# ---- kill -9 --------------------------------------------------------------------------------------------------------
+
+_KILLED = """
+    import os, signal, sys
+    from pathlib import Path
+    from coordinator.storage import backup, restore
+    from coordinator.storage.blobs import open_blobs
+    from coordinator.storage.database import open_database
+    what, url, target, store, folder = sys.argv[1:]
+    module, name = (backup, "_name") if what == "backup" else (restore, "insert")
+    real = getattr(module, name)
+
+    def work(last):
+        calls = 0
+        def dying(*given):
+            nonlocal calls
+            calls += 1
+            if calls == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*given)
+        setattr(module, name, dying)
+        blobs = open_blobs(store)
+        if what == "backup":
+            backup.make(url, blobs, Path(folder), federation=b"f" * 32, software="0.1.0", now_ms=1_800_000_000_000)
+        else:
+            database = open_database(target)
+            found = backup.newest(Path(folder))
+            restore.restore_blobs(found, blobs)
+            restore.restore_rows(found, database, revoke=(), now_ms=1_800_000_000_000, by="op")
+            database.close()
+        os._exit(0)
+
+    # Killed before its first step, its second, ... and at last not at all.
+    last, status = 0, None
+    while status != 0:
+        last += 1
+        child = os.fork()
+        if child == 0:
+            work(last)
+        _, status = os.waitpid(child, 0)
+        assert status in (0, signal.SIGKILL), status
+        whole = sorted(Path(folder).glob("snapshot-*"))
+        if what == "backup":
+            assert bool(whole) == (status == 0), (last, whole)
+    print(last - 1)
+"""
+
+
+def run_killed(what: str, url: str, target: str, store: Path, folder: Path) -> int:
+    words = [sys.executable, "-c", textwrap.dedent(_KILLED), what, url, target, f"file://{store}", str(folder)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout.split()[-1])
+
+
+def test_a_backup_killed_at_any_step_leaves_nothing_that_passes_for_one(filled, folder, tmp_path):
+    kills = run_killed("backup", filled, "", tmp_path / "store", folder)
+    # Tables, blobs, and at last the snapshot itself.
+    assert kills > 15
+    backup.newest(folder).check()
+    assert list(folder.glob(".partial-*")) == []
+
+
+def test_a_restore_killed_at_any_step_is_done_once_more(filled, store, folder, tmp_path):
+    make(filled, store, folder)
+    target = f"sqlite:///{tmp_path / 'restored.db'}"
+    kills = run_killed("restore", filled, target, tmp_path / "elsewhere", folder)
+    assert kills >= 11
+    database = open_database(target)
+    assert database.run_now(lambda s: records.load_job(s, "desk")).version_number == 2
+    # Once, and only once.
+    assert [entry.kind for entry in database.run_now(records.journal)].count("restored") == 1
+    database.close()
+
+
+# ---- damage ---------------------------------------------------------------------------------------------------------
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "harm", [flip, lambda path: path.write_bytes(path.read_bytes()[:-1]), Path.unlink], ids=["bit", "short", "gone"]
+)
+@pytest.mark.parametrize("what", ["members", "journal", "blob", "snapshot"])
+def test_what_is_damaged_is_named_and_nothing_is_restored(filled, store, folder, what, harm):
+    made = make(filled, store, folder).snapshot
+    tables = {part.name: made.table(part) for part in made.manifest.tables}
+    path = {"blob": made.blob(made.manifest.blobs[0]), "snapshot": made.path, **tables}[what]
+    harm(path)
+    expected = path.name if path.exists() or what != "snapshot" else "no whole backup"
+    with pytest.raises(BackupDamaged, match=expected):
+        backup.newest(folder).check()
+
+
+def test_rows_that_were_made_up_do_not_pass(filled, store, folder, tmp_path):
+    """Somebody who can write digests cannot make a journal that holds."""
+    made = make(filled, store, folder).snapshot
+    part = next(part for part in made.manifest.tables if part.name == "journal")
+    forged = made.table(part).read_bytes().replace(b'"desk-north"', b'"desk-southX"')
+    digest = hashlib.sha256(forged).digest()
+    (folder / "parts" / digest.hex()).write_bytes(forged)
+    tables = tuple(
+        each.model_copy(update={"sha256": digest, "size": len(forged)}) if each is part else each
+        for each in made.manifest.tables
+    )
+    fake = backup._reveal(folder, made.manifest.model_copy(update={"tables": tables, "made_ms": MADE_MS + 1}))
+    with pytest.raises(BackupDamaged, match="does not hold"):
+        fake.check()
+    database = open_database(f"sqlite:///{tmp_path / 'restored.db'}")
+    with pytest.raises(BackupDamaged, match="does not hold"):
+        restore_rows(fake, database, revoke=(), now_ms=MADE_MS, by="op")
+    check_empty(database)
+    database.close()
+
+
+def test_a_database_that_is_not_empty_is_left_alone(filled, store, folder, target_url):
+    made = make(filled, store, folder)
+    database = open_database(target_url)
+    database.run_now(lambda s: records.note(s, "test", "north", 1))
+    for act in (lambda: check_empty(database), lambda: restored(made.snapshot, target_url)):
+        with pytest.raises(BackupRefused, match="not empty"):
+            act()
+    assert [entry.kind for entry in database.run_now(records.journal)] == ["test"]
+    database.close()
+
+
+def test_a_restore_waits_for_nobody_who_serves(filled, target_url, monkeypatch):
+    monkeypatch.setattr("coordinator.storage.database.TAKEOVER_MS", 100)
+    serving = open_database(target_url, sole=True)
+    with pytest.raises(DatabaseInUse):
+        open_database(target_url, sole=True)
+    serving.close()
+
+
+def test_a_backup_of_newer_software_is_refused(filled, store, folder, tmp_path):
+    made = make(filled, store, folder).snapshot
+    newer = backup._reveal(folder, made.manifest.model_copy(update={"revision": "9999", "software": "7.0"}))
+    with pytest.raises(BackupRefused, match=r"newer software than this \(its database is at 9999\); .* 7\.0"):
+        restored(newer, f"sqlite:///{tmp_path / 'restored.db'}")
+
+
+@pytest.mark.parametrize("revision", ["0003", "0004", "0005"])
+def test_a_backup_of_an_older_schema_is_brought_up_to_date(filled, store, folder, target_url, tmp_path, revision):
+    """The same rows, in a database as older software left it."""
+    older = f"sqlite:///{tmp_path / 'older.db'}"
+    config, _ = scripts()
+    engine = create_engine(older)
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, revision)
+        tables = {table.name: table for table in snapshot.tables_of(connection)}
+        for name, found in rows(filled).items():
+            if name in tables and found:
+                columns = list(tables[name].columns.keys())
+                connection.execute(tables[name].insert(), [dict(zip(columns, row, strict=True)) for row in found])
+    engine.dispose()
+    made = make(older, store, folder)
+    assert made.snapshot.manifest.revision == revision
+    target, done = restored(made.snapshot, target_url)
+    assert done.jobs == (("desk", 2),)
+    assert target.run_now(lambda s: chain.verify(pages(s))).entries > 10
+    target.close()
+
+
+# ---- what members are left with -------------------------------------------------------------------------------------
+
+
+def test_no_number_of_a_round_or_attempt_is_said_again(filled, store, folder, target_url):
+    made = make(filled, store, folder).snapshot
+    database, done = restored(made, target_url)
+    assert done.jobs == (("desk", 2),)
+    job = database.run_now(lambda s: records.load_job(s, "desk"))
+    # Round 3 with attempt 3 was open: it is over, and so is the gap; none of it counts as a failure.
+    assert (job.round, job.attempt, job.round_open, job.failed_rounds) == (3 + GAP, 3 + GAP, False, 0)
+    assert (job.version_number, job.status) == (2, records.JobStatus.PAUSED)
+    found = database.run_now(lambda s: records.rounds(s, "desk"))
+    assert [(each.number, each.outcome) for each in found[2:]] == [(3, "abandoned"), (3 + GAP, "abandoned")]
+    (entry,) = [entry for entry in database.run_now(records.journal) if entry.kind == "restored"]
+    assert entry.fields["versions"] == ["desk 2"]
+    assert entry.fields["head"] == made.manifest.head.hex()
+    assert entry.fields["withdrawn"] == ["desk-south"]
+    database.close()
+
+
+def test_a_finished_job_stays_as_it_is(filled, store, folder, tmp_path):
+    database = open_database(filled)
+    database.run_now(lambda s: records.abandon_open_attempts(s, 1, "internal"))
+    database.run_now(lambda s: records.set_job_status(s, "desk", records.JobStatus.ABORTED, None, 1))
+    database.close()
+    target, done = restored(make(filled, store, folder).snapshot, f"sqlite:///{tmp_path / 'restored.db'}")
+    assert done.jobs == ()
+    assert target.run_now(lambda s: records.load_job(s, "desk")).round == 3
+    target.close()
+
+
+def test_an_invitation_that_was_open_is_not_good_any_more(filled, store, folder, tmp_path):
+    """It may have been spent after the backup; the token is for one use."""
+    with snapshot.of_database(filled) as connection:
+        token = connection.scalar(text("SELECT token_id FROM tokens WHERE member = 'desk-south'"))
+    target, _ = restored(make(filled, store, folder).snapshot, f"sqlite:///{tmp_path / 'restored.db'}")
+    at = datetime(2026, 3, 1, 12, 10, tzinfo=UTC)
+    outcome = target.run_now(lambda s: spend_token(s, token, SECRET, b"k" * 32, at))
+    assert isinstance(outcome, Refused)
+    target.close()
+
+
+def test_who_was_revoked_since_is_revoked_in_the_same_step(filled, store, folder, tmp_path):
+    made = make(filled, store, folder).snapshot
+    with pytest.raises(NotFound, match="nobody"):
+        restored(made, f"sqlite:///{tmp_path / 'a.db'}", revoke=("nobody",))
+    target, done = restored(made, f"sqlite:///{tmp_path / 'b.db'}", revoke=("desk-north",))
+    assert done.revoked == ("desk-north",)
+    assert target.run_now(lambda s: records.enrolled(s, "desk-north")) is None
+    assert target.run_now(lambda s: records.enrolled(s, "desk-east")) is not None
+    target.close()
+
+
+def test_a_certificate_renewed_since_is_let_in_once(filled, store, folder, target_url):
+    made = make(filled, store, folder).snapshot
+    database, _ = restored(made, target_url)
+
+    def try_(name: str, tag: str, begins_ms: int) -> bool:
+        der, now_ms = f"{name} {tag}".encode(), MADE_MS + 2 * HOUR_MS
+        given = {"begins_ms": begins_ms, "expires_ms": begins_ms + HOUR_MS, "now_ms": now_ms}
+        found = database.run_now(lambda s: records.let_in(s, name, der, **given))
+        return found is not None and found.admits(hashlib.sha256(der).digest(), now_ms)
+
+    # From before the backup: then it would be in it.
+    assert not try_("desk-north", "stolen long ago", MADE_MS - HOUR_MS)
+    # Issued right after, and backdated five minutes.
+    assert try_("desk-north", "renewed", MADE_MS - 5 * 60 * 1000 + 1)
+    now = database.run_now(lambda s: served(s, "desk-north"))
+    assert now is not None
+    assert now.certificate == b"desk-north renewed"
+    # A second one of the time that nobody remembers is not believed.
+    assert not try_("desk-north", "renewed by a thief", MADE_MS + 1)
+    assert not try_("nobody", "made up", MADE_MS + 1)
+    assert not try_("desk-south", "only invited", MADE_MS + 1)
+    # Revoked in the meantime.
+    database.run_now(lambda s: records.revoke_member(s, "desk-east", MADE_MS + HOUR_MS))
+    assert not try_("desk-east", "renewed", MADE_MS + 1)
+    # Each certificate that was sent away is told of once.
+    assert not try_("desk-east", "renewed", MADE_MS + 1)
+    told = [(e.kind, e.subject, e.fields.get("reason")) for e in database.run_now(records.journal)]
+    at = told.index(("restored", "coordinator", None))
+    unknown, revoked = "client_certificate_unknown", "client_certificate_revoked"
+    assert told[at + 1 :] == [
+        ("member_refused", "desk-north", unknown),
+        ("member_adopted", "desk-north", None),
+        ("member_refused", "desk-north", unknown),
+        ("member_refused", "nobody", revoked),
+        ("member_refused", "desk-south", revoked),
+        ("member_revoked", "desk-east", None),
+        ("member_refused", "desk-east", revoked),
+    ]
+    database.close()
+
+
+def test_once_a_member_has_renewed_nothing_older_is_believed(filled, store, folder, tmp_path):
+    """It came with the certificate of the backup and renewed; one from between the two is somebody else's."""
+    database, _ = restored(make(filled, store, folder).snapshot, f"sqlite:///{tmp_path / 'restored.db'}")
+    times = {"begins_ms": MADE_MS, "expires_ms": MADE_MS + 9 * HOUR_MS}
+    using = hashlib.sha256(b"certificate of desk-north").digest()
+    assert database.run_now(
+        lambda s: records.keep_next(
+            s,
+            "desk-north",
+            using=using,
+            using_expires_ms=MADE_MS + 9 * HOUR_MS,
+            certificate=b"the next",
+            expires_ms=MADE_MS + 9 * HOUR_MS,
+            key="",
+            software_version="0.1.0",
+            now_ms=MADE_MS + HOUR_MS,
+        )
+    )
+    stolen = database.run_now(
+        lambda s: records.let_in(s, "desk-north", b"from between", **times, now_ms=MADE_MS + 2 * HOUR_MS)
+    )
+    assert stolen is not None
+    assert not stolen.admits(hashlib.sha256(b"from between").digest(), MADE_MS + 2 * HOUR_MS)
+    database.close()
+
+
+def test_a_member_heard_again_tells_how_far_its_ledger_is(filled, store, folder, tmp_path):
+    target, _ = restored(make(filled, store, folder).snapshot, f"sqlite:///{tmp_path / 'restored.db'}")
+    # The backup knows of 40; the member is at 55 by now, and nobody is refused for that.
+    assert target.run_now(lambda s: records.heard_ledger(s, "desk-north", b"l" * 16, 55)) == 40
+    assert target.run_now(lambda s: records.heard_ledger(s, "desk-north", b"l" * 16, 41)) == 55
+    target.close()
+
+
+def test_half_a_blob_from_a_restore_that_was_killed_goes_on(filled, store, folder, tmp_path):
+    made = make(filled, store, folder).snapshot
+    elsewhere = open_blobs(f"file://{tmp_path / 'elsewhere'}")
+    part = made.manifest.blobs[0]
+    elsewhere.incoming(part.sha256, part.size).append(0, made.blob(part).read_bytes()[:7])
+    assert restore_blobs(made, elsewhere) == len(made.manifest.blobs)
+    assert restore_blobs(made, elsewhere) == 0
+    assert elsewhere.get(part.sha256) == made.blob(part).read_bytes()
+
+
+def test_what_is_no_backup_is_a_sentence(tmp_path, filled, store, folder):
+    with pytest.raises(BackupDamaged, match="no whole backup"):
+        backup.newest(tmp_path / "nowhere")
+    made = make(filled, store, folder)
+    assert backup.newest(folder, made.snapshot.path.stem).path == made.snapshot.path
+    with pytest.raises(BackupDamaged, match="no snapshot other"):
+        backup.newest(folder, "other")
+    made.snapshot.path.unlink()
+    with pytest.raises(BackupDamaged, match="no whole backup"):
+        backup.newest(folder)

@@ -1,0 +1,115 @@
+"""A member's own vocabulary: from its texts alone, in a form that every other part takes."""
+
+import json
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_client.text import TextEncoder, VocabularyInvalid, check_own_form
+from edge_client.vocabulary import own_tokenizer
+
+TEXTS = ["The cat sat, the cat ran.", "A dog ran!", "the END", "Zebra zebra"]
+
+
+def entries(tokenizer: bytes) -> list[str]:
+    """By id."""
+    vocabulary = json.loads(tokenizer)["model"]["vocab"]
+    assert sorted(vocabulary.values()) == list(range(len(vocabulary)))
+    return sorted(vocabulary, key=vocabulary.__getitem__)
+
+
+def test_words_are_the_most_frequent_ones_in_order():
+    # Three of "the", twos by spelling, ones by spelling.
+    expected = ["[PAD]", "[UNK]", "the", "cat", "ran", "zebra", "!", ",", ".", "a", "dog", "end", "sat"]
+    assert entries(own_tokenizer(TEXTS, "words", 100)) == expected
+    assert entries(own_tokenizer(TEXTS, "words", 5)) == expected[:5]
+    assert entries(own_tokenizer(TEXTS, "words", 100, 2)) == expected[:6]
+
+
+def test_words_do_not_depend_on_the_order_of_texts():
+    texts = [f"w{number % 50} w{number % 7} w{number}" for number in range(500)]
+    shuffled = random.Random(3).sample(texts, len(texts))
+    for size in (10, 60, 10_000):
+        assert own_tokenizer(texts, "words", size) == own_tokenizer(shuffled, "words", size)
+
+
+@pytest.mark.parametrize("kind", ["words", "wordpiece"])
+def test_every_text_of_the_members_own_is_known(kind):
+    tokenizer = own_tokenizer(TEXTS, kind, 200)
+    check_own_form(tokenizer)
+    encoder = TextEncoder(tokenizer, 32, 1)
+    assert encoder.pad_id == 0
+    for row, text in zip(encoder.encode(TEXTS), TEXTS, strict=True):
+        known = [number for number in row if number != 0]
+        assert len(known) >= len(text.split())
+        assert 1 not in known
+
+
+def test_pieces_can_be_framed():
+    tokenizer = own_tokenizer(TEXTS, "wordpiece", 200)
+    assert entries(tokenizer)[:4] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    ids = TextEncoder(tokenizer, 16, 3, frame=True).encode(["the cat"])
+    assert ids[0, 0] == 2
+    assert ids[0][ids[0] != 0][-1] == 3
+
+
+def test_pieces_learn_what_stands_together():
+    """A word seen often is one piece, a new one made of its parts is known."""
+    tokenizer = own_tokenizer(["playing played player plays"] * 20 + ["swing"], "wordpiece", 60)
+    assert "playing" in entries(tokenizer)
+    assert TextEncoder(tokenizer, 16, 1).encode(["PLAYING"]).shape == (1, 1)
+    # Half as many entries do not hold them all.
+    assert "playing" not in entries(own_tokenizer(["playing played player plays"] * 20, "wordpiece", 25))
+    assert "swing" not in entries(own_tokenizer(["playing"] * 20 + ["swing"], "wordpiece", 60, 2))
+
+
+@pytest.mark.parametrize("kind", ["words", "wordpiece"])
+@pytest.mark.parametrize("size", [5, 6, 9, 30])
+def test_the_size_is_kept_to(kind, size):
+    texts = [*TEXTS, "値段 électro Ω ß 12345 abcdefghijklmnopqrstuvwxyz"]
+    assert 5 <= len(entries(own_tokenizer(texts, kind, size))) <= size
+
+
+def test_a_word_too_long_to_be_known_teaches_nothing():
+    tokenizer = own_tokenizer(["short words", "q" * 101], "wordpiece", 100)
+    assert not any("q" in entry for entry in entries(tokenizer))
+
+
+def test_what_looks_special_is_text():
+    for kind in ("words", "wordpiece"):
+        tokenizer = own_tokenizer(["[PAD] [cls] text"], kind, 100)
+        check_own_form(tokenizer)
+        assert 0 not in TextEncoder(tokenizer, 16, 1).encode(["a [PAD] b"])
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.lists(st.text(alphabet=st.characters(), max_size=40), min_size=1, max_size=6), st.integers(5, 40))
+def test_any_texts_give_a_tokenizer_of_our_form_or_a_sentence(texts, size):
+    for kind in ("words", "wordpiece"):
+        try:
+            tokenizer = own_tokenizer(texts, kind, size)
+        except VocabularyInvalid:
+            # Then there is no word for anybody: texts of white space and control characters.
+            assert not any(character.isalnum() for text in texts for character in text)
+            continue
+        check_own_form(tokenizer)
+        assert TextEncoder(tokenizer, 16, 3).vocabulary_size <= size
+
+
+@pytest.mark.parametrize("kind", ["words", "wordpiece"])
+@pytest.mark.parametrize("texts", [[], [""], ["  \n\t "]])
+def test_no_words_are_a_sentence(kind, texts):
+    with pytest.raises(VocabularyInvalid, match="not one word in the texts"):
+        own_tokenizer(texts, kind, 100)
+
+
+def test_too_high_a_count_or_too_small_a_size_is_a_sentence_without_words():
+    with pytest.raises(VocabularyInvalid, match=r"no word occurs 4 times.*occurs 3 times.*least_count") as caught:
+        own_tokenizer(TEXTS, "words", 100, 4)
+    assert "cat" not in str(caught.value)
+    with pytest.raises(VocabularyInvalid, match=r"2 entries .* no room beside the 2"):
+        own_tokenizer(TEXTS, "words", 2)
+    with pytest.raises(VocabularyInvalid, match=r"4 entries .* no room beside the 4"):
+        own_tokenizer(TEXTS, "wordpiece", 4)
