@@ -4,11 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 STAMP := $(VENV)/.installed
+# Apart: what looks at the dependencies brings its own.
+AUDIT := .venv-audit
+# For example `-s osv`, or `--osv-url URL` for a service of your own.
+AUDIT_OPTIONS ?=
+# Tests side by side; those of real processes have the machine to themselves.
+WORKERS ?= 2
 # One thread for each training process: several share a small machine.
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long check gen format bench bench-secagg clean
+.PHONY: help demo test test-long check audit gen format bench bench-secagg clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -24,21 +30,28 @@ demo: $(STAMP) ## five members train together on this machine, one is killed, on
 	$(BIN)/python -m examples.demo $(if $(DATA),--data $(DATA))
 
 test: $(STAMP) ## every test but the slow sweeps
-	$(BIN)/python -m pytest -q -m 'not long'
+	$(BIN)/python -m pytest -q -m 'not long' -n $(WORKERS) tests --ignore=tests/integration
+	$(BIN)/python -m pytest -q -m 'not long' tests/integration
 
 test-long: $(STAMP) ## the slow sweeps
 	$(BIN)/python -m pytest -q -m long
 
-check: $(STAMP) ## ruff, mypy --strict, import-linter, generated code
+check: $(STAMP) ## ruff with its security rules, mypy --strict, import-linter, generated code, pins and licences
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python proto/generate.py --check
+	$(BIN)/python -m pytest -q tests/unit/security/test_dependencies.py tests/unit/security/test_no_code_from_data.py
+
+audit: ## known holes in what constraints.txt pins: asks an advisory service on the network
+	test -x $(AUDIT)/bin/python || $(PYTHON) -m venv $(AUDIT)
+	$(AUDIT)/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1
+	$(AUDIT)/bin/pip-audit -r constraints.txt --no-deps --disable-pip $(AUDIT_OPTIONS)
 
 bench: $(STAMP) ## the benchmarks, cell by cell, and their tables (hours, the first time)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
-	for name in institutional "institutional --dp" secure_agg aggregation_memory ledger_faults dp_cost privacy_audit; do $(BIN)/python -m benchmarks.$$name || exit 1; done
+	for name in institutional "institutional --dp" secure_agg aggregation_memory ledger_faults dp_cost privacy_audit fedvocab "fedvocab --wire" "fedprompt --part head quality wire backbone backdoor" reconstruction load soak; do $(BIN)/python -m benchmarks.$$name || exit 1; done
 	$(BIN)/python -m benchmarks.report
 
 bench-secagg: $(STAMP) ## secure aggregation alone: beside the clear, beside Flower, its limits, its cost (45 minutes)
@@ -53,4 +66,4 @@ format: $(STAMP) ## put the code in order
 	$(BIN)/ruff check --fix .
 
 clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(AUDIT) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
