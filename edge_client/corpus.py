@@ -14,13 +14,15 @@ from edge_client.cloze import ClozeEncoder
 from edge_client.data import Example, label_places, text_rows
 from edge_client.text import TextEncoder
 from tacit.job import JobDocument, JobSpec
-from tacit.model import PromptedModel
+from tacit.model import PromptedModel, RvaeModel
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Corpus", "CorpusRead", "encoder_of"]
+    from edge_client.synthesis.words import PublicWords
+
+__all__ = ["Corpus", "CorpusRead", "encoder_of", "words_of"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Corpus:
         self._examples = examples
         self._labels = job.labels
         self._encoder = encoder_of(job, tokenizer)
+        self._words = words_of(job, tokenizer) if isinstance(job.model, RvaeModel) else None
         self._read: CorpusRead | None = None
         self._key = _key(job, tokenizer)
 
@@ -86,8 +89,14 @@ class Corpus:
             usable, pairs = np.flatnonzero(places >= 0), self._encoder.pairs
             if pairs:
                 usable = usable[[self._examples[at].text_b is not None for at in usable.tolist()]]
-            ids = self._encoder.encode(text_rows([self._examples[at] for at in usable.tolist()], pairs=pairs))
-            read = CorpusRead(ids, places[usable], usable)
+            labels = places[usable]
+            if self._words is None:
+                ids = self._encoder.encode(text_rows([self._examples[at] for at in usable.tolist()], pairs=pairs))
+            else:
+                # The label is the first of a text's ids, and the loss stands at place 0 (`edge_client.synthesis`).
+                ids = self._words.encode([self._examples[at].text for at in usable.tolist()], labels)
+                labels = np.zeros_like(labels)
+            read = CorpusRead(ids, labels, usable)
             for array in (read.ids, read.labels, read.usable):
                 array.flags.writeable = False
             self._read = read
@@ -105,7 +114,25 @@ def encoder_of(job: JobDocument | JobSpec, tokenizer: bytes) -> TextEncoder | Cl
     return TextEncoder(tokenizer, job.model.max_tokens, job.model.min_tokens, frame=job.model.frame)
 
 
+def words_of(job: JobDocument, tokenizer: bytes) -> "PublicWords":
+    """The public words of a job that makes text up.
+
+    Raises:
+        VocabularyNotPublic, TokenizerInvalid: as `public_words` says.
+    """
+    from edge_client.synthesis.words import public_words
+
+    model = job.model
+    if not isinstance(model, RvaeModel):
+        raise TypeError("only a job whose model is an rvae makes text up")
+    digest = None if job.tokenizer is None else bytes(job.tokenizer)
+    return public_words(tokenizer, digest, labels=len(job.labels), max_tokens=model.max_tokens, most=model.words)
+
+
 def _key(job: JobDocument, tokenizer: bytes) -> tuple[object, ...]:
     model = job.model
     template = model.template if isinstance(model, PromptedModel) else None
-    return hashlib.sha256(tokenizer).digest(), template, job.labels, model.max_tokens, model.min_tokens, model.frame
+    # Another model's ids have no label in front, and other words.
+    words = model.words if isinstance(model, RvaeModel) else None
+    reading = template, words, job.labels, model.max_tokens, model.min_tokens, model.frame
+    return hashlib.sha256(tokenizer).digest(), *reading

@@ -40,6 +40,7 @@ _ARCHITECTURES = {
     "textcnn": ("edge_client.models.textcnn", "TextCNN"),
     "bilstm": ("edge_client.models.bilstm", "BiLSTM"),
     "transformer": ("edge_client.models.transformer", "TransformerClassifier"),
+    "rvae": ("edge_client.synthesis.model", "rvae"),
 }
 
 

@@ -36,8 +36,9 @@ from edge_client.models.lstm import LSTM
 from edge_client.synthesis.setting import RvaeSetting
 from edge_client.synthesis.words import PAD_ID, UNKNOWN_ID
 from tacit.method import ModelPart
+from tacit.model import RvaeModel
 
-__all__ = ["Coins", "Losses", "Rvae", "State"]
+__all__ = ["Coins", "Losses", "Rvae", "State", "rvae"]
 
 # Beyond, a deviation is 0 or enormous for float32, and its gradient with it.
 _LOG_VARIANCE = 10.0
@@ -235,3 +236,11 @@ class Rvae(TextClassifier):
         cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
         hidden = o.sigmoid() * cell.tanh()
         return self._scores(hidden), (hidden, cell)
+
+
+def rvae(model: RvaeModel, vocabulary_size: int, labels: int, pad_id: int, seed: int | None) -> Rvae:
+    """As `edge_client.models.build` asks for an architecture. Raises: ValueError: not a list of words."""
+    if pad_id != PAD_ID:
+        raise ValueError(f"a list of words has its padding at {PAD_ID}, not at {pad_id}")
+    setting = RvaeSetting(**model.model_dump(exclude={"architecture", "variant"}))
+    return Rvae(setting, min(vocabulary_size, setting.words), labels, seed)

@@ -33,6 +33,7 @@ from secure_agg import (
     thresholds_for,
 )
 from tacit.bundle import BACKBONE_FILE
+from tacit.corpus import CorpusOrder
 from tacit.documents import Digest, Document, Part, read_table, table_of
 from tacit.limits import MOST_MEMBERS
 from tacit.mechanism import (
@@ -45,6 +46,7 @@ from tacit.mechanism import (
 )
 from tacit.method import (
     FedAvg,
+    FedProx,
     FedRecon,
     FedVocab,
     Local,
@@ -55,7 +57,7 @@ from tacit.method import (
     private_parts,
     protected_by,
 )
-from tacit.model import Model, PromptedModel, TextCNNModel
+from tacit.model import Model, PromptedModel, RvaeModel, TextCNNModel
 from tacit.prompt import check_prompted_method
 from tacit.server_optimiser import FedAvgServer, ServerOptimiser, older_name
 
@@ -324,12 +326,21 @@ class _JobBody(Document):
     vocabulary: Vocabulary | None = None
     # Everything random in the starting weights and in local training comes from this and public numbers.
     seed: int = Field(default=0, ge=0, lt=2**63)
+    # Of a model that makes text up, and only there.
+    corpus: CorpusOrder | None = None
+
+    @model_serializer(mode="wrap")
+    def _older(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Documents from before there was made-up text keep their bytes, and so their digests.
+        said: dict[str, Any] = handler(self)
+        return said if self.corpus is not None else {key: value for key, value in said.items() if key != "corpus"}
 
     @model_validator(mode="after")
     def _checks(self) -> Self:
         if len(set(self.labels)) != len(self.labels):
             raise ValueError("labels: a label stands twice")
         self._check_method()
+        self._check_corpus()
         honest, weakest = self._least_honest()
         match self.mechanism:
             case GaussianUpdate() | LaplaceUpdate() | DistributedGaussian() if self.model.freeze_embedding:
@@ -389,6 +400,32 @@ class _JobBody(Document):
             )
         # Raises where noise and private parameters do not go together.
         _ = self.protected
+
+    def _check_corpus(self) -> None:
+        """Whoever makes text up does so from a list of words that was public before; whoever does not orders none."""
+        if not isinstance(self.model, RvaeModel):
+            if self.corpus is not None:
+                raise ValueError("corpus: only a model of architecture rvae makes text up; leave this table out")
+            return
+        if self.own_vocabulary or (isinstance(self.vocabulary, VocabularyFile) and self.vocabulary.kind != "words"):
+            raise ValueError(
+                'vocabulary: an rvae writes words of a public list; name its file, with kind = "words" (a member\'s '
+                "own words would be written into what it gives away)"
+            )
+        if not isinstance(self.method, FedAvg | FedProx):
+            raise ValueError(f"method: {self.method.name} is for classifiers; an rvae takes fedavg or fedprox")
+        if self.model.variant == "published" and not isinstance(self.mechanism, NoMechanism):
+            raise ValueError(
+                f"model.variant: published has noise of its own and no guarantee; {self.mechanism.name} beside it "
+                "would look like one; take sound, or no mechanism"
+            )
+        if self.corpus is None or self.corpus.source == "operator":
+            return
+        if isinstance(self.mechanism, DistributedGaussian):
+            raise ValueError(
+                "corpus.source: under distributed-gaussian a member's own model has a share of the noise only, which "
+                'protects nothing by itself; take source = "operator", or dp-sgd'
+            )
 
     def _instead_of_freezing(self) -> str:
         match self.method:

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from tacit.documents import Part
 from tacit.prompt import PromptedModel
 
-__all__ = ["BiLSTMModel", "Model", "PromptedModel", "TextCNNModel", "TransformerModel"]
+__all__ = ["BiLSTMModel", "Model", "PromptedModel", "RvaeModel", "TextCNNModel", "TransformerModel"]
 
 
 class TextCNNModel(Part):
@@ -127,4 +127,51 @@ class TransformerModel(Part):
         return True
 
 
-Model = Annotated[TextCNNModel | BiLSTMModel | TransformerModel | PromptedModel, Field(discriminator="architecture")]
+class RvaeModel(Part):
+    """A recurrent variational autoencoder that makes text up (DP-RVAE); sizes as `edge_client.synthesis` has them."""
+
+    architecture: Literal["rvae"] = "rvae"
+    # sound: as the job's mechanism protects it; published: the paper's noise, without any guarantee.
+    variant: Literal["sound", "published"] = "sound"
+    embedding: int = Field(default=64, ge=1, le=1024)
+    hidden: int = Field(default=128, ge=1, le=1024)
+    latent: int = Field(default=32, ge=1, le=1024)
+    # Entries of the job's list of words that are kept; all others are unknown.
+    words: int = Field(default=4000, ge=3, le=4000)
+    # Longer texts are cut, and none that is longer is made up.
+    max_tokens: int = Field(default=32, ge=1, le=512)
+    word_dropout: float = Field(default=0.3, ge=0, le=1)
+    free_bits: float = Field(default=4.0, ge=0, le=1000)
+    kl_weight: float = Field(default=1.0, ge=0, le=1000)
+    embedding_deviation: float = Field(default=0.15, ge=0, le=100)
+    freeze_embedding: bool = False
+    tied: bool = False
+
+    @model_validator(mode="after")
+    def _tied(self) -> Self:
+        if self.tied and not self.freeze_embedding:
+            raise ValueError("tied needs freeze_embedding: a table that is looked up and projected with is not trained")
+        return self
+
+    def values(self, vocabulary: int, labels: int) -> int:
+        """How many values the model has with so many entries and labels."""
+        rows = min(vocabulary, self.words) + 1 + labels
+        lstms = 4 * self.hidden * (3 * self.embedding + 2 * self.hidden + 2)
+        latent = 2 * (self.hidden + 1) * self.latent + (self.latent + self.embedding + 1) * self.embedding
+        scores = (self.hidden + 1) * (self.embedding if self.tied else rows)
+        return rows * self.embedding + lstms + latent + scores
+
+    @property
+    def min_tokens(self) -> int:
+        """The shortest text: none but its end. Label and end are added when it is read."""
+        return 1
+
+    @property
+    def frame(self) -> bool:
+        """Whether [CLS] stands before a text and [SEP] behind it."""
+        return False
+
+
+Model = Annotated[
+    TextCNNModel | BiLSTMModel | TransformerModel | PromptedModel | RvaeModel, Field(discriminator="architecture")
+]

@@ -66,6 +66,9 @@ _SENTENCES: dict[str, str] = {
     "upload_closed": "Masked vectors are no longer taken in this attempt.",
     "result_invalid": "The opened sum cannot be a sum of valid inputs.",
     "rounds_failing": "Too many rounds in a row were abandoned; see the rounds' reasons, then resume the job.",
+    "corpus_not_wanted": "The job takes no made-up text from this member: it orders none, or is not finished.",
+    "corpus_invalid": "The file of made-up text is not what its statement says or the job's order allows.",
+    "policy_corpus": "The member's policy does not allow what the job orders of made-up text.",
     "internal": "The software failed; its log says where.",
 }
 

@@ -445,6 +445,50 @@ class MaskedUploadReceipt(_message.Message):
     detail: str
     def __init__(self, received: _Optional[int] = ..., complete: _Optional[bool] = ..., reason: _Optional[_Union[_reason_pb2.Reason, str]] = ..., detail: _Optional[str] = ...) -> None: ...
 
+class CorpusRef(_message.Message):
+    __slots__ = ("job", "digest", "size", "declined")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    DECLINED_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    digest: bytes
+    size: int
+    declined: bool
+    def __init__(self, job: _Optional[str] = ..., digest: _Optional[bytes] = ..., size: _Optional[int] = ..., declined: _Optional[bool] = ...) -> None: ...
+
+class CorpusUpload(_message.Message):
+    __slots__ = ("header", "data")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    header: CorpusHeader
+    data: bytes
+    def __init__(self, header: _Optional[_Union[CorpusHeader, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class CorpusHeader(_message.Message):
+    __slots__ = ("ref", "offset", "statement", "signature")
+    REF_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    STATEMENT_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    ref: CorpusRef
+    offset: int
+    statement: bytes
+    signature: bytes
+    def __init__(self, ref: _Optional[_Union[CorpusRef, _Mapping]] = ..., offset: _Optional[int] = ..., statement: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class CorpusReceipt(_message.Message):
+    __slots__ = ("received", "complete", "reason", "detail")
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    received: int
+    complete: bool
+    reason: _reason_pb2.Reason
+    detail: str
+    def __init__(self, received: _Optional[int] = ..., complete: _Optional[bool] = ..., reason: _Optional[_Union[_reason_pb2.Reason, str]] = ..., detail: _Optional[str] = ...) -> None: ...
+
 class Survivors(_message.Message):
     __slots__ = ("ref", "members")
     REF_FIELD_NUMBER: _ClassVar[int]

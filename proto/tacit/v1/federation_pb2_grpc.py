@@ -60,6 +60,16 @@ class FederationServiceStub:
                 request_serializer=tacit_dot_v1_dot_federation__pb2.MaskedUpload.SerializeToString,
                 response_deserializer=tacit_dot_v1_dot_federation__pb2.MaskedUploadReceipt.FromString,
                 _registered_method=True)
+        self.CorpusStatus = channel.unary_unary(
+                '/tacit.v1.FederationService/CorpusStatus',
+                request_serializer=tacit_dot_v1_dot_federation__pb2.CorpusRef.SerializeToString,
+                response_deserializer=tacit_dot_v1_dot_federation__pb2.CorpusReceipt.FromString,
+                _registered_method=True)
+        self.UploadCorpus = channel.stream_unary(
+                '/tacit.v1.FederationService/UploadCorpus',
+                request_serializer=tacit_dot_v1_dot_federation__pb2.CorpusUpload.SerializeToString,
+                response_deserializer=tacit_dot_v1_dot_federation__pb2.CorpusReceipt.FromString,
+                _registered_method=True)
         self.FetchCertificates = channel.unary_stream(
                 '/tacit.v1.FederationService/FetchCertificates',
                 request_serializer=tacit_dot_v1_dot_federation__pb2.FetchCertificatesRequest.SerializeToString,
@@ -117,6 +127,22 @@ class FederationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CorpusStatus(self, request, context):
+        """Whether the job takes made-up text from this member now (a reference without a digest), how much of a file has
+        arrived (with one), or that the member gives none away.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UploadCorpus(self, request_iterator, context):
+        """A file of made-up text, from an offset on: a header first, then chunks of at most 384 KiB. It counts once it is
+        there whole, has its digest and size, and every row is one that the job's order allows.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def FetchCertificates(self, request, context):
         """Certificates that a roster by digest names: of at most 512 digests, in parts of at most 64.
         """
@@ -166,6 +192,16 @@ def add_FederationServiceServicer_to_server(servicer, server):
                     servicer.UploadMasked,
                     request_deserializer=tacit_dot_v1_dot_federation__pb2.MaskedUpload.FromString,
                     response_serializer=tacit_dot_v1_dot_federation__pb2.MaskedUploadReceipt.SerializeToString,
+            ),
+            'CorpusStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.CorpusStatus,
+                    request_deserializer=tacit_dot_v1_dot_federation__pb2.CorpusRef.FromString,
+                    response_serializer=tacit_dot_v1_dot_federation__pb2.CorpusReceipt.SerializeToString,
+            ),
+            'UploadCorpus': grpc.stream_unary_rpc_method_handler(
+                    servicer.UploadCorpus,
+                    request_deserializer=tacit_dot_v1_dot_federation__pb2.CorpusUpload.FromString,
+                    response_serializer=tacit_dot_v1_dot_federation__pb2.CorpusReceipt.SerializeToString,
             ),
             'FetchCertificates': grpc.unary_stream_rpc_method_handler(
                     servicer.FetchCertificates,
@@ -319,6 +355,60 @@ class FederationService:
             '/tacit.v1.FederationService/UploadMasked',
             tacit_dot_v1_dot_federation__pb2.MaskedUpload.SerializeToString,
             tacit_dot_v1_dot_federation__pb2.MaskedUploadReceipt.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CorpusStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tacit.v1.FederationService/CorpusStatus',
+            tacit_dot_v1_dot_federation__pb2.CorpusRef.SerializeToString,
+            tacit_dot_v1_dot_federation__pb2.CorpusReceipt.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UploadCorpus(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/tacit.v1.FederationService/UploadCorpus',
+            tacit_dot_v1_dot_federation__pb2.CorpusUpload.SerializeToString,
+            tacit_dot_v1_dot_federation__pb2.CorpusReceipt.FromString,
             options,
             channel_credentials,
             insecure,
