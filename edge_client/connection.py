@@ -7,6 +7,7 @@ its clock) and says the likeliest cause and what to do. It never decides anythin
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 
 import grpc
@@ -18,7 +19,29 @@ from tacit.limits import MOST_FROM_COORDINATOR, MOST_FROM_MEMBER
 from tacit.reason import Reason
 from tacit.status import reason_of
 
-__all__ = ["channel_options", "exit_code_of", "explain", "open_channel"]
+__all__ = [
+    "CALL_BROKEN",
+    "NOT_SERVED",
+    "channel_options",
+    "exit_code_of",
+    "explain",
+    "open_channel",
+    "raise_if_told_to_stop",
+]
+
+# What a coordinator says to a call that it will never answer otherwise.
+NOT_SERVED = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+# How a call ends whose connection broke. A channel that is closed cancels its calls, and whoever awaits one of them
+# sees CancelledError, as if he himself were to stop.
+CALL_BROKEN = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.CancelledError)
+
+
+def raise_if_told_to_stop(error: BaseException) -> None:
+    """Of an error of `CALL_BROKEN`: raises it where it was this task that was cancelled, and not its call."""
+    task = asyncio.current_task()
+    if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+        raise error
 
 
 def channel_options() -> list[tuple[str, int]]:

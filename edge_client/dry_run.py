@@ -17,10 +17,12 @@ from edge_client.backbone_layout import BackboneInvalid
 from edge_client.backbone_sources import Wanted
 from edge_client.connection import exit_code_of, explain, open_channel
 from edge_client.data import ColumnMissing, DataInvalid, check_labels, check_pairs
+from edge_client.giving.making import order_of
 from edge_client.material import fetch_job, fetch_manifest
 from edge_client.privacy.mechanisms import protection_of
 from edge_client.privacy.policy import PolicyRefusal
 from edge_client.runner import Member, RunOptions, load_member
+from edge_client.synthesis.setting import NO_GUARANTEE
 from tacit.blobs import BlobDamaged, BlobNotThere, fetch_blob
 from tacit.console import CommandFailed, print_json
 from tacit.documents import DocumentInvalid
@@ -28,7 +30,7 @@ from tacit.job import JobDocument, context_of, layout_of
 from tacit.manifest import Manifest
 from tacit.mechanism import DpSgd, NoMechanism
 from tacit.method import keeps_anything, private_parts
-from tacit.model import PromptedModel
+from tacit.model import PromptedModel, RvaeModel
 from tacit.prompt import SOURCES, reads_pairs
 from tacit.v1 import federation_pb2 as pb
 from tacit.v1 import federation_pb2_grpc
@@ -113,6 +115,7 @@ class Plan:
             "segments": {segment.name: segment.length for segment in self.segments()},
             "bytes_a_round": self.bytes_a_round(self.job.rounds.min_members),
             "most_bytes_a_round": self.bytes_a_round(self.job.rounds.target_members),
+            "orders_texts": None if (order := order_of(self.job)) is None else order.texts,
             "takes_part": not self.refusals,
             "refusals": list(self.refusals),
             "notes": list(self.notes),
@@ -133,6 +136,7 @@ def plan_of(job: JobDocument, manifest: Manifest, member: Member) -> Plan:
         refusals.append(f"{refusal.detail} (in the smallest cohort that the job allows)")
     against, notes = _of_data(job, member)
     refusals += against
+    notes += _of_text(job, member)
     backbone = None
     if isinstance(job.model, PromptedModel):
         try:
@@ -171,6 +175,39 @@ def _of_data(job: JobDocument, member: Member) -> tuple[list[str], list[str]]:
     ):
         notes.append("no row is left: a round would be charged, and would send noise alone")
     return refusals, notes
+
+
+def _of_text(job: JobDocument, member: Member) -> list[str]:
+    """What comes after the last round, where the job orders text of its members, and what stands behind it."""
+    order = order_of(job)
+    notes = []
+    if isinstance(job.model, RvaeModel) and job.model.variant == "published":
+        notes.append(f"the published variant has {NO_GUARANTEE}, whatever its noise is called")
+    if order is None:
+        return notes
+    asked = {"always": "given away without asking", "ask": "given away once you approve them", "never": "refused"}
+    notes.append(
+        f"once it is finished, {order.texts:,} texts are made up here by the model that was trained here, and "
+        f"{asked[member.policy.corpora]}"
+    )
+    if order.histogram_deviation is not None:
+        notes.append(f"the histogram of your labels is one charge more: {_cost_of_histogram(job, member)}")
+    return notes
+
+
+def _cost_of_histogram(job: JobDocument, member: Member) -> str:
+    """In words; what it cannot be charged for is said, and the labels come in equal parts then."""
+    from edge_client.privacy.accounting import EventUnaccountable, spend
+    from edge_client.synthesis.labels import histogram_event
+
+    order, limit = order_of(job), member.policy.limit()
+    if order is None or order.histogram_deviation is None:
+        return "none"
+    event = histogram_event(order.histogram_deviation, len(job.labels), limit.adjacency)
+    try:
+        return f"epsilon {spend([event], limit).epsilon:.3g} of its own, at delta {limit.delta:g}"
+    except EventUnaccountable as error:
+        return f"it has no formula here, and labels come in equal parts ({error})"
 
 
 def _costs(job: JobDocument, member: Member) -> tuple[float | None, float | None]:

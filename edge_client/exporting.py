@@ -34,7 +34,7 @@ from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
 from tacit.method import keeps_anything, keeps_state
-from tacit.model import PromptedModel
+from tacit.model import PromptedModel, RvaeModel
 from tacit.prompt import reads_pairs
 from tacit.v1 import federation_pb2 as pb
 from tacit.v1 import federation_pb2_grpc
@@ -174,6 +174,12 @@ async def _fetch(name: str, identity: MemberIdentity, cache: BlobCache, backbone
             there = ", ".join(sorted(each.name for each in response.jobs)) or "none"
             fail(f"there is no job {name}; this federation has: {there}", ExitCode.NOT_FOUND)
         job = await fetch_job(blob, name, found.job_document)
+        if isinstance(job.model, RvaeModel):
+            fail(
+                f"job {name} trains a model that makes text up and labels none: there is no classifier to export. What "
+                f"it made here `edge_client corpus show {name}` shows; a classifier is trained from the corpora",
+                ExitCode.USAGE,
+            )
         manifest = await fetch_manifest(blob, job)
         version = await fetch_version(blob, job, manifest, found.version_number, found.version)
         tokenizer = await fetch_tokenizer(blob, job)

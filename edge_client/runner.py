@@ -17,6 +17,7 @@ import secure_agg
 from edge_client.backbone_sources import Backbones, named_folders
 from edge_client.cache import BlobCache
 from edge_client.data import DataInvalid, Example, read_data
+from edge_client.giving.giver import Giver
 from edge_client.home import HomeUnusable, MemberIdentity, home_path
 from edge_client.journal import Journal
 from edge_client.privacy.budget import Budget, open_budget
@@ -265,6 +266,7 @@ async def _run(
         admits=options.jobs,
         until_finished=options.until_finished,
         renewer=renewer,
+        giver=Giver(member.home, member.identity, member.policy, budget, member.examples, environment.random),
     )
     task = asyncio.ensure_future(agent.run())
     loop = asyncio.get_running_loop()

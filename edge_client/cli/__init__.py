@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from edge_client.cli.corpus import app as corpus
 from edge_client.cli.doctor import doctor
 from edge_client.cli.enrol import enrol
 from edge_client.cli.export import export
@@ -57,6 +58,7 @@ app.add_typer(policy, name="policy")
 app.add_typer(privacy, name="privacy", help="What privacy costs, before you join.")
 app.add_typer(ledger, name="ledger", help="What your data has spent, and proof of it.")
 app.add_typer(private, name="private")
+app.add_typer(corpus, name="corpus")
 
 
 def main() -> None:

@@ -213,7 +213,7 @@ def _cost(policy: "Policy", job: "JobDocument | JobSpec", examples: int) -> _Cos
             return _Cost("depends on the number of values; make the bundle, and check its job.json")
         # What a release costs under the other mechanisms depends on none of these.
         unknown = {"manifest": bytes(32), "tokenizer": bytes(32), "weights": bytes(32), "values": 1}
-        job = JobDocument.model_validate(job.model_dump(exclude={"vocabulary"}) | unknown)
+        job = JobDocument.model_validate(job.model_dump(exclude={"vocabulary", "start"}) | unknown)
     try:
         protection = protection_of(job, examples, own=policy.own(), trust_central_noise=policy.trust_central_noise)
         if protection.event is None:

@@ -257,6 +257,30 @@ def _print_job(job: "JobDocument | JobSpec", setting: "Setting", epsilons: list[
     )
     for sentence in _job_remarks(cost, mechanism, setting, steps):
         _echo(sentence)
+    if (histogram := _histogram_remark(job, setting)) is not None:
+        _echo(histogram)
+
+
+def _histogram_remark(job: "JobDocument | JobSpec", setting: "Setting") -> str | None:
+    """What a noised histogram of labels costs beside the rounds; None where the job orders none of its members."""
+    from edge_client.giving.making import order_of
+    from edge_client.privacy.accounting import Limit, spend
+    from edge_client.privacy.costs import Noised, adjacency_of
+    from edge_client.synthesis.labels import histogram_event
+
+    order = order_of(job)
+    if order is None or order.histogram_deviation is None or not isinstance(job.mechanism, Noised):
+        return None
+    if job.mechanism.unit != "example":
+        return "A ledger that counts members has no formula for the histogram of labels: they come in equal parts."
+    adjacency = adjacency_of(job.mechanism)
+    event = histogram_event(order.histogram_deviation, len(job.labels), adjacency)
+    # The limit's epsilon plays no part in what is spent.
+    limit = Limit(1.0, setting.delta, adjacency, "example")
+    return (
+        f"The histogram of your labels is charged once more, when the job is finished: epsilon "
+        f"{_digits(spend([event], limit).epsilon)} of its own. Made-up texts cost nothing beyond it."
+    )
 
 
 def _described(mechanism: "Noised", setting: "Setting", steps: int | None = None) -> str:

@@ -26,7 +26,7 @@ import structlog
 import secure_agg
 from edge_client.home import MemberIdentity
 from edge_client.privacy.chain import Purpose
-from edge_client.privacy.events import PrivacyEvent
+from edge_client.privacy.events import Adjacency, PrivacyEvent
 from edge_client.privacy.ledger import (
     BudgetSpent,
     Ledger,
@@ -38,7 +38,17 @@ from edge_client.privacy.ledger import (
 from edge_client.privacy.mechanisms import Protection, protection_of
 from edge_client.privacy.overlap import digest_of_marks, marks_key, marks_of
 from edge_client.privacy.policy import Policy, PolicyRefusal
-from edge_client.privacy.receipts import SENDING, GroupNumbers, Party, Receipt, ReceiptBook, Segment, SparseNumbers
+from edge_client.privacy.receipts import (
+    NO_ATTEMPT,
+    SENDING,
+    CorpusReceipt,
+    GroupNumbers,
+    Party,
+    Receipt,
+    ReceiptBook,
+    Segment,
+    SparseNumbers,
+)
 from edge_client.privacy.replay import as_events
 from tacit.attempt import AttemptId
 from tacit.job import JobDocument, layout_of
@@ -48,7 +58,7 @@ from tacit.reason import Reason
 if TYPE_CHECKING:
     from edge_client.privacy.accounting import Limit
 
-__all__ = ["Budget", "Figures", "Reserved", "Statement", "open_budget"]
+__all__ = ["Budget", "CorpusGiven", "Figures", "Reserved", "Statement", "open_budget"]
 
 log = structlog.get_logger("edge_client")
 
@@ -96,6 +106,25 @@ class Statement:
 
 
 @dataclass(frozen=True)
+class CorpusGiven:
+    """A file of made-up text that leaves, as its receipt has it. Digests: SHA-256, 32 bytes. trained, histogram:
+    reservations of what made it.
+    """
+
+    job: str
+    round: int
+    job_document: bytes
+    version: bytes
+    mechanism: str
+    trained: int | None
+    histogram: int | None
+    corpus: bytes
+    size: int
+    rows: int
+    statement: bytes
+
+
+@dataclass(frozen=True)
 class _Sent:
     """What is about to leave, or left, in one attempt."""
 
@@ -108,8 +137,6 @@ class _Sent:
 
 # Certificates whose attempts may be under way: attempts take minutes, renewals come days apart.
 _SIGNERS = 4
-# What a charge without an attempt is written under; attempts begin with 1.
-_NO_ATTEMPT = 0
 
 
 class Budget:
@@ -234,6 +261,14 @@ class Budget:
                 raise self._failing(error) from error
         self._charged[attempt] = number
 
+    def charged_to(self, attempt: AttemptId) -> int | None:
+        """The reservation that an attempt was charged to; None under a mechanism that costs nothing.
+
+        Raises:
+            KeyError: it was not charged.
+        """
+        return self._charged[attempt]
+
     def sending(
         self, attempt: AttemptId, reserved: Reserved, session: secure_agg.Session, message: secure_agg.MaskedInput
     ) -> None:
@@ -271,10 +306,97 @@ class Budget:
         if number is None:
             return
         try:
-            self._ledger.charge(number, _NO_ATTEMPT)
-            self._ledger.settle(number, _NO_ATTEMPT, "training_failed", b"")
+            self._ledger.charge(number, NO_ATTEMPT)
+            self._ledger.settle(number, NO_ATTEMPT, "training_failed", b"")
         except LedgerError as error:
             log.error("ledger_failing", job=reserved.job.name, error=str(error))
+
+    # ---- made-up text --------------------------------------------------------------------------------------------
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """The neighbours that the ledger counts by."""
+        return self._ledger.limit.adjacency
+
+    @property
+    def ledger(self) -> bytes:
+        """The ledger's id, 16 bytes."""
+        return self._ledger.id
+
+    def paid(self, reservation: int, job: str, document: bytes) -> bool:
+        """Whether the ledger holds this reservation, charged, for this job (SHA-256 of its document)."""
+        try:
+            held = self._ledger.reservation(reservation)
+        except LedgerError:
+            return False
+        ours = (self._identity.federation, job, document)
+        return held.charged and (held.purpose.federation, held.purpose.job, held.purpose.document) == ours
+
+    def charge_beside(
+        self, event: PrivacyEvent, job: JobDocument, *, round: int, version: bytes, mechanism: str
+    ) -> int:
+        """Charges an event that belongs to no attempt; the number of its reservation. Nothing of it may be drawn
+        before this returns.
+
+        round, version: of the model that it goes with. mechanism: what the ledger calls it.
+
+        Raises:
+            PolicyRefusal: a limit would be passed, there is no formula, or the ledger cannot be written.
+        """
+        purpose = Purpose(
+            federation=self._identity.federation,
+            job=job.name,
+            round=round,
+            version=version,
+            document=job.digest(),
+            mechanism=mechanism,
+            data=self._data,
+        )
+        number = self._reserve(event, purpose)
+        try:
+            self._ledger.charge(number, NO_ATTEMPT)
+        except LedgerError as error:
+            self._release(number, "it could not be charged")
+            raise self._failing(error) from error
+        try:
+            self._ledger.settle(number, NO_ATTEMPT, "made", b"")
+        except LedgerError as error:
+            # It is charged, and that is what counts.
+            log.error("ledger_failing", reservation=number, error=str(error))
+        return number
+
+    def corpus_receipt(self, given: CorpusGiven, outcome: str) -> None:
+        """The receipt of a file of made-up text: `SENDING` before its first byte leaves, then how that ended.
+
+        Raises:
+            PolicyRefusal: it cannot be kept; nothing may leave.
+        """
+        event = None if given.histogram is None else self._ledger.reservation(given.histogram).event
+        receipt = CorpusReceipt(
+            at_ms=time.time_ns() // 1_000_000,
+            federation=self._identity.federation,
+            member=self._identity.member,
+            certificate=self._identity.fingerprint,
+            job=given.job,
+            round=given.round,
+            job_document=given.job_document,
+            version=given.version,
+            mechanism=given.mechanism,
+            trained=given.trained,
+            event=event,
+            reservation=given.histogram,
+            corpus=given.corpus,
+            bytes=given.size,
+            rows=given.rows,
+            statement=given.statement,
+            outcome=outcome,
+            ledger=self._ledger.id.hex(),
+            previous=self._ledger.last_receipt,
+        )
+        try:
+            self._receipts.write(receipt, self._identity, self._ledger, self._identity.known_authorities)
+        except LedgerError as error:
+            raise self._failing(error) from error
 
     # ---- inside --------------------------------------------------------------------------------------------------
 

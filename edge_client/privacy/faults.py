@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["FILE_STEPS", "POINTS", "Faults", "durable_file", "no_faults", "sync_folder"]
+__all__ = ["CORPUS_POINTS", "FILE_STEPS", "POINTS", "Faults", "durable_file", "no_faults", "sync_folder"]
 
 # Called with the name of a point.
 Faults = Callable[[str], None]
@@ -38,6 +38,20 @@ POINTS = (
     *(f"receipt.{step}" for step in FILE_STEPS),
     "close.closing",
     "close.closed",
+)
+
+# Beside these: of a job that orders made-up text, from its last charge to the coordinator's receipt for the file.
+CORPUS_POINTS = (
+    "model.charged",
+    *(f"model.{step}" for step in FILE_STEPS),
+    "histogram.charging",
+    "histogram.charged",
+    *(f"histogram.{step}" for step in FILE_STEPS),
+    *(f"corpus.{step}" for step in FILE_STEPS),
+    *(f"statement.{step}" for step in FILE_STEPS),
+    *(f"corpus-state.{step}" for step in FILE_STEPS),
+    "corpus.sending",
+    "corpus.sent",
 )
 
 

@@ -64,7 +64,7 @@ from edge_client.privacy.store import (
 from tacit.identity import name_is_valid
 
 if TYPE_CHECKING:
-    from edge_client.privacy.receipts import Receipt
+    from edge_client.privacy.receipts import AnyReceipt
 
 __all__ = [
     "BudgetSpent",
@@ -332,7 +332,7 @@ class Ledger:
 
     # ---- what else is kept ---------------------------------------------------------------------------------------
 
-    def receipt(self, document: "Receipt", signature: bytes) -> None:
+    def receipt(self, document: "AnyReceipt", signature: bytes) -> None:
         """Takes a receipt, whose files are on the disk, into the chain. One that is there already changes nothing.
 
         Raises:
@@ -358,7 +358,7 @@ class Ledger:
         """Whether the chain holds the receipt of that digest."""
         return receipt in self._state.receipts
 
-    def check_follows(self, document: "Receipt") -> None:
+    def check_follows(self, document: "AnyReceipt") -> None:
         """Raises: LedgerMisused: the receipt is another ledger's, or does not name the newest one here."""
         if document.ledger != self._opened.ledger or document.previous != self.last_receipt:
             raise LedgerMisused(f"{self.name}: the receipt does not follow the newest one of this ledger")

@@ -142,6 +142,17 @@ class Policy(Document):
         description="Tell the coordinator what was spent. With a known rate it tells the number of examples.",
     )
 
+    # ---- made-up text ----
+
+    corpora: Literal["never", "ask", "always"] = Field(
+        default="ask",
+        description="Give away text that is made up by what this member learnt, where a job orders it of its members: "
+        "never (such a job is refused), ask (`edge_client corpus approve` gives away what you have read), or always.",
+    )
+    most_corpus_texts: int = Field(
+        default=10_000, ge=1, description="The most made-up texts that a job may order of this member."
+    )
+
     # ---- the cohort ----
 
     least_cohort: int = Field(default=3, ge=2, description="Members that an attempt must be drawn from, at least.")

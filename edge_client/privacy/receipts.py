@@ -1,8 +1,9 @@
-"""Receipts: what left this machine in one attempt, under which noise, with whom, and what came back.
+"""Receipts: what left this machine in one attempt, under which noise, with whom, and what came back; and which file of
+made-up text left it (`CorpusReceipt`), which belongs to no attempt and is kept as attempt 0 of its model's round.
 
-A receipt is a file of canonical JSON (`Receipt`) with a signature beside it: RSA-PSS, SHA-256, MGF1 with SHA-256, salt
-of 32 bytes, over the file as it is, by the key of the member's certificate; so `openssl dgst -verify` checks it.
-HOME/receipts holds
+A receipt is a file of canonical JSON (`Receipt`, `CorpusReceipt`) with a signature beside it: RSA-PSS, SHA-256, MGF1
+with SHA-256, salt of 32 bytes, over the file as it is, by the key of the member's certificate; so `openssl dgst
+-verify` checks it. HOME/receipts holds
 
     JOB/ROUND.ATTEMPT.sent.json        the receipt from before the first byte left (outcome `sending`)
     JOB/ROUND.ATTEMPT.json             the receipt of how the attempt ended
@@ -15,14 +16,16 @@ A receipt names the one before it in its ledger, and the ledger's chain holds th
 and the ledger's record second: a crash between leaves a receipt that `recover` takes into the chain at the next start.
 
 Nothing else that this key signs begins with the first byte of a receipt, `{`: statements of the aggregation begin with
-`S` (secure_agg.transcript), TLS 1.3 with a space (RFC 8446, section 4.4.3), a certificate request with 0x30.
+`S` (secure_agg.transcript), those of made-up text with `t` (tacit.corpus), TLS 1.3 with a space (RFC 8446, section
+4.4.3), a certificate request with 0x30.
 """
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -41,8 +44,11 @@ if TYPE_CHECKING:
     from edge_client.privacy.ledger import Ledger
 
 __all__ = [
+    "NO_ATTEMPT",
     "SENDING",
+    "AnyReceipt",
     "CertificateMissing",
+    "CorpusReceipt",
     "GroupNumbers",
     "Party",
     "Receipt",
@@ -53,10 +59,13 @@ __all__ = [
     "SparseNumbers",
     "certificate_from",
     "check_receipt",
+    "receipt_from",
 ]
 
 # Outcome of the receipt from before the first byte left; the other one of its attempt says how that ended.
 SENDING = "sending"
+# What is charged, or given away, outside every attempt; attempts begin with 1.
+NO_ATTEMPT: Final = 0
 
 _Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 _Number = Annotated[int, Field(ge=0, le=2**63 - 1)]
@@ -165,6 +174,52 @@ class Receipt(Document):
         return next((party.certificate for party in self.cohort if party.member == self.member), None)
 
 
+class CorpusReceipt(Document):
+    """One file of made-up text that this member gives away. Digests are SHA-256."""
+
+    kind: Literal["tacit-corpus-receipt"] = "tacit-corpus-receipt"
+    at_ms: _Number
+    federation: Digest
+    member: str
+    # Fingerprint of the certificate that this receipt is signed under.
+    certificate: Digest
+    job: _Name
+    # The round in which the model that made the file was trained, and the version that this training began from.
+    round: _Number
+    attempt: Literal[0] = 0
+    job_document: Digest
+    version: Digest
+    mechanism: str
+    # The reservation that this training was charged to; None under a mechanism that promises nothing.
+    trained: Annotated[int, Field(ge=1)] | None
+    # What the histogram of its labels was charged, and its reservation; None: labels stand there equally often.
+    event: PrivacyEvent | None
+    reservation: Annotated[int, Field(ge=1)] | None
+    # What left: the file, and what the member says of it (`tacit.corpus.CorpusStatement`).
+    corpus: Digest
+    bytes: _Number
+    rows: _Number
+    statement: Digest
+    outcome: str
+    ledger: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+    previous: Digest
+
+
+AnyReceipt = Receipt | CorpusReceipt
+
+
+def receipt_from(data: bytes, *, what: str = "the receipt") -> AnyReceipt:
+    """A receipt of either kind. Raises: DocumentInvalid: it is none."""
+    try:
+        kind = json.loads(data).get("kind")
+    except (ValueError, AttributeError, RecursionError):
+        # The sentence is the document's own.
+        kind = None
+    if kind == "tacit-corpus-receipt":
+        return CorpusReceipt.from_json(data, what=what)
+    return Receipt.from_json(data, what=what)
+
+
 class Signer(Protocol):
     """What signs: `edge_client.home.MemberIdentity`."""
 
@@ -187,7 +242,9 @@ class ReceiptBook:
         self._folder = folder
         self._faults = faults
 
-    def write(self, receipt: Receipt, signer: Signer, ledger: "Ledger", authorities: Authorities | None = None) -> Path:
+    def write(
+        self, receipt: AnyReceipt, signer: Signer, ledger: "Ledger", authorities: Authorities | None = None
+    ) -> Path:
         """Signs a receipt, stores it, and takes it into the ledger's chain. Returns its file. authorities: of a
         federation that has had several.
 
@@ -212,7 +269,7 @@ class ReceiptBook:
         ledger.receipt(receipt, signature)
         return path
 
-    def _stored(self, receipt: Receipt, signature: bytes, signer: Signer, authorities: Authorities | None) -> Path:
+    def _stored(self, receipt: AnyReceipt, signature: bytes, signer: Signer, authorities: Authorities | None) -> Path:
         folders = (self._folder, self._folder / "certificates", self._folder / receipt.job)
         for folder in folders:
             if not folder.exists():
@@ -235,7 +292,7 @@ class ReceiptBook:
         durable_file(path, receipt.canonical(), "receipt", self._faults)
         return path
 
-    def path(self, receipt: Receipt) -> Path:
+    def path(self, receipt: AnyReceipt) -> Path:
         """Where its file is, or belongs. Another one of the same numbers, from an earlier federation, stays there."""
         name = f"{receipt.round}.{receipt.attempt}{'.sent' if receipt.outcome == SENDING else ''}"
         plain = self._folder / receipt.job / f"{name}.json"
@@ -282,13 +339,13 @@ class ReceiptBook:
             LedgerRolledBack: one of them is of a reservation that this ledger does not know: it is an older copy.
             LedgerUnwritable.
         """
-        waiting: dict[bytes, tuple[Path, Receipt, bytes]] = {}
+        waiting: dict[bytes, tuple[Path, AnyReceipt, bytes]] = {}
         for path in self.files():
             try:
                 data = path.read_bytes()
                 if ledger.holds(hashlib.sha256(data).digest()):
                     continue
-                receipt = Receipt.from_json(data, what=str(path))
+                receipt = receipt_from(data, what=str(path))
                 # Before the signature is looked at, which takes several times as long as everything else.
                 if receipt.ledger != ledger.id.hex():
                     continue
@@ -296,9 +353,10 @@ class ReceiptBook:
                 check_receipt(receipt, data, signature, self.certificate, self.authorities)
             except (DocumentInvalid, OSError, ReceiptInvalid):
                 continue  # `ledger verify` names it.
-            if receipt.reservation is not None and receipt.reservation > ledger.sequence:
+            newest = max(receipt.reservation or 0, (isinstance(receipt, CorpusReceipt) and receipt.trained) or 0)
+            if newest > ledger.sequence:
                 raise LedgerRolledBack(
-                    f"{path} is the receipt of record {receipt.reservation} of ledger {receipt.ledger}, but "
+                    f"{path} is the receipt of record {newest} of ledger {receipt.ledger}, but "
                     f"{ledger.path} ends at record {ledger.sequence}: an older copy was put in its place. Put the "
                     f"newer one back. {LOST}"
                 )
@@ -326,7 +384,7 @@ def _one_authority(_federation: bytes) -> Authorities | None:
 
 
 def check_receipt(
-    receipt: Receipt,
+    receipt: AnyReceipt,
     data: bytes,
     signature: bytes,
     certificates: _Certificates,

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from edge_client.privacy.conditions import DAYS, Conditions, Window
 from edge_client.privacy.events import Adjacency
+from edge_client.synthesis.setting import NO_GUARANTEE
 from secure_agg import COMPLETE_GRAPH_LIMIT, ContextInvalid, RoundContext, default_thresholds
 from tacit.job import NOISE_ROOM, JobDocument, JobSpec, promise_of
 from tacit.manifest import Manifest
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, Mechanism, NoMechanism
-from tacit.model import PromptedModel
+from tacit.model import PromptedModel, RvaeModel
 from tacit.prompt import SOURCES
 from tacit.reason import Reason
 
@@ -315,6 +316,8 @@ def _architectures(policy: "Policy", offer: Offer) -> _Finding:
 def _mechanisms(policy: "Policy", offer: Offer) -> _Finding:
     name = offer.job.mechanism.name
     says = 'the job uses "{job}", the policy allows {policy}'
+    if isinstance(offer.job.model, RvaeModel) and offer.job.model.variant == "published":
+        says = f'the job uses "{{job}}", and its published variant has {NO_GUARANTEE}; the policy allows {{policy}}'
     advice = f'to allow it, write mechanisms = ["{name}"] into policy.toml'
     return _Finding(name, _listed(policy.mechanisms), name in policy.mechanisms, says, advice)
 
@@ -425,6 +428,46 @@ def _authorities(policy: "Policy", offer: Offer) -> _Finding:
     return _Finding(offer.federation.hex(), trusted, offer.federation in policy.authorities, says)
 
 
+def _ordered(job: Job) -> int | None:
+    """How many made-up texts the job orders of each member; None: none."""
+    return job.corpus.texts if job.corpus is not None and job.corpus.source == "members" else None
+
+
+_NO_ORDER = "no text"
+
+
+def _corpora(policy: "Policy", offer: Offer) -> _Finding:
+    texts = _ordered(offer.job)
+    if texts is None:
+        says = "the job orders {job} of its members; the policy gives some away {policy}"
+        return _Finding(_NO_ORDER, policy.corpora, True, says)
+    says = (
+        f"the job orders {{job}} of each member, {_promise_of_text(offer.job)}; the policy gives them away {{policy}}"
+    )
+    if policy.corpora == "ask":
+        says = says.replace(
+            "the policy gives them away {policy}", "the policy has {policy}: its owner reads them first"
+        )
+    advice = 'to take part and decide once you have read them, write corpora = "ask" into policy.toml'
+    return _Finding(f"{texts} made-up texts", policy.corpora, policy.corpora != "never", says, advice)
+
+
+def _promise_of_text(job: Job) -> str:
+    """What stands behind made-up texts, in a clause."""
+    if isinstance(job.model, RvaeModel) and job.model.variant == "published":
+        return f"by the published variant, with {NO_GUARANTEE}"
+    if isinstance(job.mechanism, NoMechanism):
+        return f"without noise, so with {NO_GUARANTEE}"
+    return f"differentially private by {job.mechanism.name}"
+
+
+def _most_corpus_texts(policy: "Policy", offer: Offer) -> _Finding:
+    texts = _ordered(offer.job)
+    says = "the job orders {job} of each member, the policy allows {policy}"
+    shown = _NO_ORDER if texts is None else f"{texts} made-up texts"
+    return _Finding(shown, str(policy.most_corpus_texts), (texts or 0) <= policy.most_corpus_texts, says)
+
+
 JOB: tuple[Rule[Offer], ...] = (
     Rule("jobs", When.JOB, Reason.REASON_JOB_NOT_ADMITTED, _jobs),
     Rule("authorities", When.JOB, Reason.REASON_POLICY_AUTHORITY, _authorities, lambda p: not p.authorities),
@@ -455,6 +498,8 @@ JOB: tuple[Rule[Offer], ...] = (
         _most_epsilon_a_round,
         lambda p: p.most_epsilon_a_round is None,
     ),
+    Rule("corpora", When.JOB, Reason.REASON_POLICY_CORPUS, _corpora),
+    Rule("most_corpus_texts", When.JOB, Reason.REASON_POLICY_CORPUS, _most_corpus_texts),
 )
 
 

@@ -22,12 +22,14 @@ from edge_client.privacy.history import check_pin, pin_of, records_of
 from edge_client.privacy.ledger import orders_digest
 from edge_client.privacy.overlap import digest_of_marks
 from edge_client.privacy.receipts import (
+    AnyReceipt,
     CertificateMissing,
-    Receipt,
+    CorpusReceipt,
     ReceiptBook,
     ReceiptInvalid,
     certificate_from,
     check_receipt,
+    receipt_from,
 )
 from edge_client.privacy.replay import UNKNOWN, LedgerState, month_of
 from edge_client.privacy.store import LedgerError, reading
@@ -162,7 +164,7 @@ def export_lines(path: Path, receipts: Path) -> Iterator[bytes]:
     for each in kept:
         try:
             text, signature = _files(book, each)
-            receipt = Receipt.from_json(text)
+            receipt = receipt_from(text)
         except (LedgerError, DocumentInvalid):
             continue  # What is missing here is a problem to whoever verifies.
         needed |= {receipt.federation, receipt.certificate or b""}
@@ -290,7 +292,7 @@ def _check_receipts(
             data, signature = text_of(kept)
             if sha256(signature).digest() != kept.signature:
                 raise ReceiptInvalid("its signature is not the one that was recorded")
-            receipt = Receipt.from_json(data, what="it")
+            receipt = receipt_from(data, what="it")
             check_receipt(receipt, data, signature, certificate, authorities)
             _check_against(found.state, kept, receipt, previous)
         except (ReceiptInvalid, DocumentInvalid) as error:
@@ -306,7 +308,7 @@ def _check_receipts(
                 )
 
 
-def _check_against(state: LedgerState, kept: ReceiptKept, receipt: Receipt, previous: bytes) -> None:
+def _check_against(state: LedgerState, kept: ReceiptKept, receipt: AnyReceipt, previous: bytes) -> None:
     """That a receipt says what the ledger says."""
     assert state.opened is not None  # noqa: S101  there are records
     if receipt.previous != previous:
@@ -320,6 +322,8 @@ def _check_against(state: LedgerState, kept: ReceiptKept, receipt: Receipt, prev
         kept.reservation,
     ):
         raise ReceiptInvalid("it is about another attempt than its record")
+    if isinstance(receipt, CorpusReceipt):
+        _check_trained(state, receipt)
     if kept.reservation is None:
         if receipt.event is not None:
             raise ReceiptInvalid("it names an event that the ledger was not charged for")
@@ -338,6 +342,27 @@ def _check_against(state: LedgerState, kept: ReceiptKept, receipt: Receipt, prev
         raise ReceiptInvalid("it names another purpose than the ledger was charged for")
 
 
+def _check_trained(state: LedgerState, receipt: CorpusReceipt) -> None:
+    """That the model behind a file of made-up text was paid for, if its mechanism promises anything."""
+    if receipt.trained is None:
+        if receipt.mechanism != "none":
+            raise ReceiptInvalid(f"its model was trained under {receipt.mechanism}, and it names no charge for that")
+        return
+    reservation = state.reservations.get(receipt.trained)
+    if reservation is None or not reservation.charged:
+        raise ReceiptInvalid(f"it names reservation {receipt.trained} for its model, which was never charged")
+    purpose = reservation.purpose
+    if (receipt.federation, receipt.job, receipt.round, receipt.version, receipt.job_document, receipt.mechanism) != (
+        purpose.federation,
+        purpose.job,
+        purpose.round,
+        purpose.version,
+        purpose.document,
+        purpose.mechanism,
+    ):
+        raise ReceiptInvalid(f"it names reservation {receipt.trained} for its model, which was charged for another one")
+
+
 def _check_strays(found: _Findings, book: ReceiptBook) -> None:
     ledger = None if found.state.opened is None else found.state.opened.ledger
     for path in book.files():
@@ -345,7 +370,7 @@ def _check_strays(found: _Findings, book: ReceiptBook) -> None:
             data = path.read_bytes()
             if sha256(data).digest() in found.state.receipts:
                 continue
-            receipt = Receipt.from_json(data, what=str(path))
+            receipt = receipt_from(data, what=str(path))
         except (OSError, DocumentInvalid) as error:
             found.problem(f"receipt {path.parent.name}/{path.stem}", f"it cannot be read: {error}")
             continue

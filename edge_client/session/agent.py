@@ -25,8 +25,10 @@ from numpy.typing import NDArray
 
 import secure_agg
 from edge_client.cache import CertificateCache
-from edge_client.connection import explain, open_channel
+from edge_client.connection import CALL_BROKEN, NOT_SERVED, explain, open_channel, raise_if_told_to_stop
 from edge_client.contribution import Update
+from edge_client.giving.giver import Giver
+from edge_client.giving.models import TrainedModel
 from edge_client.home import MemberIdentity
 from edge_client.journal import Journal
 from edge_client.privacy.budget import Budget, Figures, Reserved, Statement
@@ -67,8 +69,6 @@ log = structlog.get_logger("edge_client")
 # Of a masked vector: the coordinator's window opens for one of these at a time, so it is what a long line carries in a
 # round trip.
 CHUNK = 384 * 1024
-# What a coordinator says to a call that it will never answer otherwise.
-_NOT_SERVED = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
 # Messages whose signatures and shares take a while to check: worked out in a thread, so that the session stays alive.
 _TAKE_A_WHILE = (
     secure_agg.Roster,
@@ -97,17 +97,6 @@ _FINAL = frozenset(
         Reason.REASON_SESSION_REPLACED,
     }
 )
-
-
-# How a call ends whose connection broke. A channel that is closed cancels its calls, and whoever awaits one of them
-# sees CancelledError, as if he himself were to stop.
-_CALL_BROKEN = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.CancelledError)
-
-
-def _raise_if_told_to_stop(error: BaseException) -> None:
-    task = asyncio.current_task()
-    if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-        raise error
 
 
 def _takes_a_while(event: m.Event) -> bool:
@@ -190,6 +179,8 @@ class _Held:
     reserved: Reserved
     # What private parameters were staged under with it.
     staged: str | None = None
+    # What this member makes text up from, where the job orders some.
+    model: TrainedModel | None = None
 
 
 class Agent:
@@ -208,8 +199,11 @@ class Agent:
         admits: tuple[str, ...] = (),
         until_finished: bool = False,
         renewer: Renewer | None = None,
+        giver: Giver | None = None,
     ) -> None:
-        """renewer: keeps the identity's certificate; without one it is used as long as it is valid."""
+        """renewer: keeps the identity's certificate; without one it is used as long as it is valid. giver: makes and
+        gives away what jobs order of made-up text; without one nothing is.
+        """
         self._identity = identity
         self._environment = environment
         self._journal = journal
@@ -220,6 +214,7 @@ class Agent:
         self._admits = admits
         self._until_finished = until_finished
         self._renewer = renewer
+        self._giver = giver
         if renewer is not None:
             renewer.listeners.append(self._take_identity)
         # Of the session that is open: its channel, and those under certificates that were renewed since.
@@ -260,6 +255,8 @@ class Agent:
         ]
         if self._renewer is not None:
             tasks.append(asyncio.create_task(self._renewer.run(self._channel, self._move)))
+        if self._giver is not None:
+            tasks.append(asyncio.create_task(self._giver.run(self._link, self._unlinked, self._end_if_over)))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -323,6 +320,8 @@ class Agent:
         """For what is dialled, joined and signed from now on; attempts that were joined go on with what they have."""
         if identity.certificate != self._identity.certificate:
             self._budget.renewed(identity)
+            if self._giver is not None:
+                self._giver.renewed(identity)
         self._identity = identity
         self._environment = replace(self._environment, identity=identity)
 
@@ -389,7 +388,7 @@ class Agent:
                 return f"the coordinator sent something unreadable: {error}"
             except asyncio.CancelledError as error:
                 # Nobody told this member to stop: the call itself was cancelled.
-                _raise_if_told_to_stop(error)
+                raise_if_told_to_stop(error)
                 return "the session broke"
             finally:
                 self._linked.clear()
@@ -427,6 +426,8 @@ class Agent:
         self._welcomed = True
         self._stub, self._outgoing = stub, outgoing
         self._linked.set()
+        if self._giver is not None:
+            self._giver.connected()
         skew = abs(welcome.server_time_ms - time.time_ns() // 1_000_000)
         if skew > _CLOCK_SKEW_MS:
             log.warning("clock_differs", seconds=skew // 1000, advice="set this machine's clock")
@@ -521,10 +522,21 @@ class Agent:
                 if effect.ended.reason in (Reason.REASON_JOB_FINISHED, Reason.REASON_JOB_ABORTED):
                     self._over.add(effect.ended.job)
                     self._preparer.job_over(effect.ended.job)
-                    if self._until_finished and self._taken and self._taken <= self._over:
-                        self._finished.set()
+                    if self._giver is not None and effect.ended.reason == Reason.REASON_JOB_FINISHED:
+                        self._giver.finished(effect.ended.job)
+                    self._end_if_over()
             case m.Note():
                 (log.warning if effect.warning else log.info)(effect.what, **effect.fields)
+
+    def _end_if_over(self) -> None:
+        """Ends `run` once every job taken part in is over, and what they ordered of text is given away, given up, or
+        waits for its owner; that may be all that there was to do since the start.
+        """
+        if not self._until_finished or (self._giver is not None and self._giver.busy):
+            return
+        gave = self._giver is not None and self._giver.handled
+        if (self._taken or gave) and self._taken <= self._over:
+            self._finished.set()
 
     # ---- preparing ------------------------------------------------------------------------------------------------
 
@@ -552,7 +564,12 @@ class Agent:
             raise
         self._drop_held(assignment.job)
         self._held[assignment.job] = _Held(
-            assignment, preparation.update, preparation.protection, preparation.reserved, preparation.staged
+            assignment,
+            preparation.update,
+            preparation.protection,
+            preparation.reserved,
+            preparation.staged,
+            preparation.model,
         )
         self._observer.ready(assignment.job, assignment.round, preparation.update)
         self._events.put_nowait(m.Prepared(assignment, preparation.job, report, self._budget.counter))
@@ -579,8 +596,8 @@ class Agent:
                     return
                 except (BlobNotThere, BlobDamaged) as error:
                     raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, str(error)) from error
-                except _CALL_BROKEN as error:
-                    _raise_if_told_to_stop(error)
+                except CALL_BROKEN as error:
+                    raise_if_told_to_stop(error)
                     await self._unlinked(stub)
 
     async def _fetch_certificates(self, effect: m.FetchCertificates) -> None:
@@ -638,9 +655,9 @@ class Agent:
                         call.cancel()
                         return found
                 return found
-            except _CALL_BROKEN as error:
-                _raise_if_told_to_stop(error)
-                if isinstance(error, grpc.aio.AioRpcError) and error.code() in _NOT_SERVED:
+            except CALL_BROKEN as error:
+                raise_if_told_to_stop(error)
+                if isinstance(error, grpc.aio.AioRpcError) and error.code() in NOT_SERVED:
                     log.warning("certificates_not_served", detail=explain(error, self._identity))
                     return found
                 await self._unlinked(stub)
@@ -706,6 +723,9 @@ class Agent:
 
     async def _mask_and_upload(self, effect: m.MaskAndUpload, held: _Held) -> None:
         """For an attempt that is charged."""
+        if held.model is not None and self._giver is not None:
+            reservation = self._budget.charged_to(effect.attempt)
+            await asyncio.to_thread(self._giver.keep, held.model, reservation)
         try:
             packed, stage, message = await asyncio.to_thread(self._mask, effect, held)
         except secure_agg.Refusal as refusal:
@@ -748,8 +768,8 @@ class Agent:
                 if not status.complete and status.reason == Reason.REASON_UNSPECIFIED:
                     parts = self._parts(attempt, packed, message, status.received)
                     status = await stub.UploadMasked(parts)
-            except _CALL_BROKEN as error:
-                _raise_if_told_to_stop(error)
+            except CALL_BROKEN as error:
+                raise_if_told_to_stop(error)
                 await self._unlinked(stub)
                 continue
             if status.complete:

@@ -29,6 +29,8 @@ from edge_client.cloze import TemplateInvalid
 from edge_client.contribution import Update
 from edge_client.corpus import Corpus
 from edge_client.data import ColumnMissing, DataInvalid, Example, check_labels, check_pairs
+from edge_client.giving.making import order_of
+from edge_client.giving.models import TrainedModel
 from edge_client.material import fetch_job, fetch_manifest, fetch_private_start, fetch_tokenizer, fetch_version
 from edge_client.privacy.budget import Budget, Reserved
 from edge_client.privacy.conditions import read_conditions
@@ -36,6 +38,7 @@ from edge_client.privacy.mechanisms import Protection
 from edge_client.privacy.policy import Policy, PolicyRefusal
 from edge_client.private_store import PrivateState, StoreError
 from edge_client.session.keeping import Keeper
+from edge_client.synthesis.setting import promise_of
 from edge_client.tables import TableInvalid
 from edge_client.text import TokenizerInvalid, VocabularyInvalid
 from tacit.documents import DocumentInvalid
@@ -44,7 +47,7 @@ from tacit.manifest import Manifest
 from tacit.mechanism import NoMechanism
 from tacit.messages import Assignment
 from tacit.method import keeps_anything, keeps_state
-from tacit.model import PromptedModel
+from tacit.model import PromptedModel, RvaeModel
 from tacit.prompt import reads_pairs
 from tacit.reason import Reason
 
@@ -93,6 +96,8 @@ class Preparation:
     reserved: Reserved
     # What private parameters are staged under; None where the member trained none.
     staged: str | None = None
+    # What this member makes text up from, where the job orders some; kept once an attempt is charged.
+    model: TrainedModel | None = None
 
 
 @contextlib.contextmanager
@@ -124,6 +129,16 @@ def _unsuitable() -> Iterator[None]:
         yield
     except (DocumentInvalid, TokenizerInvalid, TemplateInvalid, BackboneInvalid) as error:
         raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, str(error)) from error
+
+
+def _trained_model(
+    job: JobDocument, assignment: Assignment, manifest: Manifest, base: bytes, tokenizer: bytes | None, update: Update
+) -> TrainedModel | None:
+    """Where the job orders text of its members: the version and this member's own change, noise and all."""
+    if order_of(job) is None or tokenizer is None:
+        return None
+    values = manifest.decode(base) + update.change
+    return TrainedModel(job, tokenizer, assignment.round, assignment.version, manifest.unflatten(values))
 
 
 class Preparer:
@@ -160,6 +175,8 @@ class Preparer:
         self._keeper = keeper
         self._second_column = second_column
         self._backbones = backbones or Backbones(cache, allowed=policy.backbones)
+        # Jobs without a guarantee that this machine's log has said so of.
+        self._warned: set[str] = set()
         # By job: open until it is over.
         self._digests: dict[str, bytes] = {}
         self._corpus: Corpus | None = None
@@ -188,6 +205,7 @@ class Preparer:
             backbone = await self._backbone(job, fetch)
             found = await self._found(job)
             start = await fetch_private_start(blob, job) if found is None and keeps_anything(job.method) else None
+        self._warn(job)
         self._check_data(job)
         async with self._turn:
             with _refusing():
@@ -208,13 +226,20 @@ class Preparer:
             except BaseException:
                 self._budget.release(reserved, "training did not end")
                 raise
-            return Preparation(job, update, protection, reserved, staged)
+            model = _trained_model(job, assignment, manifest, base, tokenizer, update)
+            return Preparation(job, update, protection, reserved, staged, model)
 
     def job_over(self, name: str) -> None:
         """Nothing more will be prepared for this job; its backbone may leave the cache, if no other job is on it."""
         digest = self._digests.pop(name, None)
         if digest is not None and digest not in self._digests.values():
             self._backbones.release(digest)
+
+    def _warn(self, job: JobDocument) -> None:
+        """Once a job: what its variant does not promise."""
+        if isinstance(job.model, RvaeModel) and job.model.variant == "published" and job.name not in self._warned:
+            self._warned.add(job.name)
+            log.warning("no_guarantee", job=job.name, promise=promise_of("published"))
 
     async def _backbone(self, job: JobDocument, fetch: Fetch) -> "StoredBackbone | None":
         """A prompted job's, open until `job_over`; None of any other.

@@ -33,7 +33,7 @@ from edge_client.synthesis.model import Coins, Rvae
 from edge_client.synthesis.sampling import Sampling, SyntheticText, draw_words
 from edge_client.synthesis.setting import PublishedSetting
 from edge_client.synthesis.words import PAD_ID, UNKNOWN_ID, PublicWords
-from edge_client.training.local import Progress, TrainingDiverged
+from edge_client.training.local import Progress, TrainingCancelled, TrainingDiverged
 from secure_agg import RandomSource
 
 __all__ = ["published_step", "rewrite", "train_published"]
@@ -48,10 +48,12 @@ def train_published(
     *,
     random: RandomSource,
     progress: Callable[[Progress], None] = lambda _: None,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Plain SGD in place over ids (N, S). No differential privacy guarantee.
+    """Plain SGD in place over ids (N, S). No differential privacy guarantee. cancelled: asked before every step.
 
     Raises:
+        TrainingCancelled.
         TrainingDiverged: a weight that is not finite.
         ValueError: no texts.
     """
@@ -65,6 +67,8 @@ def train_published(
         for epoch in range(setting.epochs):
             order = shuffle.permutation(len(ids))
             for first in range(0, len(ids), setting.batch):
+                if cancelled():
+                    raise TrainingCancelled(f"training was stopped after step {step} of {steps}")
                 loss = published_step(module, ids[order[first : first + setting.batch]], setting, random)
                 step += 1
                 progress(Progress(step, steps, epoch + 1, setting.epochs, loss))

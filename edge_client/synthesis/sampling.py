@@ -8,6 +8,7 @@ in, so that a seeded one gives the same texts on the same machine, and from the 
 neither padding nor [UNK] nor a label is ever written.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,8 +61,11 @@ def sample(
     count: int,
     random: RandomSource,
     sampling: Sampling | None = None,
+    progress: Callable[[int, int], None] = lambda made, count: None,
 ) -> list[SyntheticText]:
     """`count` texts, their labels in the histogram's proportions (noised: `labels.noised_histogram`), in random order.
+
+    progress: told (texts made, count) after each batch; what it raises ends the sampling.
 
     Raises:
         ValueError: a histogram with other than one count for each label, or a negative count.
@@ -79,6 +83,7 @@ def sample(
         z = gaussian_like(torch.empty(len(part), module.setting.latent), 1.0, random)
         rows = _rows(module, words, z, torch.from_numpy(words.label_ids(part)), random, sampling)
         found += [SyntheticText(words.text(row), int(place)) for row, place in zip(rows, part, strict=True)]
+        progress(len(found), count)
     return found
 
 

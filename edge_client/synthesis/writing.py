@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_client.privacy.faults import durable_file
+from edge_client.privacy.faults import Faults, durable_file, no_faults
 from edge_client.synthesis.sampling import SyntheticText
 
 __all__ = ["CorpusWritten", "write_corpus"]
@@ -29,7 +29,12 @@ class CorpusWritten:
 
 
 def write_corpus(
-    path: Path, texts: Iterable[SyntheticText], labels: Sequence[str], *, most_bytes: int
+    path: Path,
+    texts: Iterable[SyntheticText],
+    labels: Sequence[str],
+    *,
+    most_bytes: int,
+    faults: Faults = no_faults,
 ) -> CorpusWritten:
     """Writes rows until the next one would pass `most_bytes`; those after it are counted, too.
 
@@ -60,5 +65,5 @@ def write_corpus(
             else:
                 lines.append(line)
                 size += len(line)
-    durable_file(path, b"".join(lines), "corpus")
+    durable_file(path, b"".join(lines), "corpus", faults)
     return CorpusWritten(len(lines), size, empty, repeated, beyond)

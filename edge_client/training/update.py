@@ -18,10 +18,11 @@ from edge_client.corpus import Corpus
 from edge_client.material import LARGEST_WEIGHT
 from edge_client.models.assembly import assembled
 from edge_client.privacy.mechanisms import LocalTraining, Protection
-from edge_client.training.local import Progress, TrainingCancelled
+from edge_client.training.local import Progress, TrainingCancelled, TrainingResult
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
 from tacit.method import keeps_state, trains_private
+from tacit.model import RvaeModel
 
 __all__ = ["TrainingLost", "train_update"]
 
@@ -84,7 +85,11 @@ def train_update(
             division=division,
             trains_private=moves,
         )
-        result = protection.train(task, random)
+        result: TrainingResult | None = None
+        if isinstance(job.model, RvaeModel) and job.model.variant == "published":
+            _train_published(task, random)
+        else:
+            result = protection.train(task, random)
         change = np.subtract(manifest.flatten(division.shared(module)), start, dtype=np.float32)
         change = protection.protect(change, random)
     except TrainingCancelled:
@@ -92,9 +97,25 @@ def train_update(
     except Exception as error:
         raise TrainingLost(str(error)) from error
     after = _kept(division.private(module), private or {}) if moves and keeps_state(job.method) else None
-    if result is None:
+    if result is None or isinstance(job.model, RvaeModel):
+        # A model that makes text up has no accuracy, and the operator would be shown one.
         return Update(change, corpus.population, 0.0, 0, 0, after)
     return Update(change, corpus.population, result.loss_sum, result.correct, result.count, after)
+
+
+def _train_published(task: LocalTraining, random: secure_agg.RandomSource) -> None:
+    """Variant `published`: the paper's steps and its noise, with the job's rate, batch and epochs. No differential
+    privacy guarantee.
+    """
+    from edge_client.synthesis.model import Rvae
+    from edge_client.synthesis.published import train_published
+    from edge_client.synthesis.setting import PublishedSetting
+
+    if not isinstance(task.module, Rvae):
+        raise TypeError("only an rvae has a published variant")
+    recipe = task.recipe
+    setting = PublishedSetting(learning_rate=recipe.learning_rate, batch=recipe.batch, epochs=recipe.epochs)
+    train_published(task.module, task.ids, setting, random=random, progress=task.progress, cancelled=task.cancelled)
 
 
 def _kept(

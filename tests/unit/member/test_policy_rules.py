@@ -18,10 +18,12 @@ from edge_client.privacy.mechanisms import OwnNumbers, protection_of
 from edge_client.privacy.policy import Policy, PolicyRefusal
 from edge_client.privacy.rules import Outcome, When, counted_multiplier, fingerprint
 from secure_agg import RoundContext, sparse_thresholds
+from tacit.corpus import CorpusOrder
 from tacit.identity import Role
 from tacit.job import Aggregation, JobDocument, JobSpec, Rounds, promise_of
 from tacit.manifest import Manifest, Tensor
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, NoMechanism
+from tacit.model import RvaeModel
 from tacit.prompt import PromptedModel
 from tacit.reason import Reason
 from tacit.verification import verifiers
@@ -87,6 +89,12 @@ def pins(*names: str) -> dict[str, bytes]:
     return {name: fingerprint(name.encode()) for name in names}
 
 
+def ordering(**changes: Any) -> JobDocument:
+    """A job that orders made-up text of its members."""
+    order = CorpusOrder(**{"texts": 500, **changes})
+    return a_job(mechanism=DpSgd(noise_multiplier=1.0)).model_copy(update={"model": RvaeModel(), "corpus": order})
+
+
 def prompted(**changes: Any) -> JobDocument:
     """In front of a backbone that was on the hub, or was not."""
     task = {"name": "cloze", "verbaliser": {"a": "great", "b": "bad"}}
@@ -124,6 +132,20 @@ BOTH_SIDES: dict[str, tuple[dict[str, Any], Any, Any, Reason, tuple[str, str]]] 
         prompted(backbone="00" * 32),
         Reason.REASON_POLICY_BASE_MODEL,
         ("the backbone " + "00" * 32, OTHER.hex()),
+    ),
+    "corpora": (
+        {"corpora": "never"},
+        ordering(source="operator"),
+        ordering(),
+        Reason.REASON_POLICY_CORPUS,
+        ("500 made-up texts", "never"),
+    ),
+    "most_corpus_texts": (
+        {"most_corpus_texts": 500},
+        ordering(),
+        ordering(texts=501),
+        Reason.REASON_POLICY_CORPUS,
+        ("501 made-up texts", "500"),
     ),
     "backbones": (
         {"backbones": ("hub",)},

@@ -1,0 +1,176 @@
+"""`edge_client corpus ...`: text that this member made up for a job: read it, then give it away or not. Works offline.
+
+It runs beside `edge_client run`, which sees a decision within seconds; without one it is carried out at the next start.
+"""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tacit.console import ExitCode, fail, json_requested, print_json
+
+if TYPE_CHECKING:
+    from edge_client.giving.folder import Choice, CorpusFolder, CorpusState
+    from tacit.corpus import CorpusStatement
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Text that you made up for a job: read it, then give it away or not.", no_args_is_help=True)
+
+Home = Annotated[Path | None, typer.Option(help="This member's folder. TACIT_HOME, else ~/.tacit.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="Print JSON.")]
+Job = Annotated[str, typer.Argument(help="The job's name.")]
+
+# What each stage is to its owner.
+_STAGES = {
+    "made": "waits for you",
+    "approved": "approved; it is sent as soon as `edge_client run` runs",
+    "sending": "on its way",
+    "received": "given away",
+    "refused": "refused by the coordinator",
+    "vetoed": "vetoed; its texts are deleted",
+    "withheld": "none was made",
+}
+
+
+@app.command("list")
+def list_(home: Home = None, as_json: Json = False) -> None:
+    """List the jobs that a corpus was made for, and what became of it."""
+    from edge_client.giving.folder import corpora
+    from edge_client.home import home_path
+
+    folder = home_path(home)
+    found = [(each, state) for each in corpora(folder) if (state := each.state()) is not None]
+    for each, state in found:
+        if as_json or json_requested():
+            print_json(_summary(each, state))
+            continue
+        size = "" if state.made is None else f", {state.made.rows} texts, {state.made.bytes:,} bytes"
+        typer.echo(f"{each.job}: {_STAGES[_stage(each, state)]}{size}{f' ({state.detail})' if state.detail else ''}")
+    if not found and not (as_json or json_requested()):
+        typer.echo(f"{folder} holds no corpus: none of its jobs that order text is finished.")
+
+
+@app.command()
+def show(
+    job: Job,
+    rows: Annotated[int, typer.Option(min=0, help="How many rows to print; 0: none.")] = 10,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Print where the file lies, what stands behind it, its labels, and rows to read."""
+    from edge_client.giving.folder import CorpusUnusable
+
+    folder, state = _found(home, job)
+    summary = _summary(folder, state)
+    statement: CorpusStatement | None = None
+    texts: list[dict[str, Any]] = []
+    if _stage(folder, state) not in ("vetoed", "withheld"):
+        try:
+            statement = folder.statement(state)
+            texts = [json.loads(line) for line in folder.texts(state).splitlines()[:rows]]
+        except CorpusUnusable as error:
+            fail(str(error), ExitCode.FAILED)
+        summary["statement"] = statement.model_dump(mode="json", by_alias=True)
+        summary["promise"] = _promise(statement)
+    if as_json or json_requested():
+        print_json({**summary, "texts": texts})
+        return
+    typer.echo(f"{job}: {_STAGES[_stage(folder, state)]}{f' ({state.detail})' if state.detail else ''}")
+    if statement is None:
+        return
+    typer.echo(f"  file     {folder.file}")
+    typer.echo(f"           {statement.rows} texts, {statement.bytes:,} bytes, SHA-256 {statement.corpus.hex()}")
+    typer.echo(f"  promise  {_promise(statement)}")
+    typer.echo(f"  model    as this member trained it in round {statement.round}, under {statement.mechanism}")
+    labels = ", ".join(f"{each.label} {each.rows}" for each in statement.labels)
+    by = "after your own, noised and charged" if statement.histogram == "noised" else "in equal parts"
+    typer.echo(f"  labels   {labels} ({by})")
+    for each in texts:
+        # A text is made of words, and a terminal is not asked to trust them.
+        printable = "".join(char if char.isprintable() else "?" for char in str(each["text"]))
+        typer.echo(f"    {each['label']}: {printable}")
+    if state.stage == "made":
+        typer.echo(
+            f"Read the whole file. Then `edge_client corpus approve {job}` gives it away, whole and as it is: an "
+            f"edited file no longer fits its statement and is refused. `edge_client corpus veto {job}` deletes it."
+        )
+
+
+@app.command()
+def approve(job: Job, home: Home = None, as_json: Json = False) -> None:
+    """Give the corpus away: `edge_client run` sends it to the coordinator."""
+    _decide(home, job, "approve", as_json)
+
+
+@app.command()
+def veto(job: Job, home: Home = None, as_json: Json = False) -> None:
+    """Keep the corpus back: its texts are deleted here and now, and the coordinator is told that there are none."""
+    _decide(home, job, "veto", as_json)
+
+
+def _decide(home: Path | None, job: str, choice: "Choice", as_json: bool) -> None:
+    from edge_client.giving.folder import CorpusUnusable
+
+    folder, state = _found(home, job)
+    try:
+        folder.decide(state, choice)
+    except CorpusUnusable as error:
+        fail(str(error), ExitCode.REFUSED)
+    except OSError as error:
+        fail(f"{folder.path} cannot be written ({error.strerror}); nothing was decided", ExitCode.USAGE)
+    if as_json or json_requested():
+        print_json(_summary(folder, state))
+    elif choice == "approve":
+        typer.echo(f"Approved: the corpus of {job} is sent by `edge_client run`, at once if it runs.")
+    else:
+        typer.echo(f"Vetoed: the texts are deleted, and `edge_client run` tells the coordinator that {job} gets none.")
+
+
+def _found(home: Path | None, job: str) -> "tuple[CorpusFolder, CorpusState]":
+    from edge_client.giving.folder import CorpusFolder
+    from edge_client.home import home_path
+    from tacit.identity import name_is_valid
+
+    folder = home_path(home)
+    # A name is a folder's.
+    corpus = CorpusFolder(folder, job) if name_is_valid(job) else None
+    state = None if corpus is None else corpus.state()
+    if corpus is None or state is None:
+        fail(
+            f"{folder} holds no corpus of a job {job}; one is made once the job is finished, by `edge_client run`. "
+            "`edge_client corpus list` shows what there is",
+            ExitCode.NOT_FOUND,
+        )
+    return corpus, state
+
+
+def _stage(folder: "CorpusFolder", state: "CorpusState") -> str:
+    stage = folder.stage(state)
+    return "approved" if stage == "made" and folder.decision(state) == "approve" else stage
+
+
+def _summary(folder: "CorpusFolder", state: "CorpusState") -> dict[str, Any]:
+    made = state.made
+    return {
+        "job": state.job,
+        "stage": _stage(folder, state),
+        "told": state.told,
+        "detail": state.detail,
+        "file": str(folder.file) if folder.file.exists() else None,
+        "rows": None if made is None else made.rows,
+        "bytes": None if made is None else made.bytes,
+        "digest": None if made is None else made.corpus.hex(),
+    }
+
+
+def _promise(statement: "CorpusStatement") -> str:
+    from edge_client.synthesis.setting import NO_GUARANTEE, promise_of
+
+    if statement.variant == "published":
+        return promise_of("published")
+    if statement.promise == "none":
+        return f"{NO_GUARANTEE}: the model was trained without noise"
+    return promise_of("sound")

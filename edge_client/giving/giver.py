@@ -1,0 +1,350 @@
+"""Corpora of a running client, one after the other: asked for, made, consented to, sent, told.
+
+    nothing there --wanted--> made --approved--> sending --> received, or refused
+          |                     +----vetoed----> vetoed, told
+          +--policy, nothing came--------------> withheld, told
+
+Guarantees: a model is sampled from only if the ledger holds its charge; the histogram is charged before it is drawn,
+and what is drawn lies on the disk before it is used; nothing leaves without the owner's consent to exactly these bytes,
+or a policy that gives it, and without its receipt in the ledger's chain. What is there is worked out anew from the disk
+and the coordinator's answer, so that a start after any kill goes on where it stopped.
+
+The ledger is one thread's: all of it happens on the loop. Drawing, sampling and writing happen in threads.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from edge_client.giving.folder import Choice, CorpusFolder, CorpusState, CorpusUnusable, Made, corpora
+from edge_client.giving.making import MakingStopped, NothingMade, drawn_histogram, made_corpus, order_of
+from edge_client.giving.models import KeptModel, LastModels, NoisedHistogram, TrainedModel
+from edge_client.giving.sending import Asker, NotServed, Stub
+from edge_client.home import MemberIdentity
+from edge_client.privacy.budget import Budget, CorpusGiven
+from edge_client.privacy.faults import Faults, no_faults
+from edge_client.privacy.policy import Policy, PolicyRefusal
+from edge_client.privacy.receipts import SENDING
+from tacit.reason import Reason, word
+from tacit.v1 import federation_pb2 as pb
+
+if TYPE_CHECKING:
+    from edge_client.data import Example
+    from secure_agg import RandomSource
+
+__all__ = ["HISTOGRAM", "Giver"]
+
+log = structlog.get_logger("edge_client")
+
+# What the ledger calls the charge of a histogram, in the place of a mechanism.
+HISTOGRAM = "label-histogram"
+# How soon a decision that another process wrote down is seen.
+_LOOK_SECONDS = 2.0
+# What may be tried again: the ledger's disk was full, or no budget was left for a moment.
+_FAILING = (Reason.REASON_LEDGER_FAILING, Reason.REASON_LEDGER_ROLLED_BACK)
+
+
+class Giver:
+    """The corpora of one member. `keep`, `connected` and `finished` may be called before `run`."""
+
+    def __init__(
+        self,
+        home: Path,
+        identity: MemberIdentity,
+        policy: Policy,
+        budget: Budget,
+        examples: "Sequence[Example]",
+        random: "RandomSource",
+        faults: Faults = no_faults,
+    ) -> None:
+        self._home = home
+        self._identity = identity
+        self._policy = policy
+        self._budget = budget
+        self._examples = examples
+        self._random = random
+        self._faults = faults
+        self._models = LastModels(home, identity.federation, budget.ledger, faults)
+        self._woken = asyncio.Event()
+        # Jobs that the coordinator is asked about next.
+        self._ask: set[str] = set()
+        # Jobs that wait for their owner.
+        self._waiting: set[str] = set()
+        self._handled: set[str] = set()
+        self._working = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is anything to do that does not wait for its owner."""
+        return self._working or self._woken.is_set()
+
+    @property
+    def handled(self) -> bool:
+        """Whether the corpus of any job came to its end, or to its owner, in this process."""
+        return bool(self._handled)
+
+    def keep(self, model: TrainedModel, reservation: int | None) -> None:
+        """The model of an attempt whose charge is in the ledger. In a thread; what the disk does not take is logged."""
+        try:
+            self._models.keep(model, reservation)
+        except OSError as error:
+            log.error("model_not_kept", job=model.job.name, round=model.round, error=str(error))
+
+    def connected(self) -> None:
+        """A session is open: whatever was left over is looked at."""
+        self._ask |= {*self._models.jobs(), *(each.job for each in corpora(self._home))}
+        if self._ask:
+            self._woken.set()
+
+    def finished(self, job: str) -> None:
+        """The job's last round is done."""
+        if (self._home / "synthesis" / job).exists() or (self._home / "corpora" / job).exists():
+            self._ask.add(job)
+            self._woken.set()
+
+    def renewed(self, identity: MemberIdentity) -> None:
+        """What statements are signed with from now on."""
+        self._identity = identity
+
+    async def run(
+        self,
+        link: Callable[[], Awaitable[Stub]],
+        broken: Callable[[object], Awaitable[None]],
+        idle: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Until cancelled. link, broken: as of `Asker`. idle: called whenever nothing is left to do for now."""
+        asker = Asker(link, broken)
+        while True:
+            self._working = True
+            self._woken.clear()
+            asked, self._ask = self._ask, set()
+            for job in sorted(asked | self._waiting):
+                await self._one(job, asker, anew=job in asked)
+            self._working = False
+            if not self._woken.is_set():
+                idle()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_SECONDS if self._waiting else None):
+                    await self._woken.wait()
+
+    async def _one(self, job: str, asker: Asker, *, anew: bool) -> None:
+        """One job's next step. What goes wrong with it is logged, and tried again with the next session."""
+        try:
+            await self._step(job, asker, anew=anew)
+            return
+        except NotServed as error:
+            log.warning("corpus_not_served", job=job, detail=str(error))
+        except PolicyRefusal as refusal:
+            log.error("corpus_failing", job=job, reason=word(refusal.reason), error=refusal.detail)
+        except (CorpusUnusable, OSError) as error:
+            log.error("corpus_failing", job=job, error=str(error))
+        except Exception as error:
+            # Of our own: the rounds of other jobs go on.
+            log.error("corpus_failing", job=job, error=str(error), exc_info=error)
+        self._waiting.discard(job)
+        self._handled.add(job)
+
+    async def _step(self, job: str, asker: Asker, *, anew: bool) -> None:
+        """anew: whether there may be a model, or an answer of the coordinator's, that was not there before; without it
+        only the owner's decision is looked for.
+        """
+        folder = CorpusFolder(self._home, job, self._faults)
+        state = folder.state()
+        kept = self._models.load(job, self._budget.paid) if anew else None
+        if state is not None and kept is not None and state.job_document != kept.model.job.digest():
+            # Of an earlier job of this name.
+            state = None
+        if state is not None and state.federation != self._identity.federation:
+            return
+        if state is None:
+            state = None if kept is None else await self._made(folder, kept, asker)
+            if state is None:
+                return
+        await self._settle(folder, state, asker)
+
+    async def _made(self, folder: CorpusFolder, kept: KeptModel, asker: Asker) -> CorpusState | None:
+        """The state after making; None where the coordinator wants none, for now or at all."""
+        job = kept.model.job
+        answer = await asker.status(pb.CorpusRef(job=job.name))
+        if answer.refused is not None or answer.complete:
+            detail = answer.detail or "one from this member is there already"
+            log.info("corpus_not_wanted", job=job.name, detail=detail)
+            return None
+        made, detail = None, ""
+        try:
+            # Once more: it may be another policy than the one that the model was trained under.
+            self._policy.check_job(job, federation=self._identity.federation)
+            made = await self._make(folder, kept)
+        except PolicyRefusal as refusal:
+            if refusal.reason in _FAILING:
+                raise
+            detail = refusal.detail
+        except NothingMade as error:
+            detail = str(error)
+        if made is None:
+            log.warning("corpus_withheld", job=job.name, why=detail)
+        state = CorpusState(
+            federation=self._identity.federation,
+            job=job.name,
+            job_document=job.digest(),
+            stage="withheld" if made is None else "made",
+            made=made,
+            detail=detail,
+        )
+        await asyncio.to_thread(folder.prepare)
+        await asyncio.to_thread(folder.write_state, state)
+        return state
+
+    async def _make(self, folder: CorpusFolder, kept: KeptModel) -> Made:
+        """Raises: NothingMade. PolicyRefusal: the ledger cannot be written. OSError, ValueError."""
+        histogram = await self._histogram(kept)
+        job, stopped = kept.model.job, threading.Event()
+
+        def progress(made: int, count: int) -> None:
+            if stopped.is_set():
+                raise MakingStopped
+            log.info("corpus_texts", job=job.name, made=made, of=count)
+
+        task = asyncio.create_task(
+            asyncio.to_thread(
+                made_corpus,
+                kept,
+                histogram,
+                folder,
+                federation=self._identity.federation,
+                member=self._identity.member,
+                random=self._random,
+                progress=progress,
+                faults=self._faults,
+            )
+        )
+        try:
+            made = await asyncio.shield(task)
+        except asyncio.CancelledError:
+            stopped.set()
+            await asyncio.gather(task, return_exceptions=True)
+            raise
+        log.info("corpus_made", job=job.name, rows=made.rows, bytes=made.bytes, file=str(folder.file))
+        return made
+
+    async def _histogram(self, kept: KeptModel) -> NoisedHistogram | None:
+        """The noised histogram that was paid for; None: labels stand there equally often.
+
+        Charged first, drawn second, kept third, used last: a kill in between costs the charge, and never makes one that
+        nobody paid for count.
+        """
+        job = kept.model.job
+        order = order_of(job)
+        if order is None or order.histogram_deviation is None:
+            return None
+        if (found := self._models.histogram(kept, self._budget.paid)) is not None:
+            return found
+        from edge_client.synthesis.labels import histogram_event
+
+        event = histogram_event(order.histogram_deviation, len(job.labels), self._budget.adjacency)
+        self._faults("histogram.charging")
+        try:
+            number = self._budget.charge_beside(
+                event, job, round=kept.model.round, version=kept.model.version, mechanism=HISTOGRAM
+            )
+        except PolicyRefusal as refusal:
+            if refusal.reason in _FAILING:
+                raise
+            log.warning("histogram_not_paid", job=job.name, why=refusal.detail, labels="in equal parts")
+            return None
+        self._faults("histogram.charged")
+        counts = await asyncio.to_thread(drawn_histogram, self._examples, job, order.histogram_deviation, self._random)
+        histogram = NoisedHistogram(
+            job_document=job.digest(), ledger=self._budget.ledger.hex(), reservation=number, counts=counts
+        )
+        await asyncio.to_thread(self._models.keep_histogram, job.name, histogram)
+        return histogram
+
+    # ---- consent, and what follows from it -----------------------------------------------------------------------
+
+    async def _settle(self, folder: CorpusFolder, state: CorpusState, asker: Asker) -> None:
+        """As far as the owner and the coordinator let it come."""
+        job = state.job
+        if state.stage == "made":
+            choice = self._choice(folder, state)
+            if choice is None:
+                if job not in self._waiting:
+                    self._waiting.add(job)
+                    self._handled.add(job)
+                    advice = (
+                        f"read it with `edge_client corpus show {job}`, then `edge_client corpus approve {job}` or "
+                    )
+                    log.warning("corpus_waits", job=job, file=str(folder.file), do=f"{advice}`corpus veto {job}`")
+                return
+            self._waiting.discard(job)
+            state = await self._vetoed(folder, state) if choice == "veto" else await self._sending(folder, state)
+        if state.stage == "sending":
+            state = await self._sent(folder, state, asker)
+        if state.stage in ("vetoed", "withheld") and not state.told:
+            # Whatever it answers, it was told.
+            await asker.status(pb.CorpusRef(job=job, declined=True))
+            state = state.model_copy(update={"told": True})
+            await asyncio.to_thread(folder.write_state, state)
+            log.info("corpus_declined", job=job, stage=state.stage)
+        if state.over:
+            await asyncio.to_thread(self._models.forget, job)
+            self._handled.add(job)
+
+    def _choice(self, folder: CorpusFolder, state: CorpusState) -> Choice | None:
+        """The owner's word on this file, and the policy's; either may veto. None: it waits."""
+        decided = folder.decision(state)
+        if self._policy.corpora == "never" or decided == "veto":
+            return "veto"
+        return "approve" if self._policy.corpora == "always" else decided
+
+    async def _vetoed(self, folder: CorpusFolder, state: CorpusState) -> CorpusState:
+        await asyncio.to_thread(folder.forget)
+        return await self._now(folder, state, stage="vetoed")
+
+    async def _sending(self, folder: CorpusFolder, state: CorpusState) -> CorpusState:
+        """The receipt first. Raises: CorpusUnusable: the file is not the one that was decided on. PolicyRefusal."""
+        await asyncio.to_thread(folder.texts, state)
+        self._budget.corpus_receipt(self._given(folder, state), SENDING)
+        self._faults("corpus.sending")
+        return await self._now(folder, state, stage="sending")
+
+    async def _sent(self, folder: CorpusFolder, state: CorpusState, asker: Asker) -> CorpusState:
+        data = await asyncio.to_thread(folder.texts, state)
+        answer = await asker.upload(data, folder.statement(state), self._identity)
+        self._faults("corpus.sent")
+        refused = answer.refused
+        outcome = "received" if refused is None else word(refused)
+        self._budget.corpus_receipt(self._given(folder, state), outcome)
+        if refused is None:
+            log.info("corpus_sent", job=state.job, bytes=len(data))
+            return await self._now(folder, state, stage="received")
+        log.error("corpus_refused", job=state.job, reason=outcome, detail=answer.detail)
+        return await self._now(folder, state, stage="refused", detail=f"{outcome}: {answer.detail}"[:2000])
+
+    async def _now(self, folder: CorpusFolder, state: CorpusState, **changed: str) -> CorpusState:
+        state = state.model_copy(update=changed)
+        await asyncio.to_thread(folder.write_state, state)
+        return state
+
+    def _given(self, folder: CorpusFolder, state: CorpusState) -> CorpusGiven:
+        statement, made = folder.statement(state), state.made
+        if made is None:
+            raise CorpusUnusable(f"no corpus of {state.job} was made")
+        return CorpusGiven(
+            job=state.job,
+            round=statement.round,
+            job_document=state.job_document,
+            version=statement.version,
+            mechanism=statement.mechanism,
+            trained=made.trained,
+            histogram=made.histogram,
+            corpus=made.corpus,
+            size=made.bytes,
+            rows=made.rows,
+            statement=made.statement,
+        )

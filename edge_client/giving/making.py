@@ -1,0 +1,130 @@
+"""A corpus out of a kept model: labels, texts, file, statement. What reads the member's data stands in one function.
+
+`drawn_histogram` alone looks at the data, at its labels, and its caller has charged for that. `made_corpus` reads the
+model, the noised histogram, the job's public words and fresh coins, and nothing else: that is what makes any amount of
+text cost nothing more (`edge_client.synthesis.training`).
+"""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+from edge_client.giving.folder import CorpusFolder, Made
+from edge_client.giving.models import KeptModel, NoisedHistogram
+from edge_client.privacy.faults import Faults, no_faults
+from tacit.corpus import CorpusOrder, CorpusStatement, LabelCount
+from tacit.job import JobDocument, JobSpec
+from tacit.model import RvaeModel
+
+if TYPE_CHECKING:
+    from edge_client.data import Example
+    from secure_agg import RandomSource
+
+__all__ = ["MakingStopped", "NothingMade", "drawn_histogram", "made_corpus", "order_of"]
+
+
+class MakingStopped(Exception):
+    """The client ends; what was sampled so far is thrown away."""
+
+
+class NothingMade(Exception):
+    """Every text that came was empty."""
+
+
+def order_of(job: JobDocument | JobSpec) -> CorpusOrder | None:
+    """What the job orders of its members; None where it orders nothing, or of its operator."""
+    return job.corpus if job.corpus is not None and job.corpus.source == "members" else None
+
+
+def drawn_histogram(
+    examples: "Sequence[Example]", job: JobDocument, deviation: float, random: "RandomSource"
+) -> tuple[int, ...]:
+    """How many examples have each of the job's labels, with noise. Charge `histogram_event` beforehand."""
+    import numpy as np
+
+    from edge_client.data import label_places
+    from edge_client.synthesis.labels import noised_histogram
+
+    places = label_places(examples, job.labels)
+    counts = np.bincount(places[places >= 0], minlength=len(job.labels)).astype(np.int64)
+    return tuple(int(each) for each in noised_histogram(counts, deviation, random))
+
+
+def made_corpus(
+    kept: KeptModel,
+    histogram: NoisedHistogram | None,
+    folder: CorpusFolder,
+    *,
+    federation: bytes,
+    member: str,
+    random: "RandomSource",
+    progress: Callable[[int, int], None] = lambda made, count: None,
+    faults: Faults = no_faults,
+) -> Made:
+    """Writes the file and its statement. In a thread; minutes for many texts. `progress` is told (texts made, of so
+    many), and ends it by raising `MakingStopped`.
+
+    Raises:
+        NothingMade: no row was left to write. ValueError: a model that cannot be sampled from. OSError.
+    """
+    import numpy as np
+    import torch
+
+    from edge_client.corpus import encoder_of, words_of
+    from edge_client.models import build_blank, load_shared
+    from edge_client.synthesis.model import Rvae
+    from edge_client.synthesis.sampling import Sampling, sample
+    from edge_client.synthesis.writing import write_corpus
+
+    model, job = kept.model, kept.model.job
+    order = order_of(job)
+    if order is None or not isinstance(job.model, RvaeModel):
+        raise ValueError(f"job {job.name} orders no text of its members")
+    torch.set_num_threads(1)
+    encoder = encoder_of(job, model.tokenizer)
+    module = build_blank(job.model, encoder.vocabulary_size, len(job.labels), encoder.pad_id)
+    if not isinstance(module, Rvae):
+        raise TypeError("an rvae job builds an Rvae")
+    load_shared(module, model.arrays)
+    words = words_of(job, model.tokenizer)
+    # All zeros are divided evenly.
+    counts = np.array(histogram.counts if histogram else (0,) * len(job.labels), dtype=np.int64)
+    sampling = Sampling(order.temperature, order.top_k, job.model.max_tokens)
+    texts = sample(module, words, counts, order.texts, random, sampling, progress)
+    folder.prepare()
+    written = write_corpus(folder.file, texts, job.labels, most_bytes=order.most_bytes, faults=faults)
+    if not written.rows:
+        folder.forget()
+        raise NothingMade(f"none of {order.texts} texts had a word that fits into {order.most_bytes} bytes")
+    data = folder.file.read_bytes()
+    rows = Counter(json.loads(line)["label"] for line in data.splitlines())
+    sound = job.model.variant == "sound" and kept.trained is not None
+    statement = CorpusStatement(
+        federation=federation,
+        job=job.name,
+        job_document=job.digest(),
+        member=member,
+        corpus=sha256(data).digest(),
+        bytes=len(data),
+        rows=written.rows,
+        labels=tuple(LabelCount(label=label, rows=rows[label]) for label in job.labels),
+        round=model.round,
+        version=model.version,
+        mechanism=job.mechanism.name,
+        variant=job.model.variant,
+        promise="differentially-private" if sound else "none",
+        histogram="noised" if histogram else "even",
+        made_ms=time.time_ns() // 1_000_000,
+    )
+    folder.write_statement(statement)
+    return Made(
+        corpus=statement.corpus,
+        bytes=len(data),
+        rows=written.rows,
+        statement=statement.digest(),
+        trained=kept.trained,
+        histogram=histogram.reservation if histogram else None,
+    )
