@@ -35,9 +35,10 @@ from tacit.instruments import Instrument, Instruments, Kind
 
 __all__ = ["INSTRUMENTS", "PREFIX", "Metrics", "MetricsServer", "watch_loop"]
 
-Channel = Literal["session", "masked", "blob"]
+Channel = Literal["session", "masked", "blob", "corpus"]
 Direction = Literal["in", "out"]
 Outcome = Literal["published", "abandoned"]
+CorpusOutcome = Literal["received", "declined", "refused"]
 CertificateKind = Literal["server", "authority", "next_authority"]
 
 PREFIX = "tacit_coordinator_"
@@ -142,6 +143,14 @@ INSTRUMENTS = (
         "Accuracy over the examples of the last sum, out of the masked vectors.",
         "ratio",
         ("job",),
+    ),
+    # ---- made-up text
+    Instrument(
+        "corpora",
+        "counter",
+        "Members' files of made-up text: received, declined by the member, or refused for what was in them.",
+        "files",
+        ("job", "outcome"),
     ),
     # ---- privacy, as members report it
     Instrument(
@@ -406,6 +415,10 @@ class Metrics:
         """The newest evaluation from outside."""
         self._of.set("evaluation_accuracy", accuracy, job=job)
         self._of.set("evaluation_loss", loss, job=job)
+
+    def corpus(self, job: str, outcome: CorpusOutcome) -> None:
+        """A member gave a file of made-up text that counts, declined to, or gave one that does not."""
+        self._of.add("corpora", job=job, outcome=outcome)
 
     def job_ended(self, job: str) -> None:
         """Nobody is ready for a job that is over. What members said of their privacy in it is forgotten; the figures of

@@ -20,6 +20,7 @@ from coordinator.rounds.effects import Status
 from coordinator.rounds.state import Aggregating, Parameters
 from coordinator.rounds.uploads import UploadDesk
 from coordinator.services.calls import Calls
+from coordinator.services.corpora import Corpora
 from coordinator.services.live import JobChange, LiveJob, OperatorRefused
 from coordinator.services.sessions import Session, Sessions
 from coordinator.storage import records
@@ -62,6 +63,7 @@ class Runtime:
         self.calls = Calls()
         self._verification = verification = Verification(root)
         self._federation = verification.trust.federation
+        self.corpora = Corpora(database, store, metrics, self._federation, None if spool is None else spool / "corpora")
         self._verify, self._key_of = verification.verify, verification.key_of
         # Of members whose advertisement was accepted: what a roster by digest stands for.
         self.certificate_of = verification.certificate_of
@@ -80,6 +82,7 @@ class Runtime:
     async def stop(self) -> None:
         """Ends every driver. What is under way is lost, as in a crash; the next start says so."""
         await asyncio.gather(*(driver.stop() for driver in self.drivers.values()))
+        await self.corpora.stop()
 
     async def _start_job(self, stored: records.StoredJob) -> None:
         job = JobDocument.from_json(

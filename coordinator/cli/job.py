@@ -20,6 +20,7 @@ from coordinator.cli.common import (
     run,
     table,
 )
+from coordinator.cli.corpora import corpora
 from tacit.console import ExitCode, fail, print_json
 
 if TYPE_CHECKING:
@@ -189,6 +190,9 @@ def abort(name: Name, yes: Yes = False, operator: Operator = None, folder: Dir =
     where = operator_folder(operator, folder)
     confirm(f"Abort {name}? It cannot be resumed; its versions stay.", yes)
     _change(name, "ABORT", where, as_json, f"Job {name} is aborted.")
+
+
+app.command()(corpora)
 
 
 async def _optimiser_of(stub: "OperatorServiceStub", document: bytes) -> "ServerOptimiser | None":

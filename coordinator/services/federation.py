@@ -30,6 +30,7 @@ from coordinator.rounds.effects import Status
 from coordinator.rounds.uploads import Receipt
 from coordinator.runtime import Runtime
 from coordinator.services import sessions
+from coordinator.services.corpora import MOST_CHUNK, CorpusReceipt, Offer
 from coordinator.services.credentials import is_trusted, peer
 from coordinator.services.renewal import RenewalRefused, Renewals
 from coordinator.services.turns import Turns
@@ -580,6 +581,54 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
             self._metrics.carried("in", "masked", len(data))
             yield data
             del data
+
+    # ---- made-up text ---------------------------------------------------------------------------------------------
+
+    async def CorpusStatus(  # noqa: N802
+        self, request: pb.CorpusRef, context: Context
+    ) -> pb.CorpusReceipt:
+        """Whether this member's file is wanted, how far it is, or that there will be none."""
+        async with self._caller(context) as member, come_again(context, member=member):
+            corpora = self._runtime.corpora
+            if request.declined:
+                return _corpus_receipt(await corpora.decline(request.job, member))
+            if not request.digest:
+                return _corpus_receipt(await corpora.wanted(request.job, member))
+            return _corpus_receipt(await corpora.arrived(request.job, member, request.digest, request.size))
+
+    async def UploadCorpus(  # noqa: N802
+        self, _: AsyncIterator[pb.CorpusUpload], context: Context
+    ) -> pb.CorpusReceipt:
+        """(The rest of) this member's file."""
+        certificate = await self._certificate(context)
+        member = certificate.identity.name
+        async with self._under_way(member, context), come_again(context, member=member):
+            first = await context.read()
+            if first is EOF or first.WhichOneof("part") != "header":
+                await abort_with(context, Reason.REASON_MESSAGE_MALFORMED, "an upload begins with its header")
+            header = first.header
+            offer = Offer(header.ref.job, header.ref.digest, header.ref.size, header.statement, header.signature)
+            return _corpus_receipt(
+                await self._runtime.corpora.take(offer, certificate, header.offset, self._corpus_chunks(context))
+            )
+
+    async def _corpus_chunks(self, context: Context) -> AsyncIterator[bytes]:
+        while True:
+            async with self._receiving.turn():
+                part = await context.read()
+            if part is EOF:
+                return
+            if part.WhichOneof("part") != "data" or len(part.data) > MOST_CHUNK:
+                detail = f"behind the header of an upload come chunks of up to {MOST_CHUNK} bytes"
+                await abort_with(context, Reason.REASON_MESSAGE_MALFORMED, detail)
+            self._metrics.carried("in", "corpus", len(part.data))
+            yield part.data
+
+
+def _corpus_receipt(receipt: CorpusReceipt) -> pb.CorpusReceipt:
+    return pb.CorpusReceipt(
+        received=receipt.received, complete=receipt.complete, reason=receipt.reason, detail=receipt.detail
+    )
 
 
 def _receipt(receipt: Receipt) -> pb.MaskedUploadReceipt:

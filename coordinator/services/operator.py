@@ -22,6 +22,7 @@ import structlog
 from cryptography import x509
 
 from coordinator.authority import Anchors
+from coordinator.corpus_rules import ordered_of_members
 from coordinator.metrics import Metrics
 from coordinator.services.job_check import check_job
 from coordinator.services.live import JobChange, Live, OperatorRefused
@@ -42,6 +43,7 @@ from coordinator.storage.errors import (
 from tacit import __version__
 from tacit.blobs import CHUNK
 from tacit.identity import name_is_valid
+from tacit.job import JobDocument
 from tacit.reason import Reason, from_word
 from tacit.status import abort_with
 from tacit.token import JoinToken, secret_hash
@@ -61,6 +63,8 @@ MAX_ROUNDS_BYTES = 8 * 1024 * 1024
 # Entries of the journal: asked of the database in one go, and bytes of a message. One entry names a whole cohort.
 JOURNAL_PAGE = 500
 JOURNAL_BYTES = 512 * 1024
+# Of a message with members' answers, each of which brings its statement and certificate.
+CORPORA_BYTES = 512 * 1024
 # An operator that follows a job fetches each version once; asking again within the hour is the same fetching.
 FETCHED_AGAIN_MS = 3600 * 1000
 MIN_INVITATION_SECONDS = 60
@@ -255,9 +259,12 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             total = await asyncio.to_thread(self._store.size, request.digest)
             offset = request.offset
             now_ms = self._now_ms()
-            await self._database.run(
-                lambda s: records.note_fetched(s, request.digest, now_ms, FETCHED_AGAIN_MS, by=operator)
-            )
+
+            def noted(s: records.Session) -> None:
+                records.note_fetched(s, request.digest, now_ms, FETCHED_AGAIN_MS, by=operator)
+                records.note_corpus_fetched(s, request.digest, now_ms, FETCHED_AGAIN_MS, by=operator)
+
+            await self._database.run(noted)
             while True:
                 data = await asyncio.to_thread(self._store.read, request.digest, offset, CHUNK)
                 yield federation_pb2.BlobChunk(offset=offset, total=total, data=data)
@@ -326,6 +333,33 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             self._touch()
             log.info("evaluation_recorded", job=request.job, number=given.version_number, operator=operator)
             return operator_pb2.RecordEvaluationResponse()
+
+    # ---- made-up text --------------------------------------------------------------------------------------
+
+    async def ListCorpora(
+        self, request: operator_pb2.ListCorporaRequest, context: Context
+    ) -> AsyncIterator[operator_pb2.CorporaPage]:
+        """Every member that took part in the job, with its answer if there is one."""
+        async with self._call(context):
+
+            def read(
+                s: records.Session,
+            ) -> tuple[records.StoredJob, frozenset[str], list[records.StoredCorpus]]:
+                job = records.load_job(s, request.job)
+                return job, records.took_part(s, job.name), records.corpora(s, job.name)
+
+            job, took_part, answers = await self._database.run(read)
+            document = JobDocument.from_json(
+                await asyncio.to_thread(self._store.get, job.document), what=f"the document of {job.name}"
+            )
+            if ordered_of_members(document) is None:
+                detail = f"job {job.name} orders no made-up text of its members; a job that does says so under [corpus]"
+                raise OperatorRefused(Reason.REASON_UNSPECIFIED, detail)
+            awaited = took_part - {answer.member for answer in answers}
+            corpora = [_corpus(answer) for answer in answers]
+            corpora += [operator_pb2.MemberCorpus(member=member) for member in awaited]
+            for page in _corpora_pages(job, sorted(corpora, key=lambda corpus: corpus.member)):
+                yield page
 
     # ---- the journal ---------------------------------------------------------------------------------------
 
@@ -469,6 +503,34 @@ def _pages(entries: Sequence[records.JournalEntry]) -> Iterator[operator_pb2.Jou
             yield page
             page, room = operator_pb2.JournalPage(), JOURNAL_BYTES - message.ByteSize()
         page.entries.append(message)
+    yield page
+
+
+def _corpus(answer: records.StoredCorpus) -> operator_pb2.MemberCorpus:
+    return operator_pb2.MemberCorpus(
+        member=answer.member,
+        digest=answer.digest or b"",
+        declined=answer.digest is None,
+        size=answer.size,
+        rows=answer.rows,
+        statement=answer.statement,
+        signature=answer.signature,
+        certificate=answer.certificate,
+        at_ms=answer.at_ms,
+    )
+
+
+def _corpora_pages(
+    job: records.StoredJob, corpora: Sequence[operator_pb2.MemberCorpus]
+) -> Iterator[operator_pb2.CorporaPage]:
+    page, room = operator_pb2.CorporaPage(status=_STATUS[job.status], document=job.document), CORPORA_BYTES
+    for corpus in corpora:
+        room -= corpus.ByteSize()
+        if room < 0 and page.corpora:
+            yield page
+            page = operator_pb2.CorporaPage(status=_STATUS[job.status], document=job.document)
+            room = CORPORA_BYTES - corpus.ByteSize()
+        page.corpora.append(corpus)
     yield page
 
 

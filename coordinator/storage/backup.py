@@ -3,7 +3,7 @@
     FOLDER/                            0700
       snapshot-TIME-DIGEST.json        `Manifest`: what belongs to one backup; DIGEST begins the SHA-256 of the file
       parts/SHA256                     the rows of a table, one JSON list a line
-      blobs/ab/SHA256                  a document, a version, a server optimiser's state, a tokenizer
+      blobs/ab/SHA256                  a document, a version, a server optimiser's state, a tokenizer, a corpus
       keys/SHA256                      0600: the coordinator's configuration and keys, where they were asked for
 
 Every part is named by its digest, so what is there already is not written again, and several snapshots share what they
@@ -367,6 +367,11 @@ def _named(connection: Connection, store: BlobStore, allow_missing: bool) -> Ite
     # A database of older software has none.
     if (states := tables.get("server_states")) is not None:
         for (digest,) in connection.execute(select(states.c.digest).order_by(*states.primary_key.columns)):
+            yield bytes(digest)
+    if (given := tables.get("corpora")) is not None:
+        # Replaced ones, too: their rows say where they came from, and that must stay checkable.
+        kept = select(given.c.digest).where(given.c.digest.is_not(None)).order_by(given.c.id)
+        for (digest,) in connection.execute(kept):
             yield bytes(digest)
 
 

@@ -11,6 +11,7 @@ used twice, two open rounds or attempts in one job, a digest of another length, 
     jobs 1 --- n rounds 1 --- n attempts 1 --- n dropouts
          1 --- n versions 1 --- n evaluations
                           1 --- n server_states
+    jobs, members 1 --- n corpora                                 made-up text: given or declined; the newest counts
     journal                                                       who did what, when; only ever appended to
 """
 
@@ -37,6 +38,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 __all__ = [
     "AttemptRow",
     "Base",
+    "CorpusRow",
     "DropoutRow",
     "EvaluationRow",
     "JobRow",
@@ -341,6 +343,50 @@ class EvaluationRow(Base):
     # SHA-256 of the file of examples, so that only like is compared with like.
     data: Mapped[bytes | None] = mapped_column(LargeBinary(32))
     at_ms: Mapped[int] = mapped_column(BigInteger)
+
+
+class CorpusRow(Base):
+    """A member's answer to a job that orders made-up text: a file with where it comes from, or that it gives none away.
+
+    Of a member and job one counts, the one that none replaced; those before it stay as history.
+    """
+
+    __tablename__ = "corpora"
+    __table_args__ = (
+        _digest_check("digest"),
+        CheckConstraint("(received_ms IS NULL) <> (declined_ms IS NULL)", name="received_or_declined"),
+        CheckConstraint(
+            "received_ms IS NULL OR (digest IS NOT NULL AND size > 0 AND row_count > 0 AND statement IS NOT NULL "
+            "AND signature IS NOT NULL AND certificate IS NOT NULL)",
+            name="received_whole",
+        ),
+        CheckConstraint("declined_ms IS NULL OR digest IS NULL", name="declined_without_file"),
+        Index(
+            "uq_corpora_one_counts",
+            "job",
+            "member",
+            unique=True,
+            sqlite_where=text("replaced_ms IS NULL"),
+            postgresql_where=text("replaced_ms IS NULL"),
+        ),
+        Index("ix_corpora_digest", "digest"),
+    )
+
+    id: Mapped[int] = mapped_column(_Serial, primary_key=True)
+    job: Mapped[str] = mapped_column(ForeignKey(JobRow.name))
+    member: Mapped[str] = mapped_column(ForeignKey(MemberRow.name))
+    # SHA-256 of the file, which is a blob.
+    digest: Mapped[bytes | None] = mapped_column(LargeBinary(32))
+    size: Mapped[int | None] = mapped_column(BigInteger)
+    row_count: Mapped[int | None] = mapped_column(Integer)
+    # `tacit.corpus.CorpusStatement`, canonical, and the signature over it.
+    statement: Mapped[bytes | None] = mapped_column(LargeBinary)
+    signature: Mapped[bytes | None] = mapped_column(LargeBinary)
+    # DER, of the key that signed: the member may have another by the time that somebody asks.
+    certificate: Mapped[bytes | None] = mapped_column(LargeBinary)
+    received_ms: Mapped[int | None] = mapped_column(BigInteger)
+    declined_ms: Mapped[int | None] = mapped_column(BigInteger)
+    replaced_ms: Mapped[int | None] = mapped_column(BigInteger)
 
 
 class JournalRow(Base):

@@ -1,4 +1,4 @@
-"""Everything that is stored in rows, in one place to import from: `members`, `jobs`, `journal`.
+"""Everything that is stored in rows, in one place to import from: `members`, `jobs`, `corpora`, `journal`.
 
 Functions take a session, work inside the caller's transaction (`Database.run`), and return frozen
 dataclasses. The time comes from outside, in milliseconds. Every administrative act and every outcome leaves
@@ -23,6 +23,19 @@ from coordinator.storage.certificates import (
     served,
 )
 from coordinator.storage.chain import canonical_fields
+from coordinator.storage.corpora import (
+    CorpusOffered,
+    CorpusStanding,
+    StoredCorpus,
+    corpora,
+    corpus_of,
+    corpus_standing,
+    decline_corpus,
+    keep_corpus,
+    note_corpus_fetched,
+    took_part,
+    trained_from,
+)
 from coordinator.storage.errors import (
     JobExists,
     NameTaken,
@@ -72,6 +85,8 @@ from coordinator.storage.members import (
 
 __all__ = [
     "AttemptKey",
+    "CorpusOffered",
+    "CorpusStanding",
     "DatabaseTokenDesk",
     "Head",
     "JobExists",
@@ -87,6 +102,7 @@ __all__ = [
     "Session",
     "StorageError",
     "StoredAttempt",
+    "StoredCorpus",
     "StoredDropout",
     "StoredEvaluation",
     "StoredJob",
@@ -98,7 +114,11 @@ __all__ = [
     "TokenWithdrawn",
     "abandon_open_attempts",
     "canonical_fields",
+    "corpora",
+    "corpus_of",
+    "corpus_standing",
     "create_job",
+    "decline_corpus",
     "end_attempt",
     "end_round",
     "enrolled",
@@ -106,6 +126,7 @@ __all__ = [
     "heard_ledger",
     "invite",
     "journal",
+    "keep_corpus",
     "keep_next",
     "let_in",
     "load_job",
@@ -115,6 +136,7 @@ __all__ = [
     "member_certificates",
     "members",
     "note",
+    "note_corpus_fetched",
     "note_fetched",
     "note_seldom",
     "open_attempt",
@@ -130,5 +152,7 @@ __all__ = [
     "rounds",
     "served",
     "set_job_status",
+    "took_part",
+    "trained_from",
     "versions",
 ]

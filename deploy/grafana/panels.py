@@ -296,6 +296,19 @@ _PRIVACY = Row(
     ),
 )
 
+_CORPORA = Row(
+    "Made-up text",
+    (
+        Panel(
+            "Members' files of made-up text",
+            "Of jobs that order them, since the coordinator's start. Who gave one: coordinator job corpora JOB.",
+            "none",
+            (Query(f"sum by (job, outcome) ({_c('corpora_total')})", "{{job}}, {{outcome}}"),),
+            width=24,
+        ),
+    ),
+)
+
 _MEMBERS = Row(
     "Members and certificates",
     (
@@ -508,7 +521,7 @@ COORDINATOR = Board(
         Variable("instance", "Coordinator", _C + "build_info"),
         Variable("job", "Job", _C + "model_version"),
     ),
-    rows=(_OVERVIEW, _ROUNDS, _DROPOUT, _PRIVACY, _MEMBERS, _COST, _TRAFFIC, _HEALTH),
+    rows=(_OVERVIEW, _ROUNDS, _DROPOUT, _PRIVACY, _CORPORA, _MEMBERS, _COST, _TRAFFIC, _HEALTH),
 )
 
 

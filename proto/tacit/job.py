@@ -71,6 +71,7 @@ __all__ = [
     "JobDocument",
     "JobSpec",
     "PrivateStart",
+    "PublicStart",
     "Rounds",
     "Training",
     "VocabularyFile",
@@ -116,6 +117,20 @@ class VocabularyFile(Part):
     file: str
     # A table in GloVe's text form (word, then numbers) to start the embedding from; its width must be the model's.
     pretrained: str | None = None
+
+
+class PublicStart(Part):
+    """Public text that the starting weights of a model are trained on when the job is bundled: on the operator's
+    machine, before any member is asked, so that it costs nobody anything.
+    """
+
+    # One text a line, plain or .gz; it must be public: what is learnt of it goes to every member.
+    file: str
+    # So many of its first lines that are not empty.
+    texts: int = Field(default=6000, ge=1, le=1_000_000)
+    epochs: int = Field(default=2, ge=1, le=100)
+    batch: int = Field(default=32, ge=1, le=4096)
+    learning_rate: float = Field(default=0.005, gt=0, le=1)
 
 
 class Training(Part):
@@ -489,8 +504,13 @@ class _JobBody(Document):
 class JobSpec(_JobBody):
     """A job as the operator writes it: `coordinator job bundle job.toml`."""
 
+    # Members get the weights that come of it, and not the text.
+    start: PublicStart | None = None
+
     @model_validator(mode="after")
     def _layout(self) -> Self:
+        if self.start is not None and not isinstance(self.model, RvaeModel):
+            raise ValueError("start: only a model of architecture rvae learns from text without labels; leave it out")
         if isinstance(self.model, PromptedModel):
             if self.model.base is None:
                 raise ValueError(

@@ -10,6 +10,7 @@ from coordinator.storage import records
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.database import Database
 from coordinator.storage.members import record_certificate, spend_token
+from coordinator.storage.models import CorpusRow
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
 
@@ -89,6 +90,17 @@ def fill(database: Database, store: BlobStore, name: str = "desk", *, rounds: in
         records.open_attempt(s, name, rounds + 1, rounds + 1, members[:2], _NOW_MS)
 
     database.run_now(open_one)
+
+    def answers(s: records.Session) -> None:
+        # As of a job that is over, which this one is not yet: what is stored is what counts here.
+        for member, text, replaced in ((members[0], b"first", 1), (members[0], b"second", None)):
+            row = CorpusRow(job=name, member=member, digest=store.put(text), size=len(text), row_count=1)
+            row.statement, row.signature, row.certificate = b"statement", b"signature", b"certificate"
+            row.received_ms, row.replaced_ms = _NOW_MS, replaced
+            s.add(row)
+        s.add(CorpusRow(job=name, member=members[1], declined_ms=_NOW_MS))
+
+    database.run_now(answers)
     key, issuer = hashlib.sha256(name.encode()).digest(), b"i" * 32
     database.run_now(
         lambda s: records.record_operator(s, "op", key, expires_ms=_LATER_MS, issuer=issuer, now_ms=_NOW_MS, by="op")

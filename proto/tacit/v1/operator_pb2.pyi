@@ -345,3 +345,41 @@ class JournalEntry(_message.Message):
     fields: str
     hash: bytes
     def __init__(self, id: _Optional[int] = ..., at_ms: _Optional[int] = ..., kind: _Optional[str] = ..., subject: _Optional[str] = ..., fields: _Optional[str] = ..., hash: _Optional[bytes] = ...) -> None: ...
+
+class ListCorporaRequest(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    def __init__(self, job: _Optional[str] = ...) -> None: ...
+
+class CorporaPage(_message.Message):
+    __slots__ = ("status", "document", "corpora")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    CORPORA_FIELD_NUMBER: _ClassVar[int]
+    status: JobStatus
+    document: bytes
+    corpora: _containers.RepeatedCompositeFieldContainer[MemberCorpus]
+    def __init__(self, status: _Optional[_Union[JobStatus, str]] = ..., document: _Optional[bytes] = ..., corpora: _Optional[_Iterable[_Union[MemberCorpus, _Mapping]]] = ...) -> None: ...
+
+class MemberCorpus(_message.Message):
+    __slots__ = ("member", "digest", "declined", "size", "rows", "statement", "signature", "certificate", "at_ms")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    DECLINED_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    STATEMENT_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    AT_MS_FIELD_NUMBER: _ClassVar[int]
+    member: str
+    digest: bytes
+    declined: bool
+    size: int
+    rows: int
+    statement: bytes
+    signature: bytes
+    certificate: bytes
+    at_ms: int
+    def __init__(self, member: _Optional[str] = ..., digest: _Optional[bytes] = ..., declined: _Optional[bool] = ..., size: _Optional[int] = ..., rows: _Optional[int] = ..., statement: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., at_ms: _Optional[int] = ...) -> None: ...

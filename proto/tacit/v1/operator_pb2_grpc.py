@@ -96,6 +96,11 @@ class OperatorServiceStub:
                 request_serializer=tacit_dot_v1_dot_operator__pb2.RecordEvaluationRequest.SerializeToString,
                 response_deserializer=tacit_dot_v1_dot_operator__pb2.RecordEvaluationResponse.FromString,
                 _registered_method=True)
+        self.ListCorpora = channel.unary_stream(
+                '/tacit.v1.OperatorService/ListCorpora',
+                request_serializer=tacit_dot_v1_dot_operator__pb2.ListCorporaRequest.SerializeToString,
+                response_deserializer=tacit_dot_v1_dot_operator__pb2.CorporaPage.FromString,
+                _registered_method=True)
         self.ReadJournal = channel.unary_stream(
                 '/tacit.v1.OperatorService/ReadJournal',
                 request_serializer=tacit_dot_v1_dot_operator__pb2.ReadJournalRequest.SerializeToString,
@@ -180,6 +185,14 @@ class OperatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListCorpora(self, request, context):
+        """Made-up text that the job orders of its members: who gave a file, who gives none, who is still awaited. The files
+        themselves are blobs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ReadJournal(self, request, context):
         """The audit journal in order, page by page, as far as it went when the call began. Whoever reads it verifies it.
         """
@@ -249,6 +262,11 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.RecordEvaluation,
                     request_deserializer=tacit_dot_v1_dot_operator__pb2.RecordEvaluationRequest.FromString,
                     response_serializer=tacit_dot_v1_dot_operator__pb2.RecordEvaluationResponse.SerializeToString,
+            ),
+            'ListCorpora': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListCorpora,
+                    request_deserializer=tacit_dot_v1_dot_operator__pb2.ListCorporaRequest.FromString,
+                    response_serializer=tacit_dot_v1_dot_operator__pb2.CorporaPage.SerializeToString,
             ),
             'ReadJournal': grpc.unary_stream_rpc_method_handler(
                     servicer.ReadJournal,
@@ -581,6 +599,33 @@ class OperatorService:
             '/tacit.v1.OperatorService/RecordEvaluation',
             tacit_dot_v1_dot_operator__pb2.RecordEvaluationRequest.SerializeToString,
             tacit_dot_v1_dot_operator__pb2.RecordEvaluationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListCorpora(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tacit.v1.OperatorService/ListCorpora',
+            tacit_dot_v1_dot_operator__pb2.ListCorporaRequest.SerializeToString,
+            tacit_dot_v1_dot_operator__pb2.CorporaPage.FromString,
             options,
             channel_credentials,
             insecure,

@@ -36,7 +36,7 @@ def said(**changes):
         ),
         (
             {"model": {"hidden": 3}},
-            "model.hidden: textcnn has no such key (bilstm has); check its spelling, or architecture",
+            "model.hidden: textcnn has no such key (bilstm, rvae have); check its spelling, or architecture",
         ),
         (
             {"model": {"config": {}, "base": "x"}},
@@ -68,7 +68,7 @@ def said(**changes):
         ({"method": 3}, f"method: must be a table of keys, not a number; give it name = one of {METHODS}"),
         (
             {"model": {"architecture": "cnn"}},
-            "model.architecture: 'cnn' is none of textcnn, bilstm, transformer, prompted",
+            "model.architecture: 'cnn' is none of textcnn, bilstm, transformer, prompted, rvae",
         ),
         ({"model": "bilstm"}, 'model: must be a table of keys, not text; give it architecture = "bilstm"'),
         ({"rounds": [1]}, "rounds: must be a table of keys, not a list"),

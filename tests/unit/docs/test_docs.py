@@ -19,10 +19,11 @@ from edge_client.privacy.policy import Policy, PolicyRefusal
 from export.bundle import make_job_bundle
 from secure_agg import COMPLETE_GRAPH_LIMIT
 from tacit.console import ExitCode
-from tacit.job import Aggregation, Deadlines, JobSpec, Rounds, Training, VocabularyFile, promise_of
+from tacit.corpus import CorpusOrder
+from tacit.job import Aggregation, Deadlines, JobSpec, PublicStart, Rounds, Training, VocabularyFile, promise_of
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, Mechanism, NoMechanism
 from tacit.method import FedAvg, FedProx, FedRecon, FedVocab, LgFedAvg, Local, Method, OwnVocabulary
-from tacit.model import BiLSTMModel, Model, PromptedModel, TextCNNModel, TransformerModel
+from tacit.model import BiLSTMModel, Model, PromptedModel, RvaeModel, TextCNNModel, TransformerModel
 from tacit.prompt import PromptTuning
 from tacit.reason import Reason, sentence, word
 from tacit.server_optimiser import (
@@ -130,6 +131,9 @@ JOB_TABLES: dict[str, type[BaseModel]] = {
     "[model] bilstm": BiLSTMModel,
     "[model] transformer": TransformerModel,
     "[model] prompted": PromptedModel,
+    "[model] rvae": RvaeModel,
+    "[start]": PublicStart,
+    "[corpus]": CorpusOrder,
     "[method] fedprox": FedProx,
     "[method] lg-fedavg": LgFedAvg,
     "[method] fedrecon": FedRecon,
@@ -169,11 +173,11 @@ def test_every_table_of_a_job_has_a_section():
                 yield from nested(field.annotation)
 
     mechanisms = {DpSgd, GaussianUpdate, LaplaceUpdate, DistributedGaussian}
-    models = {TextCNNModel, BiLSTMModel, TransformerModel, PromptedModel}
+    models = {TextCNNModel, BiLSTMModel, TransformerModel, PromptedModel, RvaeModel}
     # Tables of a kind that is told by its name or its keys; some have no key but the name.
     methods = {FedProx, LgFedAvg, FedRecon, FedVocab}
     servers = {FedAvgServer, FedAvgMServer, FedAdagradServer, FedAdamServer, FedYogiServer}
-    tagged = mechanisms | models | methods | servers | {VocabularyFile, OwnVocabulary}
+    tagged = mechanisms | models | methods | servers | {VocabularyFile, OwnVocabulary, PublicStart, CorpusOrder}
     assert set(nested(JobSpec)) | tagged == set(JOB_TABLES.values())
     assert {*get_args(get_args(Mechanism)[0])} == mechanisms | {NoMechanism}
     assert {*get_args(get_args(Model)[0])} == models

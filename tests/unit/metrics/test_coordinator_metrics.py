@@ -30,6 +30,7 @@ def everything(metrics: Metrics) -> None:
     metrics.training_window_extended("desk")
     metrics.version_published("desk", 2)
     metrics.groups("desk", "combined", 3)
+    metrics.corpus("desk", "declined")
     metrics.training("desk", loss=0.5, accuracy=0.75)
     metrics.evaluation("desk", accuracy=0.8, loss=0.4)
     metrics.members_connected(7)
@@ -137,6 +138,7 @@ def test_everything_that_happens_is_counted(metrics):
     assert value("members_connected") == 7
     assert value("members_ready", job="desk") == 5
     assert value("bytes_total", direction="in", channel="masked") == 1024
+    assert value("corpora_total", job="desk", outcome="declined") == 1
     assert value("enrolments_total", outcome="granted") == 1
     assert value("build_info", version="0.1.0") == 1
     metrics.job_ended("desk")

@@ -112,7 +112,9 @@ def test_all_of_one_database_comes_back_in_another(database, database_url, store
     named = {job.digest(), *job.blobs, *(row[2] for row in before["versions"])}
     states = {row[3] for row in before["server_states"]}
     assert len(states) == 4
-    named |= states
+    files = {row[3] for row in before["corpora"] if row[3] is not None}
+    assert len(files) == 2
+    named |= states | files
     assert {part.sha256 for part in newest.manifest.blobs} == named
     assert all(elsewhere.get(digest) for digest in named)
     # It can be written to: numbers given by the database go on, too.
@@ -400,7 +402,7 @@ def test_a_backup_of_newer_software_is_refused(filled, store, folder, tmp_path):
         restored(newer, f"sqlite:///{tmp_path / 'restored.db'}")
 
 
-@pytest.mark.parametrize("revision", ["0003", "0004", "0005"])
+@pytest.mark.parametrize("revision", ["0003", "0004", "0005", "0006"])
 def test_a_backup_of_an_older_schema_is_brought_up_to_date(filled, store, folder, target_url, tmp_path, revision):
     """The same rows, in a database as older software left it."""
     older = f"sqlite:///{tmp_path / 'older.db'}"

@@ -1,0 +1,77 @@
+"""A finished job that orders made-up text of its members, their files, and what they say of them."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from coordinator.storage import records
+from tacit.corpus import CorpusOrder, CorpusStatement, LabelCount
+from tacit.job import JobDocument
+from tacit.mechanism import DpSgd
+from tacit.model import RvaeModel
+from tests.support.fleet import job_document
+
+__all__ = ["corpus_file", "finished_job", "ordering_job", "statement_of"]
+
+# The round whose training all statements here are about, and the version that it made.
+ROUND, VERSION = 1, bytes([7]) * 32
+
+
+def ordering_job(*, order: CorpusOrder | None = CorpusOrder(), **changes: Any) -> JobDocument:  # noqa: B008
+    """A job of a small rvae with the labels a and b, under dp-sgd unless told otherwise."""
+    keys: dict[str, Any] = {"model": RvaeModel(), "mechanism": DpSgd(noise_multiplier=1.0), "corpus": order}
+    return JobDocument.model_validate({**dict(job_document()), **keys, **changes})
+
+
+def corpus_file(rows: Iterable[tuple[str, str]]) -> bytes:
+    """A file of (text, label)."""
+    return b"".join(
+        json.dumps({"text": text, "label": label}, ensure_ascii=False).encode() + b"\n" for text, label in rows
+    )
+
+
+def statement_of(data: bytes, job: JobDocument, *, federation: bytes, member: str, **changes: Any) -> CorpusStatement:
+    """What an honest member says of a file, but for the changes."""
+    labels = [json.loads(line)["label"] for line in data.splitlines()]
+    said: dict[str, Any] = {
+        "federation": federation,
+        "job": job.name,
+        "job_document": job.digest(),
+        "member": member,
+        "corpus": hashlib.sha256(data).digest(),
+        "bytes": len(data),
+        "rows": len(labels),
+        "labels": tuple(LabelCount(label=label, rows=labels.count(label)) for label in job.labels),
+        "round": ROUND,
+        "version": job.weights,
+        "mechanism": job.mechanism.name,
+        "variant": "sound",
+        "promise": "differentially-private",
+        "histogram": "even",
+        "made_ms": 5,
+    }
+    return CorpusStatement.model_validate(said | changes)
+
+
+def finished_job(
+    s: records.Session,
+    document: JobDocument,
+    survivors: Iterable[str],
+    status: records.JobStatus = records.JobStatus.FINISHED,
+    *,
+    outcome: records.Outcome = "published",
+) -> None:
+    """Writes a job of one round with one attempt, in which these survived. Its document and weights are blobs."""
+    name = document.name
+    records.create_job(s, name=name, document=document.digest(), rounds_total=1, version=document.weights, now_ms=1)
+    records.open_round(s, name, ROUND, 2)
+    members, published = list(survivors), outcome == "published"
+    records.open_attempt(s, name, ROUND, 1, members, 3)
+    version = VERSION if published else None
+    records.end_attempt(s, name, ROUND, 1, outcome, None, "", members, (), None, version, None, 4)
+    if published:
+        records.publish_version(s, name, 1, VERSION, ROUND, 4)
+    records.end_round(s, name, ROUND, outcome, None, 5)
+    if status is not records.JobStatus.RUNNING:
+        records.set_job_status(s, name, status, None, 6)

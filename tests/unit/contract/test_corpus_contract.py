@@ -1,0 +1,126 @@
+"""What a job orders of made-up text, and what a member says of its file: refusals, and bytes that stay."""
+
+import hashlib
+
+import pytest
+from pydantic import ValidationError
+
+from tacit.corpus import MOST_CORPUS_BYTES, CorpusOrder, CorpusStatement, signed_bytes
+from tacit.documents import DocumentInvalid, sentence_of
+from tacit.job import JobDocument, JobSpec
+from tacit.model import RvaeModel
+from tests.support.fleet import job_document
+from tests.support.ordered_corpora import corpus_file, ordering_job, statement_of
+
+WORDS = {"kind": "words", "file": "words.txt"}
+JOB = {"schema": 1, "name": "desk", "labels": ["a", "b"], "vocabulary": WORDS, "model": {"architecture": "rvae"}}
+FILE = corpus_file([("good", "a"), ("bad", "b"), ("worse", "b")])
+FEDERATION = bytes([9]) * 32
+
+
+def said(**changes):
+    with pytest.raises(ValidationError) as refused:
+        JobSpec.model_validate(JOB | changes)
+    return sentence_of(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"model": {"architecture": "textcnn"}, "corpus": {}},
+            "corpus: only a model of architecture rvae makes text up; leave this table out",
+        ),
+        (
+            {"vocabulary": {"kind": "wordpiece", "file": "vocab.txt"}},
+            'vocabulary: an rvae writes words of a public list; name its file, with kind = "words" (a member\'s own '
+            "words would be written into what it gives away)",
+        ),
+        ({"method": "fedvocab", "vocabulary": {}}, "vocabulary: an rvae writes words of a public list"),
+        ({"method": "fedvocab"}, "method: fedvocab is for classifiers; an rvae takes fedavg or fedprox"),
+        ({"method": "lg-fedavg"}, "method: lg-fedavg is for classifiers; an rvae takes fedavg or fedprox"),
+        (
+            {
+                "model": {"architecture": "rvae", "variant": "published"},
+                "mechanism": {"name": "dp-sgd", "noise_multiplier": 1},
+            },
+            "model.variant: published has noise of its own and no guarantee; dp-sgd beside it would look like one; "
+            "take sound, or no mechanism",
+        ),
+        (
+            {"mechanism": {"name": "distributed-gaussian", "noise_multiplier": 1}, "corpus": {"source": "members"}},
+            "corpus.source: under distributed-gaussian a member's own model has a share of the noise only, which "
+            'protects nothing by itself; take source = "operator", or dp-sgd',
+        ),
+        ({"corpus": {"texts": 0}}, "corpus.texts: Input should be greater than or equal to 1"),
+        ({"corpus": {"most_bytes": MOST_CORPUS_BYTES + 1}}, "corpus.most_bytes: Input should be less than or equal to"),
+        ({"corpus": {"source": "anybody"}}, "corpus.source: Input should be 'members' or 'operator'"),
+        ({"corpus": {"text": 3}}, "corpus.text: unknown key; check its spelling"),
+        ({"model": {"architecture": "rvae", "tied": True}}, "model: tied needs freeze_embedding"),
+    ],
+    ids=lambda each: str(each)[:60],
+)
+def test_an_order_that_cannot_be_is_one_sentence(changes, sentence):
+    assert said(**changes).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"corpus": {}},
+        {"corpus": {"source": "operator"}, "mechanism": {"name": "distributed-gaussian", "noise_multiplier": 1}},
+        {"mechanism": {"name": "distributed-gaussian", "noise_multiplier": 1}},
+        {"model": {"architecture": "rvae", "variant": "published"}, "corpus": {}},
+        {"method": "fedprox", "corpus": {"top_k": 5}},
+        {"mechanism": {"name": "dp-sgd", "noise_multiplier": 1}, "corpus": {"histogram_deviation": 8}},
+    ],
+    ids=str,
+)
+def test_orders_that_can_be(changes):
+    spec = JobSpec.model_validate(JOB | changes)
+    assert JobSpec.model_validate_json(spec.model_dump_json(by_alias=True)) == spec
+    assert (spec.corpus is None) == ("corpus" not in changes)
+
+
+def test_a_document_without_made_up_text_keeps_its_bytes():
+    assert b"corpus" not in job_document().canonical()
+    assert hashlib.sha256(job_document().canonical()).digest() == job_document().digest()
+    bare, ordering = ordering_job(order=None), ordering_job()
+    assert b'"corpus"' not in bare.canonical()
+    assert b'"corpus":{"histogram_deviation":null,"most_bytes":4194304,"source":"members"' in ordering.canonical()
+    for job in (bare, ordering):
+        assert JobDocument.from_json(job.canonical()) == job
+    assert bare.digest() != ordering.digest() != ordering_job(order=CorpusOrder(texts=7)).digest()
+
+
+def test_the_values_of_an_rvae_follow_from_its_sizes():
+    """By hand: 5 + 1 + 2 rows of 2; two LSTMs with four gates of 3; mean and deviation; z and label to the writer."""
+    model = RvaeModel(embedding=2, hidden=3, latent=4, words=5)
+    lstms = 2 * 4 * 3 * (2 + 3 + 1) + 4 * 3 * 2
+    assert model.values(100, 2) == 8 * 2 + lstms + 2 * 4 * 4 + (4 + 2 + 1) * 2 + 4 * 8
+    assert model.values(3, 2) < model.values(5, 2) == model.values(6, 2)
+
+
+def test_a_statement_comes_back_and_what_is_signed_is_nothing_else():
+    statement = statement_of(FILE, ordering_job(), federation=FEDERATION, member="north")
+    assert CorpusStatement.from_json(statement.canonical()) == statement
+    assert signed_bytes(statement) == b"tacit/corpus/v1\n" + statement.canonical()
+    assert (statement.rows, [each.rows for each in statement.labels]) == (3, [1, 2])
+    other = statement.model_copy(update={"rows": 2})
+    assert signed_bytes(other) != signed_bytes(statement)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("bytes", 0), ("rows", 0), ("round", 0), ("promise", "perhaps"), ("variant", "loud"), ("corpus", b"short")],
+)
+def test_a_statement_that_cannot_be_is_refused(key, value):
+    with pytest.raises(ValidationError, match=key):
+        statement_of(FILE, ordering_job(), federation=FEDERATION, member="north", **{key: value})
+
+
+def test_a_statement_has_no_other_keys():
+    text = statement_of(FILE, ordering_job(), federation=FEDERATION, member="north").canonical()
+    with pytest.raises(DocumentInvalid, match="surprise"):
+        CorpusStatement.from_json(text.replace(b"{", b'{"surprise":1,', 1))

@@ -1,0 +1,817 @@
+"""Made-up text on its way in: over real connections, with a real database, store and disk."""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import sys
+from datetime import timedelta
+
+import grpc.aio
+import pytest
+import structlog
+from cryptography.hazmat.primitives import serialization
+from sqlalchemy import select, text
+
+from coordinator.config import OperatorConfig, operator_toml
+from coordinator.metrics import Metrics
+from coordinator.pki import key_pem, pem
+from coordinator.runtime import Runtime
+from coordinator.services import operator
+from coordinator.services.corpora import MOST_CHUNK, Corpora
+from coordinator.services.credentials import federation_credentials, load_root, server_options
+from coordinator.services.federation import FederationServicer
+from coordinator.services.operator import OperatorServicer
+from coordinator.storage import backup, open_blobs, open_database, records
+from coordinator.storage.corpora import MOST_ANSWERS
+from coordinator.storage.errors import StoreUnusable
+from coordinator.storage.models import CorpusRow
+from coordinator.storage.restore import restore_blobs, restore_rows
+from tacit.corpus import CorpusOrder, LabelCount, signed_bytes
+from tacit.identity import Role, federation_of, sign
+from tacit.mechanism import NoMechanism
+from tacit.reason import Reason
+from tacit.status import reason_of
+from tacit.token import secret_hash
+from tacit.v1 import federation_pb2 as pb
+from tacit.v1 import federation_pb2_grpc, operator_pb2, operator_pb2_grpc
+from tests.support import party
+from tests.support.ordered_corpora import corpus_file, finished_job, ordering_job, statement_of
+
+FILE = corpus_file([("a good day", "a"), ("a bad one", "b"), ("a worse one", "b")])
+OTHER = corpus_file([("another day", "a")])
+KEYS = {"north": 2, "south": 4, "east": 5, "west": 6}
+MEMBERS = tuple(KEYS)
+
+
+class House:
+    """A coordinator with four enrolled members, and jobs that are over."""
+
+    def __init__(self, tmp_path) -> None:
+        self.tmp = tmp_path
+        self.folder = party.coordinator_folder(tmp_path / "coordinator")
+        self.root = load_root(self.folder)
+        self.federation = federation_of(self.root)
+        self.database = open_database(f"sqlite:///{tmp_path / 'tacit.db'}")
+        self.store, self.metrics = open_blobs(str(tmp_path / "store")), Metrics("test")
+        self.spool = tmp_path / "spool"
+        self.channels: list[grpc.aio.Channel] = []
+        self.certificates = {
+            name: party.authority().issue(party.key(number).public_key(), Role.MEMBER, name, now=party.present())
+            for name, number in KEYS.items()
+        }
+
+    async def start(self) -> None:
+        await self.serve()
+        for name, certificate in self.certificates.items():
+            await self._enrol(name, certificate.public_bytes(serialization.Encoding.DER))
+
+    async def serve(self) -> None:
+        """What a process does when it starts, but for the jobs that are over."""
+        self.runtime = Runtime(self.database, self.store, self.metrics, self.root, self.spool)
+        self.server = grpc.aio.server(options=server_options())
+        members = FederationServicer(self.runtime, self.metrics, self.federation, self.root)
+        operators = OperatorServicer(
+            database=self.database,
+            store=self.store,
+            metrics=self.metrics,
+            live=self.runtime,
+            federation=self.federation,
+            root=self.root,
+            enrolment_address="example.org:7440",
+        )
+        federation_pb2_grpc.add_FederationServiceServicer_to_server(members, self.server)
+        operator_pb2_grpc.add_OperatorServiceServicer_to_server(operators, self.server)
+        self.port = self.server.add_secure_port("127.0.0.1:0", federation_credentials(self.folder))
+        await self.server.start()
+
+    async def stop(self) -> None:
+        for channel in self.channels:
+            await channel.close()
+        self.channels.clear()
+        await self.server.stop(0)
+        await self.runtime.stop()
+
+    async def restart(self) -> None:
+        await self.stop()
+        await self.serve()
+
+    async def _enrol(self, name: str, der: bytes) -> None:
+        now, hashed = party.present(), secret_hash(name.encode() * 8)
+        expires_ms = int((now + timedelta(hours=1)).timestamp() * 1000)
+        await self.database.run(lambda s: records.invite(s, name, f"t-{name}", hashed, expires_ms, 1))
+        desk = records.DatabaseTokenDesk(self.database)
+        await desk.spend(f"t-{name}", hashed, hashlib.sha256(name.encode()).digest(), now)
+        await desk.record(f"t-{name}", name, (der,), now + timedelta(days=1), "0.1.0", now)
+
+    async def job(self, document=None, survivors=("north", "south", "east"), **how):
+        """A job that is over unless told otherwise."""
+        document = ordering_job() if document is None else document
+        self.store.put(document.canonical())
+        await self.database.run(lambda s: finished_job(s, document, survivors, **how))
+        return document
+
+    def member(self, name: str) -> "Member":
+        return Member(self, name)
+
+    def operator(self) -> operator_pb2_grpc.OperatorServiceStub:
+        certificate = party.authority().issue(party.key(3).public_key(), Role.OPERATOR, "op", now=party.present())
+        return operator_pb2_grpc.OperatorServiceStub(self._channel(party.key(3), certificate))
+
+    def _channel(self, key, certificate):
+        credentials = grpc.ssl_channel_credentials(pem(party.authority().certificate), key_pem(key), pem(certificate))
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        self.channels.append(grpc.aio.secure_channel(f"localhost:{self.port}", credentials, options=options))
+        return self.channels[-1]
+
+    async def cli(self, *arguments: str, code: int = 0) -> tuple[str, str]:
+        """One command of the operator, as a process of its own."""
+        folder = self.tmp / "operator"
+        if not folder.exists():
+            folder.mkdir()
+            certificate = party.authority().issue(party.key(3).public_key(), Role.OPERATOR, "op", now=party.present())
+            (folder / "key.pem").write_bytes(key_pem(party.key(3)))
+            (folder / "cert.pem").write_bytes(pem(certificate))
+            (folder / "root.pem").write_bytes(pem(party.authority().certificate))
+        config = OperatorConfig(address=f"localhost:{self.port}", federation=self.federation)
+        (folder / "operator.toml").write_text(operator_toml(config), encoding="utf-8")
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            "from coordinator.cli import main; main()",
+            *arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, "TACIT_OPERATOR": str(folder), "NO_COLOR": "1", "COLUMNS": "200"},
+        )
+        out, err = (said.decode() for said in await process.communicate())
+        assert process.returncode == code, (out, err)
+        assert "Traceback" not in err
+        return out, err
+
+    def partials(self) -> list[str]:
+        return sorted(path.name for path in (self.spool / "corpora").glob("*/*/*"))
+
+    async def rows(self) -> list[tuple]:
+        columns = (CorpusRow.member, CorpusRow.digest, CorpusRow.replaced_ms.is_not(None))
+        return await self.database.run(
+            lambda s: [tuple(row) for row in s.execute(select(*columns).order_by(CorpusRow.id)).all()]
+        )
+
+    async def journal(self, kind: str) -> list[dict]:
+        entries = await self.database.run(lambda s: records.journal(s, subject="questions"))
+        return [entry.fields for entry in entries if entry.kind == kind]
+
+
+class Member:
+    """One member's calls."""
+
+    def __init__(self, house: House, name: str) -> None:
+        self.house, self.name, self.key = house, name, party.key(KEYS[name])
+        self.stub = federation_pb2_grpc.FederationServiceStub(house._channel(self.key, house.certificates[name]))
+
+    async def status(self, job="questions", data=b"", **more):
+        if data:
+            more = {"digest": hashlib.sha256(data).digest(), "size": len(data)} | more
+        return await self.stub.CorpusStatus(pb.CorpusRef(job=job, **more), timeout=20)
+
+    async def until_arrived(self, data, size):
+        """Returns once so much of a file has arrived."""
+        async with asyncio.timeout(20):
+            while (await self.status(data=data)).received < size:
+                pass
+
+    def header(self, job, data, *, offset=0, signed_by=None, signature=None, size=None, **changes):
+        honest = statement_of(data, job, federation=self.house.federation, member=self.name)
+        statement = honest.model_copy(update=changes)
+        made = sign(signed_by or self.key, signed_bytes(statement))
+        ref = pb.CorpusRef(job=job.name, digest=honest.corpus, size=len(data) if size is None else size)
+        return pb.CorpusHeader(
+            ref=ref,
+            offset=offset,
+            statement=statement.canonical(),
+            signature=made if signature is None else signature,
+        )
+
+    async def give(self, job, data, *, offset=0, until=None, chunk=20, sent=None, **how):
+        """Uploads data[offset:until], or `sent`, and returns the receipt."""
+        header = self.header(job, data, offset=offset, **how)
+        call = self.stub.UploadCorpus(timeout=20)
+        body = data[offset:until] if sent is None else sent
+        try:
+            with contextlib.suppress(asyncio.InvalidStateError):
+                # A call that is over takes no more: the answer says why.
+                await call.write(pb.CorpusUpload(header=header))
+                for at in range(0, len(body), chunk):
+                    await call.write(pb.CorpusUpload(data=body[at : at + chunk]))
+                await call.done_writing()
+            return await call
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.INTERNAL or reason_of(error)[0] is not None:
+                raise
+            # It ended while it was written to, and gRPC has lost the answer: as any client, ask.
+            return await self.stub.CorpusStatus(header.ref, timeout=20)
+
+
+def housed(test):
+    """Runs a test's coroutine in a house."""
+
+    def run(tmp_path):
+        async def whole():
+            house = House(tmp_path)
+            await house.start()
+            try:
+                await asyncio.wait_for(test(house), 100)
+            finally:
+                await house.stop()
+                house.database.close()
+
+        asyncio.run(whole())
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    yield
+    structlog.reset_defaults()
+
+
+def refused(receipt, reason, says=""):
+    assert (receipt.reason, receipt.complete) == (reason, False), receipt
+    assert says in receipt.detail, receipt.detail
+
+
+WANTED = Reason.REASON_UNSPECIFIED
+NOT_WANTED = Reason.REASON_CORPUS_NOT_WANTED
+INVALID = Reason.REASON_CORPUS_INVALID
+INCOMPLETE = Reason.REASON_UPLOAD_INCOMPLETE
+
+
+# ---- the way of a file
+
+
+@housed
+async def test_a_file_is_asked_for_given_and_kept_with_where_it_comes_from(house):
+    job, north = await house.job(), house.member("north")
+    asked = await north.status()
+    assert (asked.reason, asked.received, asked.complete) == (WANTED, 0, False)
+    assert (await north.status(data=FILE)).received == 0
+    given = await north.give(job, FILE)
+    assert (given.reason, given.received, given.complete) == (WANTED, len(FILE), True)
+    for status in (await north.status(), await north.status(data=FILE)):
+        assert (status.reason, status.received, status.complete) == (WANTED, len(FILE), True)
+    # It is a blob, and the row says whose, with all that proves it.
+    digest = hashlib.sha256(FILE).digest()
+    assert house.store.get(digest) == FILE
+    kept = await house.database.run(lambda s: records.corpus_of(s, "questions", "north"))
+    statement = statement_of(FILE, job, federation=house.federation, member="north")
+    assert (kept.digest, kept.size, kept.rows, kept.statement) == (digest, len(FILE), 3, statement.canonical())
+    assert kept.certificate == house.certificates["north"].public_bytes(serialization.Encoding.DER)
+    assert house.partials() == []
+    (entry,) = await house.journal("corpus_received")
+    assert entry == {
+        "member": "north",
+        "corpus": digest.hex(),
+        "bytes": len(FILE),
+        "rows": 3,
+        "promise": "differentially-private",
+    }
+    assert house.metrics.value("corpora_total", job="questions", outcome="received") == 1
+    assert house.metrics.value("bytes_total", direction="in", channel="corpus") == len(FILE)
+    # Giving it again changes nothing, and sends nothing.
+    again = await north.give(job, FILE, sent=b"")
+    assert (again.complete, again.received) == (True, len(FILE))
+    assert len(await house.rows()) == 1
+
+
+@housed
+async def test_an_upload_that_is_cut_goes_on_where_it_stopped_also_after_a_restart(house):
+    job, north = await house.job(), house.member("north")
+    cut = await north.give(job, FILE, until=30)
+    refused(cut, INCOMPLETE, "30 of")
+    assert cut.received == 30
+    assert (await north.status(data=FILE)).received == 30
+    # Not from anywhere else.
+    wrong = await north.give(job, FILE, offset=20)
+    refused(wrong, INCOMPLETE, "goes on at byte 30, not 20")
+    assert wrong.received == 30
+    await house.restart()
+    north = house.member("north")
+    assert (await north.status(data=FILE)).received == 30
+    # A connection that breaks leaves what has arrived.
+    call = north.stub.UploadCorpus(timeout=20)
+    await call.write(pb.CorpusUpload(header=north.header(job, FILE, offset=30)))
+    await call.write(pb.CorpusUpload(data=FILE[30:60]))
+    await north.until_arrived(FILE, 60)
+    call.cancel()
+    assert (await north.give(job, FILE, offset=60)).complete
+    assert house.store.get(hashlib.sha256(FILE).digest()) == FILE
+
+
+@housed
+async def test_a_partial_file_has_one_place_and_gives_way_to_another_file(house):
+    job, north = await house.job(), house.member("north")
+    await north.give(job, FILE, until=30)
+    assert house.partials() == [hashlib.sha256(FILE).hexdigest()]
+    await north.give(job, OTHER, until=5)
+    assert house.partials() == [hashlib.sha256(OTHER).hexdigest()]
+    assert (await north.status(data=FILE)).received == 0
+    # Another member's is its own, also of the same file.
+    south = house.member("south")
+    await south.give(job, OTHER, until=9)
+    assert (await north.status(data=OTHER)).received == 5
+    assert (await south.status(data=OTHER)).received == 9
+
+
+@housed
+async def test_partial_files_that_nobody_goes_on_with_are_deleted_at_a_start(house):
+    job, north = await house.job(), house.member("north")
+    await north.give(job, FILE, until=30)
+    (partial,) = (house.spool / "corpora").glob("*/*/*")
+    week = 7 * 24 * 3600
+    os.utime(partial, (partial.stat().st_mtime - week + 3600,) * 2)
+    await house.restart()
+    assert house.partials() != []
+    os.utime(partial, (partial.stat().st_mtime - 7200,) * 2)
+    await house.restart()
+    assert house.partials() == []
+
+
+@housed
+async def test_the_newest_of_one_members_uploads_goes_on_alone(house):
+    job, north = await house.job(), house.member("north")
+    first = north.stub.UploadCorpus(timeout=20)
+    await first.write(pb.CorpusUpload(header=north.header(job, FILE)))
+    await first.write(pb.CorpusUpload(data=FILE[:30]))
+    await north.until_arrived(FILE, 30)
+    # Back over another connection, while the first call is not known dead.
+    second = await house.member("north").give(job, FILE, offset=30)
+    assert second.complete
+    with contextlib.suppress(asyncio.InvalidStateError):
+        await first.write(pb.CorpusUpload(data=FILE[30:]))
+        await first.done_writing()
+    told = await first
+    refused(told, INCOMPLETE, "another upload of this member has begun")
+    assert len(await house.rows()) == 1
+
+
+@housed
+async def test_the_same_file_twice_at_once_counts_once(house):
+    job = await house.job()
+    receipts = await asyncio.gather(*(house.member("north").give(job, FILE, chunk=7) for _ in range(4)))
+    assert any(receipt.complete for receipt in receipts)
+    assert {receipt.reason for receipt in receipts} <= {WANTED, INCOMPLETE}
+    assert [row[2] for row in await house.rows()] == [False]
+    assert house.store.get(hashlib.sha256(FILE).digest()) == FILE
+    assert len(await house.journal("corpus_received")) == 1
+
+
+@housed
+async def test_what_becomes_of_a_whole_file_does_not_hang_on_the_call(house):
+    """The member vanishes while its file is judged: the verdict stands when it asks again, or the process has ended."""
+    job, north = await house.job(), house.member("north")
+    judging, go_on = asyncio.Event(), asyncio.Event()
+    arrived = Corpora._arrived
+    asked = 0
+
+    async def slow(self, *how):
+        nonlocal asked
+        asked += 1
+        if asked == 2:  # The first is of the header.
+            judging.set()
+            await go_on.wait()
+        return await arrived(self, *how)
+
+    house.runtime.corpora._arrived = slow.__get__(house.runtime.corpora)
+    call = north.stub.UploadCorpus(timeout=20)
+    await call.write(pb.CorpusUpload(header=north.header(job, FILE)))
+    await call.write(pb.CorpusUpload(data=FILE))
+    await call.done_writing()
+    await asyncio.wait_for(judging.wait(), 20)
+    call.cancel()
+    stopping = asyncio.create_task(house.runtime.corpora.stop())
+    go_on.set()
+    await asyncio.wait_for(stopping, 20)
+    assert (await north.status()).complete
+
+
+# ---- who may give, and when
+
+
+@housed
+async def test_only_who_took_part_in_a_finished_job_that_orders_it_gives_anything(house):
+    cases = {
+        "west": (await house.job(), "west took part in no sum"),
+        "running": (
+            await house.job(ordering_job(name="running"), status=records.JobStatus.RUNNING),
+            "is running: made-up text is taken once it is finished",
+        ),
+        "paused": (await house.job(ordering_job(name="paused"), status=records.JobStatus.PAUSED), "is paused"),
+        "aborted": (await house.job(ordering_job(name="aborted"), status=records.JobStatus.ABORTED), "is aborted"),
+        "bare": (await house.job(ordering_job(name="bare", order=None)), "orders no made-up text of its members"),
+        "own": (
+            await house.job(ordering_job(name="own", order=CorpusOrder(source="operator"))),
+            "orders no made-up text of its members",
+        ),
+        "failed": (
+            await house.job(ordering_job(name="failed"), outcome="abandoned"),
+            "north took part in no sum that became a version",
+        ),
+        "none": (ordering_job(name="none"), "there is no job named none"),
+        "odd": (ordering_job().model_copy(update={"name": "no/such\x00"}), "there is no job of that name"),
+    }
+    for case, (job, says) in cases.items():
+        member = house.member("west" if case == "west" else "north")
+        refused(await member.status(job.name), NOT_WANTED, says)
+        refused(await member.status(job.name, FILE), NOT_WANTED, says)
+        refused(await member.status(job.name, declined=True), NOT_WANTED, says)
+        refused(await member.give(job, FILE), NOT_WANTED, says)
+    assert await house.rows() == []
+    assert house.partials() == []
+
+
+@housed
+async def test_a_job_that_finishes_takes_files_from_then_on(house):
+    job = await house.job(status=records.JobStatus.RUNNING)
+    north = house.member("north")
+    refused(await north.status(), NOT_WANTED, "is running")
+    finished = records.JobStatus.FINISHED
+    await house.database.run(lambda s: records.set_job_status(s, "questions", finished, "job_finished", 9))
+    assert (await north.give(job, FILE)).complete
+
+
+@housed
+async def test_who_is_revoked_or_no_member_gives_nothing(house):
+    job, north = await house.job(), house.member("north")
+    await house.database.run(lambda s: records.revoke_member(s, "north", 9))
+    for call in (north.status(), north.status(declined=True), north.give(job, FILE)):
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await call
+        assert reason_of(error.value)[0] == Reason.REASON_CLIENT_CERTIFICATE_REVOKED
+    # Nor an operator.
+    certificate = party.authority().issue(party.key(3).public_key(), Role.OPERATOR, "op", now=party.present())
+    stub = federation_pb2_grpc.FederationServiceStub(house._channel(party.key(3), certificate))
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await stub.CorpusStatus(pb.CorpusRef(job="questions"), timeout=20)
+    assert reason_of(error.value)[0] == Reason.REASON_CLIENT_ROLE_WRONG
+    # Whoever is revoked while its file is judged: the row is what counts.
+    await house.database.run(lambda s: records.revoke_member(s, "south", 9))
+    offered = records.CorpusOffered(bytes(32), 1, 1, "none", b"s", b"s", b"c")
+    with pytest.raises(records.OutOfOrder, match="south is no member any more"):
+        await house.database.run(lambda s: records.keep_corpus(s, "questions", "south", offered, 9))
+    assert await house.rows() == []
+
+
+# ---- what does not count
+
+
+@pytest.mark.parametrize(
+    ("data", "how", "says"),
+    [
+        (FILE, {"signed_by": party.key(4)}, "signature is not by the key of this member's certificate"),
+        (FILE, {"signature": b"x" * 384}, "signature is not by the key"),
+        (FILE, {"member": "south"}, "member is not that of this upload"),
+        (FILE, {"federation": bytes(32)}, "federation is not that of this upload"),
+        (FILE, {"corpus": bytes(32)}, "corpus is not that of this upload"),
+        (FILE, {"mechanism": "none"}, "mechanism is not"),
+        (FILE, {"round": 2}, "a round that the job never had"),
+        (FILE, {"version": bytes([7]) * 32}, "a version that is none of its before that"),
+        (FILE, {"size": 5}, "bytes is not that of this upload"),
+        (FILE, {"size": 0}, "a file has 1 to 200 bytes (corpus.most_bytes)"),
+        (FILE, {"size": 2**63}, "a file has 1 to 200 bytes"),
+        (FILE * 2, {}, "a file has 1 to 200 bytes (corpus.most_bytes), this one is said to have 2"),
+        (corpus_file([("x", "a")] * 5), {}, "has 5 rows where the job orders at most 4"),
+        (corpus_file([("x", "a"), ("y", "c")]), {"labels": (LabelCount(label="a", rows=2),)}, "line 2 has a label"),
+        (b'{"text": "x", "label": "a"}', {}, "line 1 does not end"),
+        (corpus_file([("x", "a"), (" ", "a")]), {}, "line 2 has no text"),
+        (FILE, {"rows": 4, "labels": (LabelCount(label="a", rows=4),)}, "the file has 3 rows and the statement 4"),
+        (FILE, {"sent": bytes(len(FILE))}, "does not have the digest"),
+        (FILE, {"sent": FILE.replace(b"{", b"[")}, "line 1 is not JSON"),
+        (FILE, {"sent": FILE.replace(b"good", b"nice")}, "does not have the digest that was announced"),
+        (FILE, {"sent": FILE + b"x"}, "more came than the"),
+    ],
+    ids=lambda each: str(each)[:40],
+)
+def test_what_does_not_count_leaves_nothing(tmp_path, data, how, says):
+    async def scenario(house):
+        job = await house.job(ordering_job(order=CorpusOrder(texts=4, most_bytes=200)))
+        north = house.member("north")
+        refused(await north.give(job, data, **how), INVALID, says)
+        assert house.metrics.value("corpora_total", job="questions", outcome="refused") == 1
+        assert await house.rows() == []
+        assert house.partials() == []
+        assert not house.store.has(hashlib.sha256(data).digest())
+        assert list((house.tmp / "store" / "incoming").iterdir()) == []
+        # It may do better.
+        assert (await north.give(job, FILE)).complete
+
+    housed(scenario)(tmp_path)
+
+
+@housed
+async def test_a_refusal_can_be_asked_for_until_the_member_begins_anew(house):
+    """gRPC may lose an answer that comes while the member is still sending."""
+    job, north = await house.job(), house.member("north")
+    told = await north.give(job, FILE, round=2)
+    asked = await north.status(data=FILE)
+    refused(asked, INVALID, "a round that the job never had")
+    assert asked.detail == told.detail
+    # Of that file alone, of that member alone.
+    assert (await north.status(data=OTHER)).reason == WANTED
+    assert (await house.member("south").status(data=FILE)).reason == WANTED
+    assert (await north.status()).reason == WANTED
+    assert (await north.status(data=FILE)).reason == WANTED
+    await north.give(job, FILE, round=2)
+    assert (await north.give(job, FILE)).complete
+    assert (await north.status(data=FILE)).complete
+
+
+@housed
+async def test_too_much_is_noticed_before_it_is_all_here(house):
+    """Nothing is written beyond what was announced, however much follows."""
+    job, north = await house.job(), house.member("north")
+    call = north.stub.UploadCorpus(timeout=20)
+    await call.write(pb.CorpusUpload(header=north.header(job, FILE)))
+    with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
+        while True:
+            await call.write(pb.CorpusUpload(data=b"x" * 100_000))
+    refused(await north.status(data=FILE), INVALID, "more came than")
+    assert house.metrics.value("bytes_total", direction="in", channel="corpus") < 1_000_000
+    assert house.partials() == []
+
+
+@housed
+async def test_an_upload_has_one_form(house):
+    job, north = await house.job(), house.member("north")
+    header = pb.CorpusUpload(header=north.header(job, FILE))
+    for parts in (
+        [],
+        [pb.CorpusUpload(data=FILE)],
+        [pb.CorpusUpload()],
+        [header, header],
+        [header, pb.CorpusUpload()],
+        [header, pb.CorpusUpload(data=bytes(MOST_CHUNK + 1))],
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await north.stub.UploadCorpus(iter(parts), timeout=20)
+        assert reason_of(error.value)[0] == Reason.REASON_MESSAGE_MALFORMED, parts
+    refused(await north.status(digest=b"short", size=3), INVALID, "32 bytes, and not by 5")
+    refused(await north.status(digest=bytes(32), size=2**40), INVALID, "corpus.most_bytes")
+
+
+# ---- another answer
+
+
+@housed
+async def test_another_file_replaces_the_one_before_and_so_does_no(house):
+    job, north = await house.job(), house.member("north")
+    first, second = (hashlib.sha256(data).digest() for data in (FILE, OTHER))
+    assert (await north.give(job, FILE)).complete
+    assert (await north.give(job, OTHER)).complete
+    asked = await north.status()
+    assert (asked.complete, asked.received) == (True, len(OTHER))
+    assert not (await north.status(data=FILE)).complete
+    assert await house.rows() == [("north", first, True), ("north", second, False)]
+    # What was given counts no longer once the member says no; twice is the same as once.
+    for _ in range(2):
+        told = await north.status(declined=True)
+        assert (told.reason, told.complete) == (WANTED, False)
+    assert await house.rows() == [("north", first, True), ("north", second, True), ("north", None, False)]
+    assert await house.journal("corpus_declined") == [{"member": "north"}]
+    assert house.metrics.value("corpora_total", job="questions", outcome="declined") == 1
+    assert not (await north.status()).complete
+    # And yes again.
+    assert (await north.give(job, FILE)).complete
+    assert (await house.rows())[-1] == ("north", first, False)
+
+
+@housed
+async def test_declining_forgets_what_has_arrived(house):
+    job, north = await house.job(), house.member("north")
+    await north.give(job, FILE, until=30)
+    await north.status(declined=True)
+    assert house.partials() == []
+
+
+@housed
+async def test_answers_have_a_bound(house):
+    job, north = await house.job(), house.member("north")
+    for number in range(MOST_ANSWERS):
+        assert (await north.give(job, corpus_file([(f"text {number}", "a")]))).complete
+    refused(await north.give(job, FILE), NOT_WANTED, f"north has answered {MOST_ANSWERS} times")
+    refused(await north.status(declined=True), NOT_WANTED, f"north has answered {MOST_ANSWERS} times")
+    assert len(await house.rows()) == MOST_ANSWERS
+    assert house.partials() == []
+    # The last one stays, and others are not held up.
+    assert (await north.status()).complete
+    assert (await house.member("south").give(job, FILE)).complete
+
+
+# ---- storage that fails
+
+
+@housed
+async def test_a_database_that_is_away_costs_the_member_a_moment(house):
+    job, north = await house.job(), house.member("north")
+    # Everything but the row is written.
+    await house.database.run(lambda s: s.execute(text("ALTER TABLE corpora RENAME TO away")))
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await north.give(job, FILE)
+    assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+    await house.database.run(lambda s: s.execute(text("ALTER TABLE away RENAME TO corpora")))
+    assert (await north.give(job, FILE)).complete
+
+
+@housed
+async def test_a_store_that_takes_nothing_keeps_what_has_arrived(house):
+    job, north = await house.job(), house.member("north")
+    writing, failures = house.store.writing, house.metrics.value("store_failures_total")
+
+    def full():
+        raise StoreUnusable("/somewhere/here cannot be written: no space")
+
+    house.store.writing = full
+    told = await north.give(job, FILE)
+    refused(told, INCOMPLETE, "the coordinator cannot keep it now")
+    assert (told.received, "somewhere" in told.detail) == (len(FILE), False)
+    assert house.metrics.value("store_failures_total") == failures + 1
+    house.store.writing = writing
+    assert (await north.give(job, FILE, offset=len(FILE))).complete
+
+
+@housed
+async def test_a_disk_that_takes_nothing_is_told_as_such(house):
+    job, north = await house.job(), house.member("north")
+    place = house.spool / "corpora" / "questions"
+    place.write_bytes(b"in the way")
+    refused(await north.give(job, FILE), INCOMPLETE, "the coordinator cannot keep it now")
+    place.unlink()
+    assert (await north.give(job, FILE)).complete
+
+
+@housed
+async def test_files_are_in_backups_and_come_back(house):
+    job, north = await house.job(), house.member("north")
+    await north.give(job, FILE)
+    await north.give(job, OTHER)
+    # The backup is of a whole federation: what else the job's document names is there, too.
+    everything = {*job.blobs, bytes([7]) * 32}
+    made = backup.make(
+        f"sqlite:///{house.tmp / 'tacit.db'}",
+        house.store,
+        house.tmp / "backup",
+        federation=house.federation,
+        software="test",
+        now_ms=10,
+        allow_missing=True,
+    )
+    assert set(made.snapshot.manifest.missing) == everything
+    named = {part.sha256 for part in made.snapshot.manifest.blobs}
+    assert named == {job.digest(), *(hashlib.sha256(data).digest() for data in (FILE, OTHER))}
+    store = open_blobs(str(house.tmp / "other-store"))
+    database = open_database(f"sqlite:///{house.tmp / 'other.db'}")
+    try:
+        restore_blobs(made.snapshot, store)
+        restore_rows(made.snapshot, database, revoke=(), now_ms=20, by="test")
+        kept = database.run_now(lambda s: records.corpora(s, "questions"))
+    finally:
+        database.close()
+    assert [each.member for each in kept] == ["north"]
+    assert store.get(kept[0].digest) == OTHER
+
+
+# ---- the operator
+
+
+@housed
+async def test_an_operator_sees_who_gave_and_gets_the_files(house):
+    job = await house.job(ordering_job(order=CorpusOrder(texts=10)), survivors=("north", "south", "east"))
+    await house.member("north").give(job, FILE)
+    await house.member("south").status(declined=True)
+    out, _ = await house.cli("job", "corpora", "questions")
+    north, south = (line.split() for line in out.splitlines() if line.startswith(("north", "south")))
+    assert (north[1], south[1]) == ("given", "declined")
+    assert any(line.split()[:2] == ["east", "awaited"] for line in out.splitlines())
+    assert "a 1, b 2" in out
+    assert "no differential privacy guarantee" not in out
+    folder = house.tmp / "given"
+    said = json.loads((await house.cli("job", "corpora", "questions", "--out", str(folder), "--json"))[0])
+    assert [each["answer"] for each in said["members"]] == ["awaited", "given", "declined"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "north.certificate.pem",
+        "north.jsonl",
+        "north.statement.json",
+        "north.statement.sig",
+        "provenance.json",
+    ]
+    assert (folder / "north.jsonl").read_bytes() == FILE
+    statement = statement_of(FILE, job, federation=house.federation, member="north")
+    assert (folder / "north.statement.json").read_bytes() == statement.canonical()
+    kept = json.loads((folder / "provenance.json").read_bytes())
+    assert kept == {key: value for key, value in said.items() if key != "out"}
+    assert (kept["promise"], kept["job_document"]) == ("differentially-private", job.digest().hex())
+    given = kept["members"][1]
+    assert (given["corpus"], given["rows"], given["labels"]) == (statement.corpus.hex(), 3, {"a": 1, "b": 2})
+    assert folder.stat().st_mode & 0o77 == 0
+    # Text that leaves for an operator's machine is told of.
+    assert await house.journal("corpus_fetched") == [{"member": "north", "corpus": statement.corpus.hex(), "by": "op"}]
+    _, err = await house.cli("job", "corpora", "questions", "--out", str(folder), code=2)
+    assert "exists; name a new folder" in err
+
+
+@housed
+async def test_no_guarantee_is_said_in_words(house):
+    job = await house.job(ordering_job(mechanism=NoMechanism()))
+    await house.member("north").give(job, FILE, mechanism="none", promise="none")
+    out, _ = await house.cli("job", "corpora", "questions")
+    assert out.count("no differential privacy guarantee") == 2
+    said = json.loads((await house.cli("job", "corpora", "questions", "--json"))[0])
+    assert said["promise"] == "none"
+
+
+@housed
+async def test_jobs_that_order_nothing_or_are_under_way_are_told_apart(house):
+    await house.job(ordering_job(order=None))
+    await house.job(ordering_job(name="running"), status=records.JobStatus.RUNNING)
+    _, err = await house.cli("job", "corpora", "questions", code=4)
+    assert "orders no made-up text of its members" in err
+    _, err = await house.cli("job", "corpora", "nothing", code=5)
+    assert "there is no job named nothing" in err
+    out, _ = await house.cli("job", "corpora", "running")
+    assert "Job running is running: members are asked once it is finished." in out
+    assert out.count("awaited") == 3
+
+
+@housed
+async def test_what_the_database_says_is_verified_by_the_operators_command(house):
+    job = await house.job()
+    await house.member("north").give(job, FILE)
+    await house.member("south").give(job, OTHER)
+    # Somebody exchanges one member's file for another's.
+    await house.database.run(
+        lambda s: s.execute(
+            text(
+                "UPDATE corpora SET digest = (SELECT digest FROM corpora WHERE member = 'south'), "
+                "size = (SELECT size FROM corpora WHERE member = 'south') WHERE member = 'north'"
+            )
+        )
+    )
+    _, err = await house.cli("job", "corpora", "questions", code=1)
+    assert "what north is said to have given does not hold: the statement's corpus is not" in err
+    # With its statement, signature and certificate, which are another's all the same.
+    await house.database.run(
+        lambda s: s.execute(
+            text(
+                "UPDATE corpora SET (statement, signature, certificate) = (SELECT statement, signature, certificate "
+                "FROM corpora WHERE member = 'south') WHERE member = 'north'"
+            )
+        )
+    )
+    _, err = await house.cli("job", "corpora", "questions", "--out", str(house.tmp / "given"), code=1)
+    assert "the certificate is another one's" in err
+    assert not (house.tmp / "given").exists()
+
+
+@housed
+async def test_a_broken_download_goes_on_and_keeps_nothing_of_who_declined_since(house):
+    job = await house.job()
+    await house.member("north").give(job, FILE)
+    await house.member("south").give(job, OTHER)
+    path = house.store._path(hashlib.sha256(OTHER).digest())
+    os.rename(path, path + ".away")
+    folder = house.tmp / "given"
+    await house.cli("job", "corpora", "questions", "--out", str(folder), code=5)
+    assert not folder.exists()
+    assert (house.tmp / "given.partial" / "north.jsonl").read_bytes() == FILE
+    os.rename(path + ".away", path)
+    await house.member("north").status(declined=True)
+    await house.cli("job", "corpora", "questions", "--out", str(folder))
+    assert [path.name for path in folder.glob("*.jsonl")] == ["south.jsonl"]
+    assert not (folder / "north.statement.json").exists()
+    assert not (house.tmp / "given.partial").exists()
+
+
+@housed
+async def test_members_are_listed_in_pages(house):
+    job = await house.job()
+    for name in ("north", "south"):
+        await house.member(name).give(job, corpus_file([(name, "a")]))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(operator, "CORPORA_BYTES", 1)
+        pages = [page async for page in house.operator().ListCorpora(operator_pb2.ListCorporaRequest(job="questions"))]
+    assert [[each.member for each in page.corpora] for page in pages] == [["east"], ["north"], ["south"]]
+    # Nobody took part: one page says so.
+    await house.job(ordering_job(name="alone"), survivors=())
+    (page,) = [page async for page in house.operator().ListCorpora(operator_pb2.ListCorporaRequest(job="alone"))]
+    assert (len(page.corpora), page.status) == (0, operator_pb2.JOB_STATUS_FINISHED)
+    # Members have no such call.
+    member = operator_pb2_grpc.OperatorServiceStub(house._channel(party.key(2), house.certificates["north"]))
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        async for _ in member.ListCorpora(operator_pb2.ListCorporaRequest(job="questions")):
+            pass
+    assert reason_of(error.value)[0] == Reason.REASON_CLIENT_ROLE_WRONG

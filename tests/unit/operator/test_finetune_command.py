@@ -1,0 +1,131 @@
+"""`coordinator finetune` as the operator runs it: from a folder, and from the coordinator."""
+
+import hashlib
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from edge_client.text import word_tokenizer
+from export.predictor import Predictor
+from tests.support.ordered_corpora import corpus_file, ordering_job, statement_of
+from tests.unit.operator.test_corpora import House, housed
+
+SMALL = ("--embedding", "8", "--hidden", "8", "--epochs", "6", "--learning-rate", "0.02", "--device", "cpu")
+COMMON = ["the", "film", "was", "and", "it", "play", "day", "actor"]
+
+
+def rows_of(count: int, seed: int) -> bytes:
+    random = np.random.default_rng(seed)
+    made = [(" ".join(random.choice(COMMON, size=5)), str(label)) for label in random.choice(["a", "b"], size=count)]
+    return corpus_file([(f"{text} {'good' if label == 'a' else 'bad'}", label) for text, label in made])
+
+
+def run(*arguments: object) -> int:
+    """The command in this process; its exit code."""
+    from coordinator.cli import main
+
+    before = sys.argv
+    sys.argv = ["coordinator", "finetune", *map(str, arguments)]
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main()
+    finally:
+        sys.argv = before
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Corpora of two members for the job `questions`, one of them without a promise, and a test file."""
+    job = ordering_job()
+    (tmp_path / "corpora").mkdir()
+    for place, promise in enumerate(("differentially-private", "none")):
+        data = rows_of(60, place)
+        said = statement_of(data, job, federation=bytes(32), member=f"m{place}", promise=promise)
+        (tmp_path / "corpora" / f"m{place}.jsonl").write_bytes(data)
+        (tmp_path / "corpora" / f"m{place}.statement.json").write_bytes(said.canonical())
+    (tmp_path / "test.jsonl").write_bytes(rows_of(40, 9))
+    return tmp_path
+
+
+def test_from_a_folder_it_says_what_was_measured_and_what_is_not_promised(folder, capsys):
+    given = ("questions", "--test", folder / "test.jsonl", "--corpora", folder / "corpora")
+    assert run(*given, "--out", folder / "out", *SMALL) == 0
+    said = capsys.readouterr()
+    assert "120 made-up texts in 2 corpora: no differential privacy guarantee (m1)." in said.out
+    assert "always 'a': " in said.out or "always 'b': " in said.out
+    assert said.out.count("no differential privacy guarantee") == 2
+    assert "epoch 1: loss" in said.err
+    assert Predictor.load(folder / "out").predict(["the film was good"])[0].label == "a"
+    assert run(*given, "--out", folder / "again", *SMALL, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["promise"], found["out"]) == ("none", str(folder / "again"))
+    assert found["test"]["scores"]["accuracy"] > 0.9
+    assert (folder / "again" / "model.onnx").read_bytes() == (folder / "out" / "model.onnx").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--test", "HERE/none.jsonl", "--corpora", "HERE/corpora"], 5, "none.jsonl does not exist"),
+        (["--test", "HERE/test.jsonl", "--corpora", "HERE/none"], 5, "none is not a folder"),
+        (["--test", "HERE/test.jsonl", "--unverified"], 2, "--unverified is about files in a folder"),
+        (["--test", "HERE/test.jsonl", "--corpora", "HERE/corpora", "--base", "x"], 2, "a BiLSTM has none"),
+        (["--test", "HERE/test.jsonl", "--corpora", "HERE/corpora", "--learning-rate", "0"], 2, "learning_rate: "),
+        (["--test", "HERE/test.jsonl", "--corpora", "HERE/corpora", "--label", "x"], 2, "no column 'x'"),
+        (["--test", "HERE/test.jsonl", "--corpora", "HERE/corpora", "--words", "HERE/none"], 2, "none does not exist"),
+        (["--test", "HERE/test.jsonl", "--operator", "HERE/none"], 5, "is not an operator's folder"),
+    ],
+)
+def test_a_refusal_is_a_sentence(folder, capsys, arguments, code, says):
+    made = [each.replace("HERE", str(folder)) for each in arguments]
+    assert run("questions", *made, "--out", folder / "out") == code
+    assert says in capsys.readouterr().err
+    assert not (folder / "out").exists()
+
+
+def test_without_torch_it_says_what_to_install(folder, capsys, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("export.finetune")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    given = ("questions", "--test", folder / "test.jsonl", "--corpora", folder / "corpora")
+    assert run(*given, "--out", folder / "out") == 2
+    assert "pip install 'tacit[coordinator,export]'" in capsys.readouterr().err
+
+
+@housed
+async def test_from_the_coordinator_it_takes_what_members_gave(house: House):
+    tokenizer = word_tokenizer([*COMMON, "lovely"])
+    house.store.put(tokenizer)
+    job = await house.job(ordering_job(tokenizer=hashlib.sha256(tokenizer).digest()))
+    (house.tmp / "test.jsonl").write_bytes(rows_of(40, 9))
+    given = ("finetune", "questions", "--test", str(house.tmp / "test.jsonl"), "--out", str(house.tmp / "out"))
+    await house.member("south").status(declined=True)
+    _, err = await house.cli(*given, *SMALL, code=4)
+    assert "of those that took part 1 declined and 2 have not answered yet" in err
+    await house.member("north").give(job, rows_of(90, 1), chunk=4096)
+    vectors = house.tmp / "vectors.txt"
+    vectors.write_text("".join(f"{word} {at} 1 0 0 0 0 0 0\n" for at, word in enumerate(["lovely", "film", "sour"])))
+    out, _ = await house.cli(*given, *SMALL, "--vectors", str(vectors), "--json")
+    said = json.loads(out)
+    assert [(each["member"], each["rows"]) for each in said["corpora"]] == [("north", 90)]
+    assert (said["promise"], said["job_document"]) == ("differentially-private", job.digest().hex())
+    assert said["labels"] == list(job.labels)
+    assert Predictor.load(house.tmp / "out").predict(["it was bad"])[0].label == "b"
+    # In no member's text, but in the job's list; the other one is in neither.
+    known = json.loads((house.tmp / "out" / "tokenizer.json").read_bytes())["model"]["vocab"]
+    assert "lovely" in known
+    assert "sour" not in known
+
+
+@housed
+async def test_while_a_job_runs_nobody_is_asked_yet(house: House):
+    from coordinator.storage import records
+
+    await house.job(status=records.JobStatus.RUNNING)
+    (house.tmp / "test.jsonl").write_bytes(rows_of(4, 9))
+    given = ("finetune", "questions", "--test", str(house.tmp / "test.jsonl"), "--out", str(house.tmp / "out"))
+    _, err = await house.cli(*given, code=4)
+    assert "job questions is running, and members are asked for texts once it is finished" in err

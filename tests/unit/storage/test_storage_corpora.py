@@ -1,0 +1,156 @@
+"""Rows of made-up text: one answer counts, earlier ones stay, and what must never happen the schema refuses."""
+
+import pytest
+from sqlalchemy import update
+from sqlalchemy.exc import IntegrityError
+
+from coordinator.storage import records
+from coordinator.storage.corpora import MOST_ANSWERS
+from coordinator.storage.errors import NotFound, OutOfOrder
+from coordinator.storage.models import CorpusRow, MemberRow
+from tests.support.ordered_corpora import ROUND, VERSION, finished_job, ordering_job
+
+JOB = ordering_job()
+
+
+def offered(number: int) -> records.CorpusOffered:
+    return records.CorpusOffered(bytes([number]) * 32, 10, 2, "none", b"statement", b"signature", b"certificate")
+
+
+@pytest.fixture
+def filled(database):
+    def fill(s):
+        for name in ("north", "south"):
+            records.invite(s, name, f"t-{name}", bytes(32), 10**13, 1)
+            s.flush()
+            s.execute(update(MemberRow).values(status="enrolled", fingerprint=bytes(32)))
+        finished_job(s, JOB, ["north", "south"])
+
+    database.run_now(fill)
+    return database
+
+
+def test_one_answer_counts_and_the_others_stay(filled):
+    def answers(s):
+        return [
+            records.keep_corpus(s, JOB.name, "north", offered(1), 10),
+            records.keep_corpus(s, JOB.name, "north", offered(1), 11),
+            records.keep_corpus(s, JOB.name, "north", offered(2), 12),
+            records.decline_corpus(s, JOB.name, "south", 13),
+            records.decline_corpus(s, JOB.name, "south", 14),
+        ]
+
+    assert filled.run_now(answers) == [True, False, True, True, False]
+    north, south = filled.run_now(lambda s: records.corpora(s, JOB.name))
+    assert (north.member, north.digest, north.at_ms, north.rows) == ("north", bytes([2]) * 32, 12, 2)
+    assert (south.member, south.digest, south.at_ms) == ("south", None, 13)
+    assert filled.run_now(lambda s: records.corpus_of(s, JOB.name, "north")) == north
+    assert filled.run_now(lambda s: records.corpus_of(s, JOB.name, "nobody")) is None
+    kinds = [entry.kind for entry in filled.run_now(records.journal) if entry.kind.startswith("corpus")]
+    assert kinds == ["corpus_received", "corpus_received", "corpus_declined"]
+
+
+def test_only_files_that_count_are_told_of_when_they_are_fetched(filled):
+    filled.run_now(lambda s: records.keep_corpus(s, JOB.name, "north", offered(1), 10))
+    filled.run_now(lambda s: records.keep_corpus(s, JOB.name, "north", offered(2), 10))
+    filled.run_now(lambda s: records.keep_corpus(s, JOB.name, "south", offered(2), 10))
+    for digest, now_ms in ((1, 20), (2, 20), (2, 21), (2, 2000)):
+        filled.run_now(lambda s, d=digest, n=now_ms: records.note_corpus_fetched(s, bytes([d]) * 32, n, 1000, by="op"))
+    told = [entry for entry in filled.run_now(records.journal) if entry.kind == "corpus_fetched"]
+    assert [(entry.at_ms, entry.fields["member"]) for entry in told] == [
+        (20, "north"),
+        (20, "south"),
+        (2000, "north"),
+        (2000, "south"),
+    ]
+
+
+def test_a_member_can_make_the_table_grow_by_so_much(filled):
+    for number in range(MOST_ANSWERS):
+        filled.run_now(lambda s, n=number: records.keep_corpus(s, JOB.name, "north", offered(n), 10))
+    with pytest.raises(OutOfOrder, match=f"{MOST_ANSWERS} times"):
+        filled.run_now(lambda s: records.keep_corpus(s, JOB.name, "north", offered(99), 10))
+    with pytest.raises(OutOfOrder, match=f"{MOST_ANSWERS} times"):
+        filled.run_now(lambda s: records.decline_corpus(s, JOB.name, "north", 10))
+    kept = filled.run_now(lambda s: records.corpus_of(s, JOB.name, "north"))
+    assert kept.digest == offered(MOST_ANSWERS - 1).digest
+    assert filled.run_now(lambda s: records.keep_corpus(s, JOB.name, "south", offered(99), 10))
+
+
+def test_a_job_takes_answers_of_its_members_once_it_is_over(filled):
+    running = ordering_job(name="running")
+    filled.run_now(lambda s: finished_job(s, running, ["north"], records.JobStatus.RUNNING))
+    with pytest.raises(OutOfOrder, match="running is not finished"):
+        filled.run_now(lambda s: records.keep_corpus(s, "running", "north", offered(1), 10))
+    filled.run_now(lambda s: records.revoke_member(s, "north", 10))
+    for act in (
+        lambda s: records.keep_corpus(s, JOB.name, "north", offered(1), 10),
+        lambda s: records.decline_corpus(s, JOB.name, "north", 10),
+        lambda s: records.decline_corpus(s, JOB.name, "nobody", 10),
+    ):
+        with pytest.raises(OutOfOrder, match="is no member any more"):
+            filled.run_now(act)
+
+
+def test_who_took_part_survived_what_was_published(filled):
+    filled.run_now(lambda s: finished_job(s, ordering_job(name="failed"), ["north"], outcome="abandoned"))
+    assert filled.run_now(lambda s: records.took_part(s, JOB.name)) == {"north", "south"}
+    assert filled.run_now(lambda s: records.took_part(s, "failed")) == set()
+    standing = filled.run_now(lambda s: records.corpus_standing(s, JOB.name))
+    assert (standing.status, standing.document) == (records.JobStatus.FINISHED, JOB.digest())
+    with pytest.raises(NotFound):
+        filled.run_now(lambda s: records.corpus_standing(s, "nothing"))
+
+
+def test_training_begins_from_a_version_of_the_job_before_its_round(filled):
+    def known(job, version, round):
+        return filled.run_now(lambda s: records.trained_from(s, job, version, round))
+
+    assert known(JOB.name, JOB.weights, ROUND)
+    assert not known(JOB.name, VERSION, ROUND)
+    assert not known(JOB.name, JOB.weights, ROUND + 1)
+    assert not known(JOB.name, bytes(32), ROUND)
+    assert not known("other", JOB.weights, ROUND)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"declined_ms": 5},
+        {"received_ms": None},
+        {"received_ms": None, "declined_ms": 5},
+        {"digest": b"short"},
+        {"digest": None},
+        {"size": 0},
+        {"row_count": 0},
+        {"statement": None},
+        {"signature": None},
+        {"certificate": None},
+        {"member": "nobody"},
+        {"job": "nothing"},
+    ],
+    ids=str,
+)
+def test_half_an_answer_is_none(filled, wrong):
+    whole = {
+        "job": JOB.name,
+        "member": "north",
+        "digest": bytes(32),
+        "size": 1,
+        "row_count": 1,
+        "statement": b"s",
+        "signature": b"s",
+        "certificate": b"c",
+        "received_ms": 5,
+    }
+
+    def insert(s, **fields):
+        s.add(CorpusRow(**fields))
+        s.flush()
+
+    with pytest.raises(IntegrityError):
+        filled.run_now(lambda s: insert(s, **whole | wrong))
+    filled.run_now(lambda s: insert(s, **whole))
+    # Nor do two count.
+    with pytest.raises(IntegrityError):
+        filled.run_now(lambda s: insert(s, **whole))
