@@ -34,7 +34,7 @@ from tacit.model import Model, PromptedModel, TransformerModel
 if TYPE_CHECKING:
     from edge_client.models import TextClassifier
 
-__all__ = ["JobBundle", "TableInvalid", "make_job_bundle", "read_job_bundle"]
+__all__ = ["JobBundle", "TableInvalid", "make_job_bundle", "read_job_bundle", "starting_model"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,10 @@ class JobBundle:
         return self.tokenizer
 
 
+# Of the specification: what is another thing in the document, or has done its part once the weights are there.
+_OPERATORS_OWN = ("vocabulary", "model", "start")
+
+
 def make_job_bundle(
     spec: JobSpec, folder: Path, out: Path, *, report: Callable[[str], None] = lambda _: None
 ) -> JobDocument:
@@ -73,7 +77,7 @@ def make_job_bundle(
         BundleInvalid: a folder in the way.
     """
     if not isinstance(spec.model, PromptedModel):
-        return _make(spec, *_starting_model(spec, folder, report), {}, out, report)
+        return _make(spec, *starting_model(spec, folder, report), {}, out, report)
     # Beside the bundle's place: it is large, and the folder of temporary files may be small.
     beside = out.absolute().parent
     beside.mkdir(parents=True, exist_ok=True)
@@ -120,7 +124,7 @@ def _make(
             )
     try:
         document = JobDocument(
-            **{name: getattr(spec, name) for name in type(spec).model_fields if name not in ("vocabulary", "model")},
+            **{name: getattr(spec, name) for name in type(spec).model_fields if name not in _OPERATORS_OWN},
             model=model,
             vocabulary=spec.vocabulary if isinstance(spec.vocabulary, OwnVocabulary) else None,
             manifest=manifest.digest(),
@@ -178,11 +182,14 @@ def _starting_prompt(
     return module, parts.model, parts.tokenizer
 
 
-def _starting_model(
+def starting_model(
     spec: JobSpec, folder: Path, report: Callable[[str], None]
 ) -> "tuple[TextClassifier, Model, bytes | None]":
     """The seeded module, its weights from a base model and its embedding from a table where the job names them; the
     model as members build it; and the tokenizer, if the job has one for all members.
+
+    Raises:
+        VocabularyInvalid, TableInvalid, DocumentInvalid, EncoderInvalid: a file that cannot be used.
     """
     from edge_client.models import build
     from edge_client.models.division import EMBEDDING
@@ -221,6 +228,10 @@ def _starting_model(
     module = build(model, encoder.vocabulary_size, labels, encoder.pad_id, seed=spec.seed)
     report(f"vocabulary: {encoder.vocabulary_size:,} entries from {vocabulary.file}")
     _fill(module, base)
+    if spec.start is not None:
+        from export.starting import train_start
+
+        train_start(module, spec, tokenizer, folder / spec.start.file, report)
     if vocabulary.pretrained is not None:
         embedding = module.embedding.weight.detach().numpy()
         table = folder / vocabulary.pretrained

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     Encoder = TextEncoder | ClozeEncoder
 
-__all__ = ["TOLERANCE", "ExportReport", "ParityFailed", "SharedBackbone", "export_model"]
+__all__ = ["TOLERANCE", "ExportReport", "ParityFailed", "SharedBackbone", "export_model", "export_module"]
 
 # Logits, absolute. What was measured is 1e-6 and less; a wrong graph is off by tenths.
 TOLERANCE = 1e-4
@@ -118,13 +118,7 @@ def export_model(
     encoder = encoder_of(document, tokenizer)
     module, _ = assembled(document, encoder, manifest, manifest.decode(weights), private or {}, backbone)
     made = _split(module) if split else _whole(_convert(module, encoder))
-    difference = _parity(module, made.run, encoder, samples)
-    if not difference <= TOLERANCE:  # Written so that a NaN fails.
-        raise ParityFailed(
-            f"the exported model's logits differ from the trained model's by {difference:.3g}, more than "
-            f"{TOLERANCE:g}; nothing was written. Check that the versions of "
-            "torch, onnx and onnxruntime are those in constraints.txt"
-        )
+    difference = _checked_parity(module, made.run, encoder, samples)
     shared = None
     if made.backbone is not None:
         folder, index, written = write_backbone(out, {"backbone.onnx": made.backbone, "tokenizer.json": tokenizer})
@@ -146,6 +140,43 @@ def export_model(
     )
     index = write_bundle(out, "model" if shared is None else "prompt", files, model=facts)
     return ExportReport(difference, len(samples), _sizes(index), shared)
+
+
+def export_module(
+    module: "TextClassifier",
+    encoder: "TextEncoder",
+    tokenizer: bytes,
+    out: Path,
+    samples: "Sequence[TextRow]",
+    *,
+    labels: Sequence[str],
+    job: str,
+    version: bytes,
+) -> ExportReport:
+    """Writes the model bundle `out` of a module that was trained here, and not in rounds of a job.
+
+    encoder: over `tokenizer`'s bytes. labels: what the outputs mean, in their order. job, version: where it came from,
+    by name, and the digest of its weights. samples: as in `export_model`.
+
+    Raises:
+        ParityFailed, BundleInvalid: as `export_model` says. ValueError: no samples.
+    """
+    check_place(out, "model")
+    if not samples:
+        raise ValueError("no texts to compare the exported model on; give at least one")
+    made = _whole(_convert(module, encoder))
+    difference = _checked_parity(module, made.run, encoder, samples)
+    facts = ModelFacts(
+        job=job,
+        version=version,
+        max_tokens=encoder.max_tokens,
+        min_tokens=encoder.min_tokens,
+        frame=encoder.frame,
+        parity=difference,
+        texts=len(samples),
+    )
+    files = {**made.files, "labels.json": Labels(labels=tuple(labels)).canonical(), "tokenizer.json": tokenizer}
+    return ExportReport(difference, len(samples), _sizes(write_bundle(out, "model", files, model=facts)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +265,23 @@ def _without_traces(proto: Any) -> bytes:
         del graph.value_info[:]
     data: bytes = proto.SerializeToString(deterministic=True)
     return data
+
+
+def _checked_parity(
+    module: "TextClassifier",
+    run: Callable[[NDArray[np.int64]], NDArray[np.float32]],
+    encoder: "Encoder",
+    samples: "Sequence[TextRow]",
+) -> float:
+    """The largest difference of any logit. Raises: ParityFailed: more than TOLERANCE."""
+    difference = _parity(module, run, encoder, samples)
+    if not difference <= TOLERANCE:  # Written so that a NaN fails.
+        raise ParityFailed(
+            f"the exported model's logits differ from the trained model's by {difference:.3g}, more than "
+            f"{TOLERANCE:g}; nothing was written. Check that the versions of "
+            "torch, onnx and onnxruntime are those in constraints.txt"
+        )
+    return difference
 
 
 def _parity(

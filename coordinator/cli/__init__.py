@@ -11,9 +11,11 @@ import typer
 
 from coordinator.cli import audit, authority, job, member, operator
 from coordinator.cli.backup import backup, restore
+from coordinator.cli.finetune import finetune
 from coordinator.cli.health import health
 from coordinator.cli.init import init
 from coordinator.cli.model import evaluate, export
+from coordinator.cli.sample import sample
 from coordinator.cli.serve import serve
 from coordinator.cli.status import status
 from tacit.console import run_app
@@ -58,6 +60,8 @@ app.add_typer(authority.app, name="authority", help="Look at, replace and retire
 app.add_typer(job.app, name="job", help="Make, start, look at and steer training jobs.")
 app.command(short_help="Measure a version on data of your own.")(evaluate)
 app.command(short_help="Write a version as ONNX with its tokenizer.")(export)
+app.command(short_help="Make texts up from a version of an rvae job.")(sample)
+app.command(short_help="Train a classifier on texts that members made up.")(finetune)
 app.add_typer(audit.app, name="audit", help="Show the journal, and verify that nothing in it was changed.")
 app.command(short_help="Back up database and blobs, also while serving.")(backup)
 app.command(short_help="Put a backup into an empty database.")(restore)

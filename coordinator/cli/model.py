@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tacit.v1 import operator_pb2
     from tacit.v1.operator_pb2_grpc import OperatorServiceStub
 
-__all__ = ["evaluate", "export"]
+__all__ = ["Material", "Version", "evaluate", "export", "fetch_material"]
 
 RECONNECT_SECONDS = 2.0
 # Texts on which an evaluation's export is compared with the model it came from.
@@ -146,7 +146,7 @@ def export(
 
         async def work() -> Material:
             async with operator_stub(where) as stub:
-                return await _fetch(stub, job, version, Path(scratch), quiet=as_json)
+                return await fetch_material(stub, job, version, Path(scratch), quiet=as_json)
 
         material = run(work())
         report = _export(tools, material, out, given, split=split)
@@ -232,7 +232,7 @@ class _Evaluation:
     async def _measure(self, stub: "OperatorServiceStub", version: int | None) -> None:
         from tacit.v1 import operator_pb2
 
-        material = await _fetch(stub, self._job, version, self._scratch, quiet=self._as_json)
+        material = await fetch_material(stub, self._job, version, self._scratch, quiet=self._as_json)
         found = await asyncio.to_thread(self._run, material)
         evaluation = operator_pb2.Evaluation(
             version_number=material.number,
@@ -343,7 +343,9 @@ def made_up_texts(tokenizer: bytes) -> list[str]:
     return [" ".join(choose.choices(words, k=2**size)) for size in range(6) for _ in range(4)]
 
 
-async def _fetch(stub: "OperatorServiceStub", job: str, version: int | None, scratch: Path, *, quiet: bool) -> Material:
+async def fetch_material(
+    stub: "OperatorServiceStub", job: str, version: int | None, scratch: Path, *, quiet: bool
+) -> Material:
     """A version and all it needs, each part verified by its digest. scratch: where a backbone goes, or lies already."""
     from tacit.blobs import fetch_blob
     from tacit.documents import DocumentInvalid

@@ -1,0 +1,256 @@
+"""`coordinator finetune`: a classifier of the datacenter, trained on the texts that members made up and gave.
+
+The server has no part in it: this command reads the corpora, trains on this machine with the code of `export`, and
+measures what it wrote. It needs the export extra.
+"""
+
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from coordinator.cli.common import Dir, Json, Operator, operator_folder, operator_stub, run, table
+from tacit.console import ExitCode, fail, print_json
+
+__all__ = ["finetune"]
+
+
+def finetune(
+    job: Annotated[str, typer.Argument(help="The job whose members gave made-up texts.")],
+    test: Annotated[Path, typer.Option(help="Labelled examples to measure on: .jsonl, .csv or .tsv, plain or .gz.")],
+    out: Annotated[Path, typer.Option(help="The folder to make.")],
+    corpora: Annotated[
+        Path | None,
+        typer.Option(
+            help="The folder that `coordinator job corpora` wrote. Default: they are fetched from the coordinator.",
+            show_default=False,
+        ),
+    ] = None,
+    unverified: Annotated[
+        bool, typer.Option("--unverified", help="Take files of --corpora that have no member's statement, too.")
+    ] = False,
+    model: Annotated[
+        Literal["bilstm", "transformer"],
+        typer.Option(help="A BiLSTM over words, or a pretrained encoder under two linear layers."),
+    ] = "bilstm",
+    base: Annotated[
+        str | None,
+        typer.Option(help="The transformer's encoder: a folder, or owner/name on the hub.", show_default=False),
+    ] = None,
+    vectors: Annotated[
+        Path | None,
+        typer.Option(help="Word vectors that the BiLSTM starts from, in GloVe's text form.", show_default=False),
+    ] = None,
+    words: Annotated[
+        Path | None,
+        typer.Option(
+            help="A public list of words that have a place beside the corpora's if --vectors has them. Default: the "
+            "job's, unless --corpora is given.",
+            show_default=False,
+        ),
+    ] = None,
+    embedding: Annotated[int, typer.Option(min=1, max=4096, help="Width of the BiLSTM's word vectors.")] = 100,
+    hidden: Annotated[int, typer.Option(min=1, max=4096, help="Width of each of its directions.")] = 128,
+    max_tokens: Annotated[int, typer.Option(min=3, max=4096, help="Longer texts are cut.")] = 64,
+    epochs: Annotated[int, typer.Option(min=1, max=1000, help="Epochs at most.")] = 20,
+    patience: Annotated[
+        int, typer.Option(min=1, max=1000, help="Stop after so many epochs without a lower validation loss.")
+    ] = 3,
+    batch: Annotated[int, typer.Option(min=1, max=65536, help="Texts of a step.")] = 32,
+    learning_rate: Annotated[
+        float | None,
+        typer.Option(help="Adam's. Default: 0.002 of a BiLSTM, 0.00005 of a transformer.", show_default=False),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of weights, order and validation split.")] = 0,
+    device: Annotated[Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Where to train.")] = "auto",
+    text: Annotated[str, typer.Option(help="The column of --test that holds the text.")] = "text",
+    label: Annotated[str, typer.Option(help="The column of --test that holds the label.")] = "label",
+    operator: Operator = None,
+    folder: Dir = None,
+    as_json: Json = False,
+) -> None:
+    """Train a classifier on the corpora that members gave for a job, measure it, and write it as ONNX."""
+    tools = _tools()
+    if corpora is not None:
+        given = _from_folder(tools, job, corpora, words, unverified)
+    elif unverified:
+        fail("--unverified is about files in a folder; name it with --corpora", ExitCode.USAGE)
+    else:
+        where = operator_folder(operator, folder)
+        given = _from_coordinator(tools, job, where, words, spoken=vectors is not None, quiet=as_json)
+    settings = _settings(
+        tools,
+        model=model,
+        base=base,
+        table=None if vectors is None else str(vectors),
+        embedding=embedding,
+        hidden=hidden,
+        max_tokens=max_tokens,
+        epochs=epochs,
+        patience=patience,
+        batch=batch,
+        learning_rate=learning_rate,
+        seed=seed,
+    )
+    if not as_json:
+        typer.echo(_opening(tools, given))
+    try:
+        provenance = tools.finetune(
+            given,
+            test,
+            out,
+            settings,
+            text=text,
+            label=label,
+            device=device,
+            report=lambda sentence: typer.echo(f"  {sentence}", err=True),
+            epoch=lambda found: typer.echo(f"  {_epoch_line(found)}", err=True),
+        )
+    except ImportError as error:
+        fail(
+            f"making an ONNX file needs {error.name or error}; install it with "
+            "`pip install 'tacit[coordinator,export]'`",
+            ExitCode.USAGE,
+        )
+    except (ValueError, OSError) as error:
+        fail(str(error), ExitCode.NOT_FOUND if not test.exists() else ExitCode.USAGE)
+    except RuntimeError as error:
+        fail(str(error), ExitCode.FAILED)
+    if as_json:
+        print_json({"out": str(out), **provenance.model_dump(mode="json", by_alias=True)})
+        return
+    _show(tools, provenance, out)
+
+
+@dataclass(frozen=True)
+class _Tools:
+    """The functions of `export`, once it is certain that they are there."""
+
+    finetune: Any
+    settings: Any
+    given: Any
+    read_corpora: Any
+    read_words: Any
+    words_of_tokenizer: Any
+    promise_of: Any
+    promise_in_words: Any
+
+
+def _tools() -> _Tools:
+    try:
+        # It brings torch, without which nothing of what follows is of use.
+        import export.finetune_training  # noqa: F401
+        from export.finetune import Given, Settings, promise_in_words
+        from export.finetune import finetune as train
+        from export.finetune_corpora import promise_of, read_corpora
+        from export.finetune_words import read_words, words_of_tokenizer
+    except ImportError as error:
+        fail(
+            f"training a classifier needs the libraries of models ({error.name or error} is missing); install them "
+            "with `pip install 'tacit[coordinator,export]'`, here or on another machine with the operator's folder",
+            ExitCode.USAGE,
+        )
+    return _Tools(train, Settings, Given, read_corpora, read_words, words_of_tokenizer, promise_of, promise_in_words)
+
+
+def _settings(tools: _Tools, **values: object) -> Any:
+    from pydantic import ValidationError
+
+    from tacit.documents import sentence_of
+
+    try:
+        return tools.settings(**values)
+    except ValidationError as error:
+        fail(sentence_of(error), ExitCode.USAGE)
+
+
+def _from_folder(tools: _Tools, job: str, corpora: Path, words: Path | None, unverified: bool) -> Any:
+    """What is trained on, from what `coordinator job corpora` or `coordinator sample` wrote."""
+    try:
+        found = tools.read_corpora(corpora, job, unverified=unverified)
+        return tools.given(job=job, corpora=found, words=() if words is None else tools.read_words(words))
+    except (ValueError, OSError) as error:
+        fail(str(error), ExitCode.NOT_FOUND if not corpora.is_dir() else ExitCode.USAGE)
+
+
+def _from_coordinator(tools: _Tools, job: str, where: Path, words: Path | None, *, spoken: bool, quiet: bool) -> Any:
+    """What is trained on, from the coordinator: its corpora, and of the job its labels. spoken: and its words, unless
+    there is a list of the operator's own.
+    """
+    from coordinator.cli.corpora import download_corpora
+
+    with tempfile.TemporaryDirectory(prefix="tacit-corpora-") as scratch:
+        folder = Path(scratch) / "corpora"
+
+        async def work() -> "tuple[Any, bytes | None]":
+            from tacit.blobs import fetch_blob
+
+            listed = await download_corpora(where, job, folder, quiet=quiet)
+            _check_given(job, listed)
+            if not spoken or words is not None or listed.job.tokenizer is None:
+                return listed, None
+            tokenizer = bytearray()
+            async with operator_stub(where) as stub:
+                await fetch_blob(stub.FetchBlob, listed.job.tokenizer, tokenizer)
+            return listed, bytes(tokenizer)
+
+        listed, tokenizer = run(work())
+        found = _from_folder(tools, job, folder, words, False)
+    public = found.words if tokenizer is None else tools.words_of_tokenizer(tokenizer)
+    return replace(found, labels=listed.job.labels, job_document=listed.document, words=public)
+
+
+def _check_given(job: str, listed: Any) -> None:
+    """Raises: CommandFailed: nobody gave anything; it says why."""
+    answers = Counter(each.answer for each in listed.members)
+    if answers["given"]:
+        return
+    if listed.status != "finished":
+        fail(f"job {job} is {listed.status}, and members are asked for texts once it is finished", ExitCode.REFUSED)
+    fail(
+        f"no member has given a corpus for job {job}, so that there is nothing to train on: of those that took part "
+        f"{answers['declined']} declined and {answers['awaited']} have not answered yet",
+        ExitCode.REFUSED,
+    )
+
+
+def _opening(tools: _Tools, given: Any) -> str:
+    rows = sum(len(each.examples) for each in given.corpora)
+    without = [each.member for each in given.corpora if each.promise == "none"]
+    said = tools.promise_in_words(tools.promise_of(given.corpora))
+    whose = f" ({', '.join(without)})" if without and len(without) < len(given.corpora) else ""
+    found = len(given.corpora)
+    return f"{rows:,} made-up texts in {found} {'corpus' if found == 1 else 'corpora'}: {said}{whose}."
+
+
+def _epoch_line(found: Any) -> str:
+    line = f"epoch {found.number}: loss {found.loss:.4f}"
+    if found.validation_loss is None:
+        return line
+    return f"{line}, on validation texts {found.validation_loss:.4f} and {100 * found.validation_accuracy:.1f} % right"
+
+
+def _show(tools: _Tools, provenance: Any, out: Path) -> None:
+    scores, run = provenance.test.scores, provenance.training
+    rows = [
+        [
+            each.label,
+            f"{each.rows:,}",
+            *(f"{100 * value:.1f} %" for value in (each.precision, each.recall)),
+            f"{each.f1:.3f}",
+        ]
+        for each in scores.labels
+    ]
+    typer.echo(
+        f"Trained {run.epochs} epochs on {run.rows:,} texts and kept epoch {run.kept}.\n"
+        f"Test, {scores.rows:,} rows: accuracy {100 * scores.accuracy:.2f} % (standard error "
+        f"{100 * scores.standard_error:.2f}), macro F1 {scores.macro_f1:.3f}; always {scores.majority_label!r}: "
+        f"{100 * scores.majority:.2f} %.\n\n" + table(["LABEL", "ROWS", "PRECISION", "RECALL", "F1"], rows)
+    )
+    typer.echo(
+        f"\nWrote {out} ({provenance.version.hex()[:16]}): {tools.promise_in_words(provenance.promise)}. Whose texts "
+        f"are in it stands in {out / 'provenance.json'}."
+    )

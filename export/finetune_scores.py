@@ -1,0 +1,76 @@
+"""Figures of a classifier on a test set, from labels alone: accuracy, each label's own, and what a constant gets."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from tacit.documents import Part
+
+__all__ = ["LabelScores", "TestScores", "scores_of"]
+
+Share = Field(ge=0, le=1)
+
+
+class LabelScores(Part):
+    """One label's rows in the test set, and precision, recall and their harmonic mean; 0 where nothing is counted."""
+
+    label: str
+    rows: int = Field(ge=0)
+    precision: float = Share
+    recall: float = Share
+    f1: float = Share
+
+
+class TestScores(Part):
+    """accuracy in [0, 1] with its binomial standard error, over so many rows. macro_f1: the mean over the labels that
+    have rows. majority: what one answer to all rows, their most frequent label, would get.
+    """
+
+    rows: int = Field(ge=1)
+    accuracy: float = Share
+    standard_error: float = Share
+    macro_f1: float = Share
+    majority: float = Share
+    majority_label: str
+    labels: tuple[LabelScores, ...]
+
+
+def scores_of(expected: NDArray[np.int64], predicted: NDArray[np.int64], labels: Sequence[str]) -> TestScores:
+    """expected, predicted: (N,), places in `labels`.
+
+    Raises:
+        ValueError: no rows, or shapes that differ.
+    """
+    if expected.ndim != 1 or expected.shape != predicted.shape or not len(expected):
+        raise ValueError(f"one prediction for each row, and a row at least, got {expected.shape} and {predicted.shape}")
+    rows = np.bincount(expected, minlength=len(labels))
+    said = np.bincount(predicted, minlength=len(labels))
+    right = np.bincount(expected[expected == predicted], minlength=len(labels))
+    each = tuple(
+        LabelScores(
+            label=label,
+            rows=int(rows[at]),
+            precision=_share(right[at], said[at]),
+            recall=_share(right[at], rows[at]),
+            f1=_share(2 * right[at], said[at] + rows[at]),
+        )
+        for at, label in enumerate(labels)
+    )
+    accuracy = float(right.sum() / len(expected))
+    return TestScores(
+        rows=len(expected),
+        accuracy=accuracy,
+        standard_error=math.sqrt(accuracy * (1 - accuracy) / len(expected)),
+        # A label without rows has no recall, and would weigh as much as any other.
+        macro_f1=float(np.mean([score.f1 for score in each if score.rows])),
+        majority=float(rows.max() / len(expected)),
+        majority_label=labels[int(rows.argmax())],
+        labels=each,
+    )
+
+
+def _share(part: np.int64, whole: np.int64) -> float:
+    return float(part / whole) if whole else 0.0

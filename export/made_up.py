@@ -1,0 +1,106 @@
+"""Texts that the operator makes up from a job's published model, as `coordinator finetune` reads members' corpora.
+
+Guarantees: nothing is read but a version, the job's document and its list of words; so under a mechanism this is
+post-processing of what the members' ledgers have paid for (`edge_client.synthesis.training` has the theorem), however
+many texts are made up. Labels stand there equally often: a histogram of members' labels is nowhere paid for here. All
+randomness is the system's.
+"""
+
+import hashlib
+import json
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from edge_client.corpus import encoder_of, words_of
+from edge_client.models import build_blank, load_shared
+from edge_client.synthesis.model import Rvae
+from edge_client.synthesis.sampling import Sampling, sample
+from edge_client.synthesis.writing import write_corpus
+from secure_agg import SystemRandom
+from tacit.corpus import CorpusOrder, CorpusStatement, LabelCount, Promise
+from tacit.job import JobDocument
+from tacit.manifest import Manifest
+from tacit.mechanism import NoMechanism
+from tacit.model import RvaeModel
+
+__all__ = ["OPERATOR", "MadeUp", "make_up"]
+
+# The name under which the operator's own file lies beside members' files. No statement of it is signed.
+OPERATOR: Final = "operator"
+
+
+@dataclass(frozen=True, slots=True)
+class MadeUp:
+    """What was written. path: the rows; statement: what is said of them."""
+
+    path: Path
+    statement: CorpusStatement
+
+
+def make_up(
+    job: JobDocument,
+    manifest: Manifest,
+    weights: bytes,
+    tokenizer: bytes,
+    out: Path,
+    *,
+    order: CorpusOrder,
+    federation: bytes,
+    round: int,
+) -> MadeUp:
+    """Writes OUT/operator.jsonl and OUT/operator.statement.json; the folder is made.
+
+    weights: of the version, as its blob is. order: how many texts, and how words are drawn. round: its number.
+
+    Raises:
+        ValueError: not an autoencoder's job, weights that are spoilt, or no text that is not empty.
+        OSError: the folder cannot be written.
+    """
+    if not isinstance(job.model, RvaeModel):
+        raise ValueError(f"job {job.name} trains a {job.model.architecture}, which makes no text up; an rvae does")
+    words = words_of(job, tokenizer)
+    encoder = encoder_of(job, tokenizer)
+    module = build_blank(job.model, encoder.vocabulary_size, len(job.labels), encoder.pad_id)
+    if not isinstance(module, Rvae):
+        raise TypeError("an rvae's model builds another module")
+    load_shared(module, manifest.unflatten(manifest.decode(weights)))
+    sampling = Sampling(order.temperature, order.top_k, max_tokens=job.model.max_tokens)
+    evenly = np.ones(len(job.labels), dtype=np.int64)
+    texts = sample(module, words, evenly, order.texts, SystemRandom(), sampling)
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / f"{OPERATOR}.jsonl"
+    written = write_corpus(path, texts, job.labels, most_bytes=order.most_bytes)
+    if not written.rows:
+        path.unlink()
+        raise ValueError(f"all {order.texts} texts came out empty; look at the job's rounds, or make more of them")
+    data = path.read_bytes()
+    counted = Counter(json.loads(line)["label"] for line in data.splitlines())
+    statement = CorpusStatement(
+        federation=federation,
+        job=job.name,
+        job_document=job.digest(),
+        member=OPERATOR,
+        corpus=hashlib.sha256(data).digest(),
+        bytes=len(data),
+        rows=written.rows,
+        labels=tuple(LabelCount(label=label, rows=counted[label]) for label in job.labels),
+        round=round,
+        version=hashlib.sha256(weights).digest(),
+        mechanism=job.mechanism.name,
+        variant=job.model.variant,
+        promise=_promise(job, job.model),
+        histogram="even",
+        made_ms=time.time_ns() // 1_000_000,
+    )
+    (out / f"{OPERATOR}.statement.json").write_bytes(statement.canonical())
+    return MadeUp(path, statement)
+
+
+def _promise(job: JobDocument, model: RvaeModel) -> Promise:
+    unprotected = isinstance(job.mechanism, NoMechanism) or model.variant == "published"
+    return "none" if unprotected else "differentially-private"

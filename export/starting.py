@@ -1,0 +1,77 @@
+"""Weights that a job starts from, learnt from public text on the operator's machine.
+
+Guarantees: nothing is read but the job's own file and list of words; the same file and seed give the same weights on
+the same machine. That the text is public is the operator's word, as it is of the list of words.
+"""
+
+import gzip
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tacit.documents import DocumentInvalid
+from tacit.job import JobSpec, Training
+from tacit.model import RvaeModel
+
+if TYPE_CHECKING:
+    from edge_client.models.classifier import TextClassifier
+
+__all__ = ["train_start"]
+
+
+def train_start(
+    module: "TextClassifier", spec: JobSpec, tokenizer: bytes, file: Path, report: Callable[[str], None]
+) -> None:
+    """Trains an autoencoder in place as `spec.start` says. Its texts have no labels: each is read under one that is
+    drawn with the job's seed, so that what a label means is learnt from members alone.
+
+    Raises:
+        DocumentInvalid: a file that cannot be read or has no texts, a list of words that is none.
+    """
+    from edge_client.synthesis.model import Rvae
+    from edge_client.synthesis.training import measure, train_plain
+    from edge_client.synthesis.words import public_words
+    from edge_client.text import TokenizerInvalid
+
+    model, start = spec.model, spec.start
+    if start is None or not isinstance(model, RvaeModel) or not isinstance(module, Rvae):
+        raise TypeError("only a job of an rvae that names a start has one")
+    texts = list(itertools.islice(_lines(file), start.texts))
+    if not texts:
+        raise DocumentInvalid(f"start.file: {file} has no line of text; name a file with one public text a line")
+    try:
+        digest = hashlib.sha256(tokenizer).digest()
+        words = public_words(tokenizer, digest, labels=len(spec.labels), max_tokens=model.max_tokens, most=model.words)
+    except TokenizerInvalid as error:
+        raise DocumentInvalid(f"vocabulary: {error}") from error
+    places = np.random.default_rng(spec.seed).integers(len(spec.labels), size=len(texts))
+    ids = words.encode(texts, places)
+    # What stands after a label and before the end. Of a text without known words nothing can be learnt.
+    inner = ids[:, 1:]
+    known = ((inner > 1) & (inner < words.end_id)).sum()
+    read = ((inner != 0) & (inner != words.end_id)).sum()
+    if not known:
+        raise DocumentInvalid(f"start.file: {file} has no word of the job's list; is it text of the same language?")
+    recipe = Training(epochs=start.epochs, batch=start.batch, learning_rate=start.learning_rate)
+    report(
+        f"start: {len(texts):,} public texts from {file.name}, {known / max(read, 1):.0%} of their words in the list"
+    )
+    # The table moves here even where members leave it alone: it is learnt once, from public text.
+    train_plain(module, ids, recipe, seed=spec.seed, free_embedding=True)
+    found = measure(module, ids[:512], seed=spec.seed)
+    report(f"start: perplexity {found.prior_perplexity:.1f} from the prior, on texts it was trained on")
+
+
+def _lines(file: Path) -> Iterator[str]:
+    opened = gzip.open if file.suffix == ".gz" else open
+    try:
+        with opened(file, "rt", encoding="utf-8") as lines:
+            for line in lines:
+                if text := line.strip():
+                    yield text
+    except (OSError, UnicodeDecodeError, EOFError) as error:
+        raise DocumentInvalid(f"start.file: {file} cannot be read as lines of UTF-8 text ({error})") from error

@@ -1,0 +1,202 @@
+"""Private synthetic text with real processes: examples/synthesis.toml, from the job to a classifier that predicts.
+
+Mutual TLS, secure aggregation, a ledger for each of four members, dp-sgd, a start from public text and FedAdam. Aster
+reads its corpus and approves, birch's policy approves by itself, cedar vetoes, and dill's budget is spent in the middle
+of the job. What aster sends is written down.
+"""
+
+import json
+import re
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+
+from coordinator.config import CoordinatorFolder
+from coordinator.services.credentials import federation_credentials
+from edge_client.home import MemberIdentity
+from tacit.console import ExitCode
+from tacit.corpus import CorpusStatement
+from tacit.job import JobSpec
+from tacit.v1 import operator_pb2 as pb
+from tests.support.processes import EXAMPLES, ROOT, Federation, Process, behind, command, succeed
+from tests.support.recorder import Relay
+
+# Everything is set up by the first test, with five processes.
+pytestmark = pytest.mark.timeout(600)
+
+EXAMPLE = ROOT / "examples" / "synthesis.toml"
+JOB, TEXTS, ROWS, ROUNDS = "synthesis", 120, 270, 4
+POLICY = "schema = 1\nepsilon = {epsilon}\ndelta = 1e-5\ncorpora = {corpora}\n"
+# Of 270 messages the gate lets one round of the example pass at epsilon 3, two at 3.8, three at 4.6 (delta 1e-5).
+MEMBERS = {"aster": (8.0, "ask"), "birch": (8.0, "always"), "cedar": (8.0, "ask"), "dill": (4.2, "always")}
+
+
+@dataclass(frozen=True)
+class Story:
+    """What happened. waiting: aster's corpus before it decided; sent: what aster sent; listed: what the operator saw
+    in the end; given: the folder that the corpora were downloaded to; classifier: the folder of the bundle.
+    """
+
+    federation: Federation
+    running: dict[str, Process]
+    detail: pb.JobDetail
+    waiting: dict
+    sent: object
+    listed: dict
+    given: Path
+    provenance: dict
+    classifier: Path
+
+
+def corpus(federation, member, *words):
+    return json.loads(succeed("edge_client", "corpus", *words, "--home", federation.home(member), "--json"))
+
+
+def corpora(federation, *more):
+    return json.loads(federation.operator("job", "corpora", JOB, "--json", *more))
+
+
+def finetuned(federation, folder, name, *more):
+    words = [
+        "--test",
+        str(EXAMPLES / "test.jsonl"),
+        "--out",
+        str(folder / name),
+        "--epochs",
+        "8",
+        "--hidden",
+        "32",
+        *more,
+    ]
+    return json.loads(federation.operator("finetune", JOB, "--json", *words))
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("synthesis")
+    with ExitStack() as stack:
+        federation = Federation(folder)
+        stack.callback(federation.close)
+        lines = (EXAMPLES / "train.jsonl").read_text().splitlines(keepends=True)
+        for number, (name, (epsilon, consent)) in enumerate(MEMBERS.items()):
+            federation.enrol(name, policy=POLICY.format(epsilon=epsilon, corpora=json.dumps(consent)))
+            federation.data(name).write_text("".join(lines[ROWS * number : ROWS * (number + 1)]))
+        home = MemberIdentity.load(federation.home("aster"))
+        towards = grpc.ssl_channel_credentials(home.root_pem, home.key_pem, home.certificate_pem)
+        relay = Relay(
+            federation_credentials(CoordinatorFolder(federation.dir)), f"localhost:{federation.port}", towards
+        )
+        stack.callback(relay.close)
+        behind(relay, federation.home("aster"))
+        federation.create(EXAMPLE)
+        running = {name: federation.start(name) for name in MEMBERS}
+        detail = federation.finished(JOB)
+        for name in MEMBERS:
+            running[name].wait_for("corpus_made")
+        # Two ask, and are asked; what the others made is sent without a word.
+        running["aster"].wait_for("corpus_waits")
+        running["cedar"].wait_for("corpus_waits")
+        for name in ("birch", "dill"):
+            running[name].wait_for("corpus_sent")
+        waiting = {**corpus(federation, "aster", "show", JOB, "--rows", "200"), "listed": corpora(federation)}
+        corpus(federation, "aster", "approve", JOB)
+        corpus(federation, "cedar", "veto", JOB)
+        running["aster"].wait_for("corpus_sent")
+        running["cedar"].wait_for("corpus_declined")
+        sent = relay.take()
+        given = folder / "given"
+        listed = corpora(federation, "--out", str(given))
+        provenance = finetuned(federation, folder, "classifier")
+        yield Story(federation, running, detail, waiting, sent, listed, given, provenance, folder / "classifier")
+
+
+def test_dill_trained_twice_and_the_others_to_the_end(story):
+    survivors = [sorted(each.survivors) for round_ in story.detail.rounds for each in round_.attempts if each.survivors]
+    assert len(survivors) == ROUNDS
+    assert [("dill" in each) for each in survivors] == [True, True, False, False]
+    assert all({"aster", "birch", "cedar"} <= set(each) for each in survivors)
+
+
+def test_nothing_leaves_before_its_owner_has_read_it(story):
+    texts = story.waiting["texts"]
+    assert 60 < len(texts) <= TEXTS
+    assert "differentially private" in story.waiting["promise"]
+    # While aster read, the operator had those of the two whose policies say always.
+    answers = {each["member"]: each["answer"] for each in story.waiting["listed"]["members"]}
+    assert answers == {"aster": "awaited", "birch": "given", "cedar": "awaited", "dill": "given"}
+
+
+def test_the_operator_has_three_corpora_and_cedars_no(story):
+    answers = {each["member"]: each["answer"] for each in story.listed["members"]}
+    assert answers == {"aster": "given", "birch": "given", "cedar": "declined", "dill": "given"}
+    assert not (story.given / "cedar.jsonl").exists()
+    assert not list((story.federation.home("cedar") / "corpora" / JOB).glob("*.jsonl"))
+    for name in ("aster", "birch", "dill"):
+        rows = [json.loads(line) for line in (story.given / f"{name}.jsonl").read_text().splitlines()]
+        said = CorpusStatement.from_json((story.given / f"{name}.statement.json").read_bytes(), what=name)
+        assert said.rows == len(rows) > 60
+        assert (said.member, said.promise, said.histogram) == (name, "differentially-private", "noised")
+        # Dill's is the model of its last round, long before the job's.
+        assert said.round == (2 if name == "dill" else ROUNDS)
+    assert [json.loads(line) for line in (story.given / "aster.jsonl").read_text().splitlines()] == story.waiting[
+        "texts"
+    ]
+
+
+def test_made_up_text_is_of_public_words_and_nobodys_message(story):
+    known = set((EXAMPLES / "words.txt").read_text().split())
+    private = {json.loads(line)["text"].lower() for line in (EXAMPLES / "train.jsonl").open()}
+    for path in story.given.glob("*.jsonl"):
+        for line in path.read_text().splitlines():
+            text = json.loads(line)["text"]
+            assert text.lower() not in private
+            words = re.findall("[a-z0-9]+", text)
+            assert all(word in known or word in ("s", "t", "re", "ve", "ll", "d", "m") for word in words), text
+
+
+def test_what_aster_sent_is_its_corpus_once(story):
+    parts = story.sent.parsed("FederationService/UploadCorpus")
+    sent = b"".join(part.data for part in parts if part.WhichOneof("part") == "data")
+    assert sent == (story.given / "aster.jsonl").read_bytes()
+    # No message of aster's is in anything that it sent.
+    lines = story.federation.data("aster").read_text().splitlines()
+    everything = b"".join(part.SerializeToString() for part in parts)
+    assert not [line for line in lines if json.loads(line)["text"].encode() in everything]
+
+
+def test_every_ledger_holds_its_rounds_and_one_histogram(story):
+    for name in MEMBERS:
+        home = story.federation.home(name)
+        verified = command("edge_client", "ledger", "verify", "--home", home, "--json")
+        assert verified.returncode == 0, verified.stdout + verified.stderr
+        assert json.loads(verified.stdout)["problems"] == []
+        (shown,) = json.loads(succeed("edge_client", "ledger", "show", "--home", home, "--json"))["jobs"]
+        # Each round that it was in, and the noised count of its labels.
+        assert shown["releases"] == (2 if name == "dill" else ROUNDS) + 1
+
+
+def test_a_classifier_of_the_datacenter_predicts(story):
+    said = story.provenance
+    assert {each["member"] for each in said["corpora"]} == {"aster", "birch", "dill"}
+    assert said["promise"] == "differentially-private"
+    assert 0 < said["test"]["scores"]["accuracy"] <= 1
+    # The bundle is one as any other: a member runs it.
+    answer = succeed("edge_client", "predict", "--bundle", story.classifier, "where is my invoice", "--json")
+    assert json.loads(answer.splitlines()[0])["label"] in JobSpec.from_toml(EXAMPLE).labels
+
+
+def test_the_operator_may_make_texts_up_from_the_published_model(story, tmp_path):
+    made = json.loads(story.federation.operator("sample", JOB, "--out", tmp_path / "own", "--texts", "60", "--json"))
+    assert made["promise"] == "differentially-private"
+    assert 40 < made["rows"] <= 60
+    said = finetuned(story.federation, tmp_path, "classifier", "--corpora", str(tmp_path / "own"))
+    assert [each["member"] for each in said["corpora"]] == ["operator"]
+
+
+def test_a_job_that_is_not_there_has_no_corpora(story):
+    done = command("coordinator", "job", "corpora", "nobody", "--dir", story.federation.dir)
+    assert done.returncode == ExitCode.NOT_FOUND
+    assert "nobody" in done.stderr

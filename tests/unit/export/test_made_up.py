@@ -1,0 +1,87 @@
+"""Texts that the operator makes up from a version: what is written, what is said of it, and who takes it."""
+
+import hashlib
+import json
+
+import pytest
+
+from export.bundle import make_job_bundle, read_job_bundle
+from export.finetune_corpora import promise_of, read_corpora
+from export.made_up import make_up
+from tacit.corpus import CorpusOrder
+from tacit.job import JobSpec
+from tests.support.processes import EXAMPLES
+
+LABELS = ("yes", "no", "perhaps")
+SOUND = {"name": "dp-sgd", "noise_multiplier": 1.0}
+
+
+def job_of(folder, *, mechanism=SOUND, variant="sound", model=None):
+    sizes = {"embedding": 8, "hidden": 8, "latent": 4, "words": 300, "max_tokens": 6}
+    spec = JobSpec(
+        name="making",
+        labels=LABELS,
+        model=model or {"architecture": "rvae", "variant": variant, **sizes},
+        vocabulary={"kind": "words", "file": str(EXAMPLES / "words.txt")},
+        mechanism=mechanism,
+    )
+    make_job_bundle(spec, folder, folder / "bundle")
+    return read_job_bundle(folder / "bundle")
+
+
+def made(folder, bundle, **order):
+    return make_up(
+        bundle.document,
+        bundle.manifest,
+        bundle.weights,
+        bundle.tokenizer,
+        folder / "out",
+        order=CorpusOrder(source="operator", **order),
+        federation=bytes(32),
+        round=7,
+    )
+
+
+def test_rows_are_of_the_public_list_and_labels_in_equal_parts(tmp_path):
+    bundle = job_of(tmp_path)
+    found = made(tmp_path, bundle, texts=60)
+    rows = [json.loads(line) for line in found.path.read_text().splitlines()]
+    known = set((EXAMPLES / "words.txt").read_text().split()[:298])
+    assert 50 < len(rows) <= 60
+    assert {word for row in rows for word in row["text"].replace("?", " ?").replace(".", " .").split()} & known
+    counted = {label: sum(row["label"] == label for row in rows) for label in LABELS}
+    # Twenty each; empty and repeated ones are left out.
+    assert max(counted.values()) <= 20
+    assert min(counted.values()) >= 15
+    said = found.statement
+    assert {each.label: each.rows for each in said.labels} == counted
+    assert (said.rows, said.bytes) == (len(rows), found.path.stat().st_size)
+    assert said.corpus == hashlib.sha256(found.path.read_bytes()).digest()
+    assert (said.round, said.version, said.member, said.histogram) == (7, bundle.document.weights, "operator", "even")
+    # Nobody foretells them: the coins are the system's.
+    assert made(tmp_path, bundle, texts=60).statement.corpus != said.corpus
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "variant", "promise"),
+    [(SOUND, "sound", "differentially-private"), ("none", "sound", "none"), ("none", "published", "none")],
+)
+def test_a_promise_is_made_only_where_somebody_has_paid_for_it(tmp_path, mechanism, variant, promise):
+    mechanism = {"name": mechanism} if mechanism == "none" else mechanism
+    made(tmp_path, job_of(tmp_path, mechanism=mechanism, variant=variant), texts=20)
+    # What trains a classifier reads it as any member's.
+    (corpus,) = read_corpora(tmp_path / "out", "making")
+    assert corpus.member == "operator"
+    assert promise_of([corpus]) == promise
+
+
+def test_a_file_is_no_longer_than_ordered(tmp_path):
+    found = made(tmp_path, job_of(tmp_path), texts=200, most_bytes=500)
+    assert 300 < found.path.stat().st_size <= 500
+
+
+def test_a_classifier_makes_nothing_up(tmp_path):
+    bundle = job_of(tmp_path, model={"architecture": "textcnn", "embedding": 8, "maps": 4})
+    with pytest.raises(ValueError, match="trains a textcnn, which makes no text up"):
+        made(tmp_path, bundle)
+    assert not (tmp_path / "out").exists()
