@@ -5,20 +5,24 @@ Guarantees:
 - Nothing is taken but of a member that took part in a finished job whose document orders it, and no byte more than the
   order allows. A statement that does not hold is refused before the first byte.
 - What has arrived stays, also over a restart, and an upload goes on behind it. A member has one upload under way, the
-  newest, and one partial file a job: a file with another digest takes its place.
+  newest, and one partial file a job: a file with another digest takes its place. It is open only while it is written.
 - A file counts once it is a blob, and then its row is written: what anybody was told is there after a crash. Neither is
-  written of a file that breaks a rule (`coordinator.corpus_rules`); such a file is deleted, and has to be sent anew.
+  written of a file that breaks a rule (`coordinator.corpus_rules`), or whose row would not be taken; such a file is
+  deleted, and has to be sent anew.
+- Nobody is refused for what the disk did: bytes that may have been sent rightly and are not those announced (a partial
+  file is not synced, so power may fail behind it) are deleted, and asked for again from the first.
 
 Who is calling, and under which certificate, is the service's to know.
 """
 
 import asyncio
+import contextlib
+import hashlib
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import structlog
 
@@ -29,6 +33,7 @@ from coordinator.storage.blobs import BlobStore
 from coordinator.storage.database import Database
 from coordinator.storage.errors import BlobCorrupt, BlobMissing, NotFound, OutOfOrder, StoreUnusable
 from tacit.corpus import CorpusOrder, CorpusStatement
+from tacit.documents import DocumentInvalid
 from tacit.identity import Certificate, name_is_valid
 from tacit.job import JobDocument
 from tacit.reason import Reason
@@ -42,6 +47,8 @@ MOST_CHUNK = 384 * 1024
 _PIECE = 1024 * 1024
 # A member whose chunk the disk did not take comes again at once: it is answered this late, in seconds.
 _FULL_PAUSE = 1.0
+# A chunk is waited for so long, in seconds: on a line of 30 kbit/s it is just there.
+_CHUNK_SECONDS = 120.0
 # Partial files that nobody went on with for so long are deleted at the next start.
 _STALE_SECONDS = 7 * 24 * 3600.0
 
@@ -86,10 +93,15 @@ class _Refused(Exception):
         self.receipt = CorpusReceipt(received, False, reason, detail)
 
 
+class _NotAsSent(Exception):
+    """What lies on the disk is not what was announced, and the member may have sent that."""
+
+
 class Corpora:
     """All members' files. Used from one event loop.
 
-    DatabaseUnusable comes through where the database fails; what has arrived stays.
+    DatabaseUnusable and StoreUnusable come through where the database, or the disk or store, cannot say what was asked;
+    what has arrived stays.
     """
 
     def __init__(
@@ -117,6 +129,8 @@ class Corpora:
         self._known: dict[str, _Ordered] = {}
         # The newest upload of each member: an older one that still trickles in is cut off by it.
         self._writers: dict[str, int] = {}
+        # How long the newest upload of each member still waits for its next chunk, where it does.
+        self._waiting: dict[str, asyncio.Timeout] = {}
         # Held while a member's partial file is chosen, and while a whole one is judged.
         self._locks: dict[str, asyncio.Lock] = {}
         # By job and member: the digest of the file that was refused last, and why. An answer that ends an upload early
@@ -124,6 +138,8 @@ class Corpora:
         self._refusals: dict[tuple[str, str], tuple[bytes, CorpusReceipt]] = {}
         # Held while a job is read: everybody asks at about the same moment, when it is finished.
         self._reading = asyncio.Lock()
+        # Jobs whose document this software cannot read: told of once in a log.
+        self._unreadable: set[str] = set()
         self._judging: set[asyncio.Task[CorpusReceipt]] = set()
 
     async def stop(self) -> None:
@@ -139,7 +155,8 @@ class Corpora:
         """
         self._refusals.pop((job, member), None)
         try:
-            await self._ordered(job, member)
+            with self._disk(job):
+                await self._ordered(job, member)
         except _Refused as refusal:
             return refusal.receipt
         before = await self._database.run(lambda s: records.corpus_of(s, job, member))
@@ -150,23 +167,29 @@ class Corpora:
     async def arrived(self, job: str, member: str, digest: bytes, size: int) -> CorpusReceipt:
         """How much of this file has arrived, or why it was refused."""
         try:
-            ordered = await self._ordered(job, member)
-            _check(ordered.order, digest, size)
-            refused, receipt = self._refusals.get((job, member), (b"", CorpusReceipt()))
-            if refused == digest:
-                return receipt
-            return await self._arrived(job, member, digest)
+            with self._disk(job):
+                ordered = await self._ordered(job, member)
+                _check(ordered.order, digest, size)
+                refused, receipt = self._refusals.get((job, member), (b"", CorpusReceipt()))
+                if refused == digest:
+                    return receipt
+                present = await self._arrived(job, member, digest)
+                if not present.complete:
+                    await self._answerable(job, member)
+                return present
         except _Refused as refusal:
             return refusal.receipt
 
     async def decline(self, job: str, member: str) -> CorpusReceipt:
         """The member gives none away, or none any more: its own decision."""
         try:
-            await self._ordered(job, member)
-            async with self._lock(member):
-                now_ms = self._now_ms()
-                news = await self._database.run(lambda s: records.decline_corpus(s, job, member, now_ms))
-                self._forget_partials(job, member)
+            with self._disk(job):
+                await self._ordered(job, member)
+                async with self._lock(member):
+                    # First: what a member does not give away does not stay for a week because the disk failed once.
+                    self._forget_partials(job, member)
+                    now_ms = self._now_ms()
+                    news = await self._database.run(lambda s: records.decline_corpus(s, job, member, now_ms))
         except OutOfOrder as error:
             return CorpusReceipt(0, False, Reason.REASON_CORPUS_NOT_WANTED, error.sentence)
         except _Refused as refusal:
@@ -184,28 +207,48 @@ class Corpora:
         """Takes (the rest of) a file; returns when it counts, is refused, or the stream has ended early."""
         member = certificate.identity.name
         writer = self._writers[member] = self._writers.get(member, 0) + 1
+        self._cut_off(member)
         try:
-            ordered = await self._ordered(offer.job, member)
-            _check(ordered.order, offer.digest, offer.size)
-            present = await self._arrived(offer.job, member, offer.digest)
-            if present.complete:
-                return present
-            statement = await self._stated(offer, ordered, certificate)
-            self._refusals.pop((offer.job, member), None)
-            async with self._lock(member):
-                partial = self._partial(offer.job, member, offer.digest)
-                self._forget_partials(offer.job, member, but=partial)
-            received = await self._append(partial, offer, member, writer, offset, chunks)
+            with self._disk(offer.job):
+                ordered = await self._ordered(offer.job, member)
+                _check(ordered.order, offer.digest, offer.size)
+                present = await self._arrived(offer.job, member, offer.digest)
+                if present.complete:
+                    return present
+                await self._answerable(offer.job, member)
+                statement = await self._stated(offer, ordered, certificate)
+                self._refusals.pop((offer.job, member), None)
+                async with self._lock(member):
+                    partial = self._partial(offer.job, member, offer.digest)
+                    self._forget_partials(offer.job, member, but=partial)
+            received, carried = await self._append(partial, offer, member, writer, offset, chunks)
             if received < offer.size:
                 detail = f"{received} of {offer.size} bytes have arrived; go on from there"
                 return CorpusReceipt(received, False, Reason.REASON_UPLOAD_INCOMPLETE, detail)
         except _Refused as refusal:
             return self._told(offer, member, refusal.receipt)
         # It is whole, and what becomes of it no longer hangs on this call.
-        task = asyncio.create_task(self._verdict(partial, offer, ordered, statement, certificate))
+        task = asyncio.create_task(self._verdict(partial, carried, offer, ordered, statement, certificate))
         self._judging.add(task)
         task.add_done_callback(self._judged)
-        return await asyncio.shield(task)
+        receipt = await asyncio.shield(task)
+        if receipt.reason == Reason.REASON_UPLOAD_INCOMPLETE and receipt.received == offer.size:
+            # Whole, and not kept.
+            await asyncio.sleep(_FULL_PAUSE)
+        return receipt
+
+    def _cut_off(self, member: str) -> None:
+        """The upload of this member that waits for a chunk waits no longer."""
+        waiting = self._waiting.pop(member, None)
+        if waiting is not None and not waiting.expired():
+            waiting.reschedule(asyncio.get_running_loop().time())
+
+    async def _answerable(self, job: str, member: str) -> None:
+        """Raises: _Refused: a row of this member would not be taken, so that no blob may be written for one."""
+        try:
+            await self._database.run(lambda s: records.check_answer(s, job, member))
+        except OutOfOrder as error:
+            raise _Refused(Reason.REASON_CORPUS_NOT_WANTED, error.sentence) from error
 
     async def _stated(self, offer: Offer, ordered: _Ordered, certificate: Certificate) -> CorpusStatement:
         try:
@@ -231,35 +274,48 @@ class Corpora:
 
     async def _append(
         self, partial: Path, offer: Offer, member: str, writer: int, offset: int, chunks: AsyncIterator[bytes]
-    ) -> int:
-        """Adds what comes to the partial file; returns its bytes."""
-        received = offset
+    ) -> tuple[int, bytes | None]:
+        """Adds what comes to the partial file. Returns its bytes and, where this call carries it from the first byte
+        on, their SHA-256 as they came.
+        """
+        received, hashed = offset, hashlib.sha256() if offset == 0 else None
         try:
             partial.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with partial.open("ab", buffering=0) as file:
-                present = file.tell()
-                if offset != present:
-                    raise _Refused(
-                        Reason.REASON_UPLOAD_INCOMPLETE, f"the upload goes on at byte {present}, not {offset}", present
-                    )
-                async for chunk in chunks:
-                    if self._writers[member] != writer:
-                        detail = "another upload of this member has begun since"
-                        raise _Refused(Reason.REASON_UPLOAD_INCOMPLETE, detail, received)
-                    if received + len(chunk) > offer.size:
-                        self._forget_partials(offer.job, member)
-                        detail = f"more came than the {offer.size} bytes that were announced; send the file again"
-                        raise _Refused(Reason.REASON_CORPUS_INVALID, detail)
-                    try:
-                        _write(file, chunk)
-                    except OSError:
-                        # It goes again as a whole.
-                        file.truncate(received)
-                        raise
-                    received += len(chunk)
+            _goes_on(partial, received)
+            while (chunk := await self._next(chunks, member, writer, received)) is not None:
+                _goes_on(partial, received)
+                if received + len(chunk) > offer.size:
+                    self._forget_partials(offer.job, member)
+                    detail = f"more came than the {offer.size} bytes that were announced; send the file again"
+                    raise _Refused(Reason.REASON_CORPUS_INVALID, detail)
+                _add(partial, received, chunk)
+                received += len(chunk)
+                if hashed is not None:
+                    hashed.update(chunk)
         except OSError as error:
-            raise await self._not_kept(offer.job, member, error, received) from error
-        return received
+            receipt = self._failing(offer.job, member, error, received)
+            await asyncio.sleep(_FULL_PAUSE)
+            raise _Refused(receipt.reason, receipt.detail, receipt.received) from error
+        return received, None if hashed is None else hashed.digest()
+
+    async def _next(self, chunks: AsyncIterator[bytes], member: str, writer: int, received: int) -> bytes | None:
+        """The next chunk; None: there are no more. Raises: _Refused: it does not come, or to a newer upload."""
+        chunk, waiting, detail = None, asyncio.timeout(_CHUNK_SECONDS), ""
+        try:
+            async with waiting:
+                if self._writers[member] == writer:
+                    self._waiting[member] = waiting
+                    chunk = await anext(chunks, None)
+        except TimeoutError:
+            detail = f"nothing came for {_CHUNK_SECONDS:.0f} seconds; go on from byte {received}"
+        finally:
+            if self._waiting.get(member) is waiting:
+                del self._waiting[member]
+        if self._writers[member] != writer:
+            detail = "another upload of this member has begun since"
+        if detail:
+            raise _Refused(Reason.REASON_UPLOAD_INCOMPLETE, detail, received)
+        return chunk
 
     def _judged(self, task: "asyncio.Task[CorpusReceipt]") -> None:
         self._judging.discard(task)
@@ -268,58 +324,95 @@ class Corpora:
             log.error("storage_failed", detail=str(error))
 
     async def _verdict(
-        self, partial: Path, offer: Offer, ordered: _Ordered, statement: CorpusStatement, certificate: Certificate
+        self,
+        partial: Path,
+        carried: bytes | None,
+        offer: Offer,
+        ordered: _Ordered,
+        statement: CorpusStatement,
+        certificate: Certificate,
     ) -> CorpusReceipt:
-        receipt = await self._judge(partial, offer, ordered, statement, certificate)
-        return self._told(offer, certificate.identity.name, receipt)
+        member = certificate.identity.name
+        try:
+            async with self._lock(member):
+                receipt = await self._judge(partial, carried, offer, ordered, statement, certificate)
+        except _Refused as refusal:
+            receipt = refusal.receipt
+        except (StoreUnusable, OSError) as error:
+            receipt = self._failing(offer.job, member, error, offer.size)
+        return self._told(offer, member, receipt)
 
     async def _judge(
-        self, partial: Path, offer: Offer, ordered: _Ordered, statement: CorpusStatement, certificate: Certificate
+        self,
+        partial: Path,
+        carried: bytes | None,
+        offer: Offer,
+        ordered: _Ordered,
+        statement: CorpusStatement,
+        certificate: Certificate,
     ) -> CorpusReceipt:
-        """What becomes of a file that is whole."""
+        """What becomes of a file that is whole. Under the member's lock. Raises: _Refused. OSError, StoreUnusable."""
         member, job = certificate.identity.name, offer.job
-        async with self._lock(member):
-            present = await self._arrived(job, member, offer.digest)
-            if present.complete:
-                return present
-            if present.received < offer.size:
-                # Another file, or a refusal, has taken its place meanwhile.
-                detail = "it is no longer here; send it again"
-                return CorpusReceipt(present.received, False, Reason.REASON_UPLOAD_INCOMPLETE, detail)
-            try:
-                await asyncio.to_thread(_store, self._store, partial, offer, ordered, statement)
-            except CorpusInvalid as error:
-                self._forget_partials(job, member)
-                return CorpusReceipt(0, False, Reason.REASON_CORPUS_INVALID, str(error))
-            except (StoreUnusable, OSError) as error:
-                return (await self._not_kept(job, member, error, offer.size)).receipt
-            offered = records.CorpusOffered(
-                digest=offer.digest,
-                size=offer.size,
-                rows=statement.rows,
-                promise=statement.promise,
-                statement=offer.statement,
-                signature=offer.signature,
-                certificate=certificate.der,
-            )
-            now_ms = self._now_ms()
-            try:
-                await self._database.run(lambda s: records.keep_corpus(s, job, member, offered, now_ms))
-            except OutOfOrder as error:
-                self._forget_partials(job, member)
-                return CorpusReceipt(0, False, Reason.REASON_CORPUS_NOT_WANTED, error.sentence)
+        present = await self._arrived(job, member, offer.digest)
+        if present.complete:
+            return present
+        if present.received < offer.size:
+            # Another file, or a refusal, has taken its place meanwhile.
+            raise _Refused(Reason.REASON_UPLOAD_INCOMPLETE, "it is no longer here; send it again", present.received)
+        try:
+            # A blob stays for ever: none is written that no row would name.
+            await self._answerable(job, member)
+            await asyncio.to_thread(_store, self._store, partial, carried, offer, ordered, statement)
+            await self._keep(offer, statement, certificate)
+        except _Refused:
             self._forget_partials(job, member)
-            self._metrics.corpus(job, "received")
-            log.info("corpus_received", job=job, member=member, rows=statement.rows, bytes=offer.size)
-            return CorpusReceipt(offer.size, True)
+            raise
+        except _NotAsSent as error:
+            self._forget_partials(job, member)
+            # Not counted as a failure of the disk: a member that sends wrong bytes in two calls would make it one.
+            log.error("corpus_failing", job=job, member=member, error=str(error))
+            raise _Refused(Reason.REASON_UPLOAD_INCOMPLETE, str(error)) from error
+        with contextlib.suppress(OSError):
+            # It counts; what cannot be deleted now is deleted at a start.
+            self._forget_partials(job, member)
+        self._metrics.corpus(job, "received")
+        log.info("corpus_received", job=job, member=member, rows=statement.rows, bytes=offer.size)
+        return CorpusReceipt(offer.size, True)
 
-    async def _not_kept(self, job: str, member: str, error: Exception, received: int) -> _Refused:
+    async def _keep(self, offer: Offer, statement: CorpusStatement, certificate: Certificate) -> None:
+        """The row of a file that is a blob. Raises: _Refused: revoked since, for one."""
+        offered = records.CorpusOffered(
+            digest=offer.digest,
+            size=offer.size,
+            rows=statement.rows,
+            promise=statement.promise,
+            statement=offer.statement,
+            signature=offer.signature,
+            certificate=certificate.der,
+        )
+        job, member, now_ms = offer.job, certificate.identity.name, self._now_ms()
+        try:
+            await self._database.run(lambda s: records.keep_corpus(s, job, member, offered, now_ms))
+        except OutOfOrder as error:
+            raise _Refused(Reason.REASON_CORPUS_NOT_WANTED, error.sentence) from error
+
+    def _failing(self, job: str, member: str, error: Exception, received: int) -> CorpusReceipt:
         """What the member hears where the disk or the store fails: it goes on from there until there is room."""
         self._metrics.store_failed()
         log.error("corpus_failing", job=job, member=member, error=str(error))
-        await asyncio.sleep(_FULL_PAUSE)
         detail = "the coordinator cannot keep it now; its own log says why"
-        return _Refused(Reason.REASON_UPLOAD_INCOMPLETE, detail, received)
+        return CorpusReceipt(received, False, Reason.REASON_UPLOAD_INCOMPLETE, detail)
+
+    @contextlib.contextmanager
+    def _disk(self, job: str) -> Iterator[None]:
+        """A disk or store that fails inside says nothing about the member's file: StoreUnusable, so that the call ends
+        and is made again.
+        """
+        try:
+            yield
+        except (OSError, StoreUnusable, BlobMissing, BlobCorrupt) as error:
+            self._metrics.store_failed()
+            raise StoreUnusable(f"made-up text of {job}: {error}") from error
 
     def _told(self, offer: Offer, member: str, receipt: CorpusReceipt) -> CorpusReceipt:
         if receipt.reason == Reason.REASON_CORPUS_INVALID:
@@ -335,7 +428,7 @@ class Corpora:
     # ---- inside ---------------------------------------------------------------------------------------------------
 
     async def _ordered(self, job: str, member: str) -> _Ordered:
-        """The job, if it takes a file of this member now. Raises: _Refused."""
+        """The job, if it takes a file of this member now. Raises: _Refused. StoreUnusable, BlobMissing, BlobCorrupt."""
         async with self._reading:
             known = self._known.get(job)
             if known is None:
@@ -355,11 +448,15 @@ class Corpora:
         if standing.status is not records.JobStatus.FINISHED:
             detail = f"job {job} is {standing.status}: made-up text is taken once it is finished"
             raise _Refused(Reason.REASON_CORPUS_NOT_WANTED, detail)
+        data = await asyncio.to_thread(self._store.get, standing.document)
         try:
-            data = await asyncio.to_thread(self._store.get, standing.document)
-        except (BlobMissing, BlobCorrupt, StoreUnusable) as error:
-            raise await self._not_kept(job, "", error, 0) from error
-        document = JobDocument.from_json(data, what=f"the document of {job}")
+            document = JobDocument.from_json(data, what=f"the document of {job}")
+        except DocumentInvalid as error:
+            if job not in self._unreadable:
+                self._unreadable.add(job)
+                log.error("corpus_failing", job=job, error=str(error))
+            detail = f"the coordinator cannot read what job {job} orders; its own log says why"
+            raise _Refused(Reason.REASON_CORPUS_NOT_WANTED, detail) from error
         order = ordered_of_members(document)
         if order is None:
             raise _Refused(Reason.REASON_CORPUS_NOT_WANTED, f"job {job} orders no made-up text of its members")
@@ -370,8 +467,7 @@ class Corpora:
         before = await self._database.run(lambda s: records.corpus_of(s, job, member))
         if before is not None and before.digest == digest:
             return CorpusReceipt(before.size, True)
-        partial = self._partial(job, member, digest)
-        return CorpusReceipt(partial.stat().st_size if partial.exists() else 0)
+        return CorpusReceipt(_bytes_in(self._partial(job, member, digest)))
 
     def _lock(self, member: str) -> asyncio.Lock:
         return self._locks.setdefault(member, asyncio.Lock())
@@ -397,28 +493,71 @@ def _check(order: CorpusOrder, digest: bytes, size: int) -> None:
         raise _Refused(Reason.REASON_CORPUS_INVALID, str(error)) from error
 
 
-def _store(store: BlobStore, partial: Path, offer: Offer, ordered: _Ordered, statement: CorpusStatement) -> None:
+def _store(
+    store: BlobStore,
+    partial: Path,
+    carried: bytes | None,
+    offer: Offer,
+    ordered: _Ordered,
+    statement: CorpusStatement,
+) -> None:
     """Makes the partial file a blob, if it is what it should be. It is read once: what was checked is what is stored.
 
+    carried: SHA-256 of what came, where one call carried all of it. A member that sent the wrong bytes is told what is
+    wrong with them; else its file is judged only by the bytes that it announced.
+
     Raises:
-        CorpusInvalid: it is not. OSError, StoreUnusable: it cannot be read, or not be written.
+        _Refused: it is not. _NotAsSent: what is here is something else. OSError, StoreUnusable: it cannot be read, or
+        not be written.
     """
     rows, size = RowsCheck(ordered.job.labels, ordered.order.texts), 0
-    with partial.open("rb") as file, store.writing() as writer:
-        while piece := file.read(_PIECE):
-            size += len(piece)
-            rows.take(piece)
-            writer.write(piece)
-        if size != offer.size or rows.digest != offer.digest:
-            raise CorpusInvalid("what arrived does not have the digest that was announced; send the file again")
-        rows.finish(statement)
-        writer.finish()
+    try:
+        with partial.open("rb") as file, store.writing() as writer:
+            while piece := file.read(_PIECE):
+                size += len(piece)
+                rows.take(piece)
+                writer.write(piece)
+            if size != offer.size or rows.digest != offer.digest:
+                raise CorpusInvalid("what arrived does not have the digest that was announced; send the file again")
+            rows.finish(statement)
+            writer.finish()
+    except CorpusInvalid as error:
+        sent_wrong = carried is not None and carried != offer.digest
+        if not sent_wrong and _digest_of(partial) != offer.digest:
+            raise _NotAsSent("what lies here is not what was announced; send it again from its first byte") from error
+        raise _Refused(Reason.REASON_CORPUS_INVALID, str(error)) from error
 
 
-def _write(file: IO[bytes], data: bytes) -> None:
-    # An unbuffered file may take less than it is given.
-    while data:
-        data = data[file.write(data) :]
+def _digest_of(partial: Path) -> bytes:
+    with partial.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+def _bytes_in(partial: Path) -> int:
+    try:
+        return partial.stat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+
+
+def _goes_on(partial: Path, offset: int) -> None:
+    """Raises: _Refused: the next byte is another one; a no, or another file, may have come in between."""
+    present = _bytes_in(partial)
+    if offset != present:
+        raise _Refused(Reason.REASON_UPLOAD_INCOMPLETE, f"the upload goes on at byte {present}, not {offset}", present)
+
+
+def _add(partial: Path, present: int, chunk: bytes) -> None:
+    """Opened for each chunk: uploads that wait hold no file. Either all of it is added, or nothing (OSError)."""
+    with partial.open("ab", buffering=0) as file:
+        try:
+            rest = chunk
+            while rest:
+                # An unbuffered file may take less than it is given.
+                rest = rest[file.write(rest) :]
+        except OSError:
+            file.truncate(present)
+            raise
 
 
 def _sweep(folder: Path) -> None:

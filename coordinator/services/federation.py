@@ -603,7 +603,10 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         certificate = await self._certificate(context)
         member = certificate.identity.name
         async with self._under_way(member, context), come_again(context, member=member):
-            first = await context.read()
+            first = EOF
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_HELLO_SECONDS):
+                    first = await context.read()
             if first is EOF or first.WhichOneof("part") != "header":
                 await abort_with(context, Reason.REASON_MESSAGE_MALFORMED, "an upload begins with its header")
             header = first.header

@@ -1,4 +1,4 @@
-"""What a caller is told while the database cannot be read or written: come again. Why is for the log.
+"""What a caller is told while the database or the store cannot be read or written: come again. Why is for the log.
 
 The status is UNAVAILABLE, which members wait out as they do a coordinator that restarts. The sentence of the failure
 names hosts and files of this machine, so it stays here.
@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 import structlog
 
-from coordinator.storage.errors import DatabaseUnusable
+from coordinator.storage.errors import DatabaseUnusable, StoreUnusable
 from tacit.reason import Reason
 from tacit.status import METADATA_KEY
 
@@ -20,15 +20,16 @@ __all__ = ["come_again"]
 
 log = structlog.get_logger("coordinator")
 
-_SENTENCE = "the coordinator cannot use its database at present; its own log says why; try again in a moment"
+_SENTENCE = "the coordinator cannot use its {} at present; its own log says why; try again in a moment"
 
 
 @contextlib.asynccontextmanager
 async def come_again(context: grpc.aio.ServicerContext[Any, Any], **fields: str) -> AsyncIterator[None]:
-    """Ends the call where the database fails inside; `fields` go to the log with the reason why."""
+    """Ends the call where the database or the store fails inside; `fields` go to the log with the reason why."""
     try:
         yield
-    except DatabaseUnusable as error:
+    except (DatabaseUnusable, StoreUnusable) as error:
         log.error("storage_failed", detail=error.sentence, **fields)
+        what = "database" if isinstance(error, DatabaseUnusable) else "store"
         told = (*(context.trailing_metadata() or ()), (METADATA_KEY, Reason.Name(Reason.REASON_INTERNAL)))
-        await context.abort(grpc.StatusCode.UNAVAILABLE, _SENTENCE, told)
+        await context.abort(grpc.StatusCode.UNAVAILABLE, _SENTENCE.format(what), told)

@@ -21,6 +21,7 @@ __all__ = [
     "CorpusOffered",
     "CorpusStanding",
     "StoredCorpus",
+    "check_answer",
     "corpora",
     "corpus_of",
     "corpus_standing",
@@ -117,11 +118,30 @@ def corpora(s: Session, job: str) -> list[StoredCorpus]:
     return [_stored(row) for row in s.scalars(mine)]
 
 
+def check_answer(s: Session, job: str, member: str) -> None:
+    """That one more answer of this member to this job would be kept. Writes nothing: whoever stores a blob for a row
+    asks before.
+
+    Raises:
+        OutOfOrder: the job is not finished, the member is not enrolled any more, or has answered too often.
+    """
+    row, known = s.get(JobRow, job), s.get(MemberRow, member)
+    if row is None or row.status != JobStatus.FINISHED.value:
+        raise OutOfOrder(f"job {job} is not finished: it takes no made-up text")
+    if known is None or known.status != MemberStatus.ENROLLED.value:
+        raise OutOfOrder(f"{member} is no member any more: nothing is taken of it")
+    mine = select(func.count()).where(CorpusRow.job == job, CorpusRow.member == member)
+    if (s.scalar(mine) or 0) >= MOST_ANSWERS:
+        raise OutOfOrder(
+            f"{member} has answered {MOST_ANSWERS} times to {job}, and no more is kept: its last one stays"
+        )
+
+
 def keep_corpus(s: Session, job: str, member: str, offered: CorpusOffered, now_ms: int) -> bool:
     """This file counts for the member from now on; the blob is stored already. Returns whether it did not before.
 
     Raises:
-        OutOfOrder: the job is not finished, the member is not enrolled any more, or has answered too often.
+        OutOfOrder: as for `check_answer`.
     """
     before = _counting(s, job, member)
     if before is not None and before.digest == offered.digest:
@@ -159,7 +179,7 @@ def decline_corpus(s: Session, job: str, member: str, now_ms: int) -> bool:
     """The member gives nothing to this job; what it gave before counts no longer. Returns whether that is news.
 
     Raises:
-        OutOfOrder: as for `keep_corpus`.
+        OutOfOrder: as for `check_answer`.
     """
     before = _counting(s, job, member)
     if before is not None and before.digest is None:
@@ -195,17 +215,8 @@ def _counting(s: Session, job: str, member: str) -> CorpusRow | None:
 
 
 def _replace(s: Session, job: str, member: str, before: CorpusRow | None, now_ms: int) -> None:
-    """Makes room for an answer. Here, and not only where it was asked for: receiving a file takes its time."""
-    row, known = s.get(JobRow, job), s.get(MemberRow, member)
-    if row is None or row.status != JobStatus.FINISHED.value:
-        raise OutOfOrder(f"job {job} is not finished: it takes no made-up text")
-    if known is None or known.status != MemberStatus.ENROLLED.value:
-        raise OutOfOrder(f"{member} is no member any more: nothing is taken of it")
-    mine = select(func.count()).where(CorpusRow.job == job, CorpusRow.member == member)
-    if (s.scalar(mine) or 0) >= MOST_ANSWERS:
-        raise OutOfOrder(
-            f"{member} has answered {MOST_ANSWERS} times to {job}, and no more is kept: its last one stays"
-        )
+    """Makes room for an answer. Checked here, and not only where it was asked for: receiving a file takes its time."""
+    check_answer(s, job, member)
     if before is not None:
         before.replaced_ms = now_ms
         # Before the next one is there: the schema has room for one that counts.

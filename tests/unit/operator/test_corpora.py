@@ -18,7 +18,8 @@ from coordinator.config import OperatorConfig, operator_toml
 from coordinator.metrics import Metrics
 from coordinator.pki import key_pem, pem
 from coordinator.runtime import Runtime
-from coordinator.services import operator
+from coordinator.services import corpora as corpora_service
+from coordinator.services import federation, operator
 from coordinator.services.corpora import MOST_CHUNK, Corpora
 from coordinator.services.credentials import federation_credentials, load_root, server_options
 from coordinator.services.federation import FederationServicer
@@ -111,6 +112,18 @@ class House:
         self.store.put(document.canonical())
         await self.database.run(lambda s: finished_job(s, document, survivors, **how))
         return document
+
+    def open_partials(self) -> list[str]:
+        """Partial files that this process holds open."""
+        held = []
+        for number in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):
+                held.append(os.readlink(f"/proc/self/fd/{number}"))
+        return [path for path in held if path.startswith(str(self.spool / "corpora"))]
+
+    def blobs(self) -> set[str]:
+        """Digests of all that is stored."""
+        return {path.name for path in (self.tmp / "store").rglob("*") if path.is_file() and len(path.name) == 64}
 
     def member(self, name: str) -> "Member":
         return Member(self, name)
@@ -352,12 +365,46 @@ async def test_the_newest_of_one_members_uploads_goes_on_alone(house):
     # Back over another connection, while the first call is not known dead.
     second = await house.member("north").give(job, FILE, offset=30)
     assert second.complete
-    with contextlib.suppress(asyncio.InvalidStateError):
-        await first.write(pb.CorpusUpload(data=FILE[30:]))
-        await first.done_writing()
-    told = await first
-    refused(told, INCOMPLETE, "another upload of this member has begun")
+    # It need not send anything more to hear of it.
+    refused(await first, INCOMPLETE, "another upload of this member has begun")
     assert len(await house.rows()) == 1
+
+
+@housed
+async def test_uploads_that_wait_hold_no_file_and_older_ones_end(house):
+    job, north = await house.job(), house.member("north")
+    calls = []
+    for _ in range(20):
+        calls.append(north.stub.UploadCorpus(timeout=60))
+        await calls[-1].write(pb.CorpusUpload(header=north.header(job, FILE)))
+    *older, newest = calls
+    told = await asyncio.wait_for(asyncio.gather(*older), 30)
+    for receipt in told:
+        refused(receipt, INCOMPLETE, "another upload of this member has begun")
+    await newest.write(pb.CorpusUpload(data=FILE[:30]))
+    await north.until_arrived(FILE, 30)
+    assert house.open_partials() == []
+    await newest.write(pb.CorpusUpload(data=FILE[30:]))
+    await newest.done_writing()
+    assert (await newest).complete
+
+
+@housed
+async def test_nothing_is_waited_for_without_end(house):
+    job, north = await house.job(), house.member("north")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(corpora_service, "_CHUNK_SECONDS", 0.5)
+        call = north.stub.UploadCorpus(timeout=20)
+        await call.write(pb.CorpusUpload(header=north.header(job, FILE)))
+        await call.write(pb.CorpusUpload(data=FILE[:30]))
+        told = await call
+        refused(told, INCOMPLETE, "nothing came for")
+        assert told.received == 30
+        patched.setattr(federation, "_HELLO_SECONDS", 0.1)
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await north.stub.UploadCorpus(timeout=20)
+        assert reason_of(error.value)[0] == Reason.REASON_MESSAGE_MALFORMED
+    assert (await north.give(job, FILE, offset=30)).complete
 
 
 @housed
@@ -398,6 +445,40 @@ async def test_what_becomes_of_a_whole_file_does_not_hang_on_the_call(house):
     go_on.set()
     await asyncio.wait_for(stopping, 20)
     assert (await north.status()).complete
+
+
+@housed
+async def test_what_the_disk_lost_is_sent_again_and_refuses_nobody(house):
+    """After a power failure, what was written last may read as zeros: the member sent right."""
+    job, north = await house.job(), house.member("north")
+    for spoilt in (bytes(30), FILE[:20] + b"x" * 10):
+        await north.give(job, FILE, until=30)
+        (partial,) = (house.spool / "corpora").glob("*/*/*")
+        partial.write_bytes(spoilt)
+        await house.restart()
+        north = house.member("north")
+        told = await north.give(job, FILE, offset=30)
+        refused(told, INCOMPLETE, "from its first byte")
+        assert told.received == 0
+        asked = await north.status(data=FILE)
+        assert (asked.reason, asked.received) == (WANTED, 0)
+        assert (house.partials(), house.blobs() & {hashlib.sha256(FILE).hexdigest()}) == ([], set())
+    assert (await north.give(job, FILE)).complete
+
+
+@housed
+async def test_a_rule_that_the_announced_bytes_break_is_told_however_they_came(house):
+    job, north = await house.job(), house.member("north")
+    data = corpus_file([("x", "a"), ("y", "c")])
+    how = {"labels": (LabelCount(label="a", rows=2),)}
+    await north.give(job, data, until=30, **how)
+    refused(await north.give(job, data, offset=30, **how), INVALID, "line 2 has a label")
+    # Wrong bytes are the member's own where one call carried them all, the disk's else: so much and no more is asked.
+    wrong = FILE[:30] + FILE[30:].replace(b"bad", b"sad")
+    await north.give(job, FILE, until=30)
+    refused(await north.give(job, FILE, offset=30, sent=wrong[30:]), INCOMPLETE, "from its first byte")
+    refused(await north.give(job, FILE, sent=wrong), INVALID, "does not have the digest that was announced")
+    assert house.partials() == []
 
 
 # ---- who may give, and when
@@ -465,6 +546,21 @@ async def test_who_is_revoked_or_no_member_gives_nothing(house):
     with pytest.raises(records.OutOfOrder, match="south is no member any more"):
         await house.database.run(lambda s: records.keep_corpus(s, "questions", "south", offered, 9))
     assert await house.rows() == []
+
+
+@housed
+async def test_a_file_of_who_is_revoked_meanwhile_becomes_no_blob(house):
+    job, north = await house.job(), house.member("north")
+    call = north.stub.UploadCorpus(timeout=20)
+    await call.write(pb.CorpusUpload(header=north.header(job, FILE)))
+    await call.write(pb.CorpusUpload(data=FILE[:30]))
+    await north.until_arrived(FILE, 30)
+    await house.database.run(lambda s: records.revoke_member(s, "north", 9))
+    await call.write(pb.CorpusUpload(data=FILE[30:]))
+    await call.done_writing()
+    refused(await call, NOT_WANTED, "north is no member any more")
+    assert hashlib.sha256(FILE).hexdigest() not in house.blobs()
+    assert (house.partials(), await house.rows()) == ([], [])
 
 
 # ---- what does not count
@@ -599,12 +695,32 @@ async def test_declining_forgets_what_has_arrived(house):
 
 
 @housed
+async def test_a_no_in_the_middle_leaves_no_half_of_a_file(house):
+    job, north = await house.job(), house.member("north")
+    call = north.stub.UploadCorpus(timeout=20)
+    await call.write(pb.CorpusUpload(header=north.header(job, FILE)))
+    await call.write(pb.CorpusUpload(data=FILE[:30]))
+    await north.until_arrived(FILE, 30)
+    await north.status(declined=True)
+    await call.write(pb.CorpusUpload(data=FILE[30:]))
+    told = await call
+    refused(told, INCOMPLETE, "goes on at byte 0, not 30")
+    assert (told.received, house.partials()) == (0, [])
+
+
+@housed
 async def test_answers_have_a_bound(house):
     job, north = await house.job(), house.member("north")
     for number in range(MOST_ANSWERS):
         assert (await north.give(job, corpus_file([(f"text {number}", "a")]))).complete
     refused(await north.give(job, FILE), NOT_WANTED, f"north has answered {MOST_ANSWERS} times")
     refused(await north.status(declined=True), NOT_WANTED, f"north has answered {MOST_ANSWERS} times")
+    refused(await north.status(data=FILE), NOT_WANTED, f"north has answered {MOST_ANSWERS} times")
+    assert hashlib.sha256(FILE).hexdigest() not in house.blobs()
+    assert len(house.blobs()) == MOST_ANSWERS + 1  # And the job's document.
+    # Not a byte of it was taken.
+    given = sum(len(corpus_file([(f"text {number}", "a")])) for number in range(MOST_ANSWERS))
+    assert house.metrics.value("bytes_total", direction="in", channel="corpus") == given
     assert len(await house.rows()) == MOST_ANSWERS
     assert house.partials() == []
     # The last one stays, and others are not held up.
@@ -652,6 +768,87 @@ async def test_a_disk_that_takes_nothing_is_told_as_such(house):
     refused(await north.give(job, FILE), INCOMPLETE, "the coordinator cannot keep it now")
     place.unlink()
     assert (await north.give(job, FILE)).complete
+
+
+@housed
+async def test_a_store_that_cannot_be_read_is_neither_yes_nor_no(house):
+    job, north = await house.job(), house.member("north")
+    get, failures = house.store.get, house.metrics.value("store_failures_total")
+
+    def failing(digest):
+        raise StoreUnusable("/somewhere/here cannot be read")
+
+    house.store.get = failing
+    with pytest.MonkeyPatch.context() as patched:
+        # Nobody waits behind somebody else's pause.
+        patched.setattr(corpora_service, "_FULL_PAUSE", 1000.0)
+        for call in (north.status(), north.status(declined=True), north.status(data=FILE), north.give(job, FILE)):
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await call
+            assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert reason_of(error.value)[0] == Reason.REASON_INTERNAL
+            assert "use its store" in error.value.details()
+            assert "somewhere" not in error.value.details()
+    assert house.metrics.value("store_failures_total") == failures + 4
+    assert await house.rows() == []
+    house.store.get = get
+    assert (await north.status()).reason == WANTED
+    assert (await north.give(job, FILE)).complete
+
+
+@housed
+async def test_a_disk_that_fails_is_told_as_such_of_every_call(house):
+    job, north = await house.job(), house.member("north")
+    await north.give(job, FILE, until=30)
+    # What is no file cannot be deleted like one.
+    (house.spool / "corpora" / "questions" / "north" / "odd").mkdir()
+    for call in (north.status(declined=True), north.give(job, OTHER)):
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await call
+        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert await house.rows() == []
+    (house.spool / "corpora" / "questions" / "north" / "odd").rmdir()
+    # Nor can the size of what has a name that is too long be asked for.
+    folder, house.runtime.corpora._folder = house.runtime.corpora._folder, house.spool / ("x" * 300)
+    for call in (north.status(data=FILE), north.give(job, FILE)):
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await call
+        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+    house.runtime.corpora._folder = folder
+    assert (await north.give(job, FILE)).complete
+
+
+@housed
+async def test_a_full_store_keeps_no_other_call_of_the_member_waiting(house):
+    job, north = await house.job(), house.member("north")
+    pausing = asyncio.Event()
+
+    def full():
+        raise StoreUnusable("no space")
+
+    house.store.writing = full
+    failed = house.metrics.store_failed
+    house.metrics.store_failed = lambda: (failed(), pausing.set())
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(corpora_service, "_FULL_PAUSE", 1000.0)
+        giving = asyncio.create_task(north.give(job, FILE))
+        await asyncio.wait_for(pausing.wait(), 20)
+        assert (await north.status(declined=True)).reason == WANTED
+        giving.cancel()
+    assert [row[1] for row in await house.rows()] == [None]
+
+
+@housed
+async def test_an_order_that_cannot_be_read_is_said_once_in_the_log(house):
+    job, north = await house.job(), house.member("north")
+    digest = house.store.put(b'{"of": "another software"}')
+    await house.database.run(lambda s: s.execute(text("UPDATE jobs SET document = :digest"), {"digest": digest}))
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
+    with structlog.testing.capture_logs() as logs:
+        for call in (north.status(), north.status(declined=True), north.status(data=FILE), north.give(job, FILE)):
+            refused(await call, NOT_WANTED, "cannot read what job questions orders")
+    (said,) = (entry for entry in logs if entry["event"] == "corpus_failing")
+    assert (said["job"], said["log_level"]) == ("questions", "error")
 
 
 @housed

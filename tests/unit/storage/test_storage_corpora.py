@@ -72,9 +72,19 @@ def test_a_member_can_make_the_table_grow_by_so_much(filled):
         filled.run_now(lambda s: records.keep_corpus(s, JOB.name, "north", offered(99), 10))
     with pytest.raises(OutOfOrder, match=f"{MOST_ANSWERS} times"):
         filled.run_now(lambda s: records.decline_corpus(s, JOB.name, "north", 10))
+    with pytest.raises(OutOfOrder, match=f"{MOST_ANSWERS} times"):
+        filled.run_now(lambda s: records.check_answer(s, JOB.name, "north"))
+    filled.run_now(lambda s: records.check_answer(s, JOB.name, "south"))
     kept = filled.run_now(lambda s: records.corpus_of(s, JOB.name, "north"))
     assert kept.digest == offered(MOST_ANSWERS - 1).digest
     assert filled.run_now(lambda s: records.keep_corpus(s, JOB.name, "south", offered(99), 10))
+
+
+def test_asking_whether_an_answer_would_be_kept_changes_nothing(filled):
+    filled.run_now(lambda s: records.keep_corpus(s, JOB.name, "north", offered(1), 10))
+    before = filled.run_now(lambda s: (records.corpora(s, JOB.name), len(records.journal(s))))
+    filled.run_now(lambda s: records.check_answer(s, JOB.name, "north"))
+    assert filled.run_now(lambda s: (records.corpora(s, JOB.name), len(records.journal(s)))) == before
 
 
 def test_a_job_takes_answers_of_its_members_once_it_is_over(filled):
@@ -82,11 +92,14 @@ def test_a_job_takes_answers_of_its_members_once_it_is_over(filled):
     filled.run_now(lambda s: finished_job(s, running, ["north"], records.JobStatus.RUNNING))
     with pytest.raises(OutOfOrder, match="running is not finished"):
         filled.run_now(lambda s: records.keep_corpus(s, "running", "north", offered(1), 10))
+    with pytest.raises(OutOfOrder, match="running is not finished"):
+        filled.run_now(lambda s: records.check_answer(s, "running", "north"))
     filled.run_now(lambda s: records.revoke_member(s, "north", 10))
     for act in (
         lambda s: records.keep_corpus(s, JOB.name, "north", offered(1), 10),
         lambda s: records.decline_corpus(s, JOB.name, "north", 10),
         lambda s: records.decline_corpus(s, JOB.name, "nobody", 10),
+        lambda s: records.check_answer(s, JOB.name, "north"),
     ):
         with pytest.raises(OutOfOrder, match="is no member any more"):
             filled.run_now(act)
