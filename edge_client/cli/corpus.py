@@ -31,7 +31,7 @@ _STAGES = {
     "received": "given away",
     "refused": "refused by the coordinator",
     "vetoed": "vetoed; its texts are deleted",
-    "withheld": "none was made",
+    "withheld": "kept back; there are no texts",
 }
 
 
@@ -92,6 +92,8 @@ def show(
         # A text is made of words, and a terminal is not asked to trust them.
         printable = "".join(char if char.isprintable() else "?" for char in str(each["text"]))
         typer.echo(f"    {each['label']}: {printable}")
+    if _stage(folder, state) == "sending":
+        typer.echo(f"`edge_client corpus veto {job}` still calls it back: the coordinator is told, and deletes it.")
     if state.stage == "made":
         typer.echo(
             f"Read the whole file. Then `edge_client corpus approve {job}` gives it away, whole and as it is: an "

@@ -6,10 +6,12 @@
     decision.json     what the owner decided, of exactly this file
 
 Two processes write here: the running client everything but the decision, `edge_client corpus` the decision alone; a
-veto takes the texts away at once, whoever carries it out first.
+veto takes the texts away at once, whoever carries it out first. Whoever acts on what the other one writes holds `lock`
+meanwhile: a veto that was taken is carried out, also of a file that is on its way.
 """
 
 import contextlib
+import fcntl
 import time
 from collections.abc import Iterator
 from hashlib import sha256
@@ -22,16 +24,31 @@ from edge_client.privacy.faults import Faults, durable_file, no_faults, sync_fol
 from tacit.corpus import CorpusStatement
 from tacit.documents import Digest, Document, DocumentInvalid, Part
 
-__all__ = ["Choice", "CorpusFolder", "CorpusState", "CorpusUnusable", "Decision", "Made", "Stage", "corpora"]
+__all__ = [
+    "Choice",
+    "CorpusFolder",
+    "CorpusLost",
+    "CorpusState",
+    "CorpusUnusable",
+    "Decision",
+    "Made",
+    "Stage",
+    "corpora",
+]
 
 # made: waits for its owner; sending: its first byte may have left; received, refused: what the coordinator said of it;
-# vetoed: by its owner, the texts are gone; withheld: none was made, since the policy allows it no more or nothing came.
+# vetoed: by its owner, the texts are gone; withheld: likewise, or none was made, since the policy allows it no more or
+# nothing came.
 Stage = Literal["made", "sending", "received", "refused", "vetoed", "withheld"]
 Choice = Literal["approve", "veto"]
 
 
 class CorpusUnusable(Exception):
     """A corpus that is not there, or not as it was made; the sentence says what to do."""
+
+
+class CorpusLost(CorpusUnusable):
+    """Its file or its statement is gone, or is not what was made: trying again brings nothing."""
 
 
 class Made(Part):
@@ -54,7 +71,7 @@ class CorpusState(Document):
     job: str
     job_document: Digest
     stage: Stage
-    # None: `withheld`.
+    # None: none was made, and it is `withheld`.
     made: Made | None
     # Whether the coordinator was told of a veto, or that there is none.
     told: bool = False
@@ -89,6 +106,13 @@ class CorpusFolder:
         """The texts."""
         return self.path / "corpus.jsonl"
 
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """One process at a time, and one `lock` at a time in each. Waits for the other one's step. Raises OSError."""
+        with (self.path / "lock").open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
     def prepare(self) -> None:
         """Makes the folder, for its owner alone. Raises OSError."""
         for folder in (self.path.parent, self.path):
@@ -109,26 +133,30 @@ class CorpusFolder:
 
     def stage(self, state: CorpusState) -> Stage:
         """As its owner sees it: a veto counts before the running client has heard of it."""
-        return "vetoed" if state.stage == "made" and self.decision(state) == "veto" else state.stage
+        return "vetoed" if state.stage in _OPEN and self.decision(state) == "veto" else state.stage
 
     def statement(self, state: CorpusState) -> CorpusStatement:
-        """Raises: CorpusUnusable: it is not there, or not the one that was made."""
+        """Raises: CorpusLost: it is not there, or not the one that was made."""
         path = self.path / "statement.json"
         found = _read(CorpusStatement, path)
         if found is None or state.made is None or found.digest() != state.made.statement:
-            raise CorpusUnusable(
-                f"{path} is not the statement that was made of the corpus of {self.job}; {self._again()}"
-            )
+            raise CorpusLost(f"{path} is not the statement that was made of the corpus of {self.job}; {self._again()}")
         return found
 
     def texts(self, state: CorpusState) -> bytes:
-        """The file's bytes, as they were made. Raises: CorpusUnusable: they are not there, or were changed."""
+        """The file's bytes, as they were made.
+
+        Raises:
+            CorpusLost: they are not there, or were changed. CorpusUnusable: the disk does not give them.
+        """
         try:
             data = self.file.read_bytes()
+        except FileNotFoundError as error:
+            raise CorpusLost(f"{self.file} is not there any more; {self._again()}") from error
         except OSError as error:
             raise CorpusUnusable(f"{self.file} cannot be read ({error.strerror}); {self._again()}") from error
         if state.made is None or sha256(data).digest() != state.made.corpus:
-            raise CorpusUnusable(
+            raise CorpusLost(
                 f"{self.file} was changed since it was made, and its statement is of the file as it was: a corpus is "
                 f"given away whole or not at all. Put the file back as it was, or {self._again()}"
             )
@@ -146,17 +174,27 @@ class CorpusFolder:
         durable_file(self.path / "statement.json", statement.canonical(), "statement", self._faults)
 
     def decide(self, state: CorpusState, choice: Choice) -> None:
-        """On the disk when it returns; with a veto the texts are gone from it, too.
+        """On the disk when it returns; with a veto the texts are gone from it, too. state: what the owner has seen.
 
         Raises:
             CorpusUnusable: it cannot be decided any more, or the file is not the one that was made. OSError.
         """
+        with self.lock():
+            now = self.state()
+            if now is None or now.made != state.made:
+                raise CorpusUnusable(
+                    f"the corpus of {self.job} is another one by now; "
+                    f"read that with `edge_client corpus show {self.job}`"
+                )
+            self._decide(now, choice)
+
+    def _decide(self, state: CorpusState, choice: Choice) -> None:
         if state.made is None:
             raise CorpusUnusable(f"no corpus of {self.job} was made: {state.detail}")
         stage = self.stage(state)
         if stage == "vetoed" and choice == "veto":
             return
-        if stage != "made":
+        if stage != "made" and (stage, choice) != ("sending", "veto"):
             raise CorpusUnusable(f"the corpus of {self.job} is {_TOO_LATE[stage]}")
         if choice == "approve":
             self.statement(state)
@@ -173,8 +211,11 @@ class CorpusFolder:
         sync_folder(self.path)
 
 
+# Where a veto still counts.
+_OPEN: tuple[Stage, ...] = ("made", "sending")
+
 _TOO_LATE: dict[Stage, str] = {
-    "sending": "on its way to the coordinator already; it was approved, and what has left cannot be called back",
+    "sending": "approved, and on its way to the coordinator already",
     "received": "with the coordinator already; ask its operator to leave it out, or to delete it",
     "refused": "refused by the coordinator; there is nothing left to decide",
     "vetoed": "vetoed, and its texts are deleted: there is nothing left to approve",

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from edge_client.privacy.faults import Faults, durable_file, no_faults, sync_folder
+from edge_client.privacy.receipts import HISTOGRAM
 from tacit.documents import Digest, Document, DocumentInvalid
 from tacit.job import JobDocument
 from tacit.mechanism import NoMechanism
@@ -32,8 +33,8 @@ __all__ = ["KeptModel", "LastModels", "NoisedHistogram", "TrainedModel"]
 
 log = structlog.get_logger("edge_client")
 
-# paid(reservation, job, document): whether the ledger holds that charge (`Budget.paid`).
-Paid = Callable[[int, str, bytes], bool]
+# paid(reservation, job, document, mechanism): whether the ledger holds that charge (`Budget.paid`).
+Paid = Callable[[int, str, bytes, str], bool]
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,13 @@ class LastModels:
             durable_file(folder / "model.safetensors", save(dict(model.arrays), header), "model", self._faults)
             self._last[model.job.name] = this
 
+    def document(self, job: str) -> JobDocument | None:
+        """Of the job that something is kept for; None: nothing is, or it cannot be read."""
+        try:
+            return JobDocument.from_json((self._root / job / "job.json").read_bytes(), what="job.json")
+        except (OSError, DocumentInvalid):
+            return None
+
     def load(self, job: str, paid: Paid) -> KeptModel | None:
         """What may be sampled from; None where there is none, it is another federation's, ledger's or job's, or the
         ledger does not hold its charge.
@@ -145,7 +153,7 @@ class LastModels:
             return None
         if reservation is None and not isinstance(document.mechanism, NoMechanism):
             return None
-        if reservation is not None and not paid(reservation, job, document.digest()):
+        if reservation is not None and not paid(reservation, job, document.digest(), document.mechanism.name):
             log.error("model_not_paid", job=job, reservation=reservation)
             return None
         return KeptModel(TrainedModel(document, tokenizer, round_, version, arrays), reservation)
@@ -162,7 +170,7 @@ class LastModels:
         ours = (document, self._ledger.hex(), len(job.labels))
         if (found.job_document, found.ledger, len(found.counts)) != ours:
             return None
-        return found if paid(found.reservation, job.name, document) else None
+        return found if paid(found.reservation, job.name, document, HISTOGRAM) else None
 
     def keep_histogram(self, job: str, histogram: NoisedHistogram) -> None:
         """Of a charge that is in the ledger. Raises OSError."""

@@ -48,9 +48,11 @@ from edge_client.privacy.receipts import (
     ReceiptBook,
     Segment,
     SparseNumbers,
+    receipt_from,
 )
 from edge_client.privacy.replay import as_events
 from tacit.attempt import AttemptId
+from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument, layout_of
 from tacit.messages import Assignment, LedgerCounter, PrivacyReport
 from tacit.reason import Reason
@@ -323,14 +325,15 @@ class Budget:
         """The ledger's id, 16 bytes."""
         return self._ledger.id
 
-    def paid(self, reservation: int, job: str, document: bytes) -> bool:
-        """Whether the ledger holds this reservation, charged, for this job (SHA-256 of its document)."""
+    def paid(self, reservation: int, job: str, document: bytes, mechanism: str) -> bool:
+        """Whether the ledger holds this reservation, charged, for this job (SHA-256 of its document) and mechanism."""
         try:
             held = self._ledger.reservation(reservation)
         except LedgerError:
             return False
-        ours = (self._identity.federation, job, document)
-        return held.charged and (held.purpose.federation, held.purpose.job, held.purpose.document) == ours
+        purpose = held.purpose
+        ours = (self._identity.federation, job, document, mechanism)
+        return held.charged and (purpose.federation, purpose.job, purpose.document, purpose.mechanism) == ours
 
     def charge_beside(
         self, event: PrivacyEvent, job: JobDocument, *, round: int, version: bytes, mechanism: str
@@ -364,6 +367,34 @@ class Budget:
             # It is charged, and that is what counts.
             log.error("ledger_failing", reservation=number, error=str(error))
         return number
+
+    def corpus_sent(self, job: str, corpus: bytes) -> CorpusGiven | None:
+        """What the receipt said before the first byte of this file left (its SHA-256); None: there is none. For a file
+        that is called back: its statement may be gone.
+        """
+        for path in self._receipts.files():
+            if path.parent.name != job:
+                continue
+            try:
+                found = receipt_from(path.read_bytes())
+            except (OSError, DocumentInvalid):
+                # Verification names it.
+                continue
+            if isinstance(found, CorpusReceipt) and (found.outcome, found.corpus) == (SENDING, corpus):
+                return CorpusGiven(
+                    job=found.job,
+                    round=found.round,
+                    job_document=found.job_document,
+                    version=found.version,
+                    mechanism=found.mechanism,
+                    trained=found.trained,
+                    histogram=found.reservation,
+                    corpus=found.corpus,
+                    size=found.bytes,
+                    rows=found.rows,
+                    statement=found.statement,
+                )
+        return None
 
     def corpus_receipt(self, given: CorpusGiven, outcome: str) -> None:
         """The receipt of a file of made-up text: `SENDING` before its first byte leaves, then how that ended.

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from edge_client.privacy.ledger import Ledger
 
 __all__ = [
+    "HISTOGRAM",
     "NO_ATTEMPT",
     "SENDING",
     "AnyReceipt",
@@ -66,6 +67,8 @@ __all__ = [
 SENDING = "sending"
 # What is charged, or given away, outside every attempt; attempts begin with 1.
 NO_ATTEMPT: Final = 0
+# What the ledger calls the charge of a noised histogram of labels, in the place of a mechanism.
+HISTOGRAM: Final = "label-histogram"
 
 _Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 _Number = Annotated[int, Field(ge=0, le=2**63 - 1)]

@@ -22,6 +22,7 @@ from edge_client.privacy.history import check_pin, pin_of, records_of
 from edge_client.privacy.ledger import orders_digest
 from edge_client.privacy.overlap import digest_of_marks
 from edge_client.privacy.receipts import (
+    HISTOGRAM,
     AnyReceipt,
     CertificateMissing,
     CorpusReceipt,
@@ -340,6 +341,8 @@ def _check_against(state: LedgerState, kept: ReceiptKept, receipt: AnyReceipt, p
         purpose.document,
     ):
         raise ReceiptInvalid("it names another purpose than the ledger was charged for")
+    if isinstance(receipt, CorpusReceipt) and purpose.mechanism != HISTOGRAM:
+        raise ReceiptInvalid("it names a charge for its labels that was none for a histogram")
 
 
 def _check_trained(state: LedgerState, receipt: CorpusReceipt) -> None:

@@ -522,8 +522,9 @@ class Agent:
                 if effect.ended.reason in (Reason.REASON_JOB_FINISHED, Reason.REASON_JOB_ABORTED):
                     self._over.add(effect.ended.job)
                     self._preparer.job_over(effect.ended.job)
-                    if self._giver is not None and effect.ended.reason == Reason.REASON_JOB_FINISHED:
-                        self._giver.finished(effect.ended.job)
+                    if self._giver is not None:
+                        finished = effect.ended.reason == Reason.REASON_JOB_FINISHED
+                        (self._giver.finished if finished else self._giver.aborted)(effect.ended.job)
                     self._end_if_over()
             case m.Note():
                 (log.warning if effect.warning else log.info)(effect.what, **effect.fields)

@@ -183,7 +183,7 @@ class Place:
         budget.ended(attempt, "published", bytes(32), None)
         return None
 
-    def give(self, giver, until=None, seconds=30.0):
+    def give(self, giver, until=None, seconds=120.0):
         """Runs the giver over a fresh connection until nothing is left to do, or `until()` holds."""
 
         async def run():

@@ -59,7 +59,11 @@ def code(done):
 def receipts(place):
     """Of corpora, oldest first."""
     found = [receipt_from(path.read_bytes()) for path in ReceiptBook(place.home / "receipts").files()]
-    return sorted((each for each in found if isinstance(each, CorpusReceipt)), key=lambda each: each.at_ms)
+    # Two of the same millisecond: a file is sent before it is received.
+    return sorted(
+        (each for each in found if isinstance(each, CorpusReceipt)),
+        key=lambda each: (each.at_ms, each.outcome != "sending"),
+    )
 
 
 # ---- the way of one corpus ---------------------------------------------------------------------------------------
@@ -267,6 +271,106 @@ def test_a_histogram_that_nobody_paid_for_is_drawn_anew(place):
     here.life()
     assert here.histograms() == 2
     assert json.loads(path.read_text())["counts"] != [1000, 0]
+
+
+def test_a_models_charge_is_none_of_its_histograms(place):
+    here = place()
+    here.life(rounds=1)
+    trained = here.folder.state().made.trained
+    shutil.rmtree(here.folder.path)
+    path = here.home / "synthesis" / "stories" / "histogram.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"counts": [1000, 0], "reservation": trained}))
+    here.life()
+    assert here.histograms() == 2
+    assert json.loads(path.read_text())["counts"] != [1000, 0]
+
+
+def test_a_histogram_that_the_disk_does_not_take_is_charged_once(place):
+    here = place()
+    full = []
+
+    def no_space(at):
+        if at == "histogram.opening" and len(full) < 3:
+            full.append(at)
+            raise OSError(28, "No space left on device")
+
+    with here.process(no_space) as (budget, giver):
+        here.round(budget, giver)
+
+        def session():
+            if here.folder.state() is None:
+                giver.connected()
+            return here.folder.state() is not None
+
+        with capture_logs() as logs:
+            here.give(giver, until=session)
+    assert len([line for line in logs if line["event"] == "corpus_failing"]) == len(full) == 3
+    assert here.histograms() == 1
+    assert here.folder.statement(here.folder.state()).histogram == "noised"
+
+
+# ---- models that nobody waits for --------------------------------------------------------------------------------
+
+
+def model_is_there(here):
+    return (here.home / "synthesis" / "stories" / "model.safetensors").exists()
+
+
+def test_the_model_of_an_aborted_job_is_deleted(place):
+    here = place()
+    here.desk.finished = False
+    with here.process() as (budget, giver):
+        here.round(budget, giver)
+        giver.aborted("stories")
+        assert giver.busy
+        here.give(giver)
+    assert not model_is_there(here)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../synthesis/stories", "/"])
+def test_a_name_that_no_job_can_have_is_no_folder(place, name):
+    here = place()
+    with here.process() as (budget, giver):
+        here.round(budget, giver)
+        giver.aborted(name)
+        giver.finished(name)
+        assert not giver.busy
+    assert model_is_there(here)
+
+
+def test_the_model_of_a_job_that_has_its_file_already_is_deleted(place):
+    here = place()
+    here.desk.file = b"of another start"
+    here.life(rounds=1)
+    assert not model_is_there(here)
+    assert here.folder.state() is None
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_the_model_of_a_job_that_wants_none_stays_until_the_job_is_over(place, finished):
+    here = place()
+    here.desk.finished = False
+    with here.process() as (budget, giver):
+        here.round(budget, giver)
+        if finished:
+            giver.finished("stories")
+        here.give(giver)
+        assert giver.handled == finished
+    assert model_is_there(here) != finished
+
+
+def test_what_a_later_job_of_the_name_has_is_not_deleted_with_the_earlier_ones(place):
+    here = place()
+    here.life(rounds=1)
+    here.decide("veto")
+    before = here.folder.state()
+    here.folder.write_state(before.model_copy(update={"job_document": bytes(32)}))
+    with here.process() as (_, giver):
+        giver._waiting.add("stories")
+        giver.connected = giver._woken.set
+        here.give(giver)
+    assert here.folder.state().told
+    assert model_is_there(here)
 
 
 def test_a_spent_budget_makes_even_labels_and_a_corpus_all_the_same(place):
@@ -514,6 +618,13 @@ def test_a_receipt_that_names_another_charge_for_its_model_is_found(place, wrong
     finally:
         Giver._given = lied
     assert any(says in each for each in problems(here)), problems(here)
+
+
+def test_a_receipt_that_names_a_charge_for_its_labels_that_was_for_something_else_is_found(place, monkeypatch):
+    monkeypatch.setattr("edge_client.giving.giver.HISTOGRAM", "dp-sgd")
+    here = given(place)
+    assert len(receipts(here)) == 2
+    assert any("none for a histogram" in each for each in problems(here)), problems(here)
 
 
 # ---- the command -------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 from types import SimpleNamespace
 
+import grpc
 import numpy as np
 import pytest
 import torch
@@ -25,6 +26,7 @@ from tacit.messages import Assignment, JobEnded
 from tacit.reason import Reason
 from tacit.v1 import federation_pb2 as pb
 from tests.support import party
+from tests.unit.synthesis.giving_place import Place
 from tests.unit.synthesis.toy_jobs import DP_SGD, bundle_of, examples_of
 from tests.unit.synthesis.toy_texts import Seeded
 
@@ -99,6 +101,7 @@ def giver(happened, busy=False, handled=False):
     return SimpleNamespace(
         keep=lambda model, reservation: happened.append(("kept", model, reservation)),
         finished=lambda job: happened.append(("finished", job)),
+        aborted=lambda job: happened.append(("aborted", job)),
         busy=busy,
         handled=handled,
     )
@@ -146,7 +149,7 @@ def test_a_model_is_kept_after_its_charge_and_before_anything_leaves(charged):
         (False, False, {"a"}, {"a"}, True),
         (True, True, {"a"}, {"a"}, False),
         (False, True, {"a"}, set(), False),
-        # A start that found nothing to do but a corpus of an earlier one.
+        # A start after an approval: all that there was to do was to send.
         (False, True, set(), set(), True),
         (False, False, set(), set(), False),
     ],
@@ -163,10 +166,88 @@ def test_a_finished_job_is_looked_at_before_run_may_end():
     made = agent_of(happened, SimpleNamespace(counter=None), giver(happened), until_finished=True)
     made._taken = {"stories"}
     made._carry_out(states.JobOver(JobEnded("stories", Reason.REASON_JOB_ABORTED)))
-    assert happened == []
+    assert happened == [("aborted", "stories")]
+    made._carry_out(states.JobOver(JobEnded("stories", Reason.REASON_JOB_PAUSED)))
+    assert happened == [("aborted", "stories")]
     made._carry_out(states.JobOver(JobEnded("stories", Reason.REASON_JOB_FINISHED)))
-    assert happened == [("finished", "stories")]
+    assert happened == [("aborted", "stories"), ("finished", "stories")]
     assert made._finished.is_set()
+
+
+ORDERED = {"mechanism": DP_SGD | {"noise_multiplier": 3.0}, "corpus": {"texts": 40}}
+
+
+def ends(here):
+    """Whether a start with `--until-finished` ends once nothing is left to do for corpora, before any job comes."""
+    with here.process() as (_, made):
+        agent = agent_of([], SimpleNamespace(counter=None), made, until_finished=True)
+
+        def idle():
+            agent._end_if_over()
+            return True
+
+        here.give(made, until=idle)
+        return agent._finished.is_set()
+
+
+def test_a_start_for_another_job_is_not_ended_by_corpora_of_earlier_ones(tmp_path, identity):
+    here = Place(tmp_path, identity, **ORDERED)
+    here.life(rounds=1)
+    # It waits for its owner, who was told by the process before.
+    assert not ends(here)
+    here.decide("approve")
+    # All that this start had to do.
+    assert ends(here)
+    assert here.folder.state().stage == "received"
+    asked = len(here.desk.asked)
+    assert not ends(here)
+    assert len(here.desk.asked) == asked
+
+
+def test_a_start_goes_on_while_the_coordinator_has_no_answer_for_its_corpus(tmp_path, identity, monkeypatch):
+    here = Place(tmp_path, identity, **ORDERED)
+    here.life(rounds=1)
+    here.decide("approve")
+    monkeypatch.setattr("edge_client.giving.sending._TRIES", 1)
+    answer = here.desk.CorpusStatus
+
+    async def unable(request, context):
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "its disk is full")
+
+    here.desk.CorpusStatus = unable
+    assert not ends(here)
+    here.desk.CorpusStatus = answer
+    assert ends(here)
+
+
+def test_a_job_that_is_said_to_be_finished_once_more_counts(tmp_path, identity):
+    here = Place(tmp_path, identity, **ORDERED)
+    here.life(rounds=1)
+    with here.process() as (_, made):
+        named = []
+
+        def idle():
+            assert made.handled == bool(named)
+            if not named:
+                named.append("stories")
+                made.finished("stories")
+                return False
+            return True
+
+        here.give(made, until=idle)
+
+
+@pytest.mark.parametrize("answer", ["vetoed", "waits"])
+def test_a_start_ends_once_the_corpus_of_its_own_job_is_vetoed_or_waits(tmp_path, identity, answer):
+    here = Place(tmp_path, identity, **ORDERED)
+    if answer == "vetoed":
+        here.life(rounds=1)
+        here.decide("veto")
+    else:
+        with here.process() as (budget, made):
+            here.round(budget, made)
+    assert ends(here)
+    assert not ends(here)
 
 
 def test_there_is_no_classifier_to_export(tmp_path, identity, monkeypatch):
