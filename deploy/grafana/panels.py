@@ -301,9 +301,14 @@ _CORPORA = Row(
     (
         Panel(
             "Members' files of made-up text",
-            "Of jobs that order them, since the coordinator's start. Who gave one: coordinator job corpora JOB.",
+            "Of jobs that order them, since the coordinator's start; without such jobs all zero. Who gave one: "
+            "coordinator job corpora JOB.",
             "none",
-            (Query(f"sum by (job, outcome) ({_c('corpora_total')})", "{{job}}, {{outcome}}"),),
+            tuple(
+                # A federation that makes no text up has none, and a line that lies on zero says so.
+                Query("sum(" + _c("corpora_total", f', outcome="{outcome}"') + ") or vector(0)", outcome)
+                for outcome in ("received", "declined", "refused")
+            ),
             width=24,
         ),
     ),

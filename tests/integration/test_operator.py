@@ -296,6 +296,7 @@ CALLS: dict[str, Any] = {
     "GetJob": operator_pb2.GetJobRequest(name="desk"),
     "ChangeJob": operator_pb2.ChangeJobRequest(name="desk", change=operator_pb2.JOB_CHANGE_PAUSE),
     "RecordEvaluation": operator_pb2.RecordEvaluationRequest(job="desk"),
+    "ListCorpora": operator_pb2.ListCorporaRequest(job="desk"),
     "ReadJournal": operator_pb2.ReadJournalRequest(),
 }
 
@@ -305,7 +306,7 @@ def call(stub: Any, name: str) -> Any:
     if name == "PutBlob":
         return stub.PutBlob(iter([request]))
     answer = getattr(stub, name)(request)
-    return answer.read() if name in ("Watch", "FetchBlob", "ReadJournal") else answer
+    return answer.read() if name in ("Watch", "FetchBlob", "ListCorpora", "ReadJournal") else answer
 
 
 def test_every_call_needs_the_role_operator(house):
