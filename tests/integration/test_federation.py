@@ -310,13 +310,14 @@ def test_the_coordinator_stops_cleanly_on_sigterm(federation):
     member.wait_for("connected")
 
 
+@pytest.mark.timeout(600)
 def test_the_story_of_the_demonstration():
     done = subprocess.run(
         [sys.executable, "-m", "examples.demo", "--data", str(ROOT / "examples" / "desk")],
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=235,
+        timeout=580,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
