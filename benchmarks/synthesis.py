@@ -190,7 +190,9 @@ def _measure_made_up(
     began = time.process_time()
     recipe, published = plan.rvae, cell.method == "published"
     if published:
-        recipe = replace(recipe, model=recipe.model.model_copy(update={"variant": "published"}))
+        # The paper's decoder hears of a label through its input alone.
+        paper = {"variant": "published", "label_weight": 0.0}
+        recipe = replace(recipe, model=recipe.model.model_copy(update=paper))
     lists = public_words_file(recipe.model.words - 2, plan.cache).read_text(encoding="utf-8").split("\n")
     planted, *others = _portions(canaries(recipe.members + plan.candidates, lists), recipe.members)
     parts = with_planted(dealt(task, recipe.members, seed), planted, task.labels)

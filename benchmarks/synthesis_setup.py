@@ -218,6 +218,8 @@ class RvaeRecipe:
     texts: int = 1000
     # Of the noise on each label's count.
     deviation: float = 24.0
+    # How much more than the model says a text is to be of its label.
+    guidance: float = 1.0
 
     def as_json(self, *, noised: bool = True) -> dict[str, Any]:
         """As it stands in results."""
@@ -226,6 +228,7 @@ class RvaeRecipe:
             found["server_rate"] = self.server.learning_rate
         if self.model.variant == "published":
             return {**found, **asdict(self.published)}
+        found |= {"label_weight": self.model.label_weight, "guidance": self.guidance}
         if not noised:
             return {**found, "epochs": self.plain_epochs, "optimiser": "adam", "learning_rate": self.plain_rate}
         found |= {"steps": self.steps, "lot": self.lot, "clip": self.clip}
@@ -271,7 +274,7 @@ def _job(task: Task, recipe: RvaeRecipe, seed: int, cache: Path, **changed: Any)
         # Near what members have: a grid for weights up to 100,000 would be coarse for changes of so few examples.
         "aggregation": Aggregation(max_weight=1000),
         "server": recipe.server,
-        "corpus": CorpusOrder(texts=recipe.texts, histogram_deviation=recipe.deviation),
+        "corpus": CorpusOrder(texts=recipe.texts, histogram_deviation=recipe.deviation, guidance=recipe.guidance),
         "seed": seed,
     }
     return JobSpec(**{**said, **changed})
@@ -442,15 +445,23 @@ def corpora_of_members(trained: Trained, folder: Path, random: RandomSource | No
 
 
 def corpus_of_operator(
-    trained: Trained, values: Vector, folder: Path, count: int, random: RandomSource | None = None
+    trained: Trained,
+    values: Vector,
+    folder: Path,
+    count: int,
+    random: RandomSource | None = None,
+    guidance: float | None = None,
 ) -> Path:
-    """One file, made up by a global model, (d,): every label equally often."""
+    """One file, made up by a global model, (d,): every label equally often. guidance: the job's if None."""
     from edge_client.synthesis.sampling import sample
 
     source = SystemRandom() if random is None else random
     job = trained.bundle.document
     even = np.ones(len(job.labels), dtype=np.int64)
-    texts = sample(trained.module(values), trained.words, even, count, source, _sampling(job))
+    sampling = _sampling(job)
+    if guidance is not None:
+        sampling = replace(sampling, guidance=guidance)
+    texts = sample(trained.module(values), trained.words, even, count, source, sampling)
     return _written(folder / "operator.jsonl", texts, job)
 
 
@@ -476,7 +487,7 @@ def _sampling(job: JobDocument) -> Any:
     from edge_client.synthesis.sampling import Sampling
 
     order = job.corpus or CorpusOrder()
-    return Sampling(temperature=order.temperature, top_k=order.top_k, max_tokens=job.model.max_tokens)
+    return Sampling(order.temperature, order.top_k, order.guidance, job.model.max_tokens)
 
 
 def _written(path: Path, texts: Sequence[Any], job: JobDocument) -> Path:

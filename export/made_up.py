@@ -69,7 +69,7 @@ def make_up(
     if not isinstance(module, Rvae):
         raise TypeError("an rvae's model builds another module")
     load_shared(module, manifest.unflatten(manifest.decode(weights)))
-    sampling = Sampling(order.temperature, order.top_k, max_tokens=job.model.max_tokens)
+    sampling = Sampling(order.temperature, order.top_k, order.guidance, job.model.max_tokens)
     evenly = np.ones(len(job.labels), dtype=np.int64)
     texts = sample(module, words, evenly, order.texts, SystemRandom(), sampling)
     out.mkdir(parents=True, exist_ok=True)

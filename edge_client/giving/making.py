@@ -92,7 +92,7 @@ def made_corpus(
     words = words_of(job, model.tokenizer)
     # All zeros are divided evenly.
     counts = np.array(histogram.counts if histogram else (0,) * len(job.labels), dtype=np.int64)
-    sampling = Sampling(order.temperature, order.top_k, job.model.max_tokens)
+    sampling = Sampling(order.temperature, order.top_k, order.guidance, job.model.max_tokens)
     texts = sample(module, words, counts, order.texts, random, sampling, progress)
     folder.prepare()
     written = write_corpus(folder.file, texts, job.labels, most_bytes=order.most_bytes, faults=faults)

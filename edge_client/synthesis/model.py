@@ -5,6 +5,8 @@
     context     tanh of a linear layer of z and the label's vector
     decoder     an LSTM whose first step reads the label's vector and the context, and no word: the state from which
                 the first word is guessed is made of z and the label. The context stands beside every later word, too
+    lean        a vector of each label, label_weight times, on the decoder's state before words are scored: which words
+                a label likes. It starts at zero. Without it texts hardly know their label (docs/decisions/0028)
     loss        of each text: its words' negative log likelihood plus kl_weight times its KL divergence, of which each
                 dimension counts as free_bits / latent at least; divided by a constant, max_tokens + 1
 
@@ -38,7 +40,7 @@ from edge_client.synthesis.words import PAD_ID, UNKNOWN_ID
 from tacit.method import ModelPart
 from tacit.model import RvaeModel
 
-__all__ = ["Coins", "Losses", "Rvae", "State", "rvae"]
+__all__ = ["Coins", "Losses", "Rvae", "State", "Told", "rvae"]
 
 # Beyond, a deviation is 0 or enormous for float32, and its gradient with it.
 _LOG_VARIANCE = 10.0
@@ -60,6 +62,16 @@ class Coins:
 
 
 @dataclass(frozen=True)
+class Told:
+    """What the decoder knows of each text besides its words. context: (B, embedding), beside every word. lean:
+    (B, hidden), on its states.
+    """
+
+    context: Tensor
+    lean: Tensor
+
+
+@dataclass(frozen=True)
 class Losses:
     """By text, (B,), in nats. paid: the divergence as the loss has it, no dimension below its free bits. words: how
     many were guessed, the end among them.
@@ -76,7 +88,8 @@ class Rvae(TextClassifier):
     replaced.
 
     Weights as the product's other LSTMs have them: embedding N(0, embedding_deviation), the rest uniform within
-    1 / sqrt(fan in), log variances begin near zero; without a seed all are zero.
+    1 / sqrt(fan in), log variances begin near zero, what a label adds to the states at zero; without a seed all are
+    zero.
     """
 
     parts: ClassVar[Mapping[str, ModelPart]] = {
@@ -85,6 +98,7 @@ class Rvae(TextClassifier):
         "mean": "encoder",
         "log_variance": "encoder",
         "context": "head",
+        "lean": "head",
         "decoder": "head",
         "narrow": "head",
         "output": "head",
@@ -104,6 +118,7 @@ class Rvae(TextClassifier):
         self.dropout = Dropout(0.0)
         self.encoder = LSTM(setting.embedding, setting.hidden)
         self.decoder = LSTM(2 * setting.embedding, setting.hidden)
+        self.lean = nn.Embedding(labels, setting.hidden, _weight=torch.zeros(labels, setting.hidden))
         # Torch fills a linear layer from its global generator: put that back.
         with torch.random.fork_rng(devices=[]):
             self.mean = nn.Linear(setting.hidden, setting.latent)
@@ -169,7 +184,8 @@ class Rvae(TextClassifier):
         inputs = vectors[:, ids.shape[1] :]
         if coins is not None and coins.shift is not None:
             inputs = inputs + coins.shift
-        scores = self._scores(self.decoder(self._beside(inputs, self._context(z, vectors[:, 0]))))
+        states = self.decoder(self._beside(inputs, self._context(z, vectors[:, 0])))
+        scores = self._scores(states + self._lean(ids[:, :1]))
         seen = after != PAD_ID
         losses = functional.cross_entropy(scores.flatten(0, 1), after.flatten(), reduction="none").view_as(after)
         divergence = 0.5 * (mean.square() + log_variance.exp() - log_variance - 1)
@@ -202,6 +218,13 @@ class Rvae(TextClassifier):
     def _beside(self, inputs: Tensor, context: Tensor) -> Tensor:
         return torch.cat([inputs, context[:, None].expand(-1, inputs.shape[1], -1)], dim=2)
 
+    def _lean(self, labels: Tensor) -> Tensor:
+        """Of ids of labels, one vector of the decoder's width each."""
+        # The probe for examples that mix puts words where a label stands: they read the nearest label's.
+        places = (labels - self.label_row).clamp(0, self.lean.num_embeddings - 1)
+        vectors: Tensor = self.lean(places)
+        return self.setting.label_weight * vectors
+
     def _scores(self, states: Tensor) -> Tensor:
         if self.narrow is not None:
             return functional.linear(self.narrow(states), self.embedding.weight)
@@ -211,31 +234,31 @@ class Rvae(TextClassifier):
         return scores
 
     @torch.no_grad()
-    def begin(self, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, State]:
-        """The scores (B, rows) of a first word, the context (B, embedding), and the decoder's state, from z
+    def begin(self, z: Tensor, labels: Tensor) -> tuple[Tensor, Told, State]:
+        """The scores (B, rows) of a first word, what later ones are to be told, and the decoder's state, from z
         (B, latent) and ids of labels (B,).
         """
         vectors = self.embedding(labels)
-        context = self._context(z, vectors)
+        told = Told(self._context(z, vectors), self._lean(labels))
         nothing = z.new_zeros(len(z), self.setting.hidden)
-        scores, state = self._step(vectors, context, (nothing, nothing))
-        return scores, context, state
+        scores, state = self._step(vectors, told, (nothing, nothing))
+        return scores, told, state
 
     @torch.no_grad()
-    def step(self, words: Tensor, context: Tensor, state: State, shift: Tensor | None = None) -> tuple[Tensor, State]:
+    def step(self, words: Tensor, told: Told, state: State, shift: Tensor | None = None) -> tuple[Tensor, State]:
         """The scores (B, rows) of the word behind these (B,), and the state. shift: added to their vectors."""
         vectors = self.embedding(words)
-        return self._step(vectors if shift is None else vectors + shift, context, state)
+        return self._step(vectors if shift is None else vectors + shift, told, state)
 
-    def _step(self, vectors: Tensor, context: Tensor, state: State) -> tuple[Tensor, State]:
+    def _step(self, vectors: Tensor, told: Told, state: State) -> tuple[Tensor, State]:
         """One position of `edge_client.models.lstm`."""
         before, cell = state
         layer = self.decoder
-        inputs = functional.linear(torch.cat([vectors, context], dim=1), layer.weight_ih, layer.bias)
+        inputs = functional.linear(torch.cat([vectors, told.context], dim=1), layer.weight_ih, layer.bias)
         i, f, g, o = torch.addmm(inputs, before, layer.weight_hh.T).chunk(4, dim=1)
         cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
         hidden = o.sigmoid() * cell.tanh()
-        return self._scores(hidden), (hidden, cell)
+        return self._scores(hidden + told.lean), (hidden, cell)
 
 
 def rvae(model: RvaeModel, vocabulary_size: int, labels: int, pad_id: int, seed: int | None) -> Rvae:

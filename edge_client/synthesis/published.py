@@ -124,12 +124,12 @@ def rewrite(
             coins = _coins(module, rows, setting, random)
             mean, log_variance = module.posterior(rows)
             z = mean + (log_variance / 2).exp() * coins.noise
-            scores, context, state = module.begin(z, rows[:, 0])
+            scores, told, state = module.begin(z, rows[:, 0])
             drawn = [draw_words(scores, words, random, sampling)]
             for at in range(1, min(rows.shape[1] - 1, sampling.max_tokens)):
                 read = rows[:, at].masked_fill(~coins.kept[:, at] & (rows[:, at] != PAD_ID), UNKNOWN_ID)
                 shift = None if coins.shift is None else coins.shift[:, at]
-                scores, state = module.step(read, context, state, shift)
+                scores, state = module.step(read, told, state, shift)
                 drawn.append(draw_words(scores, words, random, sampling))
             lengths = (rows != PAD_ID).sum(dim=1) - 2
             for row, length, label in zip(

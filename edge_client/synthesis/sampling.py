@@ -1,6 +1,9 @@
 """Texts from the prior and a label: what the sound variant releases.
 
     z ~ N(0, I); then word after word from the decoder's scores, until it says that the text ends, or max_tokens
+    scores      s_y + guidance (s_y - mean of s over labels), of one decoder for each label that reads the same words:
+                p(word | label) times the `guidance`th power of how much more this label likes it than labels do on
+                average (classifier-free guidance, Ho and Salimans 2022, the mean in place of a model without label)
 
 Guarantees: nothing of a private text is read, so that this is post-processing of weights and histogram
 (`edge_client.synthesis.training` has the theorem and what it assumes); all randomness is the source's that is handed
@@ -28,17 +31,21 @@ __all__ = ["Sampling", "SyntheticText", "draw_words", "sample"]
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How words are drawn. temperature: scores are divided by it; top_k: only so many of the best words are drawn from
-    (None: all). Plain sampling by default. max_tokens: a longer text is cut.
+    (None: all). guidance: see above; 0 leaves the scores as they are. Plain sampling by default. max_tokens: a longer
+    text is cut. batch: texts at a time, times labels where there is guidance.
     """
 
     temperature: float = 1.0
     top_k: int | None = None
+    guidance: float = 0.0
     max_tokens: int = 32
     batch: int = 256
 
     def __post_init__(self) -> None:
         if not 0.05 <= self.temperature <= 20:
             raise ValueError(f"temperature must lie between 0.05 and 20, is {self.temperature}; 1 is plain sampling")
+        if not 0 <= self.guidance <= 20:
+            raise ValueError(f"guidance must lie between 0 and 20, is {self.guidance}; 0 is plain sampling")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k is 1 at least, is {self.top_k}; leave it out for all words")
         if self.max_tokens < 1 or self.batch < 1:
@@ -78,30 +85,44 @@ def sample(
     places = places[np.argsort(_uniforms(len(places), random), kind="stable")]
     module.eval()
     found: list[SyntheticText] = []
-    for first in range(0, count, sampling.batch):
-        part = places[first : first + sampling.batch]
+    streams = words.labels if sampling.guidance else 1
+    batch = max(1, sampling.batch // streams)
+    for first in range(0, count, batch):
+        part = places[first : first + batch]
         z = gaussian_like(torch.empty(len(part), module.setting.latent), 1.0, random)
-        rows = _rows(module, words, z, torch.from_numpy(words.label_ids(part)), random, sampling)
+        rows = _rows(module, words, z, part, random, sampling)
         found += [SyntheticText(words.text(row), int(place)) for row, place in zip(rows, part, strict=True)]
         progress(len(found), count)
     return found
 
 
 def _rows(
-    module: Rvae, words: PublicWords, z: Tensor, labels: Tensor, random: RandomSource, sampling: Sampling
+    module: Rvae, words: PublicWords, z: Tensor, places: NDArray[np.int64], random: RandomSource, sampling: Sampling
 ) -> list[list[int]]:
-    scores, context, state = module.begin(z, labels)
+    """Ids of words for each z (B, latent) under the label at its place (B,)."""
+    # Under guidance every label's decoder reads along: streams (L, B), one behind the other.
+    streams = words.labels if sampling.guidance else 1
+    labels = np.repeat(np.arange(words.labels), len(z)) if sampling.guidance else places
+    scores, told, state = module.begin(z.repeat(streams, 1), torch.from_numpy(words.label_ids(labels)))
+    own = torch.from_numpy(places) if sampling.guidance else torch.zeros(len(z), dtype=torch.int64)
     ended = torch.zeros(len(z), dtype=torch.bool)
     drawn = []
     for _ in range(sampling.max_tokens):
-        following = draw_words(scores, words, random, sampling)
+        following = draw_words(_guided(scores, own, streams, sampling.guidance), words, random, sampling)
         ended |= following == words.end_id
         drawn.append(following.masked_fill(ended, words.end_id))
         if bool(ended.all()):
             break
-        scores, state = module.step(drawn[-1], context, state)
+        scores, state = module.step(drawn[-1].repeat(streams), told, state)
     rows: list[list[int]] = torch.stack(drawn, dim=1).tolist()
     return rows
+
+
+def _guided(scores: Tensor, own: Tensor, streams: int, guidance: float) -> Tensor:
+    """Scores (B, rows) of each text's own label, made more of it; of scores (streams * B, rows), own (B,)."""
+    by_label = scores.view(streams, len(own), -1)
+    chosen = by_label[own, torch.arange(len(own))]
+    return chosen + guidance * (chosen - by_label.mean(dim=0)) if guidance else chosen
 
 
 def draw_words(scores: Tensor, words: PublicWords, random: RandomSource, sampling: Sampling) -> Tensor:

@@ -31,7 +31,9 @@ class RvaeSetting:
     words of a text; longer ones are cut. word_dropout: share of the decoder's input words that are replaced by [UNK]
     in training. free_bits: nats of a text's KL divergence that cost nothing, each dimension its part (Kingma et al.
     2016; of each text here, since their mean over the batch would make a text's loss depend on others). kl_weight: what
-    the divergence is multiplied by. tied: words are scored by their own embedding instead of a matrix of their own.
+    the divergence is multiplied by. label_weight: what each label's own vector is multiplied by where words are scored;
+    with more of it a label is learnt faster, and takes more of what DP-SGD lets one text say. tied: words are scored by
+    their own embedding instead of a matrix of their own.
     """
 
     embedding: int = 64
@@ -42,6 +44,7 @@ class RvaeSetting:
     word_dropout: float = 0.3
     free_bits: float = 4.0
     kl_weight: float = 1.0
+    label_weight: float = 4.0
     embedding_deviation: float = 0.15
     freeze_embedding: bool = False
     tied: bool = False
@@ -59,7 +62,7 @@ class RvaeSetting:
             raise ValueError(f"words must lie between 3 ([PAD], [UNK] and one more) and {_MOST_WORDS}, is {self.words}")
         if not 0 <= self.word_dropout <= 1:
             raise ValueError(f"word_dropout is a share from 0 to 1, is {self.word_dropout}")
-        for name in ("free_bits", "kl_weight", "embedding_deviation"):
+        for name in ("free_bits", "kl_weight", "label_weight", "embedding_deviation"):
             if not 0 <= (number := getattr(self, name)) <= 1000:
                 raise ValueError(f"{name} must lie between 0 and 1000, is {number}")
         if self.tied and not self.freeze_embedding:

@@ -34,6 +34,9 @@ class CorpusOrder(Part):
     temperature: float = Field(default=1.0, ge=0.05, le=20)
     # Only so many of the best words are drawn from; None: all.
     top_k: int | None = Field(default=None, ge=1, le=4000)
+    # How much more a text is to be of its label: the words that its label likes better than labels do on average
+    # count so many times more. 0: as the model has them.
+    guidance: float = Field(default=1.0, ge=0, le=20)
     # Of a member's file: what is beyond is left out.
     most_bytes: int = Field(default=4 * 1024 * 1024, ge=1, le=MOST_CORPUS_BYTES)
     # Deviation of the discrete Gaussian on each label's count, one charge of its own; None: labels in equal parts.

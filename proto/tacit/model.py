@@ -143,6 +143,8 @@ class RvaeModel(Part):
     word_dropout: float = Field(default=0.3, ge=0, le=1)
     free_bits: float = Field(default=4.0, ge=0, le=1000)
     kl_weight: float = Field(default=1.0, ge=0, le=1000)
+    # Of each label's own vector where words are scored; 0: a label is heard through the decoder's input alone.
+    label_weight: float = Field(default=4.0, ge=0, le=1000)
     embedding_deviation: float = Field(default=0.15, ge=0, le=100)
     freeze_embedding: bool = False
     tied: bool = False
@@ -159,7 +161,7 @@ class RvaeModel(Part):
         lstms = 4 * self.hidden * (3 * self.embedding + 2 * self.hidden + 2)
         latent = 2 * (self.hidden + 1) * self.latent + (self.latent + self.embedding + 1) * self.embedding
         scores = (self.hidden + 1) * (self.embedding if self.tied else rows)
-        return rows * self.embedding + lstms + latent + scores
+        return rows * self.embedding + lstms + latent + scores + labels * self.hidden
 
     @property
     def min_tokens(self) -> int:

@@ -390,23 +390,27 @@ def test_what_is_done_is_not_done_again_and_a_released_classifier_is_kept(tmp_pa
 def test_the_search_has_no_test_to_look_at(tmp_path, public, monkeypatch):
     plan = plan_of(public)
     task = replace(TASK, test=TASK.test[:1])
-    figure = synthesis_search.rvae_figure(task, plan.rvae, tmp_path / "a", cache=public)
+    figure = synthesis_search.rvae_figure(task, plan.rvae, 5.0, tmp_path / "a", texts=24, cache=public)
     assert [number for number, _ in figure.more["curve"]] == [0, 1, 2]
-    assert figure.value == figure.more["curve"][-1][1]
+    assert figure.more["perplexity"] == figure.more["curve"][-1][1]
+    assert [guidance for guidance, _ in figure.more["by_guidance"]] == [0.0, 1.0, 3.0]
+    assert figure.value == dict(figure.more["by_guidance"])[plan.rvae.guidance]
     results = Results("synthesis_search", "c0de", None)
     monkeypatch.setattr(synthesis_search, "read_task", lambda _: replace(TASK, test=[]))
-    monkeypatch.setattr(synthesis_search, "RVAES", (plan.rvae, replace(plan.rvae, rounds=1)))
+    monkeypatch.setattr(synthesis_search, "RVAES", ((plan.rvae, 5.0), (replace(plan.rvae, rounds=1), 4.0)))
+    monkeypatch.setattr(synthesis_search.rvae_figure, "__defaults__", (24,))
     monkeypatch.setattr(synthesis_search, "CLASSIFIERS", ())
     monkeypatch.setattr(synthesis_search.rvae_bundle, "__defaults__", (public,))
     synthesis_search.search(results, until=float("inf"))
     assert [line["case"]["recipe"]["rounds"] for line in results.lines] == [2, 1]
-    servers = [recipe.server.optimiser for recipe in synthesis_search.RVAES]
+    assert [line["case"]["epsilon"] for line in results.lines] == [5.0, 4.0]
+    servers = [recipe.server.optimiser for recipe, _ in synthesis_search.RVAES]
     assert servers == ["fedavg", "fedavg"]
 
 
 def test_both_server_optimisers_are_tried_with_the_same_number_of_noised_steps():
-    assert {each.server.optimiser for each in synthesis_search.RVAES} == {"fedavg", "fedadam"}
-    assert {(each.rounds * each.steps, each.lot) for each in synthesis_search.RVAES} == {(20, 256)}
+    assert {each.server.optimiser for each, _ in synthesis_search.RVAES} == {"fedavg", "fedadam"}
+    assert {(each.rounds * each.steps, each.lot) for each, _ in synthesis_search.RVAES} == {(20, 256)}
 
 
 def test_an_attack_on_features_that_hold_the_words_beats_one_on_features_that_hold_nothing(judge, public):

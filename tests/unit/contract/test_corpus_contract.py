@@ -88,17 +88,20 @@ def test_a_document_without_made_up_text_keeps_its_bytes():
     assert hashlib.sha256(job_document().canonical()).digest() == job_document().digest()
     bare, ordering = ordering_job(order=None), ordering_job()
     assert b'"corpus"' not in bare.canonical()
-    assert b'"corpus":{"histogram_deviation":null,"most_bytes":4194304,"source":"members"' in ordering.canonical()
+    assert (
+        b'"corpus":{"guidance":1.0,"histogram_deviation":null,"most_bytes":4194304,"source":"members"'
+        in ordering.canonical()
+    )
     for job in (bare, ordering):
         assert JobDocument.from_json(job.canonical()) == job
     assert bare.digest() != ordering.digest() != ordering_job(order=CorpusOrder(texts=7)).digest()
 
 
 def test_the_values_of_an_rvae_follow_from_its_sizes():
-    """By hand: 5 + 1 + 2 rows of 2; two LSTMs with four gates of 3; mean and deviation; z and label to the writer."""
+    """By hand: 5 + 1 + 2 rows of 2; two LSTMs, four gates of 3; mean and deviation; z and label to the writer; 2 labels."""
     model = RvaeModel(embedding=2, hidden=3, latent=4, words=5)
     lstms = 2 * 4 * 3 * (2 + 3 + 1) + 4 * 3 * 2
-    assert model.values(100, 2) == 8 * 2 + lstms + 2 * 4 * 4 + (4 + 2 + 1) * 2 + 4 * 8
+    assert model.values(100, 2) == 8 * 2 + lstms + 2 * 4 * 4 + (4 + 2 + 1) * 2 + 4 * 8 + 2 * 3
     assert model.values(3, 2) < model.values(5, 2) == model.values(6, 2)
 
 

@@ -60,7 +60,8 @@ def test_every_trained_value_gets_noise_whether_a_text_uses_it_or_not():
         if name == "embedding.weight":
             assert not moved[0].any()  # Padding.
             moved = moved[1:]
-        assert (moved != 0).all(), name
+        # Noise is rounded to a lattice of a thousandth of its deviation: a few of a thousand values are zero.
+        assert float((moved != 0).mean()) > 0.99, name
         assert float(moved.std()) == pytest.approx(unit, rel=0.6), name
 
 

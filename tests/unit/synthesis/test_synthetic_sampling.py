@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from edge_client.synthesis.model import Rvae
 from edge_client.synthesis.sampling import Sampling, draw_words, sample
 from edge_client.synthesis.training import train_plain
 from edge_client.synthesis.words import PAD_ID, UNKNOWN_ID
@@ -71,6 +72,41 @@ def test_words_are_drawn_as_often_as_their_scores_say():
             assert float((drawn == word).double().mean()) == pytest.approx(share, abs=0.016)
 
 
+@pytest.mark.parametrize("guidance", [0.0, 1.0, 3.0])
+def test_guidance_makes_a_text_more_of_its_label(guidance):
+    """By hand: a decoder that says nothing but what a label leans to, so that the first word's scores are known."""
+    words = toy_words()
+    module = Rvae(SMALL, len(words.entries), words.labels, None)
+    with torch.no_grad():
+        module.lean.weight[:, 0] = torch.tensor([1.0, -0.5])
+        module.output.weight[:, 0] = 0.1 * torch.arange(words.rows) / SMALL.label_weight
+    drawn = sample(module, words, EVEN, 6000, Seeded("guided"), Sampling(max_tokens=1, guidance=guidance))
+    usable = [each for each in range(words.end_id + 1) if each not in (PAD_ID, UNKNOWN_ID)]
+    leans = np.array([1.0, -0.5])
+    for label in (0, 1):
+        leaning = leans[label] + guidance * (leans[label] - leans.mean())
+        shares = np.exp(0.1 * leaning * np.array(usable))
+        expected = dict(zip(usable, shares / shares.sum(), strict=True))
+        texts = [each.text for each in drawn if each.label == label]
+        assert len(texts) == 3000
+        for place in (2, words.end_id - 1):
+            found = sum(text == words.entries[place] for text in texts) / len(texts)
+            assert found == pytest.approx(expected[place], abs=4 * (expected[place] / 3000) ** 0.5 + 1e-9), place
+
+
+def test_a_label_leans_on_every_word_of_its_text_and_on_no_other_text():
+    module, ids = toy_model().eval(), toy_words().encode(*toy_texts(6))
+    before = module.losses(torch.from_numpy(ids)).reconstruction
+    with torch.no_grad():
+        module.lean.weight[1] = 0.3
+    after = module.losses(torch.from_numpy(ids)).reconstruction
+    of_it = torch.from_numpy(ids[:, 0] == toy_words().label_ids(np.array([1]))[0])
+    assert 0 < int(of_it.sum()) < 6
+    assert torch.equal(before != after, of_it)
+    module.setting = replace(module.setting, label_weight=0.0)
+    assert torch.equal(module.losses(torch.from_numpy(ids)).reconstruction, before)
+
+
 def test_scores_that_are_not_finite_are_refused():
     scores = torch.zeros(2, toy_words().rows)
     scores[1, 4] = torch.nan
@@ -86,8 +122,15 @@ def test_a_histogram_of_other_labels_is_refused(learnt):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"temperature": 0.0}, {"temperature": float("nan")}, {"top_k": 0}, {"max_tokens": 0}, {"batch": 0}],
-    ids=["cold", "nan", "no-words", "no-length", "no-batch"],
+    [
+        {"temperature": 0.0},
+        {"temperature": float("nan")},
+        {"top_k": 0},
+        {"max_tokens": 0},
+        {"batch": 0},
+        {"guidance": -1.0},
+    ],
+    ids=["cold", "nan", "no-words", "no-length", "no-batch", "against"],
 )
 def test_samplings_that_cannot_be_are_refused(changes):
     with pytest.raises(ValueError, match=r"1 at least|between"):
