@@ -98,7 +98,7 @@ def test_a_document_without_made_up_text_keeps_its_bytes():
 
 
 def test_the_values_of_an_rvae_follow_from_its_sizes():
-    """By hand: 5 + 1 + 2 rows of 2; two LSTMs, four gates of 3; mean and deviation; z and label to the writer; 2 labels."""
+    """By hand: 5 + 1 + 2 rows of 2; two LSTMs, four gates of 3; mean and deviation; z, label to the writer; labels."""
     model = RvaeModel(embedding=2, hidden=3, latent=4, words=5)
     lstms = 2 * 4 * 3 * (2 + 3 + 1) + 4 * 3 * 2
     assert model.values(100, 2) == 8 * 2 + lstms + 2 * 4 * 4 + (4 + 2 + 1) * 2 + 4 * 8 + 2 * 3
