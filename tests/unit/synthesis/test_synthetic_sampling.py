@@ -94,6 +94,12 @@ def test_guidance_makes_a_text_more_of_its_label(guidance):
             assert found == pytest.approx(expected[place], abs=4 * (expected[place] / 3000) ** 0.5 + 1e-9), place
 
 
+def test_every_labels_decoder_reads_the_words_of_its_own_text(learnt):
+    """So little guidance changes no word, unless a text's decoders read another's."""
+    plain = sample(learnt, toy_words(), EVEN, 60, Seeded("streams"))
+    assert sample(learnt, toy_words(), EVEN, 60, Seeded("streams"), Sampling(guidance=1e-9)) == plain
+
+
 def test_a_label_leans_on_every_word_of_its_text_and_on_no_other_text():
     module, ids = toy_model().eval(), toy_words().encode(*toy_texts(6))
     before = module.losses(torch.from_numpy(ids)).reconstruction
