@@ -122,11 +122,15 @@ def cost_rows(lines: Sequence[Line]) -> list[list[str]]:
 
 def search_rows(lines: Sequence[Line]) -> list[list[str]]:
     """What was tried, in the order of how it did."""
-    rows = [["trained", "figure", "value", "recipe"]]
-    tried = [line for line in lines if line["figure"] in ("validation_perplexity", "validation_accuracy")]
-    for line in sorted(tried, key=lambda line: (line["figure"], -line["value"]), reverse=True):
-        recipe = ", ".join(f"{name} {value}" for name, value in line["case"]["recipe"].items())
-        rows.append([line["case"]["model"], line["figure"].replace("_", " "), f"{line['value']:.4g}", recipe])
+    rows = [["trained", "epsilon", "validation accuracy", "by guidance", "perplexity", "recipe"]]
+    tried = [line for line in lines if line["figure"] == "validation_accuracy"]
+    for line in sorted(tried, key=lambda line: (line["case"]["model"], line["case"]["epsilon"], line["value"])):
+        case = line["case"]
+        recipe = ", ".join(f"{name} {value}" for name, value in case["recipe"].items())
+        by_guidance = ", ".join(f"{guidance:g}: {100 * value:.1f}" for guidance, value in line.get("by_guidance", []))
+        perplexity = f"{line['perplexity']:.0f}" if "perplexity" in line else ""
+        value = f"{100 * line['value']:.1f}"
+        rows.append([case["model"], _epsilon(case["epsilon"]), value, by_guidance, perplexity, recipe])
     return rows
 
 

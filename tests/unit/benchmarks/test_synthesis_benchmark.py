@@ -520,7 +520,8 @@ def test_every_line_of_the_results_is_in_the_page_and_drawn(tmp_path):
         each["code"] = "c1"
     (tmp_path / "synthesis.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
     case = {"dataset": "sst2", "model": "rvae", "epsilon": 5.0, "recipe": {"rounds": 5}}
-    tried = {**line("validation_perplexity", 94.5, case), "bench": "synthesis_search", "code": "c1"}
+    more = {"by_guidance": [[0.0, 0.606], [1.0, 0.615]], "perplexity": 84.5}
+    tried = {**line("validation_accuracy", 0.615, case, **more), "bench": "synthesis_search", "code": "c1"}
     (tmp_path / "synthesis_search.jsonl").write_text(json.dumps(tried) + "\n")
     written = write_report(tmp_path, tmp_path / "out")
     assert [path.name for path in written] == ["benchmarks.md", "synthesis.svg", "synthesis_rounds.svg"]
@@ -528,5 +529,5 @@ def test_every_line_of_the_results_is_in_the_page_and_drawn(tmp_path):
     assert "| minilm |  | 20 | 100 | 256 | 800 | 0 | 8 | 9.0 MB |  | 8, 24 |" in page
     assert "| sst2 | synthetic, operator | 5 | 2 | 50.0 | 50.0, 50.0 |" in page
     assert "| raw | none | deep | 81.2 | 60.0 | 50 +- 1.3 | film 80 |" in page
-    assert "| rvae | validation perplexity | 94.5 | rounds 5 |" in page
+    assert "| rvae | 5 | 61.5 | 0: 60.6, 1: 61.5 | 84 | rounds 5 |" in page
     assert "no differential privacy guarantee" in page
