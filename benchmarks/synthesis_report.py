@@ -121,7 +121,7 @@ def cost_rows(lines: Sequence[Line]) -> list[list[str]]:
 
 
 def search_rows(lines: Sequence[Line]) -> list[list[str]]:
-    """What was tried, in the order of how it did."""
+    """What was tried, by model and epsilon, the best last."""
     rows = [["trained", "epsilon", "validation accuracy", "by guidance", "perplexity", "recipe"]]
     tried = [line for line in lines if line["figure"] == "validation_accuracy"]
     for line in sorted(tried, key=lambda line: (line["case"]["model"], line["case"]["epsilon"], line["value"])):

@@ -69,7 +69,9 @@ def make_up(
     if not isinstance(module, Rvae):
         raise TypeError("an rvae's model builds another module")
     load_shared(module, manifest.unflatten(manifest.decode(weights)))
-    sampling = Sampling(order.temperature, order.top_k, order.guidance, job.model.max_tokens)
+    sampling = Sampling(
+        temperature=order.temperature, top_k=order.top_k, guidance=order.guidance, max_tokens=job.model.max_tokens
+    )
     evenly = np.ones(len(job.labels), dtype=np.int64)
     texts = sample(module, words, evenly, order.texts, SystemRandom(), sampling)
     out.mkdir(parents=True, exist_ok=True)

@@ -38,7 +38,7 @@ def sample(
             "operator's folder",
             ExitCode.USAGE,
         )
-    from tacit.corpus import CorpusOrder
+    from tacit.corpus import MOST_GUIDED_LABELS, CorpusOrder
     from tacit.v1 import operator_pb2
 
     where = operator_folder(operator, folder)
@@ -55,7 +55,9 @@ def sample(
         material, federation = run(work())
     if material.number < 1:
         fail(f"job {job} has no round behind it: its version 0 knows public text only; wait for one", ExitCode.REFUSED)
-    order = material.document.corpus or CorpusOrder(source="operator")
+    order = material.document.corpus or CorpusOrder(
+        source="operator", guidance=1 if len(material.document.labels) <= MOST_GUIDED_LABELS else 0
+    )
     if texts is not None:
         order = order.model_copy(update={"texts": texts})
     try:

@@ -12,7 +12,7 @@ from coordinator.storage.errors import BlobMissing, StorageError
 from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument, layout_of
 from tacit.manifest import Manifest
-from tacit.model import PromptedModel
+from tacit.model import PromptedModel, RvaeModel
 from tacit.prompt import MOST_BACKBONE_BYTES
 from tacit.reason import Reason
 
@@ -42,6 +42,7 @@ def check_job(store: BlobStore, digest: bytes) -> JobDocument:
                 f"the job document announces {document.values} values and its manifest holds {manifest.values}"
                 "; make the bundle again"
             )
+        _check_rvae(document, manifest)
         _check_weights(store, manifest, document.weights, "the starting weights")
         if document.tokenizer is not None and not _size(store, document.tokenizer, "the tokenizer"):
             raise DocumentInvalid("the tokenizer is empty; make the bundle again")
@@ -63,6 +64,19 @@ def check_job(store: BlobStore, digest: bytes) -> JobDocument:
     except ValueError as error:  # DocumentInvalid, and a layout that would wrap.
         raise OperatorRefused(Reason.REASON_BUNDLE_UNSUITABLE, str(error)) from error
     return document
+
+
+def _check_rvae(job: JobDocument, manifest: Manifest) -> None:
+    """That an autoencoder's bundle has the parameters that this release trains: members would all refuse another."""
+    if not isinstance(job.model, RvaeModel):
+        return
+    rows = next((each.shape[0] for each in manifest.tensors if each.name == "embedding.weight"), 0)
+    wanted = job.model.values(rows - 1 - len(job.labels), len(job.labels))
+    if rows and wanted != manifest.values:
+        raise DocumentInvalid(
+            f"the bundle has {manifest.values} values where an rvae of these sizes has {wanted}: another release made "
+            "it; make the bundle again"
+        )
 
 
 def _check_weights(store: BlobStore, manifest: Manifest, digest: bytes, what: str) -> None:

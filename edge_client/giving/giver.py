@@ -269,12 +269,15 @@ class Giver:
     async def _make(self, folder: CorpusFolder, kept: KeptModel) -> Made:
         """Raises: NothingMade. PolicyRefusal: the ledger cannot be written. OSError, ValueError."""
         histogram = await self._histogram(kept)
-        job, stopped = kept.model.job, threading.Event()
+        job, stopped, said = kept.model.job, threading.Event(), [0]
 
         def progress(made: int, count: int) -> None:
             if stopped.is_set():
                 raise MakingStopped
-            log.info("corpus_texts", job=job.name, made=made, of=count)
+            # A line for each tenth: there may be 100,000 texts, made one by one.
+            if made == count or made - said[0] >= count / 10:
+                said[0] = made
+                log.info("corpus_texts", job=job.name, made=made, of=count)
 
         task = asyncio.create_task(
             asyncio.to_thread(

@@ -64,8 +64,8 @@ def made_corpus(
     progress: Callable[[int, int], None] = lambda made, count: None,
     faults: Faults = no_faults,
 ) -> Made:
-    """Writes the file and its statement. In a thread; minutes for many texts. `progress` is told (texts made, of so
-    many), and ends it by raising `MakingStopped`.
+    """Writes the file and its statement. In a thread; minutes for many texts, more of them the more labels guide.
+    `progress` is told (texts made, of so many), and ends it by raising `MakingStopped`.
 
     Raises:
         NothingMade: no row was left to write. ValueError: a model that cannot be sampled from. OSError.
@@ -92,7 +92,9 @@ def made_corpus(
     words = words_of(job, model.tokenizer)
     # All zeros are divided evenly.
     counts = np.array(histogram.counts if histogram else (0,) * len(job.labels), dtype=np.int64)
-    sampling = Sampling(order.temperature, order.top_k, order.guidance, job.model.max_tokens)
+    sampling = Sampling(
+        temperature=order.temperature, top_k=order.top_k, guidance=order.guidance, max_tokens=job.model.max_tokens
+    )
     texts = sample(module, words, counts, order.texts, random, sampling, progress)
     folder.prepare()
     written = write_corpus(folder.file, texts, job.labels, most_bytes=order.most_bytes, faults=faults)

@@ -63,8 +63,8 @@ class Coins:
 
 @dataclass(frozen=True)
 class Told:
-    """What the decoder knows of each text besides its words. context: (B, embedding), beside every word. lean:
-    (B, hidden), on its states.
+    """What the decoder knows of each text besides its words, the same at every step. context: (B, embedding), beside
+    every word. lean: (B, hidden), the label's own offset to the states that words are scored by.
     """
 
     context: Tensor

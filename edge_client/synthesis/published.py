@@ -112,7 +112,7 @@ def rewrite(
     """A text for each of ids (N, S), with its own label, led by its own perturbed words. No differential privacy
     guarantee.
 
-    It ends where the decoder says so, or with the text that leads it.
+    It ends where the decoder says so, or with the text that leads it. Nothing is guided, whatever `sampling` says.
     """
     sampling = sampling or Sampling()
     module.eval()

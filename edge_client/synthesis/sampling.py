@@ -13,6 +13,7 @@ neither padding nor [UNK] nor a label is ever written.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from edge_client.synthesis.labels import Counts, allocated
 from edge_client.synthesis.model import Rvae
 from edge_client.synthesis.words import PAD_ID, UNKNOWN_ID, PublicWords
 from secure_agg import RandomSource
+from tacit.corpus import MOST_GUIDED_LABELS
 
 __all__ = ["Sampling", "SyntheticText", "draw_words", "sample"]
 
@@ -31,8 +33,9 @@ __all__ = ["Sampling", "SyntheticText", "draw_words", "sample"]
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How words are drawn. temperature: scores are divided by it; top_k: only so many of the best words are drawn from
-    (None: all). guidance: see above; 0 leaves the scores as they are. Plain sampling by default. max_tokens: a longer
-    text is cut. batch: texts at a time, times labels where there is guidance.
+    (None: all), after guidance. guidance: see above; 0, the default here and not of a job's `corpus`, leaves the scores
+    as they are. max_tokens: a longer text is cut. batch: decoders at a time, one for each text, under guidance one for
+    each text and label.
     """
 
     temperature: float = 1.0
@@ -72,12 +75,15 @@ def sample(
 ) -> list[SyntheticText]:
     """`count` texts, their labels in the histogram's proportions (noised: `labels.noised_histogram`), in random order.
 
-    progress: told (texts made, count) after each batch; what it raises ends the sampling.
+    progress: told (texts made, count) before each word of a batch and after it; what it raises ends the sampling.
 
     Raises:
-        ValueError: a histogram with other than one count for each label, or a negative count.
+        ValueError: a histogram with other than one count for each label, or a negative count; guidance by more labels
+            than `MOST_GUIDED_LABELS`.
     """
     sampling = sampling or Sampling()
+    if sampling.guidance and words.labels > MOST_GUIDED_LABELS:
+        raise ValueError(f"guidance by {words.labels} labels needs as many decoders; above {MOST_GUIDED_LABELS}, set 0")
     if histogram.shape != (words.labels,):
         raise ValueError(f"a histogram of {words.labels} labels has as many counts, got shape {histogram.shape}")
     places = np.repeat(np.arange(words.labels), allocated(histogram, count))
@@ -90,24 +96,32 @@ def sample(
     for first in range(0, count, batch):
         part = places[first : first + batch]
         z = gaussian_like(torch.empty(len(part), module.setting.latent), 1.0, random)
-        rows = _rows(module, words, z, part, random, sampling)
+        rows = _rows(module, words, z, part, random, sampling, partial(progress, len(found), count))
         found += [SyntheticText(words.text(row), int(place)) for row, place in zip(rows, part, strict=True)]
         progress(len(found), count)
     return found
 
 
 def _rows(
-    module: Rvae, words: PublicWords, z: Tensor, places: NDArray[np.int64], random: RandomSource, sampling: Sampling
+    module: Rvae,
+    words: PublicWords,
+    z: Tensor,
+    places: NDArray[np.int64],
+    random: RandomSource,
+    sampling: Sampling,
+    progress: Callable[[], None],
 ) -> list[list[int]]:
     """Ids of words for each z (B, latent) under the label at its place (B,)."""
     # Under guidance every label's decoder reads along: streams (L, B), one behind the other.
     streams = words.labels if sampling.guidance else 1
     labels = np.repeat(np.arange(words.labels), len(z)) if sampling.guidance else places
     scores, told, state = module.begin(z.repeat(streams, 1), torch.from_numpy(words.label_ids(labels)))
+    # Which of the streams is a text's own.
     own = torch.from_numpy(places) if sampling.guidance else torch.zeros(len(z), dtype=torch.int64)
     ended = torch.zeros(len(z), dtype=torch.bool)
     drawn = []
     for _ in range(sampling.max_tokens):
+        progress()
         following = draw_words(_guided(scores, own, streams, sampling.guidance), words, random, sampling)
         ended |= following == words.end_id
         drawn.append(following.masked_fill(ended, words.end_id))

@@ -16,8 +16,8 @@ It rests on these, and falls with each of them:
     1. Every event is charged before anything is released: each DP-SGD step, and the histogram.
     2. The words, the labels, and the weights that training starts from are public or paid for.
     3. z comes from the prior. A posterior is a function of a private text: `edge_client.synthesis.published` does that.
-    4. How many texts, how long, which temperature, and when training stops follow from M and from what is public. No
-       loss, perplexity or distance that was measured on private text chooses any of them.
+    4. How many texts, how long, which temperature and guidance, and when training stops follow from M and from what is
+       public. No loss, perplexity or distance that was measured on private text chooses any of them.
     5. No text is left out because it resembles a private one: who drops a copy tells what it is a copy of. Whether a
        member vetoes its corpus is its own decision after reading, and no part of the claim.
     6. One text is protected, once. Whoever has k of them among a member's has the guarantee of groups of k; a text that

@@ -10,10 +10,21 @@ from pydantic import Field, StringConstraints
 
 from tacit.documents import Digest, Document, Part
 
-__all__ = ["MOST_CORPUS_BYTES", "CorpusOrder", "CorpusStatement", "LabelCount", "Promise", "signed_bytes"]
+__all__ = [
+    "MOST_CORPUS_BYTES",
+    "MOST_GUIDED_LABELS",
+    "CorpusOrder",
+    "CorpusStatement",
+    "LabelCount",
+    "Promise",
+    "signed_bytes",
+]
 
 # Of one member's file: what the coordinator's disk and a member's reading can bear.
 MOST_CORPUS_BYTES: Final = 64 * 1024 * 1024
+
+# Guided texts need a decoder for each label, each with scores of every word: what memory and patience can bear.
+MOST_GUIDED_LABELS: Final = 256
 
 # No receipt, no statement of the aggregation, no TLS handshake that a member's key signs begins like this.
 _DOMAIN: Final = b"tacit/corpus/v1\n"
@@ -30,12 +41,12 @@ class CorpusOrder(Part):
     source: Literal["members", "operator"] = "members"
     # Of each member, or of the operator.
     texts: int = Field(default=1000, ge=1, le=100_000)
-    # Scores are divided by it; 1 is plain sampling.
+    # Scores are divided by it, after guidance.
     temperature: float = Field(default=1.0, ge=0.05, le=20)
     # Only so many of the best words are drawn from; None: all.
     top_k: int | None = Field(default=None, ge=1, le=4000)
-    # How much more a text is to be of its label: the words that its label likes better than labels do on average
-    # count so many times more. 0: as the model has them.
+    # How much more a text is to be of its label: each word's likelihood is multiplied by this power of how much better
+    # the label likes it than labels do on average. 0: as the model has them.
     guidance: float = Field(default=1.0, ge=0, le=20)
     # Of a member's file: what is beyond is left out.
     most_bytes: int = Field(default=4 * 1024 * 1024, ge=1, le=MOST_CORPUS_BYTES)

@@ -33,7 +33,7 @@ from secure_agg import (
     thresholds_for,
 )
 from tacit.bundle import BACKBONE_FILE
-from tacit.corpus import CorpusOrder
+from tacit.corpus import MOST_GUIDED_LABELS, CorpusOrder
 from tacit.documents import Digest, Document, Part, read_table, table_of
 from tacit.limits import MOST_MEMBERS
 from tacit.mechanism import (
@@ -434,7 +434,14 @@ class _JobBody(Document):
                 f"model.variant: published has noise of its own and no guarantee; {self.mechanism.name} beside it "
                 "would look like one; take sound, or no mechanism"
             )
-        if self.corpus is None or self.corpus.source == "operator":
+        if self.corpus is None:
+            return
+        if self.corpus.guidance and len(self.labels) > MOST_GUIDED_LABELS:
+            raise ValueError(
+                f"corpus.guidance: it needs a decoder for each label, and {len(self.labels)} labels are more than "
+                f"{MOST_GUIDED_LABELS}; set guidance = 0"
+            )
+        if self.corpus.source == "operator":
             return
         if isinstance(self.mechanism, DistributedGaussian):
             raise ValueError(

@@ -143,14 +143,24 @@ class RvaeModel(Part):
     word_dropout: float = Field(default=0.3, ge=0, le=1)
     free_bits: float = Field(default=4.0, ge=0, le=1000)
     kl_weight: float = Field(default=1.0, ge=0, le=1000)
-    # Of each label's own vector where words are scored; 0: a label is heard through the decoder's input alone.
-    label_weight: float = Field(default=4.0, ge=0, le=1000)
+    # Of each label's own vector where words are scored; 0, as always in `published`: a label is heard through the
+    # decoder's input alone.
+    label_weight: float = Field(default=4.0, ge=0, le=100)
     embedding_deviation: float = Field(default=0.15, ge=0, le=100)
     freeze_embedding: bool = False
     tied: bool = False
 
+    @model_validator(mode="before")
+    @classmethod
+    def _as_the_paper_has_it(cls, table: Any) -> Any:
+        if isinstance(table, dict) and table.get("variant") == "published":
+            return {"label_weight": 0.0, **table}
+        return table
+
     @model_validator(mode="after")
-    def _tied(self) -> Self:
+    def _fits_together(self) -> Self:
+        if self.variant == "published" and self.label_weight:
+            raise ValueError("label_weight: the published variant has no vectors of labels; leave it out")
         if self.tied and not self.freeze_embedding:
             raise ValueError("tied needs freeze_embedding: a table that is looked up and projected with is not trained")
         return self

@@ -257,7 +257,7 @@ def test_the_published_variant_rewrites_every_text_and_is_charged_nothing(tmp_pa
         return real(module, ids, setting, **given)
 
     monkeypatch.setattr(published, "train_published", watched)
-    model = plan.rvae.model.model_copy(update={"variant": "published"})
+    model = plan.rvae.model.model_copy(update={"variant": "published", "label_weight": 0.0})
     trained = trained_by(plan, tmp_path, None, model=model, published=PublishedSetting(epochs=1))
     # Three members, two rounds, by the product's own hand.
     assert settings == [(30, PublishedSetting(epochs=1))] * 6

@@ -57,6 +57,15 @@ def said(**changes):
         ({"corpus": {"source": "anybody"}}, "corpus.source: Input should be 'members' or 'operator'"),
         ({"corpus": {"text": 3}}, "corpus.text: unknown key; check its spelling"),
         ({"model": {"architecture": "rvae", "tied": True}}, "model: tied needs freeze_embedding"),
+        (
+            {"model": {"architecture": "rvae", "variant": "published", "label_weight": 4}},
+            "model: label_weight: the published variant has no vectors of labels; leave it out",
+        ),
+        (
+            {"labels": [f"label {each}" for each in range(257)], "corpus": {"source": "operator"}},
+            "corpus.guidance: it needs a decoder for each label, and 257 labels are more than 256; set guidance = 0",
+        ),
+        ({"corpus": {"guidance": 21}}, "corpus.guidance: Input should be less than or equal to 20"),
     ],
     ids=lambda each: str(each)[:60],
 )
@@ -73,6 +82,7 @@ def test_an_order_that_cannot_be_is_one_sentence(changes, sentence):
         {"mechanism": {"name": "distributed-gaussian", "noise_multiplier": 1}},
         {"model": {"architecture": "rvae", "variant": "published"}, "corpus": {}},
         {"method": "fedprox", "corpus": {"top_k": 5}},
+        {"labels": [f"label {each}" for each in range(257)], "corpus": {"guidance": 0}},
         {"mechanism": {"name": "dp-sgd", "noise_multiplier": 1}, "corpus": {"histogram_deviation": 8}},
     ],
     ids=str,
@@ -95,6 +105,13 @@ def test_a_document_without_made_up_text_keeps_its_bytes():
     for job in (bare, ordering):
         assert JobDocument.from_json(job.canonical()) == job
     assert bare.digest() != ordering.digest() != ordering_job(order=CorpusOrder(texts=7)).digest()
+
+
+def test_a_label_weighs_nothing_in_the_published_variant_and_stays_so():
+    assert RvaeModel().label_weight == 4
+    published = RvaeModel(variant="published")
+    assert published.label_weight == 0
+    assert RvaeModel.model_validate(published.model_dump()) == published
 
 
 def test_the_values_of_an_rvae_follow_from_its_sizes():

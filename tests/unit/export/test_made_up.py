@@ -5,6 +5,8 @@ import json
 
 import pytest
 
+from edge_client.synthesis import sampling
+from export import made_up
 from export.bundle import make_job_bundle, read_job_bundle
 from export.finetune_corpora import promise_of, read_corpora
 from export.made_up import make_up
@@ -73,6 +75,18 @@ def test_a_promise_is_made_only_where_somebody_has_paid_for_it(tmp_path, mechani
     (corpus,) = read_corpora(tmp_path / "out", "making")
     assert corpus.member == "operator"
     assert promise_of([corpus]) == promise
+
+
+def test_words_are_drawn_as_the_order_says(tmp_path, monkeypatch):
+    drawn, sample = [], sampling.sample
+
+    def watched(*arguments):
+        drawn.append(arguments[-1])
+        return sample(*arguments)
+
+    monkeypatch.setattr(made_up, "sample", watched)
+    made(tmp_path, job_of(tmp_path), texts=5, temperature=0.5, top_k=40, guidance=2.5)
+    assert drawn == [sampling.Sampling(temperature=0.5, top_k=40, guidance=2.5, max_tokens=6)]
 
 
 def test_a_file_is_no_longer_than_ordered(tmp_path):

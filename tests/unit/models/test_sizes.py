@@ -8,7 +8,7 @@ from edge_client.models.assembly import assembled, check_size
 from edge_client.training.start import first_private
 from tacit.documents import DocumentInvalid
 from tacit.manifest import Manifest
-from tacit.model import BiLSTMModel, TextCNNModel, TransformerModel
+from tacit.model import BiLSTMModel, RvaeModel, TextCNNModel, TransformerModel
 from tests.unit.member.test_keeping import PUBLIC, document
 
 BERT = {
@@ -24,6 +24,8 @@ MODELS = [
     BiLSTMModel(embedding=5, hidden=3),
     TransformerModel(config=BERT, max_tokens=16),
     TransformerModel(config={"model_type": "distilbert", "dim": 8, "n_layers": 1, "n_heads": 2, "hidden_dim": 12}),
+    RvaeModel(embedding=5, hidden=3, latent=2, words=20),
+    RvaeModel(embedding=5, hidden=3, latent=2, words=20, tied=True, freeze_embedding=True),
 ]
 
 

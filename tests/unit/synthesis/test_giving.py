@@ -20,6 +20,7 @@ from edge_client.privacy.ledger import ledger_path
 from edge_client.privacy.policy import Policy
 from edge_client.privacy.receipts import CorpusReceipt, ReceiptBook, receipt_from
 from edge_client.privacy.verification import export_lines, verify, verify_export
+from edge_client.synthesis import sampling
 from edge_client.synthesis.setting import NO_GUARANTEE
 from tacit.console import CommandFailed
 from tacit.reason import Reason
@@ -106,6 +107,19 @@ def test_the_statement_says_what_stands_behind_the_texts(place):
     )
     assert sum(each.rows for each in statement.labels) == statement.rows
     assert statement.corpus == hashlib.sha256(here.folder.file.read_bytes()).digest()
+
+
+def test_words_are_drawn_as_the_job_orders(place, monkeypatch):
+    here = place(corpus={"texts": 8, "temperature": 0.5, "top_k": 9, "guidance": 2.5})
+    drawn, sample = [], sampling.sample
+
+    def watched(*arguments):
+        drawn.append(arguments[5])
+        return sample(*arguments)
+
+    monkeypatch.setattr(sampling, "sample", watched)
+    here.life(rounds=1)
+    assert drawn == [sampling.Sampling(temperature=0.5, top_k=9, guidance=2.5, max_tokens=10)]
 
 
 @pytest.mark.parametrize("variant", ["sound", "published"])

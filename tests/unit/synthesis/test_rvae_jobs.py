@@ -8,6 +8,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from coordinator.services.job_check import check_job
+from coordinator.services.live import OperatorRefused
+from coordinator.storage.blobs import open_blobs
 from edge_client.cli import app
 from edge_client.corpus import Corpus, words_of
 from edge_client.data import Example
@@ -23,6 +26,7 @@ from edge_client.synthesis.words import VocabularyNotPublic
 from edge_client.training.local import TrainingCancelled
 from edge_client.training.update import TrainingLost
 from tacit.console import CommandFailed
+from tacit.manifest import Manifest
 from tacit.reason import Reason
 from tests.support import party
 from tests.unit.synthesis.toy_jobs import DP_SGD, bundle_of, examples_of, trained
@@ -64,6 +68,25 @@ def test_a_model_that_labels_nothing_sends_no_accuracy():
         assert (update.loss_sum, update.correct, update.count) == (0.0, 0, 0)
         # The weight of the change is the number of examples all the same.
         assert update.examples == 40
+
+
+def test_a_bundle_of_another_release_is_refused_where_it_is_created(tmp_path):
+    """One whose labels do not lean: every member would refuse the job, and the operator never hear of it."""
+    bundle, store = bundle_of(), open_blobs(f"file://{tmp_path / 'store'}")
+    store.put(bundle.tokenizer)
+
+    def created(manifest, weights):
+        names = {"manifest": manifest.digest(), "weights": store.put(weights), "values": manifest.values}
+        document = bundle.document.model_copy(update=names)
+        store.put(manifest.canonical())
+        return check_job(store, store.put(document.canonical()))
+
+    assert created(bundle.manifest, bundle.weights).values == bundle.document.values
+    arrays = bundle.manifest.unflatten(bundle.manifest.decode(bundle.weights))
+    del arrays["lean.weight"]
+    older = Manifest.of(arrays)
+    with pytest.raises(OperatorRefused, match="another release made it; make the bundle again"):
+        created(older, older.encode(older.flatten(arrays)))
 
 
 def test_the_first_of_a_texts_ids_is_its_label_and_the_rest_are_the_jobs_words():

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from edge_client.synthesis import sampling
 from edge_client.synthesis.model import Rvae
 from edge_client.synthesis.sampling import Sampling, draw_words, sample
 from edge_client.synthesis.training import train_plain
 from edge_client.synthesis.words import PAD_ID, UNKNOWN_ID
 from secure_agg import SystemRandom
+from tacit.corpus import MOST_GUIDED_LABELS
 from tacit.job import Training
 from tests.unit.synthesis.toy_texts import FEELINGS, SMALL, Seeded, toy_model, toy_texts, toy_words
 
@@ -61,13 +63,13 @@ def test_words_are_drawn_as_often_as_their_scores_say():
     scores = torch.full((20_000, words.rows), -100.0)
     scores[:, [PAD_ID, UNKNOWN_ID, words.end_id + 1]] = 50.0  # Never drawn, however high.
     scores[:, 2], scores[:, 3], scores[:, words.end_id] = 0.0, float(np.log(2)), float(np.log(3))
-    for sampling, shares in (
+    for drawing, shares in (
         (Sampling(), (1 / 6, 2 / 6, 3 / 6)),
         (Sampling(temperature=0.5), (1 / 14, 4 / 14, 9 / 14)),
         (Sampling(top_k=2), (0.0, 2 / 5, 3 / 5)),
         (Sampling(top_k=1), (0.0, 0.0, 1.0)),
     ):
-        drawn = draw_words(scores, words, Seeded("shares"), sampling)
+        drawn = draw_words(scores, words, Seeded("shares"), drawing)
         for word, share in zip((2, 3, words.end_id), shares, strict=True):
             assert float((drawn == word).double().mean()) == pytest.approx(share, abs=0.016)
 
@@ -94,10 +96,56 @@ def test_guidance_makes_a_text_more_of_its_label(guidance):
             assert found == pytest.approx(expected[place], abs=4 * (expected[place] / 3000) ** 0.5 + 1e-9), place
 
 
-def test_every_labels_decoder_reads_the_words_of_its_own_text(learnt):
-    """So little guidance changes no word, unless a text's decoders read another's."""
-    plain = sample(learnt, toy_words(), EVEN, 60, Seeded("streams"))
-    assert sample(learnt, toy_words(), EVEN, 60, Seeded("streams"), Sampling(guidance=1e-9)) == plain
+def test_every_labels_decoder_reads_the_words_of_its_own_text(learnt, monkeypatch):
+    """Scores of all words drawn, against a text alone under each label."""
+    words, given, draws, points = toy_words(), [], [], []
+    draw, gaussian = sampling.draw_words, sampling.gaussian_like
+
+    def drawing(scores, *others):
+        given.append(scores)
+        draws.append(draw(scores, *others))
+        return draws[-1]
+
+    def prior(*arguments):
+        points.append(gaussian(*arguments))
+        return points[-1]
+
+    monkeypatch.setattr(sampling, "draw_words", drawing)
+    monkeypatch.setattr(sampling, "gaussian_like", prior)
+    made = sample(learnt, words, EVEN, 6, Seeded("streams"), Sampling(guidance=2.0, max_tokens=4))
+    assert len(given) > 2
+    for place, text in enumerate(made):
+        alone = []
+        for label in (0, 1):
+            ids = torch.from_numpy(words.label_ids(np.array([label])))
+            scores, told, state = learnt.begin(points[0][place : place + 1], ids)
+            seen = [scores]
+            for drawn in draws[:-1]:
+                scores, state = learnt.step(drawn[place : place + 1], told, state)
+                seen.append(scores)
+            alone.append(torch.cat(seen))
+        own = alone[text.label]
+        expected = own + 2.0 * (own - (alone[0] + alone[1]) / 2)
+        assert torch.allclose(torch.stack([each[place] for each in given]), expected, atol=1e-5)
+
+
+def test_guidance_by_too_many_labels_is_refused_and_by_many_is_drawn_one_by_one(learnt):
+    many = replace(toy_words(), labels=MOST_GUIDED_LABELS + 1)
+    with pytest.raises(ValueError, match="guidance by 257 labels"):
+        sample(learnt, many, np.ones(many.labels, dtype=np.int64), 1, Seeded("many"), Sampling(guidance=1.0))
+    found = sample(learnt, toy_words(), EVEN, 5, Seeded("few"), Sampling(guidance=1.0, batch=1))
+    assert len(found) == 5
+
+
+def test_progress_is_told_before_every_word(learnt):
+    said = []
+    sample(
+        learnt, toy_words(), EVEN, 3, Seeded("told"), Sampling(max_tokens=4, batch=2), lambda *told: said.append(told)
+    )
+    assert said[0] == (0, 3)
+    assert said[-1] == (3, 3)
+    assert said.count((0, 3)) > 1
+    assert {made for made, _ in said} == {0, 2, 3}
 
 
 def test_a_label_leans_on_every_word_of_its_text_and_on_no_other_text():
