@@ -666,7 +666,8 @@ SECTIONS = (
         "How near made-up texts come to real ones",
         "`reported`: what a member's report says of the ledger whose gate let `epsilon` pass. `label agreement`: share "
         "of the texts whose label the classifier of `raw` gives them. `1-grams` to `4`: share of runs of so many words "
-        "that stand in the members' texts; `longest run` of them in words; `whole texts` that are one of theirs. "
+        "that stand in the members' texts; `longest run` of them in words; `whole texts` that are one of theirs, in "
+        "the worst seed. "
         "`planted`: made-up texts that hold one of the ten planted ones. `exposure`: bits by which a member's own last "
         "model tells its planted text from 200 that were not planted, 1.4 by chance and 7.7 at most. `perplexity`: of "
         "validation rows, z from the prior, under the last global model. All of it is measured without noise, and is a "

@@ -68,8 +68,10 @@ def text_rows(lines: Sequence[Line]) -> list[list[str]]:
         row += [_number(found, "epsilon_reported", 2), _number(found, "rows", 0), _per_cent(found["label_agreement"])]
         grams = found.get("four_gram_overlap", {}).get("ngrams", [])
         row += [f"{share:.2f}" for share in grams] or [""] * 4
-        whole = found.get("longest_verbatim", {}).get("whole_texts")
-        row += [_number(found, "longest_verbatim", 0), "" if whole is None else f"{100 * whole:.1f} %"]
+        # The largest of all seeds: a mean would hide one.
+        copied = [line["whole_texts"] for line in lines if line["case"] == case and "whole_texts" in line]
+        whole = max(copied, default=None)
+        row += [_number(found, "longest_verbatim", 0), "" if whole is None else f"{100 * whole:.2f} %"]
         row += [_number(found, "planted_reproduced", 0), _number(found, "exposure", 1), _number(found, "perplexity", 0)]
         rows.append(row)
     return rows
