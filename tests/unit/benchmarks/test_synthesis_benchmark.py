@@ -501,7 +501,15 @@ def test_a_made_up_text_cannot_break_the_page():
     ]
     row = text_rows(figures)[1]
     assert row[1:6] == ["synthetic, operator", "5", "", "10,000", "50.0"]
-    assert row[6:12] == ["0.90", "0.50", "0.20", "0.10", "6", "1.0 %"]
+    assert row[6:12] == ["0.90", "0.50", "0.20", "0.10", "6", "1.00 %"]
+
+
+def test_a_whole_text_that_came_back_in_one_seed_is_not_averaged_away():
+    case = quality("synthetic", 5.0, "operator")
+    seeds = [{**line("longest_verbatim", 6, case, whole_texts=each), "seed": n} for n, each in enumerate([0, 0.02, 0])]
+    mean = {key: value for key, value in line("longest_verbatim", 6.33, case).items() if key != "seed"}
+    row = text_rows([line("label_agreement", 0.5, case), *seeds, mean])[1]
+    assert row[10:12] == ["6", "2.00 %"]
 
 
 def test_every_line_of_the_results_is_in_the_page_and_drawn(tmp_path):
