@@ -62,9 +62,14 @@ class RvaeSetting:
             raise ValueError(f"words must lie between 3 ([PAD], [UNK] and one more) and {_MOST_WORDS}, is {self.words}")
         if not 0 <= self.word_dropout <= 1:
             raise ValueError(f"word_dropout is a share from 0 to 1, is {self.word_dropout}")
-        for name in ("free_bits", "kl_weight", "label_weight", "embedding_deviation"):
-            if not 0 <= (number := getattr(self, name)) <= 1000:
-                raise ValueError(f"{name} must lie between 0 and 1000, is {number}")
+        for name, most in (
+            ("free_bits", 1000),
+            ("kl_weight", 1000),
+            ("label_weight", 100),
+            ("embedding_deviation", 1000),
+        ):
+            if not 0 <= (number := getattr(self, name)) <= most:
+                raise ValueError(f"{name} must lie between 0 and {most}, is {number}")
         if self.tied and not self.freeze_embedding:
             raise ValueError(
                 "tied needs freeze_embedding: the gradient of a table that is looked up and projected with cannot be "

@@ -118,7 +118,10 @@ def test_words_are_drawn_as_the_job_orders(place, monkeypatch):
         return sample(*arguments)
 
     monkeypatch.setattr(sampling, "sample", watched)
-    here.life(rounds=1)
+    with capture_logs() as logs:
+        here.life(rounds=1)
+    # Told before every word, and logged once: 8 texts come at a time.
+    assert [(line["made"], line["of"]) for line in logs if line["event"] == "corpus_texts"] == [(8, 8)]
     assert drawn == [sampling.Sampling(temperature=0.5, top_k=9, guidance=2.5, max_tokens=10)]
 
 

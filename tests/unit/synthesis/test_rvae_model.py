@@ -285,9 +285,10 @@ def test_measuring_nothing_is_refused_and_active_units_are_counted():
         ({"word_dropout": 1.5}, "word_dropout"),
         ({"free_bits": -1.0}, "free_bits"),
         ({"kl_weight": float("nan")}, "kl_weight"),
+        ({"label_weight": 101.0}, "label_weight must lie between 0 and 100"),
         ({"tied": True}, "freeze_embedding"),
     ],
-    ids=["width", "many-words", "few-words", "dropout", "bits", "weight", "tied"],
+    ids=["width", "many-words", "few-words", "dropout", "bits", "weight", "label", "tied"],
 )
 def test_settings_that_cannot_be_are_refused(changes, says):
     with pytest.raises(ValueError, match=says):
