@@ -1,10 +1,12 @@
 """What `benchmarks.fedvocab` found, as tables and drawings for `benchmarks.report`."""
 
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.plots import pyplot, save
+from benchmarks.record import spread
 
 __all__ = ["accuracy_rows", "draw_accuracies", "draw_partitions", "sent_rows"]
 
@@ -17,11 +19,11 @@ _ACCURACIES = ("global_accuracy", "local_accuracy")
 
 def accuracy_rows(lines: Sequence[Line]) -> list[list[str]]:
     """A row for each method, data set and vocabulary: both accuracies in per cent, each with what stands beside it."""
-    rows = [["dataset", "vocabulary", "method"]]
+    rows = [["dataset", "vocabulary", "method", "seeds"]]
     for name in ("global", "local"):
         rows[0] += [name, f"{name}, paper", f"{name}, other reading", f"{name}, best round"]
     for key, found in _by_cell(lines, _ACCURACIES).items():
-        row = list(key)
+        row = [*key, str(max(len(line["values"]) for line in found.values()))]
         for name in _ACCURACIES:
             row += _beside(found[name]) if name in found else [""] * 4
         rows.append(row)
@@ -55,7 +57,7 @@ def draw_accuracies(lines: Sequence[Line], path: Path) -> None:
                     if key[:2] == (dataset, vocabulary) and name in line
                 ]
                 for at, line in found:
-                    values = [100 * value for value in line.get("values", [line["value"]])]
+                    values = [100 * value for value in line["values"]]
                     axis.vlines(at + shift, min(values), max(values), color="grey", linewidth=1)
                     if "paper" in line:
                         axis.plot(at, 100 * line["paper"], "x", color="C3")
@@ -94,25 +96,37 @@ def draw_partitions(lines: Sequence[Line], path: Path) -> None:
 
 
 def _by_cell(lines: Sequence[Line], names: Sequence[str]) -> dict[tuple[str, str, str], dict[str, Line]]:
-    """By (data set, vocabulary, method) the newest figures: means over seeds, or the first seed where there is none."""
-    found: dict[tuple[str, str, str], dict[str, Line]] = {}
+    """By (data set, vocabulary, method) each figure over the newest line of every seed: the mean, with what the seeds
+    have, in their order."""
+    seeds: dict[tuple[str, str, str], dict[str, dict[int, Line]]] = {}
     for line in lines:
-        if line["figure"] not in names:
+        # Results of before have means of their own, of one version of the code.
+        if line["figure"] not in names or "seed" not in line:
             continue
         case = line["case"]
         dropped = case["method"] == "fedvocab" and not case["adaptive"]
         key = (case["dataset"], case["vocabulary"], case["method"] + (", not adaptive" if dropped else ""))
-        cell = found.setdefault(key, {})
-        if "seed" not in line or line["figure"] not in cell:
-            cell[line["figure"]] = line
-    order = sorted(found, key=lambda key: (_DATASETS.index(key[0]), key[1] == "own", _METHODS.index(key[2])))
-    return {key: found[key] for key in order}
+        seeds.setdefault(key, {}).setdefault(line["figure"], {})[line["seed"]] = line
+    order = sorted(seeds, key=lambda key: (_DATASETS.index(key[0]), key[1] == "own", _METHODS.index(key[2])))
+    return {
+        key: {name: _mean([found[seed] for seed in sorted(found)]) for name, found in seeds[key].items()}
+        for key in order
+    }
+
+
+def _mean(lines: Sequence[Line]) -> Line:
+    """One figure of several seeds: means, and all values."""
+    mean = dict(lines[0])
+    for name in ("value", "left", "adapted", "best"):
+        if name in mean:
+            mean[name] = statistics.mean(line[name] for line in lines)
+    return mean | spread([line["value"] for line in lines])
 
 
 def _beside(line: Line) -> list[str]:
     """Its value with the spread, the paper's, the other reading of the same training, the best round on validation."""
     value = f"{100 * line['value']:.1f}"
-    if "spread" in line:
+    if len(line["values"]) > 1:
         value += f" ({100 * line['spread']:.1f})"
     others = [
         f"{100 * line[each]:.1f} {each}" for each in ("left", "adapted") if each in line and each != line["reading"]

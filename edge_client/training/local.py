@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -258,8 +259,10 @@ def check_examples(ids: Ids, labels: Ids) -> None:
 
 
 def make_optimiser(module: TextClassifier, recipe: Training) -> torch.optim.Optimizer:
-    """The recipe's optimiser over all parameters that have gradients, without any state."""
-    moving = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    """The recipe's optimiser over all parameters that have gradients, without any state; the embedding by a rate of its
+    own where the recipe has one.
+    """
+    moving = _with_rates(module, recipe)
     if recipe.optimiser == "sgd":
         return torch.optim.SGD(moving, lr=recipe.learning_rate)
     if recipe.optimiser == "adafactor":
@@ -274,6 +277,17 @@ def make_optimiser(module: TextClassifier, recipe: Training) -> torch.optim.Opti
     # Fused is the same step in one pass over memory.
     # Kingma and Ba 2015 with its own defaults.
     return torch.optim.Adam(moving, lr=recipe.learning_rate, fused=True)
+
+
+def _with_rates(module: TextClassifier, recipe: Training) -> list[dict[str, Any]]:
+    """All parameters that have gradients, in groups of one rate each."""
+    own = recipe.embedding_learning_rate
+    groups: dict[float, list[torch.nn.Parameter]] = {}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            rate = recipe.learning_rate if own is None or name != EMBEDDING else own
+            groups.setdefault(rate, []).append(parameter)
+    return [{"params": parameters, "lr": rate} for rate, parameters in groups.items()]
 
 
 def _pieces(batch: Ids, lengths: Ids, pieces: int) -> Iterator[Ids]:

@@ -56,6 +56,7 @@ from tacit.method import (
     keeps_anything,
     private_parts,
     protected_by,
+    trains_private,
 )
 from tacit.model import Model, PromptedModel, RvaeModel, TextCNNModel
 from tacit.prompt import check_prompted_method
@@ -141,6 +142,17 @@ class Training(Part):
     # Adafactor is the FedPrompt paper's for T5.
     optimiser: Literal["adam", "sgd", "adafactor"] = "adam"
     learning_rate: float = Field(default=0.001, gt=0, le=10)
+    # Of the embedding alone; not given: learning_rate. A word's vector is moved by the few texts that hold the word,
+    # and Adam moves it by the whole rate for each of them.
+    embedding_learning_rate: float | None = Field(default=None, gt=0, le=10)
+
+    @model_serializer(mode="wrap")
+    def _older(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Documents from before there was a rate of the embedding's own keep their bytes, and so their digests.
+        said: dict[str, Any] = handler(self)
+        if self.embedding_learning_rate is None:
+            said.pop("embedding_learning_rate", None)
+        return said
 
 
 class Deadlines(Part):
@@ -356,6 +368,7 @@ class _JobBody(Document):
             raise ValueError("labels: a label stands twice")
         self._check_method()
         self._check_corpus()
+        self._check_rates()
         honest, weakest = self._least_honest()
         match self.mechanism:
             case GaussianUpdate() | LaplaceUpdate() | DistributedGaussian() if self.model.freeze_embedding:
@@ -448,6 +461,24 @@ class _JobBody(Document):
                 "corpus.source: under distributed-gaussian a member's own model has a share of the noise only, which "
                 'protects nothing by itself; take source = "operator", or dp-sgd'
             )
+
+    def _check_rates(self) -> None:
+        """A rate of the embedding's own stands where an embedding is trained, and by that rate."""
+        if self.training.embedding_learning_rate is None:
+            return
+        why = None
+        if isinstance(self.model, PromptedModel):
+            why = "a prompted model's base has its embedding frozen"
+        elif self.model.freeze_embedding:
+            why = "model.freeze_embedding keeps the embedding as it is"
+        elif not trains_private(self.method, self.mechanism) and "embedding" in private_parts(self.method):
+            why = f"under {self.mechanism.name} {self.method.name} keeps the embedding as it is"
+            if isinstance(self.method, FedVocab) and self.method.embedding == "frozen":
+                why = 'method.embedding = "frozen" keeps the embedding as it is'
+        elif isinstance(self.model, RvaeModel) and self.model.variant == "published":
+            why = "model.variant: published steps as the paper has it, with one rate"
+        if why is not None:
+            raise ValueError(f"training.embedding_learning_rate: {why}; leave this key out")
 
     def _instead_of_freezing(self) -> str:
         match self.method:

@@ -12,7 +12,7 @@ from benchmarks import fedvocab as bench
 from benchmarks.fedvocab import CELLS, Cell, Data, Recipe, cells_of, measure, shortened, stripped
 from benchmarks.fedvocab_report import accuracy_rows, sent_rows
 from benchmarks.record import Figure, Results
-from benchmarks.report import SECTIONS, write_report
+from benchmarks.report import SECTIONS, newest, write_report
 from benchmarks.virtual_members import Crew
 from edge_client.data import Example
 from secure_agg import packed_size
@@ -129,17 +129,37 @@ def test_no_choice_looks_at_a_test(glove, tmp_path, monkeypatch):
 
 
 def test_the_search_never_scores_a_test(glove, tmp_path, monkeypatch):
-    asked = []
+    asked, common = [], []
     score = Crew.score
 
     def watched(self, version, readings, parts, **more):
         asked.extend(parts)
+        common.append(self.world.common)
         return score(self, version, readings, parts, **more)
 
     monkeypatch.setattr(Crew, "score", watched)
-    figure = bench._tried(Cell("trec", FedVocab()), DATA, RECIPE, tmp_path, 1)
-    assert figure.name == "validation_accuracy"
-    assert set(asked) == {"validation"}
+    tests = [Example("where is nobody", "HUM")]
+    own, everybodys = bench.tried(Cell("trec", FedVocab()), replace(DATA, common=tests), RECIPE, tmp_path, 1)
+    assert (own.name, everybodys.name) == ("validation_accuracy", "common_validation_accuracy")
+    assert set(asked) == {"common", "validation"}
+    validation = [example for held in bench._held(DATA, bench.dealt(DATA, RECIPE, 0), 0) for example in held.validation]
+    for rows in common:
+        assert sorted(each.text for each in rows) == sorted(each.text for each in validation)
+    assert 0 < everybodys.value <= 1
+
+
+def test_recipes_differ_and_only_what_is_said_of_the_embedding_is_in_a_case():
+    for name in ("trec", "sst2"):
+        said = [json.dumps(recipe.as_json(), sort_keys=True) for recipe in bench.tried_recipes(name)]
+        assert len(set(said)) == len(said)
+        assert json.dumps(bench.recipe_of(name).as_json(), sort_keys=True) in said, "what is used was compared"
+    assert "embedding_learning_rate" not in Recipe().as_json()
+
+
+def test_the_embeddings_rate_reaches_the_job(glove, tmp_path):
+    recipe = replace(RECIPE, embedding_learning_rate=0.001)
+    world = bench.world_of(Cell("trec", FedVocab()), DATA, recipe, 0, tmp_path)
+    assert world.bundle.document.training.embedding_learning_rate == 0.001
 
 
 def test_best_is_what_was_kept_at_its_round(glove, tmp_path, monkeypatch):
@@ -174,14 +194,10 @@ def test_a_run_measures_what_is_missing_and_means_it(tmp_path, monkeypatch):
 
     assert bench.run(Results("fedvocab", "c1", path), cells, recipes, (0, 1), 1, forever)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert not any("seed" not in line for line in lines if "figure" in line), "a mean of two seeds is no mean yet"
     again = Results("fedvocab", "c1", path, [line for line in lines if "figure" in line])
     assert bench.run(again, cells, recipes, (0, 1, 2), 1, forever)
     assert calls == [(name, seed) for seed in range(3) for name in ("fedavg", "fedvocab")]
-    (mean,) = [line for line in again.done(cells[1].case) if line["figure"] == "global_accuracy"]
-    assert mean["value"] == pytest.approx(0.6)
-    assert mean["best"] == pytest.approx(0.25)
-    assert mean["spread"] == pytest.approx(0.2)
+    assert accuracy_rows(newest(again.lines))[2][2:8] == ["fedvocab", "3", "60.0 (20.0)", "", "", "25.0"]
     assert not bench.run(Results("fedvocab", "c2", None), cells, recipes, (0,), 1, -forever)
 
 
@@ -214,15 +230,14 @@ LINES = [
     {
         "bench": "fedvocab",
         "case": Cell("sst2", method, vocabulary).case,
+        "seed": seed,
         "figure": name,
-        "value": value,
+        "value": value + shift,
         "unit": "1",
         "code": "c1",
         "reading": "left",
-        "left": value,
-        "spread": 0.02,
-        "values": [value - 0.01, value + 0.01],
-        **more,
+        "left": value + shift,
+        **{key: each if key == "paper" else each + shift for key, each in more.items()},
     }
     for method, vocabulary, value, more in (
         (FedVocab(adaptive=False), "same", 0.7, {"adapted": 0.75, "paper": 0.851, "best": 0.72}),
@@ -230,6 +245,7 @@ LINES = [
         (FedVocab(), "own", 0.5, {"best": 0.5}),
     )
     for name in ("global_accuracy", "local_accuracy", "values_per_round")
+    for seed, shift in ((0, -0.01), (1, 0.01))
 ]
 MINILM_TITLE = "FedVocab from a pretrained encoder"
 RUN = {
@@ -261,9 +277,13 @@ def test_the_table_has_a_row_a_cell_in_per_cent():
         ["sst2", "same", "fedvocab, not adaptive"],
         ["sst2", "own", "fedvocab"],
     ]
-    assert rows[1][3:7] == ["70.0 (2.0)", "85.1", "75.0 adapted", "72.0"]
-    assert rows[0][3:7] == ["60.0 (2.0)", "83.0", "", "61.0"]
+    assert rows[1][3:8] == ["2", "70.0 (2.0)", "85.1", "75.0 adapted", "72.0"]
+    assert rows[0][3:8] == ["2", "60.0 (2.0)", "83.0", "", "61.0"]
     assert {len(row) for row in rows} == {len(head)}
+    one = next(line for line in LINES if line["figure"] == "local_accuracy")
+    assert accuracy_rows([one])[1][3:9] == ["1", "", "", "", "", f"{100 * one['value']:.1f}"], "no spread of one seed"
+    mean = {key: each for key, each in one.items() if key != "seed"} | {"value": 0.99}
+    assert accuracy_rows([*LINES, mean]) == accuracy_rows(LINES), "a mean that was written down is not one more seed"
     assert sent_rows(LINES)[1] == ["sst2", "same", "fedavg", "1", "", ""]
 
 
@@ -277,7 +297,7 @@ def test_the_page_holds_tables_and_pictures_and_is_the_same_again(tmp_path):
     assert first == again
     assert first.keys() == {"benchmarks.md", "fedvocab.svg", "fedvocab_partitions.svg"}
     page = first["benchmarks.md"].decode()
-    assert "| sst2 | same | fedavg | 60.0 (2.0) | 83.0 |" in page
+    assert "| sst2 | same | fedavg | 2 | 60.0 (2.0) | 83.0 |" in page
     assert "rows_per_member | 5 " in page
     assert "counts" not in page
     assert "12.3" not in page, "an older line of a case is not shown"
@@ -313,9 +333,10 @@ def test_a_pretrained_encoder_trains_from_its_own_weights(tmp_path):
 
 def test_figures_of_the_pretrained_encoder_stand_in_a_section_of_their_own(tmp_path):
     pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
-    other = {**LINES[3], "case": Cell("sst2", FedAvg(), model="minilm").case, "value": 0.876, "left": 0.876}
+    case = Cell("sst2", FedAvg(), model="minilm").case
+    other = {**next(line for line in LINES if line["figure"] == "global_accuracy"), "case": case, "value": 0.876}
     (tmp_path / "fedvocab.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [RUN, *LINES, other]))
     write_report(tmp_path, tmp_path / "out")
     first, second = (tmp_path / "out" / "benchmarks.md").read_text().split(f"## {MINILM_TITLE}")
     assert "87.6" not in first
-    assert second.count("87.6 (2.0)") == 1
+    assert second.count("| 87.6 |") == 1

@@ -127,6 +127,43 @@ def said(**changes):
             "model.freeze_embedding: fedvocab has a key of its own for that; leave this one out and say "
             'method.embedding = "frozen"',
         ),
+        (
+            {"training": {"embedding_learning_rate": 0.1}, "model": {"freeze_embedding": True}},
+            "training.embedding_learning_rate: model.freeze_embedding keeps the embedding as it is; leave this key out",
+        ),
+        (
+            {"training": {"embedding_learning_rate": 0.1}, "method": {"name": "fedvocab", "embedding": "frozen"}},
+            'training.embedding_learning_rate: method.embedding = "frozen" keeps the embedding as it is; leave this '
+            "key out",
+        ),
+        (
+            {
+                "training": {"embedding_learning_rate": 0.1},
+                "method": "fedvocab",
+                "mechanism": {"name": "dp-sgd", "noise_multiplier": 1.0, "lot": 8, "steps": 2},
+            },
+            "training.embedding_learning_rate: under dp-sgd fedvocab keeps the embedding as it is; leave this key out",
+        ),
+        (
+            {
+                "training": {"embedding_learning_rate": 0.1},
+                "model": {"architecture": "prompted", "base": "x", "task": {"name": "head"}},
+                "vocabulary": None,
+            },
+            "training.embedding_learning_rate: a prompted model's base has its embedding frozen; leave this key out",
+        ),
+        (
+            {
+                "training": {"embedding_learning_rate": 0.1},
+                "model": {"architecture": "rvae", "variant": "published"},
+            },
+            "training.embedding_learning_rate: model.variant: published steps as the paper has it, with one rate; "
+            "leave this key out",
+        ),
+        (
+            {"training": {"embedding_learning_rate": 0}},
+            "training.embedding_learning_rate: Input should be greater than 0",
+        ),
     ],
     ids=lambda each: str(each)[:60],
 )
@@ -181,3 +218,15 @@ def test_an_own_vocabulary_has_room_beside_what_every_one_has(kind):
         own_tokenizer(["a b a"], kind, least - 1)
     said_twice = said(method="fedvocab", vocabulary={"kind": "letters", "size": 0})
     assert said_twice == "vocabulary.kind: Input should be 'words' or 'wordpiece'"
+
+
+def test_a_rate_of_the_embeddings_own_is_in_the_document_only_where_the_job_has_one():
+    job = job_document()
+    assert b"embedding_learning_rate" not in job.canonical()
+    own = job.model_copy(update={"training": job.training.model_copy(update={"embedding_learning_rate": 0.5})})
+    assert JobDocument.from_json(own.canonical(), what="job.json").training.embedding_learning_rate == 0.5
+    assert own.digest() != job.digest()
+    # Trained under noise by the job's own word, so that a rate of its own has something to move.
+    spec = {"method": {"name": "fedvocab", "embedding": "trained"}, "training": {"embedding_learning_rate": 0.1}}
+    mechanism = {"name": "dp-sgd", "noise_multiplier": 1.0, "lot": 8, "steps": 2}
+    assert JobSpec.model_validate({"schema": 1, **BASE, **spec, "mechanism": mechanism}).training.epochs == 1

@@ -52,8 +52,12 @@ def by_hand(module, ids, labels, recipe, mechanism, seed):
     source = Seeded(seed)
     source.bytes(8)  # The probe's texts.
     source.bytes(8)  # Dropout's coins.
+    own = recipe.embedding_learning_rate or recipe.learning_rate
     optimiser = (torch.optim.SGD if recipe.optimiser == "sgd" else torch.optim.Adam)(
-        module.parameters(), lr=recipe.learning_rate
+        [
+            {"params": [each], "lr": own if name == "embedding.weight" else recipe.learning_rate}
+            for name, each in module.named_parameters()
+        ]
     )
     parameters = list(module.parameters())
     module.train()
@@ -76,14 +80,15 @@ def by_hand(module, ids, labels, recipe, mechanism, seed):
 
 @pytest.mark.parametrize("clip", [0.01, 0.5, 100.0])
 @pytest.mark.parametrize("lot", [10, 40, 400])
-def test_it_is_the_algorithm_by_hand(clip, lot):
+@pytest.mark.parametrize("recipe", [SGD, SGD.model_copy(update={"embedding_learning_rate": 0.05})])
+def test_it_is_the_algorithm_by_hand(clip, lot, recipe):
     """A lot beyond N is all examples, divided by the lot all the same."""
     ids, labels = data()
     mechanism = DpSgd(noise_multiplier=1e-9, clip=clip, lot=lot, steps=4)
     module, expected = module_of(dropout=0.0), module_of(dropout=0.0)
     start = shared_parameters(module)
-    train_private(module, ids, labels, SGD, mechanism, random=Seeded("hand"), seed=3)
-    by_hand(expected, ids, labels, SGD, mechanism, "hand")
+    train_private(module, ids, labels, recipe, mechanism, random=Seeded("hand"), seed=3)
+    by_hand(expected, ids, labels, recipe, mechanism, "hand")
     found, wanted = shared_parameters(module), shared_parameters(expected)
     for name in wanted:
         moved = np.abs(wanted[name] - start[name]).max()

@@ -58,11 +58,18 @@ def test_it_learns_and_leaves_padding_at_zero() -> None:
     assert not module.embedding.weight[PAD].any()
 
 
+@pytest.mark.parametrize("own", [None, 0.001, 0.05])
 @pytest.mark.parametrize("optimiser", ["adam", "sgd"])
-def test_it_is_the_plain_algorithm_over_the_whole_embedding(optimiser: str) -> None:
-    """Narrowed rows, fused steps and batches in pieces give what torch's unadorned loop gives."""
+def test_it_is_the_plain_algorithm_over_the_whole_embedding(optimiser: str, own: float | None) -> None:
+    """Narrowed rows, fused steps, batches in pieces and two rates give what torch's unadorned loop gives."""
     ids, labels = texts(70)
-    recipe = Training(epochs=3, batch=16, optimiser=optimiser, learning_rate=0.01)  # type: ignore[arg-type]
+    recipe = Training(
+        epochs=3,
+        batch=16,
+        optimiser=optimiser,  # type: ignore[arg-type]
+        learning_rate=0.01,
+        embedding_learning_rate=own,
+    )
     quick, plain = (
         module_of(MODEL.model_copy(update={"dropout": 0.0})),
         module_of(MODEL.model_copy(update={"dropout": 0.0})),
@@ -70,7 +77,11 @@ def test_it_is_the_plain_algorithm_over_the_whole_embedding(optimiser: str) -> N
     orders = np.random.Generator(np.random.Philox(3))
     train(quick, ids, labels, recipe, seed=3)
 
-    stepper = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[optimiser](plain.parameters(), lr=0.01)
+    groups = [
+        {"params": [each], "lr": own if own is not None and name == "embedding.weight" else 0.01}
+        for name, each in plain.named_parameters()
+    ]
+    stepper = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[optimiser](groups)
     orders.integers(2**63)  # Dropout's seed is drawn first.
     for _ in range(3):
         order = orders.permutation(70)
