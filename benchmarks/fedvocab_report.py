@@ -11,15 +11,22 @@ from benchmarks.record import spread
 __all__ = ["accuracy_rows", "draw_accuracies", "draw_partitions", "sent_rows"]
 
 Line = dict[str, Any]
+Key = tuple[str, str, str, str]
 
 _DATASETS = ("trec", "sst2", "ag_news", "20newsgroups")
 _METHODS = ("local", "fedavg", "fedprox", "lg-fedavg", "fedrecon", "fedvocab, not adaptive", "fedvocab")
 _ACCURACIES = ("global_accuracy", "local_accuracy")
+# What stands in a panel: its vocabulary, whether the embedding is slower, and how it is drawn.
+_MARKS = {
+    "same": ("same", False, "o", "C0", -0.2),
+    "same, slower embedding": ("same", True, "D", "C2", 0.0),
+    "own": ("own", False, "s", "C1", 0.2),
+}
 
 
 def accuracy_rows(lines: Sequence[Line]) -> list[list[str]]:
     """A row for each method, data set and vocabulary: both accuracies in per cent, each with what stands beside it."""
-    rows = [["dataset", "vocabulary", "method", "seeds"]]
+    rows = [["dataset", "vocabulary", "method", "embedding's rate", "seeds"]]
     for name in ("global", "local"):
         rows[0] += [name, f"{name}, paper", f"{name}, other reading", f"{name}, best round"]
     for key, found in _by_cell(lines, _ACCURACIES).items():
@@ -33,15 +40,25 @@ def accuracy_rows(lines: Sequence[Line]) -> list[list[str]]:
 def sent_rows(lines: Sequence[Line]) -> list[list[str]]:
     """What a member sends in a round, and what a cell took."""
     names = ("values_per_round", "bytes_per_round", "seconds")
-    rows = [["dataset", "vocabulary", "method", "values a round", "packed bytes a round", "seconds of a run"]]
+    rows = [
+        [
+            "dataset",
+            "vocabulary",
+            "method",
+            "embedding's rate",
+            "values a round",
+            "packed bytes a round",
+            "seconds of a run",
+        ]
+    ]
     for key, found in _by_cell(lines, names).items():
         rows.append([*key, *(f"{found[name]['value']:,.0f}" if name in found else "" for name in names)])
     return rows
 
 
 def draw_accuracies(lines: Sequence[Line], path: Path) -> None:
-    """A row of panels for each data set, global and local: `same` and `own` as marks with their range over the seeds,
-    the paper's figure as a cross."""
+    """A row of panels for each data set, global and local: `same`, `same` with a slower embedding and `own` as marks
+    with their range over the seeds, the paper's figure as a cross."""
     cells = _by_cell(lines, _ACCURACIES)
     datasets = [name for name in _DATASETS if any(key[0] == name for key in cells)]
     plt = pyplot()
@@ -50,19 +67,19 @@ def draw_accuracies(lines: Sequence[Line], path: Path) -> None:
     )
     for across, dataset in zip(axes, datasets, strict=False):
         for axis, name in zip(across, _ACCURACIES, strict=True):
-            for vocabulary, mark, shift in (("same", "o", -0.12), ("own", "s", 0.12)):
+            for label, (vocabulary, slow, mark, color, shift) in _MARKS.items():
                 found = [
                     (_METHODS.index(key[2]), line[name])
                     for key, line in cells.items()
-                    if key[:2] == (dataset, vocabulary) and name in line
+                    if (*key[:2], bool(key[3])) == (dataset, vocabulary, slow) and name in line
                 ]
                 for at, line in found:
                     values = [100 * value for value in line["values"]]
                     axis.vlines(at + shift, min(values), max(values), color="grey", linewidth=1)
                     if "paper" in line:
                         axis.plot(at, 100 * line["paper"], "x", color="C3")
-                axis.plot([at + shift for at, _ in found], [100 * line["value"] for _, line in found], mark)
-                axis.plot([], [], mark, color="C0" if mark == "o" else "C1", label=vocabulary)
+                values = [100 * line["value"] for _, line in found]
+                axis.plot([at + shift for at, _ in found], values, mark, color=color, label=label)
             axis.plot([], [], "x", color="C3", label="paper")
             axis.set(title=f"{dataset}: {name.replace('_', ' ')}", ylabel="%")
             axis.set_xticks(range(len(_METHODS)), _METHODS, rotation=25, ha="right")
@@ -95,19 +112,25 @@ def draw_partitions(lines: Sequence[Line], path: Path) -> None:
     save(figure, path)
 
 
-def _by_cell(lines: Sequence[Line], names: Sequence[str]) -> dict[tuple[str, str, str], dict[str, Line]]:
-    """By (data set, vocabulary, method) each figure over the newest line of every seed: the mean, with what the seeds
+def _by_cell(lines: Sequence[Line], names: Sequence[str]) -> dict[Key, dict[str, Line]]:
+    """By (data set, vocabulary, method, the embedding's own rate) each figure over the newest line of every seed: the mean, with what the seeds
     have, in their order."""
-    seeds: dict[tuple[str, str, str], dict[str, dict[int, Line]]] = {}
+    seeds: dict[Key, dict[str, dict[int, Line]]] = {}
     for line in lines:
         # Results of before have means of their own, of one version of the code.
         if line["figure"] not in names or "seed" not in line:
             continue
         case = line["case"]
         dropped = case["method"] == "fedvocab" and not case["adaptive"]
-        key = (case["dataset"], case["vocabulary"], case["method"] + (", not adaptive" if dropped else ""))
+        rate = case.get("embedding_learning_rate")
+        key = (
+            case["dataset"],
+            case["vocabulary"],
+            case["method"] + (", not adaptive" if dropped else ""),
+            "" if rate is None else f"{rate:g}",
+        )
         seeds.setdefault(key, {}).setdefault(line["figure"], {})[line["seed"]] = line
-    order = sorted(seeds, key=lambda key: (_DATASETS.index(key[0]), key[1] == "own", _METHODS.index(key[2])))
+    order = sorted(seeds, key=lambda key: (_DATASETS.index(key[0]), key[1] == "own", key[3], _METHODS.index(key[2])))
     return {
         key: {name: _mean([found[seed] for seed in sorted(found)]) for name, found in seeds[key].items()}
         for key in order

@@ -156,10 +156,22 @@ def test_recipes_differ_and_only_what_is_said_of_the_embedding_is_in_a_case():
     assert "embedding_learning_rate" not in Recipe().as_json()
 
 
-def test_the_embeddings_rate_reaches_the_job(glove, tmp_path):
-    recipe = replace(RECIPE, embedding_learning_rate=0.001)
-    world = bench.world_of(Cell("trec", FedVocab()), DATA, recipe, 0, tmp_path)
-    assert world.bundle.document.training.embedding_learning_rate == 0.001
+def test_the_embeddings_rate_reaches_the_job(glove, tmp_path, monkeypatch):
+    rates, make = [], bench.world_of
+
+    def watched(*arguments):
+        world = make(*arguments, glove)
+        rates.append(world.bundle.document.training.embedding_learning_rate)
+        return world
+
+    monkeypatch.setattr(bench, "world_of", watched)
+    recipe = replace(RECIPE, rounds=1, embedding_learning_rate=0.001)
+    for embedding, said in ((None, None), (0.0005, None), (None, recipe), (0.0005, recipe)):
+        cell = Cell("trec", FedAvg(), embedding=embedding)
+        figures = measured(cell, tmp_path / str(len(rates)), recipe=said or replace(RECIPE, rounds=1))
+        assert figures["global_accuracy"].more["recipe"].get("embedding_learning_rate") == rates[-1]
+        assert ("embedding_learning_rate" in cell.case) == (embedding is not None)
+    assert rates == [None, 0.0005, 0.001, 0.0005]
 
 
 def test_best_is_what_was_kept_at_its_round(glove, tmp_path, monkeypatch):
@@ -197,7 +209,7 @@ def test_a_run_measures_what_is_missing_and_means_it(tmp_path, monkeypatch):
     again = Results("fedvocab", "c1", path, [line for line in lines if "figure" in line])
     assert bench.run(again, cells, recipes, (0, 1, 2), 1, forever)
     assert calls == [(name, seed) for seed in range(3) for name in ("fedavg", "fedvocab")]
-    assert accuracy_rows(newest(again.lines))[2][2:8] == ["fedvocab", "3", "60.0 (20.0)", "", "", "25.0"]
+    assert accuracy_rows(newest(again.lines))[2][2:9] == ["fedvocab", "", "3", "60.0 (20.0)", "", "", "25.0"]
     assert not bench.run(Results("fedvocab", "c2", None), cells, recipes, (0,), 1, -forever)
 
 
@@ -229,7 +241,7 @@ def test_a_common_test_set_is_fixed_and_has_a_thousand_rows(tmp_path, monkeypatc
 LINES = [
     {
         "bench": "fedvocab",
-        "case": Cell("sst2", method, vocabulary).case,
+        "case": Cell("sst2", method, vocabulary, embedding=embedding).case,
         "seed": seed,
         "figure": name,
         "value": value + shift,
@@ -239,10 +251,11 @@ LINES = [
         "left": value + shift,
         **{key: each if key == "paper" else each + shift for key, each in more.items()},
     }
-    for method, vocabulary, value, more in (
-        (FedVocab(adaptive=False), "same", 0.7, {"adapted": 0.75, "paper": 0.851, "best": 0.72}),
-        (FedAvg(), "same", 0.6, {"paper": 0.83, "best": 0.61}),
-        (FedVocab(), "own", 0.5, {"best": 0.5}),
+    for method, vocabulary, embedding, value, more in (
+        (FedVocab(adaptive=False), "same", None, 0.7, {"adapted": 0.75, "paper": 0.851, "best": 0.72}),
+        (FedVocab(adaptive=False), "same", 0.0005, 0.8, {"best": 0.8}),
+        (FedAvg(), "same", None, 0.6, {"paper": 0.83, "best": 0.61}),
+        (FedVocab(), "own", None, 0.5, {"best": 0.5}),
     )
     for name in ("global_accuracy", "local_accuracy", "values_per_round")
     for seed, shift in ((0, -0.01), (1, 0.01))
@@ -272,19 +285,21 @@ PICTURE = {
 
 def test_the_table_has_a_row_a_cell_in_per_cent():
     head, *rows = accuracy_rows(LINES)
-    assert [row[:3] for row in rows] == [
-        ["sst2", "same", "fedavg"],
-        ["sst2", "same", "fedvocab, not adaptive"],
-        ["sst2", "own", "fedvocab"],
+    assert [row[:4] for row in rows] == [
+        ["sst2", "same", "fedavg", ""],
+        ["sst2", "same", "fedvocab, not adaptive", ""],
+        ["sst2", "same", "fedvocab, not adaptive", "0.0005"],
+        ["sst2", "own", "fedvocab", ""],
     ]
-    assert rows[1][3:8] == ["2", "70.0 (2.0)", "85.1", "75.0 adapted", "72.0"]
-    assert rows[0][3:8] == ["2", "60.0 (2.0)", "83.0", "", "61.0"]
+    assert rows[2][4:9] == ["2", "80.0 (2.0)", "", "", "80.0"]
+    assert rows[1][4:9] == ["2", "70.0 (2.0)", "85.1", "75.0 adapted", "72.0"]
+    assert rows[0][4:9] == ["2", "60.0 (2.0)", "83.0", "", "61.0"]
     assert {len(row) for row in rows} == {len(head)}
     one = next(line for line in LINES if line["figure"] == "local_accuracy")
-    assert accuracy_rows([one])[1][3:9] == ["1", "", "", "", "", f"{100 * one['value']:.1f}"], "no spread of one seed"
+    assert accuracy_rows([one])[1][4:10] == ["1", "", "", "", "", f"{100 * one['value']:.1f}"], "no spread of one seed"
     mean = {key: each for key, each in one.items() if key != "seed"} | {"value": 0.99}
     assert accuracy_rows([*LINES, mean]) == accuracy_rows(LINES), "a mean that was written down is not one more seed"
-    assert sent_rows(LINES)[1] == ["sst2", "same", "fedavg", "1", "", ""]
+    assert sent_rows(LINES)[1] == ["sst2", "same", "fedavg", "", "1", "", ""]
 
 
 def test_the_page_holds_tables_and_pictures_and_is_the_same_again(tmp_path):
@@ -297,7 +312,7 @@ def test_the_page_holds_tables_and_pictures_and_is_the_same_again(tmp_path):
     assert first == again
     assert first.keys() == {"benchmarks.md", "fedvocab.svg", "fedvocab_partitions.svg"}
     page = first["benchmarks.md"].decode()
-    assert "| sst2 | same | fedavg | 2 | 60.0 (2.0) | 83.0 |" in page
+    assert "| sst2 | same | fedavg |  | 2 | 60.0 (2.0) | 83.0 |" in page
     assert "rows_per_member | 5 " in page
     assert "counts" not in page
     assert "12.3" not in page, "an older line of a case is not shown"
