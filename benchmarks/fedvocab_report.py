@@ -113,8 +113,9 @@ def draw_partitions(lines: Sequence[Line], path: Path) -> None:
 
 
 def _by_cell(lines: Sequence[Line], names: Sequence[str]) -> dict[Key, dict[str, Line]]:
-    """By (data set, vocabulary, method, the embedding's own rate) each figure over the newest line of every seed: the mean, with what the seeds
-    have, in their order."""
+    """By (data set, vocabulary, method, the embedding's own rate) each figure over the newest line of every seed: the
+    mean, with what the seeds have, in their order.
+    """
     seeds: dict[Key, dict[str, dict[int, Line]]] = {}
     for line in lines:
         # Results of before have means of their own, of one version of the code.
