@@ -9,6 +9,8 @@ Guarantees:
 - A file counts once it is a blob, and then its row is written: what anybody was told is there after a crash. Neither is
   written of a file that breaks a rule (`coordinator.corpus_rules`), or whose row would not be taken; such a file is
   deleted, and has to be sent anew.
+- A file that counts no longer is deleted, once no other answer names it: after the answer that took its place, and at a
+  start. Its row stays, and so does what the member signed.
 - Nobody is refused for what the disk did: bytes that may have been sent rightly and are not those announced (a partial
   file is not synced, so power may fail behind it) are deleted, and asked for again from the first.
 
@@ -31,7 +33,7 @@ from coordinator.metrics import Metrics
 from coordinator.storage import records
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.database import Database
-from coordinator.storage.errors import BlobCorrupt, BlobMissing, NotFound, OutOfOrder, StoreUnusable
+from coordinator.storage.errors import BlobCorrupt, BlobMissing, NotFound, OutOfOrder, StorageError, StoreUnusable
 from tacit.corpus import CorpusOrder, CorpusStatement
 from tacit.documents import DocumentInvalid
 from tacit.identity import Certificate, name_is_valid
@@ -136,6 +138,10 @@ class Corpora:
         # By job and member: the digest of the file that was refused last, and why. An answer that ends an upload early
         # may be lost to whoever is still sending; it is here for whoever asks how far the file is.
         self._refusals: dict[tuple[str, str], tuple[bytes, CorpusReceipt]] = {}
+        # Held between finding that a blob is there and writing its row, and while those that no row names are deleted.
+        self._naming = asyncio.Lock()
+        # Digests that no answer names, and whose blobs are gone.
+        self._deleted: set[bytes] = set()
         # Held while a job is read: everybody asks at about the same moment, when it is finished.
         self._reading = asyncio.Lock()
         # Jobs whose document this software cannot read: told of once in a log.
@@ -197,7 +203,22 @@ class Corpora:
         if news:
             self._metrics.corpus(job, "declined")
             log.info("corpus_declined", job=job, member=member)
+            await self.delete_uncounted()
         return CorpusReceipt()
+
+    async def delete_uncounted(self) -> None:
+        """Deletes the files that counted once and count no longer. What fails is logged, and tried again after the next
+        answer and at the next start.
+        """
+        async with self._naming:
+            try:
+                for digest in sorted(await self._database.run(records.uncounted_corpora) - self._deleted):
+                    if await asyncio.to_thread(self._store.remove, digest):
+                        log.info("corpus_deleted", corpus=digest.hex())
+                    self._deleted.add(digest)
+            except (StorageError, OSError) as error:
+                self._metrics.store_failed()
+                log.error("corpus_not_deleted", error=str(error))
 
     # ---- giving ---------------------------------------------------------------------------------------------------
 
@@ -360,10 +381,14 @@ class Corpora:
             # Another file, or a refusal, has taken its place meanwhile.
             raise _Refused(Reason.REASON_UPLOAD_INCOMPLETE, "it is no longer here; send it again", present.received)
         try:
-            # A blob stays for ever: none is written that no row would name.
+            # None is written that no row would name: nothing would ever delete it.
             await self._answerable(job, member)
             await asyncio.to_thread(_store, self._store, partial, carried, offer, ordered, statement)
-            await self._keep(offer, statement, certificate)
+            async with self._naming:
+                # It may have been there already, for an answer that has been replaced since, and be deleted by now.
+                if not await asyncio.to_thread(self._store.has, offer.digest):
+                    await asyncio.to_thread(_store, self._store, partial, carried, offer, ordered, statement)
+                await self._keep(offer, statement, certificate)
         except _Refused:
             self._forget_partials(job, member)
             raise
@@ -377,6 +402,7 @@ class Corpora:
             self._forget_partials(job, member)
         self._metrics.corpus(job, "received")
         log.info("corpus_received", job=job, member=member, rows=statement.rows, bytes=offer.size)
+        await self.delete_uncounted()
         return CorpusReceipt(offer.size, True)
 
     async def _keep(self, offer: Offer, statement: CorpusStatement, certificate: Certificate) -> None:
@@ -393,6 +419,7 @@ class Corpora:
         job, member, now_ms = offer.job, certificate.identity.name, self._now_ms()
         try:
             await self._database.run(lambda s: records.keep_corpus(s, job, member, offered, now_ms))
+            self._deleted.discard(offer.digest)
         except OutOfOrder as error:
             raise _Refused(Reason.REASON_CORPUS_NOT_WANTED, error.sentence) from error
 

@@ -369,9 +369,9 @@ def _named(connection: Connection, store: BlobStore, allow_missing: bool) -> Ite
         for (digest,) in connection.execute(select(states.c.digest).order_by(*states.primary_key.columns)):
             yield bytes(digest)
     if (given := tables.get("corpora")) is not None:
-        # Replaced ones, too: their rows say where they came from, and that must stay checkable.
-        kept = select(given.c.digest).where(given.c.digest.is_not(None)).order_by(given.c.id)
-        for (digest,) in connection.execute(kept):
+        # The files of those that were replaced are deleted; what was signed of them stands in their rows.
+        kept = select(given.c.digest).where(given.c.digest.is_not(None), given.c.replaced_ms.is_(None))
+        for (digest,) in connection.execute(kept.order_by(given.c.id)):
             yield bytes(digest)
 
 

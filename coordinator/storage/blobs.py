@@ -93,6 +93,21 @@ class BlobStore:
         finally:
             partial.unlink(missing_ok=True)
 
+    def remove(self, digest: bytes) -> bool:
+        """Deletes a blob that no row names any more; durable when it returns. Returns whether there was one.
+
+        Raises:
+            StoreUnusable: no permission, no connection.
+        """
+        with _sentences(self._where(digest), "deleted"):
+            # An object store does not say whether there was one.
+            if not self._fs.exists(self._path(digest)):
+                return False
+            self._fs.rm_file(self._path(digest))
+            if self._local:
+                _force_folder(Path(self._path(digest)).parent)
+        return True
+
     def incoming(self, digest: bytes, total: int) -> "Incoming":
         """An upload of a blob of `total` bytes, begun or gone on with.
 

@@ -1,8 +1,9 @@
 """Made-up text that members give to a job, or would not give: where each file comes from, for as long as it is used.
 
 A file is a blob, stored before its row; a row names it with the member's signed statement and the certificate of the
-key that signed. One answer of a member counts for a job: another one replaces it, and the earlier row stays. Every
-answer, and every fetching of a file by an operator, leaves an entry in the journal.
+key that signed. One answer of a member counts for a job: another one replaces it. The earlier row stays, with statement
+and signature; the file that it names is for deleting (`uncounted_corpora`), unless another answer that counts names it
+too. Every answer, and every fetching of a file by an operator, leaves an entry in the journal.
 """
 
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ __all__ = [
     "note_corpus_fetched",
     "took_part",
     "trained_from",
+    "uncounted_corpora",
 ]
 
 # Answers of one member to one job that are remembered: what one member can make this table grow by.
@@ -118,7 +120,16 @@ def corpora(s: Session, job: str) -> list[StoredCorpus]:
     return [_stored(row) for row in s.scalars(mine)]
 
 
-def check_answer(s: Session, job: str, member: str) -> None:
+def uncounted_corpora(s: Session) -> frozenset[bytes]:
+    """Digests of the files that were given once and that no answer names now. Nothing else has them: a blob of another
+    kind is no list of labelled texts.
+    """
+    counting = select(CorpusRow.digest).where(CorpusRow.replaced_ms.is_(None), CorpusRow.digest.is_not(None))
+    replaced = select(CorpusRow.digest).where(CorpusRow.replaced_ms.is_not(None), CorpusRow.digest.not_in(counting))
+    return frozenset(bytes(digest) for digest in s.scalars(replaced.distinct()) if digest is not None)
+
+
+def check_answer(s: Session, job: str, member: str, most: int = MOST_ANSWERS) -> None:
     """That one more answer of this member to this job would be kept. Writes nothing: whoever stores a blob for a row
     asks before.
 
@@ -131,7 +142,7 @@ def check_answer(s: Session, job: str, member: str) -> None:
     if known is None or known.status != MemberStatus.ENROLLED.value:
         raise OutOfOrder(f"{member} is no member any more: nothing is taken of it")
     mine = select(func.count()).where(CorpusRow.job == job, CorpusRow.member == member)
-    if (s.scalar(mine) or 0) >= MOST_ANSWERS:
+    if (s.scalar(mine) or 0) >= most:
         raise OutOfOrder(
             f"{member} has answered {MOST_ANSWERS} times to {job}, and no more is kept: its last one stays"
         )
@@ -179,12 +190,13 @@ def decline_corpus(s: Session, job: str, member: str, now_ms: int) -> bool:
     """The member gives nothing to this job; what it gave before counts no longer. Returns whether that is news.
 
     Raises:
-        OutOfOrder: as for `check_answer`.
+        OutOfOrder: as for `check_answer`, but that a file can be taken back however often its member has answered.
     """
     before = _counting(s, job, member)
     if before is not None and before.digest is None:
         return False
-    _replace(s, job, member, before, now_ms)
+    # One row more at most: nothing but a no is left to say then, and that is said.
+    _replace(s, job, member, before, now_ms, most=MOST_ANSWERS + (before is not None))
     s.add(CorpusRow(job=job, member=member, declined_ms=now_ms))
     note(s, "corpus_declined", job, now_ms, member=member)
     s.flush()
@@ -214,9 +226,11 @@ def _counting(s: Session, job: str, member: str) -> CorpusRow | None:
     ).one_or_none()
 
 
-def _replace(s: Session, job: str, member: str, before: CorpusRow | None, now_ms: int) -> None:
+def _replace(
+    s: Session, job: str, member: str, before: CorpusRow | None, now_ms: int, most: int = MOST_ANSWERS
+) -> None:
     """Makes room for an answer. Checked here, and not only where it was asked for: receiving a file takes its time."""
-    check_answer(s, job, member)
+    check_answer(s, job, member, most)
     if before is not None:
         before.replaced_ms = now_ms
         # Before the next one is there: the schema has room for one that counts.

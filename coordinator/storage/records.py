@@ -36,6 +36,7 @@ from coordinator.storage.corpora import (
     note_corpus_fetched,
     took_part,
     trained_from,
+    uncounted_corpora,
 )
 from coordinator.storage.errors import (
     JobExists,
@@ -156,5 +157,6 @@ __all__ = [
     "set_job_status",
     "took_part",
     "trained_from",
+    "uncounted_corpora",
     "versions",
 ]

@@ -687,6 +687,77 @@ async def test_another_file_replaces_the_one_before_and_so_does_no(house):
 
 
 @housed
+async def test_a_file_that_counts_no_longer_is_deleted_and_what_was_signed_of_it_stays(house):
+    job, north, south = await house.job(), house.member("north"), house.member("south")
+    first, second = (hashlib.sha256(data).hexdigest() for data in (FILE, OTHER))
+    for member in (north, south):
+        assert (await member.give(job, FILE)).complete
+    assert (await north.give(job, OTHER)).complete
+    assert {first, second} <= house.blobs(), "south's counts"
+    assert (await south.status(declined=True)).reason == WANTED
+    assert (first in house.blobs(), second in house.blobs()) == (False, True)
+    assert (await north.status(declined=True)).reason == WANTED
+    assert house.blobs() == {job.digest().hex()}
+    statements = await house.database.run(
+        lambda s: list(s.scalars(select(CorpusRow.statement).where(CorpusRow.digest.is_not(None))))
+    )
+    assert len(statements) == 3
+    assert all(statements)
+    # And given once more it is here once more, and deleted once more.
+    for _ in range(2):
+        assert (await south.give(job, FILE)).complete
+        assert house.store.get(bytes.fromhex(first)) == FILE
+        assert (await south.status(declined=True)).reason == WANTED
+        assert first not in house.blobs()
+
+
+@housed
+async def test_what_could_not_be_deleted_is_deleted_at_the_next_start(house):
+    job, north = await house.job(), house.member("north")
+    assert (await north.give(job, FILE)).complete
+    remove, failures = house.store.remove, house.metrics.value("store_failures_total")
+
+    def stuck(digest):
+        raise StoreUnusable(f"{digest.hex()} cannot be deleted: no permission")
+
+    house.store.remove = stuck
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
+    with structlog.testing.capture_logs() as logs:
+        assert (await north.status(declined=True)).reason == WANTED
+    # The no counts whatever the disk does.
+    assert (await house.rows())[-1] == ("north", None, False)
+    assert house.metrics.value("store_failures_total") == failures + 1
+    assert [entry["log_level"] for entry in logs if entry["event"] == "corpus_not_deleted"] == ["error"]
+    house.store.remove = remove
+    assert hashlib.sha256(FILE).hexdigest() in house.blobs()
+    await house.restart()
+    await house.runtime.start()
+    assert house.blobs() == {job.digest().hex()}
+
+
+@housed
+async def test_a_file_that_is_deleted_while_another_gives_the_same_is_stored_again(house):
+    """North takes back what south is giving: between finding it in the store and writing south's row, it goes."""
+    job, north, south = await house.job(), house.member("north"), house.member("south")
+    assert (await north.give(job, FILE)).complete
+    store, times = corpora_service._store, []
+
+    def meanwhile(*arguments):
+        store(*arguments)
+        if not times:
+            house.store.remove(hashlib.sha256(FILE).digest())
+        times.append(1)
+
+    corpora_service._store = meanwhile
+    try:
+        assert (await south.give(job, FILE)).complete
+    finally:
+        corpora_service._store = store
+    assert len(times) == 2
+    assert house.store.get(hashlib.sha256(FILE).digest()) == FILE
+
+
+@housed
 async def test_declining_forgets_what_has_arrived(house):
     job, north = await house.job(), house.member("north")
     await north.give(job, FILE, until=30)
@@ -714,10 +785,9 @@ async def test_answers_have_a_bound(house):
     for number in range(MOST_ANSWERS):
         assert (await north.give(job, corpus_file([(f"text {number}", "a")]))).complete
     refused(await north.give(job, FILE), NOT_WANTED, f"north has answered {MOST_ANSWERS} times")
-    refused(await north.status(declined=True), NOT_WANTED, f"north has answered {MOST_ANSWERS} times")
     refused(await north.status(data=FILE), NOT_WANTED, f"north has answered {MOST_ANSWERS} times")
     assert hashlib.sha256(FILE).hexdigest() not in house.blobs()
-    assert len(house.blobs()) == MOST_ANSWERS + 1  # And the job's document.
+    assert len(house.blobs()) == 2  # The last one, and the job's document.
     # Not a byte of it was taken.
     given = sum(len(corpus_file([(f"text {number}", "a")])) for number in range(MOST_ANSWERS))
     assert house.metrics.value("bytes_total", direction="in", channel="corpus") == given
@@ -726,6 +796,11 @@ async def test_answers_have_a_bound(house):
     # The last one stays, and others are not held up.
     assert (await north.status()).complete
     assert (await house.member("south").give(job, FILE)).complete
+    # It can be taken back all the same, and that is the end.
+    for _ in range(2):
+        assert (await north.status(declined=True)).reason == WANTED
+    refused(await north.give(job, FILE), NOT_WANTED, f"north has answered {MOST_ANSWERS} times")
+    assert len(await house.rows()) == MOST_ANSWERS + 2
 
 
 # ---- storage that fails
@@ -869,7 +944,8 @@ async def test_files_are_in_backups_and_come_back(house):
     )
     assert set(made.snapshot.manifest.missing) == everything
     named = {part.sha256 for part in made.snapshot.manifest.blobs}
-    assert named == {job.digest(), *(hashlib.sha256(data).digest() for data in (FILE, OTHER))}
+    # Not the one that was replaced: it is deleted.
+    assert named == {job.digest(), hashlib.sha256(OTHER).digest()}
     store = open_blobs(str(house.tmp / "other-store"))
     database = open_database(f"sqlite:///{house.tmp / 'other.db'}")
     try:

@@ -59,6 +59,31 @@ def test_what_is_put_can_be_read(store, data):
     assert store.size(digest) == store.received(digest) == len(data)
 
 
+def test_what_is_removed_is_gone_and_can_be_put_again(store):
+    other = store.put(b"other")
+    digest = store.put(DATA)
+    assert store.remove(digest)
+    assert not store.has(digest)
+    assert not store.remove(digest)
+    with pytest.raises(BlobMissing):
+        store.get(digest)
+    assert store.get(other) == b"other"
+    assert store.put(DATA) == digest
+    assert store.get(digest) == DATA
+
+
+def test_what_may_not_be_removed_is_said(local, tmp_path, monkeypatch):
+    digest = local.put(DATA)
+
+    def refuse(_path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(local._fs, "rm_file", refuse)
+    with pytest.raises(StoreUnusable, match="cannot be deleted"):
+        local.remove(digest)
+    assert path_of(tmp_path, digest).exists()
+
+
 def test_parts_of_a_blob(store):
     digest = store.put(DATA)
     assert store.read(digest, 0, 10) == DATA[:10]

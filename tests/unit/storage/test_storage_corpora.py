@@ -71,13 +71,27 @@ def test_a_member_can_make_the_table_grow_by_so_much(filled):
     with pytest.raises(OutOfOrder, match=f"{MOST_ANSWERS} times"):
         filled.run_now(lambda s: records.keep_corpus(s, JOB.name, "north", offered(99), 10))
     with pytest.raises(OutOfOrder, match=f"{MOST_ANSWERS} times"):
-        filled.run_now(lambda s: records.decline_corpus(s, JOB.name, "north", 10))
-    with pytest.raises(OutOfOrder, match=f"{MOST_ANSWERS} times"):
         filled.run_now(lambda s: records.check_answer(s, JOB.name, "north"))
     filled.run_now(lambda s: records.check_answer(s, JOB.name, "south"))
     kept = filled.run_now(lambda s: records.corpus_of(s, JOB.name, "north"))
     assert kept.digest == offered(MOST_ANSWERS - 1).digest
     assert filled.run_now(lambda s: records.keep_corpus(s, JOB.name, "south", offered(99), 10))
+    # What was given can always be taken back, by one row more.
+    assert filled.run_now(lambda s: records.decline_corpus(s, JOB.name, "north", 10))
+    assert not filled.run_now(lambda s: records.decline_corpus(s, JOB.name, "north", 10))
+    with pytest.raises(OutOfOrder, match=f"{MOST_ANSWERS} times"):
+        filled.run_now(lambda s: records.keep_corpus(s, JOB.name, "north", offered(99), 10))
+
+
+def test_what_no_answer_names_any_more_is_for_deleting(filled):
+    for member, number in (("north", 1), ("south", 1), ("north", 2), ("north", 3)):
+        filled.run_now(lambda s, m=member, n=number: records.keep_corpus(s, JOB.name, m, offered(n), 10))
+    # The first one counts for south.
+    assert filled.run_now(records.uncounted_corpora) == {offered(2).digest}
+    filled.run_now(lambda s: records.decline_corpus(s, JOB.name, "south", 10))
+    assert filled.run_now(records.uncounted_corpora) == {offered(1).digest, offered(2).digest}
+    filled.run_now(lambda s: records.keep_corpus(s, JOB.name, "south", offered(2), 10))
+    assert filled.run_now(records.uncounted_corpora) == {offered(1).digest}
 
 
 def test_asking_whether_an_answer_would_be_kept_changes_nothing(filled):
