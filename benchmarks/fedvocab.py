@@ -3,6 +3,7 @@
     python -m benchmarks.fedvocab [--dataset trec sst2] [--seeds 0 1 2] [--method fedvocab] [--workers N] [--quick]
     python -m benchmarks.fedvocab --model minilm     fedavg and fedvocab from a pretrained encoder, on SST-2
     python -m benchmarks.fedvocab --wire             bytes that a member sends and receives in a round, over TLS
+    python -m benchmarks.fedvocab --embedding slow   the cells whose embedding has a tenth of the paper's rate, alone
     python -m benchmarks.fedvocab --search     what the recipe was chosen by: validation accuracies, no test
 
 As in the paper: six methods, 100 members of equal size, one local epoch, Adam 0.005, BiLSTM with dropout 0.5 over
@@ -21,6 +22,9 @@ does whenever it receives new parameters, under `fedrecon` with the private rows
 member last left them. Beside that stand the other reading (`left`, `adapted`), and the round that was best on the
 members' validation rows, looked at every 10 rounds (`best`, `best_round`). No choice looks at a test. `local` is no
 job: its members train 10 epochs in all and share nothing.
+
+Beside the paper's one rate, the methods that the comparison is about are trained with a slower embedding, too: at 0.005
+Adam takes each member's word vectors where no other's are (docs/decisions/0029-slower-embeddings.md).
 
 `--model minilm` takes the place of the paper's DistilBERT: a pretrained BERT of six layers, 384 wide, under a linear
 layer; Adam 0.0001 (nothing was searched), dropout 0.1, 20 rounds, its own word pieces. A member's epoch takes thirty

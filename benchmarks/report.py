@@ -389,7 +389,7 @@ SECTIONS = (
     Section(
         "fedvocab",
         "Private vocabularies: FedVocab and what it is measured against",
-        "Per cent; the mean of three seeds and, in brackets, the largest difference between them. 100 members of "
+        "Per cent; the mean over the seeds and, in brackets, the largest difference between them. 100 members of "
         "equal size, labels dealt by Dirichlet (alpha 1.0), 10 members a round, 50 rounds of one local epoch, BiLSTM "
         "(hidden 150 each way) over GloVe 6B 50 wide, Adam 0.005, batches of 16 (TREC, 20newsgroups: 8); every "
         "member's rows are split 70:10:20. `global`: geometric mean over all members of the accuracy on one common "
@@ -402,7 +402,8 @@ SECTIONS = (
         "120,000 articles of AG News (here 22,256), newsgroup posts (here without headers, quotations and "
         "signatures); it says neither which round it reads nor whether the embedding was adapted to it. `same`: one "
         "public word list; `own`: each member lists the words of its own training texts, and a word of a test that it"
-        " never saw is unknown to it.",
+        " never saw is unknown to it. `embedding's rate`: where it is not 0.005, as all else has it "
+        "([decision 29](decisions/0029-slower-embeddings.md)).",
         where={"model": ("bilstm",)},
         figures=("global_accuracy", "local_accuracy"),
         rows=accuracy_rows,
@@ -446,6 +447,15 @@ SECTIONS = (
         ("alpha",),
         figures=("rows_per_member",),
         plots=(Plot("fedvocab_partitions.svg", "Labels of each member", draw_partitions),),
+    ),
+    Section(
+        "fedvocab_search",
+        "What FedVocab's recipes are chosen by",
+        "Accuracies on validation rows, one seed: `validation_accuracy` is the mean over members on their own, "
+        "`common_validation_accuracy` the geometric mean over members on 400 rows of everybody's. No test is looked at.",
+        ("recipe",),
+        figures=("validation_accuracy", "common_validation_accuracy"),
+        wide=("validation_accuracy", "common_validation_accuracy"),
     ),
     Section(
         "fedprompt",
