@@ -452,7 +452,7 @@ SECTIONS = (
         "fedvocab_search",
         "What FedVocab's recipes are chosen by",
         "Accuracies on validation rows, one seed: `validation_accuracy` is the mean over members on their own, "
-        "`common_validation_accuracy` the geometric mean over members on 400 rows of everybody's. No test is looked at.",
+        "`common_validation_accuracy` the geometric mean over members on 400 rows of everybody's. No test is asked.",
         ("recipe",),
         figures=("validation_accuracy", "common_validation_accuracy"),
         wide=("validation_accuracy", "common_validation_accuracy"),
