@@ -89,8 +89,9 @@ class Giver:
         self._waiting: set[str] = set()
         # Jobs to ask about once more, by the loop's time.
         self._later: dict[str, float] = {}
-        # Jobs that were aborted, whose models go.
+        # Jobs that were aborted, whose models go; and all of them since the start. A name is never used twice.
         self._aborted: set[str] = set()
+        self._dead: set[str] = set()
         # Jobs that finished in this process, and those whose corpus came on in it.
         self._finished: set[str] = set()
         self._moved: set[str] = set()
@@ -117,6 +118,9 @@ class Giver:
             self._models.keep(model, reservation)
         except OSError as error:
             log.error("model_not_kept", job=model.job.name, round=model.round, error=str(error))
+        # Looked at after writing, and there written before looking: one of the two finds it.
+        if model.job.name in self._dead:
+            self._models.forget(model.job.name)
 
     def connected(self) -> None:
         """A session is open: whatever was left over is looked at."""
@@ -136,7 +140,10 @@ class Giver:
 
     def aborted(self, job: str) -> None:
         """There will be no last round: its model is of no use any more."""
-        if name_is_valid(job) and (self._home / "synthesis" / job).exists():
+        if not name_is_valid(job):
+            return
+        self._dead.add(job)
+        if (self._home / "synthesis" / job).exists():
             self._aborted.add(job)
             self._woken.set()
 

@@ -344,6 +344,18 @@ def test_the_model_of_an_aborted_job_is_deleted(place):
     assert not model_is_there(here)
 
 
+def test_a_model_that_comes_after_the_abort_does_not_stay(place):
+    """A round's charge may still be under way when its job is aborted."""
+    here = place()
+    here.desk.finished = False
+    with here.process() as (budget, giver):
+        giver.aborted("another")
+        giver.aborted("stories")
+        assert not giver.busy
+        here.round(budget, giver)
+        assert not (here.home / "synthesis" / "stories").exists()
+
+
 @pytest.mark.parametrize("name", ["", ".", "..", "../synthesis/stories", "/"])
 def test_a_name_that_no_job_can_have_is_no_folder(place, name):
     here = place()
