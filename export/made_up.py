@@ -7,22 +7,16 @@ randomness is the system's.
 """
 
 import hashlib
-import json
-import time
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from edge_client.corpus import encoder_of, words_of
-from edge_client.models import build_blank, load_shared
-from edge_client.synthesis.model import Rvae
-from edge_client.synthesis.sampling import Sampling, sample
+from edge_client.synthesis.ordered import ordered_texts, statement_about
 from edge_client.synthesis.writing import write_corpus
 from secure_agg import SystemRandom
-from tacit.corpus import CorpusOrder, CorpusStatement, LabelCount, Promise
+from tacit.corpus import CorpusOrder, CorpusStatement, Promise
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
 from tacit.mechanism import NoMechanism
@@ -63,41 +57,24 @@ def make_up(
     """
     if not isinstance(job.model, RvaeModel):
         raise ValueError(f"job {job.name} trains a {job.model.architecture}, which makes no text up; an rvae does")
-    words = words_of(job, tokenizer)
-    encoder = encoder_of(job, tokenizer)
-    module = build_blank(job.model, encoder.vocabulary_size, len(job.labels), encoder.pad_id)
-    if not isinstance(module, Rvae):
-        raise TypeError("an rvae's model builds another module")
-    load_shared(module, manifest.unflatten(manifest.decode(weights)))
-    sampling = Sampling(
-        temperature=order.temperature, top_k=order.top_k, guidance=order.guidance, max_tokens=job.model.max_tokens
-    )
     evenly = np.ones(len(job.labels), dtype=np.int64)
-    texts = sample(module, words, evenly, order.texts, SystemRandom(), sampling)
+    arrays = manifest.unflatten(manifest.decode(weights))
+    texts = ordered_texts(job, order, arrays, tokenizer, evenly, SystemRandom())
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{OPERATOR}.jsonl"
     written = write_corpus(path, texts, job.labels, most_bytes=order.most_bytes)
     if not written.rows:
         path.unlink()
         raise ValueError(f"all {order.texts} texts came out empty; look at the job's rounds, or make more of them")
-    data = path.read_bytes()
-    counted = Counter(json.loads(line)["label"] for line in data.splitlines())
-    statement = CorpusStatement(
+    statement = statement_about(
+        path,
+        job,
         federation=federation,
-        job=job.name,
-        job_document=job.digest(),
         member=OPERATOR,
-        corpus=hashlib.sha256(data).digest(),
-        bytes=len(data),
-        rows=written.rows,
-        labels=tuple(LabelCount(label=label, rows=counted[label]) for label in job.labels),
         round=round,
         version=hashlib.sha256(weights).digest(),
-        mechanism=job.mechanism.name,
-        variant=job.model.variant,
         promise=_promise(job, job.model),
         histogram="even",
-        made_ms=time.time_ns() // 1_000_000,
     )
     (out / f"{OPERATOR}.statement.json").write_bytes(statement.canonical())
     return MadeUp(path, statement)

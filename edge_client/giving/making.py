@@ -5,17 +5,13 @@ model, the noised histogram, the job's public words and fresh coins, and nothing
 text cost nothing more (`edge_client.synthesis.training`).
 """
 
-import json
-import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from edge_client.giving.folder import CorpusFolder, Made
 from edge_client.giving.models import KeptModel, NoisedHistogram
 from edge_client.privacy.faults import Faults, no_faults
-from tacit.corpus import CorpusOrder, CorpusStatement, LabelCount
+from tacit.corpus import CorpusOrder
 from tacit.job import JobDocument, JobSpec
 from tacit.model import RvaeModel
 
@@ -73,10 +69,7 @@ def made_corpus(
     import numpy as np
     import torch
 
-    from edge_client.corpus import encoder_of, words_of
-    from edge_client.models import build_blank, load_shared
-    from edge_client.synthesis.model import Rvae
-    from edge_client.synthesis.sampling import Sampling, sample
+    from edge_client.synthesis.ordered import ordered_texts, statement_about
     from edge_client.synthesis.writing import write_corpus
 
     model, job = kept.model, kept.model.job
@@ -84,48 +77,29 @@ def made_corpus(
     if order is None or not isinstance(job.model, RvaeModel):
         raise ValueError(f"job {job.name} orders no text of its members")
     torch.set_num_threads(1)
-    encoder = encoder_of(job, model.tokenizer)
-    module = build_blank(job.model, encoder.vocabulary_size, len(job.labels), encoder.pad_id)
-    if not isinstance(module, Rvae):
-        raise TypeError("an rvae job builds an Rvae")
-    load_shared(module, model.arrays)
-    words = words_of(job, model.tokenizer)
-    # All zeros are divided evenly.
     counts = np.array(histogram.counts if histogram else (0,) * len(job.labels), dtype=np.int64)
-    sampling = Sampling(
-        temperature=order.temperature, top_k=order.top_k, guidance=order.guidance, max_tokens=job.model.max_tokens
-    )
-    texts = sample(module, words, counts, order.texts, random, sampling, progress)
+    texts = ordered_texts(job, order, model.arrays, model.tokenizer, counts, random, progress)
     folder.prepare()
     written = write_corpus(folder.file, texts, job.labels, most_bytes=order.most_bytes, faults=faults)
     if not written.rows:
         folder.forget()
         raise NothingMade(f"none of {order.texts} texts had a word that fits into {order.most_bytes} bytes")
-    data = folder.file.read_bytes()
-    rows = Counter(json.loads(line)["label"] for line in data.splitlines())
     sound = job.model.variant == "sound" and kept.trained is not None
-    statement = CorpusStatement(
+    statement = statement_about(
+        folder.file,
+        job,
         federation=federation,
-        job=job.name,
-        job_document=job.digest(),
         member=member,
-        corpus=sha256(data).digest(),
-        bytes=len(data),
-        rows=written.rows,
-        labels=tuple(LabelCount(label=label, rows=rows[label]) for label in job.labels),
         round=model.round,
         version=model.version,
-        mechanism=job.mechanism.name,
-        variant=job.model.variant,
         promise="differentially-private" if sound else "none",
         histogram="noised" if histogram else "even",
-        made_ms=time.time_ns() // 1_000_000,
     )
     folder.write_statement(statement)
     return Made(
         corpus=statement.corpus,
-        bytes=len(data),
-        rows=written.rows,
+        bytes=statement.bytes,
+        rows=statement.rows,
         statement=statement.digest(),
         trained=kept.trained,
         histogram=histogram.reservation if histogram else None,

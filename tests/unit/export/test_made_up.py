@@ -5,8 +5,7 @@ import json
 
 import pytest
 
-from edge_client.synthesis import sampling
-from export import made_up
+from edge_client.synthesis import ordered, sampling
 from export.bundle import make_job_bundle, read_job_bundle
 from export.finetune_corpora import promise_of, read_corpora
 from export.made_up import make_up
@@ -81,10 +80,10 @@ def test_words_are_drawn_as_the_order_says(tmp_path, monkeypatch):
     drawn, sample = [], sampling.sample
 
     def watched(*arguments):
-        drawn.append(arguments[-1])
+        drawn.append(arguments[5])
         return sample(*arguments)
 
-    monkeypatch.setattr(made_up, "sample", watched)
+    monkeypatch.setattr(ordered, "sample", watched)
     made(tmp_path, job_of(tmp_path), texts=5, temperature=0.5, top_k=40, guidance=2.5)
     assert drawn == [sampling.Sampling(temperature=0.5, top_k=40, guidance=2.5, max_tokens=6)]
 

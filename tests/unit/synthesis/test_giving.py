@@ -20,7 +20,7 @@ from edge_client.privacy.ledger import ledger_path
 from edge_client.privacy.policy import Policy
 from edge_client.privacy.receipts import CorpusReceipt, ReceiptBook, receipt_from
 from edge_client.privacy.verification import export_lines, verify, verify_export
-from edge_client.synthesis import sampling
+from edge_client.synthesis import ordered, sampling
 from edge_client.synthesis.setting import NO_GUARANTEE
 from tacit.console import CommandFailed
 from tacit.reason import Reason
@@ -117,7 +117,7 @@ def test_words_are_drawn_as_the_job_orders(place, monkeypatch):
         drawn.append(arguments[5])
         return sample(*arguments)
 
-    monkeypatch.setattr(sampling, "sample", watched)
+    monkeypatch.setattr(ordered, "sample", watched)
     with capture_logs() as logs:
         here.life(rounds=1)
     # Told before every word, and logged once: 8 texts come at a time.
