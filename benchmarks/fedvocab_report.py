@@ -16,6 +16,8 @@ Key = tuple[str, str, str, str]
 _DATASETS = ("trec", "sst2", "ag_news", "20newsgroups")
 _METHODS = ("local", "fedavg", "fedprox", "lg-fedavg", "fedrecon", "fedvocab, not adaptive", "fedvocab")
 _ACCURACIES = ("global_accuracy", "local_accuracy")
+# What has no mean.
+_OF_ONE_RUN = ("curve", "best_round", "without_right_answer")
 # What stands in a panel: its vocabulary, whether the embedding is slower, and how it is drawn.
 _MARKS = {
     "same": ("same", False, "o", "C0", -0.2),
@@ -30,7 +32,7 @@ def accuracy_rows(lines: Sequence[Line]) -> list[list[str]]:
     for name in ("global", "local"):
         rows[0] += [name, f"{name}, paper", f"{name}, other reading", f"{name}, best round"]
     for key, found in _by_cell(lines, _ACCURACIES).items():
-        row = [*key, str(max(len(line["values"]) for line in found.values()))]
+        row = [*key, max((line["seeds"] for line in found.values()), key=len)]
         for name in _ACCURACIES:
             row += _beside(found[name]) if name in found else [""] * 4
         rows.append(row)
@@ -139,12 +141,16 @@ def _by_cell(lines: Sequence[Line], names: Sequence[str]) -> dict[Key, dict[str,
 
 
 def _mean(lines: Sequence[Line]) -> Line:
-    """One figure of several seeds: means, and all values."""
-    mean = dict(lines[0])
-    for name in ("value", "left", "adapted", "best"):
-        if name in mean:
-            mean[name] = statistics.mean(line[name] for line in lines)
-    return mean | spread([line["value"] for line in lines])
+    """One figure of several seeds, in their order: means, all values, and which seeds. What a run took is the last
+    one's: machines differ.
+    """
+    mean = {key: each for key, each in lines[-1].items() if key not in ("seed", *_OF_ONE_RUN)}
+    if mean["figure"] != "seconds":
+        for name in ("value", "left", "adapted", "best"):
+            if name in mean:
+                mean[name] = statistics.mean(line[name] for line in lines)
+    seeds = ", ".join(str(line["seed"]) for line in lines)
+    return mean | spread([line["value"] for line in lines]) | {"seeds": seeds}
 
 
 def _beside(line: Line) -> list[str]:

@@ -389,8 +389,10 @@ SECTIONS = (
     Section(
         "fedvocab",
         "Private vocabularies: FedVocab and what it is measured against",
-        "Per cent; the mean over the seeds and, in brackets, the largest difference between them. 100 members of "
-        "equal size, labels dealt by Dirichlet (alpha 1.0), 10 members a round, 50 rounds of one local epoch, BiLSTM "
+        "Per cent; the mean over the seeds that are named, the newest run of each, and in brackets the largest "
+        "difference between them: rows of the same seeds can be compared, others by the brackets at most (FedAvg moves "
+        "by 2 to 5 points from one seed to the next). 100 members of equal size, labels dealt by Dirichlet (alpha "
+        "1.0), 10 members a round, 50 rounds of one local epoch, BiLSTM "
         "(hidden 150 each way) over GloVe 6B 50 wide, Adam 0.005, batches of 16 (TREC, 20newsgroups: 8); every "
         "member's rows are split 70:10:20. `global`: geometric mean over all members of the accuracy on one common "
         "test set (1,000 rows; TREC 500), each with its own private parameters and the last shared ones. `local`: "
@@ -451,8 +453,10 @@ SECTIONS = (
     Section(
         "fedvocab_search",
         "What FedVocab's recipes are chosen by",
-        "Accuracies on validation rows, one seed: `validation_accuracy` is the mean over members on their own, "
-        "`common_validation_accuracy` the geometric mean over members on 400 rows of everybody's. No test is asked.",
+        "Accuracies on validation rows, one seed; what was not run is not here, and the choices that were made by "
+        "trials stand in [decision 29](decisions/0029-slower-embeddings.md). `validation_accuracy` is the mean over "
+        "members on their own, `common_validation_accuracy` the geometric mean over members on 400 rows of "
+        "everybody's. No test is asked.",
         ("recipe",),
         figures=("validation_accuracy", "common_validation_accuracy"),
         wide=("validation_accuracy", "common_validation_accuracy"),

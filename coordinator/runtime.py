@@ -70,13 +70,13 @@ class Runtime:
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
-        """Closes what a crash left open, finishes what it kept from being deleted, and starts every job."""
+        """Closes what a crash left open and starts every job."""
         now_ms = time.time_ns() // 1_000_000
         reason = word(Reason.REASON_COORDINATOR_RESTARTED)
         lost = await self.database.run(lambda session: records.abandon_open_attempts(session, now_ms, reason))
         for attempt in lost:
             log.warning("attempt_lost", job=attempt.job, round=attempt.round, attempt=attempt.attempt)
-        await self.corpora.delete_uncounted()
+        self.corpora.start()
         for stored in await self.database.run(records.load_jobs):
             await self._start_job(stored)
 

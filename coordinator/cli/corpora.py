@@ -203,7 +203,7 @@ async def fetch_corpora(stub: "OperatorServiceStub", job: str, listed: _List, ou
     Raises:
         CommandFailed: a file is not what its member signed, or the folder cannot be written.
     """
-    from tacit.blobs import fetch_blob
+    from tacit.blobs import BlobNotThere, fetch_blob
 
     partial = out.with_name(out.name + ".partial")
     try:
@@ -214,9 +214,17 @@ async def fetch_corpora(stub: "OperatorServiceStub", job: str, listed: _List, ou
                 continue
             file = partial / f"{each.member}.jsonl"
             with progress_bar(f"fetching {each.member}'s file", quiet=quiet) as progress:
-                await fetch_blob(
-                    stub.FetchBlob, each.statement.corpus, file, limit=each.statement.bytes, progress=progress
-                )
+                try:
+                    await fetch_blob(
+                        stub.FetchBlob, each.statement.corpus, file, limit=each.statement.bytes, progress=progress
+                    )
+                except BlobNotThere:
+                    # A member that takes its file back is not waited for by those who are fetching it.
+                    fail(
+                        f"{each.member}'s file is not there: its member may have taken it back since it was listed; "
+                        f"run this again ({partial} has what was fetched)",
+                        ExitCode.NOT_FOUND,
+                    )
             for name, content in _beside(each).items():
                 (partial / name).write_bytes(content)
                 wanted.add(name)

@@ -25,6 +25,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -140,16 +141,17 @@ class Corpora:
         self._refusals: dict[tuple[str, str], tuple[bytes, CorpusReceipt]] = {}
         # Held between finding that a blob is there and writing its row, and while those that no row names are deleted.
         self._naming = asyncio.Lock()
-        # Digests that no answer names, and whose blobs are gone.
-        self._deleted: set[bytes] = set()
+        # Digests of files that may count no longer, until they are found to, or deleted.
+        self._leaving: set[bytes] = set()
         # Held while a job is read: everybody asks at about the same moment, when it is finished.
         self._reading = asyncio.Lock()
         # Jobs whose document this software cannot read: told of once in a log.
         self._unreadable: set[str] = set()
-        self._judging: set[asyncio.Task[CorpusReceipt]] = set()
+        # Files that are judged or deleted whether or not anybody waits for it.
+        self._judging: set[asyncio.Task[Any]] = set()
 
     async def stop(self) -> None:
-        """Returns once no file is being judged."""
+        """Returns once no file is being judged, or deleted."""
         while self._judging:
             await asyncio.wait(self._judging)
 
@@ -191,34 +193,71 @@ class Corpora:
         try:
             with self._disk(job):
                 await self._ordered(job, member)
-                async with self._lock(member):
-                    # First: what a member does not give away does not stay for a week because the disk failed once.
-                    self._forget_partials(job, member)
-                    now_ms = self._now_ms()
-                    news = await self._database.run(lambda s: records.decline_corpus(s, job, member, now_ms))
-        except OutOfOrder as error:
-            return CorpusReceipt(0, False, Reason.REASON_CORPUS_NOT_WANTED, error.sentence)
+                # What is taken back is deleted, also where nobody waits for the answer any more.
+                task = asyncio.create_task(self._decline(job, member))
+                self._track(task)
+                return await asyncio.shield(task)
         except _Refused as refusal:
             return refusal.receipt
+
+    async def _decline(self, job: str, member: str) -> CorpusReceipt:
+        async with self._lock(member):
+            # First: what a member does not give away does not stay for a week because the disk failed once.
+            self._forget_partials(job, member)
+            now_ms = self._now_ms()
+            before = await self._database.run(lambda s: records.corpus_of(s, job, member))
+            try:
+                news = await self._database.run(lambda s: records.decline_corpus(s, job, member, now_ms))
+            except OutOfOrder as error:
+                return CorpusReceipt(0, False, Reason.REASON_CORPUS_NOT_WANTED, error.sentence)
         if news:
             self._metrics.corpus(job, "declined")
             log.info("corpus_declined", job=job, member=member)
-            await self.delete_uncounted()
+            await self._release(None if before is None else before.digest)
         return CorpusReceipt()
 
-    async def delete_uncounted(self) -> None:
-        """Deletes the files that counted once and count no longer. What fails is logged, and tried again after the next
-        answer and at the next start.
+    def start(self) -> None:
+        """Begins to delete what counted no longer when the process before this one ended."""
+        self._track(asyncio.create_task(self._sweep_uncounted()))
+
+    async def _sweep_uncounted(self) -> None:
+        try:
+            found = await self._database.run(records.uncounted_corpora)
+        except StorageError as error:
+            log.error("corpus_not_deleted", error=str(error))
+            return
+        await self._delete(*found)
+
+    async def _release(self, digest: bytes | None) -> None:
+        """Deletes a file that counted until now, unless it counts elsewhere. Goes on to its end if the caller does not:
+        nobody may find the file and name it while it is being deleted.
         """
-        async with self._naming:
-            try:
-                for digest in sorted(await self._database.run(records.uncounted_corpora) - self._deleted):
-                    if await asyncio.to_thread(self._store.remove, digest):
-                        log.info("corpus_deleted", corpus=digest.hex())
-                    self._deleted.add(digest)
-            except (StorageError, OSError) as error:
-                self._metrics.store_failed()
-                log.error("corpus_not_deleted", error=str(error))
+        if digest is not None:
+            task = asyncio.create_task(self._delete(digest))
+            self._track(task)
+            await asyncio.shield(task)
+
+    async def _delete(self, *digests: bytes) -> None:
+        """Deletes these and those that could not be deleted before. What fails is logged, and tried again with the next
+        one and at the next start. Only for files that kept every rule: no blob of another kind is lines of labelled
+        texts, so that none of those can be meant.
+        """
+        self._leaving.update(digests)
+        for digest in sorted(self._leaving):
+            async with self._naming:
+                try:
+                    await self._delete_one(digest)
+                except StorageError as error:
+                    self._metrics.store_failed()
+                    log.error("corpus_not_deleted", corpus=digest.hex(), error=str(error))
+                else:
+                    self._leaving.discard(digest)
+
+    async def _delete_one(self, digest: bytes) -> None:
+        if await self._database.run(lambda s: records.counts_anywhere(s, digest)):
+            return
+        if await asyncio.to_thread(self._store.remove, digest):
+            log.info("corpus_deleted", corpus=digest.hex())
 
     # ---- giving ---------------------------------------------------------------------------------------------------
 
@@ -250,8 +289,7 @@ class Corpora:
             return self._told(offer, member, refusal.receipt)
         # It is whole, and what becomes of it no longer hangs on this call.
         task = asyncio.create_task(self._verdict(partial, carried, offer, ordered, statement, certificate))
-        self._judging.add(task)
-        task.add_done_callback(self._judged)
+        self._track(task)
         receipt = await asyncio.shield(task)
         if receipt.reason == Reason.REASON_UPLOAD_INCOMPLETE and receipt.received == offer.size:
             # Whole, and not kept.
@@ -338,7 +376,11 @@ class Corpora:
             raise _Refused(Reason.REASON_UPLOAD_INCOMPLETE, detail, received)
         return chunk
 
-    def _judged(self, task: "asyncio.Task[CorpusReceipt]") -> None:
+    def _track(self, task: "asyncio.Task[Any]") -> None:
+        self._judging.add(task)
+        task.add_done_callback(self._judged)
+
+    def _judged(self, task: "asyncio.Task[Any]") -> None:
         self._judging.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             # Its caller may be gone; whoever comes again finds the file here, whole.
@@ -380,10 +422,13 @@ class Corpora:
         if present.received < offer.size:
             # Another file, or a refusal, has taken its place meanwhile.
             raise _Refused(Reason.REASON_UPLOAD_INCOMPLETE, "it is no longer here; send it again", present.received)
+        stored = False
         try:
-            # None is written that no row would name: nothing would ever delete it.
+            # None is written that no row would name.
             await self._answerable(job, member)
+            before = await self._database.run(lambda s: records.corpus_of(s, job, member))
             await asyncio.to_thread(_store, self._store, partial, carried, offer, ordered, statement)
+            stored = True
             async with self._naming:
                 # It may have been there already, for an answer that has been replaced since, and be deleted by now.
                 if not await asyncio.to_thread(self._store.has, offer.digest):
@@ -391,6 +436,9 @@ class Corpora:
                 await self._keep(offer, statement, certificate)
         except _Refused:
             self._forget_partials(job, member)
+            if stored:
+                # It is a blob that no row names. What broke a rule was never one, and may have the name of another.
+                await self._release(offer.digest)
             raise
         except _NotAsSent as error:
             self._forget_partials(job, member)
@@ -402,7 +450,7 @@ class Corpora:
             self._forget_partials(job, member)
         self._metrics.corpus(job, "received")
         log.info("corpus_received", job=job, member=member, rows=statement.rows, bytes=offer.size)
-        await self.delete_uncounted()
+        await self._release(None if before is None else before.digest)
         return CorpusReceipt(offer.size, True)
 
     async def _keep(self, offer: Offer, statement: CorpusStatement, certificate: Certificate) -> None:
@@ -419,7 +467,6 @@ class Corpora:
         job, member, now_ms = offer.job, certificate.identity.name, self._now_ms()
         try:
             await self._database.run(lambda s: records.keep_corpus(s, job, member, offered, now_ms))
-            self._deleted.discard(offer.digest)
         except OutOfOrder as error:
             raise _Refused(Reason.REASON_CORPUS_NOT_WANTED, error.sentence) from error
 

@@ -26,6 +26,7 @@ __all__ = [
     "corpora",
     "corpus_of",
     "corpus_standing",
+    "counts_anywhere",
     "decline_corpus",
     "keep_corpus",
     "note_corpus_fetched",
@@ -120,10 +121,14 @@ def corpora(s: Session, job: str) -> list[StoredCorpus]:
     return [_stored(row) for row in s.scalars(mine)]
 
 
+def counts_anywhere(s: Session, digest: bytes) -> bool:
+    """Whether an answer that counts names this file, of whatever member and job."""
+    counting = select(CorpusRow.id).where(CorpusRow.digest == digest, CorpusRow.replaced_ms.is_(None))
+    return s.scalar(counting.limit(1)) is not None
+
+
 def uncounted_corpora(s: Session) -> frozenset[bytes]:
-    """Digests of the files that were given once and that no answer names now. Nothing else has them: a blob of another
-    kind is no list of labelled texts.
-    """
+    """Digests of the files that were given once and that no answer names now."""
     counting = select(CorpusRow.digest).where(CorpusRow.replaced_ms.is_(None), CorpusRow.digest.is_not(None))
     replaced = select(CorpusRow.digest).where(CorpusRow.replaced_ms.is_not(None), CorpusRow.digest.not_in(counting))
     return frozenset(bytes(digest) for digest in s.scalars(replaced.distinct()) if digest is not None)

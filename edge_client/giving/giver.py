@@ -89,7 +89,7 @@ class Giver:
         self._waiting: set[str] = set()
         # Jobs to ask about once more, by the loop's time.
         self._later: dict[str, float] = {}
-        # Jobs that were aborted, whose models go; and all of them since the start. A name is never used twice.
+        # Jobs that were aborted, whose models go; and all of them that this session was told of.
         self._aborted: set[str] = set()
         self._dead: set[str] = set()
         # Jobs that finished in this process, and those whose corpus came on in it.
@@ -121,9 +121,13 @@ class Giver:
         # Looked at after writing, and there written before looking: one of the two finds it.
         if model.job.name in self._dead:
             self._models.forget(model.job.name)
+            log.info("model_not_wanted", job=model.job.name, round=model.round)
 
     def connected(self) -> None:
-        """A session is open: whatever was left over is looked at."""
+        """A session is open: whatever was left over is looked at. Which jobs were aborted is told anew: a coordinator
+        that was restored may go on with one.
+        """
+        self._dead.clear()
         self._ask |= {*self._models.jobs(), *(each.job for each in corpora(self._home))}
         if self._ask:
             self._woken.set()

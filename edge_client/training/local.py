@@ -35,6 +35,7 @@ __all__ = [
     "evaluate",
     "forward_rows",
     "make_optimiser",
+    "rates_of",
     "train",
 ]
 
@@ -210,7 +211,7 @@ class _Run:
     def diverged(self, what: str) -> TrainingDiverged:
         return TrainingDiverged(
             f"{what} was not a finite number at step {self.step} of {self.steps}; "
-            f"lower training.learning_rate (it is {self.recipe.learning_rate:g}) in the job"
+            f"lower {rates_of(self.recipe)} in the job"
         )
 
 
@@ -277,6 +278,13 @@ def make_optimiser(module: TextClassifier, recipe: Training) -> torch.optim.Opti
     # Fused is the same step in one pass over memory.
     # Kingma and Ba 2015 with its own defaults.
     return torch.optim.Adam(moving, lr=recipe.learning_rate, fused=True)
+
+
+def rates_of(recipe: Training) -> str:
+    """The rates of a recipe, as a sentence about one that diverged names them."""
+    said = f"training.learning_rate (it is {recipe.learning_rate:g})"
+    own = recipe.embedding_learning_rate
+    return said if own is None else f"{said} or training.embedding_learning_rate ({own:g})"
 
 
 def _with_rates(module: TextClassifier, recipe: Training) -> list[dict[str, Any]]:

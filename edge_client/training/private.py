@@ -71,6 +71,7 @@ from edge_client.training.local import (
     check_examples,
     forward_rows,
     make_optimiser,
+    rates_of,
 )
 from secure_agg import RandomSource
 from tacit.job import Training
@@ -156,8 +157,8 @@ def train_private(
         # The noised weights are what is released, so that this tells nobody more than they do.
         if not all(bool(torch.isfinite(parameter).all()) for parameter in module.parameters()):
             raise TrainingDiverged(
-                f"a weight was not a finite number after {mechanism.steps} steps; lower training.learning_rate (it is "
-                f"{recipe.learning_rate:g}) or raise the mechanism's lot ({mechanism.lot}) in the job"
+                f"a weight was not a finite number after {mechanism.steps} steps; lower {rates_of(recipe)} or raise "
+                f"the mechanism's lot ({mechanism.lot}) in the job"
             )
     finally:
         module.zero_grad(set_to_none=True)

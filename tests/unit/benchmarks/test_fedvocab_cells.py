@@ -209,7 +209,7 @@ def test_a_run_measures_what_is_missing_and_means_it(tmp_path, monkeypatch):
     again = Results("fedvocab", "c1", path, [line for line in lines if "figure" in line])
     assert bench.run(again, cells, recipes, (0, 1, 2), 1, forever)
     assert calls == [(name, seed) for seed in range(3) for name in ("fedavg", "fedvocab")]
-    assert accuracy_rows(newest(again.lines))[2][2:9] == ["fedvocab", "", "3", "60.0 (20.0)", "", "", "25.0"]
+    assert accuracy_rows(newest(again.lines))[2][2:9] == ["fedvocab", "", "0, 1, 2", "60.0 (20.0)", "", "", "25.0"]
     assert not bench.run(Results("fedvocab", "c2", None), cells, recipes, (0,), 1, -forever)
 
 
@@ -291,12 +291,12 @@ def test_the_table_has_a_row_a_cell_in_per_cent():
         ["sst2", "same", "fedvocab, not adaptive", "0.0005"],
         ["sst2", "own", "fedvocab", ""],
     ]
-    assert rows[2][4:9] == ["2", "80.0 (2.0)", "", "", "80.0"]
-    assert rows[1][4:9] == ["2", "70.0 (2.0)", "85.1", "75.0 adapted", "72.0"]
-    assert rows[0][4:9] == ["2", "60.0 (2.0)", "83.0", "", "61.0"]
+    assert rows[2][4:9] == ["0, 1", "80.0 (2.0)", "", "", "80.0"]
+    assert rows[1][4:9] == ["0, 1", "70.0 (2.0)", "85.1", "75.0 adapted", "72.0"]
+    assert rows[0][4:9] == ["0, 1", "60.0 (2.0)", "83.0", "", "61.0"]
     assert {len(row) for row in rows} == {len(head)}
     one = next(line for line in LINES if line["figure"] == "local_accuracy")
-    assert accuracy_rows([one])[1][4:10] == ["1", "", "", "", "", f"{100 * one['value']:.1f}"], "no spread of one seed"
+    assert accuracy_rows([one])[1][4:10] == ["0", "", "", "", "", f"{100 * one['value']:.1f}"], "no spread of one seed"
     mean = {key: each for key, each in one.items() if key != "seed"} | {"value": 0.99}
     assert accuracy_rows([*LINES, mean]) == accuracy_rows(LINES), "a mean that was written down is not one more seed"
     assert sent_rows(LINES)[1] == ["sst2", "same", "fedavg", "", "1", "", ""]
@@ -312,7 +312,7 @@ def test_the_page_holds_tables_and_pictures_and_is_the_same_again(tmp_path):
     assert first == again
     assert first.keys() == {"benchmarks.md", "fedvocab.svg", "fedvocab_partitions.svg"}
     page = first["benchmarks.md"].decode()
-    assert "| sst2 | same | fedavg |  | 2 | 60.0 (2.0) | 83.0 |" in page
+    assert "| sst2 | same | fedavg |  | 0, 1 | 60.0 (2.0) | 83.0 |" in page
     assert "rows_per_member | 5 " in page
     assert "counts" not in page
     assert "12.3" not in page, "an older line of a case is not shown"

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import sys
+import threading
 from datetime import timedelta
 
 import grpc.aio
@@ -732,7 +733,94 @@ async def test_what_could_not_be_deleted_is_deleted_at_the_next_start(house):
     assert hashlib.sha256(FILE).hexdigest() in house.blobs()
     await house.restart()
     await house.runtime.start()
+    await house.runtime.corpora.stop()
     assert house.blobs() == {job.digest().hex()}
+
+
+@housed
+async def test_one_file_that_cannot_be_deleted_holds_up_no_other(house):
+    job, members = await house.job(), [house.member(name) for name in ("north", "south", "east")]
+    files = [corpus_file([(f"of {member.name}", "a")]) for member in members]
+    for member, data in zip(members, files, strict=True):
+        assert (await member.give(job, data)).complete
+    digests = sorted(hashlib.sha256(data).digest() for data in files)
+    remove, stuck = house.store.remove, [digests[0]]
+
+    def sometimes(digest):
+        if digest in stuck:
+            raise StoreUnusable(f"{digest.hex()} cannot be deleted: no permission")
+        return remove(digest)
+
+    house.store.remove = sometimes
+    for member in members:
+        assert (await member.status(declined=True)).reason == WANTED
+    assert house.blobs() == {job.digest().hex(), digests[0].hex()}
+    # It is tried again with the next one.
+    stuck.clear()
+    assert (await members[0].give(job, FILE)).complete
+    assert (await members[0].status(declined=True)).reason == WANTED
+    assert house.blobs() == {job.digest().hex()}
+
+
+@housed
+async def test_a_no_whose_call_ends_early_deletes_to_the_end_and_nobody_names_the_file_meanwhile(house):
+    job, north, south = await house.job(), house.member("north"), house.member("south")
+    assert (await north.give(job, FILE)).complete
+    remove, begun, on = house.store.remove, threading.Event(), threading.Event()
+
+    def slow(digest):
+        begun.set()
+        assert on.wait(20)
+        return remove(digest)
+
+    house.store.remove = slow
+    no = asyncio.create_task(house.runtime.corpora.decline("questions", "north"))
+    assert await asyncio.to_thread(begun.wait, 20)
+    no.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await no
+    given = asyncio.create_task(south.give(job, FILE))
+    await south.until_arrived(FILE, len(FILE))
+    on.set()
+    assert (await given).complete
+    assert house.store.get(hashlib.sha256(FILE).digest()) == FILE
+    assert (await south.status()).complete
+
+
+@housed
+async def test_a_file_that_is_stored_and_not_taken_is_deleted(house):
+    job, north = await house.job(), house.member("north")
+    store = corpora_service._store
+
+    def then_revoked(*arguments):
+        store(*arguments)
+        house.database.run_now(lambda s: records.revoke_member(s, "north", 10))
+
+    corpora_service._store = then_revoked
+    try:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            refused(await north.give(job, FILE), NOT_WANTED)
+    finally:
+        corpora_service._store = store
+    await house.runtime.corpora.stop()
+    assert await house.rows() == []
+    assert house.blobs() == {job.digest().hex()}
+
+
+@housed
+async def test_what_breaks_a_rule_deletes_no_blob_of_its_name(house):
+    """The job's document is no corpus, and anybody may announce its digest."""
+    job, north = await house.job(), house.member("north")
+    data = job.canonical()
+    header = north.header(job, FILE, corpus=job.digest(), bytes=len(data), size=len(data))
+    header.ref.digest = job.digest()
+    call = north.stub.UploadCorpus(timeout=20)
+    await call.write(pb.CorpusUpload(header=header))
+    await call.write(pb.CorpusUpload(data=data))
+    await call.done_writing()
+    refused(await call, INVALID, "line 1")
+    await house.runtime.corpora.stop()
+    assert house.store.get(job.digest()) == data
 
 
 @housed
@@ -1058,7 +1146,8 @@ async def test_a_broken_download_goes_on_and_keeps_nothing_of_who_declined_since
     path = house.store._path(hashlib.sha256(OTHER).digest())
     os.rename(path, path + ".away")
     folder = house.tmp / "given"
-    await house.cli("job", "corpora", "questions", "--out", str(folder), code=5)
+    _, err = await house.cli("job", "corpora", "questions", "--out", str(folder), code=5)
+    assert "south's file is not there: its member may have taken it back" in err
     assert not folder.exists()
     assert (house.tmp / "given.partial" / "north.jsonl").read_bytes() == FILE
     os.rename(path + ".away", path)

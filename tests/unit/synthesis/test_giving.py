@@ -354,6 +354,10 @@ def test_a_model_that_comes_after_the_abort_does_not_stay(place):
         assert not giver.busy
         here.round(budget, giver)
         assert not (here.home / "synthesis" / "stories").exists()
+        # Restored, the coordinator may go on with the job: what was aborted is told anew in each session.
+        giver.connected()
+        here.round(budget, giver)
+        assert model_is_there(here)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../synthesis/stories", "/"])

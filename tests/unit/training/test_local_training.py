@@ -216,6 +216,8 @@ def test_a_loss_that_is_not_finite_ends_the_training() -> None:
         TrainingDiverged, match=r"the loss was not a finite number at step 1 of 2; lower training\.learning_rate"
     ):
         train(module, *texts(20), Training(batch=10), seed=1)
+    with pytest.raises(TrainingDiverged, match=r"\(it is 0\.001\) or training\.embedding_learning_rate \(2\) in the"):
+        train(module, *texts(20), Training(batch=10, embedding_learning_rate=2.0), seed=1)
 
 
 def test_a_weight_that_overflows_in_the_last_step_is_found() -> None:
