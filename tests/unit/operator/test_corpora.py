@@ -779,6 +779,8 @@ async def test_a_no_whose_call_ends_early_deletes_to_the_end_and_nobody_names_th
     no.cancel()
     with pytest.raises(asyncio.CancelledError):
         await no
+    # Who would name the file waits until it is gone, and then stores it again.
+    assert house.runtime.corpora._naming.locked()
     given = asyncio.create_task(south.give(job, FILE))
     await south.until_arrived(FILE, len(FILE))
     on.set()
