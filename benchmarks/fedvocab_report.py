@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.plots import pyplot, save
 from benchmarks.record import spread
 
-__all__ = ["accuracy_rows", "draw_accuracies", "draw_partitions", "sent_rows"]
+__all__ = ["accuracy_rows", "draw_accuracies", "draw_partitions", "partition_rows", "sent_rows"]
 
 Line = dict[str, Any]
 Key = tuple[str, str, str, str]
@@ -58,6 +58,17 @@ def sent_rows(lines: Sequence[Line]) -> list[list[str]]:
     return rows
 
 
+def partition_rows(lines: Sequence[Line]) -> list[list[str]]:
+    """How uneven the dealing is: on its own rows a member that always says its commonest label has that share right."""
+    rows = [["dataset", "alpha", "members", "rows each", "labels", "a member's commonest label"]]
+    for line in sorted(_partitions(lines).values(), key=lambda line: _DATASETS.index(line["case"]["dataset"])):
+        case = line["case"]
+        commonest = statistics.mean(max(counts) / sum(counts) for counts in line["counts"])
+        each = [f"{case['alpha']:g}", str(case["members"]), f"{line['value']:.0f}", str(len(line["labels"]))]
+        rows.append([case["dataset"], *each, f"{100 * commonest:.1f} %"])
+    return rows
+
+
 def draw_accuracies(lines: Sequence[Line], path: Path) -> None:
     """A row of panels for each data set, global and local: `same`, `same` with a slower embedding and `own` as marks
     with their range over the seeds, the paper's figure as a cross."""
@@ -92,7 +103,7 @@ def draw_accuracies(lines: Sequence[Line], path: Path) -> None:
 
 def draw_partitions(lines: Sequence[Line], path: Path) -> None:
     """Who holds what: a bar for each member, in shares of labels, members with the same main label side by side."""
-    found = {line["case"]["dataset"]: line for line in lines if line["figure"] == "rows_per_member"}
+    found = _partitions(lines)
     datasets = [name for name in _DATASETS if name in found]
     plt = pyplot()
     figure, axes = plt.subplots(max(len(datasets), 1), 1, figsize=(10.4, 2.2 * max(len(datasets), 1)), squeeze=False)
@@ -112,6 +123,12 @@ def draw_partitions(lines: Sequence[Line], path: Path) -> None:
         )
         axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=5 if len(line["labels"]) > 8 else "small")
     save(figure, path)
+
+
+def _partitions(lines: Sequence[Line]) -> dict[str, Line]:
+    """The first seed's dealing of each data set."""
+    dealt = [line for line in lines if line["figure"] == "rows_per_member" and line["seed"] == 0]
+    return {line["case"]["dataset"]: line for line in dealt}
 
 
 def _by_cell(lines: Sequence[Line], names: Sequence[str]) -> dict[Key, dict[str, Line]]:

@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fedprompt_report import draw_rounds, laplace_rows, quality_rows, sweep_rows
-from benchmarks.fedvocab_report import accuracy_rows, draw_accuracies, draw_partitions, sent_rows
+from benchmarks.fedvocab_report import (
+    accuracy_rows,
+    draw_accuracies,
+    draw_partitions,
+    partition_rows,
+    sent_rows,
+)
 from benchmarks.plots import pyplot, save
 from benchmarks.reconstruction_report import draw_found
 from benchmarks.record import RESULTS, ROOT, read_lines
@@ -445,9 +451,11 @@ SECTIONS = (
         "fedvocab",
         "Who holds what",
         "The rows of the first seed: every member draws its proportions of labels from a Dirichlet distribution and "
-        "fills up to the same size as all others; a label that has run out is struck from the later ones' proportions.",
-        ("alpha",),
+        "fills up to the same size as all others; a label that has run out is struck from the later ones' proportions. "
+        "A member that always says its commonest label has the last column's share of its own rows right, without "
+        "reading a text: local accuracies are to be held against that.",
         figures=("rows_per_member",),
+        rows=partition_rows,
         plots=(Plot("fedvocab_partitions.svg", "Labels of each member", draw_partitions),),
     ),
     Section(
