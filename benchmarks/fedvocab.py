@@ -3,7 +3,7 @@
     python -m benchmarks.fedvocab [--dataset trec sst2] [--seeds 0 1 2] [--method fedvocab] [--workers N] [--quick]
     python -m benchmarks.fedvocab --model minilm     fedavg and fedvocab from a pretrained encoder, on SST-2
     python -m benchmarks.fedvocab --wire             bytes that a member sends and receives in a round, over TLS
-    python -m benchmarks.fedvocab --embedding slow   the cells whose embedding has a tenth of the paper's rate, alone
+    python -m benchmarks.fedvocab --rates low slow   the cells that have other learning rates than the paper's, alone
     python -m benchmarks.fedvocab --search     what the recipe was chosen by: validation accuracies, no test
 
 As in the paper: six methods, 100 members of equal size, one local epoch, Adam 0.005, BiLSTM with dropout 0.5 over
@@ -23,8 +23,9 @@ member last left them. Beside that stand the other reading (`left`, `adapted`), 
 members' validation rows, looked at every 10 rounds (`best`, `best_round`). No choice looks at a test. `local` is no
 job: its members train 10 epochs in all and share nothing.
 
-Beside the paper's one rate, the methods that the comparison is about are trained with a slower embedding, too: at 0.005
-Adam takes each member's word vectors where no other's are (docs/decisions/0029-slower-embeddings.md).
+Beside the paper's rate, the methods that the comparison is about have two others, too: a fifth of it for everything,
+and a tenth of it for the embedding. At 0.005 Adam takes each member's word vectors where no other's are
+(docs/decisions/0029-slower-embeddings.md).
 
 `--model minilm` takes the place of the paper's DistilBERT: a pretrained BERT of six layers, 384 wide, under a linear
 layer; Adam 0.0001 (nothing was searched), dropout 0.1, 20 rounds, its own word pieces. A member's epoch takes thirty
@@ -42,7 +43,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -90,9 +91,10 @@ MINILM_SEEDS = (0,)
 # Chosen on TREC's validation rows over 16: a member with 38 rows takes five steps an epoch, not three. Those of
 # 20newsgroups have few as well; the others keep 16, whose epoch is cheaper.
 SMALL_BATCH = {"trec": 8, "20newsgroups": 8}
-# Of the embedding, in cells that have a rate of its own: a tenth of the paper's, which all else has. By trials on
-# SST-2's validation rows (docs/decisions/0029-slower-embeddings.md); other data sets have it unsearched.
-SLOW = 0.0005
+# Rates of cells that do not have the paper's 0.005: of everything, and of the embedding alone. By trials on SST-2's
+# validation rows (docs/decisions/0029-slower-embeddings.md); other data sets have them unsearched.
+LOW, SLOW = 0.001, 0.0005
+Rates = Literal["plain", "low", "slow"]
 LOOK = 10
 # What a recipe is compared by: on members' own validation rows, and on some of everybody's.
 TRIED = ("validation_accuracy", "common_validation_accuracy")
@@ -188,14 +190,15 @@ class Data:
 
 @dataclass(frozen=True)
 class Cell:
-    """A method on a data set. method: None is `local`. embedding: the learning rate of the embedding, where it has one
-    of its own.
+    """A method on a data set. method: None is `local`. rate: the learning rate, where it is not the recipe's.
+    embedding: the embedding's, where it has one of its own.
     """
 
     dataset: str
     method: Method | None
     vocabulary: str = "same"
     model: Literal["bilstm", "minilm"] = "bilstm"
+    rate: float | None = None
     embedding: float | None = None
 
     @property
@@ -218,7 +221,26 @@ class Cell:
             "adaptive": self.adaptive,
             "vocabulary": self.vocabulary,
         }
-        return said if self.embedding is None else {**said, "embedding_learning_rate": self.embedding}
+        if self.rate is not None:
+            said["learning_rate"] = self.rate
+        if self.embedding is not None:
+            said["embedding_learning_rate"] = self.embedding
+        return said
+
+    @property
+    def rates(self) -> "Rates":
+        """Whose rates it has."""
+        if self.rate is not None:
+            return "low"
+        return "plain" if self.embedding is None else "slow"
+
+    def recipe(self, common: "Recipe") -> "Recipe":
+        """What all cells of its data set have in common, with rates of its own where it has any."""
+        if self.rate is not None:
+            common = replace(common, learning_rate=self.rate)
+        if self.embedding is not None:
+            common = replace(common, embedding_learning_rate=self.embedding)
+        return common
 
     @property
     def paper(self) -> tuple[float, float] | None:
@@ -227,7 +249,7 @@ class Cell:
         # Its transformer was another one.
         tables = PAPER if self.model == "bilstm" else {}
         found = tables.get(self.dataset, {}).get(self.name + ("-" if dropped else ""))
-        return found if self.vocabulary == "same" and self.embedding is None else None
+        return found if self.vocabulary == "same" and self.rates == "plain" else None
 
     @property
     def reading(self) -> Reading:
@@ -254,12 +276,13 @@ def cells_of(dataset: str) -> list[Cell]:
         LgFedAvg(),
     ]
     own: list[Method | None] = [FedVocab(), FedVocab(adaptive=False), None, LgFedAvg()]
-    # Those that the comparison is about, and the one that it is won against.
-    slow: list[Method | None] = [FedVocab(), FedVocab(adaptive=False), FedAvg(), None]
+    # What the comparison is about.
+    main: list[Method | None] = [FedVocab(), None, FedVocab(adaptive=False), FedAvg()]
     return [
         *(Cell(dataset, method) for method in same),
         *(Cell(dataset, method, "own") for method in own),
-        *(Cell(dataset, method, embedding=SLOW) for method in slow),
+        *(Cell(dataset, method, rate=LOW) for method in main),
+        *(Cell(dataset, method, embedding=SLOW) for method in main),
     ]
 
 
@@ -464,8 +487,7 @@ def measure(
 ) -> list[Figure]:
     """Trains one cell and tests it. masked: identities for a cohort whose sums are to be made under masks."""
     began = time.monotonic()
-    if cell.embedding is not None:
-        recipe = replace(recipe, embedding_learning_rate=cell.embedding)
+    recipe = cell.recipe(recipe)
     world = world_of(cell, data, recipe, seed, folder)
     with crew_of(world, workers) as crew:
         if cell.method is None:
@@ -668,7 +690,11 @@ def main(words: Sequence[str] | None = None) -> None:
     options.add_argument("--method", nargs="*", choices=sorted({cell.name for cell in CELLS}))
     options.add_argument("--vocabulary", nargs="*", default=["same", "own"], choices=["same", "own"])
     options.add_argument(
-        "--embedding", nargs="*", default=["plain", "slow"], choices=["plain", "slow"], help="its learning rate"
+        "--rates",
+        nargs="*",
+        default=get_args(Rates),
+        choices=get_args(Rates),
+        help="the paper's, a fifth of it for everything, a tenth of it for the embedding",
     )
     options.add_argument("--model", default="bilstm", choices=["bilstm", "minilm"])
     options.add_argument("--wire", action="store_true", help="bytes over the network instead of training")
@@ -698,7 +724,7 @@ def main(words: Sequence[str] | None = None) -> None:
         if cell.dataset in chosen.dataset
         and (chosen.method is None or cell.name in chosen.method)
         and cell.vocabulary in chosen.vocabulary
-        and ("plain" if cell.embedding is None else "slow") in chosen.embedding
+        and cell.rates in chosen.rates
     ]
     until = time.monotonic() + 60 * chosen.minutes
     seeds = MINILM_SEEDS if chosen.model == "minilm" else chosen.seeds

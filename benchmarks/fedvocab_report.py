@@ -18,17 +18,18 @@ _METHODS = ("local", "fedavg", "fedprox", "lg-fedavg", "fedrecon", "fedvocab, no
 _ACCURACIES = ("global_accuracy", "local_accuracy")
 # What has no mean.
 _OF_ONE_RUN = ("curve", "best_round", "without_right_answer")
-# What stands in a panel: its vocabulary, whether the embedding is slower, and how it is drawn.
+# What stands in a panel: its vocabulary, whose rates, and how it is drawn.
 _MARKS = {
-    "same": ("same", False, "o", "C0", -0.2),
-    "same, slower embedding": ("same", True, "D", "C2", 0.0),
-    "own": ("own", False, "s", "C1", 0.2),
+    "same": ("same", "plain", "o", "C0", -0.24),
+    "same, rate a fifth": ("same", "low", "^", "C4", -0.08),
+    "same, embedding's rate a tenth": ("same", "slow", "D", "C2", 0.08),
+    "own": ("own", "plain", "s", "C1", 0.24),
 }
 
 
 def accuracy_rows(lines: Sequence[Line]) -> list[list[str]]:
     """A row for each method, data set and vocabulary: both accuracies in per cent, each with what stands beside it."""
-    rows = [["dataset", "vocabulary", "method", "embedding's rate", "seeds"]]
+    rows = [["dataset", "vocabulary", "method", "rate", "seeds"]]
     for name in ("global", "local"):
         rows[0] += [name, f"{name}, paper", f"{name}, other reading", f"{name}, best round"]
     for key, found in _by_cell(lines, _ACCURACIES).items():
@@ -47,7 +48,7 @@ def sent_rows(lines: Sequence[Line]) -> list[list[str]]:
             "dataset",
             "vocabulary",
             "method",
-            "embedding's rate",
+            "rate",
             "values a round",
             "packed bytes a round",
             "seconds of a run",
@@ -70,8 +71,8 @@ def partition_rows(lines: Sequence[Line]) -> list[list[str]]:
 
 
 def draw_accuracies(lines: Sequence[Line], path: Path) -> None:
-    """A row of panels for each data set, global and local: `same`, `same` with a slower embedding and `own` as marks
-    with their range over the seeds, the paper's figure as a cross."""
+    """A row of panels for each data set, global and local: `same` at the paper's and at other rates, and `own`, as
+    marks with their range over the seeds, the paper's figure as a cross."""
     cells = _by_cell(lines, _ACCURACIES)
     datasets = [name for name in _DATASETS if any(key[0] == name for key in cells)]
     plt = pyplot()
@@ -80,11 +81,11 @@ def draw_accuracies(lines: Sequence[Line], path: Path) -> None:
     )
     for across, dataset in zip(axes, datasets, strict=False):
         for axis, name in zip(across, _ACCURACIES, strict=True):
-            for label, (vocabulary, slow, mark, color, shift) in _MARKS.items():
+            for label, (vocabulary, rates, mark, color, shift) in _MARKS.items():
                 found = [
                     (_METHODS.index(key[2]), line[name])
                     for key, line in cells.items()
-                    if (*key[:2], bool(key[3])) == (dataset, vocabulary, slow) and name in line
+                    if (*key[:2], _kind(key[3])) == (dataset, vocabulary, rates) and name in line
                 ]
                 for at, line in found:
                     values = [100 * value for value in line["values"]]
@@ -125,6 +126,18 @@ def draw_partitions(lines: Sequence[Line], path: Path) -> None:
     save(figure, path)
 
 
+def _rates(case: Line) -> str:
+    """The learning rates that are not the paper's."""
+    said = [f"{case['learning_rate']:g}"] if "learning_rate" in case else []
+    if "embedding_learning_rate" in case:
+        said.append(f"embedding {case['embedding_learning_rate']:g}")
+    return ", ".join(said)
+
+
+def _kind(rates: str) -> str:
+    return "plain" if not rates else "slow" if rates.startswith("embedding") else "low"
+
+
 def _partitions(lines: Sequence[Line]) -> dict[str, Line]:
     """The first seed's dealing of each data set."""
     dealt = [line for line in lines if line["figure"] == "rows_per_member" and line["seed"] == 0]
@@ -132,8 +145,8 @@ def _partitions(lines: Sequence[Line]) -> dict[str, Line]:
 
 
 def _by_cell(lines: Sequence[Line], names: Sequence[str]) -> dict[Key, dict[str, Line]]:
-    """By (data set, vocabulary, method, the embedding's own rate) each figure over the newest line of every seed: the
-    mean, with what the seeds have, in their order.
+    """By (data set, vocabulary, method, rates that are not the paper's) each figure over the newest line of every seed:
+    the mean, with what the seeds have, in their order.
     """
     seeds: dict[Key, dict[str, dict[int, Line]]] = {}
     for line in lines:
@@ -142,12 +155,11 @@ def _by_cell(lines: Sequence[Line], names: Sequence[str]) -> dict[Key, dict[str,
             continue
         case = line["case"]
         dropped = case["method"] == "fedvocab" and not case["adaptive"]
-        rate = case.get("embedding_learning_rate")
         key = (
             case["dataset"],
             case["vocabulary"],
             case["method"] + (", not adaptive" if dropped else ""),
-            "" if rate is None else f"{rate:g}",
+            _rates(case),
         )
         seeds.setdefault(key, {}).setdefault(line["figure"], {})[line["seed"]] = line
     order = sorted(seeds, key=lambda key: (_DATASETS.index(key[0]), key[1] == "own", key[3], _METHODS.index(key[2])))

@@ -156,22 +156,28 @@ def test_recipes_differ_and_only_what_is_said_of_the_embedding_is_in_a_case():
     assert "embedding_learning_rate" not in Recipe().as_json()
 
 
-def test_the_embeddings_rate_reaches_the_job(glove, tmp_path, monkeypatch):
+def test_a_cells_rates_reach_the_job_and_stand_in_its_case(glove, tmp_path, monkeypatch):
     rates, make = [], bench.world_of
 
     def watched(*arguments):
         world = make(*arguments, glove)
-        rates.append(world.bundle.document.training.embedding_learning_rate)
+        training = world.bundle.document.training
+        rates.append((training.learning_rate, training.embedding_learning_rate))
         return world
 
     monkeypatch.setattr(bench, "world_of", watched)
-    recipe = replace(RECIPE, rounds=1, embedding_learning_rate=0.001)
-    for embedding, said in ((None, None), (0.0005, None), (None, recipe), (0.0005, recipe)):
-        cell = Cell("trec", FedAvg(), embedding=embedding)
-        figures = measured(cell, tmp_path / str(len(rates)), recipe=said or replace(RECIPE, rounds=1))
-        assert figures["global_accuracy"].more["recipe"].get("embedding_learning_rate") == rates[-1]
-        assert ("embedding_learning_rate" in cell.case) == (embedding is not None)
-    assert rates == [None, 0.0005, 0.001, 0.0005]
+    for name, cell in {
+        "plain": Cell("trec", FedAvg()),
+        "low": Cell("trec", FedAvg(), rate=0.001),
+        "slow": Cell("trec", FedAvg(), embedding=0.0005),
+    }.items():
+        figures = measured(cell, tmp_path / name, recipe=replace(RECIPE, rounds=1))
+        said = figures["global_accuracy"].more["recipe"]
+        assert (said["learning_rate"], said.get("embedding_learning_rate")) == rates[-1]
+        assert cell.rates == name
+        assert ("learning_rate" in cell.case, "embedding_learning_rate" in cell.case) == (name == "low", name == "slow")
+    assert rates == [(0.03, None), (0.001, None), (0.03, 0.0005)]
+    assert {cell.rates for cell in CELLS} == {"plain", "low", "slow"}
 
 
 def test_best_is_what_was_kept_at_its_round(glove, tmp_path, monkeypatch):
@@ -241,7 +247,7 @@ def test_a_common_test_set_is_fixed_and_has_a_thousand_rows(tmp_path, monkeypatc
 LINES = [
     {
         "bench": "fedvocab",
-        "case": Cell("sst2", method, vocabulary, embedding=embedding).case,
+        "case": Cell("sst2", method, vocabulary, **rates).case,
         "seed": seed,
         "figure": name,
         "value": value + shift,
@@ -251,11 +257,12 @@ LINES = [
         "left": value + shift,
         **{key: each if key == "paper" else each + shift for key, each in more.items()},
     }
-    for method, vocabulary, embedding, value, more in (
-        (FedVocab(adaptive=False), "same", None, 0.7, {"adapted": 0.75, "paper": 0.851, "best": 0.72}),
-        (FedVocab(adaptive=False), "same", 0.0005, 0.8, {"best": 0.8}),
-        (FedAvg(), "same", None, 0.6, {"paper": 0.83, "best": 0.61}),
-        (FedVocab(), "own", None, 0.5, {"best": 0.5}),
+    for method, vocabulary, rates, value, more in (
+        (FedVocab(adaptive=False), "same", {}, 0.7, {"adapted": 0.75, "paper": 0.851, "best": 0.72}),
+        (FedVocab(adaptive=False), "same", {"embedding": 0.0005}, 0.8, {"best": 0.8}),
+        (FedVocab(), "same", {"rate": 0.001}, 0.9, {"best": 0.9}),
+        (FedAvg(), "same", {}, 0.6, {"paper": 0.83, "best": 0.61}),
+        (FedVocab(), "own", {}, 0.5, {"best": 0.5}),
     )
     for name in ("global_accuracy", "local_accuracy", "values_per_round")
     for seed, shift in ((0, -0.01), (1, 0.01))
@@ -288,10 +295,11 @@ def test_the_table_has_a_row_a_cell_in_per_cent():
     assert [row[:4] for row in rows] == [
         ["sst2", "same", "fedavg", ""],
         ["sst2", "same", "fedvocab, not adaptive", ""],
-        ["sst2", "same", "fedvocab, not adaptive", "0.0005"],
+        ["sst2", "same", "fedvocab", "0.001"],
+        ["sst2", "same", "fedvocab, not adaptive", "embedding 0.0005"],
         ["sst2", "own", "fedvocab", ""],
     ]
-    assert rows[2][4:9] == ["0, 1", "80.0 (2.0)", "", "", "80.0"]
+    assert rows[3][4:9] == ["0, 1", "80.0 (2.0)", "", "", "80.0"]
     assert rows[1][4:9] == ["0, 1", "70.0 (2.0)", "85.1", "75.0 adapted", "72.0"]
     assert rows[0][4:9] == ["0, 1", "60.0 (2.0)", "83.0", "", "61.0"]
     assert {len(row) for row in rows} == {len(head)}
