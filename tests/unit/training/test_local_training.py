@@ -3,6 +3,7 @@
 import copy
 import math
 import threading
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -60,13 +61,15 @@ def test_it_learns_and_leaves_padding_at_zero() -> None:
 
 @pytest.mark.parametrize("own", [None, 0.001, 0.05])
 @pytest.mark.parametrize("optimiser", ["adam", "sgd"])
-def test_it_is_the_plain_algorithm_over_the_whole_embedding(optimiser: str, own: float | None) -> None:
+def test_it_is_the_plain_algorithm_over_the_whole_embedding(
+    optimiser: Literal["adam", "sgd"], own: float | None
+) -> None:
     """Narrowed rows, fused steps, batches in pieces and two rates give what torch's unadorned loop gives."""
     ids, labels = texts(70)
     recipe = Training(
         epochs=3,
         batch=16,
-        optimiser=optimiser,  # type: ignore[arg-type]
+        optimiser=optimiser,
         learning_rate=0.01,
         embedding_learning_rate=own,
     )
