@@ -5,8 +5,11 @@ reads its corpus and approves, birch's policy approves by itself, cedar vetoes, 
 of the job. What aster sends is written down.
 """
 
+import base64
+import hashlib
 import json
 import re
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +24,9 @@ from tacit.console import ExitCode
 from tacit.corpus import CorpusStatement
 from tacit.job import JobSpec
 from tacit.v1 import operator_pb2 as pb
+from tacit.v1.federation_pb2 import CorpusRef
 from tests.support.processes import EXAMPLES, ROOT, Federation, Process, behind, command, succeed
-from tests.support.recorder import Relay
+from tests.support.recorder import Canaries, Recorded, Relay, Sent, not_allowed
 
 # Everything is set up by the first test, with five processes.
 pytestmark = pytest.mark.timeout(600)
@@ -166,10 +170,57 @@ def test_what_aster_sent_is_its_corpus_once(story):
     parts = story.sent.parsed("FederationService/UploadCorpus")
     sent = b"".join(part.data for part in parts if part.WhichOneof("part") == "data")
     assert sent == (story.given / "aster.jsonl").read_bytes()
-    # No message of aster's is in anything that it sent.
-    lines = story.federation.data("aster").read_text().splitlines()
-    everything = b"".join(part.SerializeToString() for part in parts)
-    assert not [line for line in lines if json.loads(line)["text"].encode() in everything]
+
+
+def test_a_corpus_goes_with_its_statement_and_nothing_else(story):
+    """By allow-list, as `test_what_leaves` has it for all other calls."""
+    file = (story.given / "aster.jsonl").read_bytes()
+    statement = (story.given / "aster.statement.json").read_bytes()
+    rows = [json.loads(line) for line in file.splitlines()]
+    # What it says of labels is of the file, which everybody can count, and not of the data.
+    said = CorpusStatement.from_json(statement, what="aster's statement")
+    assert {each.label: each.rows for each in said.labels} == Counter(row["label"] for row in rows)
+    assert all(row.keys() == {"text", "label"} for row in rows)
+    ref = {
+        "job": lambda value, _: value == JOB,
+        "digest": lambda value, _: value == hashlib.sha256(file).digest(),
+        "size": lambda value, _: value == len(file),
+    }
+    # Aster declined nothing: that field is on no list.
+    fields = {f"CorpusStatus.{name}": predicate for name, predicate in ref.items()}
+    fields |= {f"UploadCorpus.header.ref.{name}": predicate for name, predicate in ref.items()}
+    fields |= {
+        "UploadCorpus.header.offset": lambda value, _: 0 < value < len(file),
+        "UploadCorpus.header.statement": lambda value, _: value == statement,
+        "UploadCorpus.header.signature": lambda value, _: len(value) == 384,
+        "UploadCorpus.data": lambda value, _: value in file,
+    }
+    methods = {"FederationService/CorpusStatus", "FederationService/UploadCorpus"}
+    messages = tuple(each for each in story.sent.messages if each.method in methods)
+    assert {each.method for each in messages} == methods
+    assert not_allowed(Sent(messages=messages), fields, {}) == []
+    # The list is not one that lets anything pass.
+    more = first_question(messages)
+    more.declined = True
+    leak = Recorded(0, "FederationService/CorpusStatus", more.SerializeToString(deterministic=True))
+    assert not_allowed(Sent(messages=(leak,)), fields, {}) == ["CorpusStatus.declined: not on the list: True"]
+
+
+def first_question(messages):
+    """The first question about a corpus, as it was asked."""
+    first = next(each for each in messages if each.method == "FederationService/CorpusStatus")
+    return CorpusRef.FromString(first.data)
+
+
+def test_no_message_of_asters_is_in_anything_that_it_sent(story):
+    canaries = Canaries()
+    for line in story.federation.data("aster").read_text().splitlines():
+        canaries.text("a message of aster's", json.loads(line)["text"])
+    assert len(canaries) > ROWS
+    assert canaries.within(story.sent.everything()) == []
+    text = json.loads(story.federation.data("aster").read_text().splitlines()[7])["text"]
+    leak = base64.b64encode(text.encode())
+    assert canaries.within(story.sent.everything() + leak) == ["a message of aster's, utf-8, base64 at 0"]
 
 
 def test_every_ledger_holds_its_rounds_and_one_histogram(story):
