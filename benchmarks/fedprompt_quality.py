@@ -17,7 +17,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from multiprocessing import get_context
@@ -93,12 +93,12 @@ _FINE_TUNING, _LAPLACE, _P_TUNING = 91.02, 85.73, 90.99
 
 # The rates that `--search` tries; where it was not run, the first. The paper's for prompts is 0.3, all under Adam.
 RATES: Mapping[Method, tuple[float, ...]] = {
-    "prompt-tuning": (0.3, 0.1, 0.03),
-    "centralised": (0.3, 0.1, 0.03),
+    "prompt-tuning": (0.3, 0.1, 0.03, 0.01, 0.003),
+    "centralised": (0.3, 0.1, 0.03, 0.01, 0.003),
     "p-tuning": (0.001, 0.01, 0.0001),
     "prefix-tuning": (0.03, 0.1, 0.01),
     "lora": (0.001, 0.003, 0.0003),
-    "fine-tuning": (5e-5, 1e-4, 2e-5),
+    "fine-tuning": (5e-5, 1e-4, 2e-5, 3e-4),
     "frozen": (0.01, 0.1, 0.001),
 }
 # Under `laplace-update` L1 bounds of a change, which are searched in place of the rate; and epsilons of one round.
@@ -194,6 +194,17 @@ def cells_of(part: str) -> list[Cell]:
 # ---- training -------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Rate:
+    """What is searched. adam: of each step. bound: of a change in L1 under `laplace-update`, None without; adam is then
+    what the same training without noise was found to do best with. tried: how many were, of what a cell searches.
+    """
+
+    adam: float
+    bound: float | None = None
+    tried: int = 0
+
+
 @dataclass
 class Trained:
     """A cell's training. rounds: how it is scored after each, trained as they are asked for. values: that travel in a
@@ -208,16 +219,13 @@ class Trained:
     promised: Sequence[Figure] = ()
 
 
-def begun(cell: Cell, recipe: Recipe, rate: float, seed: int, scratch: Path) -> Trained:
-    """The cell's training, not a step of it taken yet. rate: under `laplace-update` the bound, else Adam's.
-
-    scratch: a folder that is there until the last round was scored.
-    """
+def begun(cell: Cell, recipe: Recipe, rate: Rate, seed: int, scratch: Path) -> Trained:
+    """The cell's training, not a step of it taken yet. scratch: a folder that is there until the last round's score."""
     data = _shortened(sst2(seed), recipe)
     if cell.method == "frozen":
-        return _frozen(cell, recipe, rate, seed, data)
+        return _frozen(cell, recipe, rate.adam, seed, data)
     bundle = (
-        _fine_tuned(recipe, rate, seed, scratch)
+        _fine_tuned(recipe, rate.adam, seed, scratch)
         if cell.method == "fine-tuning"
         else _prompted(cell, recipe, rate, seed)
     )
@@ -252,9 +260,11 @@ def _dealt(cell: Cell, recipe: Recipe, data: Sst2, seed: int) -> tuple[NDArray[n
     return dealt(len(data.train), recipe.members, partition, seed)
 
 
-def _prompted(cell: Cell, recipe: Recipe, rate: float, seed: int) -> "JobBundle":
+def _prompted(cell: Cell, recipe: Recipe, rate: Rate, seed: int) -> "JobBundle":
     kind: Literal["plain", "mlm"] = "mlm" if cell.task == "cloze" else "plain"
-    private = cell.epsilon is not None
+    mechanism = None
+    if cell.epsilon is not None and rate.bound is not None:
+        mechanism = LaplaceUpdate(epsilon=cell.epsilon, bound=rate.bound)
     return prompted_bundle(
         backbone_folder(kind, recipe.cache, recipe.head),
         task=cell.task,
@@ -263,8 +273,8 @@ def _prompted(cell: Cell, recipe: Recipe, rate: float, seed: int) -> "JobBundle"
         steps=cell.steps,
         rounds=recipe.rounds,
         members=recipe.members,
-        learning_rate=RATES["prompt-tuning"][0] if private else rate,
-        mechanism=LaplaceUpdate(epsilon=cell.epsilon, bound=rate) if cell.epsilon is not None else None,
+        learning_rate=rate.adam,
+        mechanism=mechanism,
         seed=seed,
     )
 
@@ -438,8 +448,13 @@ def _promised(cell: Cell, recipe: Recipe, bundle: "JobBundle", data: Sst2, seed:
 # ---- one cell -------------------------------------------------------------------------------------------------------
 
 
-def measure(cell: Cell, recipe: Recipe, rate: float, tried: int, seed: int) -> list[Figure]:
-    """Trains a cell and scores it after every round. tried: rates that were searched before this one was taken."""
+# Rounds at the end whose mean score stands beside the last one's: a federated version is a mean of ten, a centralised
+# one a single point of a path that Adam's constant rate keeps shaking.
+LATE = 5
+
+
+def measure(cell: Cell, recipe: Recipe, rate: Rate, seed: int) -> list[Figure]:
+    """Trains a cell and scores it after every round."""
     began, spent = time.monotonic(), time.process_time()
     with tempfile.TemporaryDirectory(prefix="tacit-bench-") as scratch:
         trained = begun(cell, recipe, rate, seed, Path(scratch))
@@ -447,12 +462,12 @@ def measure(cell: Cell, recipe: Recipe, rate: float, tried: int, seed: int) -> l
         for number, score in enumerate(trained.rounds, start=1):
             curve.append([number, round(score("test"), 5)])
         validation = score("validation")
-    chosen = (
-        {"learning_rate": rate} if cell.epsilon is None else {"learning_rate": RATES[cell.method][0], "bound": rate}
-    )
+    late = statistics.mean(score for _, score in curve[-LATE:])
+    chosen = {"learning_rate": rate.adam} if rate.bound is None else {"learning_rate": rate.adam, "bound": rate.bound}
     more: dict[str, Any] = {
         "validation": round(validation, 5),
-        "recipe": {**chosen, "tried": tried, "rounds": recipe.rounds, "members": recipe.members, "batch": BATCH},
+        "late": round(late, 5),
+        "recipe": {**chosen, "tried": rate.tried, "rounds": recipe.rounds, "members": recipe.members, "batch": BATCH},
         "curve": curve,
     }
     if trained.backbone is not None:
@@ -466,16 +481,27 @@ def measure(cell: Cell, recipe: Recipe, rate: float, tried: int, seed: int) -> l
     return [*figures, *trained.promised, Figure("seconds", round(time.monotonic() - began, 1), "s", more=seconds)]
 
 
-def rate_of(cell: Cell, tried: Sequence[Mapping[str, Any]]) -> tuple[float, int]:
-    """The rate (under `laplace-update` the bound) with the highest validation accuracy of those that `--search` tried
-    for such a cell, the first of equal ones, and how many it tried; the first of RATES where it tried none.
+def rate_of(cell: Cell, tried: Sequence[Mapping[str, Any]]) -> Rate:
+    """The rate (under `laplace-update` the bound, and the rate of the same without noise) with the highest validation
+    accuracy of those that `--search` tried for such a cell, the first of equal ones; the first of RATES where it tried
+    none.
+
+    Raises:
+        SearchUnfinished: it tried some and not all.
     """
     wanted = searched_as(cell).case
     found = [line for line in tried if {**line["case"], "rate": None} == {**wanted, "rate": None}]
-    if not found:
-        return choices_of(cell)[0], 0
-    best = max(found, key=lambda line: float(line["value"]))
-    return float(best["case"]["rate"]), len(found)
+    choices = choices_of(cell)
+    if found and {float(line["case"]["rate"]) for line in found} < set(choices):
+        raise SearchUnfinished(f"{len(found)} of {len(choices)} rates are tried for {wanted}; run --search to its end")
+    best = float(max(found, key=lambda line: float(line["value"]))["case"]["rate"]) if found else choices[0]
+    if cell.epsilon is None:
+        return Rate(best, None, len(found))
+    return Rate(rate_of(replace(cell, epsilon=None), tried).adam, best, len(found))
+
+
+class SearchUnfinished(Exception):
+    """A choice among some of the rates would be one for good: what is measured is not measured again."""
 
 
 def choices_of(cell: Cell) -> tuple[float, ...]:
@@ -537,23 +563,30 @@ def _measured(
     until: float | None,
     workers: int,
 ) -> Iterator[tuple[Cell, list[Figure]]]:
-    """In the order of the cells; each as soon as it and those before it are measured."""
+    """Each as soon as it is measured; one that fails is raised once all others are."""
     limit = math.inf if until is None else until
     if workers == 1:
         for cell in cells:
             if time.monotonic() > limit:
                 return
-            yield cell, measure(cell, recipe, *rate_of(cell, tried), seed)
+            yield cell, measure(cell, recipe, rate_of(cell, tried), seed)
         return
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        jobs = [(cell, pool.submit(_unless_late, cell, recipe, *rate_of(cell, tried), seed, limit)) for cell in cells]
-        for cell, job in jobs:
-            if (figures := job.result()) is not None:
-                yield cell, figures
+        jobs = {pool.submit(_unless_late, cell, recipe, rate_of(cell, tried), seed, limit): cell for cell in cells}
+        failed: list[BaseException] = []
+        for job in as_completed(jobs):
+            if (error := job.exception()) is not None:
+                # The others' hours are not to be lost with it.
+                print(f"failed: {jobs[job]}: {error!r}", flush=True)
+                failed.append(error)
+            elif (figures := job.result()) is not None:
+                yield jobs[job], figures
+        if failed:
+            raise failed[0]
 
 
-def _unless_late(cell: Cell, recipe: Recipe, rate: float, tried: int, seed: int, until: float) -> list[Figure] | None:
-    return None if time.monotonic() > until else measure(cell, recipe, rate, tried, seed)
+def _unless_late(cell: Cell, recipe: Recipe, rate: Rate, seed: int, until: float) -> list[Figure] | None:
+    return None if time.monotonic() > until else measure(cell, recipe, rate, seed)
 
 
 def _against(results: Results, cell: Cell, figure: Figure, seed: int) -> Figure:
@@ -563,8 +596,9 @@ def _against(results: Results, cell: Cell, figure: Figure, seed: int) -> Figure:
     found = [line for line in results.done(cell.beside.case, seed) if line["figure"] == "test_accuracy"]
     if not found:
         return figure
-    value = found[-1]["value"]
-    return replace(figure, more={**figure.more, "centralised": value, "target": round(value - POINTS, 5)})
+    value, late = found[-1]["value"], found[-1]["late"]
+    beside = {"centralised": value, "centralised_late": late, "target": round(max(value, late) - POINTS, 5)}
+    return replace(figure, more={**figure.more, **beside})
 
 
 def summarise(results: Results, cell: Cell) -> None:
@@ -578,7 +612,7 @@ def summarise(results: Results, cell: Cell) -> None:
         more: dict[str, Any] = {
             key: first[key] for key in ("paper", "recipe", "rounds", "pld", "delta") if key in first
         }
-        for key in ("validation", "centralised", "target", "cpu"):
+        for key in ("validation", "late", "centralised", "centralised_late", "target", "cpu"):
             if all(key in line for line in lines):
                 more[key] = round(statistics.mean(line[key] for line in lines), 5)
         values = [line["value"] for line in lines]
@@ -603,8 +637,10 @@ def fit(results: Results, recipe: Recipe) -> None:
 
 # ---- what was chosen, and by what -----------------------------------------------------------------------------------
 
-# A fraction of a cell: what is compared is how a rate begins.
+# A fraction of a cell: what is compared is how a rate begins. A cloze begins on a plateau of a hundred steps and more,
+# whatever the rate: longer, with fewer members.
 _TRIAL = Recipe(members=4, rounds=3)
+_CLOZE_TRIAL = Recipe(members=2, rounds=8)
 _TEMPLATES = ("{text} It was {mask}.", "{text} is {mask}.")
 _WORDS = (("terrible", "great"), ("bad", "good"))
 
@@ -637,10 +673,18 @@ def search(
             if time.monotonic() > limit:
                 return
             results.open([0])
-            results.add(case, [_trial(cell, _TRIAL, rate)], seed=0)
+            trial = _CLOZE_TRIAL if cell.task == "cloze" else _TRIAL
+            results.add(case, [_trial(cell, trial, _tried_rate(cell, rate))], seed=0)
 
 
-def _trial(cell: Cell, recipe: Recipe, rate: float) -> Figure:
+def _tried_rate(cell: Cell, rate: float) -> Rate:
+    """Under `laplace-update` it is the bound. Raises: SearchUnfinished: the rate without noise comes first."""
+    if cell.epsilon is None:
+        return Rate(rate)
+    return Rate(rate_of(replace(cell, epsilon=None), searched()).adam, rate)
+
+
+def _trial(cell: Cell, recipe: Recipe, rate: Rate) -> Figure:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tacit-bench-") as scratch:
         *_, score = begun(cell, recipe, rate, 0, Path(scratch)).rounds
