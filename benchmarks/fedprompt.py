@@ -33,7 +33,7 @@ prompt; a cloze has none, as the product fine-tunes under a head only.
 872 whole sentences are held out of training, with every phrase that is a part of one. The cloze's template and words
 were fixed in advance; `--search` writes down how others do before any training. Rates (of `laplace-update` L1 bounds)
 are chosen on them by a short search: four members and three rounds under a head; for a cloze, which begins on a plateau
-of more than a hundred steps, two and eight. Where a search was not run, the first of its list stands, and `tried` in
+of more than a hundred steps, three and six. Where a search was not run, the first of its list stands, and `tried` in
 the recipe is 0. Other numbers of tokens and of steps have the rate of 20 and 40, and `laplace-update` that of the same
 training without noise. The test rows are scored after every round; figures are those of the last. Fine-tuning has the
 product's dropout of 0.1, prompts have none.

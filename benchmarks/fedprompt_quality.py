@@ -101,6 +101,7 @@ RATES: Mapping[Method, tuple[float, ...]] = {
     "fine-tuning": (5e-5, 1e-4, 2e-5, 3e-4),
     "frozen": (0.01, 0.1, 0.001),
 }
+_LEAST_OF_CLOZE = 0.03
 # Under `laplace-update` L1 bounds of a change, which are searched in place of the rate; and epsilons of one round.
 BOUNDS = (100.0, 10.0, 1000.0)
 EPSILONS = (1000.0, 100.0, 10.0)
@@ -505,8 +506,15 @@ class SearchUnfinished(Exception):
 
 
 def choices_of(cell: Cell) -> tuple[float, ...]:
-    """What `--search` tries for it."""
-    return RATES[cell.method] if cell.epsilon is None else BOUNDS
+    """What `--search` tries for it. A cloze's prompts begin on a plateau, which small rates do not leave in a trial."""
+    if cell.epsilon is not None:
+        return BOUNDS
+    rates = RATES[cell.method]
+    return tuple(rate for rate in rates if rate >= _LEAST_OF_CLOZE) if _is_plain_cloze(cell) else rates
+
+
+def _is_plain_cloze(cell: Cell) -> bool:
+    return cell.task == "cloze" and cell.method in ("prompt-tuning", "centralised")
 
 
 def searched_as(cell: Cell) -> Cell:
@@ -640,7 +648,7 @@ def fit(results: Results, recipe: Recipe) -> None:
 # A fraction of a cell: what is compared is how a rate begins. A cloze begins on a plateau of a hundred steps and more,
 # whatever the rate: longer, with fewer members.
 _TRIAL = Recipe(members=4, rounds=3)
-_CLOZE_TRIAL = Recipe(members=2, rounds=8)
+_CLOZE_TRIAL = Recipe(members=3, rounds=6)
 _TEMPLATES = ("{text} It was {mask}.", "{text} is {mask}.")
 _WORDS = (("terrible", "great"), ("bad", "good"))
 
