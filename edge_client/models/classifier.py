@@ -1,6 +1,6 @@
 """What training, evaluation and export know of an architecture.
 
-Guarantees: dropout draws from a generator of the module's own, so that trainings in two threads do not
+Guarantees: dropout draws from a source of the module's own, so that trainings in two threads do not
 disturb each other and a seed means what it says; `narrowed` gives exactly the training that the whole
 embedding would give.
 """
@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from edge_client.models.draws import Draws, SecretDraws, TorchDraws
+from secure_agg import RandomSource
 from tacit.method import ModelPart
 
 __all__ = ["Dropout", "TextClassifier"]
@@ -25,14 +27,14 @@ class Dropout(nn.Module):
     def __init__(self, probability: float) -> None:
         super().__init__()
         self.probability = probability
-        self.generator: torch.Generator | None = None
+        self.draws: Draws = TorchDraws()
 
     def forward(self, x: Tensor) -> Tensor:
         """As x; in training mode each value becomes zero, or is divided by the probability that it stays."""
         if not self.training or self.probability == 0:
             return x
         kept = 1 - self.probability
-        return x * torch.empty_like(x).bernoulli_(kept, generator=self.generator).div_(kept)
+        return x * self.draws.kept(x, kept).div_(kept)
 
 
 class TextClassifier(nn.Module):
@@ -83,13 +85,18 @@ class TextClassifier(nn.Module):
                 parameter.requires_grad_(before[name])
 
     def seed(self, seed: int) -> None:
-        """Starts dropout's randomness anew, on the device where the module lies."""
-        device = self.embedding.weight.device
-        self.dropout.generator = torch.Generator(device=device).manual_seed(seed)
+        """Starts dropout's randomness anew, on the device where the module lies. Who knows the seed knows the draws,
+        and of a seed 32 bits count: not for what must stay secret.
+        """
+        self.dropout.draws = TorchDraws.seeded(seed, self.embedding.weight.device)
+
+    def draw_from(self, random: RandomSource) -> None:
+        """Starts it anew from a source whose draws nobody can know."""
+        self.dropout.draws = SecretDraws(random)
 
     def unseed(self) -> None:
         """Back to torch's own randomness (a generator can be neither copied nor pickled with the module)."""
-        self.dropout.generator = None
+        self.dropout.draws = TorchDraws()
 
     @contextmanager
     def narrowed(self, ids: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:

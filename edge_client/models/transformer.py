@@ -4,9 +4,9 @@ The encoder is built from its config (BERT, with MiniLM, DistilBERT, RoBERTa) an
 is this module's own, so that it can stay private, be narrowed and have another vocabulary than the base. Pooler and
 heads of pretraining are left out; every parameter that is there has a gradient.
 
-Guarantees: padding is never attended to and never pooled; every dropout draws from the one generator that `seed` starts
-(transformers' own draw from the process's); no example sees another, also not by a broadcast row of positions, so that
-gradients can be told apart by example.
+Guarantees: padding is never attended to and never pooled; every dropout draws from the one source that `seed` or
+`draw_from` starts (transformers' own draw from the process's); no example sees another, also not by a broadcast row of
+positions, so that gradients can be told apart by example.
 
 The head sees the mean over a text's tokens: sentence-transformers' MiniLM was trained with it, DistilBERT and RoBERTa
 have no trained use of the first token, and it trains faster where texts are few (Reimers and Gurevych 2019).

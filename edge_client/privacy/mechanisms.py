@@ -183,7 +183,10 @@ class _Noised:
         layout = layout_of(job, cohort)
         (segment,) = layout.segments
         # After the noise, so that cutting costs no privacy.
-        return layout.encode({segment.name: secure_agg.clip_coordinates(update.change, segment.bound)}, random)
+        change = update.change
+        if job.aggregation.clip is not None:
+            change = secure_agg.clip_l2(change, job.aggregation.clip).astype(np.float32)
+        return layout.encode({segment.name: secure_agg.clip_coordinates(change, segment.bound)}, random)
 
 
 @dataclass(frozen=True)
@@ -231,8 +234,9 @@ class _NoisyGaussian(_Noised):
 
     def protect(self, change: Vector, random: secure_agg.RandomSource) -> Vector:
         clipped = secure_agg.clip_l2(_finite(change), self.mechanism.clip)
-        noise.add_gaussian(clipped, self.mechanism.noise_multiplier * self.mechanism.clip, random)
-        return clipped.astype(np.float32)
+        deviation = self.mechanism.noise_multiplier * self.mechanism.clip
+        noise.add_gaussian(clipped, deviation, random)
+        return _on_lattice(clipped, deviation)
 
 
 @dataclass(frozen=True)
@@ -246,8 +250,9 @@ class _NoisyLaplace(_Noised):
 
     def protect(self, change: Vector, random: secure_agg.RandomSource) -> Vector:
         clipped = _clip_l1(_finite(change), self.mechanism.bound)
-        noise.add_laplace(clipped, 2 * self.mechanism.bound / self.mechanism.epsilon, random)
-        return clipped.astype(np.float32)
+        scale = 2 * self.mechanism.bound / self.mechanism.epsilon
+        noise.add_laplace(clipped, scale, random)
+        return _on_lattice(clipped, scale)
 
 
 @dataclass(frozen=True)
@@ -353,6 +358,17 @@ def _train_on(task: LocalTraining, rows: NDArray[np.int64] | None) -> "TrainingR
 
 def _finite(change: Vector) -> Vector:
     return change if bool(np.isfinite(change).all()) else np.zeros_like(change)
+
+
+def _on_lattice(noised: NDArray[np.float64], size: float) -> Vector:
+    """Rounded in place to the public lattice that belongs to noise of this size, before anything is made of the last
+    bits: by a ring whose own grid may be finer, or by what the member keeps to make text up from.
+    """
+    step = noise.lattice_step(size)
+    noised /= step
+    np.rint(noised, out=noised)
+    noised *= step
+    return noised.astype(np.float32)
 
 
 def _clip_l1(change: Vector, bound: float) -> NDArray[np.float64]:

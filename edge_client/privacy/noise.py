@@ -9,11 +9,10 @@ differential privacy holds against adversaries who cannot tell the two apart. (2
 These are floating-point numbers, whose last bits can betray what the noise was added to (Mironov 2012, "On significance
 of the least significant bits for differential privacy"; Holohan and Braghin 2021, "Secure random sampling in
 differential privacy"). Nothing here is released as it is, and which rounding the claim leans on depends on the
-mechanism. For dp-sgd: float64 noise, added to the clipped sum in float64 and rounded at each step to a public lattice
-of 2^-10 to 2^-11 of the noise's deviation (`edge_client.training.private` has the argument); the ring's grid, which can
-be finer than float32, is no part of it. For the update mechanisms: noise added in float64, and the ring's own rounding,
-stochastic and with fresh randomness, to a grid that is far coarser than the last bits of a value of the noise's size. A
-caller who publishes these numbers unrounded has no such claim, and values of float32 are too coarse for one.
+mechanism. Everywhere: float64 noise, added in float64 and rounded at once to a public lattice of 2^-10 to 2^-11 of the
+noise's deviation, or of a Laplace's scale (`edge_client.training.private` has the argument); for dp-sgd at each step, to
+the clipped sum; for the update mechanisms once, to the clipped change. The ring's grid, which can be finer than float32,
+is no part of it, nor is a copy that never sees it (what a member makes text up from). A caller who publishes these numbers unrounded has no such claim, and values of float32 are too coarse for one.
 
 Tails: a radius (or a Laplace magnitude) comes from 64 (63) uniform bits, turned into a float64 so that small numbers
 keep all their bits. Probabilities are right to a thousandth beyond 8 deviations, and no value lies beyond 9.5.
@@ -32,13 +31,23 @@ from secure_agg.randomness import KeyStream, StreamScratch
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["add_gaussian", "add_laplace", "draw_fixed", "draw_poisson", "fill_gaussian", "gaussian_like"]
+__all__ = [
+    "add_gaussian",
+    "add_laplace",
+    "draw_fixed",
+    "draw_poisson",
+    "fill_gaussian",
+    "gaussian_like",
+    "lattice_step",
+]
 
 Floats = NDArray[np.float32] | NDArray[np.float64]
 
 # Pairs of values made at a time: the buffers of a block stay in a core's cache.
 _PAIRS = 1 << 14
 _DRAWN_AT_ONCE = 1 << 20
+# log2 of the noise's deviation over its lattice's step, rounded up.
+_FINENESS = 10
 
 
 def add_gaussian(out: Floats, deviation: float, random: RandomSource) -> None:
@@ -95,6 +104,20 @@ def fill_gaussian(tensor: "Tensor", deviation: float, random: RandomSource) -> N
     dtype = np.dtype(np.float64 if tensor.dtype == torch.float64 else np.float32)
     for first, values in _gaussian(flat.numel(), dtype, deviation, random):
         flat[first : first + len(values)].copy_(torch.from_numpy(values))
+
+
+def lattice_step(deviation: float) -> float:
+    """2^k, k = floor(log2(deviation)) - 10: what values with noise of this deviation are rounded to multiples of.
+
+    Raises:
+        ValueError: a deviation that is no positive number, or one so small that float64 has no such lattice.
+    """
+    if not 2.0**-900 <= deviation < math.inf:
+        raise ValueError(
+            f"noise of deviation {deviation:g} has no lattice to be rounded to; raise the mechanism's noise_multiplier "
+            "or clip, or lower its lot"
+        )
+    return math.ldexp(1.0, math.frexp(deviation)[1] - 1 - _FINENESS)
 
 
 def draw_poisson(count: int, rate: float, random: RandomSource) -> NDArray[np.int64]:

@@ -2,8 +2,8 @@
 
 Guarantees: `named_parameters` holds what is trained and travels (a prompt with its encoder, a prefix, LoRA's matrices,
 a head) and nothing of the backbone, which lies in memory once however many modules look at it, has no gradients, and
-lets them through; padding is never attended to; every dropout draws from the one generator that `seed` starts; no
-example sees another, also not by a row of positions, a prompt or a prefix that is broadcast.
+lets them through; padding is never attended to; every dropout draws from the one source that `seed` or
+`draw_from` starts; no example sees another, also not by a row of positions, a prompt or a prefix that is broadcast.
 
     encoders     [prompt] [CLS] text [SEP]      The prompt stands before everything, as in the paper ("in the head") and
                                                 in Lester et al. 2021; positions count from its first vector.

@@ -13,8 +13,8 @@
 Guarantees: a text's loss is a function of its own row of ids and its own coins (the noise of z, which words are
 replaced): no mean over a batch, no normalisation, no broadcast row. Every trained parameter acts through one call of
 one layer, whose gradients `edge_client.training.clipping` tells apart by example: hence one look-up for the encoder's
-and the decoder's words together, and LSTMs that begin at zero. Coins come from the generator that `seed` starts and
-depend on no text; under DP-SGD the seed comes from the noise's own source and is nobody's to know.
+and the decoder's words together, and LSTMs that begin at zero. Coins come from what `seed` or `draw_from` starts and
+depend on no text; under DP-SGD they come from the noise's own source and are nobody's to know.
 
 For the product's training loops it is a `TextClassifier`: it maps ids (B, S) to two log-probabilities, whose cross
 entropy with place 0 is exactly the loss above. So `edge_client.training.local` and `edge_client.training.private` train
@@ -114,7 +114,7 @@ class Rvae(TextClassifier):
         table = np.zeros((rows, setting.embedding), dtype=np.float32)
         self.embedding = nn.Embedding(rows, setting.embedding, padding_idx=PAD_ID, _weight=torch.from_numpy(table))
         self.embedding.weight.requires_grad_(not setting.freeze_embedding)
-        # Holds the generator of all coins; words are replaced, so that nothing is scaled.
+        # Holds what all coins are tossed from; words are replaced, so that nothing is scaled.
         self.dropout = Dropout(0.0)
         self.encoder = LSTM(setting.embedding, setting.hidden)
         self.decoder = LSTM(2 * setting.embedding, setting.hidden)
@@ -159,14 +159,14 @@ class Rvae(TextClassifier):
         yield ids
 
     def toss(self, ids: Tensor, word_dropout: float | None = None) -> Coins:
-        """Coins for a forward pass over ids (B, S), of the generator that `seed` started. They depend on its shape
+        """Coins for a forward pass over ids (B, S), of what `seed` or `draw_from` started. They depend on its shape
         alone. word_dropout: the setting's if None.
         """
         share = self.setting.word_dropout if word_dropout is None else word_dropout
         batch, length = ids.shape[0], ids.shape[1] - 1
-        random, device = self.dropout.generator, ids.device
-        noise = torch.randn(batch, self.setting.latent, generator=random, device=device)
-        return Coins(noise, torch.rand(batch, length, generator=random, device=device) >= share)
+        draws, device = self.dropout.draws, ids.device
+        noise = draws.normal(batch, self.setting.latent, device=device)
+        return Coins(noise, draws.uniform(batch, length, device=device) >= share)
 
     def losses(self, ids: Tensor, coins: Coins | None = None, *, prior: bool = False) -> Losses:
         """Each text's terms. coins: None: z is the mean, and every word stays. prior: z is the coins' noise itself."""

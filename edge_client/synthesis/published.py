@@ -60,7 +60,7 @@ def train_published(
     if not len(ids):
         raise ValueError("no texts; a member needs at least one to take part")
     module.train()
-    module.seed(int.from_bytes(random.bytes(8), "little"))
+    module.draw_from(random)
     shuffle = np.random.Generator(np.random.Philox(int.from_bytes(random.bytes(8), "little")))
     steps, step = setting.epochs * math.ceil(len(ids) / setting.batch), 0
     try:
@@ -116,7 +116,7 @@ def rewrite(
     """
     sampling = sampling or Sampling()
     module.eval()
-    module.seed(int.from_bytes(random.bytes(8), "little"))
+    module.draw_from(random)
     found: list[SyntheticText] = []
     try:
         for first in range(0, len(ids), sampling.batch):

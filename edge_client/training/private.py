@@ -16,7 +16,8 @@ Claim and assumptions. What this training does to the module is (epsilon, delta)
 `edge_client.privacy` computes it, for neighbours that differ in one example being there or counting for nothing (its N
 is the same: zero-out neighbours of Kairouz et al. 2021, "Practical and private (deep) learning without sampling or
 shuffling", with the numbers of add-remove). It rests on: the random source (draws, noise, and the coins of dropout,
-whose order shifts with who is drawn, so that a seed that others know would undo the claim); an architecture in which
+whose order shifts with who is drawn, so that whoever knew or guessed them would undo the claim: they are of
+`edge_client.models.draws.SecretDraws`); an architecture in which
 no example sees another (`check_examples_apart`); and what follows about numbers.
 
 Numbers. In real numbers the sum and the noise have every value, and what is done to the noisy sum afterwards costs
@@ -35,8 +36,9 @@ of them and of the public version: post-processing, the same for used and unused
     What remains: clipped gradients are added up in float32, in units of the clip, so that the sum is that of real
     numbers but for about 2^-24 of it (`edge_client.training.clipping` bounds an example's part for any model), also in
     the sums of examples that are the same on both sides. It is assumed that an example's own gradient does not depend
-    on its batch, and that kernels which add in float32 multiply in it as well (not TF32). These are the sensitivity's
-    last bits; nothing that is rounded away here mends them.
+    on its batch. Kernels multiply in float32 as they add in it: TF32, which CUDA's convolutions have by default and
+    which is right to 2^-11, is off while this trains (`_whole_float32`). These are the sensitivity's last bits; nothing
+    that is rounded away here mends them.
 
 Nothing that depends on the data is returned, and no refusal or failure is a function of it but through the noised
 weights. `progress` and the wall time are for the member's own screen: neither has noise, neither may leave.
@@ -45,6 +47,7 @@ weights. `progress` and the wall time are for the member's own screen: neither h
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -55,6 +58,7 @@ from edge_client.models import TextClassifier
 from edge_client.privacy.noise import (
     draw_poisson,
     fill_gaussian,
+    lattice_step,
 )
 from edge_client.training.clipping import (
     ClippedGradients,
@@ -77,10 +81,9 @@ from secure_agg import RandomSource
 from tacit.job import Training
 from tacit.mechanism import DpSgd
 
-__all__ = ["PerExampleGradientsUnavailable", "lattice_step", "train_private"]
+__all__ = ["PerExampleGradientsUnavailable", "train_private"]
 
-# log2 of the noise's deviation over the lattice's step, rounded up; and values that are float64 at a time.
-_FINENESS = 10
+# Values that are float64 at a time.
 _BLOCK = 1 << 15
 
 
@@ -132,8 +135,8 @@ def train_private(
         probe = int.from_bytes(random.bytes(8), "little")
         module.seed(probe)
         check_examples_apart(module, probe)
-        module.seed(int.from_bytes(random.bytes(8), "little"))
-        with ClippedGradients(module) as clipped:
+        module.draw_from(random)
+        with _whole_float32(), ClippedGradients(module) as clipped:
             trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
             optimiser = make_optimiser(module, recipe)
             for parameter in trained:
@@ -167,18 +170,18 @@ def train_private(
     return TrainingResult(mechanism.steps, 0.0, 0, 0, time.perf_counter() - began)
 
 
-def lattice_step(deviation: float) -> float:
-    """2^k, k = floor(log2(deviation)) - 10: what values with noise of this deviation are rounded to multiples of.
-
-    Raises:
-        ValueError: a deviation that is no positive number, or one so small that float64 has no such lattice.
+@contextmanager
+def _whole_float32() -> Iterator[None]:
+    """No product of a GPU in TF32 meanwhile, whatever was set before. It is the process's setting: trainings take
+    turns.
     """
-    if not 2.0**-900 <= deviation < math.inf:
-        raise ValueError(
-            f"noise of deviation {deviation:g} has no lattice to be rounded to; raise the mechanism's noise_multiplier "
-            "or clip, or lower its lot"
-        )
-    return math.ldexp(1.0, math.frexp(deviation)[1] - 1 - _FINENESS)
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
 def _add_noise(

@@ -48,7 +48,10 @@ def first_private(
             check_size(job, encoder.vocabulary_size, job.values + start[0].values)
             module = build_blank(job.model, *sizes)
         else:
-            if values_of(job.model, *sizes[:2]) > _MOST_VALUES:
+            # By the size that the job asks for where members build their vocabularies: how many entries this one has is
+            # nobody else's to hear of, not even by a refusal.
+            most = sizes[0] if job.vocabulary is None else job.vocabulary.size
+            if values_of(job.model, most, sizes[1]) > _MOST_VALUES:
                 raise DocumentInvalid(f"the model of job {job.name} has more than {_MOST_VALUES} values")
             module = build(job.model, *sizes, seed=job.seed if seed is None else seed)
         division = division_of(job.method, module, encoder.words())

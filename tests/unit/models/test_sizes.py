@@ -1,11 +1,15 @@
 """What a model takes is known before any of it is made."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
 from edge_client.models import build, values_of
 from edge_client.models.assembly import assembled, check_size
+from edge_client.training import start
 from edge_client.training.start import first_private
+from edge_client.vocabulary import own_tokenizer
 from tacit.documents import DocumentInvalid
 from tacit.manifest import Manifest
 from tacit.model import BiLSTMModel, RvaeModel, TextCNNModel, TransformerModel
@@ -52,12 +56,24 @@ def test_a_model_that_a_manifest_has_no_values_for_is_not_built():
     shared = {"output.bias": np.zeros(1, np.float32)}
     with pytest.raises(DocumentInvalid, match=r"has 1374\d+ values with 7 entries, and what is there for it has 1$"):
         assembled(job, Entries(), Manifest.of(shared), np.zeros(1, np.float32), {})
-    start = Manifest.of({"embedding.weight": np.zeros((7, 3), np.float32)})
+    begun = Manifest.of({"embedding.weight": np.zeros((7, 3), np.float32)})
     with pytest.raises(DocumentInvalid, match="and what is there for it has 127"):
-        first_private(job, PUBLIC, (start, start.encode(np.zeros(21, np.float32))), None)
+        first_private(job, PUBLIC, (begun, begun.encode(np.zeros(21, np.float32))), None)
     own = document(model=job.model.model_dump())
     with pytest.raises(DocumentInvalid, match="more than 1073741824 values"):
         first_private(own, PUBLIC, None, None)
+
+
+def test_how_many_entries_an_own_vocabulary_has_is_told_by_no_refusal(monkeypatch):
+    """The limit is on what the job asks for: with the member's own number a refusal would count its words, exactly."""
+    asked = document(vocabulary={"kind": "words", "size": 9})
+    limit = values_of(asked.model, 9, 2)
+    for most, refuses in ((limit, False), (limit - 1, True)):
+        monkeypatch.setattr(start, "_MOST_VALUES", most)
+        for texts in (["a"], ["a b c d e f g"]):
+            tokenizer = own_tokenizer(texts, "words", 9)
+            with pytest.raises(DocumentInvalid, match="has more than") if refuses else nullcontext():
+                first_private(asked, tokenizer, None, None)
 
 
 def test_a_model_of_the_right_size_passes():

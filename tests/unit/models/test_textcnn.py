@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional
 
 from edge_client.models import ParametersDiffer, build, build_blank, load_shared, shared_parameters
+from edge_client.models.draws import TorchDraws
 from tacit.model import TextCNNModel
 
 torch.set_num_threads(1)
@@ -168,11 +169,11 @@ def test_dropout_keeps_the_mean_and_follows_its_seed() -> None:
     x = torch.ones(200, 200)
     assert dropout(x) is x  # Built in evaluation mode.
     dropout.train()
-    dropout.generator = torch.Generator().manual_seed(1)
+    dropout.draws = TorchDraws.seeded(1, torch.device("cpu"))
     first = dropout(x)
     assert set(first.unique().tolist()) == {0.0, 2.0}
     assert abs(first.mean().item() - 1) < 0.03
-    dropout.generator = torch.Generator().manual_seed(1)
+    dropout.draws = TorchDraws.seeded(1, torch.device("cpu"))
     assert torch.equal(dropout(x), first)
 
 

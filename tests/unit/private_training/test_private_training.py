@@ -10,7 +10,9 @@ from torch import nn
 from torch.nn import functional
 
 from edge_client.models import build, shared_parameters
+from edge_client.models.draws import SecretDraws, TorchDraws
 from edge_client.privacy import noise
+from edge_client.privacy.noise import lattice_step
 from edge_client.training import private
 from edge_client.training.clipping import ClippedGradients, PerExampleGradientsUnavailable
 from edge_client.training.local import TrainingCancelled, TrainingDiverged, evaluate, train
@@ -131,14 +133,34 @@ def test_the_public_seed_decides_nothing():
     assert all(np.array_equal(made[0][name], made[1][name]) for name in made[0])
 
     # And dropout follows the source: the same draws with other coins.
+    # All 32 bytes of them: a seed of which only the first four counted could be found by trying.
     class OtherCoins(Seeded):
         def bytes(self, n, /):
             given = super().bytes(n)
-            return bytes(8) if n == 8 and self.calls == 2 else given
+            return given[:8] + bytes(n - 8) if self.calls == 2 else given
 
     module = module_of()
     train_private(module, ids, labels, SGD, QUIET, random=OtherCoins("same"), seed=0)
     assert not np.array_equal(shared_parameters(module)["output.weight"], made[0]["output.weight"])
+
+
+def test_no_step_draws_from_a_generator_that_could_be_guessed(monkeypatch):
+    """Torch's generator takes 32 bits of a seed on a CPU; a sum of 1,000 texts tells which 32 they were."""
+    ids, labels = data()
+    module, drawn = module_of(), []
+
+    def kept(self, like, probability):
+        drawn.append(type(self))
+        return torch.ones_like(like)
+
+    monkeypatch.setattr(TorchDraws, "kept", kept)
+    monkeypatch.setattr(SecretDraws, "kept", kept)
+    train_private(module, ids, labels, SGD, QUIET, random=Seeded("secret"), seed=0)
+    # The made-up texts that a module is tried on first are no data.
+    probes = drawn.count(TorchDraws)
+    assert 0 < probes < 5
+    assert drawn[probes:] == [SecretDraws] * (len(drawn) - probes)
+    assert len(drawn) - probes >= QUIET.steps
 
 
 def test_nobody_who_knows_the_seed_knows_the_probes_texts(monkeypatch):
@@ -311,12 +333,12 @@ def test_the_optimiser_sees_the_lattice_alone(handed, multiplier, clip, lot):
 
 def test_the_step_of_the_lattice_is_public_and_a_power_of_two():
     for deviation in (1.0, 1.999, 2.0, 0.75, 3e-33, 1e-200, 1e30):
-        step = private.lattice_step(deviation)
+        step = lattice_step(deviation)
         assert 1024 * step <= deviation < 2048 * step
         assert math.frexp(step)[0] == 0.5
     for wrong in (0.0, -1.0, math.inf, math.nan, 1e-300):
         with pytest.raises(ValueError, match="no lattice"):
-            private.lattice_step(wrong)
+            lattice_step(wrong)
 
 
 def test_sum_and_noise_meet_in_float64_and_are_rounded_once():
@@ -326,7 +348,7 @@ def test_sum_and_noise_meet_in_float64_and_are_rounded_once():
     sums = torch.linspace(-30, 30, count)
     module["all"].grad = sums.clone()
     private._add_noise(module, list(module.parameters()), unit, deviation, Seeded("lattice"))
-    source, expected, step = Seeded("lattice"), [], private.lattice_step(deviation)
+    source, expected, step = Seeded("lattice"), [], lattice_step(deviation)
     for part in sums.double().split(private._BLOCK):
         drawn = torch.zeros_like(part)
         noise.fill_gaussian(drawn, deviation, source)
@@ -500,7 +522,7 @@ def test_it_leaves_no_trace_in_the_module():
     assert module.embedding is embedding
     assert module.pad_id == PAD
     assert not module.training
-    assert module.dropout.generator is None
+    assert module.dropout.draws.generator is None
     assert all(parameter.grad is None for parameter in module.parameters())
     assert not any(layer._forward_hooks for layer in module.modules())
 

@@ -168,7 +168,7 @@ def test_nothing_that_saw_the_data_stays_on_the_module() -> None:
     module = module_of()
     train(module, *texts(20), Training(), seed=1)
     assert all(parameter.grad is None for parameter in module.parameters())
-    assert module.dropout.generator is None
+    assert module.dropout.draws.generator is None
     copy.deepcopy(module)
 
 
