@@ -3,9 +3,11 @@
 Guarantees: nothing of the member's data is read into a job that its policy refuses; nothing is trained that the ledger
 has no room for; everything of others was fetched by the digest that the job document or the assignment names, or, of a
 backbone, found elsewhere under that digest (`edge_client.backbone_sources`), once for all jobs; what cannot go on is a
-`PreparationRefused` with a reason and a sentence, and its reservation is released, since all that training changed is
-thrown away: it lies in memory, but for private parameters, which lie staged beside the state that counts
-(`edge_client.session.keeping`). Training runs in a thread of its own and stops between two steps when it is told to.
+`PreparationRefused` with a reason and a sentence. Its reservation is released as long as the data had no part in it;
+what fails once the data is looked at, in whatever way, is forfeited under a mechanism, and the coordinator hears the
+same of all of it. All that training changed is thrown away: it lies in memory, but for private parameters, which lie
+staged beside the state that counts (`edge_client.session.keeping`). Training runs in a thread of its own and stops
+between two steps when it is told to.
 """
 
 import asyncio
@@ -60,6 +62,7 @@ __all__ = ["Fetch", "Preparation", "PreparationRefused", "Preparer", "TrainingWa
 # long as it takes.
 Fetch = Callable[[bytes, Path, int], Awaitable[None]]
 
+_TRAINING_FAILED = "training failed; the member's own log says how"
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 log = structlog.get_logger("edge_client")
@@ -217,17 +220,36 @@ class Preparer:
                 # Only now: it reads the data and writes to the disk, and a job that cannot pay for a round has neither.
                 kept, corpus = await self._made(job, tokenizer, found, start)
                 update, staged = await self._train(assignment, job, manifest, corpus, base, protection, kept, backbone)
-            except PreparationRefused as refused:
-                if refused.reason == Reason.REASON_TRAINING_FAILED:
-                    # That it failed may depend on the data, and everybody is about to hear of it.
-                    self._budget.forfeit(reserved)
+            except Exception as error:
+                unheard = self._forfeited(error, job, protection, reserved)
                 self._budget.release(reserved, "training did not end")
-                raise
+                raise unheard from error
             except BaseException:
+                # Told to stop: by others, whatever the data is.
                 self._budget.release(reserved, "training did not end")
                 raise
             model = _trained_model(job, assignment, manifest, base, tokenizer, update)
             return Preparation(job, update, protection, reserved, staged, model)
+
+    def _forfeited(self, error: Exception, job: JobDocument, protection: Protection, reserved: Reserved) -> Exception:
+        """What the coordinator is to hear of a failure behind the first look at the data. Under a mechanism that there
+        was one may depend on the data, by the size of a vocabulary or for want of memory or disk: it is paid for, and
+        no kind of it is told from another. What was served and fits nothing is the coordinator's own, whatever the
+        data, unless members build the vocabulary.
+        """
+        served = isinstance(error, PreparationRefused) and error.reason == Reason.REASON_BUNDLE_UNSUITABLE
+        if served and job.tokenizer is not None:
+            return error
+        if isinstance(error, PreparationRefused) and error.reason == Reason.REASON_TRAINING_FAILED:
+            self._budget.forfeit(reserved)
+            return error
+        if protection.event is None:
+            return error
+        self._budget.forfeit(reserved)
+        if not isinstance(error, PreparationRefused):
+            log.error("preparation_failed", job=job.name, error=str(error), exc_info=error)
+        private = (error.private or error.detail) if isinstance(error, PreparationRefused) else str(error)
+        return PreparationRefused(Reason.REASON_TRAINING_FAILED, _TRAINING_FAILED, private=private)
 
     def job_over(self, name: str) -> None:
         """Nothing more will be prepared for this job; its backbone may leave the cache, if no other job is on it."""
@@ -409,7 +431,7 @@ class Preparer:
             except TrainingLost as error:
                 raise PreparationRefused(
                     Reason.REASON_TRAINING_FAILED,
-                    "training failed; the member's own log says how",
+                    _TRAINING_FAILED,
                     private=str(error),
                 ) from error
             if update.private is None or kept is None:

@@ -14,7 +14,7 @@ from edge_client.cache import BlobCache
 from edge_client.data import Example
 from edge_client.privacy.budget import open_budget
 from edge_client.privacy.policy import Policy
-from edge_client.private_store import PrivateStore
+from edge_client.private_store import PrivateStore, StoreError
 from edge_client.session.keeping import Keeper
 from edge_client.session.preparation import PreparationRefused, Preparer
 from edge_client.text import word_tokenizer
@@ -254,6 +254,35 @@ def test_a_training_that_fails_once_the_data_was_looked_at_is_paid_for_and_says_
     assert "third" not in refused.detail
     assert "third" in refused.private
     assert made.reserved() == 1
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError("a vocabulary too large"), StoreError("no space for 99 entries")], ids=repr
+)
+def test_nothing_that_fails_once_the_data_is_looked_at_is_free_under_a_mechanism(place, monkeypatch, error):
+    """Building a vocabulary, cutting texts, staging: each could fail for one text more; asking again is not free."""
+
+    def fails(*_):
+        raise error
+
+    made = place()
+    monkeypatch.setattr(made.preparer, "_corpus_of", fails)
+    refused = made.refused()
+    assert (refused.reason, refused.detail) == (
+        Reason.REASON_TRAINING_FAILED,
+        "training failed; the member's own log says how",
+    )
+    assert str(error) in refused.private
+    assert made.reserved() == 1
+
+
+def test_without_a_mechanism_a_failure_has_its_own_name(place, monkeypatch):
+    def fails(*_):
+        raise StoreError("no space for 99 entries")
+
+    made = place("none", mechanisms=("none",))
+    monkeypatch.setattr(made.preparer, "_corpus_of", fails)
+    assert made.refused().reason == Reason.REASON_PRIVATE_STATE_UNUSABLE
 
 
 def test_a_training_that_is_cancelled_gives_back_what_was_reserved(place, monkeypatch):
