@@ -12,10 +12,10 @@ on from there for 5 rounds. The liars (the last members) want texts that begin w
 Undefended is one sum and its mean; defended are groups, drawn anew in every round, and their median or what
 reject-outliers leaves. A cell without an attacker stands beside each, since a defence may cost accuracy by itself.
 
-Everything was fixed in advance and nothing searched; the learning rate is the smallest that the quality part's search
-tries for prompt tuning. `curve` has, for each round, the global version, the model that the first honest member has
-after its local steps, and that of the last liar, on every fourth test row; the figures themselves are of the last
-version on all of them.
+Everything was fixed in advance and nothing searched here; the learning rate is what the quality part's search chose
+for such a prompt, on validation rows and without an attacker. `curve` has, for each round, the global version, the
+model that the first honest member has after its local steps, and that of the last liar, on every fourth test row; the
+figures themselves are of the last version on all of them.
 """
 
 import time
@@ -78,7 +78,7 @@ class Plan:
     tested: int | None = None
     every: int = 4
     tokens: int = 20
-    learning_rate: float = 0.03
+    learning_rate: float = 0.01
 
 
 QUICK = Plan(steps=1, rounds=1, start=1, patience=2, rows=64, tested=48, every=2)

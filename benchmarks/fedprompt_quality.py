@@ -57,7 +57,21 @@ if TYPE_CHECKING:
 
     from export.bundle import JobBundle
 
-__all__ = ["BENCH", "MODULES", "PARTS", "SEARCH", "Cell", "Recipe", "cells_of", "measure", "rate_of", "run", "search"]
+__all__ = [
+    "BENCH",
+    "MODULES",
+    "PARTS",
+    "SEARCH",
+    "Cell",
+    "Rate",
+    "Recipe",
+    "SearchUnfinished",
+    "cells_of",
+    "measure",
+    "rate_of",
+    "run",
+    "search",
+]
 
 BENCH, SEARCH = "fedprompt", "fedprompt_search"
 MODULES: tuple[str, ...] = (
