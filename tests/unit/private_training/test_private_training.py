@@ -144,6 +144,29 @@ def test_the_public_seed_decides_nothing():
     assert not np.array_equal(shared_parameters(module)["output.weight"], made[0]["output.weight"])
 
 
+def test_no_product_is_in_tf32_meanwhile_and_what_was_set_is_set_again():
+    """CUDA's convolutions have it by default: right to 2^-11, where an example's bound counts on 2^-24."""
+    ids, labels = data()
+    convolutions = torch.backends.cudnn
+    seen, before = [], convolutions.allow_tf32
+    convolutions.allow_tf32 = True
+    try:
+        train_private(
+            module_of(),
+            ids,
+            labels,
+            SGD,
+            QUIET,
+            random=Seeded("whole"),
+            seed=0,
+            progress=lambda _: seen.append((convolutions.allow_tf32, torch.backends.cuda.matmul.allow_tf32)),
+        )
+        assert convolutions.allow_tf32
+    finally:
+        convolutions.allow_tf32 = before
+    assert seen == [(False, False)] * QUIET.steps
+
+
 def test_no_step_draws_from_a_generator_that_could_be_guessed(monkeypatch):
     """Torch's generator takes 32 bits of a seed on a CPU; a sum of 1,000 texts tells which 32 they were."""
     ids, labels = data()
