@@ -66,7 +66,11 @@ class Memory:
     sent: tuple[Sent, ...] = ()
 
     def sent_for(self, job: str, round: int, version: bytes) -> tuple[Sent, ...]:
-        """Vectors of updates that were trained in this round or from this version: nearly the same update each time."""
+        """Vectors of updates that were trained in this round or from this version: nearly the same update each time.
+
+        Of this job only. Honest jobs start from the same public weights, and each may have its sums; and who would ask
+        for the same sum under another job's name can as well change one bit of the version, which no digest shows.
+        """
         return tuple(
             each
             for each in self.sent

@@ -63,5 +63,9 @@ class Once:
         if not self._lock.acquire(blocking=False):
             raise Refusal(self._reason)
 
+    def close(self) -> bool:
+        """Spent from now on; whether this is what spent it."""
+        return self._lock.acquire(blocking=False)
+
     def __repr__(self) -> str:
         return f"Once(spent={self._lock.locked()})"

@@ -76,6 +76,15 @@ _NOBODYS_FAULT = frozenset(
     }
 )
 _MOST_FAULTS = 3
+# What a receiver refuses of a dealer, and the coordinator cannot see: the seal is not under the dealer's signature.
+_BADLY_DEALT = frozenset(
+    {
+        Reason.REASON_DEALINGS_MALFORMED,
+        Reason.REASON_DEALINGS_SIGNATURE_INVALID,
+        Reason.REASON_DEALINGS_CIPHERTEXT_INVALID,
+        Reason.REASON_DEALINGS_SHARE_MISMATCH,
+    }
+)
 # How often, of the answers of a large cohort, it is looked whether the shares that are here open the sum; and of how
 # many of the last each is worth a look.
 _LOOKS, _LAST = 64, 16
@@ -160,7 +169,12 @@ def _resume(step: _Step) -> None:
     # Whoever was left out for a fault gets another chance: the operator has looked at it.
     members = {name: replace(view, faults=0, barred_until=0) for name, view in step.state.members.items()}
     step.state = replace(
-        step.state, status=Status.RUNNING, reason=Reason.REASON_UNSPECIFIED, failed_rounds=0, members=members
+        step.state,
+        status=Status.RUNNING,
+        reason=Reason.REASON_UNSPECIFIED,
+        failed_rounds=0,
+        members=members,
+        complaints={},
     )
     # A sum that was being opened when the pause came goes on; its end opens the next round.
     if isinstance(step.state.phase, Halted):
@@ -280,7 +294,7 @@ def _begin_training(step: _Step) -> None:
     members = {name: replace(view, ready=False) for name, view in state.members.items()}
     if not state.round_open:
         members = {name: _asked_again(view) for name, view in members.items()}
-        state = replace(state, round=state.round + 1, round_open=True, attempts_in_round=0)
+        state = replace(state, round=state.round + 1, round_open=True, attempts_in_round=0, complaints={})
         step.do(fx.Persist((fx.OpenRound(state.round),)))
         step.count("round_opened", round=state.round)
     step.state = replace(state, members=members, phase=Training(step.now_ms))
@@ -425,6 +439,7 @@ def _answered(step: _Step, event: ev.Answered) -> None:
             return
         said = payload.detail or sentence(payload.reason)
         step.count("refusal", reason=word(payload.reason), member=event.member, detail=said)
+        _hear_complaint(step, phase, event.member, payload)
         _drop(step, event.member, payload.reason, payload.detail)
         return
     _take(step, phase, event.member, phase.protocol.receive(event.member, payload))
@@ -520,6 +535,29 @@ def _bar(step: _Step, member: str, reason: Reason) -> None:
     step.count("barred", member=member, faults=faults, reason=word(reason))
 
 
+def _hear_complaint(step: _Step, phase: Aggregating, member: str, refusal: AttemptRefusal) -> None:
+    """A refusal that names a dealer. A receiver's word against a dealer's proves nothing, so that it takes more of a
+    cohort than the coordinator assumes corrupt to have the dealer left out: one of them at least is honest.
+    """
+    collecting, dealer = phase.protocol, refusal.member
+    if (
+        refusal.reason not in _BADLY_DEALT
+        or not isinstance(collecting, protocol.CollectingMasked)
+        # Only who was given something by this dealer, and has not taken it, can say so.
+        or member not in collecting.waiting
+        or dealer == member
+        or dealer not in collecting.expected
+        or dealer not in collecting.session.dealers_to(member)
+    ):
+        return
+    against = step.state.complaints.get(dealer, frozenset()) | {member}
+    step.state = replace(step.state, complaints={**step.state.complaints, dealer: against})
+    # Those of an earlier attempt count where they are of this cohort: n_C bounds the corrupt ones of one cohort.
+    enough = len(against & frozenset(phase.cohort)) > collecting.context.assumed_corrupt
+    if enough and step.state.members[dealer].barred_until <= step.state.round:
+        _bar(step, dealer, refusal.reason)
+
+
 def _protocol_reason(reason: Reason) -> secure_agg.Reason:
     name = word(reason).upper()
     known = secure_agg.Reason.__members__
@@ -552,11 +590,13 @@ def _advance_if_settled(step: _Step) -> None:
         _close_phase(step, early=True)
 
 
-def _close_phase(step: _Step, *, early: bool = False) -> None:
+def _close_phase(step: _Step, *, early: bool = False, deadline: bool = False) -> None:
     """The phase is over: everyone has answered, or its deadline has passed, or too few are left.
 
-    early: the shares that are here open the sum, so nobody else is waited for, and nobody is blamed for it. If a dealer
-    was dishonest they may not: then nothing happens, since other runs of shares may rebuild what these do not.
+    deadline: it has passed. Before it has nobody is late: where too few are left, those who are still waited for hear
+    how the attempt ended, and are blamed for nothing. early: the shares that are here open the sum, so nobody else is
+    waited for. If a dealer was dishonest they may not: then nothing happens, since other runs of shares may rebuild
+    what these do not.
     """
     phase = step.state.phase
     if not isinstance(phase, Aggregating):
@@ -570,15 +610,14 @@ def _close_phase(step: _Step, *, early: bool = False) -> None:
     step.count("phase", phase=name, seconds=_since(step, phase.phase_ms), attempt=str(phase.attempt))
     if isinstance(outcome, secure_agg.Abandoned):
         known = {dropout.member for dropout in phase.dropouts}
-        _note_late(step, tuple(lost for lost in outcome.dropped if lost.member not in known), name)
+        lost = tuple(each for each in outcome.dropped if each.member not in known)
+        _note_late(step, lost if deadline else _not_late(lost), name)
         detail = f"{name}: {outcome.detail}"
         _attempt_over(step, of_protocol(outcome.reason), detail)
         _after_abandoned(step)
         return
     following, outgoing, late = outcome
-    if early:
-        late = tuple(lost for lost in late if lost.reason is not secure_agg.Reason.PHASE_DEADLINE)
-    _note_late(step, late, name)
+    _note_late(step, late if deadline else _not_late(late), name)
     phase = step.state.phase
     if not isinstance(phase, Aggregating):
         return
@@ -603,6 +642,11 @@ def _close_phase(step: _Step, *, early: bool = False) -> None:
         groups = {member: session.group_of(member) for member in following.expected} if context.grouped else {}
         step.do(fx.OpenUploads(phase.attempt, following.expected, context.values, context.bits, groups))
     _enter_phase(step)
+
+
+def _not_late(lost: tuple[secure_agg.Dropped, ...]) -> tuple[secure_agg.Dropped, ...]:
+    """Without those who had time left."""
+    return tuple(each for each in lost if each.reason is not secure_agg.Reason.PHASE_DEADLINE)
 
 
 def _some_sealed(late: tuple[secure_agg.Dropped, ...]) -> bool:
@@ -798,7 +842,7 @@ def _timer(step: _Step, timer: tuple[str | int, ...]) -> None:
     if isinstance(phase, Training) and timer == _window(state):
         _consider_opening(step, window_closed=True)
     elif isinstance(phase, Aggregating) and timer == _deadline(phase):
-        _close_phase(step)
+        _close_phase(step, deadline=True)
     elif isinstance(phase, Aggregating) and timer == _look(phase):
         _advance_if_settled(step)
     elif isinstance(phase, Aggregating) and timer[0] == "absent":

@@ -123,6 +123,8 @@ class JobState:
     phase: Halted | Training | Aggregating | Publishing = Halted()
     # Digests of what the server optimiser carries on from the version, by name.
     server_state: Mapping[str, bytes] = field(default_factory=dict)
+    # By dealer: who, in this round, refused what it dealt.
+    complaints: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

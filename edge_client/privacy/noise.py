@@ -8,11 +8,12 @@ Assumptions beside the claims. (1) AES-256-CTR under a fresh uniform key is indi
 differential privacy holds against adversaries who cannot tell the two apart. (2) The accounting is about real numbers.
 These are floating-point numbers, whose last bits can betray what the noise was added to (Mironov 2012, "On significance
 of the least significant bits for differential privacy"; Holohan and Braghin 2021, "Secure random sampling in
-differential privacy"). Nothing here is released as it is, and which rounding the claim leans on depends on the
-mechanism. Everywhere: float64 noise, added in float64 and rounded at once to a public lattice of 2^-10 to 2^-11 of the
-noise's deviation, or of a Laplace's scale (`edge_client.training.private` has the argument); for dp-sgd at each step, to
-the clipped sum; for the update mechanisms once, to the clipped change. The ring's grid, which can be finer than float32,
-is no part of it, nor is a copy that never sees it (what a member makes text up from). A caller who publishes these numbers unrounded has no such claim, and values of float32 are too coarse for one.
+differential privacy"). Nothing here is released as it is: it is float64 noise, added in float64 and rounded at once to
+a public lattice of 2^-10 to 2^-11 of the noise's deviation, or of a Laplace's scale (`edge_client.training.private` has
+the argument); for dp-sgd at each step, to the clipped sum; for the update mechanisms once, to the clipped change. The
+ring's grid, which can be finer than float32, is no part of it, nor is a copy that never sees it (what a member makes
+text up from). A caller who publishes these numbers unrounded has no such claim, and values of float32 are too coarse
+for one.
 
 Tails: a radius (or a Laplace magnitude) comes from 64 (63) uniform bits, turned into a float64 so that small numbers
 keep all their bits. Probabilities are right to a thousandth beyond 8 deviations, and no value lies beyond 9.5.

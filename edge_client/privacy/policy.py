@@ -196,9 +196,9 @@ class Policy(Document):
     )
     allow_close_sums: bool = Field(
         default=False,
-        description="Confirm a second sum for one version or round that differs from an earlier one in fewer than "
-        "n_C + 2 members: the coordinator could subtract the two and read what those few sent. Also: send a second "
-        "vector for one version, without noise, where the cohort is split into groups.",
+        description="Without noise: confirm a second sum for one version or round that differs from an earlier one in "
+        "fewer than n_C + 2 members: the coordinator could subtract the two and read what those few sent. Also: send a "
+        "second vector for one version where the cohort is split into groups.",
     )
     peers: dict[MemberName, Digest] = Field(
         default={},

@@ -49,6 +49,7 @@ from tacit.messages import (
     AttemptMessage,
     AttemptRefusal,
     AuthoritiesChanged,
+    Decline,
     FromMember,
     Goodbye,
     Hello,
@@ -479,8 +480,7 @@ class Agent:
     def _carry_out(self, effect: m.Effect) -> None:
         match effect:
             case m.Say():
-                if self._outgoing is not None:
-                    self._outgoing.put_nowait(effect.message)
+                self._say(effect.message)
             case m.Joined():
                 self._journal.joined(effect.attempt, effect.version, effect.document)
             case m.Signed():
@@ -528,6 +528,13 @@ class Agent:
                     self._end_if_over()
             case m.Note():
                 (log.warning if effect.warning else log.info)(effect.what, **effect.fields)
+
+    def _say(self, message: FromMember) -> None:
+        if isinstance(message, Decline):
+            # A job that this member declines is waited for, too, also where nothing was prepared for it.
+            self._taken.add(message.job)
+        if self._outgoing is not None:
+            self._outgoing.put_nowait(message)
 
     def _end_if_over(self) -> None:
         """Ends `run` once every job taken part in is over, and what they ordered of text is given away, given up, or

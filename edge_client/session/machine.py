@@ -6,7 +6,10 @@ What it guarantees:
   context names, only if every number of the context passes its own policy, and only once.
 - That it joined, that a masked vector is about to leave, and what that costs, is on the disk before it happens.
 - A message that comes again is answered with the bytes it was answered with; another message in its place is refused.
-- A refusal tells the coordinator its reason, forgets the attempt's secrets, and sits out the rest of the round.
+- A member that may send no more vectors for a version says so before it trains, and again before it shows a key: what
+  others have masked is not lost over it.
+- A refusal tells the coordinator its reason, and whom it names; it sits out the rest of the round.
+- Whenever an attempt is left, its secrets are overwritten.
 
 Secrets (the protocol's states) live inside this state, in memory, for one attempt.
 """
@@ -138,6 +141,12 @@ def _assigned(step: _Step, assignment: Assignment) -> None:
 def _hold_or_prepare(step: _Step, holding: Holding, present: Assignment, assignment: Assignment) -> None:
     if _same(present, assignment):
         step.enter(assignment.job, holding)
+        try:
+            _check_unspent(step, assignment, bare_group=_bare(holding, holding.job.aggregation.groups is not None))
+        except PolicyRefusal as refusal:
+            step.do(Discard(assignment.job))
+            _decline(step, assignment, refusal.reason, refusal.detail)
+            return
         step.do(Say(holding.ready))
     else:
         step.do(Discard(assignment.job))
@@ -145,6 +154,12 @@ def _hold_or_prepare(step: _Step, holding: Holding, present: Assignment, assignm
 
 
 def _prepare(step: _Step, assignment: Assignment) -> None:
+    try:
+        # Of the job nothing but its digest is known here, so not whether its cohorts are in groups.
+        _check_unspent(step, assignment, bare_group=False)
+    except PolicyRefusal as refusal:
+        _decline(step, assignment, refusal.reason, refusal.detail)
+        return
     step.enter(assignment.job, Preparing(assignment))
     step.do(
         Note(
@@ -153,6 +168,17 @@ def _prepare(step: _Step, assignment: Assignment) -> None:
         ),
         Prepare(assignment),
     )
+
+
+def _check_unspent(step: _Step, assignment: Assignment, *, bare_group: bool) -> None:
+    """Raises: PolicyRefusal: for this version or round the member has sent all that its policy allows."""
+    earlier = step.state.memory.sent_for(assignment.job, assignment.round, assignment.version)
+    step.environment.policy.check_opened(len(earlier), bare_group=bare_group)
+
+
+def _bare(holding: Holding, grouped: bool) -> bool:
+    """Groups are drawn anew in every attempt: without noise, one of them a version is all that this member shows."""
+    return grouped and isinstance(holding.job.mechanism, NoMechanism)
 
 
 def _prepared(step: _Step, event: Prepared) -> None:
@@ -280,6 +306,7 @@ def _join(step: _Step, phase: Phase, attempt: AttemptId, opened: AttemptOpened) 
         context = _context(opened)
         _check_context(step.environment, phase, context)
         _check_same_round(step.state.memory, phase.assignment)
+        _check_unspent(step, phase.assignment, bare_group=_bare(phase, context.grouped is not None))
         step.environment.policy.check_attempt(context)
     except PolicyRefusal as refusal:
         _say_refusal(step, attempt, refusal.reason, refusal.detail)
@@ -442,7 +469,8 @@ def _guarded(step: _Step, phase: InAttempt, advance: Callable[[], None]) -> None
         advance()
     except secure_agg.Refusal as refusal:
         about = f"{refusal.member}: " if refusal.member else ""
-        _refuse(step, phase, of_protocol(refusal.reason), about + (refusal.detail or refusal.reason.sentence))
+        detail = about + (refusal.detail or refusal.reason.sentence)
+        _refuse(step, phase, of_protocol(refusal.reason), detail, refusal.member or "")
     except PolicyRefusal as refusal:
         _refuse(step, phase, refusal.reason, refusal.detail)
     except secure_agg.IdentityInvalid as error:
@@ -501,7 +529,11 @@ def _on_roster(
     """Raises secure_agg.Refusal, PolicyRefusal."""
     assert isinstance(phase.stage, secure_agg.AwaitingRoster)  # noqa: S101  for the type checker: both callers looked
     awaiting_dealings, dealing = phase.stage.on_roster(roster, certificates)
-    _check_peers(step.environment, awaiting_dealings.seat.session)
+    try:
+        _check_peers(step.environment, awaiting_dealings.seat.session)
+    except (PolicyRefusal, secure_agg.IdentityInvalid):
+        awaiting_dealings.forget()
+        raise
     _answer(step, phase, roster, awaiting_dealings, dealing)
     if certificates:
         step.do(KeepCertificates(certificates))
@@ -529,12 +561,13 @@ def _answer(step: _Step, phase: InAttempt, heard: CoordinatorPayload, stage: Sta
 
 
 def _open(step: _Step, phase: InAttempt, heard: secure_agg.ReceivedDealings, ready: secure_agg.ReadyToMask) -> None:
-    """The update is about to leave, masked: counted first."""
+    """The update is about to leave, masked: counted first. Asked when it joined, too; this is where it counts."""
     memory, assignment = step.state.memory, phase.holding.assignment
-    earlier = memory.sent_for(assignment.job, assignment.round, assignment.version)
-    # Groups are drawn anew in every attempt: without noise, one of them a version is all that this member shows.
-    bare = ready.seat.context.grouped is not None and isinstance(phase.holding.job.mechanism, NoMechanism)
-    step.environment.policy.check_opened(len(earlier), bare_group=bare)
+    try:
+        _check_unspent(step, assignment, bare_group=_bare(phase.holding, ready.seat.context.grouped is not None))
+    except PolicyRefusal:
+        ready.forget()
+        raise
     sent = Sent(phase.attempt, assignment.version, assignment.job_document)
     step.state = replace(step.state, memory=replace(memory, sent=(*memory.sent, sent)))
     following = replace(phase, stage=ready, heard={**phase.heard, type(heard): heard})
@@ -544,6 +577,14 @@ def _open(step: _Step, phase: InAttempt, heard: secure_agg.ReceivedDealings, rea
 
 
 def _check_sum(step: _Step, phase: InAttempt, survivors: tuple[str, ...]) -> None:
+    """Raises: PolicyRefusal: the difference to a sum confirmed before would show too few members' inputs, bare."""
+    if not isinstance(phase.holding.job.mechanism, NoMechanism):
+        # Noise of the member's own is in the vector for good, so what a difference shows, were it this member's vector
+        # alone, is what was charged for. Noise in the ring is drawn anew for each vector and charged again: each sum by
+        # itself is a release with h honest members' noise in it (what the context promises), and a difference follows
+        # from the two. In groups two sums nearly coincide by chance; and where a dealer at fault is left out of the
+        # next attempt, its U3 is the last one's less the dealer: refused, one such dealer would end the job.
+        return
     assignment = phase.holding.assignment
     earlier = [
         sent.survivors
@@ -552,12 +593,6 @@ def _check_sum(step: _Step, phase: InAttempt, survivors: tuple[str, ...]) -> Non
     ]
     opened = phase.heard[AttemptOpened]
     assert isinstance(opened, AttemptOpened)  # noqa: S101  for the type checker: it is how an attempt begins
-    if opened.context.grouped is not None and not isinstance(phase.holding.job.mechanism, NoMechanism):
-        # Groups are drawn anew, so that by chance two of them nearly coincide. Noise of the member's own is in the
-        # vector for good, so their difference shows what was charged for, if it were one member's alone. Noise in the
-        # ring is drawn anew for each vector and charged again: each sum by itself is a release with h honest members'
-        # noise in it (what the context promises), and a difference follows from the two.
-        return
     step.environment.policy.check_sum(survivors, earlier, opened.context.assumed_corrupt)
 
 
@@ -579,6 +614,9 @@ def _masked(step: _Step, event: Masked) -> None:
         and isinstance(phase.stage, secure_agg.ReadyToMask)
     ):
         step.enter(event.attempt.job, replace(phase, stage=event.stage))
+    else:
+        # Of an attempt that was left while its vector was being masked.
+        event.stage.forget()
 
 
 def _masking_failed(step: _Step, event: MaskingFailed) -> None:
@@ -591,7 +629,7 @@ def _masking_failed(step: _Step, event: MaskingFailed) -> None:
 _LONGEST_DETAIL = 500
 
 
-def _say_refusal(step: _Step, attempt: AttemptId, reason: Reason, detail: str) -> None:
+def _say_refusal(step: _Step, attempt: AttemptId, reason: Reason, detail: str, member: str = "") -> None:
     detail = detail[:_LONGEST_DETAIL]
     step.do(
         Note(
@@ -599,13 +637,15 @@ def _say_refusal(step: _Step, attempt: AttemptId, reason: Reason, detail: str) -
             {"attempt": str(attempt), "reason": word(reason), "detail": detail},
             True,
         ),
-        Say(AttemptMessage(attempt, AttemptRefusal(reason, detail))),
+        Say(AttemptMessage(attempt, AttemptRefusal(reason, detail, member))),
     )
 
 
-def _refuse(step: _Step, phase: InAttempt, reason: Reason, detail: str) -> None:
-    """Go no further: say why, forget the secrets, sit out the round, unless another member was at fault."""
-    _say_refusal(step, phase.attempt, reason, detail)
+def _refuse(step: _Step, phase: InAttempt, reason: Reason, detail: str, member: str = "") -> None:
+    """Go no further: say why, forget the secrets, sit out the round, unless another member was at fault: it is named,
+    since only who receives a sealed share sees that it is rubbish.
+    """
+    _say_refusal(step, phase.attempt, reason, detail, member)
     _leave_attempt(step, phase, AttemptEnded(False, reason, detail))
     if reason in _PEERS_FAULT:
         step.enter(phase.attempt.job, phase.holding)
@@ -619,6 +659,7 @@ def _refuse(step: _Step, phase: InAttempt, reason: Reason, detail: str) -> None:
 def _leave_attempt(step: _Step, phase: InAttempt, ended: AttemptEnded) -> None:
     signed = phase.heard.get(secure_agg.Survivors) if secure_agg.Survivors in phase.said else None
     survivors = signed.members if isinstance(signed, secure_agg.Survivors) else None
+    phase.stage.forget()
     step.do(StopUpload(phase.attempt), EndedAttempt(phase.attempt, ended, survivors))
 
 

@@ -159,10 +159,14 @@ class AttemptOpened:
 
 @dataclass(frozen=True, slots=True)
 class AttemptRefusal:
-    """An honest member goes no further in this attempt."""
+    """An honest member goes no further in this attempt.
+
+    member: whose entry or message was at fault; empty where it was no other member's, or older software does not say.
+    """
 
     reason: Reason
     detail: str = ""
+    member: str = ""
 
 
 @dataclass(frozen=True, slots=True)

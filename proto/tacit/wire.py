@@ -136,7 +136,7 @@ def _member_attempt_to_pb(ref: pb.AttemptRef, payload: MemberPayload) -> pb.Memb
             )
             return pb.MemberMessage(unmasking=unmasking)
         case messages.AttemptRefusal():
-            refusal = pb.AttemptRefusal(ref=ref, reason=payload.reason, detail=payload.detail)
+            refusal = pb.AttemptRefusal(ref=ref, reason=payload.reason, detail=payload.detail, member=payload.member)
             return pb.MemberMessage(refusal=refusal)
 
 
@@ -225,8 +225,9 @@ def _member_payload(message: pb.MemberMessage) -> MemberPayload:
                 masking_shares=_all_revealed(unmasking.masking_shares),
             )
         case "refusal":
+            refusal = message.refusal
             return messages.AttemptRefusal(
-                _reason(message.refusal.reason), _text(message.refusal.detail, _DETAIL_LENGTH)
+                _reason(refusal.reason), _text(refusal.detail, _DETAIL_LENGTH), _name(refusal.member)
             )
         case kind:
             raise WireInvalid(f"a message of an unknown kind: {kind}")

@@ -110,6 +110,12 @@ class AwaitingRoster:
         self._once.spend()
         return deal_shares(seat, self._masking, self._sealing, self._random)
 
+    def forget(self) -> None:
+        """Left here: both keys are overwritten, and nothing is answered any more."""
+        self._once.close()
+        self._masking.erase()
+        self._sealing.erase()
+
     def _check_size(self, size: int) -> None:
         least, most = self.context.least_roster, self.context.cohort
         if size < least:

@@ -50,6 +50,12 @@ class AwaitingSurvivors:
         state = AwaitingConfirmations(self.seat, self._held, tuple(sorted(alive)))
         return state, Confirmation(me, signature)
 
+    def forget(self) -> None:
+        """Left here: all shares are overwritten, and nothing is answered any more."""
+        self._once.close()
+        for shares in self._held.values():
+            shares.erase()
+
     def _check_survivors(self, survivors: Survivors) -> None:
         listed = set(survivors.members)
         if len(listed) != len(survivors.members):

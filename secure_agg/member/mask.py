@@ -57,10 +57,10 @@ class ReadyToMask:
             check_vector(vector, context.values, context.bits)
         except ValueError as error:
             raise Refusal(Reason.VECTOR_INVALID, detail=str(error)) from None
-        streams = self._streams()
+        # Before the keys are read: from here on they are this call's to erase, whoever forgets meanwhile.
         self._once.spend()
         try:
-            apply_streams(vector, streams, context.bits, threads=threads)
+            apply_streams(vector, self._streams(), context.bits, threads=threads)
         finally:
             self._masking.erase()
             self._seed.erase()
@@ -68,6 +68,16 @@ class ReadyToMask:
         statement = self.seat.session.masked_input_statement(self.seat.member, digest, vector.size)
         message = MaskedInput(self.seat.member, digest, vector.size, self.seat.identity.sign(statement))
         return AwaitingSurvivors(self.seat, self._held), message
+
+    def forget(self) -> None:
+        """Left here: what it holds is overwritten, and no vector is masked any more. A masking that has begun, in
+        another thread, erases its keys itself, at its end.
+        """
+        if self._once.close():
+            self._masking.erase()
+            self._seed.erase()
+        for shares in self._held.values():
+            shares.erase()
 
     def _streams(self) -> list[MaskStream]:
         session, me = self.seat.session, self.seat.member

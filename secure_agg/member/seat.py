@@ -42,3 +42,8 @@ class HeldShares:
 
     masking: Secret
     seed: Secret
+
+    def erase(self) -> None:
+        """Both of them. Erasing twice is harmless."""
+        self.masking.erase()
+        self.seed.erase()

@@ -86,20 +86,34 @@ class AwaitingDealings:
         allowed = set(self.seat.session.neighbours(self.seat.member))
         # On the complete graph a member deals to itself, and its own counts; on the sparse one it does not.
         held = dict(self._own_shares)
-        for dealing in dealings.dealings:
-            if dealing.dealer in held:
-                raise Refusal(Reason.DEALINGS_DUPLICATE, dealing.dealer)
-            if dealing.dealer not in allowed:
-                raise Refusal(Reason.DEALINGS_FOREIGN_DEALER, dealing.dealer)
-            held[dealing.dealer] = self._open(dealing)
-        if len(held) < self.seat.context.threshold:
-            raise Refusal(
-                Reason.DEALINGS_TOO_FEW,
-                detail=f"{len(held)} members dealt, the threshold is {self.seat.context.threshold}",
-            )
+        try:
+            for dealing in dealings.dealings:
+                if dealing.dealer in held:
+                    raise Refusal(Reason.DEALINGS_DUPLICATE, dealing.dealer)
+                if dealing.dealer not in allowed:
+                    raise Refusal(Reason.DEALINGS_FOREIGN_DEALER, dealing.dealer)
+                held[dealing.dealer] = self._open(dealing)
+            if len(held) < self.seat.context.threshold:
+                raise Refusal(
+                    Reason.DEALINGS_TOO_FEW,
+                    detail=f"{len(held)} members dealt, the threshold is {self.seat.context.threshold}",
+                )
+        except Refusal:
+            # What was opened of others goes; this state is as it was.
+            for dealer in held.keys() - self._own_shares.keys():
+                held[dealer].erase()
+            raise
         self._once.spend()
         self._sealing.erase()
         return ReadyToMask(self.seat, self._masking, self._seed, held)
+
+    def forget(self) -> None:
+        """Left here: keys, seed and its own shares are overwritten, and nothing is answered any more."""
+        self._once.close()
+        for secret in (self._masking, self._sealing, self._seed):
+            secret.erase()
+        for shares in self._own_shares.values():
+            shares.erase()
 
     def _open(self, dealing: ReceivedDealing) -> HeldShares:
         session, me, dealer = self.seat.session, self.seat.member, dealing.dealer

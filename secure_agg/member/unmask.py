@@ -51,10 +51,15 @@ class AwaitingConfirmations:
             if dealer not in alive
         )
         for shares in self._held.values():
-            shares.masking.erase()
-            shares.seed.erase()
+            shares.erase()
         answer = Unmasking(self.seat.member, seed_shares, masking_shares)
         return Answered(self.seat, self.survivors), answer
+
+    def forget(self) -> None:
+        """Left here: the shares that are left are overwritten, and nothing is answered any more."""
+        self._once.close()
+        for shares in self._held.values():
+            shares.erase()
 
     def _check_confirmations(self, confirmations: Confirmations) -> None:
         session, me = self.seat.session, self.seat.member
@@ -93,6 +98,9 @@ class Answered:
     def on_confirmations(self, confirmations: Confirmations) -> tuple[Answered, Unmasking]:
         """Always raises Refusal: a second answer is never given."""
         raise Refusal(Reason.SECOND_UNMASK_REQUEST)
+
+    def forget(self) -> None:
+        """There is nothing left to overwrite."""
 
     def result_digest(self, total: NDArray[np.uint32]) -> bytes:
         """32 bytes that the coordinator's announced result must equal, for a sum this member was shown."""

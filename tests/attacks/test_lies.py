@@ -39,7 +39,8 @@ a flipped bit anywhere                test_a_flipped_bit_anywhere_...         fl
 with colluding members, both ways: tests/attacks/test_split_view.py.
 (2) A threshold that the cohort contradicts is no context at all: CONTEXT_INVALID, test_a_context_that_is_none_...
 (3) Needs a member on the coordinator's side that seals it; what travels is what any sealed share looks like.
-(4) Needs a failed attempt; tests/attacks/test_sums_of_one_version.py has both sides of it.
+(4) Needs a failed attempt; tests/attacks/test_sums_of_one_version.py has both sides of it. POLICY_ATTEMPTS is said when
+the round is assigned; to who skips that, before a key is shown: tests/simulation/test_member_refuses.py.
 """
 # ruff: noqa: E501  the table
 
@@ -69,7 +70,7 @@ from secure_agg.shamir import PRIME, SHARE_BYTES, ShareInvalid, combine_secret, 
 from tacit import wire
 from tacit.attempt import AttemptId
 from tacit.job import Aggregation, application_digest, layout_of
-from tacit.messages import Assignment, AttemptMessage, AttemptOpened, AttemptRefusal
+from tacit.messages import Assignment, AttemptMessage, AttemptOpened, AttemptRefusal, Decline
 from tacit.reason import Reason, word
 from tacit.v1 import federation_pb2 as pb
 from tests.support.fleet import job_document
@@ -625,14 +626,17 @@ def test_the_same_update_asked_for_twice(policy, reason, words):
     fleet._effect = effect
     fleet.connect().run(lambda: bool(failed))
     fleet.lied("m0", "m1", "m2", "m3")
-    fleet.run(lambda: len(fleet.ends()) == 2, hours=2)
+    fleet.run(lambda: len(fleet.ends()) == 2, hours=1)
     assert failed == [AttemptId(JOB, 1, 1)]
     assert not fleet.results
     for name in ("m0", "m1", "m2", "m3"):
-        before = (secure_agg.Advertisement, secure_agg.Dealing)
         vectors = [effect for effect in fleet.since(name) if isinstance(effect, states.MaskAndUpload)]
         if reason == Reason.REASON_POLICY_ATTEMPTS:
-            fleet.refused(reason, *words, name=name, after=before)
+            # It says so before anybody masks for it: no second key, and no second vector.
+            *_, declined = [each for each in fleet.members[name].said if isinstance(each, Decline)]
+            assert (declined.reason, words[0] in declined.detail) == (reason, True)
+            assert not vectors
+            assert len(fleet.payloads(secure_agg.Advertisement, name)) == 1
         else:
             # The vector has left, behind masks that nobody takes off: the second list is not signed.
             assert len(vectors) == 1

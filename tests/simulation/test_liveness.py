@@ -11,9 +11,13 @@ from coordinator.rounds import effects as fx
 from coordinator.rounds import events as ev
 from coordinator.rounds.effects import Status
 from coordinator.rounds.machine import transition
+from edge_client.journal import Memory, Sent
 from edge_client.privacy.policy import Policy
 from edge_client.session import states
-from tacit.messages import AttemptMessage, Decline
+from secure_agg.server import CollectingMasked
+from tacit.attempt import AttemptId
+from tacit.mechanism import DistributedGaussian, GaussianUpdate, NoMechanism
+from tacit.messages import AttemptMessage, AttemptRefusal, Decline, Ready
 from tacit.reason import Reason
 from tests.support.fleet import Fleet, job_document
 
@@ -69,7 +73,9 @@ def test_a_dealing_that_does_not_open_costs_an_attempt_and_not_the_job():
     assert {lost.reason for lost in fleet.ends()[0].dropouts} >= {Reason.REASON_DEALINGS_CIPHERTEXT_INVALID}
 
 
-def test_a_dealer_that_commits_to_no_polynomial_is_left_out_of_the_next_attempt(monkeypatch):
+@pytest.fixture
+def on_no_polynomial(monkeypatch):
+    """What m4 commits to and deals lies on no polynomial, so that what it shares cannot be rebuilt."""
     share, advertise = sys.modules["secure_agg.member.share"], sys.modules["secure_agg.member.advertise"]
     deal_shares, deal_secret = share.deal_shares, share.deal_secret
 
@@ -82,14 +88,230 @@ def test_a_dealer_that_commits_to_no_polynomial_is_left_out_of_the_next_attempt(
             share.deal_secret = deal_secret
 
     monkeypatch.setattr(advertise, "deal_shares", deal)
-    fleet = Fleet(5, policy=Policy(mechanisms=("none",), allow_close_sums=True, attempts_a_version=1000))
+
+
+def barred(fleet):
+    return [count.fields["member"] for count in fleet.counts if count.what == "barred"]
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "policy"),
+    [
+        # What members get who write nothing, in a job with noise of their own, and in the ring.
+        (GaussianUpdate(noise_multiplier=1.0, clip=10), Policy()),
+        (DistributedGaussian(noise_multiplier=1.0, clip=10, honest=2), Policy()),
+        # Without noise it takes members that let sums be subtracted.
+        (NoMechanism(), Policy(mechanisms=("none",), allow_close_sums=True)),
+    ],
+    ids=lambda each: getattr(each, "name", ""),
+)
+@pytest.mark.usefixtures("on_no_polynomial")
+def test_a_dealer_that_commits_to_no_polynomial_is_left_out_of_the_next_attempt(mechanism, policy):
+    fleet = Fleet(5, policy=policy, job=job_document(count=4).model_copy(update={"mechanism": mechanism}))
     fleet.connect().run()
     fleet.check()
     assert fleet.state.status is Status.FINISHED
-    assert "m4" not in fleet.ends()[1].survivors
+    # The second sum of a round is the first one's less the dealer.
+    assert [(end.published, "m4" in end.survivors) for end in fleet.ends()] == [(False, True), (True, False)] * 3 + [
+        (True, False)
+    ]
     # Three times is enough; it is not asked again in this job.
-    barred = [count for count in fleet.counts if count.what == "barred"]
-    assert [count.fields["member"] for count in barred] == ["m4"] * min(3, fleet.job.rounds.count)
+    assert barred(fleet) == ["m4"] * 3
+
+
+@pytest.mark.usefixtures("on_no_polynomial")
+def test_without_noise_one_such_dealer_ends_a_job_whose_members_keep_the_default_policy():
+    """The price of `policy_close_sums`, which docs/threat-model.md names: without the dealer the sum is one member
+    less, and the coordinator, that members do not trust, could have opened the first one.
+    """
+    fleet = Fleet(5).connect().run()
+    assert (fleet.state.status, fleet.state.reason) == (Status.PAUSED, Reason.REASON_ROUNDS_FAILING)
+    assert fleet.state.version_number == 0
+    refused = {count.fields["reason"] for count in fleet.counts if count.what == "refusal"}
+    assert refused == {"policy_close_sums"}
+    # Nor does it go on without the dealer: the version has had its vectors.
+    fleet.cut("m4")
+    fleet.run(hours=1)
+    fleet.post(ev.Resume())
+    fleet.run()
+    assert fleet.state.status is Status.PAUSED
+    declined = {fleet.state.members[name].declined[0] for name in ("m0", "m1", "m2", "m3")}
+    assert declined == {Reason.REASON_POLICY_ATTEMPTS}
+
+
+def sealing_rubbish(fleet, dealer, victims):
+    """What the dealer seals for these opens as nothing; the coordinator cannot see it."""
+    heard = fleet._heard
+
+    def forged(name, message):
+        if name != dealer or not isinstance(getattr(message, "payload", None), secure_agg.Dealing):
+            return heard(name, message)
+        dealing = message.payload
+        shares = tuple(
+            replace(share, sealed=b"x" * len(share.sealed)) if share.receiver in victims else share
+            for share in dealing.shares
+        )
+        return ev.Answered(name, AttemptMessage(message.attempt, replace(dealing, shares=shares)))
+
+    fleet._heard = forged
+    # Whatever its own software would say to many attempts.
+    member = fleet.members[dealer]
+    member.environment = replace(member.environment, policy=UNCAPPED)
+    return fleet
+
+
+# n - t + 1 victims, which are what it takes.
+@pytest.mark.parametrize(("members", "victims"), [(4, 2), (5, 2), (6, 3), (10, 4), (20, 8)])
+def test_a_dealer_that_seals_rubbish_for_as_many_as_stop_an_attempt_is_named_and_left_out(members, victims):
+    dealer = f"m{members - 1}"
+    fleet = sealing_rubbish(Fleet(members, job=job_document(count=4)), dealer, {f"m{each}" for each in range(victims)})
+    fleet.connect().run()
+    fleet.check()
+    assert fleet.state.status is Status.FINISHED
+    assert barred(fleet) == [dealer] * 3
+    assert [(end.published, dealer in end.survivors) for end in fleet.ends()] == [(False, False), (True, False)] * 3 + [
+        (True, False)
+    ]
+    named = {message.payload.member for message in fleet.members["m0"].said if refused_a_dealing(message)}
+    assert named == {dealer}
+
+
+def refused_a_dealing(message):
+    payload = getattr(message, "payload", None)
+    return isinstance(payload, AttemptRefusal) and payload.reason == Reason.REASON_DEALINGS_CIPHERTEXT_INVALID
+
+
+def test_of_three_members_nobody_can_tell_the_dealer_from_who_complains():
+    """n_C is 1 and one victim stops the attempt: the word of one against the word of one."""
+    fleet = sealing_rubbish(Fleet(3), "m2", {"m0"}).connect().run()
+    assert fleet.state.reason == Reason.REASON_ROUNDS_FAILING
+    assert barred(fleet) == []
+
+
+def test_who_is_waited_for_when_an_attempt_becomes_hopeless_is_not_late():
+    fleet = sealing_rubbish(Fleet(5), "m4", {"m0", "m1"}).connect().run()
+    first = fleet.ends()[0]
+    assert (first.published, first.reason) == (False, Reason.REASON_THRESHOLD_LOST)
+    assert {(lost.member, lost.reason) for lost in first.dropouts} == {
+        ("m0", Reason.REASON_DEALINGS_CIPHERTEXT_INVALID),
+        ("m1", Reason.REASON_DEALINGS_CIPHERTEXT_INVALID),
+    }
+    for name in ("m2", "m3", "m4"):
+        attempt, ended = fleet.members[name].ended[0]
+        assert (attempt, ended.reason, ended.detail) == (first.attempt, Reason.REASON_THRESHOLD_LOST, first.detail)
+    assert "phase_deadline" not in {count.fields.get("reason") for count in fleet.counts}
+
+
+# ---- complaints of members that lie: what is said of m9, of which nothing is wrong --------------------------------
+
+
+def masking(members=10):
+    """A cohort that is asked for its vectors: n_C is 2, and 4 may go."""
+    fleet = Fleet(members, policy=UNCAPPED, job=job_document(attempts=3, failures=50)).connect()
+    return until_masking(fleet)
+
+
+def until_masking(fleet, attempt=1):
+    def there():
+        collecting = getattr(fleet.state.phase, "protocol", None)
+        return fleet.state.attempt >= attempt and isinstance(collecting, CollectingMasked)
+
+    fleet.run(there)
+    assert there()
+    return fleet
+
+
+def complain(fleet, *names, about="m9", reason=Reason.REASON_DEALINGS_SHARE_MISMATCH):
+    for name in names:
+        refusal = AttemptMessage(fleet.state.attempt_id(), AttemptRefusal(reason, "it says", about))
+        fleet._coordinator(ev.Answered(name, refusal))
+
+
+@pytest.mark.parametrize(
+    ("names", "about", "reason", "left_out"),
+    [
+        # As many as are assumed corrupt have no honest member left out; of one more, one is honest.
+        (("m0", "m1"), "m9", Reason.REASON_DEALINGS_SHARE_MISMATCH, []),
+        (("m0", "m1", "m2"), "m9", Reason.REASON_DEALINGS_SHARE_MISMATCH, ["m9"]),
+        (("m0", "m1", "m2"), "m9", Reason.REASON_DEALINGS_CIPHERTEXT_INVALID, ["m9"]),
+        # One fault, however many say so.
+        (("m0", "m1", "m2", "m3"), "m9", Reason.REASON_DEALINGS_SHARE_MISMATCH, ["m9"]),
+        (("m0", "m1", "m0", "m1", "m0"), "m9", Reason.REASON_DEALINGS_SHARE_MISMATCH, []),
+        (("m9", "m0", "m1"), "m9", Reason.REASON_DEALINGS_SHARE_MISMATCH, []),
+        (("m0", "m1", "m2", "m3"), "m77", Reason.REASON_DEALINGS_SHARE_MISMATCH, []),
+        (("m0", "m1", "m2", "m3"), "", Reason.REASON_DEALINGS_SHARE_MISMATCH, []),
+        # Nothing that a dealer does to a receiver behind the coordinator's back.
+        (("m0", "m1", "m2", "m3"), "m9", Reason.REASON_ROSTER_SIGNATURE_INVALID, []),
+        (("m0", "m1", "m2", "m3"), "m9", Reason.REASON_DEALINGS_DUPLICATE, []),
+    ],
+)
+def test_more_than_n_c_of_a_cohort_must_name_a_dealer(names, about, reason, left_out):
+    fleet = masking()
+    complain(fleet, *names, about=about, reason=reason)
+    assert barred(fleet) == left_out
+    fleet.run()
+    fleet.check()
+    assert fleet.state.status is Status.FINISHED
+    assert barred(fleet) == left_out
+
+
+def test_who_has_masked_with_a_dealer_cannot_say_that_it_dealt_rubbish():
+    fleet = masking()
+    # Two have sent their vectors.
+    fleet.run(lambda: len(fleet.state.phase.protocol.answers) == 2)
+    masked = tuple(fleet.state.phase.protocol.answers)
+    complain(fleet, *masked, "m0" if "m0" not in masked else "m5")
+    assert barred(fleet) == []
+
+
+def lose_the_attempt(fleet, *names):
+    """By refusals that name nobody."""
+    complain(fleet, *names, about="", reason=Reason.REASON_INTERNAL)
+    assert not fleet.ends()[-1].published
+
+
+def test_complaints_of_a_round_add_up_and_end_with_it():
+    fleet = masking()
+    complain(fleet, "m0", "m1")
+    lose_the_attempt(fleet, "m5", "m6")
+    until_masking(fleet, attempt=2)
+    assert fleet.state.round == 1
+    # The same two again are the same two.
+    complain(fleet, "m0", "m1")
+    assert barred(fleet) == []
+    complain(fleet, "m2")
+    assert barred(fleet) == ["m9"]
+
+    later = masking()
+    complain(later, "m0", "m1")
+    later.run(lambda: later.state.round == 2)
+    until_masking(later, attempt=2)
+    complain(later, "m2", "m3")
+    assert barred(later) == []
+
+
+def test_only_complaints_of_the_present_cohort_are_counted():
+    """n_C bounds the corrupt members of one cohort, not of all that were in one."""
+    fleet = masking(11)
+    complain(fleet, "m0", "m1")
+    lose_the_attempt(fleet, "m5", "m6", "m7")
+    fleet.cut("m0")
+    until_masking(fleet, attempt=2)
+    assert "m0" not in fleet.state.phase.cohort
+    complain(fleet, "m2")
+    assert barred(fleet) == []
+    complain(fleet, "m3")
+    assert barred(fleet) == ["m9"]
+
+
+def test_resuming_a_job_forgets_complaints_with_the_faults():
+    fleet = masking()
+    complain(fleet, "m0", "m1")
+    fleet.post(ev.Pause())
+    fleet.post(ev.Resume(), 100)
+    until_masking(fleet, attempt=2)
+    complain(fleet, "m2")
+    assert barred(fleet) == []
 
 
 def test_members_whose_certificates_ran_out_are_not_drawn_for_ever():
@@ -121,6 +343,22 @@ def test_members_that_have_sent_all_they_may_bring_the_job_to_a_stop_that_says_s
     declined = [view.declined for view in fleet.state.members.values()]
     assert all(each is not None and each[0] == Reason.REASON_POLICY_ATTEMPTS for each in declined)
     assert all("attempts_a_version" in each[1] for each in declined)
+    # They said so when they were asked, and trained for nothing.
+    assert fleet.state.attempt == 3
+    assert not any(count.what == "refusal" for count in fleet.counts)
+
+
+def test_who_has_sent_all_it_may_says_so_before_others_mask_for_it():
+    fleet = Fleet(5, job=job_document(min_members=4))
+    sent = tuple(Sent(AttemptId("questions", 0, number), fleet.job.weights, bytes(32)) for number in (1, 2, 3))
+    for name in ("m0", "m1"):
+        fleet.members[name].state = states.MemberState(Memory({}, sent))
+    fleet.connect().run()
+    assert fleet.state.reason == Reason.REASON_ROUNDS_FAILING
+    assert fleet.state.members["m0"].declined[0] == Reason.REASON_POLICY_ATTEMPTS
+    assert not any(isinstance(message, Ready) for message in fleet.members["m0"].said)
+    # What the three others may send for this version is still theirs.
+    assert all(not member.opened for member in fleet.members.values())
 
 
 def test_what_cannot_even_be_judged_costs_its_sender_the_attempt_and_nobody_else():

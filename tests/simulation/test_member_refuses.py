@@ -10,13 +10,16 @@ import pytest
 
 import secure_agg
 from coordinator.rounds.effects import Status
+from edge_client.journal import Sent
 from edge_client.privacy.policy import Policy
 from edge_client.privacy.rules import fingerprint
 from edge_client.session import states
+from secure_agg.member.seat import HeldShares
+from secure_agg.secret import Secret
 from tacit.attempt import AttemptId
 from tacit.job import Aggregation, application_digest, layout_of
 from tacit.mechanism import DistributedGaussian
-from tacit.messages import AttemptMessage, AttemptOpened, AttemptRefusal
+from tacit.messages import AttemptEnded, AttemptMessage, AttemptOpened, AttemptRefusal, JobEnded
 from tacit.reason import Reason
 from tests.support.fleet import Fleet, job_document
 from tests.unit.secure_agg.sum_fleet import TestIdentity, key_of
@@ -287,3 +290,118 @@ def test_a_roster_of_pinned_peers_and_as_many_others_as_are_assumed_corrupt_is_t
     fleet.connect().run(lambda: fleet.state.version_number == 1)
     assert refusals(fleet) == []
     assert len(strict.signed) == 1
+
+
+# ---- how many vectors of a version ----------------------------------------------------------------------------------
+
+
+def test_an_attempt_of_a_version_that_has_had_its_vectors_is_refused_before_a_key_is_shown():
+    """The coordinator opens it without asking who is ready; honest ones are told so when they assign the round."""
+    fleet = Fleet(5)
+
+    def spend(name, message):
+        if name == VICTIM and isinstance(getattr(message, "payload", None), AttemptOpened):
+            member = fleet.members[VICTIM]
+            assert isinstance(member.state.phase("questions"), states.Holding)
+            sent = tuple(Sent(AttemptId("questions", 0, each), fleet.job.weights, OTHER) for each in (1, 2, 3))
+            member.state = replace(member.state, memory=replace(member.state.memory, sent=sent))
+
+    fleet.before = spend
+    fleet.connect().run(lambda: bool(fleet.ends()))
+    assert refusals(fleet) == [Reason.REASON_POLICY_ATTEMPTS]
+    assert said(fleet, secure_agg.Advertisement) == []
+    # It was not waited for, and nobody's vector was lost over it.
+    assert fleet.ends()[0].published
+
+
+# ---- what is left of an attempt that is left ------------------------------------------------------------------------
+
+
+def secrets_of(stage):
+    """Everything secret that a member's state holds, whatever its type."""
+    found = [getattr(stage, name) for name in ("_masking", "_sealing", "_seed") if hasattr(stage, name)]
+    held = [*getattr(stage, "_held", {}).values(), *getattr(stage, "_own_shares", {}).values()]
+    return [*found, *(each.masking for each in held), *(each.seed for each in held)]
+
+
+def readable(secret):
+    try:
+        return bool(secret.reveal())
+    except LookupError:
+        return False
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [
+        secure_agg.AwaitingRoster,
+        secure_agg.AwaitingDealings,
+        secure_agg.ReadyToMask,
+        secure_agg.AwaitingSurvivors,
+        secure_agg.AwaitingConfirmations,
+    ],
+)
+@pytest.mark.parametrize("way", ["ended", "assigned", "out of turn", "job over"])
+def test_secrets_of_an_attempt_are_overwritten_however_it_is_left(stage, way):
+    fleet = Fleet(5).connect()
+    member = fleet.members[VICTIM]
+
+    def there():
+        return isinstance(getattr(member.state.phase("questions"), "stage", None), stage)
+
+    fleet.run(there)
+    phase = member.state.phase("questions")
+    assert any(readable(each) for each in secrets_of(phase.stage))
+    left = {
+        "ended": AttemptMessage(phase.attempt, AttemptEnded(False, Reason.REASON_THRESHOLD_LOST)),
+        "assigned": phase.holding.assignment,
+        "out of turn": AttemptMessage(phase.attempt, secure_agg.Confirmations(())),
+        "job over": JobEnded("questions", Reason.REASON_JOB_PAUSED, OTHER),
+    }[way]
+    fleet.tell(VICTIM, states.Received(left))
+    assert not isinstance(member.state.phase("questions"), states.InAttempt)
+    assert not any(readable(each) for each in secrets_of(phase.stage))
+
+
+def test_a_vector_that_is_masked_after_its_attempt_was_left_leaves_no_shares_behind():
+    fleet = Fleet(5).connect()
+    member = fleet.members[VICTIM]
+    fleet.run(lambda: isinstance(getattr(member.state.phase("questions"), "stage", None), secure_agg.AwaitingSurvivors))
+    phase = member.state.phase("questions")
+    # As the thread that masks has it: a copy of what the machine left before it heard of it.
+    kept = {name: HeldShares(Secret(b"m" * 33), Secret(b"s" * 33)) for name in phase.stage._held}
+    late = replace(phase.stage, _held=kept)
+    fleet.tell(VICTIM, states.Received(AttemptMessage(phase.attempt, AttemptEnded(False, Reason.REASON_CANCELLED))))
+    fleet.tell(VICTIM, states.Masked(phase.attempt, late))
+    assert not any(readable(each) for each in secrets_of(late))
+
+
+def test_what_a_policy_stops_half_way_through_a_message_is_overwritten_too(monkeypatch):
+    """The next state is made already when the policy looks at the roster, and when the vector is counted."""
+    made = []
+    for kind, method in ((secure_agg.AwaitingRoster, "on_roster"), (secure_agg.AwaitingDealings, "on_dealings")):
+        real = getattr(kind, method)
+
+        def keeping(self, *given, real=real):
+            answer = real(self, *given)
+            made.append(answer[0] if isinstance(answer, tuple) else answer)
+            return answer
+
+        monkeypatch.setattr(kind, method, keeping)
+    Fleet(5, policy=Policy(mechanisms=("none",), peers=pins_of("m1"))).connect().run(lambda: len(made) == 5)
+    fleet = Fleet(5).connect()
+    fleet.run(
+        lambda: isinstance(
+            getattr(fleet.members[VICTIM].state.phase("questions"), "stage", None), secure_agg.AwaitingDealings
+        )
+    )
+    member = fleet.members[VICTIM]
+    before, made[5:] = made[:5], []
+    sent = tuple(Sent(AttemptId("questions", 0, each), fleet.job.weights, OTHER) for each in (1, 2, 3))
+    member.state = replace(member.state, memory=replace(member.state.memory, sent=sent))
+    fleet.run(lambda: bool(refusals(fleet)))
+    assert refusals(fleet) == [Reason.REASON_POLICY_ATTEMPTS]
+    (ready,) = [each for each in made if isinstance(each, secure_agg.ReadyToMask) and each.seat.member == VICTIM]
+    for stage in (*before, ready):
+        assert secrets_of(stage)
+        assert not any(readable(each) for each in secrets_of(stage))

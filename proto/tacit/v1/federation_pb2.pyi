@@ -536,14 +536,16 @@ class RevealedShare(_message.Message):
     def __init__(self, dealer: _Optional[str] = ..., share: _Optional[bytes] = ...) -> None: ...
 
 class AttemptRefusal(_message.Message):
-    __slots__ = ("ref", "reason", "detail")
+    __slots__ = ("ref", "reason", "detail", "member")
     REF_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
     ref: AttemptRef
     reason: _reason_pb2.Reason
     detail: str
-    def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., reason: _Optional[_Union[_reason_pb2.Reason, str]] = ..., detail: _Optional[str] = ...) -> None: ...
+    member: str
+    def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., reason: _Optional[_Union[_reason_pb2.Reason, str]] = ..., detail: _Optional[str] = ..., member: _Optional[str] = ...) -> None: ...
 
 class AttemptEnded(_message.Message):
     __slots__ = ("ref", "published", "reason", "detail", "result", "new_version")

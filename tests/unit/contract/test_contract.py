@@ -73,6 +73,7 @@ MEMBER_SAYS = [
         ),
     ),
     AttemptMessage(ATTEMPT, messages.AttemptRefusal(Reason.REASON_CONTEXT_UNEXPECTED, "why")),
+    AttemptMessage(ATTEMPT, messages.AttemptRefusal(Reason.REASON_DEALINGS_CIPHERTEXT_INVALID, "why", "b")),
 ]
 COORDINATOR_SAYS = [
     messages.Welcome(1, "0.1.0", "ab" * 32, 1234),

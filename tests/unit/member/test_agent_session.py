@@ -25,7 +25,7 @@ from tacit import PROTOCOL_VERSIONS, wire
 from tacit.attempt import AttemptId
 from tacit.console import ExitCode
 from tacit.limits import CERTIFICATES_AT_ONCE, MOST_CERTIFICATE_BYTES
-from tacit.messages import Assignment, AttemptMessage, AttemptRefusal, Decline, LedgerCounter, Ready, Welcome
+from tacit.messages import Assignment, AttemptMessage, AttemptRefusal, Decline, JobEnded, LedgerCounter, Ready, Welcome
 from tacit.reason import Reason
 from tacit.v1 import federation_pb2 as pb
 from tests.support.fleet import Fleet
@@ -598,3 +598,19 @@ def test_which_refusals_are_final():
     assert final(Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN, good, renewed=over) == (False, 1)
     # Another process of this home has the session: to renew would be to fight for it.
     assert final(Reason.REASON_SESSION_REPLACED, good, renewed=over) == (True, 0)
+
+
+def test_the_end_of_a_job_that_was_declined_before_anything_was_prepared_is_waited_for():
+    """Who has sent all it may for the last version declines at once; it ends with the job all the same."""
+    preparer = SimpleNamespace(job_over=lambda job: None)
+    observer = SimpleNamespace(job_over=lambda ended: None)
+    journal = SimpleNamespace(memory=lambda: Memory({}))
+
+    async def run():
+        made = Agent(None, None, journal, preparer, None, observer, None, until_finished=True)
+        made._carry_out(states.Say(Decline("a", 1, Reason.REASON_POLICY_ATTEMPTS, "it has sent three")))
+        assert not made._finished.is_set()
+        made._carry_out(states.JobOver(JobEnded("a", Reason.REASON_JOB_FINISHED, bytes(32))))
+        return made._finished.is_set()
+
+    assert asyncio.run(run())

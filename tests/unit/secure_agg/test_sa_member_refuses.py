@@ -646,3 +646,85 @@ def test_certificates_helper_is_sound() -> None:
         with pytest.raises(IdentityInvalid):
             verify(certificate, message, identity.sign(b"x"))
     assert key_of(identity.certificate) == identity._key.public_key().public_bytes_raw()
+
+
+# Left early.
+
+
+def secrets_of(state: Any) -> list[Any]:
+    found = [getattr(state, name) for name in ("_masking", "_sealing", "_seed") if hasattr(state, name)]
+    held = [*getattr(state, "_held", {}).values(), *getattr(state, "_own_shares", {}).values()]
+    return [*found, *(each.masking for each in held), *(each.seed for each in held)]
+
+
+def overwritten(secret: Any) -> bool:
+    try:
+        secret.reveal()
+    except LookupError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("phase", [Phase.SHARE, Phase.MASK, Phase.CONFIRM, Phase.UNMASK])
+def test_a_state_that_is_told_to_forget_holds_no_secret_and_refuses_everything(phase: Phase) -> None:
+    fleet = Fleet(5).until(phase)
+    state = fleet.states[ME]
+    assert not all(overwritten(each) for each in secrets_of(state))
+    state.forget()
+    assert secrets_of(state)
+    assert all(overwritten(each) for each in secrets_of(state))
+    with pytest.raises(Refusal):
+        fleet.act(ME, phase)
+    # Once more is harmless.
+    state.forget()
+
+
+def test_who_is_told_to_forget_before_masking_masks_nothing() -> None:
+    fleet = Fleet(5).until(Phase.MASK)
+    ready = fleet.states[ME].on_dealings(fleet.inbox[ME])
+    ready.forget()
+    assert all(overwritten(each) for each in secrets_of(ready))
+    vector = fleet.inputs[ME].copy()
+    with pytest.raises(Refusal, match="second_masking"):
+        ready.mask(vector)
+    assert np.array_equal(vector, fleet.inputs[ME])
+
+
+def test_who_is_told_to_forget_while_another_thread_masks_leaves_that_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The vector is whole, or there is none: never one under half of its masks."""
+    fleet = Fleet(5).until(Phase.MASK)
+    ready = fleet.states[ME].on_dealings(fleet.inbox[ME])
+    real = mask_phase.derive_key
+
+    def meanwhile(*given: Any) -> bytes:
+        ready.forget()
+        return real(*given)
+
+    monkeypatch.setattr(mask_phase, "derive_key", meanwhile)
+    vector = fleet.inputs[ME].copy()
+    ready.mask(vector)
+    whole = Fleet(5).until(Phase.MASK)
+    whole.act(ME, Phase.MASK)
+    assert np.array_equal(vector, whole.masked[ME])
+    assert all(overwritten(each) for each in secrets_of(ready))
+
+
+def test_what_was_opened_before_a_bad_share_came_is_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = Fleet(5).until(Phase.MASK)
+    state, opened = fleet.states[ME], []
+    real = type(state)._open
+
+    def keeping(self: Any, dealing: Any) -> Any:
+        opened.append(real(self, dealing))
+        return opened[-1]
+
+    monkeypatch.setattr(type(state), "_open", keeping)
+    *good, last = fleet.inbox[ME].dealings
+    bad = dataclasses.replace(last, sealed=bytes(len(last.sealed)))
+    honest, fleet.inbox[ME] = fleet.inbox[ME], ReceivedDealings((*good, bad))
+    refused(fleet, Phase.MASK, Reason.DEALINGS_CIPHERTEXT_INVALID, last.dealer)
+    assert len(opened) == len(good)
+    assert all(overwritten(each.masking) and overwritten(each.seed) for each in opened)
+    # Its own shares are not touched: the honest message is still accepted.
+    fleet.inbox[ME] = honest
+    fleet.act(ME, Phase.MASK)

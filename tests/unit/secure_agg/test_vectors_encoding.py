@@ -82,7 +82,11 @@ FROM_MEMBERS: dict[str, Any] = {
     ),
     "confirmation": AttemptMessage(AT, secure_agg.Confirmation("m0", some("signed"))),
     "unmasking": AttemptMessage(AT, secure_agg.Unmasking("m0", (share("m0"), share("m1")), (share("m2"),))),
+    # As software from before `member` sends it.
     "refusal": AttemptMessage(AT, messages.AttemptRefusal(Reason.REASON_ROSTER_SIGNATURE_INVALID, "m1: why")),
+    "refusal that names a member": AttemptMessage(
+        AT, messages.AttemptRefusal(Reason.REASON_DEALINGS_CIPHERTEXT_INVALID, "m1: why", "m1")
+    ),
 }
 FROM_THE_COORDINATOR: dict[str, Any] = {
     "welcome": messages.Welcome(1, "0.1.0", some("federation").hex(), 1_700_000_000_000, 300),
