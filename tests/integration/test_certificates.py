@@ -57,7 +57,8 @@ def test_certificates_renew_and_the_authority_changes_under_a_running_job(federa
         process.wait_for("authorities_followed", number=1)
     for process in (east, south):
         process.wait_for("certificate_renewed")
-    assert _authority(federation, "status")["members_of_earlier"] == ["north", "west"]
+    # North has ten minutes to move in, and draws when: it may have been at once.
+    assert {"west"} <= set(_authority(federation, "status")["members_of_earlier"]) <= {"north", "west"}
     at = federation.show("long").job.version_number
     mixed = federation.wait_for("long", lambda detail: detail.job.version_number >= at + 2)
     published = [attempt for each in mixed.rounds for attempt in each.attempts if attempt.outcome == "published"]
@@ -65,7 +66,7 @@ def test_certificates_renew_and_the_authority_changes_under_a_running_job(federa
 
     # The earlier one is not retired over anybody's head.
     said = _authority(federation, "retire", "--yes", code=4)
-    assert "north, west" in said
+    assert "west" in said
     # Another process of the same home: the one that runs takes what it finds.
     renewed = json.loads(succeed("edge_client", "renew", "--home", federation.home("north"), "--json"))
     assert renewed["renewed"]
