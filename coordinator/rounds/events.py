@@ -50,9 +50,10 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """A member will not train for this job."""
+    """A member will not train for this round of the job."""
 
     member: str
+    round: int
     reason: Reason
     detail: str
 

@@ -270,7 +270,9 @@ def _watch_absence(step: _Step, member: str) -> None:
 
 def _declined(step: _Step, event: ev.Declined) -> None:
     known = step.state.members.get(event.member)
-    if known is None:
+    if known is None or event.round != step.state.round:
+        # Of a round that is over, or that a restored coordinator does not know, which has no such version to give: it
+        # says nothing of this one, for which the member is asked anew.
         return
     step.state = step.state.with_member(
         event.member, replace(known, declined=(event.reason, event.detail), ready=False)

@@ -438,7 +438,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
                 raise wire.WireInvalid("a session says Hello once")
             case Decline():
                 detail = message.detail or sentence(message.reason)
-                event: ev.Event = ev.Declined(session.member, message.reason, detail)
+                event: ev.Event = ev.Declined(session.member, message.round, message.reason, detail)
                 job = message.job
             case Ready():
                 event = ev.SaidReady(session.member, message.round, message.version)

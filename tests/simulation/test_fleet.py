@@ -232,6 +232,25 @@ def test_a_policy_that_refuses_is_heard_and_the_others_go_on():
     assert strict.opened == []
 
 
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_decline_of_another_round_says_nothing_of_this_one(paused):
+    """After a restore a member may still ask for the version of a round that is gone: no reason to leave it out."""
+    fleet = Fleet(4, job=job_document(count=3))
+    fleet.connect().run(lambda: fleet.state.version_number == 1)
+    if paused:
+        fleet.post(ev.Pause())
+        fleet.run(lambda: fleet.state.status is Status.PAUSED)
+    fleet.post(ev.Declined("m0", 110, Reason.REASON_BUNDLE_UNSUITABLE, "no job has a blob d19749dc7901"))
+    if paused:
+        fleet.run()
+        assert fleet.state.available == ("m0", "m1", "m2", "m3")
+        fleet.post(ev.Resume())
+    fleet.run()
+    fleet.check()
+    assert fleet.state.status is Status.FINISHED
+    assert "m0" in [record for record in fleet.records if isinstance(record, fx.OpenAttempt)][-1].cohort
+
+
 def test_attempts_for_one_version_are_capped_by_the_members_policy():
     fleet = Fleet(5, policy=Policy(mechanisms=("none",), attempts_a_version=2), job=job_document(attempts=10))
     # Every sum fails in its last phase: two of five never confirm.

@@ -389,7 +389,7 @@ class Fleet:
             case Ready():
                 return ev.SaidReady(name, message.round, message.version)
             case Decline():
-                return ev.Declined(name, message.reason, message.detail)
+                return ev.Declined(name, message.round, message.reason, message.detail)
             case AttemptMessage():
                 return ev.Answered(name, message)
         raise AssertionError(message)
