@@ -34,7 +34,7 @@ from benchmarks.record import Figure, Results, spread
 from benchmarks.simulation import Member, corpora_of, play_round
 from benchmarks.virtual_members import SeededRandom
 from edge_client.privacy.mechanisms import Protection
-from tacit.job import Aggregation
+from tacit.job import Aggregation, Precision
 
 if TYPE_CHECKING:
     from edge_client.data import Example
@@ -79,6 +79,7 @@ class Plan:
     every: int = 4
     tokens: int = 20
     learning_rate: float = 0.01
+    precision: Precision = "bfloat16"
 
 
 QUICK = Plan(steps=1, rounds=1, start=1, patience=2, rows=64, tested=48, every=2)
@@ -195,7 +196,7 @@ def start_of(plan: Plan, seed: int, code: str, *, keep: bool = True, cache: Path
 
     keep: a file under `cache` for this code and plan, so that no cell trains it again.
     """
-    path = cache / f"backdoor-start-{code}-{plan.steps}-{plan.start}-{seed}.npy"
+    path = cache / f"backdoor-start-{code}-{plan.steps}-{plan.start}-{plan.precision}-{seed}.npy"
     if keep and path.exists():
         loaded: Vector = np.load(path, allow_pickle=False)
         return loaded
@@ -250,7 +251,7 @@ def measure(cell: Cell, plan: Plan, seed: int, start: Vector, control: float | N
             seen["malicious"] = _own(base, machines[liars[-1]])
         curve.append({"round": number - plan.start, **{who: _rounded(probe.score(each)) for who, each in seen.items()}})
     last = Probe(bundle, test, BACKDOOR).score(values)
-    more: dict[str, Any] = {"steps": plan.steps, "rounds": plan.rounds, "curve": curve}
+    more: dict[str, Any] = {"steps": plan.steps, "rounds": plan.rounds, "precision": plan.precision, "curve": curve}
     lost: dict[str, Any] = {}
     if control is not None and cell.attack != "none":
         lost = {"control": control, "target": round(control - MOST_LOST, 5), "target_is": "at least"}
@@ -268,6 +269,7 @@ def _bundle(cell: Cell, plan: Plan, seed: int) -> "JobBundle":
         steps=plan.steps,
         rounds=plan.start + plan.rounds,
         learning_rate=plan.learning_rate,
+        precision=plan.precision,
         aggregation=cell.aggregation(),
         members=cell.members,
         seed=seed,

@@ -48,7 +48,7 @@ from benchmarks.simulation import Member, backbone_of, corpora_of, play_round
 from benchmarks.virtual_members import SeededRandom
 from edge_client.data import Example
 from secure_agg import packed_size
-from tacit.job import Aggregation, JobSpec, Rounds, Training, VocabularyFile, layout_of
+from tacit.job import Aggregation, JobSpec, Precision, Rounds, Training, VocabularyFile, layout_of
 from tacit.mechanism import LaplaceUpdate
 from tacit.model import PromptedModel, TransformerModel
 
@@ -123,10 +123,13 @@ EPSILONS = (1000.0, 100.0, 10.0)
 
 @dataclass(frozen=True)
 class Recipe:
-    """What all cells have in common. rows, scored: of the training rows and of each part that is scored, at most."""
+    """What all cells have in common. rows, scored: of the training rows and of each part that is scored, at most.
+    precision: of frozen networks while prompts are trained; a step takes half as long on processors that have bfloat16.
+    """
 
     members: int = 10
     rounds: int = 15
+    precision: Precision = "bfloat16"
     rows: int | None = None
     scored: int | None = None
     head: HeadRecipe = field(default_factory=HeadRecipe)
@@ -171,6 +174,11 @@ class Cell:
                 return _P_TUNING
             case _:
                 return None
+
+    @property
+    def prompted(self) -> bool:
+        """Whether a frozen network is trained through."""
+        return self.method not in ("fine-tuning", "frozen")
 
     @property
     def beside(self) -> "Cell":
@@ -290,6 +298,7 @@ def _prompted(cell: Cell, recipe: Recipe, rate: Rate, seed: int) -> "JobBundle":
         members=recipe.members,
         learning_rate=rate.adam,
         mechanism=mechanism,
+        precision=recipe.precision,
         seed=seed,
     )
 
@@ -482,7 +491,14 @@ def measure(cell: Cell, recipe: Recipe, rate: Rate, seed: int) -> list[Figure]:
     more: dict[str, Any] = {
         "validation": round(validation, 5),
         "late": round(late, 5),
-        "recipe": {**chosen, "tried": rate.tried, "rounds": recipe.rounds, "members": recipe.members, "batch": BATCH},
+        "recipe": {
+            **chosen,
+            "tried": rate.tried,
+            "rounds": recipe.rounds,
+            "members": recipe.members,
+            "batch": BATCH,
+            "precision": recipe.precision if cell.prompted else "float32",
+        },
         "curve": curve,
     }
     if trained.backbone is not None:
@@ -612,12 +628,17 @@ def _unless_late(cell: Cell, recipe: Recipe, rate: Rate, seed: int, until: float
 
 
 def _against(results: Results, cell: Cell, figure: Figure, seed: int) -> Figure:
-    """With the centralised accuracy of the same seed beside it, where that was measured, and what is to be reached."""
+    """With the centralised accuracy of the same seed beside it, where that was measured, and what is to be reached.
+    By the same code if there is one (it may be another process' cell), else by the last that measured it.
+    """
     if figure.name != "test_accuracy" or cell.method != "prompt-tuning" or cell.epsilon is not None:
         return figure
-    found = [line for line in results.done(cell.beside.case, seed) if line["figure"] == "test_accuracy"]
+    lines = results.lines if results.path is None else read_lines(results.path)
+    wanted = {"case": cell.beside.case, "seed": seed, "figure": "test_accuracy"}
+    found = [line for line in lines if all(line.get(key) == value for key, value in wanted.items())]
     if not found:
         return figure
+    found.sort(key=lambda line: line["code"] == results.code)
     value, late = found[-1]["value"], found[-1]["late"]
     beside = {"centralised": value, "centralised_late": late, "target": round(max(value, late) - POINTS, 5)}
     return replace(figure, more={**figure.more, **beside})

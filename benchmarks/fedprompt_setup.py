@@ -37,7 +37,7 @@ from benchmarks.record import ROOT, SHARED, NoData
 from edge_client.corpus import Corpus, CorpusRead
 from edge_client.data import Example
 from tacit.bundle import BACKBONE_FILE
-from tacit.job import Aggregation, JobSpec, Rounds, Training
+from tacit.job import Aggregation, JobSpec, Precision, Rounds, Training
 from tacit.mechanism import DpSgd, Mechanism, NoMechanism
 from tacit.model import PromptedModel
 from tacit.prompt import Cloze, Head, Injection, LoRA, PrefixTuning, PromptTuning, PTuning
@@ -391,6 +391,7 @@ def prompted_bundle(
     members: int = 10,
     optimiser: Literal["adam", "sgd", "adafactor"] = "adam",
     dropout: float = 0.0,
+    precision: Precision = "float32",
     template: str = TEMPLATE,
     words: Mapping[str, Sequence[str]] = WORDS,
     seed: int = 0,
@@ -399,8 +400,9 @@ def prompted_bundle(
 
     tokens: of an injection given by name. steps: local steps of a round. A job states them under `dp-sgd` alone, whose
     mechanism gets this number; elsewhere a member goes over all its rows once, and `portions` gives it so many that
-    this takes `steps` batches. dropout: of the frozen network; none makes a step cheaper, and was not searched. The
-    canonical file of the backbone is kept beside `backbone`, once for all jobs on it.
+    this takes `steps` batches. dropout: of the frozen network; none makes a step cheaper, and was not searched.
+    precision: of the frozen network while members train; whatever is scored is scored in float32. The canonical file of
+    the backbone is kept beside `backbone`, once for all jobs on it.
 
     Raises:
         DocumentInvalid: a word that the backbone does not have, or sizes that do not fit.
@@ -420,7 +422,7 @@ def prompted_bundle(
             dropout=dropout,
             max_tokens=MAX_TOKENS,
         ),
-        training=Training(batch=BATCH, learning_rate=learning_rate, optimiser=optimiser),
+        training=Training(batch=BATCH, learning_rate=learning_rate, optimiser=optimiser, precision=precision),
         mechanism=mechanism or NoMechanism(),
         rounds=Rounds(count=rounds, min_members=members, target_members=members),
         aggregation=aggregation or _AGGREGATION,

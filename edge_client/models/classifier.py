@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from edge_client.models.draws import Draws, SecretDraws, TorchDraws
 from secure_agg import RandomSource
+from tacit.job import Precision
 from tacit.method import ModelPart
 
 __all__ = ["Dropout", "TextClassifier"]
@@ -97,6 +98,17 @@ class TextClassifier(nn.Module):
     def unseed(self) -> None:
         """Back to torch's own randomness (a generator can be neither copied nor pickled with the module)."""
         self.dropout.draws = TorchDraws()
+
+    @contextmanager
+    def computing_in(self, precision: Precision) -> Iterator[None]:
+        """What is frozen computes in this meanwhile.
+
+        Raises:
+            ValueError: less than float32, and nothing here is frozen for good.
+        """
+        if precision != "float32":
+            raise ValueError(f"{precision} is for the frozen network of a prompted model")
+        yield
 
     @contextmanager
     def narrowed(self, ids: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:

@@ -2,8 +2,8 @@
 
 Guarantees: no value of a backbone is a parameter or a buffer of any module, so that manifests, optimisers, noise and
 clipping see none of them; none is ever written to, and any number of modules in a process look at the same memory, on
-each device that they are moved to; a config that is out of bounds, or a tensor that is missing, of another shape or not
-finite, is refused before anything is built.
+each device that they are moved to (a network that computes in less than float32 is a copy, for as long); a config that
+is out of bounds, or a tensor that is missing, of another shape or not finite, is refused before anything is built.
 
 Families: BERT (MiniLM is one), RoBERTa, DistilBERT and ELECTRA (its generator answers, its discriminator has no head),
 with or without their masked-language-model head, and T5, v1.0 (ReLU, one table for reading and answering) and v1.1
@@ -346,12 +346,14 @@ class Frozen:
         owner._parameters.pop(attribute, None)
         self._places.append((owner, attribute, fetch))
 
-    def bind(self, device: torch.device) -> None:
-        """Puts the values of this device into all places."""
+    def bind(self, device: torch.device, kind: torch.dtype = torch.float32) -> None:
+        """Puts the values of this device into all places: the backbone's own memory, or copies of another kind, which
+        are gone with the next binding.
+        """
         values = self._backbone.on(device)
         for owner, attribute, fetch in self._places:
             # No parameter and no buffer, but a plain attribute, where a layer finds it all the same.
-            setattr(owner, attribute, fetch(values))
+            setattr(owner, attribute, fetch(values).to(kind))
 
 
 def hollow(frozen: Frozen, module: nn.Module, prefix: str = "") -> None:

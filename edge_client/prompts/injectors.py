@@ -135,9 +135,10 @@ class Adapted(nn.Module):
         self.frozen, self._scale = frozen, alpha / rank
 
     def forward(self, x: Tensor) -> Tensor:
-        """As the frozen layer, (B, S, in) to (B, S, out)."""
-        found: Tensor = self.frozen(x) + self._scale * self.up(self.down(x))
-        return found
+        """As the frozen layer, (B, S, in) to (B, S, out), and in its precision; the matrices multiply in their own."""
+        found: Tensor = self.frozen(x)
+        change: Tensor = self._scale * self.up(self.down(x.to(self.down.weight.dtype)))
+        return found + change.to(found.dtype)
 
     def start(self, random: Random) -> None:
         """down uniform within 1 / sqrt(in), up zero."""

@@ -34,10 +34,12 @@ from edge_client.prompts.backbone import Backbone, BackboneInvalid, Frozen
 from edge_client.prompts.injectors import Adapted, Prompt, prompt_for
 from edge_client.prompts.reading import EncoderReader, T5Reader, WordScores, clear_prefix, prefix_shape, reader_for
 from edge_client.prompts.setting import Cloze, Head, Injection, LoRA, PrefixTuning, PromptTuning, Task, prompt_positions
+from tacit.job import Precision
 from tacit.method import ModelPart
 
 __all__ = ["LabelScores", "PromptedModel"]
 
+_KINDS: Mapping[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # [CLS], a token, [SEP]: what the shortest text has.
 _LEAST_TOKENS = 3
 
@@ -99,12 +101,14 @@ class PromptedModel(TextClassifier):
         _check_task(backbone, task, labels, mask_id)
         self.pad_id, self.min_tokens, self.labels = pad_id, _LEAST_TOKENS, labels
         self.mask_id, self.separator_id = mask_id, separator_id
-        self.backbone, self._frozen, self._device = backbone, Frozen(backbone), torch.device("cpu")
+        self.backbone, self._device, self._kind = backbone, torch.device("cpu"), torch.float32
+        # Of the network, which may compute in less than float32, and of the tables of words beside it, which do not.
+        self._network, self._tables = Frozen(backbone), Frozen(backbone)
         self.dropout = EncoderDropout(dropout)
         with torch.device("meta"):
             self.embedding = nn.Embedding(backbone.vocabulary_size, backbone.width)
-        self._frozen.put(self.embedding, "weight", lambda values: values[backbone.words_name])
-        reader = reader_for(backbone, self._frozen, self.dropout)
+        self._tables.put(self.embedding, "weight", lambda values: values[backbone.words_name])
+        reader = reader_for(backbone, self._network, self.dropout)
         self._reader = reader
         self.room = _room(reader, injection)
         layers, heads, size = prefix_shape(backbone.config)
@@ -119,7 +123,7 @@ class PromptedModel(TextClassifier):
                 self.lora[place] = adapted
                 setattr(owner, name, adapted)
         if isinstance(task, Cloze):
-            self.words = WordScores(backbone, self._frozen, [word for each in task.label_words for word in each])
+            self.words = WordScores(backbone, self._tables, [word for each in task.label_words for word in each])
             self.scores = LabelScores(task)
         else:
             with torch.device("meta"):
@@ -128,7 +132,7 @@ class PromptedModel(TextClassifier):
             for parameter in self.output.parameters():
                 parameter.data.zero_()
         self.layers = reader.layers
-        self._frozen.bind(self._device)
+        self._bind()
         if seed is not None:
             self._start(np.random.Generator(np.random.Philox(seed)), isinstance(injection, PromptTuning))
 
@@ -201,8 +205,8 @@ class PromptedModel(TextClassifier):
                 types = torch.cat([types.new_zeros(prompt.shape[:2]), types], dim=1)
         try:
             if prompt is not None and self._prefix is not None:
-                self._reader.place_prefix(prompt.unflatten(2, self._prefix), seen.shape[1])
-            states = self._reader.states(vectors, visible, types)
+                self._reader.place_prefix(prompt.unflatten(2, self._prefix).to(self._kind), seen.shape[1])
+            states = self._reader.states(vectors.to(self._kind), visible, types)
         finally:
             clear_prefix(self._reader.attentions)
         # What stands where padding is would be read of a text without any token: it depends on how much there is.
@@ -210,9 +214,9 @@ class PromptedModel(TextClassifier):
         if isinstance(self._reader, T5Reader):
             begun = torch.tensor([self.backbone.config["decoder_start_token_id"], self.mask_id], device=seen.device)
             # Repeated, not broadcast: LoRA's matrices lie in the decoder, too.
-            answered = self._reader.answer(states, visible, self.embedding(begun.repeat(seen.shape[0], 1)))
-            return self.words.transformed(answered)
-        states = states[:, ahead:]
+            vectors = self.embedding(begun.repeat(seen.shape[0], 1)).to(self._kind)
+            return self.words.transformed(self._reader.answer(states, visible, vectors).to(torch.float32))
+        states = states[:, ahead:].to(torch.float32)
         if "words" in self._modules:
             return self.words.transformed(states[torch.arange(seen.shape[0], device=seen.device), place])
         return states.sum(dim=1) / seen.sum(dim=1, keepdim=True).clamp(min=1)
@@ -237,14 +241,31 @@ class PromptedModel(TextClassifier):
             )
         yield ids
 
+    @contextmanager
+    def computing_in(self, precision: Precision) -> Iterator[None]:
+        """The frozen network computes in this meanwhile. What is trained, what it is multiplied with at the end, and
+        every gradient of it stay float32.
+        """
+        self._kind = _KINDS[precision]
+        self._bind()
+        try:
+            yield
+        finally:
+            self._kind = torch.float32
+            self._bind()
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """`to` and its like: parameters move, and the backbone's values of that device take the others' places."""
         super()._apply(fn, recurse)
         device = next(self.parameters()).device
         if device != self._device:
             self._device = device
-            self._frozen.bind(device)
+            self._bind()
         return self
+
+    def _bind(self) -> None:
+        self._network.bind(self._device, self._kind)
+        self._tables.bind(self._device)
 
     def _start(self, random: np.random.Generator, from_words: bool) -> None:
         if "prompt" in self._modules:

@@ -2,8 +2,9 @@
 
 Guarantees: the same module, data, recipe and seed give the same weights on the same machine, whatever else
 draws random numbers in the process; an optimiser starts new in every phase, and neither its state nor a gradient
-outlives it; what a phase does not name stays as it is, to the bit; a diverged training raises and returns nothing. It
-logs nothing and knows neither text nor labels' names.
+outlives it; what a phase does not name stays as it is, to the bit; what is trained, its gradients and the loss are
+float32, whatever a frozen network computes in; a diverged training raises and returns nothing. It logs nothing and
+knows neither text nor labels' names.
 
 Leaves to others: the update (new minus base), clipping, noise, and how many threads torch may use.
 """
@@ -105,15 +106,15 @@ def train(
     """Trains the module in place and leaves it on the CPU in evaluation mode.
 
     ids: (N, S) padded with the module's pad_id; labels: (N,) places in the job's labels. recipe: epochs,
-    batch, optimiser, learning rate; every epoch goes over all examples of its phase once, in an order drawn from the
-    seed. phases: what to train, in this order; none: everything, for the recipe's epochs. The loss is the batch's mean
-    cross entropy. device: what `pick_device` gave. `cancelled` is asked before each step. The result's sums are those
-    of the last epoch.
+    batch, optimiser, learning rate, precision; every epoch goes over all examples of its phase once, in an order drawn
+    from the seed. phases: what to train, in this order; none: everything, for the recipe's epochs. The loss is the
+    batch's mean cross entropy. device: what `pick_device` gave. `cancelled` is asked before each step. The result's
+    sums are those of the last epoch.
 
     Raises:
         TrainingCancelled: `cancelled` said so.
         TrainingDiverged: a loss or weight that is not finite.
-        ValueError: no examples, or ids and labels that do not belong together.
+        ValueError: no examples, ids and labels that do not belong together, or a precision that the module lacks.
     """
     check_examples(ids, labels)
     began = time.perf_counter()
@@ -126,7 +127,7 @@ def train(
     try:
         # Adafactor's moments are means over a whole matrix, which fewer rows would change.
         whole = recipe.optimiser == "adafactor"
-        with nullcontext(ids) if whole else module.narrowed(ids) as small_ids:
+        with module.computing_in(recipe.precision), nullcontext(ids) if whole else module.narrowed(ids) as small_ids:
             # Where the training began, for the phases that stay near it.
             near = any(phase.mu for phase in run.phases)
             anchors = {name: each.detach().clone() for name, each in module.named_parameters()} if near else {}

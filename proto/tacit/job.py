@@ -71,6 +71,7 @@ __all__ = [
     "Deadlines",
     "JobDocument",
     "JobSpec",
+    "Precision",
     "PrivateStart",
     "PublicStart",
     "Rounds",
@@ -134,6 +135,9 @@ class PublicStart(Part):
     learning_rate: float = Field(default=0.005, gt=0, le=1)
 
 
+Precision = Literal["float32", "bfloat16"]
+
+
 class Training(Part):
     """What a member does with its own data in a round."""
 
@@ -145,13 +149,17 @@ class Training(Part):
     # Of the embedding alone; not given: learning_rate. A word's vector is moved by the few texts that hold the word,
     # and Adam moves it by the whole rate for each of them.
     embedding_learning_rate: float | None = Field(default=None, gt=0, le=10)
+    # What a prompted model's frozen network computes in while its few values are trained, in float32 as ever.
+    precision: Precision = "float32"
 
     @model_serializer(mode="wrap")
     def _older(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Documents from before there was a rate of the embedding's own keep their bytes, and so their digests.
+        # Documents from before there were these keys keep their bytes, and so their digests.
         said: dict[str, Any] = handler(self)
         if self.embedding_learning_rate is None:
             said.pop("embedding_learning_rate", None)
+        if self.precision == "float32":
+            said.pop("precision", None)
         return said
 
 
@@ -369,6 +377,7 @@ class _JobBody(Document):
         self._check_method()
         self._check_corpus()
         self._check_rates()
+        self._check_precision()
         honest, weakest = self._least_honest()
         match self.mechanism:
             case GaussianUpdate() | LaplaceUpdate() | DistributedGaussian() if self.model.freeze_embedding:
@@ -479,6 +488,18 @@ class _JobBody(Document):
             why = "model.variant: published steps as the paper has it, with one rate"
         if why is not None:
             raise ValueError(f"training.embedding_learning_rate: {why}; leave this key out")
+
+    def _check_precision(self) -> None:
+        """Less than float32 is for what is frozen, and for nothing that a sensitivity is counted through."""
+        if self.training.precision == "float32":
+            return
+        why = None
+        if not isinstance(self.model, PromptedModel):
+            why = f"{self.training.precision} is for the frozen network of a prompted model, and this one is trained"
+        elif isinstance(self.mechanism, DpSgd):
+            why = "dp-sgd tells examples apart in float32"
+        if why is not None:
+            raise ValueError(f"training.precision: {why}; leave this key out")
 
     def _instead_of_freezing(self) -> str:
         match self.method:

@@ -161,6 +161,24 @@ def said(**changes):
             "leave this key out",
         ),
         (
+            {"training": {"precision": "bfloat16"}},
+            "training.precision: bfloat16 is for the frozen network of a prompted model, and this one is trained; "
+            "leave this key out",
+        ),
+        (
+            {
+                "training": {"precision": "bfloat16"},
+                "model": {"architecture": "prompted", "base": "x", "task": {"name": "head"}},
+                "vocabulary": None,
+                "mechanism": {"name": "dp-sgd", "noise_multiplier": 1.0, "lot": 8, "steps": 2},
+            },
+            "training.precision: dp-sgd tells examples apart in float32; leave this key out",
+        ),
+        (
+            {"training": {"precision": "float16"}},
+            "training.precision: Input should be 'float32' or 'bfloat16'",
+        ),
+        (
             {"training": {"embedding_learning_rate": 0}},
             "training.embedding_learning_rate: Input should be greater than 0",
         ),
@@ -218,6 +236,17 @@ def test_an_own_vocabulary_has_room_beside_what_every_one_has(kind):
         own_tokenizer(["a b a"], kind, least - 1)
     said_twice = said(method="fedvocab", vocabulary={"kind": "letters", "size": 0})
     assert said_twice == "vocabulary.kind: Input should be 'words' or 'wordpiece'"
+
+
+def test_a_precision_is_in_the_document_only_where_it_is_less_than_float32():
+    job = job_document()
+    assert b"precision" not in job.canonical()
+    prompted = {"model": {"architecture": "prompted", "base": "x", "task": {"name": "head"}}, "vocabulary": None}
+    less = JobSpec.model_validate({"schema": 1, **BASE, **prompted, "training": {"precision": "bfloat16"}})
+    assert less.training.model_dump()["precision"] == "bfloat16"
+    plain = JobSpec.model_validate({"schema": 1, **BASE, **prompted})
+    assert plain.training.precision == "float32"
+    assert "precision" not in plain.training.model_dump()
 
 
 def test_a_rate_of_the_embeddings_own_is_in_the_document_only_where_the_job_has_one():
