@@ -103,6 +103,7 @@ def state_of(stored: records.StoredJob, parameters: Parameters) -> JobState:
         version_number=stored.version_number,
         version=stored.version,
         server_state=stored.server_state,
+        awaited=frozenset(stored.cohort),
     )
 
 

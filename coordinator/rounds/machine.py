@@ -12,6 +12,10 @@ Training comes before the key exchange: the cohort is drawn from those who are r
 or everyone the job can count on), or when the window closes with at least `min_members`. A window that closes with
 fewer is extended while others may still come: the updates that wait stay good, and nobody trains (or pays privacy)
 twice. It ends the round where those who are here sit it out: the next one asks them again.
+
+A coordinator that was restarted counts on the last cohort's members for `reconnect` seconds, also before they are back.
+Else the first few would be everyone: a cohort of the smallest size, whose sum they refuse to open where it lies close
+to one that they confirmed just before.
 """
 
 from dataclasses import asdict, dataclass, field, replace
@@ -46,6 +50,9 @@ from tacit.messages import (
 from tacit.reason import Reason, of_protocol, sentence, word
 
 __all__ = ["transition"]
+
+# Until when those who were here before a restart are waited for.
+_RETURN = ("return",)
 
 # Refusals that stand until the member restarts; after any other one the next round asks again.
 _LASTING = frozenset(
@@ -152,6 +159,10 @@ def _start(step: _Step) -> None:
         # The last version was written, and the crash came before the job's status was.
         _halt(step, Status.FINISHED, Reason.REASON_JOB_FINISHED)
     else:
+        if step.state.awaited:
+            seconds = step.state.parameters.job.rounds.deadlines.reconnect
+            step.count("members_awaited", members=len(step.state.awaited), seconds=seconds)
+            step.do(fx.SetTimer(_RETURN, seconds))
         _begin_training(step)
 
 
@@ -228,7 +239,7 @@ def _connected(step: _Step, event: ev.Connected) -> None:
             state = replace(state, phase=_without(state.phase, event.member))
     else:
         view = replace(known, connected=True, session=known.session + 1)
-    step.state = state.with_member(event.member, view)
+    step.state = replace(state.with_member(event.member, view), awaited=state.awaited - {event.member})
     match step.state.phase:
         case Halted():
             if step.state.status is not Status.RUNNING:
@@ -353,7 +364,7 @@ def _consider_opening(step: _Step, *, window_closed: bool = False) -> None:
         return
     ready = _ready_now(state)
     enough = len(ready) >= rounds.target_members or (
-        len(ready) >= rounds.min_members and (window_closed or len(ready) == len(state.available))
+        len(ready) >= rounds.min_members and (window_closed or _everyone(state, ready))
     )
     most = largest_cohort(state.parameters.job, min(len(ready), rounds.target_members)) if enough else 0
     if most:
@@ -380,6 +391,10 @@ def _window_closed_early(step: _Step, ready: tuple[str, ...]) -> None:
     for member in state.available:
         if member not in ready:
             _assign(step, member)
+
+
+def _everyone(state: JobState, ready: tuple[str, ...]) -> bool:
+    return len(ready) == len(state.available) and not state.awaited
 
 
 def _ready_now(state: JobState) -> tuple[str, ...]:
@@ -843,6 +858,10 @@ def _timer(step: _Step, timer: tuple[str | int, ...]) -> None:
     state, phase = step.state, step.state.phase
     if isinstance(phase, Training) and timer == _window(state):
         _consider_opening(step, window_closed=True)
+    elif timer == _RETURN:
+        step.state = replace(state, awaited=frozenset())
+        if isinstance(phase, Training):
+            _consider_opening(step)
     elif isinstance(phase, Aggregating) and timer == _deadline(phase):
         _close_phase(step, deadline=True)
     elif isinstance(phase, Aggregating) and timer == _look(phase):

@@ -125,6 +125,8 @@ class JobState:
     server_state: Mapping[str, bytes] = field(default_factory=dict)
     # By dealer: who, in this round, refused what it dealt.
     complaints: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    # Behind a restart of the coordinator: the last cohort's members that are not back yet, for a while.
+    awaited: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:

@@ -158,6 +158,7 @@ class StoredJob:
     attempt: int  # The highest number ever in this job, 0 for none.
     attempts_in_round: int  # In the highest round.
     failed_rounds: int  # Abandoned in a row, since the last published one or the last time the job was resumed.
+    cohort: tuple[str, ...]  # Of the newest attempt.
     version_number: int
     version: bytes
     created_ms: int
@@ -268,6 +269,7 @@ def _stored_job(s: Session, row: JobRow) -> StoredJob:
         RoundRow.outcome == "abandoned",
         RoundRow.number > max(published, row.forgiven_round),
     )
+    cohort = select(AttemptRow.cohort).where(AttemptRow.job == row.name).order_by(AttemptRow.number.desc())
     version = s.scalars(
         select(VersionRow).where(VersionRow.job == row.name).order_by(VersionRow.number.desc()).limit(1)
     ).one()
@@ -282,6 +284,7 @@ def _stored_job(s: Session, row: JobRow) -> StoredJob:
         attempt=_highest_attempt(s, row.name),
         attempts_in_round=s.scalar(in_round) or 0,
         failed_rounds=s.scalar(failed) or 0,
+        cohort=tuple(s.scalars(cohort.limit(1)).first() or ()),
         version_number=version.number,
         version=version.digest,
         created_ms=row.created_ms,

@@ -140,6 +140,51 @@ def test_the_coordinator_killed_in_any_phase_reopens_the_round(message):
     assert sum(len(member.joined) for member in fleet.members.values()) <= 4 * 5
 
 
+@pytest.mark.parametrize("back_ms", [1_000, None], ids=["back-in-time", "gone-for-good"])
+def test_a_restarted_coordinator_waits_for_those_it_worked_with_last_and_not_for_long(back_ms):
+    """Else the first few that are back would be everyone, and the round one of theirs alone."""
+    fleet, crashed = Fleet(5), []
+
+    def crash() -> None:
+        crashed.append(fleet.now_ms)
+        fleet.kill("m4")
+        fleet.crash_coordinator()
+        if back_ms is not None:
+            fleet.at(back_ms, lambda: fleet.restart("m4"))
+
+    def watch(_: str, arriving: object) -> None:
+        if isinstance(getattr(arriving, "payload", None), secure_agg.ReceivedDealings) and not crashed:
+            crashed.append(-1)
+            fleet.at(0, crash)
+
+    fleet.before = watch
+    fleet.connect().run(lambda: fleet.state.attempt == 2)
+    waited = fleet.now_ms - crashed[-1]
+    first, second = [record for record in fleet.records if isinstance(record, fx.OpenAttempt)]
+    assert len(first.cohort) == 5
+    awaited = [count.fields for count in fleet.counts if count.what == "members_awaited"]
+    reconnect = fleet.job.rounds.deadlines.reconnect
+    assert awaited == [{"members": 5, "seconds": reconnect}]
+    if back_ms is None:
+        assert set(second.cohort) == {"m0", "m1", "m2", "m3"}
+        assert 1000 * reconnect <= waited < 1000 * (reconnect + 5)
+    else:
+        assert set(second.cohort) == set(first.cohort)
+        assert back_ms <= waited < 1000 * fleet.job.rounds.deadlines.training
+    fleet.run()
+    fleet.check()
+    assert fleet.state.version_number == 3
+
+
+def test_a_restarted_coordinator_that_has_worked_with_nobody_waits_for_nobody():
+    fleet = Fleet(5)
+    fleet.crash_coordinator()
+    fleet.connect().run()
+    fleet.check()
+    assert not [count for count in fleet.counts if count.what == "members_awaited"]
+    assert fleet.state.version_number == 3
+
+
 def test_a_silent_member_ends_the_phase_at_its_deadline():
     fleet = Fleet(5)
     fleet.lose = lambda name, message: (

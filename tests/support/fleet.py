@@ -211,7 +211,7 @@ class Fleet:
                 case fx.OpenRound():
                     values |= {"round": record.round, "round_open": True, "attempts_in_round": 0}
                 case fx.OpenAttempt():
-                    values |= {"attempt": record.attempt.attempt}
+                    values |= {"attempt": record.attempt.attempt, "awaited": frozenset(record.cohort)}
                     values["attempts_in_round"] += 1
                 case fx.EndRound():
                     values |= {"round_open": False}

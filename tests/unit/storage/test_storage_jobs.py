@@ -118,10 +118,12 @@ def test_a_crash_abandons_the_attempts_and_keeps_the_rounds_open(database, job):
     assert do(database, r.abandon_open_attempts, 40, "coordinator_restarted") == []
     stored = do(database, r.load_job, "desk")
     assert (stored.round, stored.round_open, stored.attempt, stored.attempts_in_round) == (4, True, 7, 1)
+    assert stored.cohort == ("a", "b")
     attempt = do(database, r.rounds, "desk")[0].attempts[0]
     assert (attempt.outcome, attempt.reason, attempt.ended_ms) == ("abandoned", "coordinator_restarted", 30)
-    do(database, r.open_attempt, "desk", 4, 8, ["a", "b"], 50)
-    assert do(database, r.load_job, "desk").attempts_in_round == 2
+    do(database, r.open_attempt, "desk", 4, 8, ["b", "c"], 50)
+    stored = do(database, r.load_job, "desk")
+    assert (stored.attempts_in_round, stored.cohort) == (2, ("b", "c"))
 
 
 def test_attempts_of_one_job_can_be_abandoned_alone(database, job):
