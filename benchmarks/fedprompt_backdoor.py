@@ -128,15 +128,14 @@ class Cell:
 
 def _cells() -> tuple[Cell, ...]:
     """The attack that the order is about first, each beside what it is measured against."""
-    found = []
-    for members, malicious, groups in ((10, 1, 3), (30, 3, 10)):
+    found, sizes = [], ((10, 1, 3), (30, 3, 10))
+    for members, malicious, groups in sizes:
         attacks: tuple[Attack, ...] = ("none", "scaling", "poisoning")
         found += [
             Cell(members, malicious, groups, attack, defence) for attack in attacks for defence in ("none", "median")
         ]
-    # What it costs by itself is seen for the median; it is there to be compared with it.
     attacks = ("none", "scaling")
-    return (*found, *(Cell(10, 1, 3, attack, "reject-outliers") for attack in attacks))
+    return (*found, *(Cell(*size, attack, "reject-outliers") for size in sizes for attack in attacks))
 
 
 CELLS: tuple[Cell, ...] = _cells()

@@ -19,12 +19,14 @@ _PARTITIONS = ("pooled", "equal", "dirichlet")
 def quality_rows(lines: Sequence[Line]) -> list[list[str]]:
     """A row for each method, task and partition: accuracy in per cent with what stands beside it, and what is sent."""
     rows = [["task", "method", "partition", "test", "last five rounds", "paper", "below centralised"]]
-    rows[0] += ["validation", "learning rate"]
+    rows[0] += ["validation", "learning rate", "precision"]
     rows[0] += ["values a round", "packed bytes a round", "CPU seconds"]
     for found in _by_cell(lines, _by_method):
         line, case = found["test_accuracy"], found["test_accuracy"]["case"]
         row = [case["task"], case["method"], case["partition"], _per_cent(line), _beside(line, "late")]
         row += [_beside(line, "paper"), _below(line), _beside(line, "validation"), _rate(line)]
+        # What was measured before there was a choice was float32.
+        row += [line["recipe"].get("precision", "float32")]
         row += [
             f"{found[name]['value']:,.0f}" if name in found else "" for name in ("values_per_round", "bytes_per_round")
         ]

@@ -484,7 +484,9 @@ SECTIONS = (
         "linear layer alone. `fine-tuning`: all values, without a prompt. `dirichlet`: by quantity, alpha 1. Rates "
         "were chosen on 872 sentences held out of training with every phrase of theirs, in three rounds of four "
         "members (cloze: six of three), that of `centralised` too (benchmarks/results/fedprompt_search.jsonl); where"
-        " the table says so, none was searched.",
+        " the table says so, none was searched. `precision`: what the frozen network computed in while prompts were "
+        "trained; scores are of float32. The first row of prompts had 83.1 (83.2) in float32, in 1,766 CPU seconds, "
+        "and the centralised trainings beside it are of float32.",
         where={"tokens": (20, None), "steps": (40,), "mechanism": (None,), "backbone": ("minilm",)},
         figures=("test_accuracy", "values_per_round", "bytes_per_round", "seconds"),
         rows=quality_rows,
@@ -563,10 +565,15 @@ SECTIONS = (
         "fedprompt_backdoor",
         "A backdoor in a prompt",
         "`malicious` of `members` put a trigger into their texts and aim at one label, from a trained prompt, over "
-        "five rounds; with `scaling` they also send what moves the mean furthest. `attack_success`: the share of test "
-        "texts of other labels that the trigger turns; `mistaken`: the same without the trigger. Undefended there is "
-        "one sum. The goals: scaling succeeds on one sum (0.8 at least) and not on the median of groups (0.3 at most), "
-        "with clean accuracy within 3 points of `control`, the same training without an attacker.",
+        "five rounds; with `scaling` they also send what moves the mean furthest. `attack_success`: the share of "
+        "test texts of other labels that the trigger turns; `mistaken`: the same without the trigger. Undefended "
+        "there is one sum. The goals: scaling succeeds on one sum (0.8 at least) and not on groups (0.3 at most), "
+        "with clean accuracy within 3 points of `control`, the same training without an attacker. Rejection of "
+        "outliers reaches both: a scaled group is long, and is thrown away whole. The median misses the first: no "
+        "coordinate leaves the range of the honest groups, but the liar chooses the side in all of them, and with a "
+        "few honest members a group that range is wide. Poisoned texts alone change little, with or without groups: "
+        "such a member sends nothing that an honest one could not. One seed; rates and the attack were fixed before "
+        "any test.",
         ("mistaken", "control", "target"),
         figures=("clean_accuracy", "attack_success"),
     ),

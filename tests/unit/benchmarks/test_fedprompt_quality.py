@@ -370,6 +370,8 @@ def test_every_cell_has_its_figures(cell, recipe):
     assert line.more["late"] == pytest.approx(np.mean([score for _, score in line.more["curve"]]), abs=1e-5)
     assert line.more["recipe"]["tried"] == 2
     assert line.more["recipe"]["learning_rate"] == 0.05
+    whole = cell.method in ("frozen", "fine-tuning")
+    assert line.more["recipe"]["precision"] == ("float32" if whole else "bfloat16")
     assert found["seconds"].more["cpu"] > 0
     wanted = {"test_accuracy", "values_per_round", "seconds"}
     if cell.method not in ("centralised", "frozen"):
@@ -598,6 +600,22 @@ def test_a_run_measures_what_is_missing_and_means_it(tmp_path, monkeypatch):
     assert len(calls) == 3 * len(whole), "nothing is measured twice"
 
 
+def test_a_prompt_is_compared_with_the_newest_centralised_training_this_codes_before_all(tmp_path):
+    cell, path = Cell("prompt-tuning"), tmp_path / "fedprompt.jsonl"
+    figure = Figure("test_accuracy", 0.8)
+    ours = Results("fedprompt", "c1", path)
+    assert fedprompt_quality._against(ours, cell, figure, 0).more == {}
+    earlier = Results("fedprompt", "c0", path)
+    earlier.add(cell.beside.case, [Figure("test_accuracy", 0.7, more={"late": 0.6})], seed=0)
+    assert fedprompt_quality._against(ours, cell, figure, 0).more["centralised"] == 0.7
+    assert fedprompt_quality._against(ours, cell, figure, 1).more == {}
+    # Another process' line, which came after these results were opened.
+    other = Results("fedprompt", "c1", path)
+    other.add(cell.beside.case, [Figure("test_accuracy", 0.9, more={"late": 0.6})], seed=0)
+    earlier.add(cell.beside.case, [Figure("test_accuracy", 0.5, more={"late": 0.6})], seed=0)
+    assert fedprompt_quality._against(ours, cell, figure, 0).more["centralised"] == 0.9
+
+
 def test_no_cell_begins_after_the_time_and_only_wanted_ones_do(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(fedprompt_quality, "measure", lambda cell, *_: calls.append(cell) or fake_measure(cell, *_))
@@ -742,7 +760,8 @@ def test_the_tables_have_a_row_a_cell_in_per_cent():
         ["classification", "prompt-tuning", "equal"],
         ["cloze", "prompt-tuning", "equal"],
     ]
-    assert rows[2][3:] == ["80.1", "79.5", "90.2", "1.9", "79.0", "0.3 (of 3)", "8,450", "", "800"]
+    # What was measured before there was a choice says none.
+    assert rows[2][3:] == ["80.1", "79.5", "90.2", "1.9", "79.0", "0.3 (of 3)", "float32", "8,450", "", "800"]
     assert {len(row) for row in rows} == {len(head)}
     assert [row[:4] for row in sweep_rows("tokens")(of_section("How many tokens"))[1:]] == [
         ["classification", "20", "85.0", ""],
