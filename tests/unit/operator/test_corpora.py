@@ -939,8 +939,10 @@ async def test_a_disk_that_takes_nothing_is_told_as_such(house):
 async def test_a_store_that_cannot_be_read_is_neither_yes_nor_no(house):
     job, north = await house.job(), house.member("north")
     get, failures = house.store.get, house.metrics.value("store_failures_total")
+    asked = []
 
     def failing(digest):
+        asked.append(digest)
         raise StoreUnusable("/somewhere/here cannot be read")
 
     house.store.get = failing
@@ -954,7 +956,9 @@ async def test_a_store_that_cannot_be_read_is_neither_yes_nor_no(house):
             assert reason_of(error.value)[0] == Reason.REASON_INTERNAL
             assert "use its store" in error.value.details()
             assert "somewhere" not in error.value.details()
-    assert house.metrics.value("store_failures_total") == failures + 4
+    # Four, or five: an upload whose answer gRPC has lost asks once more (`give`).
+    assert len(asked) in (4, 5)
+    assert house.metrics.value("store_failures_total") == failures + len(asked)
     assert await house.rows() == []
     house.store.get = get
     assert (await north.status()).reason == WANTED
