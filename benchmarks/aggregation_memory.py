@@ -97,7 +97,7 @@ def main() -> None:
     options = parser(BENCH, __doc__)
     options.add_argument("--members", type=int, nargs="*", default=MEMBERS)
     chosen = options.parse_args()
-    results = open_results(BENCH, MODULES, quick=chosen.quick)
+    results = open_results(BENCH, MODULES, quick=chosen.quick, missing=chosen.missing)
     values = 100_000 if chosen.quick else VALUES
     for members in (3,) if chosen.quick else chosen.members:
         case = {"members": members, "values": values}

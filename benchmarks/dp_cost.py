@@ -332,7 +332,7 @@ def main() -> None:
     options.add_argument("--vocabulary", type=int, nargs="*", default=VOCABULARIES)
     options.add_argument("--only", choices=("whole", "prompts"), help="models that are trained whole, or prompts")
     chosen = options.parse_args()
-    results = open_results(BENCH, MODULES, quick=chosen.quick)
+    results = open_results(BENCH, MODULES, quick=chosen.quick, missing=chosen.missing)
     steps, turns = (6, 2) if chosen.quick else (STEPS, TURNS)
     if chosen.only != "prompts":
         models = [("textcnn", size) for size in (VOCABULARIES[:1] if chosen.quick else chosen.vocabulary)]

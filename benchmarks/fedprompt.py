@@ -81,8 +81,9 @@ def main(words: Sequence[str] | None = None) -> None:
         by_task = chosen.task is None or cell.task in chosen.task
         return by_task and (chosen.method is None or cell.method in chosen.method)
 
+    which = {"quick": chosen.quick, "missing": chosen.missing}
     if trained:
-        results = open_results(fedprompt_quality.BENCH, fedprompt_quality.MODULES, quick=chosen.quick)
+        results = open_results(fedprompt_quality.BENCH, fedprompt_quality.MODULES, **which)
         if chosen.search:
             earlier = fedprompt_quality.earlier_search(results.code)
             fedprompt_quality.search(earlier, trained, until=until, wanted=wanted)
@@ -101,12 +102,12 @@ def main(words: Sequence[str] | None = None) -> None:
     if wired := [part for part in chosen.part if part in _WIRE]:
         from benchmarks import fedprompt_wire
 
-        results = open_results("fedprompt_wire", fedprompt_wire.MODULES, quick=chosen.quick)
+        results = open_results("fedprompt_wire", fedprompt_wire.MODULES, **which)
         fedprompt_wire.run(results, seeds=chosen.seeds, quick=chosen.quick, until=until, parts=wired)
     if any(part in _BACKDOOR for part in chosen.part):
         from benchmarks import fedprompt_backdoor
 
-        results = open_results("fedprompt_backdoor", fedprompt_backdoor.MODULES, quick=chosen.quick)
+        results = open_results("fedprompt_backdoor", fedprompt_backdoor.MODULES, **which)
         fedprompt_backdoor.run(results, seeds=chosen.seeds, quick=chosen.quick, until=until)
 
 

@@ -124,7 +124,7 @@ EPSILONS = (1000.0, 100.0, 10.0)
 @dataclass(frozen=True)
 class Recipe:
     """What all cells have in common. rows, scored: of the training rows and of each part that is scored, at most.
-    precision: of frozen networks while prompts are trained; a step takes half as long on processors that have bfloat16.
+    precision: of frozen networks while prompts are trained; a step takes half as long where there is AMX.
     """
 
     members: int = 10

@@ -608,7 +608,8 @@ def main() -> None:
     options = parser(BENCH, __doc__)
     options.add_argument("--part", nargs="+", default=PARTS, choices=PARTS)
     chosen = options.parse_args()
-    run(open_results(BENCH, MODULES, quick=chosen.quick), seeds=[0], quick=chosen.quick, until=None, parts=chosen.part)
+    results = open_results(BENCH, MODULES, quick=chosen.quick, missing=chosen.missing)
+    run(results, seeds=[0], quick=chosen.quick, until=None, parts=chosen.part)
 
 
 if __name__ == "__main__":

@@ -707,7 +707,7 @@ def main(words: Sequence[str] | None = None) -> None:
     if not GLOVE.exists():
         raise NoData(f"{GLOVE} is not here: this benchmark starts from these word vectors; put them there")
     # Masks change no figure but the seconds, and those are not to be compared with others.
-    results = open_results(BENCH, MODULES, quick=chosen.quick or chosen.secure)
+    results = open_results(BENCH, MODULES, quick=chosen.quick or chosen.secure, missing=chosen.missing)
     if chosen.wire:
         from benchmarks import fedvocab_wire
 

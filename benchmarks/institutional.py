@@ -258,7 +258,7 @@ def main() -> None:
     options.add_argument("--seeds", type=int, nargs="*", default=SEEDS, choices=SEEDS)
     options.add_argument("--vocabulary", nargs="*", default=list(VOCABULARIES), choices=list(VOCABULARIES))
     chosen = options.parse_args()
-    results = open_results(BENCH, MODULES, quick=chosen.quick)
+    results = open_results(BENCH, MODULES, quick=chosen.quick, missing=chosen.missing)
     if chosen.quick:
         cells = [Cell(members, GLOVE, 0, rounds=2, rows=600) for members in (1, 2)]
     else:

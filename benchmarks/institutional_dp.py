@@ -597,7 +597,7 @@ def main(words: Sequence[str] | None = None) -> None:
     chosen = options.parse_args(words)
     for vocabulary in (PIECES, GLOVE):
         check_data(vocabulary)
-    results = open_results(BENCH, MODULES, quick=chosen.quick)
+    results = open_results(BENCH, MODULES, quick=chosen.quick, missing=chosen.missing)
     until = time.monotonic() + 60 * chosen.minutes
     if chosen.quick:
         _quick(results)

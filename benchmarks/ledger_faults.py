@@ -360,7 +360,7 @@ def main() -> None:
     options = parser(BENCH, __doc__)
     options.add_argument("--cycles", type=int, default=CYCLES)
     chosen = options.parse_args()
-    results = open_results(BENCH, MODULES, quick=chosen.quick)
+    results = open_results(BENCH, MODULES, quick=chosen.quick, missing=chosen.missing)
     cycles = QUICK_CYCLES if chosen.quick else chosen.cycles
     case: dict[str, object] = {}
     if not results.done(case, SEED):

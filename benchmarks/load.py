@@ -223,7 +223,7 @@ def main() -> None:
     cells = chosen.cells or ["round", "idle", "vectors"]
     if wrong := set(cells) - {"round", "idle", "vectors"}:
         options.error(f"no such cells: {', '.join(sorted(wrong))}; there are round, idle and vectors")
-    results = open_results(BENCH, MODULES, quick=chosen.quick)
+    results = open_results(BENCH, MODULES, quick=chosen.quick, missing=chosen.missing)
     in_round = chosen.members or (QUICK_MEMBERS if chosen.quick else MEMBERS)
     sessions = chosen.members or (QUICK_IDLE if chosen.quick else IDLE)
     few, large = (3, 100_000) if chosen.quick else (FEW, LARGE)

@@ -441,7 +441,7 @@ def main() -> None:
 
     chosen = parser(BENCH, __doc__).parse_args()
     torch.set_num_threads(1)
-    results = open_results(BENCH, MODULES, quick=chosen.quick)
+    results = open_results(BENCH, MODULES, quick=chosen.quick, missing=chosen.missing)
     runs, pilot, canaries = (200, 40, 1_000) if chosen.quick else (RUNS, PILOT_RUNS, CANARIES)
     for case, subject, broken in cells():
         if results.done(case):

@@ -448,7 +448,7 @@ def main() -> None:
     """Command line."""
     chosen = parser(BENCH, __doc__).parse_args()
     torch.set_num_threads(1)
-    results = open_results(BENCH, MODULES, quick=chosen.quick)
+    results = open_results(BENCH, MODULES, quick=chosen.quick, missing=chosen.missing)
     seeds = SEEDS[:1] if chosen.quick else SEEDS
     for cell in quick_cells() if chosen.quick else cells():
         if results.done(cell.case):

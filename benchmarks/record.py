@@ -1,8 +1,8 @@
 """Results of a benchmark: one JSON object a line, printed and appended to benchmarks/results/NAME.jsonl.
 
-Guarantees: a cell's lines stand in the file all or none; a cell that the same code has measured is found again and
-need not be measured twice; what a person ran with `--quick` is printed and never written, so that a small case cannot
-pass for a figure.
+Guarantees: a cell's lines stand in the file all or none; a cell that the same code has measured (`--missing`: any
+code) is found again and need not be measured twice; what a person ran with `--quick` is printed and never written,
+so that a small case cannot pass for a figure.
 
 A file holds two kinds of lines. `{"bench", "run": {...}}` opens a run: when, on what machine, with which versions, from
 which commit, with which seeds. `{"bench", "case", "figure", "value", "unit", "code", ...}` is a figure. `code` is a
@@ -64,7 +64,9 @@ class Figure:
 
 @dataclass
 class Results:
-    """The lines of one benchmark, for one version of the code. `path` None: nothing is written."""
+    """The lines of one benchmark that count as measured. code: the version of what is added. `path` None: nothing is
+    written.
+    """
 
     bench: str
     code: str
@@ -73,8 +75,9 @@ class Results:
     _opened: bool = False
 
     def done(self, case: Case, seed: int | None = None) -> list[dict[str, Any]]:
-        """The figures that this code has for a cell; empty where it has none."""
-        return [line for line in self.lines if line["case"] == dict(case) and line.get("seed") == seed]
+        """The figures of a cell, all of the version of the code that measured it last; empty where none did."""
+        found = [line for line in self.lines if line["case"] == dict(case) and line.get("seed") == seed]
+        return [line for line in found if line["code"] == found[-1]["code"]]
 
     def add(self, case: Case, figures: Iterable[Figure], *, seed: int | None = None) -> None:
         """A measured cell: printed, and written in one piece."""
@@ -103,8 +106,11 @@ class Results:
                 file.write(text)
 
 
-def open_results(bench: str, modules: Iterable[str], *, quick: bool, folder: Path = RESULTS) -> Results:
+def open_results(
+    bench: str, modules: Iterable[str], *, quick: bool, missing: bool = False, folder: Path = RESULTS
+) -> Results:
     """The results of `bench` for the code as it is now. modules: files of this folder that its figures rest on.
+    missing: what other versions of the code have measured counts as well.
 
     Raises:
         ValueError: a line of the file is not JSON.
@@ -113,7 +119,8 @@ def open_results(bench: str, modules: Iterable[str], *, quick: bool, folder: Pat
     path = folder / f"{bench}.jsonl"
     if quick:
         return Results(bench, code, None)
-    return Results(bench, code, path, [line for line in read_lines(path) if line.get("code") == code])
+    figures = [line for line in read_lines(path) if "figure" in line]
+    return Results(bench, code, path, [line for line in figures if missing or line["code"] == code])
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -189,4 +196,5 @@ def parser(bench: str, description: str | None) -> argparse.ArgumentParser:
         prog=f"python -m benchmarks.{bench}", description=description, formatter_class=argparse.RawTextHelpFormatter
     )
     made.add_argument("--quick", action="store_true", help="a small case within a minute; nothing is written")
+    made.add_argument("--missing", action="store_true", help="leave out what any version of the code has measured")
     return made

@@ -87,12 +87,12 @@ This page is made by `python -m benchmarks.report` from the files in `benchmarks
 
 A benchmark is run with `python -m benchmarks.NAME`. It prints one JSON object a line and appends the same lines to
 a file of its own in `benchmarks/results`. Cells that this version of the code has measured are skipped, so an
-interrupted run goes on where it stopped. `--quick` runs a small case within a minute and writes nothing. The public
-data sets lie in `../shared/data` beside the repository: `trec/train.jsonl.gz` and `trec/test.jsonl.gz` (objects
-with `text` and `label`), the same two of `sst2`, `ag_news` and `20newsgroups`,
-`sst2/dev.jsonl.gz` and `sst2/train_sentences.jsonl.gz`, `wikitext103_small` (`train`, `valid` and `test`, `.txt.gz`),
-`bert_vocab/bert-base-uncased-vocab.txt.gz`, and `glove/glove.6B.50d.subset.txt.gz`; a benchmark that misses one
-says so.
+interrupted run goes on where it stopped; with `--missing` what any version has measured is skipped as well.
+`--quick` runs a small case within a minute and writes nothing. The public data sets lie in `../shared/data` beside
+the repository: `trec/train.jsonl.gz` and `trec/test.jsonl.gz` (objects with `text` and `label`), the same two of
+`sst2`, `ag_news` and `20newsgroups`, `sst2/dev.jsonl.gz` and `sst2/train_sentences.jsonl.gz`, `wikitext103_small`
+(`train`, `valid` and `test`, `.txt.gz`), `bert_vocab/bert-base-uncased-vocab.txt.gz`, and
+`glove/glove.6B.50d.subset.txt.gz`; a benchmark that misses one says so.
 """
 
 
@@ -485,8 +485,8 @@ SECTIONS = (
         "were chosen on 872 sentences held out of training with every phrase of theirs, in three rounds of four "
         "members (cloze: six of three), that of `centralised` too (benchmarks/results/fedprompt_search.jsonl); where"
         " the table says so, none was searched. `precision`: what the frozen network computed in while prompts were "
-        "trained; scores are of float32. The first row of prompts had 83.1 (83.2) in float32, in 1,766 CPU seconds, "
-        "and the centralised trainings beside it are of float32.",
+        "trained; scores are of float32. Centralised training is compared with as it was last measured, whatever "
+        "its precision.",
         where={"tokens": (20, None), "steps": (40,), "mechanism": (None,), "backbone": ("minilm",)},
         figures=("test_accuracy", "values_per_round", "bytes_per_round", "seconds"),
         rows=quality_rows,
@@ -568,12 +568,8 @@ SECTIONS = (
         "five rounds; with `scaling` they also send what moves the mean furthest. `attack_success`: the share of "
         "test texts of other labels that the trigger turns; `mistaken`: the same without the trigger. Undefended "
         "there is one sum. The goals: scaling succeeds on one sum (0.8 at least) and not on groups (0.3 at most), "
-        "with clean accuracy within 3 points of `control`, the same training without an attacker. Rejection of "
-        "outliers reaches both: a scaled group is long, and is thrown away whole. The median misses the first: no "
-        "coordinate leaves the range of the honest groups, but the liar chooses the side in all of them, and with a "
-        "few honest members a group that range is wide. Poisoned texts alone change little, with or without groups: "
-        "such a member sends nothing that an honest one could not. One seed; rates and the attack were fixed before "
-        "any test.",
+        "with clean accuracy within 3 points of `control`, the same training without an attacker. What the rules "
+        "withstand, and why they differ: docs/jobs.md. One seed; rates and the attack were fixed before any test.",
         ("mistaken", "control", "target"),
         figures=("clean_accuracy", "attack_success"),
     ),

@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in chosen.part:
         part = PARTS[name]
         try:
-            part.run(Cells(open_results(BENCH, part.modules, quick=chosen.quick), chosen.quick))
+            part.run(Cells(open_results(BENCH, part.modules, quick=chosen.quick, missing=chosen.missing), chosen.quick))
         except beside_flower.PeerMissing as missing:
             print(missing, file=sys.stderr)
             status = 0 if chosen.quick else 1

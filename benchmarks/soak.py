@@ -322,7 +322,7 @@ def main() -> None:
     options.add_argument("--seed", type=int, default=SEED)
     options.add_argument("--database-url", help="of an empty PostgreSQL database; SQLite where none is given")
     chosen = options.parse_args()
-    results = open_results(BENCH, MODULES, quick=chosen.quick)
+    results = open_results(BENCH, MODULES, quick=chosen.quick, missing=chosen.missing)
     if chosen.database_url:
         os.environ["TACIT_DATABASE_URL"] = chosen.database_url
     case = {"database": (chosen.database_url or "sqlite").split("+")[0].split(":")[0]}

@@ -383,7 +383,7 @@ def main(words: Sequence[str] | None = None) -> None:
     # Seconds are of one core, whatever the machine has.
     torch.set_num_threads(1)
     until = time.monotonic() + 60 * chosen.minutes
-    results = open_results(BENCH, MODULES, quick=chosen.quick)
+    results = open_results(BENCH, MODULES, quick=chosen.quick, missing=chosen.missing)
     if chosen.search:
         from benchmarks.synthesis_search import search
 

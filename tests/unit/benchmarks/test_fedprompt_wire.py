@@ -162,7 +162,7 @@ def test_what_is_measured_is_not_measured_again(tmp_path, monkeypatch):
     cases = [wire._case(method, QUICK) for method in ("prompt-tuning", "lora", wire.FULL)]
     cases.append({"part": "backbone", "backbone": QUICK, "cuts": 2})
     for case in cases:
-        results.lines.append({"case": case, "figure": "values_per_round", "value": 1})
+        results.lines.append({"case": case, "figure": "values_per_round", "value": 1, "code": results.code})
     wire.run(results, seeds=[0], quick=True, until=None)
 
 

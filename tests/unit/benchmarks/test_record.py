@@ -76,6 +76,22 @@ def test_a_quick_run_writes_nothing_and_skips_nothing(tmp_path):
     assert open_results("institutional", [], quick=False, folder=folder).done(CASE)
 
 
+def test_missing_leaves_out_what_another_version_has_measured(tmp_path):
+    folder, other = tmp_path, {**CASE, "members": 5}
+    for code, value in (("aaaaaaaaaaaa", 0.5), ("bbbbbbbbbbbb", 0.6)):
+        results = Results("institutional", code, folder / "institutional.jsonl")
+        results.open([0])
+        results.add(CASE, [Figure("test_accuracy", value)], seed=1)
+    assert not open_results("institutional", [], quick=False, folder=folder).done(CASE, 1)
+    results = open_results("institutional", [], quick=False, missing=True, folder=folder)
+    # Figures of one version alone, as what is made of them is of one.
+    assert [line["value"] for line in results.done(CASE, 1)] == [0.6]
+    assert not results.done(other, 1)
+    assert not results.done(CASE, 2)
+    results.add(other, [Figure("test_accuracy", 0.7)], seed=1)
+    assert results.done(other, 1)[0]["code"] == code_version([])
+
+
 @pytest.fixture
 def tree(tmp_path):
     for folder in ("coordinator", "benchmarks"):
