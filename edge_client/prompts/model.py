@@ -247,12 +247,12 @@ class PromptedModel(TextClassifier):
         every gradient of it stay float32.
         """
         self._kind = _KINDS[precision]
-        self._bind()
+        self._network.bind(self._device, self._kind)
         try:
             yield
         finally:
             self._kind = torch.float32
-            self._bind()
+            self._network.bind(self._device)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """`to` and its like: parameters move, and the backbone's values of that device take the others' places."""

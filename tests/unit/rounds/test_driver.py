@@ -313,3 +313,16 @@ def test_a_newer_session_of_a_member_replaces_the_older_in_order():
         assert first.goodbye.reason == Reason.REASON_SESSION_REPLACED
 
     asyncio.run(run())
+
+
+def test_a_job_that_is_read_again_awaits_its_last_cohort(tmp_path):
+    job = job_document()
+
+    async def again():
+        driver, database, _ = await started(tmp_path)
+        await driver.stop()
+        await database.run(lambda session: records.open_attempt(session, job.name, 1, 1, ["m0", "m2"], 2))
+        stored = await database.run(lambda session: records.load_job(session, job.name))
+        return state_of(stored, driver.state.parameters)
+
+    assert asyncio.run(again()).awaited == {"m0", "m2"}
