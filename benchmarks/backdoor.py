@@ -32,7 +32,8 @@ from edge_client.data import Example, label_ids
 from edge_client.privacy.events import PrivacyEvent
 from edge_client.privacy.mechanisms import LocalTraining, Protection
 from secure_agg import RandomSource
-from tacit.job import JobDocument, layout_of
+from tacit.job import JobDocument
+from tacit.vector import layout_of
 
 if TYPE_CHECKING:
     from edge_client.models import TextClassifier

@@ -22,7 +22,7 @@ from coordinator.rounds import events as ev
 from coordinator.rounds.driver import JobDriver, Ports
 from coordinator.rounds.publish import Step, next_version
 from coordinator.rounds.state import JobState
-from tacit.job import context_of
+from tacit.context import context_of
 from tacit.messages import Assignment, AttemptEnded, AttemptMessage, AttemptOpened, JobEnded
 from tacit.reason import Reason
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,9 +48,11 @@ from benchmarks.simulation import Member, backbone_of, corpora_of, play_round
 from benchmarks.virtual_members import SeededRandom
 from edge_client.data import Example
 from secure_agg import packed_size
-from tacit.job import Aggregation, JobSpec, Precision, Rounds, Training, VocabularyFile, layout_of
+from tacit.job import Aggregation, JobSpec, Precision, Rounds, Training, VocabularyFile
 from tacit.mechanism import LaplaceUpdate
 from tacit.model import PromptedModel, TransformerModel
+from tacit.server_optimiser import FedAvgMServer
+from tacit.vector import layout_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -81,7 +83,7 @@ MODULES: tuple[str, ...] = (
     "virtual_members.py",
     "partitions.py",
 )
-PARTS = ("head", "quality", "tokens", "steps", "laplace", "methods")
+PARTS = ("head", "quality", "tokens", "steps", "laplace", "methods", "momentum")
 SEEDS = (0, 1, 2)
 # What prompts are to lie within of centralised prompt tuning.
 POINTS = 0.03
@@ -119,6 +121,8 @@ _LEAST_OF_CLOZE = 0.03
 # Under `laplace-update` L1 bounds of a change, which are searched in place of the rate; and epsilons of one round.
 BOUNDS = (100.0, 10.0, 1000.0)
 EPSILONS = (1000.0, 100.0, 10.0)
+# Under `fedavgm` the share of the last step that goes on, which is searched in place of the rate.
+MOMENTA = (0.9, 0.7, 0.5)
 
 
 @dataclass(frozen=True)
@@ -139,7 +143,7 @@ class Recipe:
 @dataclass(frozen=True)
 class Cell:
     """One training. steps: of each member in each round. epsilon: of one round under `laplace-update`; None: no
-    noise.
+    noise. server: what the coordinator makes of the mean change.
     """
 
     method: Method
@@ -148,18 +152,21 @@ class Cell:
     tokens: int | None = 20
     steps: int = 40
     epsilon: float | None = None
+    server: Literal["fedavg", "fedavgm"] = "fedavg"
 
     @property
     def case(self) -> dict[str, Any]:
         """The keys that name it in the results."""
         found: dict[str, Any] = {"method": self.method, "backbone": "minilm", "task": self.task}
         found |= {"partition": self.partition, "tokens": self.tokens, "steps": self.steps}
+        if self.server != "fedavg":
+            found["server"] = self.server
         return found if self.epsilon is None else found | {"mechanism": "laplace-update", "epsilon": self.epsilon}
 
     @property
     def paper(self) -> float | None:
         """Its accuracy of SST-2 under BERT-base, per cent, where there is one."""
-        if self.task != "cloze" and self.method != "fine-tuning":
+        if (self.task != "cloze" and self.method != "fine-tuning") or self.server != "fedavg":
             return None
         match self:
             case Cell(method="prompt-tuning", epsilon=float()):
@@ -210,6 +217,8 @@ def cells_of(part: str) -> list[Cell]:
                 Cell("lora", tokens=None),
                 Cell("p-tuning", "cloze"),
             ]
+        case "momentum":
+            return [replace(prompts[1], partition=partition, server="fedavgm") for partition in get_args(Partitioned)]
         case _:
             return []
 
@@ -219,13 +228,21 @@ def cells_of(part: str) -> list[Cell]:
 
 @dataclass(frozen=True)
 class Rate:
-    """What is searched. adam: of each step. bound: of a change in L1 under `laplace-update`, None without; adam is then
-    what the same training without noise was found to do best with. tried: how many were, of what a cell searches.
+    """What is searched. adam: of each step. bound: of a change in L1 under `laplace-update`, None without; momentum:
+    under `fedavgm`, None without. adam is then what the same training with neither was found to do best with. tried:
+    how many were, of what a cell searches.
     """
 
     adam: float
     bound: float | None = None
+    momentum: float | None = None
     tried: int = 0
+
+    @property
+    def stated(self) -> dict[str, float]:
+        """As the results have it."""
+        found = {"learning_rate": self.adam, "bound": self.bound, "momentum": self.momentum}
+        return {key: value for key, value in found.items() if value is not None}
 
 
 @dataclass
@@ -299,6 +316,7 @@ def _prompted(cell: Cell, recipe: Recipe, rate: Rate, seed: int) -> "JobBundle":
         learning_rate=rate.adam,
         mechanism=mechanism,
         precision=recipe.precision,
+        server=None if rate.momentum is None else FedAvgMServer(momentum=rate.momentum),
         seed=seed,
     )
 
@@ -323,11 +341,16 @@ def _fine_tuned(recipe: Recipe, rate: float, seed: int, scratch: Path) -> "JobBu
 
 def _federated(cell: Cell, recipe: Recipe, bundle: "JobBundle", data: Sst2, seed: int) -> Iterator[Vector]:
     """The version after each round."""
+    from coordinator.rounds.optimiser import StateVectors
+
     members = [Member([data.train[at] for at in rows]) for rows in _dealt(cell, recipe, data, seed)]
     corpora, values = corpora_of(bundle, members), bundle.manifest.decode(bundle.weights)
+    server = bundle.document.server
+    state = StateVectors(server, len(values))
     for number in range(1, recipe.rounds + 1):
         here = portions(corpora, number, cell.steps, seed)
-        values = play_round(bundle, values, members, here, number, SeededRandom(f"{seed}/{number}")).values
+        done = play_round(bundle, values, members, here, number, SeededRandom(f"{seed}/{number}"), state)
+        values, state = done.values, StateVectors(server, len(values), state.after)
         yield values
 
 
@@ -487,12 +510,11 @@ def measure(cell: Cell, recipe: Recipe, rate: Rate, seed: int) -> list[Figure]:
             curve.append([number, round(score("test"), 5)])
         validation = score("validation")
     late = statistics.mean(score for _, score in curve[-LATE:])
-    chosen = {"learning_rate": rate.adam} if rate.bound is None else {"learning_rate": rate.adam, "bound": rate.bound}
     more: dict[str, Any] = {
         "validation": round(validation, 5),
         "late": round(late, 5),
         "recipe": {
-            **chosen,
+            **rate.stated,
             "tried": rate.tried,
             "rounds": recipe.rounds,
             "members": recipe.members,
@@ -513,7 +535,7 @@ def measure(cell: Cell, recipe: Recipe, rate: Rate, seed: int) -> list[Figure]:
 
 
 def rate_of(cell: Cell, tried: Sequence[Mapping[str, Any]]) -> Rate:
-    """The rate (under `laplace-update` the bound, and the rate of the same without noise) with the highest validation
+    """The rate (or the bound or the momentum, and the rate of the same without either) with the highest validation
     accuracy of those that `--search` tried for such a cell, the first of equal ones; the first of RATES where it tried
     none.
 
@@ -526,9 +548,17 @@ def rate_of(cell: Cell, tried: Sequence[Mapping[str, Any]]) -> Rate:
     if found and {float(line["case"]["rate"]) for line in found} < set(choices):
         raise SearchUnfinished(f"{len(found)} of {len(choices)} rates are tried for {wanted}; run --search to its end")
     best = float(max(found, key=lambda line: float(line["value"]))["case"]["rate"]) if found else choices[0]
+    return _with(cell, best, tried, len(found))
+
+
+def _with(cell: Cell, chosen: float, tried: Sequence[Mapping[str, Any]], number: int = 0) -> Rate:
+    """The rate of a cell for which `chosen`, one of `choices_of` it, was chosen among so many."""
+    if cell.epsilon is None and cell.server == "fedavg":
+        return Rate(chosen, tried=number)
+    adam = rate_of(replace(cell, epsilon=None, server="fedavg"), tried).adam
     if cell.epsilon is None:
-        return Rate(best, None, len(found))
-    return Rate(rate_of(replace(cell, epsilon=None), tried).adam, best, len(found))
+        return Rate(adam, momentum=chosen, tried=number)
+    return Rate(adam, bound=chosen, tried=number)
 
 
 class SearchUnfinished(Exception):
@@ -539,6 +569,8 @@ def choices_of(cell: Cell) -> tuple[float, ...]:
     """What `--search` tries for it. A cloze's prompts begin on a plateau, which small rates do not leave in a trial."""
     if cell.epsilon is not None:
         return BOUNDS
+    if cell.server != "fedavg":
+        return MOMENTA
     rates = RATES[cell.method]
     return tuple(rate for rate in rates if rate >= _LEAST_OF_CLOZE) if _is_plain_cloze(cell) else rates
 
@@ -684,6 +716,8 @@ def fit(results: Results, recipe: Recipe) -> None:
 # whatever the rate: longer, with fewer members.
 _TRIAL = Recipe(members=4, rounds=3)
 _CLOZE_TRIAL = Recipe(members=3, rounds=6)
+# Momentum works over rounds: six of them would tell how it begins, and not where it goes.
+_MOMENTUM_TRIAL = Recipe(members=3)
 _TEMPLATES = ("{text} It was {mask}.", "{text} is {mask}.")
 _WORDS = (("terrible", "great"), ("bad", "good"))
 
@@ -716,15 +750,14 @@ def search(
             if time.monotonic() > limit:
                 return
             results.open([0])
-            trial = _CLOZE_TRIAL if cell.task == "cloze" else _TRIAL
-            results.add(case, [_trial(cell, trial, _tried_rate(cell, rate))], seed=0)
+            # Raises SearchUnfinished: the rate of the same without noise or momentum comes first.
+            results.add(case, [_trial(cell, _recipe_of_trial(cell), _with(cell, rate, searched()))], seed=0)
 
 
-def _tried_rate(cell: Cell, rate: float) -> Rate:
-    """Under `laplace-update` it is the bound. Raises: SearchUnfinished: the rate without noise comes first."""
-    if cell.epsilon is None:
-        return Rate(rate)
-    return Rate(rate_of(replace(cell, epsilon=None), searched()).adam, rate)
+def _recipe_of_trial(cell: Cell) -> Recipe:
+    if cell.server != "fedavg":
+        return _MOMENTUM_TRIAL
+    return _CLOZE_TRIAL if cell.task == "cloze" else _TRIAL
 
 
 def _trial(cell: Cell, recipe: Recipe, rate: Rate) -> Figure:

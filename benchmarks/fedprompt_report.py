@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.plots import pyplot, save
 
-__all__ = ["draw_rounds", "laplace_rows", "quality_rows", "sweep_rows"]
+__all__ = ["curve_name", "draw_rounds", "laplace_rows", "quality_rows", "sweep_rows"]
 
 Line = dict[str, Any]
 Found = dict[str, Line]
@@ -23,7 +23,7 @@ def quality_rows(lines: Sequence[Line]) -> list[list[str]]:
     rows[0] += ["values a round", "packed bytes a round", "CPU seconds"]
     for found in _by_cell(lines, _by_method):
         line, case = found["test_accuracy"], found["test_accuracy"]["case"]
-        row = [case["task"], case["method"], case["partition"], _per_cent(line), _beside(line, "late")]
+        row = [case["task"], _named(line), case["partition"], _per_cent(line), _beside(line, "late")]
         row += [_beside(line, "paper"), _below(line), _beside(line, "validation"), _rate(line)]
         # What was measured before there was a choice was float32.
         row += [line["recipe"].get("precision", "float32")]
@@ -34,11 +34,24 @@ def quality_rows(lines: Sequence[Line]) -> list[list[str]]:
     return rows
 
 
+def _named(line: Line) -> str:
+    """The method, and what the coordinator makes of the mean change where that is not to add it."""
+    case = line["case"]
+    if "server" not in case:
+        return str(case["method"])
+    return f"{case['method']}, {case['server']} {line['recipe']['momentum']:g}"
+
+
 def _below(line: Line) -> str:
     """Points below the better of centralised training's last version and the mean of its last five rounds."""
     if "centralised" not in line:
         return ""
     return f"{100 * (max(line['centralised'], line['centralised_late']) - line['value']):.1f}"
+
+
+def curve_name(line: Line) -> str:
+    """What a cell of the quality part is called where it is drawn."""
+    return f"{_named(line)}, {line['case']['partition']}"
 
 
 def sweep_rows(key: str) -> Callable[[Sequence[Line]], list[list[str]]]:
@@ -109,7 +122,7 @@ def _by_cell(lines: Sequence[Line], key: Callable[[dict[str, Any]], tuple[Any, .
 
 def _by_method(case: dict[str, Any]) -> tuple[Any, ...]:
     order = _TASKS.index(case["task"]), _METHODS.index(case["method"]), _PARTITIONS.index(case["partition"])
-    return *order, case["tokens"] or 0, case["steps"], case.get("epsilon") or 0
+    return *order, case["tokens"] or 0, case["steps"], case.get("epsilon") or 0, case.get("server", "")
 
 
 def _per_cent(line: Line) -> str:

@@ -41,6 +41,7 @@ from tacit.job import Aggregation, JobSpec, Precision, Rounds, Training
 from tacit.mechanism import DpSgd, Mechanism, NoMechanism
 from tacit.model import PromptedModel
 from tacit.prompt import Cloze, Head, Injection, LoRA, PrefixTuning, PromptTuning, PTuning
+from tacit.server_optimiser import FedAvgServer, ServerOptimiser
 
 if TYPE_CHECKING:
     import torch
@@ -392,6 +393,7 @@ def prompted_bundle(
     optimiser: Literal["adam", "sgd", "adafactor"] = "adam",
     dropout: float = 0.0,
     precision: Precision = "float32",
+    server: ServerOptimiser | None = None,
     template: str = TEMPLATE,
     words: Mapping[str, Sequence[str]] = WORDS,
     seed: int = 0,
@@ -426,6 +428,7 @@ def prompted_bundle(
         mechanism=mechanism or NoMechanism(),
         rounds=Rounds(count=rounds, min_members=members, target_members=members),
         aggregation=aggregation or _AGGREGATION,
+        server=server or FedAvgServer(),
         seed=seed,
     )
     with tempfile.TemporaryDirectory(prefix="tacit-bench-", dir=backbone.parent) as scratch:

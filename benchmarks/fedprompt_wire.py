@@ -46,9 +46,9 @@ from secure_agg import packed_size
 from tacit import prompt
 from tacit.blobs import put_blob
 from tacit.job import Deadlines, JobDocument, Rounds
-from tacit.job import layout_of as vector_layout
 from tacit.manifest import Manifest
 from tacit.v1 import operator_pb2 as pb
+from tacit.vector import layout_of as vector_layout
 from tests.support.bad_network import BadNetwork, Fault, Way
 
 __all__ = ["METHODS", "MODULES", "PARTS", "SHAPES", "Fetching", "full_values", "resumed_places", "run", "write_model"]

@@ -64,9 +64,10 @@ from benchmarks.virtual_members import (
 )
 from edge_client.data import Example
 from secure_agg import packed_size
-from tacit.job import Aggregation, JobSpec, Rounds, Training, VocabularyFile, layout_of
+from tacit.job import Aggregation, JobSpec, Rounds, Training, VocabularyFile
 from tacit.method import FedAvg, FedProx, FedRecon, FedVocab, LgFedAvg, Method, OwnVocabulary
 from tacit.model import BiLSTMModel, TransformerModel
+from tacit.vector import layout_of
 
 if TYPE_CHECKING:
     from benchmarks.masked_sum import Parties

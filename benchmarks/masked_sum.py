@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 import secure_agg
 from benchmarks.parties import Party, make_parties
 from secure_agg import Dropped, KeyOf, Phase, RandomSource, VerifyIdentity
-from tacit.job import JobDocument, context_of
+from tacit.context import context_of
+from tacit.job import JobDocument
 from tacit.verification import verifiers
 
 __all__ = ["Parties", "SumLost", "masked_sum"]

@@ -36,7 +36,7 @@ from edge_client.session.keeping import Keeper
 from edge_client.session.preparation import Fetch, Preparation, Preparer
 from edge_client.watching import LogWatcher
 from tacit.attempt import AttemptId
-from tacit.job import JobDocument, layout_of
+from tacit.job import JobDocument
 from tacit.logs import configure
 from tacit.messages import (
     Assignment,
@@ -46,6 +46,7 @@ from tacit.messages import (
     JobEnded,
     Ready,
 )
+from tacit.vector import layout_of
 from tacit.verification import Verification
 
 __all__ = ["ClearAgent", "MadeUpPreparer", "clear_input", "made_up_update", "main", "met", "run_member"]

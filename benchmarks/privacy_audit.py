@@ -237,8 +237,8 @@ def release(
     from edge_client.contribution import Update
     from edge_client.models import shared_parameters
     from edge_client.privacy.mechanisms import LocalTraining, protection_of
-    from tacit.job import grid_of, layout_of
     from tacit.mechanism import DistributedGaussian
+    from tacit.vector import grid_of, layout_of
 
     random = Repeatable(seed)
     before = shared_parameters(module)["embedding.weight"].ravel()

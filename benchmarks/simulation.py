@@ -30,8 +30,10 @@ from edge_client.privacy.mechanisms import LocalTraining, OwnNumbers, Protection
 from secure_agg import RandomSource
 from secure_agg.groups import draw_groups
 from secure_agg.session import NONCE_BYTES
-from tacit.job import JobDocument, layout_of, thresholds_of
+from tacit.context import thresholds_of
+from tacit.job import JobDocument
 from tacit.model import PromptedModel
+from tacit.vector import layout_of
 
 if TYPE_CHECKING:
     from coordinator.rounds.effects import GroupsSeen

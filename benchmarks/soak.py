@@ -40,8 +40,9 @@ from benchmarks.soak_member import record_of
 from benchmarks.synthetic import member_names
 from coordinator.rounds.publish import next_version
 from tacit.attempt import AttemptId
-from tacit.job import JobDocument, layout_of
+from tacit.job import JobDocument
 from tacit.v1 import operator_pb2 as pb
+from tacit.vector import layout_of
 
 __all__ = ["Outcome", "soak"]
 

@@ -31,9 +31,10 @@ from benchmarks.synthesis_setup import (
 from edge_client.corpus import Corpus
 from edge_client.data import Example
 from secure_agg import SystemRandom, packed_size
-from tacit.job import Aggregation, JobSpec, Rounds, Training, VocabularyFile, layout_of
+from tacit.job import Aggregation, JobSpec, Rounds, Training, VocabularyFile
 from tacit.mechanism import DpSgd
 from tacit.model import TransformerModel
+from tacit.vector import layout_of
 
 if TYPE_CHECKING:
     from benchmarks.synthesis import Plan

@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 
 from edge_client.data import Example
 from secure_agg import SystemRandom
-from tacit.job import layout_of
 from tacit.method import FedRecon
+from tacit.vector import layout_of
 
 if TYPE_CHECKING:
     from benchmarks.masked_sum import Parties

@@ -2,7 +2,7 @@
 
 Order, as docs/protocol.md has it: refuse what is not finite, clip by L2 norm in float64 if the job asks, clip to the
 coordinate bound, multiply by w / W, encode into the ring. In groups neither weight nor metrics are sent, and the change
-is as it is (`tacit.job.sends_weight`). What mechanisms send: `edge_client.privacy.mechanisms`.
+is as it is (`tacit.vector.sends_weight`). What mechanisms send: `edge_client.privacy.mechanisms`.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import secure_agg
-from tacit.job import JobDocument, sends_weight
+from tacit.job import JobDocument
+from tacit.vector import sends_weight
 
 __all__ = ["Update", "segments"]
 

@@ -25,8 +25,9 @@ from edge_client.runner import Member, RunOptions, load_member
 from edge_client.synthesis.setting import NO_GUARANTEE
 from tacit.blobs import BlobDamaged, BlobNotThere, fetch_blob
 from tacit.console import CommandFailed, print_json
+from tacit.context import context_of
 from tacit.documents import DocumentInvalid
-from tacit.job import JobDocument, context_of, layout_of
+from tacit.job import JobDocument
 from tacit.manifest import Manifest
 from tacit.mechanism import DpSgd, NoMechanism
 from tacit.method import keeps_anything, private_parts
@@ -34,6 +35,7 @@ from tacit.model import PromptedModel, RvaeModel
 from tacit.prompt import SOURCES, reads_pairs
 from tacit.v1 import federation_pb2 as pb
 from tacit.v1 import federation_pb2_grpc
+from tacit.vector import layout_of
 
 __all__ = ["FrozenPart", "Plan", "dry_run", "plan_of"]
 

@@ -36,7 +36,7 @@ from coordinator.rounds.state import (
 from secure_agg import server as protocol
 from secure_agg.server import Seated
 from tacit.attempt import AttemptId
-from tacit.job import context_of, largest_cohort
+from tacit.context import context_of, largest_cohort
 from tacit.limits import DIGEST_ROSTER_ABOVE
 from tacit.messages import (
     Assignment,

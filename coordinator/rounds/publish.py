@@ -1,6 +1,6 @@
 """From opened sums to the next version: pure arithmetic on vectors.
 
-The members sent w * (new - base) / W, w, and their metrics (`tacit.job.layout_of`); what comes out is their mean
+The members sent w * (new - base) / W, w, and their metrics (`tacit.vector.layout_of`); what comes out is their mean
 weighted by number of examples (McMahan et al. 2017, FedAvg), stepped onto the base by the server optimiser
 (`coordinator.rounds.optimiser`). Under a privacy mechanism, and in groups, they sent the change alone, and the mean is
 over members. It goes block by block, and the next version takes the sum's place in memory: besides the base there is no
@@ -22,7 +22,8 @@ from coordinator import robust
 from coordinator.rounds.effects import GroupsSeen, Training
 from coordinator.rounds.optimiser import ServerState, StateNeeded, state_names, step_of
 from secure_agg import Layout, RandomSource, SystemRandom
-from tacit.job import Aggregation, JobDocument, layout_of
+from tacit.job import Aggregation, JobDocument
+from tacit.vector import layout_of
 
 __all__ = ["GroupSum", "ResultInvalid", "Step", "next_version", "next_version_of_groups"]
 

@@ -10,11 +10,12 @@ from coordinator.services.live import OperatorRefused
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.errors import BlobMissing, StorageError
 from tacit.documents import DocumentInvalid
-from tacit.job import JobDocument, layout_of
+from tacit.job import JobDocument
 from tacit.manifest import Manifest
 from tacit.model import PromptedModel, RvaeModel
 from tacit.prompt import MOST_BACKBONE_BYTES
 from tacit.reason import Reason
+from tacit.vector import layout_of
 
 __all__ = ["MAX_DOCUMENT", "check_job"]
 

@@ -110,7 +110,8 @@ def _plan_job(
 ) -> None:
     from edge_client.privacy.costs import LotTooSmall
     from edge_client.privacy.planning import Setting
-    from tacit.job import JobDocument, most_in_sum
+    from tacit.job import JobDocument
+    from tacit.vector import most_in_sum
 
     job = _job(path)
     # A job file does not know how many values its model has.

@@ -53,9 +53,10 @@ from edge_client.privacy.receipts import (
 from edge_client.privacy.replay import as_events
 from tacit.attempt import AttemptId
 from tacit.documents import DocumentInvalid
-from tacit.job import JobDocument, layout_of
+from tacit.job import JobDocument
 from tacit.messages import Assignment, LedgerCounter, PrivacyReport
 from tacit.reason import Reason
+from tacit.vector import layout_of
 
 if TYPE_CHECKING:
     from edge_client.privacy.accounting import Limit

@@ -24,9 +24,10 @@ from edge_client.contribution import Update, segments
 from edge_client.privacy import noise
 from edge_client.privacy.costs import Noised, event_of_job
 from edge_client.privacy.events import PrivacyEvent
-from tacit.job import NOISE_ROOM, JobDocument, Training, grid_of, layout_of, most_in_sum
+from tacit.job import JobDocument, Training
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, NoMechanism
 from tacit.method import FedAvg, Method
+from tacit.vector import NOISE_ROOM, grid_of, layout_of, most_in_sum
 
 if TYPE_CHECKING:
     from edge_client.models.classifier import TextClassifier

@@ -19,12 +19,14 @@ from edge_client.privacy.conditions import DAYS, Conditions, Window
 from edge_client.privacy.events import Adjacency
 from edge_client.synthesis.setting import NO_GUARANTEE
 from secure_agg import COMPLETE_GRAPH_LIMIT, ContextInvalid, RoundContext, default_thresholds
-from tacit.job import NOISE_ROOM, JobDocument, JobSpec, promise_of
+from tacit.context import promise_of
+from tacit.job import JobDocument, JobSpec
 from tacit.manifest import Manifest
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, Mechanism, NoMechanism
 from tacit.model import PromptedModel, RvaeModel
 from tacit.prompt import SOURCES
 from tacit.reason import Reason
+from tacit.vector import NOISE_ROOM
 
 if TYPE_CHECKING:
     from edge_client.privacy.policy import Policy
@@ -604,7 +606,7 @@ CONDITIONS: tuple[Rule[Conditions], ...] = (
 
 
 _MILLION = 10**6
-# What a job's cohorts above COMPLETE_GRAPH_LIMIT have (`tacit.job.thresholds_of`).
+# What a job's cohorts above COMPLETE_GRAPH_LIMIT have (`tacit.context.thresholds_of`).
 _SIGMA_OF_JOBS = 80
 
 

@@ -53,7 +53,7 @@ from edge_client.session.states import (
     Waiting,
 )
 from tacit.attempt import AttemptId
-from tacit.job import context_of
+from tacit.context import context_of
 from tacit.mechanism import DistributedGaussian, NoMechanism
 from tacit.messages import (
     Assignment,

@@ -4,10 +4,6 @@
 trains under a job document and nothing else; its digest is part of every round's context.
 """
 
-import hashlib
-import math
-from dataclasses import replace
-from fractions import Fraction
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -19,20 +15,9 @@ from pydantic import (
     model_validator,
 )
 
-from secure_agg import (
-    COMPLETE_GRAPH_LIMIT,
-    ContextInvalid,
-    Graph,
-    Grid,
-    GroupedGraph,
-    Layout,
-    RoundContext,
-    Segment,
-    SparseGraph,
-    grouped_thresholds,
-    thresholds_for,
-)
+from secure_agg import COMPLETE_GRAPH_LIMIT, ContextInvalid
 from tacit.bundle import BACKBONE_FILE
+from tacit.context import least_honest_between, promised
 from tacit.corpus import MOST_GUIDED_LABELS, CorpusOrder
 from tacit.documents import Digest, Document, Part, read_table, table_of
 from tacit.limits import MOST_MEMBERS
@@ -61,14 +46,14 @@ from tacit.method import (
 from tacit.model import Model, PromptedModel, RvaeModel, TextCNNModel
 from tacit.prompt import check_prompted_method
 from tacit.server_optimiser import FedAvgServer, ServerOptimiser, older_name
+from tacit.vector import check_layout
 
 __all__ = [
-    "METRICS",
     "MOST_GROUPS",
-    "NOISE_ROOM",
     "Aggregation",
     "Combine",
     "Deadlines",
+    "JobBody",
     "JobDocument",
     "JobSpec",
     "Precision",
@@ -77,39 +62,14 @@ __all__ = [
     "Rounds",
     "Training",
     "VocabularyFile",
-    "application_digest",
-    "context_of",
-    "grid_of",
-    "largest_cohort",
-    "layout_of",
-    "most_in_sum",
-    "promise_of",
-    "sends_weight",
-    "thresholds_of",
 ]
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 Seconds = Annotated[float, Field(gt=0, le=7 * 24 * 3600)]
 
-# Sums over the members' examples that travel in the masked vector (`sends_weight`), in this order.
-METRICS: tuple[str, ...] = ("loss_sum", "correct", "count")
-
-# A member may add up to so many times the noise that the job asks for: the ring has room for it.
-NOISE_ROOM = 4.0
-
 # Groups of one cohort at most: the coordinator holds a sum of each.
 MOST_GROUPS = 1000
 Combine = Literal["mean", "median", "trimmed-mean", "reject-outliers"]
-
-_WIDEST_RING = 32
-# The ring's step: of the deviation of noise that is added before encoding, or of the bound on a coordinate.
-_STEP_OF_DEVIATION = 2.0**-6
-_STEP_OF_BOUND = 2.0**-24
-_FINEST, _COARSEST_SCALE = 40, 2.0**-128
-# In any sum: one could not be told from another.
-_LEAST_HONEST = 2
-# No magnitude of `edge_client.privacy.noise`'s Laplace is larger, in scales: -ln 2^-64.
-_LARGEST_LAPLACE = 64 * math.log(2)
 
 
 class VocabularyFile(Part):
@@ -341,7 +301,9 @@ def _unknown_of_own(key: str) -> str:
 Vocabulary = Annotated[VocabularyFile | OwnVocabulary, BeforeValidator(_vocabulary)]
 
 
-class _JobBody(Document):
+class JobBody(Document):
+    """What an operator's table and the document have in common."""
+
     name: Name
     labels: tuple[Annotated[str, StringConstraints(min_length=1, max_length=200)], ...] = Field(min_length=2)
     # Before there were others, a model was a TextCNN; it still need not say so.
@@ -528,11 +490,11 @@ class _JobBody(Document):
         ends = min((self._honest_of(size), size) for size in sorted(sizes))
         if self.aggregation.groups is None or not isinstance(self.mechanism, DistributedGaussian):
             return ends
-        return _least_honest_between(self.aggregation, least, most, ends)
+        return least_honest_between(self.aggregation, least, most, ends)
 
     def _honest_of(self, cohort: int) -> int:
         try:
-            return _promised(self.aggregation, cohort).honest
+            return promised(self.aggregation, cohort).honest
         except ContextInvalid as error:
             raise ValueError(f"{self._keys_of_thresholds(cohort)}: {error}") from error
 
@@ -560,7 +522,7 @@ class _JobBody(Document):
         return f"{more}, or lower rounds.target_members to {COMPLETE_GRAPH_LIMIT}"
 
 
-class JobSpec(_JobBody):
+class JobSpec(JobBody):
     """A job as the operator writes it: `coordinator job bundle job.toml`."""
 
     # Members get the weights that come of it, and not the text.
@@ -579,11 +541,11 @@ class JobSpec(_JobBody):
             missing = "missing; it has no default"
             raise ValueError(f"vocabulary: {_NO_VOCABULARY if 'vocabulary' in self.model_fields_set else missing}")
         # How many values the model has shows when the bundle is made; what one of them has no room for, none has.
-        _check_layout(self, values=1)
+        check_layout(self, values=1)
         return self
 
 
-class JobDocument(_JobBody):
+class JobDocument(JobBody):
     """A job as it is run: digests in place of files."""
 
     manifest: Digest
@@ -604,7 +566,7 @@ class JobDocument(_JobBody):
         keeps = keeps_anything(self.method)
         if (self.private is not None) != (keeps and self.tokenizer is not None):
             raise ValueError(f"private: what {self.method.name} keeps and what this job has to start it from differ")
-        _check_layout(self, self.values)
+        check_layout(self, self.values)
         return self
 
     @property
@@ -628,300 +590,3 @@ class JobDocument(_JobBody):
     def complete(self) -> bool:
         """Whether what is published is a whole model, which runs without a member's private parameters."""
         return not keeps_anything(self.method)
-
-
-def grid_of(job: JobDocument) -> Grid:
-    """The grid of a `distributed-gaussian` job; of no attempt, so that what one costs is known before it is opened.
-
-    Raises:
-        ValueError: the job has another mechanism.
-    """
-    if not isinstance(job.mechanism, DistributedGaussian):
-        raise ValueError(f"job {job.name} has no noise in the ring; its mechanism is {job.mechanism.name}")
-    return _grid(job, job.mechanism, job.values)
-
-
-def _grid(job: _JobBody, mechanism: DistributedGaussian, values: int) -> Grid:
-    return Grid(
-        clip=mechanism.clip,
-        noise_multiplier=mechanism.noise_multiplier,
-        honest=mechanism.honest,
-        values=values,
-        members=most_in_sum(job, job.rounds.target_members),
-    )
-
-
-def most_in_sum(job: _JobBody, members: int) -> int:
-    """The most inputs of one sum in a cohort of so many: all, with groups those of the largest."""
-    groups = job.aggregation.groups
-    return members if groups is None else -(-members // groups)
-
-
-def sends_weight(job: _JobBody) -> bool:
-    """Whether a member's weight and metrics travel beside its change: without a mechanism, in one sum.
-
-    Under a mechanism they do not, since they depend on the data too. Nor do they in groups: a member's number of
-    examples is the same in every round while groups are drawn anew, so that after (n - 1) / (g - 1) rounds the sums of
-    weights could be solved for each member's own.
-    """
-    return isinstance(job.mechanism, NoMechanism) and job.aggregation.groups is None
-
-
-def layout_of(job: JobDocument, members: int) -> Layout:
-    """The segments of the masked vector for a cohort of `members` (n, which sets scales and the ring's width; with
-    groups the largest one's members do).
-
-    Where weights are sent (`sends_weight`) `update` is the change times w / max_weight, so its bound is the coordinate
-    bound, and weight and metrics follow. Elsewhere every member weighs the same and nothing but the change travels.
-
-    A step of the ring is at most 2^-6 of the noise's deviation (rounding then adds at most 2^-14 of its variance), or
-    2^-24 of the coordinate bound where the noise is in the training or nowhere. The ring is the narrowest that holds n
-    times the largest value, at most 32 bits wide; steps grow where that does not do, and shrink where there is room.
-
-    Raises:
-        LayoutInvalid: the sum could wrap.
-    """
-    summed = most_in_sum(job, members)
-    layout = Layout(*_fitted(job, job.values, summed))
-    layout.check_no_wrap(summed)
-    return layout
-
-
-def _check_layout(job: _JobBody, values: int) -> None:
-    """That a sum of the largest cohort has room: smaller ones then have it, since a sum needs more bits the more there
-    are.
-
-    Raises:
-        ValueError: with the keys to change.
-    """
-    members = most_in_sum(job, job.rounds.target_members)
-    try:
-        segments, bits = _fitted(job, values, members)
-    except (ValueError, OverflowError) as error:
-        # No grid, or numbers that a float does not hold.
-        raise ValueError(f"mechanism, rounds.target_members: {error}") from error
-    needed = max(_bits_needed(segment, members) for segment in segments)
-    if needed <= bits:
-        return
-    each, lower = "", ["rounds.target_members"]
-    match job.mechanism:
-        case NoMechanism() if sends_weight(job):
-            each = f" with weights up to {job.aggregation.max_weight} (aggregation.max_weight)"
-            lower.insert(0, "aggregation.max_weight")
-        case DistributedGaussian():
-            each = " with this noise"
-    given = job.aggregation.bits
-    source = "rounds.target_members" + ("" if job.aggregation.groups is None else " by aggregation.groups")
-    key = lower[0] if given is None else "aggregation.bits"
-    widen = "" if given is None else ("leave bits out, or " if needed > _WIDEST_RING else f"raise it to {needed}, or ")
-    raise ValueError(
-        f"{key}: the sum of {members} members ({source}){each} needs {needed} bits and has {bits}; "
-        f"{widen}lower {' or '.join(lower)}"
-    )
-
-
-def _fitted(job: _JobBody, values: int, members: int) -> tuple[tuple[Segment, ...], int]:
-    """Segments and bits of `layout_of`, whether the sum fits or not. Raises LayoutInvalid: there is no grid."""
-    wanted = _segments(job, values)
-    bits = job.aggregation.bits or min(_WIDEST_RING, max(_bits_needed(segment, members) for segment, _ in wanted))
-    segments = (
-        segment if finest is None else _as_fine_as_fits(segment, members, bits, finest) for segment, finest in wanted
-    )
-    return tuple(segments), bits
-
-
-def _segments(job: _JobBody, values: int) -> tuple[tuple[Segment, float | None], ...]:
-    """Each segment with the scale it should have at least, and the finest it may have; None where it is fixed."""
-
-    def update(bound: float, step: float) -> tuple[Segment, float]:
-        # A power of two, so that scaling itself is exact.
-        scale = 2.0 ** min(-math.floor(math.log2(step)), _FINEST)
-        return Segment("update", values, scale, bound), 2.0**_FINEST
-
-    match job.mechanism:
-        case NoMechanism() if sends_weight(job):
-            numbers = job.aggregation
-            weight, loss = float(numbers.max_weight), numbers.loss_bound
-            return (
-                update(numbers.coordinate_bound, numbers.coordinate_bound * _STEP_OF_BOUND),
-                (Segment("weight", 1, 1.0, weight), None),
-                (Segment("loss_sum", 1, 1.0, weight * loss), 1024.0),
-                (Segment("correct", 1, 1.0, weight), None),
-                (Segment("count", 1, 1.0, weight), None),
-            )
-        case NoMechanism() | DpSgd():
-            bound = job.aggregation.coordinate_bound
-            return (update(bound, bound * _STEP_OF_BOUND),)
-        case GaussianUpdate(noise_multiplier=multiplier, clip=clip):
-            # Ten deviations of the most noise that a member may add (NOISE_ROOM times the job's). What is cut beyond
-            # that was noised before, so cutting it costs no privacy.
-            return (update(clip * (1 + 10 * NOISE_ROOM * multiplier), multiplier * clip * _STEP_OF_DEVIATION),)
-        case LaplaceUpdate(bound=bound, epsilon=epsilon):
-            scale = 2 * bound / epsilon
-            return (update(bound + _LARGEST_LAPLACE * scale, scale * _STEP_OF_DEVIATION),)
-        case DistributedGaussian() as mechanism:
-            return ((_grid(job, mechanism, values).segment("update"), None),)
-
-
-def _bits_needed(segment: Segment, members: int) -> int:
-    """The narrowest ring in which no sum of so many can wrap: members * (bound * scale + 1) <= 2^(bits - 1) - 1."""
-    return math.ceil(members * segment.largest).bit_length() + 1
-
-
-def _as_fine_as_fits(segment: Segment, members: int, bits: int, finest: float) -> Segment:
-    while _bits_needed(segment, members) > bits and segment.scale > _COARSEST_SCALE:
-        segment = replace(segment, scale=segment.scale / 2)
-    while segment.scale < finest:
-        finer = replace(segment, scale=segment.scale * 2)
-        if _bits_needed(finer, members) > bits:
-            break
-        segment = finer
-    return segment
-
-
-def thresholds_of(job: JobDocument | JobSpec, members: int) -> tuple[Graph | SparseGraph | GroupedGraph, int, int]:
-    """(graph, t, n_C) of an attempt of this job over a cohort of `members`.
-
-    Raises:
-        ContextInvalid: there are none for so many.
-    """
-    return _thresholds(job.aggregation, members)
-
-
-def _thresholds(numbers: Aggregation, members: int) -> tuple[Graph | SparseGraph | GroupedGraph, int, int]:
-    if numbers.groups is not None:
-        corrupt = _corrupt_of_groups(numbers, members)
-        return grouped_thresholds(members, numbers.groups, corrupt, least=numbers.groups_needed)
-    return thresholds_for(
-        members, assumed_corrupt=numbers.assumed_corrupt, corrupt=numbers.corrupt_share, lost=numbers.lost_share
-    )
-
-
-def _corrupt_of_groups(numbers: Aggregation, members: int) -> int:
-    """n_C of a cohort in groups: the job's, else a fifth, and of a large cohort a share, as for a sparse graph."""
-    if numbers.assumed_corrupt is not None:
-        return numbers.assumed_corrupt
-    if members > COMPLETE_GRAPH_LIMIT:
-        return math.floor(Fraction(str(numbers.corrupt_share)) * members)
-    return max(1, members // 5)
-
-
-def _least_honest_between(numbers: Aggregation, least: int, most: int, found: tuple[int, int]) -> tuple[int, int]:
-    """(h, n) of the cohort in groups with the least h, of those between that have a split; `found` at the ends.
-
-    By halves. From the fewest members and the largest n_C of a half follows a bound on all its sizes: s - c does not
-    fall as s grows (one more member in a group brings at most one more corrupt one), and c does not grow with the
-    members that groups are drawn from. Halves that cannot go below what was found are not looked into.
-    """
-    halves = [(least + 1, most - 1)]
-    while halves:
-        low, high = halves.pop()
-        if low > high:
-            continue
-        worst = max(_corrupt_of_groups(numbers, size) for size in (high, min(high, COMPLETE_GRAPH_LIMIT)))
-        # Two is the least that there is; numbers that make no split bound nothing.
-        if (_honest_in_group(numbers, low, worst) or _LEAST_HONEST) >= found[0]:
-            continue
-        middle = (low + high) // 2
-        honest = _honest_in_group(numbers, middle, _corrupt_of_groups(numbers, middle))
-        if honest is not None:
-            found = min(found, (honest, middle))
-        halves += [(low, middle - 1), (middle + 1, high)]
-    return found
-
-
-def _honest_in_group(numbers: Aggregation, members: int, corrupt: int) -> int | None:
-    """h of a cohort in groups of which so many are corrupt; None where it has no split."""
-    if numbers.groups is None:
-        return None
-    try:
-        # How many may be missing from the roster is chosen so that h stays: it need not be worked out.
-        split = grouped_thresholds(members, numbers.groups, corrupt, least=numbers.groups_needed, absent=0)
-    except ContextInvalid:
-        return None
-    return _context_of_nothing(members, *split).honest
-
-
-def promise_of(job: JobDocument | JobSpec, members: int) -> RoundContext:
-    """A context with the numbers that a cohort of `members` gets, and of no attempt: for what those numbers promise.
-
-    Raises:
-        ContextInvalid: there are none for so many.
-    """
-    return _promised(job.aggregation, members)
-
-
-def _promised(numbers: Aggregation, members: int) -> RoundContext:
-    return _context_of_nothing(members, *_thresholds(numbers, members))
-
-
-def _context_of_nothing(
-    members: int, graph: Graph | SparseGraph | GroupedGraph, threshold: int, corrupt: int
-) -> RoundContext:
-    return RoundContext(
-        federation=bytes(32),
-        job="none",
-        round=0,
-        attempt=0,
-        application=bytes(32),
-        model=bytes(32),
-        cohort=members,
-        threshold=threshold,
-        assumed_corrupt=corrupt,
-        values=1,
-        bits=_WIDEST_RING,
-        graph=graph,
-    )
-
-
-def largest_cohort(job: JobDocument, members: int) -> int:
-    """The most of so many members that make a cohort whose sum holds the honest inputs that the noise counts on; 0
-    where no cohort of this job does. All of them but for `distributed-gaussian` on sparse graphs, where h falls and
-    rises by one from size to size, and for groups, of which not every size has thresholds: a few members then wait for
-    the next attempt.
-    """
-    counted = job.mechanism.honest if isinstance(job.mechanism, DistributedGaussian) else 0
-    if not counted and job.aggregation.groups is None:
-        return members
-    for size in range(members, job.rounds.min_members - 1, -1):
-        try:
-            if promise_of(job, size).honest >= counted:
-                return size
-        except ContextInvalid:
-            if job.aggregation.groups is None:
-                raise
-    return 0
-
-
-def context_of(
-    job: JobDocument, *, federation: bytes, round: int, attempt: int, model: bytes, members: int
-) -> RoundContext:
-    """The context of an attempt of this job: what the coordinator opens, and what a member expects.
-
-    federation: 32 bytes, the fingerprint of its root; model: 32 bytes, the starting version's digest; members: n.
-
-    Raises:
-        ContextInvalid: there are no thresholds for so many members.
-        LayoutInvalid: their sum could wrap.
-    """
-    layout = layout_of(job, members)
-    graph, threshold, corrupt = thresholds_of(job, members)
-    return RoundContext(
-        federation=federation,
-        job=job.name,
-        round=round,
-        attempt=attempt,
-        application=application_digest(job, layout),
-        model=model,
-        cohort=members,
-        threshold=threshold,
-        assumed_corrupt=corrupt,
-        values=layout.values,
-        bits=layout.bits,
-        graph=graph,
-    )
-
-
-def application_digest(job: JobDocument, layout: Layout) -> bytes:
-    """Digest of all that an update depends on besides the starting version: 32 bytes for the round's context."""
-    return hashlib.sha256(b"tacit/application/v1" + job.digest() + layout.digest()).digest()

@@ -11,9 +11,10 @@ from edge_client.privacy.mechanisms import protection_of
 from edge_client.privacy.policy import Policy, PolicyRefusal
 from secure_agg import Abandoned, ContextInvalid, Phase, grouped_thresholds, session
 from secure_agg.groups import corrupt_in_group, draw_groups
-from tacit.job import Aggregation, layout_of
+from tacit.job import Aggregation
 from tacit.mechanism import GaussianUpdate
 from tacit.reason import Reason
+from tacit.vector import layout_of
 from tests.support import fleet as support
 from tests.support.fleet import VALUES, Fleet, job_document
 from tests.unit.secure_agg.group_fleet import GroupFleet

@@ -69,10 +69,12 @@ from secure_agg.session import Session
 from secure_agg.shamir import PRIME, SHARE_BYTES, ShareInvalid, combine_secret, deal_secret
 from tacit import wire
 from tacit.attempt import AttemptId
-from tacit.job import Aggregation, application_digest, layout_of
+from tacit.context import application_digest
+from tacit.job import Aggregation
 from tacit.messages import Assignment, AttemptMessage, AttemptOpened, AttemptRefusal, Decline
 from tacit.reason import Reason, word
 from tacit.v1 import federation_pb2 as pb
+from tacit.vector import layout_of
 from tests.support.fleet import job_document
 from tests.support.lying import JOB, VICTIM, LyingFleet, LyingRelay, dealt_to, flipped, honest
 from tests.support.processes import EXAMPLES, Federation, behind

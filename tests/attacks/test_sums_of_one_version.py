@@ -18,9 +18,10 @@ from edge_client.journal import Journal
 from edge_client.privacy.policy import Policy, PolicyRefusal
 from edge_client.session import states
 from tacit.attempt import AttemptId
-from tacit.job import application_digest, layout_of
+from tacit.context import application_digest
 from tacit.messages import Assignment, AttemptMessage, AttemptOpened, AttemptRefusal
 from tacit.reason import Reason
+from tacit.vector import layout_of
 from tests.support.fleet import VALUES, Fleet, job_document
 from tests.unit.secure_agg.sum_fleet import FEDERATION
 

@@ -28,8 +28,9 @@ from export.predictor import Predictor
 from secure_agg import packed_size
 from tacit.blobs import fetch_blob
 from tacit.console import ExitCode
-from tacit.job import JobSpec, layout_of
+from tacit.job import JobSpec
 from tacit.v1 import operator_pb2 as pb
+from tacit.vector import layout_of
 from tests.support.processes import EXAMPLES, ROOT, Federation, behind, command, succeed, within_patience
 from tests.support.recorder import Relay
 

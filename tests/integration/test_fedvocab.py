@@ -34,8 +34,9 @@ from export.bundle import make_job_bundle, read_job_bundle
 from secure_agg import packed_size
 from tacit.blobs import fetch_blob, put_blob
 from tacit.console import ExitCode
-from tacit.job import JobSpec, layout_of
+from tacit.job import JobSpec
 from tacit.v1 import operator_pb2 as pb
+from tacit.vector import layout_of
 from tests.support.processes import BIN, EXAMPLES, PATIENCE, ROOT, Federation, Process, behind, command, succeed
 from tests.support.recorder import Canaries, Relay
 

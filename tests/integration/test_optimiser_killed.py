@@ -15,9 +15,10 @@ from coordinator.rounds.optimiser import StateVectors
 from coordinator.rounds.publish import next_version
 from coordinator.storage import open_blobs, open_database, records
 from tacit.attempt import AttemptId
-from tacit.job import JobDocument, layout_of
+from tacit.job import JobDocument
 from tacit.reason import Reason
 from tacit.v1 import operator_pb2 as pb
+from tacit.vector import layout_of
 from tests.support.besieged import Besieged, attempts
 from tests.support.processes import Process, succeed
 

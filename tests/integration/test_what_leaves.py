@@ -44,11 +44,12 @@ from secure_agg.session import NONCE_BYTES, SEALED_BYTES
 from secure_agg.shamir import SHARE_BYTES
 from tacit import PROTOCOL_VERSIONS, __version__
 from tacit.blobs import put_blob
-from tacit.job import JobDocument, JobSpec, grid_of, layout_of
+from tacit.job import JobDocument, JobSpec
 from tacit.reason import Reason
 from tacit.token import JoinToken
 from tacit.v1 import federation_pb2 as pb
 from tacit.v1 import operator_pb2
+from tacit.vector import grid_of, layout_of
 from tests.support.processes import EXAMPLES, Federation, Process, behind, command, succeed
 from tests.support.recorder import Call, Canaries, Recorded, Relay, Sent, leaves, not_allowed, pieces
 

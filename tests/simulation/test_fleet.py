@@ -12,9 +12,10 @@ from edge_client.privacy.policy import Policy
 from edge_client.session import states
 from secure_agg.member import share
 from tacit.attempt import AttemptId
-from tacit.job import application_digest, layout_of
+from tacit.context import application_digest
 from tacit.messages import AttemptMessage, AttemptOpened, Ready
 from tacit.reason import Reason
+from tacit.vector import layout_of
 from tests.support.fleet import Fleet, job_document
 
 # What a member has just been sent when it is lost, and the phase in which it is then missed.

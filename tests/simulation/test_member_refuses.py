@@ -17,10 +17,12 @@ from edge_client.session import states
 from secure_agg.member.seat import HeldShares
 from secure_agg.secret import Secret
 from tacit.attempt import AttemptId
-from tacit.job import Aggregation, application_digest, layout_of
+from tacit.context import application_digest
+from tacit.job import Aggregation
 from tacit.mechanism import DistributedGaussian
 from tacit.messages import AttemptEnded, AttemptMessage, AttemptOpened, AttemptRefusal, JobEnded
 from tacit.reason import Reason
+from tacit.vector import layout_of
 from tests.support.fleet import Fleet, job_document
 from tests.unit.secure_agg.sum_fleet import TestIdentity, key_of
 

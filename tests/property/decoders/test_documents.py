@@ -24,9 +24,10 @@ from edge_client.privacy.chain import BODIES, ZERO, RecordInvalid, record_after,
 from edge_client.privacy.receipts import Receipt
 from secure_agg import EncodingInvalid, Layout, LayoutInvalid, Segment
 from tacit.documents import Document, DocumentInvalid
-from tacit.job import JobDocument, layout_of
+from tacit.job import JobDocument
 from tacit.manifest import Manifest, Tensor
 from tacit.token import JoinToken, TokenInvalid
+from tacit.vector import layout_of
 from tests.property.decoders.making import odd, written
 from tests.property.decoders.test_wire_decoders import peak
 from tests.support.fleet import job_document

@@ -17,8 +17,8 @@ from coordinator.rounds.state import Parameters
 from coordinator.rounds.uploads import UploadDesk
 from coordinator.storage import open_blobs, open_database, records
 from edge_client.privacy.mechanisms import protection_of
-from tacit.job import layout_of
 from tacit.messages import Assignment, AttemptEnded, AttemptOpened, JobEnded
+from tacit.vector import layout_of
 from tests.support.fleet import VALUES, job_document
 from tests.unit.secure_agg.sum_fleet import FEDERATION, SeededRandom, key_of, verify
 

@@ -16,6 +16,7 @@ import benchmarks
 from benchmarks import fedprompt, fedprompt_quality, fedprompt_setup
 from benchmarks.fedprompt_quality import (
     BOUNDS,
+    MOMENTA,
     RATES,
     SEEDS,
     Cell,
@@ -347,6 +348,7 @@ SMALL = [
     Cell("prompt-tuning", "cloze", "dirichlet", tokens=4, steps=3),
     Cell("centralised", "classification", "pooled", tokens=4, steps=3),
     Cell("prompt-tuning", "cloze", tokens=4, steps=3, epsilon=10.0),
+    Cell("prompt-tuning", "cloze", tokens=4, steps=3, server="fedavgm"),
     Cell("p-tuning", tokens=2, steps=2),
     Cell("prefix-tuning", tokens=2, steps=2),
     Cell("lora", tokens=None, steps=2),
@@ -356,11 +358,15 @@ SMALL = [
 
 
 def measured(cell, recipe, rate=0.05, seed=0):
-    chosen = Rate(0.05, rate, 2) if cell.epsilon is not None else Rate(rate, None, 2)
+    chosen = Rate(0.05, rate, tried=2) if cell.epsilon is not None else Rate(rate, tried=2)
+    if cell.server == "fedavgm":
+        chosen = Rate(rate, momentum=0.5, tried=2)
     return {figure.name: figure for figure in measure(cell, recipe, chosen, seed)}
 
 
-@pytest.mark.parametrize("cell", SMALL, ids=lambda cell: f"{cell.method}-{cell.task}-{cell.partition}-{cell.epsilon}")
+@pytest.mark.parametrize(
+    "cell", SMALL, ids=lambda cell: f"{cell.method}-{cell.task}-{cell.partition}-{cell.epsilon}-{cell.server}"
+)
 def test_every_cell_has_its_figures(cell, recipe):
     found = measured(cell, recipe)
     line = found["test_accuracy"]
@@ -370,6 +376,7 @@ def test_every_cell_has_its_figures(cell, recipe):
     assert line.more["late"] == pytest.approx(np.mean([score for _, score in line.more["curve"]]), abs=1e-5)
     assert line.more["recipe"]["tried"] == 2
     assert line.more["recipe"]["learning_rate"] == 0.05
+    assert line.more["recipe"].get("momentum") == (0.5 if cell.server == "fedavgm" else None)
     whole = cell.method in ("frozen", "fine-tuning")
     assert line.more["recipe"]["precision"] == ("float32" if whole else "bfloat16")
     assert found["seconds"].more["cpu"] > 0
@@ -529,19 +536,45 @@ def test_a_rate_is_the_best_on_validation_rows_the_first_of_equal_ones():
     cell, other = Cell("prompt-tuning", "cloze"), Cell("prompt-tuning")
     lines = [tried(cell, 0.3, 0.6), tried(cell, 0.1, 0.8), tried(cell, 0.03, 0.8)]
     lines += [tried(other, rate, 0.9 - rate) for rate in RATES["prompt-tuning"]]
-    assert rate_of(cell, lines) == Rate(0.1, None, 3)
-    assert rate_of(replace(cell, partition="dirichlet", tokens=1, steps=100), lines) == Rate(0.1, None, 3)
-    assert rate_of(other, lines) == Rate(0.003, None, 5)
-    assert rate_of(cell.beside, lines) == Rate(RATES["centralised"][0], None, 0)
+    assert rate_of(cell, lines) == Rate(0.1, tried=3)
+    assert rate_of(replace(cell, partition="dirichlet", tokens=1, steps=100), lines) == Rate(0.1, tried=3)
+    assert rate_of(other, lines) == Rate(0.003, tried=5)
+    assert rate_of(cell.beside, lines) == Rate(RATES["centralised"][0], tried=0)
 
 
 def test_noise_is_added_at_the_rate_that_does_best_without_it():
     cell = Cell("prompt-tuning", "cloze")
     lines = [tried(cell, 0.3, 0.6), tried(cell, 0.1, 0.8), tried(cell, 0.03, 0.7)]
     noised = replace(cell, epsilon=100.0)
-    assert rate_of(noised, lines) == Rate(0.1, BOUNDS[0], 0)
+    assert rate_of(noised, lines) == Rate(0.1, BOUNDS[0], tried=0)
     lines += [tried(noised, bound, 0.5 if bound == 10.0 else 0.4) for bound in BOUNDS]
-    assert rate_of(noised, lines) == Rate(0.1, 10.0, 3)
+    assert rate_of(noised, lines) == Rate(0.1, 10.0, tried=3)
+
+
+def test_momentum_is_added_at_the_rate_that_does_best_without_it():
+    cell = Cell("prompt-tuning", "cloze")
+    lines = [tried(cell, 0.3, 0.6), tried(cell, 0.1, 0.8), tried(cell, 0.03, 0.7)]
+    carried = replace(cell, server="fedavgm", partition="dirichlet")
+    lines += [tried(replace(carried, partition="equal"), share, 1 - share) for share in MOMENTA]
+    assert rate_of(carried, lines) == Rate(0.1, momentum=min(MOMENTA), tried=len(MOMENTA))
+    assert carried.case == {**replace(cell, partition="dirichlet").case, "server": "fedavgm"}
+    # The paper has none.
+    assert carried.paper is None
+
+
+def test_momentum_carries_a_rounds_change_into_the_next(recipe):
+    cell = Cell("prompt-tuning", tokens=4, steps=2)
+    bundles = [
+        fedprompt_quality._prompted(each, recipe, rate, 0)
+        for each, rate in ((cell, Rate(0.05)), (replace(cell, server="fedavgm"), Rate(0.05, momentum=0.5)))
+    ]
+    data = fedprompt_quality._shortened(sst2(0), recipe)
+    plain, carried = (list(fedprompt_quality._federated(cell, recipe, bundle, data, 0)) for bundle in bundles)
+    start = bundles[0].manifest.decode(bundles[0].weights)
+    assert np.array_equal(plain[0], carried[0])
+    # The second round trains from the same version with the same draws: what is more is half of the first's step.
+    assert np.allclose(carried[1] - plain[1], 0.5 * (plain[0] - start), atol=1e-6)
+    assert np.abs(plain[0] - start).max() > 0.01
 
 
 def test_nothing_is_chosen_among_half_of_the_rates():
@@ -719,7 +752,13 @@ def test_the_files_that_figures_rest_on_are_there():
 
 
 def lines_of(cell, value, **more):
-    figures = [("test_accuracy", value, {"recipe": {"learning_rate": 0.3, "tried": 3, "bound": 100.0}, **more})]
+    figures = [
+        (
+            "test_accuracy",
+            value,
+            {"recipe": {"learning_rate": 0.3, "tried": 3, "bound": 100.0, "momentum": 0.7}, **more},
+        )
+    ]
     figures += [("values_per_round", 8450, {}), ("seconds", 900.0, {"cpu": 800.0})]
     if cell.epsilon is not None:
         figures.append(("epsilon_sound", 15 * cell.epsilon, {}))
@@ -744,6 +783,7 @@ LINES = [
     *lines_of(replace(CLOZE, tokens=5), 0.7, curve=[[1, 0.6], [2, 0.7]], paper=0.8928),
     *lines_of(replace(CLOZE, steps=100), 0.81, curve=[[1, 0.6], [2, 0.81]]),
     *lines_of(replace(CLOZE, epsilon=10.0), 0.5, curve=[[1, 0.5], [2, 0.5]], paper=0.8573),
+    *lines_of(replace(CLOZE, server="fedavgm"), 0.82, curve=[[1, 0.6], [2, 0.82]], **BESIDE),
     *lines_of(Cell("fine-tuning", tokens=None), 0.9, curve=[[1, 0.8], [2, 0.9]], paper=0.9102),
 ]
 
@@ -759,6 +799,7 @@ def test_the_tables_have_a_row_a_cell_in_per_cent():
         ["classification", "fine-tuning", "equal"],
         ["classification", "prompt-tuning", "equal"],
         ["cloze", "prompt-tuning", "equal"],
+        ["cloze", "prompt-tuning, fedavgm 0.7", "equal"],
     ]
     # What was measured before there was a choice says none.
     assert rows[2][3:] == ["80.1", "79.5", "90.2", "1.9", "79.0", "0.3 (of 3)", "float32", "8,450", "", "800"]

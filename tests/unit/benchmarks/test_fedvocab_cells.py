@@ -16,8 +16,8 @@ from benchmarks.report import SECTIONS, newest, write_report
 from benchmarks.virtual_members import Crew
 from edge_client.data import Example
 from secure_agg import packed_size
-from tacit.job import layout_of
 from tacit.method import FedAvg, FedRecon, FedVocab, LgFedAvg
+from tacit.vector import layout_of
 
 torch.set_num_threads(1)
 KINDS = {"NUM": "how many 7 are there", "LOC": "where is the city", "HUM": "who is the man"}

@@ -26,8 +26,9 @@ from edge_client.privacy.events import SampledGaussian
 from edge_client.privacy.filter import Limit
 from edge_client.privacy.mechanisms import protection_of
 from edge_client.training.update import train_update
-from tacit.job import JobSpec, layout_of
+from tacit.job import JobSpec
 from tacit.model import TextCNNModel
+from tacit.vector import layout_of
 from tests.unit.secure_agg.sum_fleet import SeededRandom
 
 torch.set_num_threads(1)

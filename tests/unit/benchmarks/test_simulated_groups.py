@@ -22,7 +22,8 @@ from edge_client.privacy.mechanisms import protection_of
 from export.bundle import make_job_bundle, read_job_bundle
 from secure_agg import ContextInvalid
 from secure_agg.groups import draw_groups
-from tacit.job import Aggregation, JobSpec, layout_of
+from tacit.job import Aggregation, JobSpec
+from tacit.vector import layout_of
 from tests.unit.prompted_jobs.tiny_models import saved
 
 torch.set_num_threads(1)

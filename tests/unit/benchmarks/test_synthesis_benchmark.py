@@ -50,8 +50,8 @@ from edge_client.synthesis import published
 from edge_client.synthesis.labels import histogram_event
 from edge_client.synthesis.setting import NO_GUARANTEE, PublishedSetting
 from secure_agg import packed_size
-from tacit.job import layout_of
 from tacit.model import RvaeModel
+from tacit.vector import layout_of
 
 torch.set_num_threads(1)
 GOOD, BAD = ("warm", "funny", "great"), ("dull", "cold", "awful")

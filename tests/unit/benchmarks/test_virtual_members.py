@@ -28,8 +28,9 @@ from edge_client.data import Example
 from edge_client.models.division import EMBEDDING
 from export.bundle import make_job_bundle, read_job_bundle
 from secure_agg import SystemRandom
-from tacit.job import JobSpec, layout_of
+from tacit.job import JobSpec
 from tacit.method import FedAvg, FedRecon, FedVocab, LgFedAvg, OwnVocabulary
+from tacit.vector import layout_of
 
 torch.set_num_threads(1)
 WORDS = ["what", "who", "where", "is", "the", "city", "man", "river", "name", "of", "1999", "7"]

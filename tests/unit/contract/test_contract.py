@@ -16,21 +16,14 @@ from cryptography.x509.oid import NameOID
 import secure_agg
 from tacit import limits, messages, wire
 from tacit.attempt import AttemptId
+from tacit.context import application_digest, context_of, promise_of, thresholds_of
 from tacit.documents import DocumentInvalid
-from tacit.job import (
-    Aggregation,
-    JobDocument,
-    JobSpec,
-    application_digest,
-    context_of,
-    layout_of,
-    promise_of,
-    thresholds_of,
-)
+from tacit.job import Aggregation, JobDocument, JobSpec
 from tacit.manifest import Manifest
 from tacit.messages import AttemptMessage
 from tacit.reason import Reason, from_word, of_protocol, sentence, word
 from tacit.v1 import federation_pb2 as pb
+from tacit.vector import layout_of
 from tacit.verification import verifiers
 from tests.support.fleet import job_document
 from tests.support.party import authority

@@ -6,19 +6,10 @@ from pydantic import ValidationError
 import secure_agg
 from tacit import wire
 from tacit.attempt import AttemptId
-from tacit.job import (
-    Aggregation,
-    JobDocument,
-    context_of,
-    grid_of,
-    largest_cohort,
-    layout_of,
-    most_in_sum,
-    promise_of,
-    sends_weight,
-    thresholds_of,
-)
+from tacit.context import context_of, largest_cohort, promise_of, thresholds_of
+from tacit.job import Aggregation, JobDocument
 from tacit.messages import AttemptMessage, AttemptOpened
+from tacit.vector import grid_of, layout_of, most_in_sum, sends_weight
 from tests.support.fleet import job_document
 from tests.unit.secure_agg.group_fleet import grouped_context
 

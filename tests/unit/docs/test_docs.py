@@ -19,8 +19,9 @@ from edge_client.privacy.policy import Policy, PolicyRefusal
 from export.bundle import make_job_bundle
 from secure_agg import COMPLETE_GRAPH_LIMIT
 from tacit.console import ExitCode
+from tacit.context import promise_of
 from tacit.corpus import CorpusOrder
-from tacit.job import Aggregation, Deadlines, JobSpec, PublicStart, Rounds, Training, VocabularyFile, promise_of
+from tacit.job import Aggregation, Deadlines, JobSpec, PublicStart, Rounds, Training, VocabularyFile
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, Mechanism, NoMechanism
 from tacit.method import FedAvg, FedProx, FedRecon, FedVocab, LgFedAvg, Local, Method, OwnVocabulary
 from tacit.model import BiLSTMModel, Model, PromptedModel, RvaeModel, TextCNNModel, TransformerModel

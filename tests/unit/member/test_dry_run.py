@@ -13,8 +13,9 @@ from edge_client.home import MemberIdentity
 from edge_client.privacy.policy import Policy
 from edge_client.runner import Member
 from secure_agg import pack_in_place
-from tacit.job import JobDocument, layout_of
+from tacit.job import JobDocument
 from tacit.manifest import Manifest, Tensor
+from tacit.vector import layout_of
 from tests.support import party
 from tests.support.fleet import job_document
 

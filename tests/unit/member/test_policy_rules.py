@@ -18,9 +18,10 @@ from edge_client.privacy.mechanisms import OwnNumbers, protection_of
 from edge_client.privacy.policy import Policy, PolicyRefusal
 from edge_client.privacy.rules import Outcome, When, counted_multiplier, fingerprint
 from secure_agg import RoundContext, sparse_thresholds
+from tacit.context import promise_of
 from tacit.corpus import CorpusOrder
 from tacit.identity import Role
-from tacit.job import Aggregation, JobDocument, JobSpec, Rounds, promise_of
+from tacit.job import Aggregation, JobDocument, JobSpec, Rounds
 from tacit.manifest import Manifest, Tensor
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, NoMechanism
 from tacit.model import RvaeModel

@@ -15,8 +15,9 @@ from edge_client.models import build, shared_parameters
 from edge_client.privacy.mechanisms import protection_of
 from edge_client.training.update import train_update
 from export.bundle import JobBundle, make_job_bundle, read_job_bundle
-from tacit.job import JobSpec, layout_of
+from tacit.job import JobSpec
 from tacit.model import TextCNNModel
+from tacit.vector import layout_of
 from tests.unit.secure_agg.sum_fleet import SeededRandom
 
 torch.set_num_threads(1)

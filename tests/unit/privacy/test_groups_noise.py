@@ -10,7 +10,9 @@ import pytest
 import secure_agg
 from edge_client.contribution import Update
 from edge_client.privacy.mechanisms import protection_of
-from tacit.job import Aggregation, JobDocument, grid_of, layout_of, promise_of
+from tacit.context import promise_of
+from tacit.job import Aggregation, JobDocument
+from tacit.vector import grid_of, layout_of
 from tests.support.fleet import job_document
 from tests.unit.secure_agg.sum_fleet import SeededRandom
 

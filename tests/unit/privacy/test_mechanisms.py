@@ -16,8 +16,9 @@ from edge_client.privacy import mechanisms
 from edge_client.privacy.events import DiscreteGaussianSum, FixedLotGaussian, Laplace, SampledGaussian
 from edge_client.privacy.mechanisms import LocalTraining, OwnNumbers, protection_of
 from edge_client.training.local import TrainingDiverged
-from tacit.job import Aggregation, JobDocument, Rounds, Training, layout_of
+from tacit.job import Aggregation, JobDocument, Rounds, Training
 from tacit.model import TextCNNModel
+from tacit.vector import layout_of
 from tests.unit.secure_agg.sum_fleet import SeededRandom
 
 torch.set_num_threads(1)

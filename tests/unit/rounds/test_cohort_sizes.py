@@ -6,7 +6,8 @@ from coordinator.rounds import effects as fx
 from coordinator.rounds import events as ev
 from coordinator.rounds.machine import transition
 from coordinator.rounds.state import JobState, Parameters
-from tacit.job import JobDocument, largest_cohort, promise_of
+from tacit.context import largest_cohort, promise_of
+from tacit.job import JobDocument
 from tacit.mechanism import DistributedGaussian
 from tacit.reason import Reason
 from tests.support.fleet import FEDERATION, job_document

@@ -25,10 +25,11 @@ from coordinator.storage.blobs import BlobStore
 from coordinator.storage.database import Database
 from edge_client.contribution import Update
 from edge_client.privacy.mechanisms import protection_of
-from tacit.job import Aggregation, layout_of
+from tacit.job import Aggregation
 from tacit.messages import Assignment, AttemptEnded, AttemptMessage, AttemptOpened, JobEnded
 from tacit.reason import Reason, sentence
 from tacit.server_optimiser import FedAdamServer, FedAvgMServer, FedYogiServer
+from tacit.vector import layout_of
 from tests.support.fleet import VALUES, job_document
 from tests.unit.secure_agg.sum_fleet import FEDERATION, SeededRandom, TestIdentity, key_of, verify
 

@@ -12,8 +12,9 @@ import secure_agg
 from coordinator.rounds.publish import ResultInvalid, next_version
 from edge_client.contribution import Update, segments
 from edge_client.privacy.mechanisms import protection_of
-from tacit.job import Aggregation, layout_of
+from tacit.job import Aggregation
 from tacit.mechanism import GaussianUpdate, LaplaceUpdate
+from tacit.vector import layout_of
 from tests.support.fleet import VALUES, job_document
 
 

@@ -13,8 +13,9 @@ from coordinator.rounds.effects import GroupsSeen
 from coordinator.rounds.publish import GroupSum, ResultInvalid, next_version, next_version_of_groups
 from edge_client.contribution import Update
 from edge_client.privacy.mechanisms import protection_of
-from tacit.job import Aggregation, layout_of
+from tacit.job import Aggregation
 from tacit.mechanism import GaussianUpdate
+from tacit.vector import layout_of
 from tests.support.fleet import VALUES, job_document
 from tests.unit.secure_agg.sum_fleet import SeededRandom
 

@@ -11,8 +11,9 @@ from coordinator.rounds.publish import next_version
 from coordinator.rounds.server_state import stored_state
 from coordinator.storage import open_blobs
 from coordinator.storage.errors import BlobCorrupt, BlobMissing, ServerStateUnusable, StoreUnusable
-from tacit.job import Aggregation, layout_of
+from tacit.job import Aggregation
 from tacit.server_optimiser import FedAdamServer, FedAvgServer
+from tacit.vector import layout_of
 from tests.support.fleet import job_document
 
 VALUES = 1000

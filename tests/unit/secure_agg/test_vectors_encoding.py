@@ -20,13 +20,14 @@ from google.protobuf.message import DecodeError
 import secure_agg
 from tacit import messages, wire
 from tacit.attempt import AttemptId
-from tacit.job import application_digest, layout_of
+from tacit.context import application_digest
 from tacit.manifest import Manifest, Tensor
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, NoMechanism
 from tacit.messages import AttemptMessage
 from tacit.reason import Reason
 from tacit.token import JoinToken
 from tacit.v1 import federation_pb2 as pb
+from tacit.vector import layout_of
 from tests.support.fleet import job_document
 from tests.unit.secure_agg.group_fleet import grouped_context
 from tests.unit.secure_agg.sum_fleet import make_context
