@@ -119,7 +119,7 @@ class ClearAgent(real.Agent):
                     self._carry_out(m.Say(Ready(job.name, assignment.round, assignment.version)))
                 case m.Received(AttemptMessage(attempt, AttemptOpened(context))):
                     task = asyncio.create_task(self._send_clear(attempt, prepared[attempt.job], context.cohort))
-                    self._uploads[attempt] = real._Upload(task)
+                    self._uploads[attempt] = task
                 case m.Received(AttemptMessage(attempt, AttemptEnded())):
                     self._uploads.pop(attempt, None)
                     self._held.pop(attempt.job, None)
@@ -133,7 +133,7 @@ class ClearAgent(real.Agent):
         encode = held.protection.encode
         vector = await asyncio.to_thread(encode, job, held.update, cohort, self._environment.random)
         packed = secure_agg.pack_in_place(vector, layout_of(job, cohort).bits)
-        await self._upload(attempt, packed, clear_input(self._identity.member, vector))
+        await self._upload(attempt, packed, clear_input(self._link.identity.member, vector))
 
 
 async def run_member(

@@ -25,8 +25,9 @@ from edge_client.privacy.ledger import LedgerError
 from edge_client.privacy.policy import Policy
 from edge_client.private_store import PrivateStore, StoreError, store_key
 from edge_client.renewal import Renewer
-from edge_client.session.agent import Agent, AgentStopped, Observer
+from edge_client.session.agent import Agent, Observer
 from edge_client.session.keeping import Keeper
+from edge_client.session.link import AgentStopped
 from edge_client.session.preparation import Preparer
 from edge_client.session.states import Environment
 from edge_client.training.device import DeviceUnavailable, pick_device

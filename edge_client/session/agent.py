@@ -1,31 +1,23 @@
-"""The agent: dials the coordinator, keeps one session, and carries out what the member's machine decides.
+"""The agent: works out what comes over the line (`link`), and carries out what the member's machine decides.
 
-It always dials out; nothing listens on a member's machine. A connection that breaks is made again, with growing pauses
-and jitter so that a fleet does not come back in one instant; trained updates and the secrets of an attempt stay in
-memory meanwhile, and the coordinator says where things stand when the session is back.
+Trained updates and the secrets of an attempt stay in memory while the line is down; the coordinator says where things
+stand when the session is back.
 """
 
 import asyncio
-import hashlib
 import os
-import random
 import sqlite3
-import time
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from pathlib import Path
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
 from typing import Protocol
-from weakref import WeakValueDictionary
 
-import grpc.aio
 import numpy as np
 import structlog
 from numpy.typing import NDArray
 
 import secure_agg
 from edge_client.cache import CertificateCache
-from edge_client.connection import CALL_BROKEN, NOT_SERVED, explain, open_channel, raise_if_told_to_stop
+from edge_client.connection import CALL_BROKEN, raise_if_told_to_stop
 from edge_client.contribution import Update
 from edge_client.giving.giver import Giver
 from edge_client.giving.models import TrainedModel
@@ -34,36 +26,32 @@ from edge_client.journal import Journal
 from edge_client.privacy.budget import Budget, Figures, Reserved, Statement
 from edge_client.privacy.mechanisms import Protection
 from edge_client.privacy.policy import PolicyRefusal
-from edge_client.renewal import RenewalFailed, Renewer, server_unknown
+from edge_client.renewal import Renewer
 from edge_client.session import states as m
+from edge_client.session.fetching import Fetcher
 from edge_client.session.keeping import Keeper
+from edge_client.session.link import AgentStopped, Link
 from edge_client.session.machine import transition
 from edge_client.session.preparation import PreparationRefused, Preparer
 from tacit import PROTOCOL_VERSIONS, __version__, wire
 from tacit.attempt import AttemptId
-from tacit.blobs import BlobDamaged, BlobNotThere, fetch_blob
-from tacit.limits import CERTIFICATES_AT_ONCE, MOST_CERTIFICATE_BYTES
 from tacit.messages import (
     Assignment,
     AttemptEnded,
     AttemptMessage,
     AttemptRefusal,
-    AuthoritiesChanged,
+    CoordinatorPayload,
     Decline,
     FromMember,
-    Goodbye,
     Hello,
     JobEnded,
     PrivacyReport,
-    Standby,
     Welcome,
 )
-from tacit.reason import Reason, of_protocol, sentence, word
-from tacit.status import reason_of
+from tacit.reason import Reason, of_protocol, word
 from tacit.v1 import federation_pb2 as pb
-from tacit.v1 import federation_pb2_grpc
 
-__all__ = ["CHUNK", "Agent", "AgentStopped", "Observer"]
+__all__ = ["CHUNK", "Agent", "Observer"]
 
 log = structlog.get_logger("edge_client")
 
@@ -79,25 +67,8 @@ _TAKE_A_WHILE = (
 )
 # Messages of the coordinator that are read and not worked out yet: a roster has up to 13 MiB.
 _MESSAGES_AHEAD = 16
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 30.0
-_CLOCK_SKEW_MS = 5 * 60 * 1000
 # That this member reads `AuthoritiesChanged`.
 _CAPABILITIES = ("authorities",)
-# Channels of one session that calls may still be under way on: its own, and those since renewals.
-_CHANNELS = 3
-_MOVE_SECONDS = 20.0
-
-# The coordinator said no, and asking again will not change its mind.
-_FINAL = frozenset(
-    {
-        Reason.REASON_CLIENT_CERTIFICATE_MISSING,
-        Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN,
-        Reason.REASON_CLIENT_CERTIFICATE_REVOKED,
-        Reason.REASON_CLIENT_ROLE_WRONG,
-        Reason.REASON_PROTOCOL_VERSION_UNSUPPORTED,
-        Reason.REASON_SESSION_REPLACED,
-    }
-)
 
 
 def _takes_a_while(event: m.Event) -> bool:
@@ -117,15 +88,6 @@ def _attempt_of(event: m.Event) -> AttemptId | None:
     if isinstance(event, m.Received) and isinstance(event.message, AttemptMessage):
         return event.message.attempt
     return None
-
-
-class AgentStopped(Exception):
-    """The agent cannot go on; the sentence says why and what to do."""
-
-    def __init__(self, reason: Reason, sentence: str) -> None:
-        super().__init__(sentence)
-        self.reason = reason
-        self.sentence = sentence
 
 
 class Observer(Protocol):
@@ -160,14 +122,6 @@ class Observer(Protocol):
 
     def job_over(self, ended: JobEnded) -> None:
         """A job is finished, paused or aborted."""
-
-
-@dataclass
-class _Upload:
-    """One masked vector on its way."""
-
-    task: "asyncio.Task[None]"
-    stopped: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(frozen=True)
@@ -205,7 +159,16 @@ class Agent:
         """renewer: keeps the identity's certificate; without one it is used as long as it is valid. giver: makes and
         gives away what jobs order of made-up text; without one nothing is.
         """
-        self._identity = identity
+        self._link = Link(
+            identity,
+            renewer,
+            hello=self._hello,
+            welcomed=self._welcomed,
+            received=self._received,
+            broken=self._disconnected,
+        )
+        cache = CertificateCache(identity.home / "certificates") if identity is not None else None
+        self._fetcher = Fetcher(self._link, cache)
         self._environment = environment
         self._journal = journal
         self._preparer = preparer
@@ -218,30 +181,22 @@ class Agent:
         self._giver = giver
         if renewer is not None:
             renewer.listeners.append(self._take_identity)
-        # Of the session that is open: its channel, and those under certificates that were renewed since.
-        self._channels: list[grpc.aio.Channel] = []
         self._process = os.urandom(16)
         self._state = m.MemberState(journal.memory())
         self._events: asyncio.Queue[m.Event] = asyncio.Queue()
         self._room = asyncio.Semaphore(_MESSAGES_AHEAD)
-        self._outgoing: asyncio.Queue[FromMember] | None = None
-        self._stub: federation_pb2_grpc.FederationServiceStub | None = None
-        self._linked = asyncio.Event()
         self._preparing: dict[str, asyncio.Task[None]] = {}
         self._held: dict[str, _Held] = {}
-        # One at a time for each digest; forgotten when nobody waits any more.
-        self._fetching: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
-        self._uploads: dict[AttemptId, _Upload] = {}
+        # Masked vectors on their way.
+        self._uploads: dict[AttemptId, asyncio.Task[None]] = {}
         # By attempt: what private parameters are staged under with the vector that was sent.
         self._sent_with: dict[AttemptId, str] = {}
-        # Certificates on their way, by the attempt that they are for; and those that were found good before.
+        # Certificates on their way, by the attempt that they are for; and those that are written to the disk.
         self._rosters: dict[AttemptId, asyncio.Task[None]] = {}
         self._keeping: set[asyncio.Task[None]] = set()
-        self._certificates = CertificateCache(identity.home / "certificates") if identity is not None else None
         self._taken: set[str] = set()
         self._over: set[str] = set()
         self._finished = asyncio.Event()
-        self._welcomed = False
 
     async def run(self) -> None:
         """Goes on until cancelled, or until every job is over.
@@ -250,195 +205,58 @@ class Agent:
             AgentStopped: the coordinator refuses this member for good.
         """
         tasks = [
-            asyncio.create_task(self._keep_session()),
+            asyncio.create_task(self._link.run()),
             asyncio.create_task(self._work_events()),
             asyncio.create_task(self._finished.wait()),
         ]
         if self._renewer is not None:
-            tasks.append(asyncio.create_task(self._renewer.run(self._channel, self._move)))
+            tasks.append(asyncio.create_task(self._renewer.run(self._link.channel, self._link.move)))
         if self._giver is not None:
-            tasks.append(asyncio.create_task(self._giver.run(self._link, self._unlinked, self._end_if_over)))
+            tasks.append(asyncio.create_task(self._giver.run(self._link.stub, self._link.failed, self._end_if_over)))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            tasks += [*self._preparing.values(), *(upload.task for upload in self._uploads.values())]
+            tasks += [*self._preparing.values(), *self._uploads.values()]
             tasks += [*self._rosters.values(), *self._keeping]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    # ---- the connection -------------------------------------------------------------------------------------------
+    # ---- the line ---------------------------------------------------------------------------------------------------
 
-    async def _keep_session(self) -> None:
-        pause = _FIRST_PAUSE
-        while True:
-            self._welcomed = False
-            if self._renewer is not None:
-                await self._renewer.before_dialling()
-            dialled_with = self._identity
-            try:
-                problem = await self._session()
-            except grpc.aio.AioRpcError as error:
-                reason, _ = reason_of(error)
-                problem = explain(error, dialled_with)
-                if reason is not None and await self._is_final(reason, dialled_with):
-                    raise AgentStopped(reason, problem) from error
-                if server_unknown(error) and self._renewer is not None and await self._renewer.catch_up():
-                    problem = "the federation has another authority now; this member has followed to it"
-            if self._welcomed:
-                pause = _FIRST_PAUSE
-            # Full jitter: a fleet that lost its coordinator together does not come back together.
-            seconds = random.uniform(pause / 2, pause)
-            self._observer.disconnected(problem, seconds)
-            await asyncio.sleep(seconds)
-            pause = min(2 * pause, _LONGEST_PAUSE)
-
-    async def _is_final(self, reason: Reason, identity: MemberIdentity) -> bool:
-        """Whether asking again is in vain, with this certificate and with any other that can be had."""
-        if reason == Reason.REASON_CLOCK_SKEW:
-            # Clocks that differ may be set; a certificate that is over by this one, too, stays so.
-            return datetime.now(UTC) > identity.expires
-        return reason in _FINAL and not await self._replaced(identity, reason)
-
-    async def _replaced(self, identity: MemberIdentity, reason: Reason) -> bool:
-        """Whether there is a newer certificate in place of this one: another process of this home put it there, or the
-        coordinator gives it, as it does to who slept through the end of an authority.
-        """
-        if self._renewer is None:
-            return False
-        await self._renewer.before_dialling()
-        unknown = reason == Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN
-        if unknown and self._identity.certificate == identity.certificate:
-            try:
-                await self._renewer.renew()
-            except RenewalFailed as failure:
-                log.warning("certificate_not_renewed", error=failure.sentence)
-        return self._identity.certificate != identity.certificate
-
-    def _take_identity(self, identity: MemberIdentity) -> None:
-        """For what is dialled, joined and signed from now on; attempts that were joined go on with what they have."""
-        if identity.certificate != self._identity.certificate:
-            self._budget.renewed(identity)
-            if self._giver is not None:
-                self._giver.renewed(identity)
-        self._identity = identity
-        self._environment = replace(self._environment, identity=identity)
-
-    async def _channel(self) -> grpc.aio.Channel:
-        """The newest channel of the present session; waits for one."""
-        await self._link()
-        return self._channels[-1]
-
-    async def _move(self) -> None:
-        """After a renewal: calls go out under the next certificate, and the session stays as it is."""
-        channel = open_channel(self._identity)
-        stub = federation_pb2_grpc.FederationServiceStub(channel)
-        try:
-            # The first use: from here on the coordinator lets the session stand for the life of the next certificate.
-            await stub.Renew(pb.RenewRequest(), timeout=_MOVE_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            log.warning("certificate_not_used", error=explain(error, self._identity))
-            await channel.close(None)
-            return
-        if self._stub is None:
-            # The session broke meanwhile: the next one is dialled with it.
-            await channel.close(None)
-            return
-        self._stub = stub
-        self._channels.append(channel)
-        if len(self._channels) > _CHANNELS:
-            # The first is the session's own.
-            await self._channels.pop(1).close(None)
-
-    async def _session(self) -> str:
-        """One session, from dialling to its end; returns why it ended."""
-        outgoing: asyncio.Queue[FromMember] = asyncio.Queue()
-        identity = self._identity
-        async with open_channel(self._identity) as channel:
-            self._channels = [channel]
-            stub = federation_pb2_grpc.FederationServiceStub(channel)
-            call = stub.Session(self._messages(outgoing))
-            try:
-                async for encoded in call:
-                    if encoded is None:
-                        # What gRPC makes of bytes that do not parse.
-                        raise wire.WireInvalid("a message that is none")
-                    message = wire.from_coordinator(encoded)
-                    match message:
-                        case Welcome():
-                            self._welcome(message, stub, outgoing)
-                        case Goodbye():
-                            if await self._is_final(message.reason, identity):
-                                detail = message.detail or sentence(message.reason)
-                                raise AgentStopped(message.reason, detail)
-                            return message.detail or sentence(message.reason)
-                        case AuthoritiesChanged():
-                            # Before anything that comes after it: the next authority may have signed that.
-                            if self._renewer is not None:
-                                self._renewer.heard(message.document)
-                        case Standby():
-                            log.info("standby", detail=message.detail)
-                        case Assignment() | JobEnded() | AttemptMessage():
-                            # What waits to be worked out is bounded: beyond it the coordinator's line is not read.
-                            await self._room.acquire()
-                            self._events.put_nowait(m.Received(message))
-                return "the coordinator ended the session"
-            except wire.WireInvalid as error:
-                return f"the coordinator sent something unreadable: {error}"
-            except asyncio.CancelledError as error:
-                # Nobody told this member to stop: the call itself was cancelled.
-                raise_if_told_to_stop(error)
-                return "the session broke"
-            finally:
-                self._linked.clear()
-                self._stub = self._outgoing = None
-                for beside in self._channels[1:]:
-                    await beside.close(None)
-                self._channels = []
-
-    async def _messages(self, outgoing: "asyncio.Queue[FromMember]") -> AsyncIterator[pb.MemberMessage]:
+    def _hello(self) -> Hello:
         able = () if self._renewer is None else _CAPABILITIES
-        hello = Hello(
+        return Hello(
             PROTOCOL_VERSIONS, __version__, self._process, self._admits, capabilities=able, ledger=self._budget.counter
         )
-        yield wire.to_coordinator(hello)
-        while True:
-            message = await outgoing.get()
-            try:
-                encoded = wire.to_coordinator(message)
-            except (ValueError, TypeError) as error:
-                # An error of our own; left to gRPC it would end the session without a word.
-                log.error("message_failed", kind=type(message).__name__, error=str(error), exc_info=error)
-            else:
-                yield encoded
 
-    def _welcome(
-        self,
-        welcome: Welcome,
-        stub: federation_pb2_grpc.FederationServiceStub,
-        outgoing: "asyncio.Queue[FromMember]",
-    ) -> None:
+    def _welcomed(self, welcome: Welcome) -> None:
         try:
             self._budget.check_reported(welcome.ledger_sequence)
         except PolicyRefusal as refusal:
             raise AgentStopped(refusal.reason, refusal.detail) from refusal
-        self._welcomed = True
-        self._stub, self._outgoing = stub, outgoing
-        self._linked.set()
         if self._giver is not None:
             self._giver.connected()
-        skew = abs(welcome.server_time_ms - time.time_ns() // 1_000_000)
-        if skew > _CLOCK_SKEW_MS:
-            log.warning("clock_differs", seconds=skew // 1000, advice="set this machine's clock")
         self._observer.connected(welcome.federation)
 
-    async def _link(self) -> federation_pb2_grpc.FederationServiceStub:
-        """The stub of the present session; waits for one."""
-        while self._stub is None:
-            await self._linked.wait()
-        return self._stub
+    def _disconnected(self, sentence: str, seconds: float) -> None:
+        self._observer.disconnected(sentence, seconds)
+
+    async def _received(self, message: Assignment | JobEnded | AttemptMessage[CoordinatorPayload]) -> None:
+        """What waits to be worked out is bounded: beyond it the coordinator's line is not read."""
+        await self._room.acquire()
+        self._events.put_nowait(m.Received(message))
+
+    def _take_identity(self, identity: MemberIdentity) -> None:
+        """For what is dialled, joined and signed from now on; attempts that were joined go on with what they have."""
+        if identity.certificate != self._link.identity.certificate:
+            self._budget.renewed(identity)
+            if self._giver is not None:
+                self._giver.renewed(identity)
+        self._link.identity = identity
+        self._environment = replace(self._environment, identity=identity)
 
     # ---- events and effects ---------------------------------------------------------------------------------------
 
@@ -503,15 +321,14 @@ class Agent:
             case m.FetchCertificates():
                 self._rosters[effect.attempt] = asyncio.create_task(self._fetch_certificates(effect))
             case m.KeepCertificates():
-                task = asyncio.create_task(asyncio.to_thread(self._keep_certificates, effect.certificates))
+                task = asyncio.create_task(asyncio.to_thread(self._fetcher.keep, effect.certificates))
                 self._keeping.add(task)
                 task.add_done_callback(self._keeping.discard)
             case m.StopUpload():
                 if (fetching := self._rosters.pop(effect.attempt, None)) is not None:
                     fetching.cancel()
                 if (upload := self._uploads.pop(effect.attempt, None)) is not None:
-                    upload.stopped.set()
-                    upload.task.cancel()
+                    upload.cancel()
             case m.Discard():
                 self._drop_held(effect.job)
             case m.EndedAttempt():
@@ -533,8 +350,7 @@ class Agent:
         if isinstance(message, Decline):
             # A job that this member declines is waited for, too, also where nothing was prepared for it.
             self._taken.add(message.job)
-        if self._outgoing is not None:
-            self._outgoing.put_nowait(message)
+        self._link.say(message)
 
     def _end_if_over(self) -> None:
         """Ends `run` once every job taken part in is over, and what they ordered of text is given away, given up, or
@@ -550,7 +366,7 @@ class Agent:
 
     async def _prepare(self, assignment: Assignment) -> None:
         try:
-            preparation = await self._preparer.prepare(assignment, self._fetch)
+            preparation = await self._preparer.prepare(assignment, self._fetcher.blob)
         except PreparationRefused as refused:
             if refused.private:
                 log.error("preparation_refused", job=assignment.job, why=refused.private)
@@ -592,102 +408,10 @@ class Agent:
             log.error("report_failed", error=str(error), exc_info=error)
             return None
 
-    async def _fetch(self, digest: bytes, into: Path, limit: int) -> None:
-        """By digest; goes on over as many connections as it takes."""
-        # Two jobs may share a blob; the second finds it in the cache.
-        lock = self._fetching.setdefault(digest, asyncio.Lock())
-        async with lock:
-            while True:
-                stub = await self._link()
-                try:
-                    await fetch_blob(stub.FetchBlob, digest, into, limit=limit, patience=0)
-                    return
-                except (BlobNotThere, BlobDamaged) as error:
-                    raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, str(error)) from error
-                except CALL_BROKEN as error:
-                    raise_if_told_to_stop(error)
-                    await self._unlinked(stub)
-
     async def _fetch_certificates(self, effect: m.FetchCertificates) -> None:
-        """From this machine's cache, and from the coordinator what is not there. The protocol has bounded how many: no
-        more than a roster of the cohort names.
-        """
-        found: dict[bytes, bytes] = {}
-        if self._certificates is not None:
-            found = await asyncio.to_thread(self._certificates.read, effect.digests)
-        lacking = [digest for digest in effect.digests if digest not in found]
-        for at in range(0, len(lacking), CERTIFICATES_AT_ONCE):
-            asked = lacking[at : at + CERTIFICATES_AT_ONCE]
-            got = await self._ask_for_certificates(asked)
-            found |= got
-            if len(got) < len(asked):
-                # One that is missing ends the attempt here: nothing more is fetched for it.
-                break
-        log.info(
-            "certificates_fetched",
-            attempt=str(effect.attempt),
-            cached=len(effect.digests) - len(lacking),
-            fetched=len(found) - len(effect.digests) + len(lacking),
-            missing=len(effect.digests) - len(found),
-        )
+        found = await self._fetcher.certificates(effect.attempt, effect.digests)
         self._rosters.pop(effect.attempt, None)
-        self._events.put_nowait(m.CertificatesFetched(effect.attempt, tuple(found.values())))
-
-    async def _ask_for_certificates(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Those that the coordinator has, by digest; over as many connections as it takes. What is sent beyond that, or
-        has another digest, ends the call, so that no more than a certificate for each digest is ever taken.
-        """
-        found: dict[bytes, bytes] = {}
-        while True:
-            stub = await self._link()
-            # What came over an earlier connection is not asked for again.
-            asked = [digest for digest in digests if digest not in found]
-            try:
-                call = stub.FetchCertificates(pb.FetchCertificatesRequest(digests=asked))
-                at = 0
-                async for part in call:
-                    for certificate in part.certificates:
-                        right = at < len(asked) and len(certificate) <= MOST_CERTIFICATE_BYTES
-                        if certificate and (not right or hashlib.sha256(certificate).digest() != asked[at]):
-                            call.cancel()
-                            detail = (
-                                f"the coordinator sent another certificate than was asked for, or one of more than "
-                                f"{MOST_CERTIFICATE_BYTES} bytes; the rest of its answer was not taken"
-                            )
-                            log.warning("certificates_wrong", detail=detail)
-                            return found
-                        if certificate:
-                            found[asked[at]] = certificate
-                        at += 1
-                    if not part.certificates or at > len(asked):
-                        call.cancel()
-                        return found
-                return found
-            except CALL_BROKEN as error:
-                raise_if_told_to_stop(error)
-                if isinstance(error, grpc.aio.AioRpcError) and error.code() in NOT_SERVED:
-                    log.warning("certificates_not_served", detail=explain(error, self._identity))
-                    return found
-                await self._unlinked(stub)
-
-    def _keep_certificates(self, certificates: Sequence[bytes]) -> None:
-        """In a thread; what the disk does not take is fetched again."""
-        if self._certificates is None:
-            return
-        try:
-            self._certificates.keep(certificates)
-        except OSError as error:
-            log.warning("certificates_not_kept", error=str(error))
-
-    async def _unlinked(self, stub: object) -> None:
-        """A call failed on this stub: a pause if the session stands; without one the next call waits for it."""
-        if self._stub is not stub:
-            return
-        if self._renewer is not None and await self._renewer.reload():
-            # Another process of this home has renewed: the certificate that this stub shows is taken no more.
-            await self._move()
-        else:
-            await asyncio.sleep(random.uniform(0.2, 1.0))
+        self._events.put_nowait(m.CertificatesFetched(effect.attempt, found))
 
     # ---- masking and sending --------------------------------------------------------------------------------------
 
@@ -710,7 +434,7 @@ class Agent:
         staged = self._sent_with.pop(effect.attempt, None)
         self._journal.signed(effect.attempt, effect.survivors, staged)
         if staged is not None:
-            self._keeper.confirmed(effect.attempt.job, staged, effect.survivors, self._identity.member)
+            self._keeper.confirmed(effect.attempt.job, staged, effect.survivors, self._link.identity.member)
 
     def _send(self, effect: m.MaskAndUpload) -> None:
         """Charges, and only then begins to encode."""
@@ -726,8 +450,7 @@ class Agent:
             return
         if held.staged is not None:
             self._sent_with[effect.attempt] = held.staged
-        task = asyncio.create_task(self._mask_and_upload(effect, held))
-        self._uploads[effect.attempt] = _Upload(task)
+        self._uploads[effect.attempt] = asyncio.create_task(self._mask_and_upload(effect, held))
 
     async def _mask_and_upload(self, effect: m.MaskAndUpload, held: _Held) -> None:
         """For an attempt that is charged."""
@@ -770,7 +493,7 @@ class Agent:
     async def _upload(self, attempt: AttemptId, packed: memoryview, message: secure_agg.MaskedInput) -> None:
         """Until the coordinator has it whole; an upload that broke goes on where it stopped."""
         while True:
-            stub = await self._link()
+            stub = await self._link.stub()
             try:
                 status = await stub.MaskedUploadStatus(wire.attempt_to_pb(attempt))
                 if not status.complete and status.reason == Reason.REASON_UNSPECIFIED:
@@ -778,7 +501,7 @@ class Agent:
                     status = await stub.UploadMasked(parts)
             except CALL_BROKEN as error:
                 raise_if_told_to_stop(error)
-                await self._unlinked(stub)
+                await self._link.failed(stub)
                 continue
             if status.complete:
                 log.info("masked_vector_sent", attempt=str(attempt), bytes=status.received)

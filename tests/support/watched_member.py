@@ -98,13 +98,13 @@ def _leak() -> None:
     the vector               as it is, in place of the masked one              A (its digest), C
     """
     import secure_agg
-    from edge_client.session import agent
+    from edge_client.session import agent, fetching
     from edge_client.watching import LogWatcher
     from tacit import messages, wire
 
     texts: list[str] = []
     last_loss = [0.0]
-    fetch, mask, to_coordinator = agent.fetch_blob, agent.Agent._mask, wire.to_coordinator
+    fetch, mask, to_coordinator = fetching.fetch_blob, agent.Agent._mask, wire.to_coordinator
     begin, training = agent.Agent.__init__, LogWatcher.training
 
     def leaky_begin(self, identity, environment, journal, preparer, *more, **others):  # type: ignore[no-untyped-def]
@@ -145,7 +145,7 @@ def _leak() -> None:
 
     agent.Agent.__init__ = leaky_begin  # type: ignore[method-assign]
     agent.Agent._mask = leaky_mask  # type: ignore[method-assign]
-    agent.fetch_blob = leaky_fetch
+    fetching.fetch_blob = leaky_fetch
     LogWatcher.training = noted_training  # type: ignore[method-assign]
     wire.to_coordinator = leaky_to_coordinator
 

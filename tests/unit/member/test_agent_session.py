@@ -19,7 +19,7 @@ from edge_client.cache import CertificateCache
 from edge_client.journal import Memory
 from edge_client.renewal import RenewalFailed
 from edge_client.session import agent as agent_module
-from edge_client.session import states
+from edge_client.session import link, states
 from edge_client.session.agent import Agent
 from tacit import PROTOCOL_VERSIONS, wire
 from tacit.attempt import AttemptId
@@ -51,7 +51,7 @@ def agent(stub=None):
     journal = SimpleNamespace(memory=lambda: Memory({}))
     budget = SimpleNamespace(counter=LedgerCounter(bytes(16), 1))
     made = Agent(None, None, journal, None, budget, None, None)
-    made._stub = stub
+    made._link._stub = stub
     return made
 
 
@@ -61,8 +61,8 @@ def test_jobs_that_share_a_blob_fetch_it_once(tmp_path, jobs):
 
     async def run():
         fetching = agent(SimpleNamespace(FetchBlob=serving))
-        await asyncio.gather(*(fetching._fetch(digest, tmp_path / "blob", len(DATA)) for _ in range(jobs)))
-        return len(fetching._fetching)
+        await asyncio.gather(*(fetching._fetcher.blob(digest, tmp_path / "blob", len(DATA)) for _ in range(jobs)))
+        return len(fetching._fetcher._fetching)
 
     assert asyncio.run(run()) == 0
     assert (tmp_path / "blob").read_bytes() == DATA
@@ -74,7 +74,7 @@ def test_a_message_that_cannot_be_written_is_logged_and_the_next_one_is_sent():
         outgoing = asyncio.Queue()
         for message in (Ready("a", -1, bytes(32)), Decline("a", 1, Reason.REASON_INTERNAL, "why")):
             outgoing.put_nowait(message)
-        messages = agent()._messages(outgoing)
+        messages = agent()._link._messages(outgoing)
         assert (await anext(messages)).WhichOneof("message") == "hello"
         return await anext(messages)
 
@@ -100,11 +100,11 @@ def test_nothing_follows_what_the_journal_could_not_write(monkeypatch, effect):
 
     async def run():
         made = Agent(None, None, journal, None, SimpleNamespace(counter=None), None, None)
-        made._outgoing = asyncio.Queue()
+        made._link._outgoing = asyncio.Queue()
         made._events.put_nowait(states.Masked(ATTEMPT, None))
         working = asyncio.create_task(made._work_events())
         # What the failure left is the next event, and its one effect is carried out.
-        carried.append(await made._outgoing.get())
+        carried.append(await made._link._outgoing.get())
         working.cancel()
         return made
 
@@ -144,7 +144,7 @@ def test_an_attempt_whose_signature_could_not_be_kept_is_left_before_the_next_me
         journal = SimpleNamespace(memory=lambda: Memory({}), signed=full, ended=nothing)
         budget = SimpleNamespace(counter=None, ended=nothing, release=nothing)
         made = Agent(None, member.environment, journal, None, budget, SimpleNamespace(attempt_ended=nothing), None)
-        made._state, made._outgoing = member.state, asyncio.Queue()
+        made._state, made._link._outgoing = member.state, asyncio.Queue()
         for event in (survivors, survivors, assigned):
             made._events.put_nowait(event)
         working = asyncio.create_task(made._work_events())
@@ -152,7 +152,7 @@ def test_an_attempt_whose_signature_could_not_be_kept_is_left_before_the_next_me
         async with asyncio.timeout(20):
             # The round that is assigned again is answered last, whatever became of the attempt.
             while not said or isinstance(said[-1], AttemptMessage):
-                said.append(await made._outgoing.get())
+                said.append(await made._link._outgoing.get())
         working.cancel()
         return said
 
@@ -182,14 +182,14 @@ def test_the_coordinator_hears_of_an_error_of_ours_in_what_it_waits_for(monkeypa
 
     async def run():
         made = agent()
-        made._outgoing = asyncio.Queue()
+        made._link._outgoing = asyncio.Queue()
         made._events.put_nowait(event)
         made._events.put_nowait(states.Masked(ATTEMPT, None))
         working = asyncio.create_task(made._work_events())
         said = []
         async with asyncio.timeout(20):
             while not said or not isinstance(said[-1], Decline):
-                said.append(await made._outgoing.get())
+                said.append(await made._link._outgoing.get())
         working.cancel()
         return said[:-1]
 
@@ -216,7 +216,7 @@ def test_a_masking_that_runs_out_of_memory_is_a_masking_that_failed():
         made = Agent(None, environment, SimpleNamespace(memory=lambda: Memory({})), None, budget, None, None)
         made._held["a"] = held
         made._carry_out(states.MaskAndUpload(ATTEMPT, None, version, 3, None))
-        await asyncio.gather(made._uploads[ATTEMPT].task, return_exceptions=True)
+        await asyncio.gather(made._uploads[ATTEMPT], return_exceptions=True)
         return made._events.get_nowait()
 
     with capture_logs() as logs:
@@ -323,17 +323,17 @@ def test_no_more_than_sixteen_messages_are_read_ahead_of_the_one_that_is_worked_
     async def run():
         stub = SimpleNamespace(Session=line)
         monkeypatch.setattr(agent_module, "transition", slow)
-        monkeypatch.setattr(agent_module, "open_channel", channel)
-        monkeypatch.setattr(agent_module.federation_pb2_grpc, "FederationServiceStub", lambda channel: stub)
+        monkeypatch.setattr(link, "open_channel", channel)
+        monkeypatch.setattr(link.federation_pb2_grpc, "FederationServiceStub", lambda channel: stub)
         made = agent()
         made._budget.check_reported = lambda sequence: None
         made._observer = SimpleNamespace(connected=lambda federation: None)
-        tasks = [asyncio.create_task(made._session()), asyncio.create_task(made._work_events())]
+        tasks = [asyncio.create_task(made._link._session()), asyncio.create_task(made._work_events())]
         assert await asyncio.to_thread(asked.wait, 20)
         # Everything that the session would read without anyone's doing, it has read.
         for _ in range(200):
             await asyncio.sleep(0)
-        read, outgoing = line.taken, made._outgoing
+        read, outgoing = line.taken, made._link._outgoing
         go.set()
         async with asyncio.timeout(20):
             said = [await outgoing.get() for _ in range(rosters)]
@@ -392,7 +392,7 @@ def fetched(shelf, tmp_path, digests=tuple(BY_DIGEST)):
 
     async def run():
         made = agent(SimpleNamespace(FetchCertificates=shelf))
-        made._certificates = CertificateCache(tmp_path / "certificates")
+        made._fetcher._certificates = CertificateCache(tmp_path / "certificates")
         made._carry_out(states.FetchCertificates(ATTEMPT, digests))
         async with asyncio.timeout(20):
             event = await made._events.get()
@@ -421,7 +421,7 @@ def test_certificates_are_fetched_in_requests_of_a_size_and_kept_once_they_were_
 
     async def keep():
         made = agent()
-        made._certificates = CertificateCache(tmp_path / "certificates")
+        made._fetcher._certificates = CertificateCache(tmp_path / "certificates")
         made._carry_out(states.KeepCertificates(tuple(CERTIFICATES[:-1])))
         await asyncio.gather(*made._keeping)
 
@@ -487,7 +487,7 @@ def test_an_endless_answer_is_let_go():
     async def run():
         made = agent(SimpleNamespace(FetchCertificates=shelf))
         async with asyncio.timeout(20):
-            return await made._ask_for_certificates(tuple(BY_DIGEST)[:100])
+            return await made._fetcher._ask_for_certificates(tuple(BY_DIGEST)[:100])
 
     assert asyncio.run(run()) == {}
     assert shelf.calls[0].cancelled
@@ -501,7 +501,7 @@ def test_what_came_before_a_connection_broke_is_not_asked_for_again(tmp_path, mo
     async def at_once(self, stub):
         pass
 
-    monkeypatch.setattr(Agent, "_unlinked", at_once)
+    monkeypatch.setattr(link.Link, "failed", at_once)
     shelf = Shelf()
     shelf.change = lambda parts: [*parts[:2], broken(grpc.StatusCode.UNAVAILABLE)] if len(shelf.asked) == 1 else parts
     certificates, _ = fetched(shelf, tmp_path)
@@ -519,7 +519,7 @@ def test_a_coordinator_that_serves_none_is_not_asked_for_ever(tmp_path):
 def test_the_end_of_an_attempt_ends_its_fetching(tmp_path):
     async def run():
         made = agent()
-        made._certificates = CertificateCache(tmp_path / "certificates")
+        made._fetcher._certificates = CertificateCache(tmp_path / "certificates")
         made._carry_out(states.FetchCertificates(ATTEMPT, tuple(BY_DIGEST)[:2]))
         fetching = made._rosters[ATTEMPT]
         made._carry_out(states.StopUpload(ATTEMPT))
@@ -546,16 +546,16 @@ def test_while_a_roster_is_checked_the_session_lives(monkeypatch):
 
     async def run():
         made = agent()
-        made._outgoing = asyncio.Queue()
+        made._link._outgoing = asyncio.Queue()
         made._events.put_nowait(states.Received(AttemptMessage(ATTEMPT, secure_agg.DigestRoster(()))))
         made._events.put_nowait(states.Masked(ATTEMPT, None))
         working = asyncio.create_task(made._work_events())
         assert await asyncio.to_thread(asked.wait, 20)
         # This line is reached on the loop while the machine stands still.
         assert order == ["DigestRoster"]
-        assert made._outgoing.empty()
+        assert made._link._outgoing.empty()
         go.set()
-        said = [await made._outgoing.get() for _ in range(2)]
+        said = [await made._link._outgoing.get() for _ in range(2)]
         working.cancel()
         return said
 
@@ -578,17 +578,17 @@ def test_which_refusals_are_final():
             asked.append(reason)
             if renewed is None:
                 raise RenewalFailed("the coordinator says no", ExitCode.REFUSED)
-            made._identity = renewed
+            made._link.identity = renewed
 
         async def run():
-            return await made._is_final(reason, identity)
+            return await made._link._is_final(reason, identity)
 
         async def nothing():
             pass
 
         made = agent()
-        made._identity = identity
-        made._renewer = SimpleNamespace(before_dialling=nothing, renew=renews)
+        made._link.identity = identity
+        made._link._renewer = SimpleNamespace(before_dialling=nothing, renew=renews)
         return asyncio.run(run()), len(asked)
 
     assert final(Reason.REASON_CLOCK_SKEW, good) == (False, 0)

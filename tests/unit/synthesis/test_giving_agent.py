@@ -137,7 +137,7 @@ def test_a_model_is_kept_after_its_charge_and_before_anything_leaves(charged):
         made = agent_of(happened, budget, giver(happened))
         made._held["stories"] = held
         made._carry_out(states.MaskAndUpload(ATTEMPT, None, version, 3, None))
-        await asyncio.gather(*(each.task for each in made._uploads.values()), return_exceptions=True)
+        await asyncio.gather(*made._uploads.values(), return_exceptions=True)
 
     asyncio.run(run())
     assert happened == ([("charged",), ("kept", "model", 7), ("encoded",)] if charged else [])
