@@ -54,6 +54,10 @@ __all__ = ["transition"]
 # Until when those who were here before a restart are waited for.
 _RETURN = ("return",)
 
+# Whose details are for the operator: of a failure of ours they may say where the store lies, and what to do there; of a
+# sum that cannot be, numbers of it, and a member that makes it so has the others' for its own subtracted.
+_OPERATORS = frozenset({Reason.REASON_INTERNAL, Reason.REASON_RESULT_INVALID})
+
 # Refusals that stand until the member restarts; after any other one the next round asks again.
 _LASTING = frozenset(
     {
@@ -722,8 +726,7 @@ def _attempt_over(step: _Step, reason: Reason, detail: str = "") -> None:
     )
     step.count("attempt", outcome="abandoned", reason=word(reason), detail=detail, attempt=str(phase.attempt))
     gone = {dropout.member for dropout in phase.dropouts}
-    # Of a failure of ours the detail is for the operator: it may say where the store lies, and what to do there.
-    told = "" if reason is Reason.REASON_INTERNAL else detail
+    told = "" if reason in _OPERATORS else detail
     ended = AttemptEnded(False, reason, told or sentence(reason))
     for member in phase.cohort:
         if member not in gone:

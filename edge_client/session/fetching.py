@@ -1,0 +1,127 @@
+"""What a member fetches beside its session: blobs and others' certificates, by digest, over as many connections as it
+takes.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+import grpc.aio
+import structlog
+
+from edge_client.cache import CertificateCache
+from edge_client.connection import CALL_BROKEN, NOT_SERVED, explain, raise_if_told_to_stop
+from edge_client.session.link import Link
+from edge_client.session.preparation import PreparationRefused
+from tacit.attempt import AttemptId
+from tacit.blobs import BlobDamaged, BlobNotThere, fetch_blob
+from tacit.limits import CERTIFICATES_AT_ONCE, MOST_CERTIFICATE_BYTES
+from tacit.reason import Reason
+from tacit.v1 import federation_pb2 as pb
+
+__all__ = ["Fetcher"]
+
+log = structlog.get_logger("edge_client")
+
+
+class Fetcher:
+    """One member's. Nothing is taken whose digest is not the one that was asked for."""
+
+    def __init__(self, link: Link, certificates: CertificateCache | None) -> None:
+        """certificates: those that were found good before; None: all are fetched each time."""
+        self._link = link
+        self._certificates = certificates
+        # One at a time for each digest; forgotten when nobody waits any more.
+        self._fetching: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
+
+    async def blob(self, digest: bytes, into: Path, limit: int) -> None:
+        """The blob with this SHA-256 into the file `into`, where part of it may lie already. limit: bytes.
+
+        Raises:
+            PreparationRefused: the coordinator does not have it, or sends another one.
+        """
+        # Two jobs may share a blob; the second finds it in the cache.
+        lock = self._fetching.setdefault(digest, asyncio.Lock())
+        async with lock:
+            while True:
+                stub = await self._link.stub()
+                try:
+                    await fetch_blob(stub.FetchBlob, digest, into, limit=limit, patience=0)
+                    return
+                except (BlobNotThere, BlobDamaged) as error:
+                    raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, str(error)) from error
+                except CALL_BROKEN as error:
+                    raise_if_told_to_stop(error)
+                    await self._link.failed(stub)
+
+    async def certificates(self, attempt: AttemptId, digests: Sequence[bytes]) -> tuple[bytes, ...]:
+        """Those with these SHA-256s, from this machine's cache, and from the coordinator what is not there; fewer where
+        it does not have them. The protocol has bounded how many: no more than a roster of the cohort names.
+        """
+        found: dict[bytes, bytes] = {}
+        if self._certificates is not None:
+            found = await asyncio.to_thread(self._certificates.read, digests)
+        lacking = [digest for digest in digests if digest not in found]
+        for at in range(0, len(lacking), CERTIFICATES_AT_ONCE):
+            asked = lacking[at : at + CERTIFICATES_AT_ONCE]
+            got = await self._ask_for_certificates(asked)
+            found |= got
+            if len(got) < len(asked):
+                # One that is missing ends the attempt here: nothing more is fetched for it.
+                break
+        log.info(
+            "certificates_fetched",
+            attempt=str(attempt),
+            cached=len(digests) - len(lacking),
+            fetched=len(found) - len(digests) + len(lacking),
+            missing=len(digests) - len(found),
+        )
+        return tuple(found.values())
+
+    async def _ask_for_certificates(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Those that the coordinator has, by digest. What is sent beyond that, or has another digest, ends the call, so
+        that no more than a certificate for each digest is ever taken.
+        """
+        found: dict[bytes, bytes] = {}
+        while True:
+            stub = await self._link.stub()
+            # What came over an earlier connection is not asked for again.
+            asked = [digest for digest in digests if digest not in found]
+            try:
+                call = stub.FetchCertificates(pb.FetchCertificatesRequest(digests=asked))
+                at = 0
+                async for part in call:
+                    for certificate in part.certificates:
+                        right = at < len(asked) and len(certificate) <= MOST_CERTIFICATE_BYTES
+                        if certificate and (not right or hashlib.sha256(certificate).digest() != asked[at]):
+                            call.cancel()
+                            detail = (
+                                f"the coordinator sent another certificate than was asked for, or one of more than "
+                                f"{MOST_CERTIFICATE_BYTES} bytes; the rest of its answer was not taken"
+                            )
+                            log.warning("certificates_wrong", detail=detail)
+                            return found
+                        if certificate:
+                            found[asked[at]] = certificate
+                        at += 1
+                    if not part.certificates or at > len(asked):
+                        call.cancel()
+                        return found
+                return found
+            except CALL_BROKEN as error:
+                raise_if_told_to_stop(error)
+                if isinstance(error, grpc.aio.AioRpcError) and error.code() in NOT_SERVED:
+                    log.warning("certificates_not_served", detail=explain(error, self._link.identity))
+                    return found
+                await self._link.failed(stub)
+
+    def keep(self, certificates: Sequence[bytes]) -> None:
+        """Certificates that were found good. In a thread; what the disk does not take is fetched again."""
+        if self._certificates is None:
+            return
+        try:
+            self._certificates.keep(certificates)
+        except OSError as error:
+            log.warning("certificates_not_kept", error=str(error))

@@ -1,0 +1,273 @@
+"""The line to the coordinator: one session at a time, made again when it breaks, and the calls beside it.
+
+A member always dials out; nothing listens on its machine. A connection that breaks is made again with growing pauses
+and jitter, so that a fleet does not come back in one instant. What is said without a session is dropped: the
+coordinator says where things stand when there is one again, and the member's machine answers that.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
+
+import grpc.aio
+import structlog
+
+from edge_client.connection import explain, open_channel, raise_if_told_to_stop
+from edge_client.home import MemberIdentity
+from edge_client.renewal import RenewalFailed, Renewer, server_unknown
+from tacit import wire
+from tacit.messages import (
+    Assignment,
+    AttemptMessage,
+    AuthoritiesChanged,
+    CoordinatorPayload,
+    FromMember,
+    Goodbye,
+    Hello,
+    JobEnded,
+    Standby,
+    Welcome,
+)
+from tacit.reason import Reason, sentence
+from tacit.status import reason_of
+from tacit.v1 import federation_pb2 as pb
+from tacit.v1 import federation_pb2_grpc
+
+__all__ = ["AgentStopped", "Link"]
+
+log = structlog.get_logger("edge_client")
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 30.0
+_CLOCK_SKEW_MS = 5 * 60 * 1000
+# Channels of one session that calls may still be under way on: its own, and those since renewals.
+_CHANNELS = 3
+_MOVE_SECONDS = 20.0
+
+# The coordinator said no, and asking again will not change its mind.
+_FINAL = frozenset(
+    {
+        Reason.REASON_CLIENT_CERTIFICATE_MISSING,
+        Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN,
+        Reason.REASON_CLIENT_CERTIFICATE_REVOKED,
+        Reason.REASON_CLIENT_ROLE_WRONG,
+        Reason.REASON_PROTOCOL_VERSION_UNSUPPORTED,
+        Reason.REASON_SESSION_REPLACED,
+    }
+)
+
+
+class AgentStopped(Exception):
+    """The agent cannot go on; the sentence says why and what to do."""
+
+    def __init__(self, reason: Reason, sentence: str) -> None:
+        super().__init__(sentence)
+        self.reason = reason
+        self.sentence = sentence
+
+
+class Link:
+    """The member's end of the line. Used from one event loop."""
+
+    def __init__(
+        self,
+        identity: MemberIdentity,
+        renewer: Renewer | None,
+        *,
+        hello: Callable[[], Hello],
+        welcomed: Callable[[Welcome], None],
+        received: Callable[[Assignment | JobEnded | AttemptMessage[CoordinatorPayload]], Awaitable[None]],
+        broken: Callable[[str, float], None],
+    ) -> None:
+        """renewer: keeps the identity's certificate; without one it is used as long as it is valid.
+
+        hello: what a session begins with. welcomed: the coordinator has taken it; may raise AgentStopped. received: a
+        message for the member's machine; the line is not read until it returns. broken: why there is no session, and in
+        how many seconds the next is tried.
+        """
+        # What is dialled with next.
+        self.identity = identity
+        self._renewer = renewer
+        self._hello = hello
+        self._welcomed = welcomed
+        self._received = received
+        self._broken = broken
+        # Of the session that is open: its channel, and those under certificates that were renewed since.
+        self._channels: list[grpc.aio.Channel] = []
+        self._outgoing: asyncio.Queue[FromMember] | None = None
+        self._stub: federation_pb2_grpc.FederationServiceStub | None = None
+        self._linked = asyncio.Event()
+        self._was_welcomed = False
+
+    # ---- for who has something to say -------------------------------------------------------------------------------
+
+    def say(self, message: FromMember) -> None:
+        """To the coordinator, if there is a session."""
+        if self._outgoing is not None:
+            self._outgoing.put_nowait(message)
+
+    async def stub(self) -> federation_pb2_grpc.FederationServiceStub:
+        """The stub of the present session; waits for one."""
+        while self._stub is None:
+            await self._linked.wait()
+        return self._stub
+
+    async def channel(self) -> grpc.aio.Channel:
+        """The newest channel of the present session; waits for one."""
+        await self.stub()
+        return self._channels[-1]
+
+    async def failed(self, stub: object) -> None:
+        """A call failed on this stub: a pause if the session stands; without one the next call waits for it."""
+        if self._stub is not stub:
+            return
+        if self._renewer is not None and await self._renewer.reload():
+            # Another process of this home has renewed: the certificate that this stub shows is taken no more.
+            await self.move()
+        else:
+            await asyncio.sleep(random.uniform(0.2, 1.0))
+
+    async def move(self) -> None:
+        """After a renewal: calls go out under the next certificate, and the session stays as it is."""
+        channel = open_channel(self.identity)
+        stub = federation_pb2_grpc.FederationServiceStub(channel)
+        try:
+            # The first use: from here on the coordinator lets the session stand for the life of the next certificate.
+            await stub.Renew(pb.RenewRequest(), timeout=_MOVE_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            log.warning("certificate_not_used", error=explain(error, self.identity))
+            await channel.close(None)
+            return
+        if self._stub is None:
+            # The session broke meanwhile: the next one is dialled with it.
+            await channel.close(None)
+            return
+        self._stub = stub
+        self._channels.append(channel)
+        if len(self._channels) > _CHANNELS:
+            # The first is the session's own.
+            await self._channels.pop(1).close(None)
+
+    # ---- sessions ---------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Session after session, until cancelled.
+
+        Raises:
+            AgentStopped: the coordinator refuses this member for good.
+        """
+        pause = _FIRST_PAUSE
+        while True:
+            self._was_welcomed = False
+            if self._renewer is not None:
+                await self._renewer.before_dialling()
+            dialled_with = self.identity
+            try:
+                problem = await self._session()
+            except grpc.aio.AioRpcError as error:
+                reason, _ = reason_of(error)
+                problem = explain(error, dialled_with)
+                if reason is not None and await self._is_final(reason, dialled_with):
+                    raise AgentStopped(reason, problem) from error
+                if server_unknown(error) and self._renewer is not None and await self._renewer.catch_up():
+                    problem = "the federation has another authority now; this member has followed to it"
+            if self._was_welcomed:
+                pause = _FIRST_PAUSE
+            # Full jitter: a fleet that lost its coordinator together does not come back together.
+            seconds = random.uniform(pause / 2, pause)
+            self._broken(problem, seconds)
+            await asyncio.sleep(seconds)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _is_final(self, reason: Reason, identity: MemberIdentity) -> bool:
+        """Whether asking again is in vain, with this certificate and with any other that can be had."""
+        if reason == Reason.REASON_CLOCK_SKEW:
+            # Clocks that differ may be set; a certificate that is over by this one, too, stays so.
+            return datetime.now(UTC) > identity.expires
+        return reason in _FINAL and not await self._replaced(identity, reason)
+
+    async def _replaced(self, identity: MemberIdentity, reason: Reason) -> bool:
+        """Whether there is a newer certificate in place of this one: another process of this home put it there, or the
+        coordinator gives it, as it does to who slept through the end of an authority.
+        """
+        if self._renewer is None:
+            return False
+        await self._renewer.before_dialling()
+        unknown = reason == Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN
+        if unknown and self.identity.certificate == identity.certificate:
+            try:
+                await self._renewer.renew()
+            except RenewalFailed as failure:
+                log.warning("certificate_not_renewed", error=failure.sentence)
+        return self.identity.certificate != identity.certificate
+
+    async def _session(self) -> str:
+        """One session, from dialling to its end; returns why it ended."""
+        outgoing: asyncio.Queue[FromMember] = asyncio.Queue()
+        identity = self.identity
+        async with open_channel(self.identity) as channel:
+            self._channels = [channel]
+            stub = federation_pb2_grpc.FederationServiceStub(channel)
+            call = stub.Session(self._messages(outgoing))
+            try:
+                async for encoded in call:
+                    if encoded is None:
+                        # What gRPC makes of bytes that do not parse.
+                        raise wire.WireInvalid("a message that is none")
+                    message = wire.from_coordinator(encoded)
+                    match message:
+                        case Welcome():
+                            self._welcome(message, stub, outgoing)
+                        case Goodbye():
+                            if await self._is_final(message.reason, identity):
+                                detail = message.detail or sentence(message.reason)
+                                raise AgentStopped(message.reason, detail)
+                            return message.detail or sentence(message.reason)
+                        case AuthoritiesChanged():
+                            # Before anything that comes after it: the next authority may have signed that.
+                            if self._renewer is not None:
+                                self._renewer.heard(message.document)
+                        case Standby():
+                            log.info("standby", detail=message.detail)
+                        case Assignment() | JobEnded() | AttemptMessage():
+                            await self._received(message)
+                return "the coordinator ended the session"
+            except wire.WireInvalid as error:
+                return f"the coordinator sent something unreadable: {error}"
+            except asyncio.CancelledError as error:
+                # Nobody told this member to stop: the call itself was cancelled.
+                raise_if_told_to_stop(error)
+                return "the session broke"
+            finally:
+                self._linked.clear()
+                self._stub = self._outgoing = None
+                for beside in self._channels[1:]:
+                    await beside.close(None)
+                self._channels = []
+
+    async def _messages(self, outgoing: "asyncio.Queue[FromMember]") -> AsyncIterator[pb.MemberMessage]:
+        yield wire.to_coordinator(self._hello())
+        while True:
+            message = await outgoing.get()
+            try:
+                encoded = wire.to_coordinator(message)
+            except (ValueError, TypeError) as error:
+                # An error of our own; left to gRPC it would end the session without a word.
+                log.error("message_failed", kind=type(message).__name__, error=str(error), exc_info=error)
+            else:
+                yield encoded
+
+    def _welcome(
+        self,
+        welcome: Welcome,
+        stub: federation_pb2_grpc.FederationServiceStub,
+        outgoing: "asyncio.Queue[FromMember]",
+    ) -> None:
+        self._welcomed(welcome)
+        self._was_welcomed = True
+        self._stub, self._outgoing = stub, outgoing
+        self._linked.set()
+        skew = abs(welcome.server_time_ms - time.time_ns() // 1_000_000)
+        if skew > _CLOCK_SKEW_MS:
+            log.warning("clock_differs", seconds=skew // 1000, advice="set this machine's clock")
