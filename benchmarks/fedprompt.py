@@ -65,13 +65,13 @@ PARTS = (*_QUALITY, *_WIRE, *_BACKDOOR)
 
 def main(words: Sequence[str] | None = None) -> None:
     """Command line; `words` without the program's name."""
-    from benchmarks import fedprompt_quality
+    from benchmarks import fedprompt_cells, fedprompt_quality
 
     options: argparse.ArgumentParser = parser("fedprompt", __doc__)
     options.add_argument("--part", nargs="+", default=["head", "quality"], choices=PARTS)
-    options.add_argument("--seeds", type=int, nargs="+", default=[0], choices=fedprompt_quality.SEEDS)
+    options.add_argument("--seeds", type=int, nargs="+", default=[0], choices=fedprompt_cells.SEEDS)
     options.add_argument("--task", nargs="+", choices=["classification", "cloze"], help="of the quality parts")
-    options.add_argument("--method", nargs="+", choices=sorted(fedprompt_quality.RATES), help="of the quality parts")
+    options.add_argument("--method", nargs="+", choices=sorted(fedprompt_cells.RATES), help="of the quality parts")
     options.add_argument("--search", action="store_true", help="other rates, on validation rows")
     options.add_argument("--minutes", type=float, help="begin no cell after it")
     options.add_argument("--workers", type=int, default=1, help="processes of --part quality and its like")
@@ -79,7 +79,7 @@ def main(words: Sequence[str] | None = None) -> None:
     until = None if chosen.minutes is None else time.monotonic() + 60 * chosen.minutes
     trained = [part for part in chosen.part if part in _QUALITY]
 
-    def wanted(cell: fedprompt_quality.Cell) -> bool:
+    def wanted(cell: fedprompt_cells.Cell) -> bool:
         by_task = chosen.task is None or cell.task in chosen.task
         return by_task and (chosen.method is None or cell.method in chosen.method)
 

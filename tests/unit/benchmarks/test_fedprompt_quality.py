@@ -13,21 +13,22 @@ import torch
 from safetensors.numpy import load_file
 
 import benchmarks
-from benchmarks import fedprompt, fedprompt_quality, fedprompt_setup
-from benchmarks.fedprompt_quality import (
+from benchmarks import fedprompt, fedprompt_quality, fedprompt_setup, fedprompt_training
+from benchmarks.fedprompt_cells import (
     BOUNDS,
     MOMENTA,
+    PARTS,
     RATES,
     SEEDS,
     Cell,
     Rate,
     Recipe,
     SearchUnfinished,
-    begun,
     cells_of,
-    measure,
+    choices_of,
     rate_of,
 )
+from benchmarks.fedprompt_quality import measure
 from benchmarks.fedprompt_report import laplace_rows, quality_rows, sweep_rows
 from benchmarks.fedprompt_setup import (
     BATCH,
@@ -43,6 +44,7 @@ from benchmarks.fedprompt_setup import (
     prompted_bundle,
     sst2,
 )
+from benchmarks.fedprompt_training import begun
 from benchmarks.record import ROOT, Figure, NoData, Results
 from benchmarks.report import SECTIONS, write_report
 from benchmarks.simulation import Member, backbone_of, corpora_of, play_round
@@ -114,10 +116,10 @@ def shared(tmp_path, monkeypatch, encoder):
     monkeypatch.setattr(fedprompt_setup, "SHARED", folder)
     monkeypatch.setattr(fedprompt_setup, "VALIDATION", 12)
     monkeypatch.setattr(fedprompt_setup, "minilm", lambda: encoder)
-    for cached in (sst2, fedprompt_quality._states):
+    for cached in (sst2, fedprompt_training._states):
         cached.cache_clear()
     yield folder
-    for cached in (sst2, fedprompt_quality._states):
+    for cached in (sst2, fedprompt_training._states):
         cached.cache_clear()
 
 
@@ -430,7 +432,7 @@ def test_a_frozen_head_of_one_member_is_plain_training(recipe):
     cell, two = Cell("frozen", tokens=None, steps=2), replace(recipe, members=2, rounds=1)
     data = sst2(0)
     (score,) = begun(cell, two, Rate(0.1), 0, recipe.cache).rounds
-    states = fedprompt_quality._states(two, 0, len(data.train), len(data.test))
+    states = fedprompt_training._states(two, 0, len(data.train), len(data.test))
     places = torch.tensor([LABELS.index(each.label) for each in data.train])
     means, held = [], fedprompt_setup.dealt(len(data.train), 2, "equal", 0)
     for place, rows in enumerate(held):
@@ -454,7 +456,7 @@ def test_states_of_the_frozen_head_are_what_the_product_reads(recipe, encoder):
     from transformers import BertModel
 
     data = sst2(0)
-    states = fedprompt_quality._states(recipe, 0, len(data.train), len(data.test))["test"]
+    states = fedprompt_training._states(recipe, 0, len(data.train), len(data.test))["test"]
     model = BertModel.from_pretrained(encoder).eval()
     ids = [PIECES.index(piece) for piece in ("[CLS]", *data.test[5].text.split(), "[SEP]")]
     with torch.no_grad():
@@ -475,13 +477,13 @@ def test_nothing_that_is_trained_or_chosen_looks_at_a_test(cell, recipe, shared)
 
 
 def test_a_search_scores_validation_rows_alone(recipe, monkeypatch):
-    asked, score = [], fedprompt_quality.accuracy
+    asked, score = [], fedprompt_training.accuracy
 
     def watched(bundle, values, corpus):
         asked.append(corpus.population)
         return score(bundle, values, corpus)
 
-    monkeypatch.setattr(fedprompt_quality, "accuracy", watched)
+    monkeypatch.setattr(fedprompt_training, "accuracy", watched)
     figure = fedprompt_quality._trial(Cell("prompt-tuning", tokens=4, steps=2), recipe, Rate(0.1))
     assert figure.name == "validation_accuracy"
     assert asked == [12], "once, and not the 40 rows of the test"
@@ -507,7 +509,7 @@ def test_the_cells_are_those_of_the_order_and_none_has_two_cases():
     assert {cell.tokens for cell in cells_of("tokens")} == {1, 5, 10, 20}
     assert {cell.steps for cell in cells_of("steps")} == {10, 40, 100}
     assert {cell.method for cell in cells_of("methods")} == {"p-tuning", "prefix-tuning", "lora"}
-    every = {cell for part in fedprompt_quality.PARTS for cell in cells_of(part)}
+    every = {cell for part in PARTS for cell in cells_of(part)}
     assert len({json.dumps(cell.case, sort_keys=True) for cell in every}) == len(every)
     # Each federated prompt comes after what it is measured against.
     for at, cell in enumerate(quality):
@@ -516,7 +518,7 @@ def test_the_cells_are_those_of_the_order_and_none_has_two_cases():
 
 
 def test_the_papers_figures_stand_beside_their_cells():
-    papers = {cell: cell.paper for part in fedprompt_quality.PARTS for cell in cells_of(part) if cell.paper}
+    papers = {cell: cell.paper for part in PARTS for cell in cells_of(part) if cell.paper}
     assert papers[Cell("prompt-tuning", "cloze")] == 90.16
     assert papers[Cell("prompt-tuning", "cloze", "dirichlet")] == 89.45
     assert papers[Cell("prompt-tuning", "cloze", tokens=1)] == 87.11
@@ -565,11 +567,11 @@ def test_momentum_is_added_at_the_rate_that_does_best_without_it():
 def test_momentum_carries_a_rounds_change_into_the_next(recipe):
     cell = Cell("prompt-tuning", tokens=4, steps=2)
     bundles = [
-        fedprompt_quality._prompted(each, recipe, rate, 0)
+        fedprompt_training._prompted(each, recipe, rate, 0)
         for each, rate in ((cell, Rate(0.05)), (replace(cell, server="fedavgm"), Rate(0.05, momentum=0.5)))
     ]
-    data = fedprompt_quality._shortened(sst2(0), recipe)
-    plain, carried = (list(fedprompt_quality._federated(cell, recipe, bundle, data, 0)) for bundle in bundles)
+    data = fedprompt_training._shortened(sst2(0), recipe)
+    plain, carried = (list(fedprompt_training._federated(cell, recipe, bundle, data, 0)) for bundle in bundles)
     start = bundles[0].manifest.decode(bundles[0].weights)
     assert np.array_equal(plain[0], carried[0])
     # The second round trains from the same version with the same draws: what is more is half of the first's step.
@@ -583,8 +585,8 @@ def test_nothing_is_chosen_among_half_of_the_rates():
     with pytest.raises(SearchUnfinished, match="2 of 5 rates"):
         rate_of(cell, lines)
     # A plateau of more than a hundred steps: rates that never leave it in a trial are none to choose.
-    assert min(fedprompt_quality.choices_of(Cell("prompt-tuning", "cloze"))) == 0.03
-    assert min(fedprompt_quality.choices_of(cell)) == 0.003
+    assert min(choices_of(Cell("prompt-tuning", "cloze"))) == 0.03
+    assert min(choices_of(cell)) == 0.003
 
 
 # ---- running -------------------------------------------------------------------------------------------------
@@ -843,7 +845,7 @@ def test_laplace_is_told_as_the_ledger_counts_it(recipe):
     assert protection_of(bundle.document, 100).event.epsilon == 2.0
     figures = {
         figure.name: figure
-        for figure in fedprompt_quality._promised(
+        for figure in fedprompt_training._promised(
             replace(CLOZE, epsilon=2.0), replace(recipe, rounds=15), bundle, sst2(0), 0
         )
     }
