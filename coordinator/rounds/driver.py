@@ -357,7 +357,8 @@ class JobDriver:
             self._log.error("compute_failed", error=str(error), exc_info=error)
             self.post(ev.ComputeFailed(effect.attempt, Reason.REASON_INTERNAL, str(error)))
         else:
-            self.post(ev.Computed(effect.attempt, result, version, step.training, step.groups, server_state))
+            found = (step.training, step.groups, server_state, step.metrics_invalid)
+            self.post(ev.Computed(effect.attempt, result, version, *found))
 
     def _count(self, effect: fx.Count) -> None:
         metrics, job, fields = self._ports.metrics, self._state.name, effect.fields

@@ -110,6 +110,8 @@ class Computed:
     training: Training | None
     groups: GroupsSeen | None = None
     server_state: Mapping[str, bytes] = field(default_factory=dict)
+    # Some member sent metrics that cannot be; the version is none the worse for them.
+    metrics_invalid: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -800,6 +800,8 @@ def _computed(step: _Step, event: ev.Computed) -> None:
         step.count("groups", **asdict(event.groups))
     if event.training is not None:
         step.count("training", loss=event.training.loss, accuracy=event.training.accuracy)
+    if event.metrics_invalid:
+        step.count("metrics_invalid", number=number)
     step.state = replace(
         state,
         version=event.version,

@@ -41,6 +41,8 @@ class Step:
     values: NDArray[np.float32]
     training: Training | None
     groups: GroupsSeen | None = None
+    # Metrics travelled, and no valid inputs make them.
+    metrics_invalid: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,16 +69,18 @@ def next_version(
     optimiser's, which a job with plain averaging does not need.
 
     Raises:
-        ResultInvalid: a weight or metric outside what that many members can have sent, a value beyond the bound. What
-            is left of `total`, and was given to `state`, is of no use then.
+        ResultInvalid: a weight outside what that many members can have sent, a value beyond the bound. What is left of
+            `total`, and was given to `state`, is of no use then.
         StateNeeded: the job's optimiser has a state, and there is none.
     """
     stepping = _Stepping(job, random, state)
     layout = layout_of(job, cohort)
     update, *rest = layout.segments
-    share, training = 1 / survivors, None
+    share, training, metrics_invalid = 1 / survivors, None, False
     if rest:
-        share, training = _numbers(job, survivors, Layout(tuple(rest), layout.bits).decode(total[update.length :]))
+        sums = Layout(tuple(rest), layout.bits).decode(total[update.length :])
+        share = _share(job, survivors, sums)
+        training, metrics_invalid = _metrics(job, survivors, sums)
     bound = _bound(layout, survivors)
     values = total.view("<f4")[: update.length]
     for start in range(0, update.length, _BLOCK):
@@ -85,7 +89,7 @@ def next_version(
         if np.abs(block).max() > bound:
             raise ResultInvalid(f"a coordinate of the sum lies beyond {bound:g}")
         stepping.into(values[here], base[here], share * block)
-    return Step(values, training)
+    return Step(values, training, metrics_invalid=metrics_invalid)
 
 
 def next_version_of_groups(
@@ -227,16 +231,22 @@ def _bound(layout: Layout, members: int) -> float:
     return members * (update.bound + 1 / update.scale)
 
 
-def _numbers(
-    job: JobDocument, survivors: int, sums: Mapping[str, NDArray[np.float64]]
-) -> tuple[float, Training | None]:
-    """What the summed change is multiplied by to be a mean, and the training metrics. Raises: ResultInvalid."""
+def _share(job: JobDocument, survivors: int, sums: Mapping[str, NDArray[np.float64]]) -> float:
+    """What the summed change is multiplied by to be a mean. Raises: ResultInvalid."""
     largest = float(job.aggregation.max_weight)
     weight = float(sums["weight"][0])
     if not 1 <= weight <= survivors * largest:
         raise ResultInvalid(f"the weights sum to {weight:g}; {survivors} members can send 1 to {survivors * largest:g}")
+    return largest / weight
+
+
+def _metrics(job: JobDocument, survivors: int, sums: Mapping[str, NDArray[np.float64]]) -> tuple[Training | None, bool]:
+    """The training metrics, None where there are no examples or no valid inputs make them; and whether it is that.
+
+    The sum is not refused for them: else one member could stop a job by a number that moves no version, and hear by
+    whether it is refused how many of the others' answers are right.
+    """
     count, correct = float(sums["count"][0]), float(sums["correct"][0])
-    if not 0 <= correct <= count <= survivors * largest:
-        raise ResultInvalid(f"{correct:g} correct of {count:g} examples cannot be")
-    training = Training(count, float(sums["loss_sum"][0]) / count, correct / count) if count else None
-    return largest / weight, training
+    if not 0 <= correct <= count <= survivors * float(job.aggregation.max_weight):
+        return None, True
+    return (Training(count, float(sums["loss_sum"][0]) / count, correct / count) if count else None), False

@@ -1,13 +1,14 @@
-"""A member that makes the sum invalid, to hear of it what a published one does not tell.
+"""A member that lies without a mechanism, to hear of the others' numbers what a published version does not tell.
 
-Without a mechanism the numbers of examples and of right answers travel in the sum. They are for the operator alone.
+A version is divided by the sum of the weights, so that whoever knows what it sent can solve for that sum: how many
+examples the others hold together is not hidden from a member (docs/threat-model.md). How many of their answers are
+right would be: it stands in no version. What a refused sum holds is for the operator alone.
 """
-
-import re
 
 import numpy as np
 import pytest
 
+from coordinator.rounds.publish import ResultInvalid, next_version
 from edge_client.contribution import Update
 from edge_client.privacy.mechanisms import protection_of
 from edge_client.privacy.policy import Policy
@@ -18,60 +19,131 @@ from tacit.reason import Reason, sentence
 from tacit.vector import layout_of
 from tests.support import fleet as support
 from tests.support.fleet import VALUES, Fleet, job_document
+from tests.unit.secure_agg.sum_fleet import SeededRandom
 
 LIAR, OWN = "m2", 1000
 HELD = {"m0": 51, "m1": 73, "m3": 60, LIAR: OWN}
+RIGHT = {"m0": 17, "m1": 52, "m3": 33}
+JOB = job_document(Aggregation(assumed_corrupt=1, max_weight=1000), count=1, min_members=4, attempts=1, failures=1)
 
 
-class Boasting:
-    """A liar's own software: more right answers than there are examples."""
+# ---- right answers, by whether a sum is refused ----------------------------------------------------------------------
 
-    def __init__(self, real):
-        self.real = real
+
+def opened(boast: int) -> np.ndarray:
+    """The sum over all four where the liar says that so many more answers are right than it has examples."""
+    layout = layout_of(JOB, 4)
+    start = {segment.name: at for segment, at in zip(layout.segments, starts(layout), strict=True)}
+    total = np.zeros(layout.values, np.uint32)
+    for name, held in HELD.items():
+        update = Update(np.full(VALUES, 0.01, np.float32), held, float(held), RIGHT.get(name, held), held)
+        total += protection_of(JOB, held).encode(JOB, update, 4, SeededRandom(name))
+    total[start["correct"]] += np.uint32(boast)
+    return total
+
+
+def starts(layout):
+    return np.cumsum([0, *(segment.length for segment in layout.segments)])[:-1].tolist()
+
+
+def bisected(refused) -> int:
+    """The most that a liar can boast of before it hears that the sum was refused."""
+    low, high = 0, 2 * sum(HELD.values())
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if refused(middle) else (middle, high)
+    return low
+
+
+def test_a_rule_that_refuses_right_answers_beyond_the_examples_tells_the_others_mistakes():
+    # The baseline: such a sum cannot be one of valid inputs, so that one might refuse it.
+    layout = layout_of(JOB, 4)
+
+    def refused(boast):
+        sums = layout.decode(opened(boast))
+        return not 0 <= sums["correct"][0] <= sums["count"][0]
+
+    assert bisected(refused) == sum(HELD[name] - right for name, right in RIGHT.items())
+
+
+def test_ours_publishes_the_same_version_whatever_a_liar_boasts_of():
+    def heard(boast):
+        try:
+            return next_version(JOB, 4, 4, opened(boast), np.zeros(VALUES, np.float32)).values.tobytes()
+        except ResultInvalid:
+            return None
+
+    most = 2 * sum(HELD.values())
+    assert heard(0) is not None
+    assert {heard(boast) for boast in (0, 1, 81, 82, 83, 500, most)} == {heard(0)}
+    assert bisected(lambda boast: heard(boast) is None) == most - 1
+
+
+# ---- what members are told of a sum that is refused ------------------------------------------------------------------
+
+
+class Lying:
+    """A liar's own software: one number of its vector is what no member may send."""
+
+    def __init__(self, real, segment):
+        self.real, self.segment = real, segment
 
     def encode(self, job, update, cohort, random):
         vector = self.real.encode(job, update, cohort, random)
-        names = [segment.name for segment in layout_of(job, cohort).segments]
-        vector[VALUES + names.index("correct") - 1] = 10 * OWN
+        layout = layout_of(job, cohort)
+        names = [segment.name for segment in layout.segments]
+        vector[starts(layout)[names.index(self.segment)]] = 2 ** (layout.bits - 1) - 2 * OWN
         return vector
 
 
-def boasting(job, examples):
-    """`protection_of` on every machine: the liar's is known by its examples."""
-    real = protection_of(job, examples)
-    return Boasting(real) if examples == OWN else real
+def played(segment, monkeypatch):
+    """(fleet, all that was sent to members) of a cohort whose liar sends that in a segment."""
 
+    def lying(job, examples):
+        # On every machine: the liar's is known by its examples.
+        real = protection_of(job, examples)
+        return Lying(real, segment) if examples == OWN else real
 
-@pytest.fixture
-def fleet(monkeypatch):
-    monkeypatch.setattr(support, "protection_of", boasting)
-    job = job_document(Aggregation(assumed_corrupt=1, max_weight=1000), count=1, min_members=4, attempts=1, failures=1)
-    made = Fleet(4, policy=Policy(mechanisms=("none",), assumed_corrupt=1), job=job)
+    monkeypatch.setattr(support, "protection_of", lying)
+    fleet, told = Fleet(4, policy=Policy(mechanisms=("none",), assumed_corrupt=1), job=JOB), []
 
     def trained(member, assignment):
         held = HELD[member.name]
         member.update = Update(np.full(VALUES, 0.01, np.float32), held, held, held // 2, held)
-        made.tell(member.name, states.Prepared(assignment, made.job))
+        fleet.tell(member.name, states.Prepared(assignment, fleet.job))
 
-    made._trained = trained
-    return made
+    send = fleet._send
+    fleet._trained = trained
+    fleet._send = lambda member, message: (told.append((member, message)), send(member, message))
+    return fleet.connect().run(), told
 
 
-def test_a_sum_that_is_refused_tells_no_member_its_numbers(fleet):
-    told, send = [], fleet._send
-
-    def noted(member, message):
-        if isinstance(message, AttemptMessage) and isinstance(message.payload, AttemptEnded):
-            told.append((member, message.payload))
-        send(member, message)
-
-    fleet._send = noted
-    fleet.connect().run(lambda: bool(fleet.ends()) and bool(told))
+@pytest.mark.parametrize("segment", ["weight", "update"])
+def test_a_sum_that_is_refused_tells_no_member_its_numbers(segment, monkeypatch):
+    fleet, told = played(segment, monkeypatch)
     (end,) = fleet.ends()
     assert end.reason == Reason.REASON_RESULT_INVALID
-    # Whoever hears what the operator's record says has the others' number of examples.
-    counted = float(re.search(r"of ([0-9.e+]+) examples", end.detail)[1])
-    assert counted - OWN == sum(HELD.values()) - OWN
-    assert {member for member, _ in told} == set(HELD)
-    assert {payload.detail for _, payload in told} == {sentence(Reason.REASON_RESULT_INVALID)}
-    assert not re.search(r"[0-9]", sentence(Reason.REASON_RESULT_INVALID))
+    # What the operator's record says, and with weights it is a number of the sum.
+    assert end.detail
+    if segment == "weight":
+        number = float(end.detail.removeprefix("the weights sum to ").split(";")[0])
+        assert number > len(HELD) * 1000
+    assert not [message for _, message in told if end.detail in repr(message)]
+    endings = {
+        member: message.payload
+        for member, message in told
+        if isinstance(message, AttemptMessage) and isinstance(message.payload, AttemptEnded)
+    }
+    assert set(endings) == set(HELD)
+    assert {ending.detail for ending in endings.values()} == {sentence(Reason.REASON_RESULT_INVALID)}
+
+
+@pytest.mark.parametrize("segment", ["correct", "count"])
+def test_metrics_that_cannot_be_cost_no_version_and_the_operator_hears_of_them(segment, monkeypatch):
+    fleet, _ = played(segment, monkeypatch)
+    (end,) = fleet.ends()
+    assert end.published
+    assert end.training is None
+    counted = {count.what: count.fields for count in fleet.counts}
+    assert counted["metrics_invalid"] == {"number": 1}
+    assert "training" not in counted

@@ -296,7 +296,8 @@ class Fleet:
         self.versions[digest] = step.values
         kept = {name: hashlib.sha256(vector.tobytes()).digest() for name, vector in carried.after.items()}
         self.server_states |= {kept[name]: vector for name, vector in carried.after.items()}
-        self.post(ev.Computed(effect.attempt, result, digest, step.training, step.groups, kept), DELAY_MS)
+        found = (step.training, step.groups, kept, step.metrics_invalid)
+        self.post(ev.Computed(effect.attempt, result, digest, *found), DELAY_MS)
 
     def _send(self, name: str, message: Any) -> None:
         self._check_persisted(message)

@@ -76,9 +76,19 @@ def test_a_value_that_is_not_finite_never_leaves():
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("weight", 0), ("weight", 3 * 100_000 + 1), ("count", -1), ("correct", 10_000), ("update", 3.5)]
+    ("name", "value", "refused"),
+    [
+        ("weight", 0, True),
+        ("weight", 3 * 100_000 + 1, True),
+        ("update", 3.5, True),
+        # One member's number must not stop a job that it does not spoil.
+        ("count", -1, False),
+        ("count", 3 * 100_000 + 1, False),
+        ("correct", 10_000, False),
+        ("correct", -1, False),
+    ],
 )
-def test_sums_that_no_valid_inputs_can_make_are_refused(name, value):
+def test_what_no_valid_inputs_can_make_is_refused_or_left_out(name, value, refused):
     job = job_document()
     layout = layout_of(job, 5)
     honest = {"update": np.zeros(VALUES), "weight": 10.0, "loss_sum": 1.0, "correct": 5.0, "count": 10.0}
@@ -88,8 +98,14 @@ def test_sums_that_no_valid_inputs_can_make_are_refused(name, value):
     total = np.concatenate(
         [np.round(numbers[segment.name] * segment.scale).astype(np.int64) for segment in layout.segments]
     ).astype(np.uint32)
-    with pytest.raises(ResultInvalid):
-        next_version(job, 5, 3, total, np.zeros(VALUES, np.float32))
+    if refused:
+        with pytest.raises(ResultInvalid):
+            next_version(job, 5, 3, total, np.zeros(VALUES, np.float32))
+        return
+    step = next_version(job, 5, 3, total, np.full(VALUES, 0.5, np.float32))
+    assert step.training is None
+    assert step.metrics_invalid
+    assert np.array_equal(step.values, np.full(VALUES, 0.5, np.float32))
 
 
 def test_a_ring_of_32_bits_never_wraps_and_grows_coarser_with_the_cohort():
