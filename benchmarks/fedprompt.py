@@ -10,7 +10,8 @@
     steps       10, 40 and 100 local steps (its figure 6)
     laplace     its local differential privacy (table V)
     methods     P-tuning, prefixes and LoRA (table VI)
-    momentum    the cloze of the quality part with momentum over the mean changes (FedAvgM), which the paper has not
+    momentum    the cloze of the quality part with momentum over the mean changes (FedAvgM), which the paper has not;
+                added once the cloze's test figures were known to miss the target: no figure of the target's
     wire        what a member sends in a round, on the paper's own backbones (table II)
     backbone    a member that joins a job on a backbone of 90 MB
     backdoor    poisoned data and scaled updates, without a defence and with groups (its section III-C and more)

@@ -19,7 +19,7 @@ figures themselves are of the last version on all of them.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from benchmarks.backdoor import Backdoor, Kept, Probe, Scaled, Scored, poisoned
 from benchmarks.fedprompt_setup import CACHE, backbone_folder, members_of, portions, prompted_bundle, sst2
-from benchmarks.record import Figure, Results, spread
+from benchmarks.record import Figure, Results, summarise
 from benchmarks.simulation import Member, corpora_of, play_round
 from benchmarks.virtual_members import SeededRandom
 from edge_client.privacy.mechanisms import Protection
@@ -161,30 +161,13 @@ def run(results: Results, *, seeds: Sequence[int], quick: bool, until: float | N
             figures = measure(cell, plan, seed, starts[seed], _control(results, cell, plan, seed))
             seconds = {"seconds": round(time.monotonic() - began, 1)}
             results.add(case, [replace(each, more={**each.more, **seconds}) for each in figures], seed=seed)
-        _summarise(results, cell.case(plan))
+        summarise(results, cell.case(plan), SEEDS, keep=("target_is",), averaged=("target", "mistaken", "control"))
 
 
 def _control(results: Results, cell: Cell, plan: Plan, seed: int) -> float | None:
     """The clean accuracy of the same training without an attacker, where it was measured."""
     lines = results.done(replace(cell, attack="none").case(plan), seed)
     return next((line["value"] for line in lines if line["figure"] == "clean_accuracy"), None)
-
-
-def _summarise(results: Results, case: Mapping[str, Any]) -> None:
-    """The mean of each figure over the seeds, once all of them are there."""
-    by_seed = [results.done(case, seed) for seed in SEEDS]
-    if results.done(case) or not all(by_seed):
-        return
-    figures = []
-    for lines in zip(*by_seed, strict=True):
-        values = [line["value"] for line in lines]
-        more = {key: lines[0][key] for key in ("target_is",) if key in lines[0]}
-        for key in ("target", "mistaken", "control"):
-            if all(key in line for line in lines):
-                more[key] = round(sum(line[key] for line in lines) / len(lines), 5)
-        mean = round(sum(values) / len(values), 5)
-        figures.append(Figure(lines[0]["figure"], mean, more={**more, **spread(values)}))
-    results.add(case, figures)
 
 
 # ---- one cell --------------------------------------------------------------------------------------------------------

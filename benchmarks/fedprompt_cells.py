@@ -18,6 +18,7 @@ __all__ = [
     "PARTS",
     "RATES",
     "SEEDS",
+    "SERVER_RATE",
     "Cell",
     "Injected",
     "Rate",
@@ -58,6 +59,8 @@ BOUNDS = (100.0, 10.0, 1000.0)
 EPSILONS = (1000.0, 100.0, 10.0)
 # Under `fedavgm` the share of the last step that goes on, which is searched in place of the rate.
 MOMENTA = (0.9, 0.7, 0.5)
+# Of that step; not searched.
+SERVER_RATE = 1.0
 
 
 @dataclass(frozen=True)
@@ -165,28 +168,30 @@ def cells_of(part: str) -> list[Cell]:
 class Rate:
     """What is searched. adam: of each step. bound: of a change in L1 under `laplace-update`, None without; momentum:
     under `fedavgm`, None without. adam is then what the same training with neither was found to do best with. tried:
-    how many were, of what a cell searches.
+    how many were, of what a cell searches itself; rates_tried: of adam, where that is something else.
     """
 
     adam: float
     bound: float | None = None
     momentum: float | None = None
     tried: int = 0
+    rates_tried: int | None = None
 
     @property
     def stated(self) -> dict[str, float]:
         """As the results have it."""
         found = {"learning_rate": self.adam, "bound": self.bound, "momentum": self.momentum}
+        found |= {"server_rate": None if self.momentum is None else SERVER_RATE, "rates_tried": self.rates_tried}
         return {key: value for key, value in found.items() if value is not None}
 
 
 def rate_of(cell: Cell, tried: Sequence[Mapping[str, Any]]) -> Rate:
     """The rate (or the bound or the momentum, and the rate of the same without either) with the highest validation
-    accuracy of those that `--search` tried for such a cell, the first of equal ones; the first of RATES where it tried
-    none.
+    accuracy of those that `--search` tried for such a cell, the first of equal ones; the first of `choices_of` it where
+    it tried none.
 
     Raises:
-        SearchUnfinished: it tried some and not all.
+        SearchUnfinished: it tried some and not all, or a bound or momentum at another rate than is chosen now.
     """
     wanted = searched_as(cell).case
     found = [line for line in tried if {**line["case"], "rate": None} == {**wanted, "rate": None}]
@@ -194,17 +199,19 @@ def rate_of(cell: Cell, tried: Sequence[Mapping[str, Any]]) -> Rate:
     if found and {float(line["case"]["rate"]) for line in found} < set(choices):
         raise SearchUnfinished(f"{len(found)} of {len(choices)} rates are tried for {wanted}; run --search to its end")
     best = float(max(found, key=lambda line: float(line["value"]))["case"]["rate"]) if found else choices[0]
-    return rate_with(cell, best, tried, len(found))
+    rate = rate_with(cell, best, tried, len(found))
+    if others := {line["learning_rate"] for line in found if "learning_rate" in line} - {rate.adam}:
+        raise SearchUnfinished(f"{wanted} was tried at {others}, and {rate.adam} is its rate since: search it anew")
+    return rate
 
 
 def rate_with(cell: Cell, chosen: float, tried: Sequence[Mapping[str, Any]], number: int = 0) -> Rate:
     """The rate of a cell for which `chosen`, one of `choices_of` it, was chosen among so many."""
     if cell.epsilon is None and cell.server == "fedavg":
         return Rate(chosen, tried=number)
-    adam = rate_of(replace(cell, epsilon=None, server="fedavg"), tried).adam
-    if cell.epsilon is None:
-        return Rate(adam, momentum=chosen, tried=number)
-    return Rate(adam, bound=chosen, tried=number)
+    plain = rate_of(replace(cell, epsilon=None, server="fedavg"), tried)
+    searched = Rate(plain.adam, tried=number, rates_tried=plain.tried)
+    return replace(searched, momentum=chosen) if cell.epsilon is None else replace(searched, bound=chosen)
 
 
 class SearchUnfinished(Exception):

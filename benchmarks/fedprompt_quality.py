@@ -20,6 +20,7 @@ from benchmarks.fedprompt_cells import (
     Cell,
     Rate,
     Recipe,
+    SearchUnfinished,
     cells_of,
     choices_of,
     rate_of,
@@ -37,7 +38,7 @@ from benchmarks.fedprompt_setup import (
     sst2,
 )
 from benchmarks.fedprompt_training import begun
-from benchmarks.record import RESULTS, Figure, Results, read_lines, spread
+from benchmarks.record import RESULTS, Figure, Results, read_lines, summarise
 from benchmarks.simulation import Member, corpora_of
 
 __all__ = ["BENCH", "MODULES", "SEARCH", "measure", "run", "search"]
@@ -54,6 +55,9 @@ MODULES: tuple[str, ...] = (
 )
 # What prompts are to lie within of centralised prompt tuning.
 POINTS = 0.03
+# Beside a mean over seeds: what is the same for all of them, and what is a mean itself.
+_KEPT = ("paper", "recipe", "rounds", "pld", "delta")
+_AVERAGED = ("validation", "late", "centralised", "centralised_late", "target", "cpu")
 
 
 # ---- one cell -------------------------------------------------------------------------------------------------------
@@ -83,7 +87,7 @@ def measure(cell: Cell, recipe: Recipe, rate: Rate, seed: int) -> list[Figure]:
             "rounds": recipe.rounds,
             "members": recipe.members,
             "batch": BATCH,
-            "precision": recipe.precision if cell.prompted else "float32",
+            "precision": _precision(cell, recipe),
         },
         "curve": curve,
     }
@@ -111,7 +115,7 @@ def run(
     workers: int = 1,
     wanted: Callable[[Cell], bool] = lambda _: True,
 ) -> None:
-    """The cells of these parts that this code has not measured, all of a seed before the next.
+    """The cells of these parts that the results lack, all of a seed before the next.
 
     until: of `time.monotonic()`; no cell begins after it. workers: processes, each of which has a cell of its own.
     wanted: which cells of these parts.
@@ -133,7 +137,7 @@ def run(
                 results.open(seeds)
                 results.add(cell.case, [_against(results, cell, each, seed) for each in figures], seed=seed)
             for cell in cells:
-                summarise(results, cell)
+                summarise(results, cell.case, SEEDS, keep=_KEPT, averaged=_AVERAGED)
 
 
 def _measured(
@@ -187,25 +191,6 @@ def _against(results: Results, cell: Cell, figure: Figure, seed: int) -> Figure:
     return replace(figure, more={**figure.more, **beside})
 
 
-def summarise(results: Results, cell: Cell) -> None:
-    """The mean of each figure over the seeds, once all of them are there."""
-    by_seed = [{line["figure"]: line for line in results.done(cell.case, seed)} for seed in SEEDS]
-    if results.done(cell.case) or not all(by_seed):
-        return
-    figures = []
-    for name, first in by_seed[0].items():
-        lines = [found[name] for found in by_seed]
-        more: dict[str, Any] = {
-            key: first[key] for key in ("paper", "recipe", "rounds", "pld", "delta") if key in first
-        }
-        for key in ("validation", "late", "centralised", "centralised_late", "target", "cpu"):
-            if all(key in line for line in lines):
-                more[key] = round(statistics.mean(line[key] for line in lines), 5)
-        values = [line["value"] for line in lines]
-        figures.append(Figure(name, round(statistics.mean(values), 5), first["unit"], more={**more, **spread(values)}))
-    results.add(cell.case, figures)
-
-
 def fit(results: Results, recipe: Recipe) -> None:
     """The head for masked words: fitted if it is not there, and what it was worth when it was."""
     case = {"method": "head", "backbone": "minilm"}
@@ -248,7 +233,11 @@ def earlier_search(code: str) -> Results:
 def search(
     results: Results, parts: Sequence[str], *, until: float | None, wanted: Callable[[Cell], bool] = lambda _: True
 ) -> None:
-    """Validation accuracies of other rates, and of other words before any training; nothing of it sees a test row."""
+    """Validation accuracies of other rates, and of other words before any training; nothing of it sees a test row.
+
+    Raises:
+        SearchUnfinished: what is tried at a chosen rate has none yet.
+    """
     limit = math.inf if until is None else until
     cells = list(dict.fromkeys(searched_as(cell) for part in parts for cell in cells_of(part) if wanted(cell)))
     if any(cell.task == "cloze" for cell in cells):
@@ -260,9 +249,11 @@ def search(
                 continue
             if time.monotonic() > limit:
                 return
+            tried = rate_with(cell, rate, searched())
+            if tried.rates_tried == 0:
+                raise SearchUnfinished("a bound or a momentum is tried at a rate that was chosen: --search that first")
             results.open([0])
-            # Raises SearchUnfinished: the rate of the same without noise or momentum comes first.
-            results.add(case, [_trial(cell, _recipe_of_trial(cell), rate_with(cell, rate, searched()))], seed=0)
+            results.add(case, [_trial(cell, _recipe_of_trial(cell), tried)], seed=0)
 
 
 def _recipe_of_trial(cell: Cell) -> Recipe:
@@ -276,8 +267,13 @@ def _trial(cell: Cell, recipe: Recipe, rate: Rate) -> Figure:
     with tempfile.TemporaryDirectory(prefix="tacit-bench-") as scratch:
         *_, score = begun(cell, recipe, rate, 0, Path(scratch)).rounds
         value = score("validation")
-    more = {"rounds": recipe.rounds, "members": recipe.members, "seconds": round(time.monotonic() - began, 1)}
+    more = {**rate.stated, "rounds": recipe.rounds, "members": recipe.members, "precision": _precision(cell, recipe)}
+    more["seconds"] = round(time.monotonic() - began, 1)
     return Figure("validation_accuracy", round(value, 5), more=more)
+
+
+def _precision(cell: Cell, recipe: Recipe) -> str:
+    return recipe.precision if cell.prompted else "float32"
 
 
 def _search_words(results: Results) -> None:

@@ -39,7 +39,7 @@ def _named(line: Line) -> str:
     case = line["case"]
     if "server" not in case:
         return str(case["method"])
-    return f"{case['method']}, {case['server']} {line['recipe']['momentum']:g}"
+    return f"{case['method']}, {case['server']} {line['recipe']['momentum']:g}" + _of(line["recipe"]["tried"])
 
 
 def _below(line: Line) -> str:
@@ -136,4 +136,8 @@ def _beside(line: Line, name: str) -> str:
 
 def _rate(line: Line) -> str:
     recipe = line["recipe"]
-    return f"{recipe['learning_rate']:g}" + (" (of {tried})".format(**recipe) if recipe["tried"] else " (not searched)")
+    return f"{recipe['learning_rate']:g}" + _of(recipe.get("rates_tried", recipe["tried"]))
+
+
+def _of(tried: int) -> str:
+    return f" (of {tried})" if tried else " (not searched)"

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.fedprompt_cells import Cell, Injected, Rate, Recipe
+from benchmarks.fedprompt_cells import SERVER_RATE, Cell, Injected, Rate, Recipe
 from benchmarks.fedprompt_setup import (
     BATCH,
     LABELS,
@@ -136,7 +136,7 @@ def _prompted(cell: Cell, recipe: Recipe, rate: Rate, seed: int) -> "JobBundle":
         learning_rate=rate.adam,
         mechanism=mechanism,
         precision=recipe.precision,
-        server=None if rate.momentum is None else FedAvgMServer(momentum=rate.momentum),
+        server=None if rate.momentum is None else FedAvgMServer(learning_rate=SERVER_RATE, momentum=rate.momentum),
         seed=seed,
     )
 

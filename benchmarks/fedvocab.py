@@ -712,7 +712,7 @@ def main(words: Sequence[str] | None = None) -> None:
     if chosen.wire:
         from benchmarks import fedvocab_wire
 
-        fedvocab_wire.measure_all(quick=chosen.quick)
+        fedvocab_wire.measure_all(quick=chosen.quick, missing=chosen.missing)
         return
     if chosen.quick:
         _quick(results, chosen.workers, secure=chosen.secure)

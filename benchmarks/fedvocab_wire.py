@@ -183,11 +183,11 @@ def dial(home: Path, port: int) -> None:
     path.write_text(json.dumps({**document, "address": f"localhost:{port}"}))
 
 
-def measure_all(*, quick: bool) -> None:
-    """Every case that this code has not measured; `quick`: two small ones, and nothing is written."""
+def measure_all(*, quick: bool, missing: bool = False) -> None:
+    """Every case that this code (`missing`: any) has not measured; `quick`: two small ones, and nothing is written."""
     for path in (GLOVE, TREC):
         if not path.exists():
             raise NoData(f"{path} is not here: this benchmark needs public data under {SHARED} (docs/benchmarks.md)")
-    results = open_results(BENCH, MODULES, quick=quick)
+    results = open_results(BENCH, MODULES, quick=quick, missing=missing)
     cases = [CASES[0], CASES[-1]] if quick else CASES
     asyncio.run(_measure(results, cases, *((8, 8) if quick else (300, 300))))

@@ -15,12 +15,12 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.record import SHARED, Case, Figure, NoData, Results, open_results, parser, spread
+from benchmarks.record import SHARED, Figure, NoData, open_results, parser, summarise
 
 if TYPE_CHECKING:
     from edge_client.data import Example
@@ -233,18 +233,6 @@ def measure(cell: Cell) -> list[Figure]:
     ]
 
 
-def summarise(results: Results, case: Case) -> None:
-    """The mean over the seeds, once all of them are there."""
-    lines = [line for seed in SEEDS for line in results.done(case, seed) if line["figure"] == "test_accuracy"]
-    if len(lines) < len(SEEDS) or results.done(case):
-        return
-    values = [line["value"] for line in lines]
-    more: Mapping[str, Any] = spread(values)
-    if case["vocabulary"] == PIECES.name:
-        more = {"paper": PAPER[case["members"]], **more}
-    results.add(case, [Figure("test_accuracy", round(sum(values) / len(values), 5), more=more)])
-
-
 def main() -> None:
     """Command line."""
     if "--dp" in (words := sys.argv[1:]):
@@ -274,7 +262,8 @@ def main() -> None:
             results.open(chosen.seeds)
             results.add(cell.case, measure(cell), seed=cell.seed)
         if not chosen.quick:
-            summarise(results, cell.case)
+            paper = {"paper": PAPER[cell.case["members"]]} if cell.case["vocabulary"] == PIECES.name else {}
+            summarise(results, cell.case, SEEDS, more=paper)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.institutional import GLOVE, PIECES, TREC, Tester, Vocabulary, check_data, deal
-from benchmarks.record import RESULTS, Case, Figure, Results, open_results, parser, read_lines, spread
+from benchmarks.record import RESULTS, Case, Figure, Results, open_results, parser, read_lines, summarise
 from benchmarks.simulation import LEAST_COHORT, Member, Round, federate
 from edge_client.data import Example, read_examples
 from edge_client.privacy.accounting import epsilon_pld
@@ -91,6 +91,8 @@ HELD_BACK = 500
 SPLIT_SEED = 20200
 FEW = 3
 SEEDS = (0, 1, 2)
+# Beside a mean over seeds, as of the first.
+_KEPT = ("paper", "recipe", "planned")
 
 
 class OutOfTime(Exception):
@@ -517,24 +519,6 @@ def tested_case(epsilon: float | None) -> dict[str, Any]:
 # ---- running --------------------------------------------------------------------------------------------------------
 
 
-def summarise(results: Results, case: Case) -> None:
-    """The mean of each figure over the seeds, once all of them are there."""
-    by_name: dict[str, list[dict[str, Any]]] = {}
-    for seed in SEEDS:
-        for line in results.done(case, seed):
-            by_name.setdefault(line["figure"], []).append(line)
-    if results.done(case) or not by_name or any(len(lines) < len(SEEDS) for lines in by_name.values()):
-        return
-    figures = []
-    for name, lines in by_name.items():
-        values = [line["value"] for line in lines]
-        kept: dict[str, Any] = {key: lines[0][key] for key in ("paper", "recipe", "planned") if key in lines[0]}
-        figures.append(
-            Figure(name, round(statistics.mean(values), 5), lines[0]["unit"], more={**kept, **spread(values)})
-        )
-    results.add(case, figures)
-
-
 def run_grid(results: Results, cells: Sequence[GridCell], data: Data, until: float) -> None:
     """The cells that this code has not measured, one after another. Raises: OutOfTime."""
     for cell in cells:
@@ -547,7 +531,7 @@ def run_grid(results: Results, cells: Sequence[GridCell], data: Data, until: flo
                     if not results.done(case, cell.seed):
                         results.add(case, figures, seed=cell.seed)
         for limit in LIMITS:
-            summarise(results, cell.case(limit))
+            summarise(results, cell.case(limit), SEEDS, keep=_KEPT)
 
 
 def run_dp_sgd(results: Results, searched: Results, data: Data, until: float) -> None:
@@ -580,7 +564,7 @@ def run_dp_sgd(results: Results, searched: Results, data: Data, until: float) ->
                 return measure_recipe(recipe, at, tested, folder, s)
 
             measured(results, tested_case(epsilon), seed, figures)
-            summarise(results, tested_case(epsilon))
+            summarise(results, tested_case(epsilon), SEEDS, keep=_KEPT)
 
 
 def earlier_search(code: str) -> Results:

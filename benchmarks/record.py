@@ -15,6 +15,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import statistics
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ __all__ = [
     "open_results",
     "parser",
     "spread",
+    "summarise",
 ]
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -75,9 +77,9 @@ class Results:
     _opened: bool = False
 
     def done(self, case: Case, seed: int | None = None) -> list[dict[str, Any]]:
-        """The figures of a cell, all of the version of the code that measured it last; empty where none did."""
+        """The figures of a cell, each as it was measured last; empty where none was."""
         found = [line for line in self.lines if line["case"] == dict(case) and line.get("seed") == seed]
-        return [line for line in found if line["code"] == found[-1]["code"]]
+        return list({line["figure"]: line for line in found}.values())
 
     def add(self, case: Case, figures: Iterable[Figure], *, seed: int | None = None) -> None:
         """A measured cell: printed, and written in one piece."""
@@ -183,6 +185,48 @@ def _versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+def summarise(
+    results: Results,
+    case: Case,
+    seeds: Sequence[int],
+    *,
+    keep: Sequence[str] = (),
+    averaged: Sequence[str] = (),
+    more: Case | None = None,
+) -> None:
+    """Adds the mean of each figure over the seeds, once all of them are there. Seeds of several recipes, or of several
+    versions of the code that name none, have no mean.
+
+    keep: what stands beside the mean as it stands beside the first seed's. averaged: what is a mean itself. more: what
+    stands there besides.
+    """
+    by_seed = [{line["figure"]: line for line in results.done(case, seed)} for seed in seeds]
+    if results.done(case) or not all(by_seed) or not _alike(by_seed):
+        return
+    figures = []
+    for name, first in by_seed[0].items():
+        lines = [found[name] for found in by_seed]
+        beside = {key: first[key] for key in keep if key in first} | dict(more or {})
+        for key in averaged:
+            if all(key in line for line in lines):
+                beside[key] = round(statistics.mean(line[key] for line in lines), 5)
+        values = [line["value"] for line in lines]
+        mean = round(statistics.mean(values), 5)
+        figures.append(Figure(name, mean, first["unit"], more={**beside, **spread(values)}))
+    results.add(case, figures)
+
+
+def _alike(by_seed: Sequence[Mapping[str, Mapping[str, Any]]]) -> bool:
+    """Whether all seeds have the same figures of the same recipe, or of the same code where there is none."""
+
+    def of_what(found: Mapping[str, Mapping[str, Any]]) -> Any:
+        codes = {line["code"] for line in found.values()}
+        return found.keys(), next((line["recipe"] for line in found.values() if "recipe" in line), codes)
+
+    first, *others = by_seed
+    return all(of_what(found) == of_what(first) for found in others)
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:

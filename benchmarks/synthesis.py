@@ -41,7 +41,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.record import RESULTS, Case, Figure, Results, open_results, parser, read_lines, spread
+from benchmarks.record import RESULTS, Case, Figure, Results, open_results, parser, read_lines, summarise
 from benchmarks.synthesis_quality import (
     ClassifierRecipe,
     Fitted,
@@ -97,7 +97,7 @@ _ROUND_TEXTS = 3000
 _SAMPLES = 2
 
 # Of a line of the first seed, in the line of their mean.
-_KEPT = ("recipe", "promise", "samples", "ngrams", "planted")
+KEPT = ("recipe", "promise", "samples", "ngrams", "planted")
 
 Method = Literal["majority", "raw", "dp-sgd", "synthetic", "published"]
 METHODS: tuple[Method, ...] = ("majority", "raw", "dp-sgd", "synthetic", "published")
@@ -344,25 +344,8 @@ def run(results: Results, cells: Sequence[Cell], plan: Plan, seeds: Sequence[int
                 keep = released_path(cell, seed, results.code, plan.cache)
                 _measured(results, cell, read_task(cell.dataset), plan, seed, keep)
             for case in cell.cases:
-                summarise(results, case)
+                summarise(results, case, SEEDS, keep=KEPT)
     return True
-
-
-def summarise(results: Results, case: Case) -> None:
-    """The mean of each figure over the seeds, once all of them are there."""
-    by_name: dict[str, list[dict[str, Any]]] = {}
-    for seed in SEEDS:
-        for line in results.done(case, seed):
-            by_name.setdefault(line["figure"], []).append(line)
-    if results.done(case) or not by_name or any(len(lines) < len(SEEDS) for lines in by_name.values()):
-        return
-    figures = []
-    for name, lines in by_name.items():
-        kept: dict[str, Any] = {key: lines[0][key] for key in _KEPT if key in lines[0]}
-        values = [line["value"] for line in lines]
-        mean = round(statistics.mean(values), 5)
-        figures.append(Figure(name, mean, lines[0]["unit"], more={**kept, **spread(values)}))
-    results.add(case, figures)
 
 
 def main(words: Sequence[str] | None = None) -> None:

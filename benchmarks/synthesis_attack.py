@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.keywords import CHANCE, Attacker, choose_keywords, embedder, infer_keywords
-from benchmarks.record import Figure, Results
+from benchmarks.record import Figure, Results, summarise
 from benchmarks.synthesis_quality import Judge, classifier_bundle
 from benchmarks.synthesis_setup import Task, read_task
 
@@ -63,7 +63,7 @@ def attack_figures(judge: Judge, task: Task, keywords: Sequence[str], seed: int)
 
 def attack_all(results: Results, plan: "Plan", seeds: Sequence[int], until: float) -> None:
     """Every model that this code has not attacked, of each seed; classifiers that are not kept are trained anew."""
-    from benchmarks.synthesis import Cell, released, summarise
+    from benchmarks.synthesis import KEPT, SEEDS, Cell, released
 
     task = read_task(DATASET)
     keywords = choose_keywords(attacked_texts(task)[0])
@@ -91,4 +91,4 @@ def attack_all(results: Results, plan: "Plan", seeds: Sequence[int], until: floa
                     start = bundle.manifest.decode(bundle.weights)
                     judge.load(start if cell is None else released(results, cell, task, plan, seed))
                     results.add(case, attack_figures(judge, task, keywords, seed), seed=seed)
-            summarise(results, case)
+            summarise(results, case, SEEDS, keep=KEPT)

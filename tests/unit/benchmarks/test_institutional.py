@@ -6,8 +6,8 @@ from itertools import chain
 import pytest
 
 from benchmarks import institutional
-from benchmarks.institutional import GLOVE, PIECES, Cell, check_data, deal, summarise
-from benchmarks.record import Figure, NoData, Results
+from benchmarks.institutional import GLOVE, PIECES, Cell, check_data, deal
+from benchmarks.record import NoData
 from edge_client.privacy.policy import Policy
 from tacit.job import JobSpec
 
@@ -48,17 +48,3 @@ def test_missing_data_is_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(institutional, "TREC", tmp_path / "trec")
     with pytest.raises(NoData, match="TREC questions"):
         check_data(PIECES)
-
-
-def test_a_mean_stands_once_all_seeds_do():
-    results = Results("institutional", "c", None)
-    case = Cell(3, PIECES, 0).case
-    for seed, value in enumerate((0.86, 0.88, 0.90)):
-        assert not results.done(case)
-        results.add(case, [Figure("test_accuracy", value)], seed=seed)
-        summarise(results, case)
-    summarise(results, case)
-    (mean,) = results.done(case)
-    assert mean["value"] == pytest.approx(0.88)
-    assert mean["spread"] == pytest.approx(0.04)
-    assert mean["paper"] == 0.878

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from benchmarks import record
-from benchmarks.record import Figure, Results, code_version, open_results, read_lines, spread
+from benchmarks.record import Figure, Results, code_version, open_results, read_lines, spread, summarise
 
 CASE = {"members": 3, "load": "equal"}
 
@@ -77,19 +77,74 @@ def test_a_quick_run_writes_nothing_and_skips_nothing(tmp_path):
 
 
 def test_missing_leaves_out_what_another_version_has_measured(tmp_path):
-    folder, other = tmp_path, {**CASE, "members": 5}
-    for code, value in (("aaaaaaaaaaaa", 0.5), ("bbbbbbbbbbbb", 0.6)):
-        results = Results("institutional", code, folder / "institutional.jsonl")
+    other = {**CASE, "members": 5}
+    for code, figures in (
+        ("aaaaaaaaaaaa", [Figure("test_accuracy", 0.5), Figure("seconds", 7)]),
+        ("bbbbbbbbbbbb", [Figure("test_accuracy", 0.6)]),
+    ):
+        results = Results("institutional", code, tmp_path / "institutional.jsonl")
         results.open([0])
-        results.add(CASE, [Figure("test_accuracy", value)], seed=1)
-    assert not open_results("institutional", [], quick=False, folder=folder).done(CASE, 1)
-    results = open_results("institutional", [], quick=False, missing=True, folder=folder)
-    # Figures of one version alone, as what is made of them is of one.
-    assert [line["value"] for line in results.done(CASE, 1)] == [0.6]
+        results.add(CASE, figures, seed=1)
+    assert not open_results("institutional", [], quick=False, folder=tmp_path).done(CASE, 1)
+    results = open_results("institutional", [], quick=False, missing=True, folder=tmp_path)
+    # Each as it was measured last, and none is lost that the last version did not measure.
+    assert [(line["figure"], line["value"]) for line in results.done(CASE, 1)] == [
+        ("test_accuracy", 0.6),
+        ("seconds", 7),
+    ]
     assert not results.done(other, 1)
     assert not results.done(CASE, 2)
     results.add(other, [Figure("test_accuracy", 0.7)], seed=1)
     assert results.done(other, 1)[0]["code"] == code_version([])
+
+
+# ---- means over seeds ------------------------------------------------------------------------------------------------
+
+
+def seeded(*seeds, code="c"):
+    """Results with a seed for each list of figures."""
+    results = Results("institutional", code, None)
+    for seed, figures in enumerate(seeds):
+        assert not results.done(CASE)
+        summarise(results, CASE, range(len(seeds)))
+        results.add(CASE, figures, seed=seed)
+    return results
+
+
+def test_a_mean_stands_once_all_seeds_do():
+    results = seeded(*([Figure("test_accuracy", value, more={"late": value / 2})] for value in (0.86, 0.88, 0.93)))
+    for _ in range(2):
+        summarise(results, CASE, range(3), averaged=("late",), more={"paper": 0.878})
+    (mean,) = results.done(CASE)
+    assert "seed" not in mean
+    assert mean["value"] == pytest.approx(0.89)
+    assert mean["spread"] == pytest.approx(0.07)
+    assert mean["values"] == [0.86, 0.88, 0.93]
+    assert mean["late"] == pytest.approx(0.445)
+    assert mean["paper"] == 0.878
+
+
+def test_what_was_not_measured_alike_has_no_mean():
+    def figures(recipe, *names):
+        return [Figure("test_accuracy", 0.8, more={"recipe": recipe}), *(Figure(name, 1.0) for name in names)]
+
+    rate = {"learning_rate": 0.1}
+    for others in ([figures({**rate, "precision": "bfloat16"})], [figures(rate, "seconds")], []):
+        results = seeded(figures(rate), *others)
+        summarise(results, CASE, (0, 1))
+        assert not results.done(CASE)
+    # Of another version of the code, by the same recipe: the recipe is what a mean is of.
+    results = seeded(figures(rate, "seconds"))
+    results.code = "d"
+    results.add(CASE, figures(rate, "seconds"), seed=1)
+    summarise(results, CASE, (0, 1), keep=("recipe",))
+    assert results.done(CASE)[0]["recipe"] == rate
+    # Without one, by what code it was is all there is.
+    results = seeded([Figure("seconds", 1.0)])
+    results.code = "d"
+    results.add(CASE, [Figure("seconds", 2.0)], seed=1)
+    summarise(results, CASE, (0, 1))
+    assert not results.done(CASE)
 
 
 @pytest.fixture
