@@ -472,7 +472,7 @@ SECTIONS = (
     Section(
         "fedprompt",
         "Prompts over a frozen language model: FedPrompt",
-        "Per cent of SST-2's labelled dev set (872 sentences: a standard error of 1 point), after the last of 15 "
+        "Per cent of SST-2's labelled dev set (872 sentences: a standard error of 1.3 points), after the last of 15 "
         "rounds; of three seeds the mean and, in brackets, the largest difference. Ten members, all in every round, "
         "40 local steps of 16, Adam; MiniLM (six layers, 384 wide) in place of the paper's BERT-base, 40 steps in "
         "place of 1000. `classification` reads the states with a linear layer that is trained along; `cloze` asks "

@@ -67,7 +67,7 @@ _TAKE_A_WHILE = (
 )
 # Messages of the coordinator that are read and not worked out yet: a roster has up to 13 MiB.
 _MESSAGES_AHEAD = 16
-# That this member reads `AuthoritiesChanged`.
+# That this member's line (`link`) reads `AuthoritiesChanged`.
 _CAPABILITIES = ("authorities",)
 
 
@@ -163,9 +163,9 @@ class Agent:
             identity,
             renewer,
             hello=self._hello,
-            welcomed=self._welcomed,
-            received=self._received,
-            broken=self._disconnected,
+            on_welcome=self._welcomed,
+            on_message=self._received,
+            on_break=self._disconnected,
         )
         cache = CertificateCache(identity.home / "certificates") if identity is not None else None
         self._fetcher = Fetcher(self._link, cache)
@@ -212,7 +212,9 @@ class Agent:
         if self._renewer is not None:
             tasks.append(asyncio.create_task(self._renewer.run(self._link.channel, self._link.move)))
         if self._giver is not None:
-            tasks.append(asyncio.create_task(self._giver.run(self._link.stub, self._link.failed, self._end_if_over)))
+            tasks.append(
+                asyncio.create_task(self._giver.run(self._link.stub, self._link.pause_after_failure, self._end_if_over))
+            )
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -501,7 +503,7 @@ class Agent:
                     status = await stub.UploadMasked(parts)
             except CALL_BROKEN as error:
                 raise_if_told_to_stop(error)
-                await self._link.failed(stub)
+                await self._link.pause_after_failure(stub)
                 continue
             if status.complete:
                 log.info("masked_vector_sent", attempt=str(attempt), bytes=status.received)

@@ -54,11 +54,13 @@ class Fetcher:
                     raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, str(error)) from error
                 except CALL_BROKEN as error:
                     raise_if_told_to_stop(error)
-                    await self._link.failed(stub)
+                    await self._link.pause_after_failure(stub)
 
     async def certificates(self, attempt: AttemptId, digests: Sequence[bytes]) -> tuple[bytes, ...]:
         """Those with these SHA-256s, from this machine's cache, and from the coordinator what is not there; fewer where
         it does not have them. The protocol has bounded how many: no more than a roster of the cohort names.
+
+        attempt: for the log.
         """
         found: dict[bytes, bytes] = {}
         if self._certificates is not None:
@@ -115,7 +117,7 @@ class Fetcher:
                 if isinstance(error, grpc.aio.AioRpcError) and error.code() in NOT_SERVED:
                     log.warning("certificates_not_served", detail=explain(error, self._link.identity))
                     return found
-                await self._link.failed(stub)
+                await self._link.pause_after_failure(stub)
 
     def keep(self, certificates: Sequence[bytes]) -> None:
         """Certificates that were found good. In a thread; what the disk does not take is fetched again."""

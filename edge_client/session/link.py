@@ -1,8 +1,9 @@
 """The line to the coordinator: one session at a time, made again when it breaks, and the calls beside it.
 
 A member always dials out; nothing listens on its machine. A connection that breaks is made again with growing pauses
-and jitter, so that a fleet does not come back in one instant. What is said without a session is dropped: the
-coordinator says where things stand when there is one again, and the member's machine answers that.
+and jitter, so that a fleet does not come back in one instant. What is said without a session is dropped, and so is what
+was not sent yet when it broke: the coordinator says where things stand when there is one again, and the member's
+machine answers that.
 """
 
 import asyncio
@@ -76,29 +77,30 @@ class Link:
         renewer: Renewer | None,
         *,
         hello: Callable[[], Hello],
-        welcomed: Callable[[Welcome], None],
-        received: Callable[[Assignment | JobEnded | AttemptMessage[CoordinatorPayload]], Awaitable[None]],
-        broken: Callable[[str, float], None],
+        on_welcome: Callable[[Welcome], None],
+        on_message: Callable[[Assignment | JobEnded | AttemptMessage[CoordinatorPayload]], Awaitable[None]],
+        on_break: Callable[[str, float], None],
     ) -> None:
         """renewer: keeps the identity's certificate; without one it is used as long as it is valid.
 
-        hello: what a session begins with. welcomed: the coordinator has taken it; may raise AgentStopped. received: a
-        message for the member's machine; the line is not read until it returns. broken: why there is no session, and in
-        how many seconds the next is tried.
+        hello: what a session begins with. on_welcome: the coordinator has taken it; may raise AgentStopped. on_message:
+        for the member's machine; the line is not read until it returns. on_break: why there is no session, and in how
+        many seconds the next is tried.
         """
         # What is dialled with next.
         self.identity = identity
         self._renewer = renewer
         self._hello = hello
-        self._welcomed = welcomed
-        self._received = received
-        self._broken = broken
+        self._on_welcome = on_welcome
+        self._on_message = on_message
+        self._on_break = on_break
         # Of the session that is open: its channel, and those under certificates that were renewed since.
         self._channels: list[grpc.aio.Channel] = []
         self._outgoing: asyncio.Queue[FromMember] | None = None
         self._stub: federation_pb2_grpc.FederationServiceStub | None = None
         self._linked = asyncio.Event()
-        self._was_welcomed = False
+        # Whether the last session was taken.
+        self._stood = False
 
     # ---- for who has something to say -------------------------------------------------------------------------------
 
@@ -118,7 +120,7 @@ class Link:
         await self.stub()
         return self._channels[-1]
 
-    async def failed(self, stub: object) -> None:
+    async def pause_after_failure(self, stub: object) -> None:
         """A call failed on this stub: a pause if the session stands; without one the next call waits for it."""
         if self._stub is not stub:
             return
@@ -159,7 +161,7 @@ class Link:
         """
         pause = _FIRST_PAUSE
         while True:
-            self._was_welcomed = False
+            self._stood = False
             if self._renewer is not None:
                 await self._renewer.before_dialling()
             dialled_with = self.identity
@@ -172,11 +174,11 @@ class Link:
                     raise AgentStopped(reason, problem) from error
                 if server_unknown(error) and self._renewer is not None and await self._renewer.catch_up():
                     problem = "the federation has another authority now; this member has followed to it"
-            if self._was_welcomed:
+            if self._stood:
                 pause = _FIRST_PAUSE
             # Full jitter: a fleet that lost its coordinator together does not come back together.
             seconds = random.uniform(pause / 2, pause)
-            self._broken(problem, seconds)
+            self._on_break(problem, seconds)
             await asyncio.sleep(seconds)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -231,7 +233,7 @@ class Link:
                         case Standby():
                             log.info("standby", detail=message.detail)
                         case Assignment() | JobEnded() | AttemptMessage():
-                            await self._received(message)
+                            await self._on_message(message)
                 return "the coordinator ended the session"
             except wire.WireInvalid as error:
                 return f"the coordinator sent something unreadable: {error}"
@@ -264,8 +266,8 @@ class Link:
         stub: federation_pb2_grpc.FederationServiceStub,
         outgoing: "asyncio.Queue[FromMember]",
     ) -> None:
-        self._welcomed(welcome)
-        self._was_welcomed = True
+        self._on_welcome(welcome)
+        self._stood = True
         self._stub, self._outgoing = stub, outgoing
         self._linked.set()
         skew = abs(welcome.server_time_ms - time.time_ns() // 1_000_000)

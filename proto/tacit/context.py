@@ -1,6 +1,6 @@
 """The round context of an attempt: graph, threshold and n_C that a cohort gets, and what they promise of honest inputs.
 
-Member and coordinator work them out from the job document and the cohort's size alone.
+Member and coordinator work the numbers out from the job document and the cohort's size.
 """
 
 import hashlib
@@ -22,6 +22,7 @@ from secure_agg import (
 from tacit.mechanism import DistributedGaussian
 from tacit.vector import WIDEST_RING, layout_of
 
+# A document that validates itself asks for its cohorts' thresholds (`tacit.job`), so that it cannot be imported here.
 if TYPE_CHECKING:
     from tacit.job import Aggregation, JobDocument, JobSpec
 
@@ -112,6 +113,11 @@ def promise_of(job: "JobDocument | JobSpec", members: int) -> RoundContext:
 
 
 def promised(numbers: "Aggregation", members: int) -> RoundContext:
+    """`promise_of` by a job's numbers alone, for who checks a job that is none yet.
+
+    Raises:
+        ContextInvalid: there are none for so many.
+    """
     return _context_of_nothing(members, *_thresholds(numbers, members))
 
 

@@ -1,6 +1,6 @@
 """What a job's masked vector holds: its segments, how fine the ring's step is, and how wide the ring.
 
-Member and coordinator work it out from the job document alone, so that nothing about it is negotiated.
+Member and coordinator work it out from the job document and the cohort's size, so that nothing about it is negotiated.
 """
 
 import math
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from secure_agg import Grid, Layout, Segment
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, NoMechanism
 
+# A document that validates itself asks whether its sums have room (`tacit.job`), so that it cannot be imported here.
 if TYPE_CHECKING:
     from tacit.job import JobBody, JobDocument
 

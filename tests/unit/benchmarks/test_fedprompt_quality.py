@@ -522,6 +522,11 @@ def test_the_cells_are_those_of_the_order_and_none_has_two_cases():
             assert cell.beside in quality[:at]
 
 
+def test_the_command_offers_every_part():
+    assert set(PARTS) <= set(fedprompt.PARTS)
+    assert fedprompt._QUALITY == PARTS
+
+
 def test_the_papers_figures_stand_beside_their_cells():
     papers = {cell: cell.paper for part in PARTS for cell in cells_of(part) if cell.paper}
     assert papers[Cell("prompt-tuning", "cloze")] == 90.16

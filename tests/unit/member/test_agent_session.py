@@ -501,7 +501,7 @@ def test_what_came_before_a_connection_broke_is_not_asked_for_again(tmp_path, mo
     async def at_once(self, stub):
         pass
 
-    monkeypatch.setattr(link.Link, "failed", at_once)
+    monkeypatch.setattr(link.Link, "pause_after_failure", at_once)
     shelf = Shelf()
     shelf.change = lambda parts: [*parts[:2], broken(grpc.StatusCode.UNAVAILABLE)] if len(shelf.asked) == 1 else parts
     certificates, _ = fetched(shelf, tmp_path)
