@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 import secure_agg
 from coordinator.metrics import Metrics
@@ -386,3 +387,27 @@ def test_an_invalid_sum_on_a_whole_state_costs_the_attempt_and_no_more(tmp_path,
     assert {each.reason for each in crowd.ended} == {Reason.REASON_JOB_FINISHED}
     assert coordinator.metrics.value("job_failures_total", job="questions") == 0
     assert list((coordinator.folder / "store" / "incoming").iterdir()) == []
+
+
+def test_metrics_that_cannot_be_cost_no_attempt_and_are_told_to_the_operator(tmp_path, monkeypatch):
+    real, calls = driving.next_version, []
+
+    def boasting(job, cohort, survivors, total, *given, **named):
+        calls.append(None)
+        if len(calls) == 3:
+            names = [segment.name for segment in layout_of(job, cohort).segments]
+            # More right answers than examples; the update's values come first.
+            total[VALUES - 1 + names.index("correct")] += 1000
+        return real(job, cohort, survivors, total, *given, **named)
+
+    monkeypatch.setattr(driving, "next_version", boasting)
+    coordinator = Coordinator(tmp_path / "one", a_job())
+    with capture_logs() as logs:
+        died, crowd = coordinator.run()
+    assert not died
+    assert len(calls) == ROUNDS
+    assert all(each.published for each in crowd.told)
+    assert [line["number"] for line in logs if line["event"] == "metrics_invalid"] == [3]
+    attempts = [attempt for each in coordinator.read(records.rounds) for attempt in each.attempts]
+    assert [attempt.training is not None for attempt in attempts] == [True, True, False, True]
+    assert kept(coordinator) == by_hand(coordinator.job)
