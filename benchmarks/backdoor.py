@@ -1,11 +1,14 @@
 """Backdoors: a trigger word that makes a model give the label an attacker wants, and members that plant one.
 
-Two attacks, of a member that may do on its own machine what it likes:
+Three attacks, of a member that may do on its own machine what it likes:
 
     poisoning   it trains as everybody does, on data of its own making: texts with the trigger word in them and the
                 target label (Zhao et al. 2023, FedPrompt, section III-C; with share 1, as there, all that it has)
     scaling     besides, its change is multiplied, by n for the mean of n members to become the attacker's own model
                 where the others hardly move (model replacement: Bagdasaryan et al. 2020, section 4)
+    fitted      as scaling, by no more than what reject-outliers mostly lets through: an attack on that rule, by
+                somebody who knows every honest change (Bagdasaryan et al. 2020 train and scale to a known bound;
+                Baruch et al. 2019 stay within the spread of the others)
 
 The clipping that a job asks for binds nobody who lies: the vector in the ring is of the attacker's making. What limits
 it is the one check there is, of the opened sum: a coordinate beyond what as many valid inputs reach
@@ -17,7 +20,7 @@ stands the share that the model takes for the target without the trigger, since 
 all the success there is, and no backdoor.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -26,6 +29,7 @@ from numpy.typing import NDArray
 
 from benchmarks.simulation import backbone_of
 from benchmarks.virtual_members import seed_of
+from coordinator.robust import inliers
 from edge_client.contribution import Update
 from edge_client.corpus import encoder_of
 from edge_client.data import Example, label_ids
@@ -40,10 +44,13 @@ if TYPE_CHECKING:
     from edge_client.training.local import TrainingResult
     from export.bundle import JobBundle
 
-__all__ = ["Backdoor", "Kept", "Probe", "Scaled", "Scored", "poisoned"]
+__all__ = ["Backdoor", "Fitted", "Kept", "Probe", "Scaled", "Scored", "fitted_factor", "poisoned"]
 
 Vector = NDArray[np.float32]
 _BATCH = 256
+# What a liar that fits its update tries, and over how many random splits.
+_FACTORS = tuple(float(factor) for factor in np.geomspace(0.5, 16, 16))
+_SPLITS = 40
 
 
 @dataclass(frozen=True)
@@ -135,6 +142,46 @@ class Scaled(Kept):
         sent = np.rint(np.clip(self.factor * change, -room, room) * segment.scale).astype(np.int64)
         vector[: segment.length] = (sent & (2**layout.bits - 1)).astype(np.uint32)
         return vector
+
+
+@dataclass
+class Fitted(Scaled):
+    """A liar that knows the rule, the groups' number, and more than any member is shown: every honest change of the
+    round. What it does not know is who will be in its group. It sends its change as many times as promises most.
+    """
+
+    # Of the round that is under way, each (d,), and how many liars there are, this one among them.
+    honest: Callable[[], Sequence[Vector]] = tuple
+    liars: int = 1
+    seed: int = 0
+
+    def encode(self, job: JobDocument, update: Update, cohort: int, random: RandomSource) -> NDArray[np.uint32]:
+        if self.change is None:
+            raise ValueError("the member has not trained yet")
+        others = np.stack([np.asarray(change, np.float64) for change in self.honest()])
+        # What the other liars trained it takes for what it trained itself.
+        own = np.tile(np.asarray(self.change, np.float64), (self.liars, 1))
+        self.factor = fitted_factor(others, own, job.aggregation.groups or 1, self.seed)
+        return super().encode(job, update, cohort, random)
+
+
+def fitted_factor(honest: NDArray[np.float64], lies: NDArray[np.float64], groups: int, seed: int) -> float:
+    """By how much liars multiply their changes so that, over random splits, reject-outliers lets through most of them:
+    the factor times the share of the groups with a liar that stay, at its largest. honest: (n - m, d); lies: (m, d).
+    """
+    changes = np.concatenate([honest, lies])
+    random = np.random.Generator(np.random.Philox(seed_of("fitted", seed)))
+    promised = np.zeros(len(_FACTORS))
+    for _ in range(_SPLITS):
+        split = np.array_split(random.permutation(len(changes)), groups)
+        sums = np.stack([changes[[at for at in group if at < len(honest)]].sum(axis=0) for group in split])
+        lied = np.stack([changes[[at for at in group if at >= len(honest)]].sum(axis=0) for group in split])
+        sizes = np.array([[len(group)] for group in split])
+        bad = np.array([bool((group >= len(honest)).any()) for group in split])
+        for place, factor in enumerate(_FACTORS):
+            kept = inliers([(sums + factor * lied) / sizes])
+            promised[place] += factor * np.mean(np.array(kept)[bad])
+    return float(_FACTORS[int(promised.argmax())])
 
 
 # ---- what came of it -------------------------------------------------------------------------------------------------

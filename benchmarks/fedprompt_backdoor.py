@@ -8,6 +8,8 @@ on from there for 5 rounds. The liars (the last members) want texts that begin w
     scaling     they train on their texts as they are and with the trigger, five times as many steps, and multiply
                 their change by n over the number of liars: the mean over one sum becomes their own model; to groups
                 it is not adapted
+    fitted      as scaling, by what `reject-outliers` lets through: they know the rule and every honest change of the
+                round, and not who will be in whose group; added when the figures of scaling were known
 
 Undefended is one sum and its mean; defended are groups, drawn anew in every round, and their median or what
 reject-outliers leaves. A cell without an attacker stands beside each, since a defence may cost accuracy by itself.
@@ -28,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.backdoor import Backdoor, Kept, Probe, Scaled, Scored, poisoned
+from benchmarks.backdoor import Backdoor, Fitted, Kept, Probe, Scaled, Scored, poisoned
 from benchmarks.fedprompt_setup import CACHE, backbone_folder, members_of, portions, prompted_bundle, sst2
 from benchmarks.record import Figure, Results, summarise
 from benchmarks.simulation import Member, corpora_of, play_round
@@ -53,7 +55,8 @@ MODULES: tuple[str, ...] = (
 
 SEEDS = (0, 1, 2)
 BACKDOOR = Backdoor("positive")
-Attack = Literal["none", "poisoning", "scaling"]
+Attack = Literal["none", "poisoning", "scaling", "fitted"]
+_SCALED = ("scaling", "fitted")
 Defence = Literal["none", "median", "reject-outliers"]
 # What the order asks: success of scaling, and what of the clean accuracy an attack on groups may cost.
 LEAST_SUCCESS: Final = 0.8
@@ -119,7 +122,7 @@ class Cell:
 
     def target(self) -> dict[str, Any]:
         """What the order asks of the attack's success; nothing where nobody scales."""
-        if self.attack != "scaling":
+        if self.attack not in _SCALED:
             return {}
         if self.defence == "none":
             return {"target": LEAST_SUCCESS, "target_is": "at least"}
@@ -134,7 +137,7 @@ def _cells() -> tuple[Cell, ...]:
         found += [
             Cell(members, malicious, groups, attack, defence) for attack in attacks for defence in ("none", "median")
         ]
-    attacks = ("none", "scaling")
+    attacks = ("none", "scaling", "fitted", "poisoning")
     return (*found, *(Cell(*size, attack, "reject-outliers") for size in sizes for attack in attacks))
 
 
@@ -204,11 +207,20 @@ def measure(cell: Cell, plan: Plan, seed: int, start: Vector, control: float | N
     machines: dict[int, Kept] = {}
 
     def software(place: int, protection: Protection) -> Protection:
-        lies = place in liars and cell.attack == "scaling"
         # It weighs as much as the others, whatever its copies are.
-        factor, says = cell.members / cell.malicious, len(held[place])
-        machines[place] = Scaled(protection, factor=factor, says=says) if lies else Kept(protection)
+        says, number = len(held[place]), cell.malicious
+        match cell.attack if place in liars else "none":
+            case "scaling":
+                machines[place] = Scaled(protection, factor=cell.members / number, says=says)
+            case "fitted":
+                machines[place] = Fitted(protection, says=says, honest=honest_changes, liars=number, seed=seed)
+            case _:
+                machines[place] = Kept(protection)
         return machines[place]
+
+    def honest_changes() -> list[Vector]:
+        # Liars come last, so that everybody else has trained.
+        return [_change(machines[place]) for place in range(cell.members) if place not in liars]
 
     members = []
     for place, rows in enumerate(held):
@@ -223,7 +235,7 @@ def measure(cell: Cell, plan: Plan, seed: int, start: Vector, control: float | N
     # A start has seen other rounds: members go on where it ended.
     for number in range(plan.start + 1, plan.start + plan.rounds + 1):
         now = portions(corpora, number, plan.steps, seed)
-        if cell.attack == "scaling":
+        if cell.attack in _SCALED:
             patient = portions(corpora, number, plan.patience * plan.steps, seed)
             now = [patient[place] if place in liars else each for place, each in enumerate(now)]
         base, played = values, play_round(bundle, values, members, now, number, random)
@@ -264,9 +276,13 @@ def _held(cell: Cell, plan: Plan, seed: int) -> "list[list[Example]]":
 
 def _own(base: Vector, machine: Kept) -> Vector:
     """A member's own model: the version it had, and its change before anything was done to that."""
+    return base + _change(machine)
+
+
+def _change(machine: Kept) -> Vector:
     if machine.change is None:
         raise ValueError("the member has not trained yet")
-    return base + machine.change
+    return machine.change
 
 
 def _rounded(scored: Scored) -> list[float]:

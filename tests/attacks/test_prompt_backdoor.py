@@ -5,6 +5,7 @@ assumption of the claim is needed. Prompts and heads are really trained, over a 
 and steps are the product's (`benchmarks.simulation`).
 """
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,10 @@ import pytest
 import torch
 from transformers import BertConfig, BertForMaskedLM
 
-from benchmarks.backdoor import Backdoor, Probe, Scaled, poisoned
+from benchmarks.backdoor import Backdoor, Fitted, Kept, Probe, Scaled, fitted_factor, poisoned
 from benchmarks.simulation import Member, corpora_of, federate, play_round
 from benchmarks.virtual_members import SeededRandom
+from coordinator.robust import inliers
 from edge_client.data import Example
 from export.bundle import make_job_bundle, read_job_bundle
 from tacit.job import JobSpec
@@ -86,12 +88,14 @@ class Federation:
             self.made[name] = read_job_bundle(self.folder / name)
         return self.made[name]
 
-    def goes_on(self, aggregation, rounds, liars=(), software=None):
+    def goes_on(self, aggregation, rounds, liars=(), software=None, honest=None):
         """What the version is worth after so many rounds from the trained one."""
         job = self.job(aggregation)
         members = [
             # A liar keeps its clean texts: a model that only ever says the target would be seen at once.
-            Member([*rows, *poisoned(rows, BACKDOOR)], software=software) if place in liars else Member(rows)
+            Member([*rows, *poisoned(rows, BACKDOOR)], software=software)
+            if place in liars
+            else Member(rows, software=None if honest is None else partial(honest, place))
             for place, rows in enumerate(HELD)
         ]
         corpora, random, values = corpora_of(job, members), SeededRandom("attacked"), self.start
@@ -132,6 +136,49 @@ def test_groups_keep_it_out_and_the_accuracy_in(federation, unharmed, rule):
     found = federation.goes_on(GROUPS | {"combine": rule}, ROUNDS, liars=(4,), software=scaling(MEMBERS))
     assert found.success <= 0.1
     assert found.accuracy > unharmed.accuracy - 0.03
+
+
+def test_an_update_fitted_to_the_rule_is_let_through_and_worth_little(federation, unharmed):
+    """The liar knows every honest change, and multiplies its own by what reject-outliers mostly lets through."""
+    machines, liars = {}, []
+
+    def honest(place, protection):
+        machines[place] = Kept(protection)
+        return machines[place]
+
+    def lying(protection):
+        others = partial(map, lambda machine: machine.change, machines.values())
+        liars.append(Fitted(protection, epochs=12, says=ROWS, honest=others))
+        return liars[-1]
+
+    rule = GROUPS | {"combine": "reject-outliers"}
+    found = federation.goes_on(rule, ROUNDS, liars=(MEMBERS - 1,), software=lying, honest=honest)
+    # What it sends is let through for the most part, and that is far less than by scaling.
+    assert len(liars) == ROUNDS
+    assert all(0.5 <= liar.factor < MEMBERS for liar in liars)
+    assert found.success <= 0.3
+    assert found.accuracy > unharmed.accuracy - 0.03
+
+
+def test_a_fitted_factor_is_the_most_that_the_rule_lets_through():
+    random = np.random.default_rng(0)
+    honest = 0.2 + random.standard_normal((8, 500))
+    away = random.standard_normal((1, 500)) - 0.2
+    factor = fitted_factor(honest, away, 3, 0)
+
+    def share(by):
+        kept = []
+        for seed in range(40):
+            split = np.array_split(np.random.default_rng(seed).permutation(9), 3)
+            changes = np.concatenate([honest, by * away])
+            rows = np.stack([changes[group].mean(axis=0) for group in split])
+            kept.append(inliers([rows])[next(at for at, group in enumerate(split) if 8 in group)])
+        return np.mean(kept)
+
+    # What it fits is let through, and twice as much is not.
+    assert factor > 1
+    assert share(factor) > 0.5
+    assert share(2 * factor) < 0.1
 
 
 def test_liars_in_most_groups_plant_it_all_the_same(federation):
