@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from benchmarks.simulation import backbone_of
 from benchmarks.virtual_members import seed_of
-from coordinator.robust import inliers
+from coordinator.robust import shares
 from edge_client.contribution import Update
 from edge_client.corpus import encoder_of
 from edge_client.data import Example, label_ids
@@ -167,7 +167,7 @@ class Fitted(Scaled):
 
 def fitted_factor(honest: NDArray[np.float64], lies: NDArray[np.float64], groups: int, seed: int) -> float:
     """By how much liars multiply their changes so that, over random splits, reject-outliers lets through most of them:
-    the factor times the share of the groups with a liar that stay, at its largest. honest: (n - m, d); lies: (m, d).
+    the factor times what is left of the groups with a liar, at its largest. honest: (n - m, d); lies: (m, d).
     """
     changes = np.concatenate([honest, lies])
     random = np.random.Generator(np.random.Philox(seed_of("fitted", seed)))
@@ -179,7 +179,7 @@ def fitted_factor(honest: NDArray[np.float64], lies: NDArray[np.float64], groups
         sizes = np.array([[len(group)] for group in split])
         bad = np.array([bool((group >= len(honest)).any()) for group in split])
         for place, factor in enumerate(_FACTORS):
-            kept = inliers([(sums + factor * lied) / sizes])
+            kept = shares([(sums + factor * lied) / sizes])
             promised[place] += factor * np.mean(np.array(kept)[bad])
     return float(_FACTORS[int(promised.argmax())])
 

@@ -124,15 +124,15 @@ def next_version_of_groups(
     target, invalid = kept[0].total, len(valid) - sum(valid)
     size = max(1, _BLOCK // len(kept))
     slices = [slice(at, min(at + size, job.values)) for at in range(0, job.values, size)]
-    measured = len(kept)
+    shares: tuple[float, ...] = ()
     if numbers.combine == "reject-outliers":
-        near = robust.inliers((_means(layout, kept, here) for here in slices), invalid=invalid)
-        kept = [group for group, stays in zip(kept, near, strict=True) if stays]
+        shares = robust.shares((_means(layout, kept, here) for here in slices), invalid=invalid)
+    outliers = shares.count(0.0)
     seen = GroupsSeen(
-        combined=len(kept) - (invalid if keeps_invalid else 0),
+        combined=len(kept) - outliers - (invalid if keeps_invalid else 0),
         lost=(numbers.groups or len(sums)) - len(sums),
         invalid=invalid,
-        outliers=measured - len(kept),
+        outliers=outliers,
     )
     values = target.view("<f4")[: job.values]
     for here in slices:
@@ -141,7 +141,7 @@ def next_version_of_groups(
             # As if it were one sum: over members, wherever they are.
             rows *= _shares(kept)
         # Of the target these coordinates were read just now, and nobody reads them again.
-        stepping.into(values[here], base[here], robust.combine(rows, numbers))
+        stepping.into(values[here], base[here], robust.combine(rows, numbers, shares))
     return Step(values, None, seen)
 
 

@@ -16,7 +16,7 @@ from transformers import BertConfig, BertForMaskedLM
 from benchmarks.backdoor import Backdoor, Fitted, Kept, Probe, Scaled, fitted_factor, poisoned
 from benchmarks.simulation import Member, corpora_of, federate, play_round
 from benchmarks.virtual_members import SeededRandom
-from coordinator.robust import inliers
+from coordinator.robust import shares
 from edge_client.data import Example
 from export.bundle import make_job_bundle, read_job_bundle
 from tacit.job import JobSpec
@@ -172,7 +172,7 @@ def test_a_fitted_factor_is_the_most_that_the_rule_lets_through():
             split = np.array_split(np.random.default_rng(seed).permutation(9), 3)
             changes = np.concatenate([honest, by * away])
             rows = np.stack([changes[group].mean(axis=0) for group in split])
-            kept.append(inliers([rows])[next(at for at, group in enumerate(split) if 8 in group)])
+            kept.append(shares([rows])[next(at for at, group in enumerate(split) if 8 in group)] > 0)
         return np.mean(kept)
 
     # What it fits is let through, and twice as much is not.

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from coordinator.robust import add_gaussian, combine, inliers
+from coordinator.robust import add_gaussian, combine, shares
 from secure_agg import SystemRandom
 from tacit.job import Aggregation
 from tests.unit.secure_agg.sum_fleet import SeededRandom
@@ -22,12 +22,14 @@ values = st.floats(-10, 10, width=32)
 
 
 def combined(rows, numbers, width=4):
-    """As a caller does it: outliers go first, coordinates come in blocks."""
+    """As a caller does it: groups are measured first, coordinates come in blocks."""
     blocks = [rows[:, at : at + width] for at in range(0, rows.shape[1], width)]
-    if numbers.combine == "reject-outliers":
-        kept = list(inliers(blocks))
-        blocks = [block[kept] for block in blocks]
-    return np.concatenate([combine(block, numbers) for block in blocks])
+    kept = shares(blocks) if numbers.combine == "reject-outliers" else ()
+    return np.concatenate([combine(block, numbers, kept) for block in blocks])
+
+
+def inliers(blocks):
+    return tuple(share > 0 for share in shares(blocks))
 
 
 def test_the_rules_by_hand():
@@ -36,8 +38,12 @@ def test_the_rules_by_hand():
     assert combine(rows, ROBUST["median"]).tolist() == [3.0, 20.0]
     assert combine(rows, Aggregation(groups=5, combine="trimmed-mean", trim=1)).tolist() == [3.0, 20.0]
     assert combine(rows, ROBUST["trimmed-mean"]).tolist() == [3.0, 20.0]
-    # Distances from (3, 20): 10.2, 1, 10, 20.0, 529; the middle one is 10.2 (place 2: 1, 10, 10.2).
-    assert inliers([rows]) == (True, True, True, True, False)
+    # Distances from (3, 20): 10.2, 1, 10, 20.0, 529; the middle one is 10.2 (place 2: 1, 10, 10.2), the first's.
+    kept = shares([rows])
+    assert kept == pytest.approx((1, 1, 1, math.hypot(2, 10) / math.hypot(1, 20), 0))
+    # The fourth, at (1, 20) from there, is drawn in to the middle distance; the mean is of four.
+    drawn = kept[3] * np.array([1, 20])
+    assert combine(rows, ROBUST["reject-outliers"], kept) == pytest.approx([3 + (-3 + drawn[0]) / 4, 20 + drawn[1] / 4])
 
 
 @given(arrays(np.float64, (5, 9), elements=values), st.integers(0, 2), st.permutations(range(5)), st.data())
@@ -53,13 +59,32 @@ def test_two_groups_of_five_move_no_coordinate_out_of_the_good_ones_range(rule, 
 
 @given(arrays(np.float64, (5, 9), elements=values), st.integers(0, 2), st.permutations(range(5)), st.data())
 @settings(max_examples=100, deadline=None)
-def test_after_rejection_the_result_is_within_twice_the_furthest_good_group_of_the_median(good, bad, order, data):
+def test_after_rejection_the_result_is_no_further_from_the_median_than_the_furthest_good_group(good, bad, order, data):
     rows = good.copy()
     rows[:bad] = data.draw(arrays(np.float64, (bad, 9), elements=st.floats(-1e6, 1e6)))
     median = np.median(rows, axis=0)
     result = combined(rows[list(order)], ROBUST["reject-outliers"])
     furthest = max(np.linalg.norm(row - median) for row in rows[bad:])
-    assert np.linalg.norm(result - median) <= 2 * furthest * (1 + 1e-9) + 1e-9
+    assert np.linalg.norm(result - median) <= furthest * (1 + 1e-9) + 1e-9
+
+
+def test_a_group_that_is_just_not_thrown_away_counts_no_more_than_the_middle_one():
+    random = np.random.default_rng(5)
+    rows = random.normal(0, 1, (5, 400))
+    # As far away as is let through: nobody gains by it.
+    aim = random.normal(0, 1, 400)
+    aim /= np.linalg.norm(aim)
+    pulls = []
+    for by in (0.5, 1.0, 1.5, 1.9, 2.5):
+        rows[2] = by * 20 * aim
+        kept = shares([rows])
+        pulls.append(float(combine(rows, ROBUST["reject-outliers"], kept) @ aim))
+    assert inliers([rows]) == (True, True, False, True, True)
+    # Without drawing in the third would pull half as much again as the second, and the fourth nearly twice as much.
+    assert pulls[0] < pulls[1]
+    assert pulls[2] < 1.15 * pulls[1]
+    assert pulls[3] < 1.2 * pulls[1]
+    assert pulls[4] < pulls[0]
 
 
 def test_the_mean_goes_wherever_one_group_says():
@@ -83,6 +108,7 @@ def test_three_groups_of_five_carry_any_rule():
 def test_somebody_is_always_kept_and_the_order_and_the_blocks_do_not_matter(rows):
     kept = inliers([rows])
     assert any(kept)
+    assert all(0 <= share <= 1 for share in shares([rows]))
     split = [rows[:, at : at + 1] for at in range(rows.shape[1])]
     near = np.sqrt((rows**2).sum(axis=1)), np.sqrt(((rows - np.median(rows, axis=0)) ** 2).sum(axis=1))
     # Of one bit more or less a border case may fall either way; the others do not.
@@ -114,9 +140,12 @@ def test_fewer_groups_than_a_rule_needs_are_no_result(numbers, groups):
     with pytest.raises(ValueError, match="the rule needs"):
         combine(np.zeros((groups, 3)), numbers)
     with pytest.raises(ValueError, match="needs 3"):
-        inliers([np.zeros((2, 3))])
+        shares([np.zeros((2, 3))])
     with pytest.raises(ValueError, match="no block"):
-        inliers([])
+        shares([])
+    for kept in ((), (1.0, 1.0), (0.0, 0.0, 0.0)):
+        with pytest.raises(ValueError, match="shares for 3 groups"):
+            combine(np.zeros((3, 3)), ROBUST["reject-outliers"], kept)
 
 
 def test_noise_is_gaussian_of_the_deviation_that_is_said_and_fresh_each_time():
