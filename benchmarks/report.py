@@ -571,11 +571,13 @@ SECTIONS = (
         "fedprompt_backdoor",
         "A backdoor in a prompt",
         "`malicious` of `members` put a trigger into their texts and aim at one label, from a trained prompt, over "
-        "five rounds; with `scaling` they also send what moves the mean furthest. `attack_success`: the share of "
+        "five rounds; with `scaling` they also send what moves the mean furthest, with `fitted` what reject-outliers "
+        "mostly lets through, knowing every honest change of the round. `attack_success`: the share of "
         "test texts of other labels that the trigger turns; `mistaken`: the same without the trigger. Undefended "
         "there is one sum. The goals: scaling succeeds on one sum (0.8 at least) and not on groups (0.3 at most), "
         "with clean accuracy within 3 points of `control`, the same training without an attacker. What the rules "
-        "withstand, and why they differ: docs/jobs.md. One seed; rates and the attack were fixed before any test.",
+        "withstand, and why they differ: docs/jobs.md. One seed; rates and all attacks but `fitted` were fixed before "
+        "any test.",
         ("mistaken", "control", "target"),
         figures=("clean_accuracy", "attack_success"),
     ),
