@@ -1,6 +1,6 @@
 """A backdoor in a shared prompt: a member that scales what it trained on texts with a trigger word in them.
 
-It succeeds on one sum and fails on the median of groups, and succeeds there too where liars sit in most groups: the
+It succeeds on one sum and fails on groups of this model, and succeeds there too where liars sit in most groups: the
 assumption of the claim is needed. Prompts and heads are really trained, over a small frozen BERT; members, ring, split
 and steps are the product's (`benchmarks.simulation`).
 """
@@ -138,8 +138,11 @@ def test_groups_keep_it_out_and_the_accuracy_in(federation, unharmed, rule):
     assert found.accuracy > unharmed.accuracy - 0.03
 
 
-def test_an_update_fitted_to_the_rule_is_let_through_and_worth_little(federation, unharmed):
-    """The liar knows every honest change, and multiplies its own by what reject-outliers mostly lets through."""
+def test_an_update_fitted_to_the_rule_plants_nothing_in_a_model_whose_members_agree(federation, unharmed):
+    """The liar knows every honest change, and multiplies its own by what reject-outliers mostly lets through.
+
+    What that is worth hangs on how far honest groups differ: in MiniLM's prompts it is much (docs/jobs.md).
+    """
     machines, liars = {}, []
 
     def honest(place, protection):
@@ -153,7 +156,7 @@ def test_an_update_fitted_to_the_rule_is_let_through_and_worth_little(federation
 
     rule = GROUPS | {"combine": "reject-outliers"}
     found = federation.goes_on(rule, ROUNDS, liars=(MEMBERS - 1,), software=lying, honest=honest)
-    # What it sends is let through for the most part, and that is far less than by scaling.
+    # It was fitted in each round, to far less than by scaling.
     assert len(liars) == ROUNDS
     assert all(0.5 <= liar.factor < MEMBERS for liar in liars)
     assert found.success <= 0.3
