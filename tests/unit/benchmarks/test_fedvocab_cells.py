@@ -162,7 +162,8 @@ def test_a_cells_rates_reach_the_job_and_stand_in_its_case(glove, tmp_path, monk
     def watched(*arguments):
         world = make(*arguments, glove)
         training = world.bundle.document.training
-        rates.append((training.learning_rate, training.embedding_learning_rate))
+        server = world.bundle.document.server.learning_rate
+        rates.append((training.learning_rate, training.embedding_learning_rate, server))
         return world
 
     monkeypatch.setattr(bench, "world_of", watched)
@@ -170,14 +171,22 @@ def test_a_cells_rates_reach_the_job_and_stand_in_its_case(glove, tmp_path, monk
         "plain": Cell("trec", FedAvg()),
         "low": Cell("trec", FedAvg(), rate=0.001),
         "slow": Cell("trec", FedAvg(), embedding=0.0005),
+        "damped": Cell("trec", FedAvg(), embedding=0.0005, server=0.2),
     }.items():
         figures = measured(cell, tmp_path / name, recipe=replace(RECIPE, rounds=1))
         said = figures["global_accuracy"].more["recipe"]
-        assert (said["learning_rate"], said.get("embedding_learning_rate")) == rates[-1]
+        found = (said["learning_rate"], said.get("embedding_learning_rate"), said.get("server_learning_rate", 1))
+        assert found == rates[-1]
         assert cell.rates == name
-        assert ("learning_rate" in cell.case, "embedding_learning_rate" in cell.case) == (name == "low", name == "slow")
-    assert rates == [(0.03, None), (0.001, None), (0.03, 0.0005)]
-    assert {cell.rates for cell in CELLS} == {"plain", "low", "slow"}
+        keys = {"learning_rate", "embedding_learning_rate", "server_learning_rate"} & cell.case.keys()
+        assert {each: cell.case[each] for each in keys} == {
+            "plain": {},
+            "low": {"learning_rate": 0.001},
+            "slow": {"embedding_learning_rate": 0.0005},
+            "damped": {"embedding_learning_rate": 0.0005, "server_learning_rate": 0.2},
+        }[name]
+    assert rates == [(0.03, None, 1), (0.001, None, 1), (0.03, 0.0005, 1), (0.03, 0.0005, 0.2)]
+    assert {cell.rates for cell in CELLS} == {"plain", "low", "slow", "damped"}
 
 
 def test_best_is_what_was_kept_at_its_round(glove, tmp_path, monkeypatch):
