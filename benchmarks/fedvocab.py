@@ -17,14 +17,16 @@ split 70:10:20 into training, validation and test.
 
 `global_accuracy` is the geometric mean over all members of the accuracy on the common test set, `local_accuracy` the
 mean over members on their own test rows; both with the last shared parameters and each member's own private ones, read
-as the method would use them: under adaptive `fedvocab` after an epoch on the embedding alone, which is what a member
-does whenever it receives new parameters, under `fedrecon` with the private rows made anew; under all others as the
-member last left them. Beside that stand the other reading (`left`, `adapted`), and the round that was best on the
-members' validation rows, looked at every 10 rounds (`best`, `best_round`). No choice looks at a test. `local` is no
-job: its members train 10 epochs in all and share nothing.
+as the method uses them in a round: under adaptive `fedvocab` after an epoch on the embedding alone, which is what a
+member does whenever it receives new parameters, under `fedrecon` with the private rows made anew; under all others as
+the member last left them. Beside that stand the other reading (`left`, `adapted`), and the round that was best on the
+members' validation rows, looked at every 10 rounds (`best`, `best_round`; `best_left`, `best_adapted` are its other
+reading): methods that are read differently are compared in one reading. No choice looks at a test. `local` is no job:
+its members train 10 epochs in all and share nothing.
 
-Beside the paper's rate, the methods that the comparison is about have two others, too: a fifth of it for everything,
-and a tenth of it for the embedding. At 0.005 Adam takes each member's word vectors where no other's are
+Beside the paper's rate, the methods that the comparison is about have others, too: a fifth of it for everything; a
+tenth of it for the embedding; and that with a coordinator that goes a part of the way to the members' mean. At 0.005
+Adam takes each member's word vectors where no other's are, and ten members' labels are never everybody's
 (docs/decisions/0029-slower-embeddings.md).
 
 `--model minilm` takes the place of the paper's DistilBERT: a pretrained BERT of six layers, 384 wide, under a linear
@@ -519,16 +521,10 @@ def measure(
         best.look(crew, curve[-1][1], recipe.rounds, version)
         chosen = last
         if best.number != recipe.rounds:
-            chosen = _scores(crew, best.version, (cell.reading,), recipe.places, best.folder)
+            chosen = _scores(crew, best.version, cell.readings, recipe.places, best.folder)
+    readings, of_best = ({each: standing(scores, each) for each in cell.readings} for scores in (last, chosen))
     return [
-        *_accuracies(
-            cell,
-            recipe,
-            {each: standing(last, each) for each in cell.readings},
-            curve,
-            standing(chosen, cell.reading),
-            best.number,
-        ),
+        *_accuracies(cell, recipe, readings, curve, of_best, best.number),
         *_sent(world.bundle, recipe),
         Figure("seconds", round(time.monotonic() - began, 1), "s", more={"training": round(trained, 1)}),
     ]
@@ -538,12 +534,16 @@ def _federate(
     cell: Cell, crew: Crew, recipe: Recipe, seed: int, best: Best, masked: "Parties | None" = None
 ) -> tuple[bytes, Best, list[list[float]]]:
     """All rounds; the last version, the best before it, and validation accuracies by round."""
+    from coordinator.rounds.optimiser import StateVectors
+
     bundle = crew.world.bundle
-    values = bundle.manifest.decode(bundle.weights)
+    values, job = bundle.manifest.decode(bundle.weights), bundle.document
+    state = StateVectors(job.server, job.values)
     curve: list[list[float]] = []
     for number in range(1, recipe.rounds + 1):
         places = cohort_of(recipe.members, recipe.cohort, seed, number)
-        values = play_round(crew, values, number, places, masked)
+        values = play_round(crew, values, number, places, masked, state)
+        state = StateVectors(job.server, job.values, state.after)
         if number % LOOK == 0 and number < recipe.rounds:
             version = bundle.manifest.encode(values)
             scores = crew.score(version, (cell.reading,), ("validation",), places=recipe.places)
@@ -558,7 +558,7 @@ def _alone(cell: Cell, crew: Crew, recipe: Recipe, began: float) -> list[Figure]
     trained = time.monotonic() - began
     found = standing(_scores(crew, crew.world.bundle.weights, ("left",), recipe.places), "left")
     return [
-        *_accuracies(cell, recipe, {"left": found}, [], found, 0),
+        *_accuracies(cell, recipe, {"left": found}, [], {}, 0),
         Figure("values_per_round", 0),
         Figure("bytes_per_round", 0, "B"),
         Figure("seconds", round(time.monotonic() - began, 1), "s", more={"training": round(trained, 1)}),
@@ -570,10 +570,10 @@ def _accuracies(
     recipe: Recipe,
     last: Mapping[Reading, Standing],
     curve: Sequence[Sequence[float]],
-    best: Standing,
+    best: Mapping[Reading, Standing],
     best_round: int,
 ) -> list[Figure]:
-    """Both accuracies with all that belongs beside them."""
+    """Both accuracies with all that belongs beside them: each reading of the last round, and of the best one."""
     figures = []
     for place, name in enumerate(("global_accuracy", "local_accuracy")):
 
@@ -582,7 +582,8 @@ def _accuracies(
 
         more: dict[str, Any] = {"reading": cell.reading, **{each: value(found) for each, found in last.items()}}
         if curve:
-            more |= {"best": value(best), "best_round": best_round}
+            more |= {"best": value(best[cell.reading]), "best_round": best_round}
+            more |= {f"best_{each}": value(found) for each, found in best.items() if each != cell.reading}
         if cell.paper is not None:
             more["paper"] = round(cell.paper[place] / 100, 4)
         if place == 0:

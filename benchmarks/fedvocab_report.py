@@ -180,8 +180,10 @@ def _mean(lines: Sequence[Line]) -> Line:
     """
     mean = {key: each for key, each in lines[-1].items() if key not in ("seed", *_OF_ONE_RUN)}
     if mean["figure"] != "seconds":
-        for name in ("value", "left", "adapted", "best"):
-            if name in mean:
+        for name in ("value", "left", "adapted", "best", "best_left", "best_adapted"):
+            mean.pop(name, None)
+            # Lines of before have no other reading of the best round.
+            if all(name in line for line in lines):
                 mean[name] = statistics.mean(line[name] for line in lines)
     seeds = ", ".join(str(line["seed"]) for line in lines)
     return mean | spread([line["value"] for line in lines]) | {"seeds": seeds}
@@ -196,4 +198,6 @@ def _beside(line: Line) -> list[str]:
         f"{100 * line[each]:.1f} {each}" for each in ("left", "adapted") if each in line and each != line["reading"]
     ]
     paper = f"{100 * line['paper']:.1f}" if "paper" in line else ""
-    return [value, paper, ", ".join(others), f"{100 * line['best']:.1f}" if "best" in line else ""]
+    best = [f"{100 * line['best']:.1f}"] if "best" in line else []
+    best += [f"{100 * line[f'best_{each}']:.1f} {each}" for each in ("left", "adapted") if f"best_{each}" in line]
+    return [value, paper, ", ".join(others), ", ".join(best)]

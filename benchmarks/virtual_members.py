@@ -36,6 +36,7 @@ from tacit.vector import layout_of
 
 if TYPE_CHECKING:
     from benchmarks.masked_sum import Parties
+    from coordinator.rounds.optimiser import ServerState
     from edge_client.corpus import Corpus
     from edge_client.models import Division, TextClassifier
     from export.bundle import JobBundle
@@ -189,7 +190,8 @@ class Worker:
 
         torch.set_num_threads(1)
         self._world = world
-        self._corpora: OrderedDict[tuple[int, str], Corpus] = OrderedDict()
+        # By member, part and, where it is the member's own, its tokenizer.
+        self._corpora: OrderedDict[tuple[int, str, bytes], Corpus] = OrderedDict()
 
     def train(self, place: int, number: int, cohort: int, version: bytes) -> NDArray[np.uint32]:
         """A member's part in a round of `cohort` members: its vector in the ring. Its private state is on disk then."""
@@ -276,7 +278,7 @@ class Worker:
 
     def _state(self, states: States, place: int) -> tuple[bytes, Arrays]:
         """A member's tokenizer (its own, or the job's) and private arrays; where it has no state yet, what it starts
-        with.
+        with. A tokenizer of its own is kept from the first look on: one of word pieces would be another one next time.
         """
         bundle, job = self._world.bundle, self._world.bundle.document
         found = states.load(place)
@@ -284,7 +286,9 @@ class Worker:
             own, arrays = found
             return own or bundle.tokenizer or b"", arrays
         if job.own_vocabulary:
-            return self._own_start(place)
+            tokenizer, arrays = self._own_start(place)
+            states.save(place, tokenizer, arrays)
+            return tokenizer, arrays
         if bundle.private is None:
             return bundle.public_tokenizer, {}
         manifest, data = bundle.private
@@ -331,7 +335,7 @@ class Worker:
         from edge_client.corpus import Corpus
 
         own = self._world.bundle.document.own_vocabulary
-        key = (-1 if part == COMMON and not own else place, part)
+        key = (-1 if part == COMMON and not own else place, part, hashlib.sha256(tokenizer).digest() if own else b"")
         if key not in self._corpora:
             held = self._world.members[place]
             rows = {"train": held.train, "validation": held.validation, "test": held.test, COMMON: self._world.common}
@@ -417,13 +421,22 @@ def _call(what: str, arguments: tuple[Any, ...]) -> Any:
     return getattr(_worker, what)(*arguments)
 
 
-def play_round(crew: Crew, base: Vector, number: int, places: Sequence[int], masked: "Parties | None" = None) -> Vector:
+def play_round(
+    crew: Crew,
+    base: Vector,
+    number: int,
+    places: Sequence[int],
+    masked: "Parties | None" = None,
+    state: "ServerState | None" = None,
+) -> Vector:
     """One round from the version `base`, (d,), by these members: the next version's values, (d,).
 
-    masked: identities, one for each of `places`, whose vectors are then summed under masks; not given: in clear.
+    masked: identities, one for each of `places`, whose vectors are then summed under masks; not given: in clear. state:
+    of the server's optimiser, which plain averaging does not need.
 
     Raises:
         ValueError: a job in groups, whose cohorts have no one sum.
+        StateNeeded: the job's optimiser has a state, and there is none.
     """
     from coordinator.rounds.publish import next_version
 
@@ -442,4 +455,4 @@ def play_round(crew: Crew, base: Vector, number: int, places: Sequence[int], mas
 
         model = hashlib.sha256(version).digest()
         total = masked_sum(job, number, model, list(vectors), masked, SystemRandom())
-    return next_version(job, len(places), len(places), total, base).values
+    return next_version(job, len(places), len(places), total, base, state=state).values

@@ -200,6 +200,8 @@ def test_best_is_what_was_kept_at_its_round(glove, tmp_path, monkeypatch):
     assert long["global_accuracy"].more["best_round"] == 1
     for name in ("global_accuracy", "local_accuracy"):
         assert long[name].more["best"] == short[name].value
+        assert long[name].more["best_adapted"] == short[name].more["adapted"]
+        assert "best_left" not in long[name].more, "it is what `best` is"
 
 
 def test_a_run_measures_what_is_missing_and_means_it(tmp_path, monkeypatch):
@@ -268,7 +270,7 @@ LINES = [
     }
     for method, vocabulary, rates, value, more in (
         (FedVocab(adaptive=False), "same", {}, 0.7, {"adapted": 0.75, "paper": 0.851, "best": 0.72}),
-        (FedVocab(adaptive=False), "same", {"embedding": 0.0005}, 0.8, {"best": 0.8}),
+        (FedVocab(adaptive=False), "same", {"embedding": 0.0005}, 0.8, {"best": 0.8, "best_adapted": 0.83}),
         (FedVocab(), "same", {"rate": 0.001}, 0.9, {"best": 0.9}),
         (FedAvg(), "same", {}, 0.6, {"paper": 0.83, "best": 0.61}),
         (FedVocab(), "own", {}, 0.5, {"best": 0.5}),
@@ -308,12 +310,14 @@ def test_the_table_has_a_row_a_cell_in_per_cent():
         ["sst2", "same", "fedvocab, not adaptive", "embedding 0.0005"],
         ["sst2", "own", "fedvocab", ""],
     ]
-    assert rows[3][4:9] == ["0, 1", "80.0 (2.0)", "", "", "80.0"]
+    assert rows[3][4:9] == ["0, 1", "80.0 (2.0)", "", "", "80.0, 83.0 adapted"]
     assert rows[1][4:9] == ["0, 1", "70.0 (2.0)", "85.1", "75.0 adapted", "72.0"]
     assert rows[0][4:9] == ["0, 1", "60.0 (2.0)", "83.0", "", "61.0"]
     assert {len(row) for row in rows} == {len(head)}
     one = next(line for line in LINES if line["figure"] == "local_accuracy")
     assert accuracy_rows([one])[1][4:10] == ["0", "", "", "", "", f"{100 * one['value']:.1f}"], "no spread of one seed"
+    mixed = [{key: each for key, each in line.items() if key != "best_adapted" or line["seed"]} for line in LINES]
+    assert accuracy_rows(mixed)[4][8] == "80.0", "no mean over some of the seeds"
     mean = {key: each for key, each in one.items() if key != "seed"} | {"value": 0.99}
     assert accuracy_rows([*LINES, mean]) == accuracy_rows(LINES), "a mean that was written down is not one more seed"
     assert sent_rows(LINES)[1] == ["sst2", "same", "fedavg", "", "1", "", ""]

@@ -24,8 +24,10 @@ from benchmarks.virtual_members import (
     geometric_mean,
     play_round,
 )
+from coordinator.rounds.optimiser import StateNeeded, StateVectors
 from edge_client.data import Example
 from edge_client.models.division import EMBEDDING
+from edge_client.vocabulary import own_tokenizer
 from export.bundle import make_job_bundle, read_job_bundle
 from secure_agg import SystemRandom
 from tacit.job import JobSpec
@@ -48,13 +50,14 @@ def table_of(folder):
     return path
 
 
-def world_of(folder, method, own=False, alone=False):
+def world_of(folder, method, own=None, alone=False, server="fedavg"):
     table = table_of(folder)
     spec = JobSpec(
         name="tiny",
         labels=("HUM", "LOC"),
         method=method,
-        vocabulary=OWN if own else {"kind": "words", "file": str(table), "pretrained": str(table)},
+        server=server,
+        vocabulary=own or {"kind": "words", "file": str(table), "pretrained": str(table)},
         model={"architecture": "bilstm", "embedding": 6, "hidden": 5, "max_tokens": 8},
         training={"batch": 4, "learning_rate": 0.02},
         rounds={"min_members": 3, "target_members": 3},
@@ -83,7 +86,7 @@ def test_two_workers_give_what_one_gives_to_the_bit(tmp_path):
     for workers in (1, 2):
         folder = tmp_path / str(workers)
         folder.mkdir()
-        world = world_of(folder, FedVocab(), own=True)
+        world = world_of(folder, FedVocab(), own=OWN)
         with crew_of(world, workers) as crew:
             values = federate(crew)
             scores = crew.score(world.bundle.manifest.encode(values), ("left", "adapted"), (COMMON, "test"))
@@ -111,6 +114,22 @@ def test_a_round_is_the_round_of_the_small_simulation(tmp_path):
     assert np.abs(ours - theirs).max() < moved / 1000
 
 
+def test_a_servers_momentum_goes_on_from_round_to_round(tmp_path):
+    world = world_of(tmp_path, FedAvg(), server={"optimiser": "fedavgm", "momentum": 0.5})
+    job, start = world.bundle.document, world.bundle.manifest.decode(world.bundle.weights)
+    crew, places = Crew(world, None), (0, 1, 2)
+    with pytest.raises(StateNeeded):
+        play_round(crew, start.copy(), 1, places)
+    state = StateVectors(job.server, job.values)
+    first = play_round(crew, start, 1, places, state=state).copy()
+    assert np.allclose(state.after["momentum"], first - start, atol=1e-7), "of nothing before it, a plain mean"
+    again, goes_on = StateVectors(job.server, job.values), StateVectors(job.server, job.values, state.after)
+    forgetful = play_round(crew, first, 2, places, state=again).copy()
+    second = play_round(crew, first, 2, places, state=goes_on)
+    assert np.allclose(second - forgetful, 0.5 * (first - start), atol=1e-6)
+    assert np.abs(second - forgetful).max() > 0.005
+
+
 def test_only_who_was_drawn_has_a_new_state_and_it_moves_on_from_the_last(tmp_path):
     world = world_of(tmp_path, FedVocab())
     crew = Crew(world, None)
@@ -134,7 +153,7 @@ def test_a_member_goes_on_from_its_own_embedding(tmp_path):
 
 
 def test_an_own_vocabulary_is_of_the_training_texts_and_starts_from_the_table(tmp_path):
-    world = world_of(tmp_path, FedVocab(embedding="frozen"), own=True)
+    world = world_of(tmp_path, FedVocab(embedding="frozen"), own=OWN)
     tokenizer, arrays = Worker(world)._own_start(0)
     words = {word for example in MEMBERS[0].train for word in example.text.split()}
     assert arrays[EMBEDDING].shape == (len(words) + 2, 6)
@@ -147,13 +166,43 @@ def test_an_own_vocabulary_is_of_the_training_texts_and_starts_from_the_table(tm
 
 
 def test_an_own_tokenizer_is_kept_with_the_state(tmp_path):
-    world = world_of(tmp_path, LgFedAvg(), own=True)
+    world = world_of(tmp_path, LgFedAvg(), own=OWN)
     crew = Crew(world, None)
     federate(crew, rounds=1)
     (place, *_) = cohort_of(len(MEMBERS), 3, 0, 1)
     tokenizer, arrays = States(world.states).load(place)
     assert tokenizer == Worker(world)._own_start(place)[0]
     assert {name.split(".")[0] for name in arrays} == {"embedding", "encoder"}
+
+
+@pytest.mark.parametrize("kind", ["words", "wordpiece"])
+def test_who_was_looked_at_before_it_trained_trains_with_the_tokenizer_of_then(tmp_path, monkeypatch, kind):
+    """Word pieces do not come out the same twice: made anew, its ids would be of other rows than its texts'."""
+    from edge_client import vocabulary
+
+    world = world_of(tmp_path, FedVocab(), own=OwnVocabulary(kind=kind, size=60))
+    made, make = [], vocabulary.own_tokenizer
+
+    def watched(texts, *rest):
+        made.append(make(texts, *rest))
+        return made[-1]
+
+    monkeypatch.setattr(vocabulary, "own_tokenizer", watched)
+    crew = Crew(world, None)
+    crew.score(world.bundle.weights, ("left",), ("test",), places=[0])
+    play_round(crew, world.bundle.manifest.decode(world.bundle.weights), 1, (0, 1, 2))
+    assert len(made) == 3, "one for each member"
+    assert States(world.states).load(0)[0] == made[0]
+
+
+def test_texts_are_read_again_by_another_tokenizer(tmp_path):
+    world = world_of(tmp_path, FedVocab(), own=OWN)
+    worker = Worker(world)
+    tokenizer, _ = worker._own_start(0)
+    fewer = own_tokenizer(["what is the city"], "words", 50, 1)
+    assert worker._corpus(0, "train", tokenizer) is worker._corpus(0, "train", tokenizer)
+    sizes = [worker._corpus(0, "train", each).vocabulary_size for each in (tokenizer, fewer)]
+    assert sizes[1] == 4 + 2 < sizes[0]
 
 
 def test_masks_change_nothing_of_a_round(tmp_path):
@@ -219,7 +268,7 @@ def test_fedrecon_makes_the_private_rows_anew_and_moves_no_other(tmp_path, monke
     assert not list(world.states.glob("*.npz")), "fedrecon remembers nothing"
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["same", "own"])
+@pytest.mark.parametrize("own", [None, OWN], ids=["same", "own"])
 def test_local_trains_everybody_and_shares_nothing(tmp_path, own):
     world = world_of(tmp_path, FedVocab() if own else FedAvg(), own, alone=True)
     crew = Crew(world, None)
