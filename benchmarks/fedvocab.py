@@ -3,7 +3,7 @@
     python -m benchmarks.fedvocab [--dataset trec sst2] [--seeds 0 1 2] [--method fedvocab] [--workers N] [--quick]
     python -m benchmarks.fedvocab --model minilm     fedavg and fedvocab from a pretrained encoder, on SST-2
     python -m benchmarks.fedvocab --wire             bytes that a member sends and receives in a round, over TLS
-    python -m benchmarks.fedvocab --rates low slow damped    the cells that have other rates than the paper's, alone
+    python -m benchmarks.fedvocab --rates low slow   the cells that have other learning rates than the paper's, alone
     python -m benchmarks.fedvocab --search     what the recipe was chosen by: validation accuracies, no test
 
 As in the paper: six methods, 100 members of equal size, one local epoch, Adam 0.005, BiLSTM with dropout 0.5 over
@@ -24,9 +24,8 @@ members' validation rows, looked at every 10 rounds (`best`, `best_round`; `best
 reading): methods that are read differently are compared in one reading. No choice looks at a test. `local` is no job:
 its members train 10 epochs in all and share nothing.
 
-Beside the paper's rate, the methods that the comparison is about have others, too: a fifth of it for everything; a
-tenth of it for the embedding; and that with a coordinator that goes a part of the way to the members' mean. At 0.005
-Adam takes each member's word vectors where no other's are, and ten members' labels are never everybody's
+Beside the paper's rate, the methods that the comparison is about have two others, too: a fifth of it for everything,
+and a tenth of it for the embedding. At 0.005 Adam takes each member's word vectors where no other's are
 (docs/decisions/0029-slower-embeddings.md).
 
 `--model minilm` takes the place of the paper's DistilBERT: a pretrained BERT of six layers, 384 wide, under a linear
@@ -99,10 +98,7 @@ SMALL_BATCH = {"trec": 8, "20newsgroups": 8}
 # validation rows, LOW after SLOW's tests had been read (docs/decisions/0029-slower-embeddings.md); other data sets have
 # them unsearched.
 LOW, SLOW = 0.001, 0.0005
-# The coordinator's rate beside SLOW: a version goes so much of the way to the mean of its ten members, whose labels are
-# never everybody's. By trials on SST-2's validation rows.
-DAMPED = 0.2
-Rates = Literal["plain", "low", "slow", "damped"]
+Rates = Literal["plain", "low", "slow"]
 LOOK = 10
 # What a recipe is compared by: on members' own validation rows, and on some of everybody's.
 TRIED = ("validation_accuracy", "common_validation_accuracy")
@@ -203,7 +199,7 @@ class Data:
 @dataclass(frozen=True)
 class Cell:
     """A method on a data set. method: None is `local`. rate: the learning rate, where it is not the recipe's.
-    embedding: the embedding's, where it has one of its own. server: the coordinator's, where it is not 1.
+    embedding: the embedding's, where it has one of its own.
     """
 
     dataset: str
@@ -212,7 +208,6 @@ class Cell:
     model: Literal["bilstm", "minilm"] = "bilstm"
     rate: float | None = None
     embedding: float | None = None
-    server: float | None = None
 
     @property
     def adaptive(self) -> bool:
@@ -238,8 +233,6 @@ class Cell:
             said["learning_rate"] = self.rate
         if self.embedding is not None:
             said["embedding_learning_rate"] = self.embedding
-        if self.server is not None:
-            said["server_learning_rate"] = self.server
         return said
 
     @property
@@ -247,8 +240,6 @@ class Cell:
         """Whose rates it has."""
         if self.rate is not None:
             return "low"
-        if self.server is not None:
-            return "damped"
         return "plain" if self.embedding is None else "slow"
 
     def recipe(self, common: "Recipe") -> "Recipe":
@@ -257,8 +248,6 @@ class Cell:
             common = replace(common, learning_rate=self.rate)
         if self.embedding is not None:
             common = replace(common, embedding_learning_rate=self.embedding)
-        if self.server is not None:
-            common = replace(common, server_learning_rate=self.server)
         return common
 
     @property
@@ -302,8 +291,6 @@ def cells_of(dataset: str) -> list[Cell]:
         *(Cell(dataset, method, "own") for method in own),
         *(Cell(dataset, method, rate=LOW) for method in main),
         *(Cell(dataset, method, embedding=SLOW) for method in main),
-        # What is trained alone has no coordinator.
-        *(Cell(dataset, method, embedding=SLOW, server=DAMPED) for method in main if method is not None),
     ]
 
 
@@ -648,7 +635,7 @@ def run(
 # (rate, the embedding's) that are compared on all data sets but TREC, whose members take fewer steps in an epoch.
 _RATES = ((0.005, None), (0.005, 0.0005), (0.002, 0.0002), (0.001, None), (0.001, 0.0001))
 
-# The coordinator's, beside SLOW.
+# The coordinator's, beside SLOW: a version goes so much of the way to the mean of its ten members.
 _DAMPED = (0.5, 0.2)
 
 
@@ -724,7 +711,7 @@ def main(words: Sequence[str] | None = None) -> None:
         nargs="*",
         default=get_args(Rates),
         choices=get_args(Rates),
-        help="the paper's, a fifth of it for everything, a tenth of it for the embedding, that and a fifth of a step",
+        help="the paper's, a fifth of it for everything, a tenth of it for the embedding",
     )
     options.add_argument("--model", default="bilstm", choices=["bilstm", "minilm"])
     options.add_argument("--wire", action="store_true", help="bytes over the network instead of training")

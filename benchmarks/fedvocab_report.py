@@ -23,8 +23,7 @@ _MARKS = {
     "same": ("same", "plain", "o", "C0", -0.24),
     "same, rate a fifth": ("same", "low", "^", "C4", -0.08),
     "same, embedding's rate a tenth": ("same", "slow", "D", "C2", 0.08),
-    "that, and a coordinator's rate": ("same", "damped", "v", "C5", 0.16),
-    "own": ("own", "plain", "s", "C1", 0.32),
+    "own": ("own", "plain", "s", "C1", 0.24),
 }
 
 
@@ -132,14 +131,10 @@ def _rates(case: Line) -> str:
     said = [f"{case['learning_rate']:g}"] if "learning_rate" in case else []
     if "embedding_learning_rate" in case:
         said.append(f"embedding {case['embedding_learning_rate']:g}")
-    if "server_learning_rate" in case:
-        said.append(f"coordinator {case['server_learning_rate']:g}")
     return ", ".join(said)
 
 
 def _kind(rates: str) -> str:
-    if "coordinator" in rates:
-        return "damped"
     return "plain" if not rates else "slow" if rates.startswith("embedding") else "low"
 
 

@@ -162,8 +162,7 @@ def test_a_cells_rates_reach_the_job_and_stand_in_its_case(glove, tmp_path, monk
     def watched(*arguments):
         world = make(*arguments, glove)
         training = world.bundle.document.training
-        server = world.bundle.document.server.learning_rate
-        rates.append((training.learning_rate, training.embedding_learning_rate, server))
+        rates.append((training.learning_rate, training.embedding_learning_rate))
         return world
 
     monkeypatch.setattr(bench, "world_of", watched)
@@ -171,22 +170,26 @@ def test_a_cells_rates_reach_the_job_and_stand_in_its_case(glove, tmp_path, monk
         "plain": Cell("trec", FedAvg()),
         "low": Cell("trec", FedAvg(), rate=0.001),
         "slow": Cell("trec", FedAvg(), embedding=0.0005),
-        "damped": Cell("trec", FedAvg(), embedding=0.0005, server=0.2),
     }.items():
         figures = measured(cell, tmp_path / name, recipe=replace(RECIPE, rounds=1))
         said = figures["global_accuracy"].more["recipe"]
-        found = (said["learning_rate"], said.get("embedding_learning_rate"), said.get("server_learning_rate", 1))
-        assert found == rates[-1]
+        assert (said["learning_rate"], said.get("embedding_learning_rate")) == rates[-1]
         assert cell.rates == name
-        keys = {"learning_rate", "embedding_learning_rate", "server_learning_rate"} & cell.case.keys()
+        keys = {"learning_rate", "embedding_learning_rate"} & cell.case.keys()
         assert {each: cell.case[each] for each in keys} == {
             "plain": {},
             "low": {"learning_rate": 0.001},
             "slow": {"embedding_learning_rate": 0.0005},
-            "damped": {"embedding_learning_rate": 0.0005, "server_learning_rate": 0.2},
         }[name]
-    assert rates == [(0.03, None, 1), (0.001, None, 1), (0.03, 0.0005, 1), (0.03, 0.0005, 0.2)]
-    assert {cell.rates for cell in CELLS} == {"plain", "low", "slow", "damped"}
+    assert rates == [(0.03, None), (0.001, None), (0.03, 0.0005)]
+    assert {cell.rates for cell in CELLS} == {"plain", "low", "slow"}
+
+
+def test_a_coordinators_rate_reaches_the_job_and_stands_in_the_recipe(glove, tmp_path):
+    recipe = replace(RECIPE, server_learning_rate=0.2)
+    assert bench.world_of(Cell("trec", FedAvg()), DATA, recipe, 0, tmp_path).bundle.document.server.learning_rate == 0.2
+    assert recipe.as_json()["server_learning_rate"] == 0.2
+    assert "server_learning_rate" not in RECIPE.as_json()
 
 
 def test_best_is_what_was_kept_at_its_round(glove, tmp_path, monkeypatch):
