@@ -89,10 +89,10 @@ class _Fetched:
 
 
 def export_own(
-    name: str, options: RunOptions, out: Path, *, epochs: int = 1, split: bool = False, watch: Watch = Watch()
+    name: str, options: RunOptions, out: Path, *, epochs: int | None = None, split: bool = False, watch: Watch = Watch()
 ) -> Exported:
-    """Writes the bundle `out`. epochs: how long private parameters are adapted to the version; 0: not at all. split: of
-    a prompted job, the prompt alone, beside its backbone.
+    """Writes the bundle `out`. epochs: how long private parameters are adapted to the version; 0: not at all; None: as
+    the job's method has it (`training.personal`). split: of a prompted job, the prompt alone, beside its backbone.
 
     Raises:
         CommandFailed: input that cannot be used, no coordinator, nothing to export, or a model that cannot be exported.
@@ -228,7 +228,7 @@ def _written(
     tokenizer: bytes,
     kept: "Mapping[str, NDArray[np.float32]]",
     out: Path,
-    epochs: int,
+    epochs: int | None,
     split: bool,
     watch: Watch,
 ) -> Exported:
@@ -268,18 +268,19 @@ def _adapted(
     member: Member,
     tokenizer: bytes,
     kept: "Mapping[str, NDArray[np.float32]]",
-    epochs: int,
+    epochs: int | None,
     watch: Watch,
 ) -> "Mapping[str, NDArray[np.float32]]":
-    """Private parameters, trained for so many epochs beside the version's shared ones.
+    """Private parameters, trained for so many epochs beside the version's shared ones; None: the method's number.
 
     Raises:
         CommandFailed: no example to adapt on. TrainingDiverged. ValueError: parts that do not fit together.
     """
     from edge_client.models.assembly import assembled
-    from edge_client.training.personal import adapted
+    from edge_client.training.personal import adapted, usual_epochs
 
     job = found.job
+    epochs = usual_epochs(job.method) if epochs is None else epochs
     corpus = Corpus(member.examples, job, tokenizer)
     module, division = assembled(job, corpus, found.manifest, found.manifest.decode(found.version), kept)
     if epochs:

@@ -38,13 +38,15 @@ def export(
     ] = None,
     data_name: Annotated[str, typer.Option(help="Your name for this data, as for `edge_client run`.")] = "data",
     epochs: Annotated[
-        int,
+        int | None,
         typer.Option(
             min=0,
             max=1000,
-            help="Epochs in which what you keep of the model is adapted to the version, on your data.",
+            help="Epochs in which what you keep of the model is adapted to the version, on your data. Default: one; "
+            "of a fedrecon job, whose private rows are made anew, as many as its method.epochs.",
+            show_default=False,
         ),
-    ] = 1,
+    ] = None,
     split: Annotated[
         bool,
         typer.Option(

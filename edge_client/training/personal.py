@@ -1,5 +1,11 @@
 """A member's own model: what it keeps, brought up to the shared parameters of a version.
 
+Under `fedrecon`, which remembers nothing, that is the method's reconstruction: the private rows are made anew from
+public numbers, for as many epochs as in a round, but on all examples. A round leaves some out (the query) only so that
+the shared parameters are trained on texts that the rows were not fitted to; here nothing is trained afterwards, and
+texts that are left out would be lost to the rows of their tokens. Under every other method it is what the member keeps
+(of `lg-fedavg` the encoder too), trained on all examples beside the version.
+
 What comes out is for this machine. The private parameters that were trained for it go into no later round, so that
 under differential privacy they cost nothing as long as nothing made of them leaves (docs/private-parameters.md).
 """
@@ -16,8 +22,16 @@ from edge_client.models.division import EMBEDDING
 from edge_client.training.local import Progress, train
 from edge_client.training.phases import Phase
 from tacit.job import JobDocument
+from tacit.method import FedRecon, Method
 
-__all__ = ["adapted"]
+__all__ = ["adapted", "usual_epochs"]
+
+
+def usual_epochs(method: Method) -> int:
+    """Epochs that `adapted` is to take where the member names no number: under `fedrecon` those of the method's
+    reconstruction, else one, as adaptive updating has it.
+    """
+    return method.epochs if isinstance(method, FedRecon) else 1
 
 
 def adapted(

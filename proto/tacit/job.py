@@ -43,7 +43,7 @@ from tacit.method import (
     protected_by,
     trains_private,
 )
-from tacit.model import Model, PromptedModel, RvaeModel, TextCNNModel
+from tacit.model import Model, PromptedModel, RvaeModel, TextCNNModel, TransformerModel
 from tacit.prompt import check_prompted_method
 from tacit.server_optimiser import FedAvgServer, ServerOptimiser, older_name
 from tacit.vector import check_layout
@@ -540,9 +540,23 @@ class JobSpec(JobBody):
         elif self.vocabulary is None:
             missing = "missing; it has no default"
             raise ValueError(f"vocabulary: {_NO_VOCABULARY if 'vocabulary' in self.model_fields_set else missing}")
+        self._check_base()
         # How many values the model has shows when the bundle is made; what one of them has no room for, none has.
         check_layout(self, values=1)
         return self
+
+    def _check_base(self) -> None:
+        """A base's encoder reaches members in version 0, or as their private start where they keep it; with
+        vocabularies of their own, embeddings of different sizes, there is no such start.
+        """
+        based = isinstance(self.model, TransformerModel) and self.model.base is not None
+        if based and self.own_vocabulary and "encoder" in private_parts(self.method):
+            raise ValueError(
+                f"model.base: {self.method.name} keeps the encoder with each member, and beside vocabularies of their "
+                "own what members keep starts at random: the base's weights would reach nobody; share the encoder "
+                '(method fedvocab, or lg-fedavg with private = ["embedding"]), or name the base\'s vocab.txt as '
+                "vocabulary.file"
+            )
 
 
 class JobDocument(JobBody):

@@ -113,6 +113,20 @@ def said(**changes):
         ),
         ({"vocabulary": {"file": "words.txt"}}, "vocabulary.kind: missing; it has no default"),
         # What is wrong with the whole names its keys itself.
+        *(
+            (
+                {
+                    "method": method,
+                    "model": {"architecture": "transformer", "base": "bert"},
+                    "vocabulary": {"kind": "wordpiece"},
+                },
+                "model.base: lg-fedavg keeps the encoder with each member, and beside vocabularies of their own what "
+                "members keep starts at random: the base's weights would reach nobody; share the encoder (method "
+                'fedvocab, or lg-fedavg with private = ["embedding"]), or name the base\'s vocab.txt as '
+                "vocabulary.file",
+            )
+            for method in ("lg-fedavg", {"name": "lg-fedavg", "private": ["encoder", "embedding"]})
+        ),
         ({"labels": ["a", "a"]}, "labels: a label stands twice"),
         (
             {"method": {"name": "lg-fedavg", "private": ["encoder"]}, "model": {"freeze_embedding": True}},

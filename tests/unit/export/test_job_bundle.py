@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from edge_client.text import VocabularyInvalid
 from export.bundle import JobBundle, TableInvalid, make_job_bundle, read_job_bundle
@@ -180,7 +181,9 @@ def encoder_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def bundle_on_a_base(folder: Path, out: Path, pieces: list[str] | None) -> tuple[JobBundle, list[str]]:
+def bundle_on_a_base(
+    folder: Path, out: Path, pieces: list[str] | None, method: object = "fedvocab"
+) -> tuple[JobBundle, list[str]]:
     """pieces: of the job's vocabulary; None: members build their own."""
     said: list[str] = []
     vocabulary: dict[str, object] = {"kind": "wordpiece", "size": 1000}
@@ -193,7 +196,7 @@ def bundle_on_a_base(folder: Path, out: Path, pieces: list[str] | None) -> tuple
             "name": "desk",
             "labels": ["a", "b"],
             "model": {"architecture": "transformer", "base": "bert", "max_tokens": 16},
-            "method": "fedvocab",
+            "method": method,
             "vocabulary": vocabulary,
         }
     )
@@ -213,6 +216,40 @@ def test_a_base_models_own_vocabulary_makes_a_bundle_whose_rows_are_the_bases(
     stored = load_file(encoder_folder / "bert" / "model.safetensors")["embeddings.word_embeddings.weight"]
     assert np.array_equal(rows[1:], stored[1:])
     assert made.document.model.config["hidden_size"] == 8
+
+
+@pytest.mark.parametrize(
+    ("method", "pieces", "kept"),
+    [
+        ("fedvocab", None, False),
+        ({"name": "lg-fedavg", "private": ["embedding"]}, None, False),
+        ("lg-fedavg", PIECES, True),
+    ],
+    ids=str,
+)
+def test_the_bases_encoder_reaches_every_member(
+    encoder_folder: Path, tmp_path: Path, method: object, pieces: list[str] | None, kept: bool
+) -> None:
+    """In version 0, or where members keep the encoder in what they start from: all ways out of the next refusal."""
+    from safetensors.numpy import load_file
+
+    made, _ = bundle_on_a_base(encoder_folder, tmp_path / "bundle", pieces, method)
+    manifest, data = made.manifest, made.weights
+    if kept:
+        assert made.private is not None
+        manifest, data = made.private
+    found = manifest.unflatten(manifest.decode(data))
+    stored = load_file(encoder_folder / "bert" / "model.safetensors")
+    layers = [name for name in found if ".layer.0." in name]
+    assert len(layers) == 16
+    for name in layers:
+        (base,) = (each for each in stored if name.endswith(each))
+        assert np.array_equal(found[name], stored[base])
+
+
+def test_a_base_that_would_reach_nobody_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match=r"model\.base: lg-fedavg keeps the encoder .* would reach nobody; share"):
+        bundle_on_a_base(tmp_path / "no such folder", tmp_path / "bundle", None, "lg-fedavg")
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """`edge_client export` against a federation port that serves jobs over mutual TLS: whole commands, whole bundles."""
 
+import asyncio
 import hashlib
 import importlib.util
 import json
 import sys
 from concurrent import futures
+from dataclasses import replace
 
 import grpc
 import numpy as np
@@ -14,25 +16,35 @@ from typer.testing import CliRunner
 import edge_client.exporting
 import edge_client.training.personal
 import export.onnx
+import secure_agg
 import tacit.tls
 from coordinator.services.credentials import federation_credentials
+from edge_client.cache import BlobCache
 from edge_client.cli import app
 from edge_client.cli.export import _watching
+from edge_client.corpus import Corpus
 from edge_client.data import read_examples
 from edge_client.home import MemberIdentity
 from edge_client.material import checked_job, checked_manifest, checked_values
+from edge_client.methods import Setting, phases_of
+from edge_client.models.assembly import assembled
+from edge_client.privacy.budget import open_budget
+from edge_client.privacy.policy import Policy
 from edge_client.private_store import PrivateStore, StoreKey
 from edge_client.private_store.files import state_file
 from edge_client.session.keeping import Keeper
-from edge_client.training.local import TrainingDiverged
+from edge_client.session.preparation import Preparer
+from edge_client.training.local import TrainingDiverged, train
 from export.bundle import make_job_bundle, read_job_bundle
 from export.onnx import ParityFailed
 from export.predictor import Predictor
+from tacit.attempt import AttemptId
 from tacit.bundle import read_bundle, write_bundle
 from tacit.console import CommandFailed, ExitCode
 from tacit.documents import DocumentInvalid
 from tacit.job import JobSpec
 from tacit.manifest import Manifest
+from tacit.messages import Assignment
 from tacit.v1 import federation_pb2 as pb
 from tacit.v1 import federation_pb2_grpc
 from tests.support import party
@@ -47,15 +59,18 @@ ROWS = [
 ] * 4
 MODEL = {"architecture": "bilstm", "embedding": 6, "hidden": 4, "dropout": 0.0, "max_tokens": 12}
 FILE = {"kind": "words", "file": "words.txt"}
+RECON = {"name": "fedrecon", "epochs": 3, "support": 0.25}
+NOISE = {"name": "gaussian-update", "noise_multiplier": 16.0, "lot": 1000}
 PASSPHRASE = "a heron stands in the reeds"
 
 
-def spec(name, method, vocabulary):
+def spec(name, method, vocabulary, mechanism="none"):
     training = {"epochs": 1, "batch": 4, "learning_rate": 0.05}
     return JobSpec(
         name=name,
         labels=("bird", "money"),
         method=method,
+        mechanism=mechanism,
         model=MODEL,
         vocabulary=vocabulary,
         training=training,
@@ -69,10 +84,13 @@ class Town(federation_pb2_grpc.FederationServiceServicer):
     def __init__(self, folder):
         self.bundles, self.served, self.versions = {}, {}, {}
         (folder / "words.txt").write_text("\n".join(WORDS) + "\n")
+        (folder / "vectors.txt").write_text("7 1 2 3 4 5 6\n")
         for job in (
             spec("own", "fedvocab", {"kind": "words", "size": 50}),
             spec("plain", "fedavg", FILE),
-            spec("recon", "fedrecon", FILE),
+            # Its private row starts from a table, and not from the seed that a member knows anyway.
+            spec("recon", RECON, FILE | {"pretrained": "vectors.txt"}),
+            spec("noised", "fedvocab", {"kind": "words", "size": 50}, NOISE),
         ):
             document = make_job_bundle(job, folder, folder / job.name)
             bundle = read_job_bundle(folder / job.name)
@@ -135,6 +153,11 @@ def town(served):
     made.served, made.versions = blobs, versions
 
 
+class Watcher:
+    def training(self, *_):
+        """Steps are of no interest here."""
+
+
 class Machine:
     """A member's machine: its home, its data, its commands."""
 
@@ -154,6 +177,46 @@ class Machine:
         """What a first round leaves: the member's own vocabulary, and its embedding."""
         with self.store(key) as store:
             return Keeper(store, read_examples(self.data)).make(job, None, None)
+
+    def take_part(self, town, job):
+        """A round of a job under a mechanism as far as this machine is concerned: trained, charged, and confirmed. Its
+        event.
+        """
+
+        async def fetch(digest, into, limit):
+            into.parent.mkdir(exist_ok=True, parents=True)
+            into.write_bytes(town.served[digest])
+
+        examples, policy = read_examples(self.data), Policy(mechanisms=(NOISE["name"],))
+        document = town.bundles[job].document
+        number, version = town.versions[job]
+        asked = Assignment(job, number + 1, document.digest(), version, number, 1000)
+        texts = [each.text for each in examples]
+        with open_budget(self.home, self.identity, policy, texts) as budget, self.store() as store:
+            keeper = Keeper(store, examples)
+            preparer = Preparer(
+                examples,
+                self.identity.federation,
+                self.identity.member,
+                policy,
+                budget,
+                secure_agg.SystemRandom(),
+                BlobCache(self.home / "cache"),
+                "cpu",
+                Watcher(),
+                keeper,
+            )
+            made = asyncio.run(preparer.prepare(asked, fetch))
+            attempt = AttemptId(job, asked.round, 1)
+            budget.charge(attempt, made.reserved)
+            keeper.confirmed(job, made.staged, {self.identity.member}, self.identity.member)
+            budget.ended(attempt, "published", bytes(32), None)
+            return budget.statement(job).of_job
+
+    def written(self):
+        """What the member's home holds, by path, but for what was fetched."""
+        found = [path for path in self.home.rglob("*") if self.home / "cache" not in (path, *path.parents)]
+        return {path.relative_to(self.home): path.read_bytes() for path in found if path.is_file()}
 
     def export(self, *words):
         """(what was printed, what was said beside it)."""
@@ -276,11 +339,67 @@ def test_a_member_that_remembers_nothing_makes_its_private_rows_anew(machine, to
     said, beside = machine.export("recon")
     # The row of the one entry with a digit.
     assert f"{MODEL['embedding']} values in it are your own" in said
-    assert "adapting what this member keeps of recon to version 4: an epoch" in beside
+    assert "adapting what this member keeps of recon to version 4: 3 epochs" in beside
     written = read_bundle(machine.out, "model")
     assert written.files["tokenizer.json"] == bundle.tokenizer
     assert written.index.model.private
     assert not (machine.home / "private").exists()
+
+
+def reconstructed(machine, town, epochs):
+    """The embedding that the reconstruction of a fedrecon round makes beside the newest version, but on all examples
+    and for so many epochs; and as it was before.
+    """
+    bundle = town.bundles["recon"]
+    job = bundle.document
+    corpus = Corpus(read_examples(machine.data), job, bundle.tokenizer)
+    manifest, start = bundle.private
+    version = bundle.manifest.decode(town.served[town.versions["recon"][1]])
+    module, division = assembled(job, corpus, bundle.manifest, version, manifest.unflatten(manifest.decode(start)))
+    before = module.embedding.weight.detach().numpy().copy()
+    read = corpus.read()
+    names = frozenset(name for name, _ in module.named_parameters())
+    setting = Setting(names, division, len(read.ids), job.training.epochs, len(before), True, seed=9)
+    made, _ = phases_of(job.method, setting)
+    assert made.epochs == RECON["epochs"]
+    assert len(made.examples) == RECON["support"] * len(ROWS)
+    phase = replace(made, examples=None, epochs=epochs)
+    train(module, read.ids, read.labels, job.training, seed=job.seed, phases=(phase,))
+    return module.embedding.weight.detach().numpy(), before
+
+
+@pytest.mark.parametrize(("words", "epochs"), [((), 3), (("--epochs", 1), 1)])
+def test_private_rows_are_made_as_the_method_makes_them_but_on_all_examples(machine, town, converted, words, epochs):
+    machine.export("recon", *words)
+    expected, before = reconstructed(machine, town, epochs)
+    moved = (converted[0].numpy() != before).any(axis=1)
+    # The row of 7 alone: padding and unknown come before the words.
+    assert np.flatnonzero(moved).tolist() == [2 + WORDS.index("7")]
+    assert np.array_equal(converted[0], expected)
+
+
+def test_without_epochs_private_rows_are_the_public_ones_that_they_start_from(machine, town, converted):
+    _, beside = machine.export("recon", "--epochs", 0)
+    assert "adapting" not in beside
+    assert np.array_equal(converted[0], reconstructed(machine, town, 1)[1])
+    assert converted[0][2 + WORDS.index("7")].tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_adapting_to_the_last_release_of_a_job_with_noise_costs_nothing(machine, town, converted):
+    """What export makes stays here: neither the ledger nor its pin, no receipt and no state has another byte."""
+    (event,) = machine.take_part(town, "noised")
+    # Of two clips' sensitivity, half the job's multiplier is left.
+    assert (event.kind, event.multiplier, event.steps) == ("sampled-gaussian", NOISE["noise_multiplier"] / 2, 1)
+    with machine.store() as store:
+        kept = store.load("noised", town.bundles["noised"].document.digest())
+    assert kept.round == 5
+    before = machine.written()
+    assert {"ledgers", "pins", "private"} <= {path.parts[0] for path in before}
+    machine.export("noised", "--epochs", 2)
+    assert machine.written() == before
+    # It did train on the data.
+    assert converted[0].shape == kept.arrays[EMBEDDING].shape
+    assert not np.array_equal(converted[0], kept.arrays[EMBEDDING])
 
 
 # ---- what is refused ------------------------------------------------------------------------------------------------
@@ -289,7 +408,7 @@ def test_a_member_that_remembers_nothing_makes_its_private_rows_anew(machine, to
 def test_a_job_that_is_not_there_is_named_with_those_that_are(machine):
     assert machine.refused("desk") == (
         ExitCode.NOT_FOUND,
-        "there is no job desk; this federation has: own, plain, recon",
+        "there is no job desk; this federation has: noised, own, plain, recon",
     )
 
 

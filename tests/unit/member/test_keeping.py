@@ -31,12 +31,23 @@ from tacit.job import JobDocument
 from tacit.manifest import Manifest
 from tacit.mechanism import GaussianUpdate
 from tacit.messages import Assignment
-from tacit.model import BiLSTMModel
+from tacit.model import BiLSTMModel, TransformerModel
 from tacit.reason import Reason
 from tests.support import party
 
 FEDERATION = bytes(range(32))
 MODEL = BiLSTMModel(embedding=3, hidden=2, max_tokens=8)
+ENCODER = TransformerModel(
+    config={
+        "model_type": "bert",
+        "hidden_size": 4,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 6,
+        "max_position_embeddings": 16,
+    },
+    max_tokens=8,
+)
 EMBEDDING = "embedding.weight"
 EXAMPLES = [Example("where is the brown heron", "a"), Example("the heron stands there", "b")] * 3
 WORDS = {"[PAD]", "[UNK]", "where", "is", "the", "brown", "heron", "stands", "there"}
@@ -346,8 +357,8 @@ class Watcher:
 class Machine:
     """A member that prepares updates, and a coordinator that serves what the job names."""
 
-    def __init__(self, home, identity, budget, examples=EXAMPLES, table=None):
-        module = build(MODEL, 2, 2, 0, seed=1)
+    def __init__(self, home, identity, budget, examples=EXAMPLES, table=None, model=MODEL, kind="words"):
+        module = build(model, 2, 2, 0, seed=1)
         tensors = {name: each.detach().numpy() for name, each in module.named_parameters() if name != EMBEDDING}
         manifest = Manifest.of(tensors)
         self.base = manifest.encode(manifest.flatten(tensors))
@@ -356,6 +367,8 @@ class Machine:
             manifest=manifest.digest().hex(),
             weights=hashlib.sha256(self.base).hexdigest(),
             training={"epochs": 1, "batch": 4},
+            model=model.model_dump(),
+            vocabulary={"kind": kind, "size": 50},
         )
         served = (self.document.canonical(), manifest.canonical(), self.base)
         self.served = {hashlib.sha256(data).digest(): data for data in served}
@@ -426,6 +439,45 @@ def test_an_update_is_prepared_with_its_state_beside_the_one_that_counts(machine
     place.keeper.confirmed("desk", second.staged, {"north"}, "north")
     last = place.keeper.load(place.document)
     assert (last.round, last.tokenizer) == (2, after.tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("model", "width", "framed"), [(MODEL, 3, False), (ENCODER, 4, True)], ids=["bilstm", "transformer"]
+)
+def test_word_pieces_of_its_own_stay_a_members_for_good(machine, model, width, framed):
+    """Training them again gives others, so that each round, and each start, must read the texts with the first."""
+    place = machine(model=model, kind="wordpiece")
+    first = place.prepare()
+    made = place.keeper.load(place.document)
+    said = json.loads(made.tokenizer)["model"]
+    pieces = sorted(said["vocab"], key=said["vocab"].__getitem__)
+    assert said["type"] == "WordPiece"
+    assert pieces[:4] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    assert any(piece.startswith("##") for piece in pieces)
+    assert "heron" in pieces
+    assert len(pieces) <= 50
+    assert made.arrays[EMBEDDING].shape == (len(pieces), width)
+    # What leaves is the job's values, whatever the vocabulary's size.
+    assert first.update.change.shape == (place.document.values,)
+    place.keeper.confirmed("desk", first.staged, {"north"}, "north")
+    after = place.keeper.load(place.document)
+    assert (after.round, after.tokenizer) == (1, made.tokenizer)
+    rows = (after.arrays[EMBEDDING] != made.arrays[EMBEDDING]).any(axis=1)
+    assert rows[said["vocab"]["heron"]]
+    assert not rows[said["vocab"]["[PAD]"]]
+    # What stands around a text is trained where the model's texts have it.
+    assert rows[said["vocab"]["[CLS]"]] == rows[said["vocab"]["[SEP]"]] == framed
+    place.store.close()
+    # Started again, with texts of which it would build another vocabulary.
+    grown = [*EXAMPLES, Example("an owl calls at dusk", "b")]
+    again = machine(examples=grown, model=model, kind="wordpiece")
+    second = again.prepare(2)
+    again.keeper.confirmed("desk", second.staged, {"north"}, "north")
+    last = again.keeper.load(again.document)
+    assert (last.round, last.tokenizer) == (2, made.tokenizer)
+    # From the state and not from new vectors: the round is four of Adam's steps, of 0.001 each and hardly more.
+    moved = np.abs(last.arrays[EMBEDDING] - after.arrays[EMBEDDING])
+    assert 0 < moved.max() < 0.01
 
 
 def test_a_damaged_state_is_told_of_without_a_word_of_it(machine, home):
