@@ -2,6 +2,7 @@
 
 import hashlib
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -141,6 +142,20 @@ def test_only_who_was_drawn_has_a_new_state_and_it_moves_on_from_the_last(tmp_pa
     second = arrays_of(world)
     assert not np.array_equal(first[0][1][EMBEDDING], second[0][1][EMBEDDING])
     assert np.array_equal(first[2][1][EMBEDDING], second[2][1][EMBEDDING])
+
+
+def test_thousands_of_members_are_on_the_disk_and_a_few_in_memory(tmp_path):
+    few = replace(world_of(tmp_path, FedVocab()), members=[MEMBERS[at % 5] for at in range(3000)], cached=4)
+    crew = Crew(few, None)
+    values = few.bundle.manifest.decode(few.bundle.weights)
+    cohorts = [cohort_of(3000, 20, 0, number) for number in (1, 2)]
+    for number, places in enumerate(cohorts, 1):
+        values = play_round(crew, values, number, places)
+    drawn = set(cohorts[0]) | set(cohorts[1])
+    assert {int(path.stem) for path in few.states.iterdir()} == drawn
+    assert len(crew._here._corpora) <= 3 * few.cached < len(drawn)
+    scores = crew.score(few.bundle.manifest.encode(values), ("left",), ("test",), places=[max(drawn), 2999])
+    assert all(each["left", "test"].count == 4 for each in scores)
 
 
 def test_a_member_goes_on_from_its_own_embedding(tmp_path):
