@@ -8,7 +8,15 @@ from typing import Any
 from benchmarks.plots import pyplot, save
 from benchmarks.record import spread
 
-__all__ = ["accuracy_rows", "draw_accuracies", "draw_partitions", "partition_rows", "sent_rows"]
+__all__ = [
+    "accuracy_rows",
+    "draw_accuracies",
+    "draw_kinds",
+    "draw_partitions",
+    "kind_rows",
+    "partition_rows",
+    "sent_rows",
+]
 
 Line = dict[str, Any]
 Key = tuple[str, str, str, str]
@@ -110,20 +118,47 @@ def draw_partitions(lines: Sequence[Line], path: Path) -> None:
     figure, axes = plt.subplots(max(len(datasets), 1), 1, figsize=(10.4, 2.2 * max(len(datasets), 1)), squeeze=False)
     for (axis,), dataset in zip(axes, datasets, strict=False):
         line = found[dataset]
-        members = sorted(line["counts"], key=lambda counts: (counts.index(max(counts)), -max(counts) / sum(counts)))
-        below = [0.0] * len(members)
-        for label, name in enumerate(line["labels"]):
-            heights = [counts[label] / sum(counts) for counts in members]
-            axis.bar(range(len(members)), heights, 1.0, below, label=name, color=plt.get_cmap("tab20")(label % 20))
-            below = [height + base for height, base in zip(heights, below, strict=True)]
+        members = [[count / sum(counts) for count in counts] for counts in line["counts"]]
+        _bars(axis, sorted(members, key=lambda shares: (shares.index(max(shares)), -max(shares))), line["labels"])
         alpha, rows = line["case"]["alpha"], line["value"]
         axis.set(
-            title=f"{dataset}: labels of {len(members)} members with {rows:.0f} rows each, alpha {alpha:g}",
-            xlim=(-0.5, len(members) - 0.5),
-            ylim=(0, 1),
+            title=f"{dataset}: labels of {len(members)} members with {rows:.0f} rows each, alpha {alpha:g}", ylim=(0, 1)
         )
-        axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=5 if len(line["labels"]) > 8 else "small")
     save(figure, path)
+
+
+def kind_rows(lines: Sequence[Line]) -> list[list[str]]:
+    """A row for each kind of partition: how many hold how much, and how uneven labels are."""
+    rows = [["partition", "members", "fewest rows", "most rows", "a member's commonest label"]]
+    for line in lines:
+        sizes = [sum(counts) for counts in line["counts"]]
+        commonest = statistics.mean(max(counts) / sum(counts) for counts in line["counts"])
+        each = [str(len(sizes)), str(min(sizes)), str(max(sizes)), f"{100 * commonest:.1f} %"]
+        rows.append([line["case"]["partition"], *each])
+    return rows
+
+
+def draw_kinds(lines: Sequence[Line], path: Path) -> None:
+    """A panel for each kind of partition: a bar for each member, its rows by label, the largest members first."""
+    plt = pyplot()
+    count = max(len(lines), 1)
+    figure, axes = plt.subplots(count, 1, figsize=(10.4, 2.2 * count), squeeze=False)
+    for (axis,), line in zip(axes, lines, strict=False):
+        _bars(axis, sorted(line["counts"], key=sum, reverse=True), line["labels"])
+        axis.set(title=f"{line['case']['dataset']} {line['case']['partition']}", ylabel="rows")
+    save(figure, path)
+
+
+def _bars(axis: Any, members: Sequence[Sequence[float]], labels: Sequence[str]) -> None:
+    """A stacked bar for each member: what it has of each label."""
+    plt = pyplot()
+    below = [0.0] * len(members)
+    for at, name in enumerate(labels):
+        heights = [member[at] for member in members]
+        axis.bar(range(len(members)), heights, 1.0, below, label=name, color=plt.get_cmap("tab20")(at % 20))
+        below = [height + base for height, base in zip(heights, below, strict=True)]
+    axis.set(xlim=(-0.5, len(members) - 0.5))
+    axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=5 if len(labels) > 8 else "small")
 
 
 def _rates(case: Line) -> str:

@@ -18,7 +18,9 @@ from benchmarks.fedprompt_report import curve_name, draw_rounds, laplace_rows, q
 from benchmarks.fedvocab_report import (
     accuracy_rows,
     draw_accuracies,
+    draw_kinds,
     draw_partitions,
+    kind_rows,
     partition_rows,
     sent_rows,
 )
@@ -459,6 +461,14 @@ SECTIONS = (
         figures=("rows_per_member",),
         rows=partition_rows,
         plots=(Plot("fedvocab_partitions.svg", "Labels of each member", draw_partitions),),
+    ),
+    Section(
+        "who_holds_what",
+        "Who holds what, by other rules",
+        "TREC's questions dealt in the four ways that `benchmarks/partitions.py` knows. By column: a member holds all "
+        "questions of one of the 50 fine kinds, which decide the label; kinds of fewer than ten are joined.",
+        rows=kind_rows,
+        plots=(Plot("partition_kinds.svg", "Labels and rows of each member by kind of partition", draw_kinds),),
     ),
     Section(
         "fedvocab_search",
