@@ -24,6 +24,10 @@ members' validation rows, looked at every 10 rounds (`best`, `best_round`; `best
 reading): methods that are read differently are compared in one reading. No choice looks at a test. `local` is no job:
 its members train 10 epochs in all and share nothing.
 
+Two figures tell what of this is the mixture of labels and what is text: `evened`, the global accuracy with each
+member's mixture taken out of its logits where the model is its own, and `leaning`, the local accuracy with the mixture
+put into everybody's model, which trains nothing and shares nothing more.
+
 Beside the paper's rate, the methods that the comparison is about have two others, too: a fifth of it for everything,
 and a tenth of it for the embedding. At 0.005 Adam takes each member's word vectors where no other's are
 (docs/decisions/0029-slower-embeddings.md).
@@ -52,6 +56,8 @@ from benchmarks.partitions import Partition, by_label, split
 from benchmarks.record import RESULTS, SHARED, Figure, NoData, Results, open_results, parser, read_lines
 from benchmarks.virtual_members import (
     COMMON,
+    EVENED,
+    LEANING,
     Crew,
     Held,
     Reading,
@@ -441,11 +447,15 @@ def _width(glove: Path) -> int:
 
 @dataclass(frozen=True)
 class Standing:
-    """Both accuracies, and how many members had no right answer on the common test set."""
+    """Both accuracies, and how many members had no right answer on the common test set. evened, leaning: the first with
+    members' labels taken out of their own models, the second with them put into everybody's (`virtual_members.Part`).
+    """
 
     common: float
     local: float
     without: int
+    evened: float | None = None
+    leaning: float | None = None
 
 
 Scores = Sequence[Mapping[tuple[Reading, Any], Score]]
@@ -454,7 +464,13 @@ Scores = Sequence[Mapping[tuple[Reading, Any], Score]]
 def standing(scores: Scores, reading: Reading) -> Standing:
     """The paper's two figures from all members' scores."""
     common, without = geometric_mean([each[reading, COMMON] for each in scores])
-    return Standing(common, statistics.mean(each[reading, "test"].accuracy for each in scores), without)
+    local = statistics.mean(each[reading, "test"].accuracy for each in scores)
+    evened = leaning = None
+    if all((reading, EVENED) in each for each in scores):
+        evened, _ = geometric_mean([each[reading, EVENED] for each in scores])
+    if all((reading, LEANING) in each for each in scores):
+        leaning = statistics.mean(each[reading, LEANING].accuracy for each in scores)
+    return Standing(common, local, without, evened, leaning)
 
 
 def _scores(
@@ -463,9 +479,10 @@ def _scores(
     """These members on everything. Where all is shared, the common test set is asked once: members are equal on it."""
     own: tuple[Any, ...] = ("test", "validation")
     if not crew.world.bundle.document.complete or crew.world.alone:
-        return crew.score(version, readings, (COMMON, *own), places=places, states=states)
+        return crew.score(version, readings, (COMMON, EVENED, *own), places=places, states=states)
     (first,) = crew.score(version, readings, (COMMON,), places=[0], states=states)
-    return [{**first, **each} for each in crew.score(version, readings, own, places=places, states=states)]
+    each_own = crew.score(version, readings, (*own, LEANING), places=places, states=states)
+    return [{**first, **each} for each in each_own]
 
 
 def validated(scores: Scores, reading: Reading) -> float:
@@ -568,6 +585,9 @@ def _accuracies(
             return round((found.common, found.local)[place], 5)
 
         more: dict[str, Any] = {"reading": cell.reading, **{each: value(found) for each, found in last.items()}}
+        shifted = (last[cell.reading].evened, last[cell.reading].leaning)[place]
+        if shifted is not None:
+            more[("evened", "leaning")[place]] = round(shifted, 5)
         if curve:
             more |= {"best": value(best[cell.reading]), "best_round": best_round}
             more |= {f"best_{each}": value(found) for each, found in best.items() if each != cell.reading}

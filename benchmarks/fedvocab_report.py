@@ -40,10 +40,11 @@ def accuracy_rows(lines: Sequence[Line]) -> list[list[str]]:
     rows = [["dataset", "vocabulary", "method", "rate", "seeds"]]
     for name in ("global", "local"):
         rows[0] += [name, f"{name}, paper", f"{name}, other reading", f"{name}, best round"]
+        rows[0].append({"global": "global, evened", "local": "local, leaning"}[name])
     for key, found in _by_cell(lines, _ACCURACIES).items():
         row = [*key, max((line["seeds"] for line in found.values()), key=len)]
         for name in _ACCURACIES:
-            row += _beside(found[name]) if name in found else [""] * 4
+            row += _beside(found[name]) if name in found else [""] * 5
         rows.append(row)
     return rows
 
@@ -210,7 +211,7 @@ def _mean(lines: Sequence[Line]) -> Line:
     """
     mean = {key: each for key, each in lines[-1].items() if key not in ("seed", *_OF_ONE_RUN)}
     if mean["figure"] != "seconds":
-        for name in ("value", "left", "adapted", "best", "best_left", "best_adapted"):
+        for name in ("value", "left", "adapted", "best", "best_left", "best_adapted", "evened", "leaning"):
             mean.pop(name, None)
             # Lines of before have no other reading of the best round.
             if all(name in line for line in lines):
@@ -230,4 +231,5 @@ def _beside(line: Line) -> list[str]:
     paper = f"{100 * line['paper']:.1f}" if "paper" in line else ""
     best = [f"{100 * line['best']:.1f}"] if "best" in line else []
     best += [f"{100 * line[f'best_{each}']:.1f} {each}" for each in ("left", "adapted") if f"best_{each}" in line]
-    return [value, paper, ", ".join(others), ", ".join(best)]
+    shifted = [f"{100 * line[each]:.1f}" for each in ("evened", "leaning") if each in line]
+    return [value, paper, ", ".join(others), ", ".join(best), *(shifted or [""])]

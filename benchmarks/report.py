@@ -25,7 +25,7 @@ from benchmarks.fedvocab_report import (
     sent_rows,
 )
 from benchmarks.plots import pyplot, save
-from benchmarks.reconstruction_report import draw_found
+from benchmarks.reconstruction_report import draw_found, found_rows
 from benchmarks.record import RESULTS, ROOT, read_lines
 from benchmarks.synthesis_report import (
     attack_rows,
@@ -408,14 +408,16 @@ SECTIONS = (
         "keeps: adaptive fedvocab after an epoch on the embedding alone, fedrecon with its private rows made anew, "
         "all others as members last left them; the other reading of the same training stands beside it. What is read "
         "differently is to be compared in one reading. `best round`: by the members' validation rows, in both readings "
-        "where it was read so. Batches and rates were chosen on validation rows, but for 0.001, which came after tests "
-        "of the slower embedding had been read. `paper` is tables 4 and 5 of"
-        " the FedVocab paper: GloVe 300 wide (here 7,846 words of the 50 wide one), hidden 300, 100 rounds, all "
+        "where it was read so. `evened`: with each member's own mixture of labels taken out of its logits (Saerens "
+        "et al. 2002), so that what is left is what it reads; `leaning`: with the mixture put into a model that is "
+        "everybody's, which trains nothing and sends nothing more. Batches and rates were chosen on validation "
+        "rows, but for 0.001, which came after tests of the slower embedding had been read. `paper` is tables 4 and "
+        "5 of the FedVocab paper: GloVe 300 wide (here 7,846 words of the 50 wide one), hidden 300, 100 rounds, all "
         "120,000 articles of AG News (here 22,256), newsgroup posts (here without headers, quotations and "
         "signatures); it says neither which round it reads nor whether the embedding was adapted to it. `same`: one "
-        "public word list; `own`: each member lists the words of its own training texts, and a word of a test that it"
-        " never saw is unknown to it. `rate`: the learning rate where it is not the paper's 0.005, of everything or of "
-        "the embedding alone ([decision 29](decisions/0029-slower-embeddings.md)).",
+        "public word list; `own`: each member lists the words of its own training texts, and a word of a test that "
+        "it never saw is unknown to it. `rate`: the learning rate where it is not the paper's 0.005, of everything "
+        "or of the embedding alone ([decision 29](decisions/0029-slower-embeddings.md)).",
         where={"model": ("bilstm",)},
         figures=("global_accuracy", "local_accuracy"),
         rows=accuracy_rows,
@@ -787,17 +789,24 @@ SECTIONS = (
     Section(
         "reconstruction",
         "What a member's gradients give away",
-        "128 sentences of AG News, each with three digit tokens at least; the attacker sees one member's gradient of "
-        "the shared parameters for one batch (no secure aggregation), knows lengths and labels, and has a table: the "
-        "member's present one (`true`), the public one that it started from `rounds` rounds of training ago "
-        "(`public`), or another (`unrelated`, the paper's attacker). `rows`: rows of a shared embedding that have a "
-        "gradient; `span`: rows of the table that lie in the span of the first layer's gradient; `states`: texts read "
-        "word by word from the span of the LSTM's states; `positions`: DAGER's span check on the first attention "
-        "layer; `dlg`: vectors fitted to the gradient. rows and span name each word once, so that repeated words cap "
-        "their recall. The paper's table 2 has digit leakage of 87.6 % (BiLSTM, fedavg), 2.1 % (fedrecon) and 1.2 % "
-        "(fedvocab), by DLG and with an unrelated table; its figures for an attacker with the public table are not "
-        "given. What is not measured yet has no row.",
-        wide=("token_f1", "token_precision", "token_recall", "digit_leakage"),
+        "Sentences of AG News with three digit tokens at least, of one member; `sentences` says how many of its 128 are "
+        "attacked in each seed, `tokens` and `digit tokens` what all seeds together hold. The attacker sees one "
+        "member's gradient of the shared parameters for one batch (no secure aggregation), knows lengths and labels, "
+        "and has a table: the member's present one (`true`), the public one that it started from `rounds` rounds of "
+        "training ago (`public`), or another (`unrelated`, the paper's attacker). `rows`: rows of a shared embedding "
+        "that have a gradient; `span`: rows of the table that lie in the span of the first layer's gradient; "
+        "`states`: texts read word by word from the span of the LSTM's states; `positions`: DAGER's span check on the "
+        "first attention layer; `dlg`: vectors fitted to the gradient, the paper's attack, on the shortest sentences "
+        "with one start and 600 or 800 steps. A row of `dlg` with another table says something only where `true` "
+        "beside it finds the words. rows and span name each word once, so that repeated words cap their recall. "
+        "`secure-aggregation`: the sum over ten members, each with a table and sentences of its own, counted against "
+        "the tokens of one. `own-vocabulary`: a member's own words, with GloVe's rows where it has them; "
+        "`own-vocabulary-random`: with rows from a seed of its own, which is the default, while the attacker is told "
+        "the words and has the rows that the job's seed would give. The public table of `bilstm-300` is random, as no "
+        "GloVe of that width is here, and `bert-2x128` has random weights. The paper's table 2 has digit leakage of "
+        "87.6 % (BiLSTM, fedavg), 2.1 % (fedrecon) and 1.2 % (fedvocab), by DLG and with an unrelated table; its "
+        "figures for an attacker with the public table are not given. What is not measured yet has no row.",
+        rows=found_rows,
         plots=(Plot("reconstruction.svg", "F1 of tokens found, by batch and attacker", draw_found),),
     ),
     Section(

@@ -17,7 +17,7 @@ import hashlib
 import io
 import os
 import shutil
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COMMON",
+    "EVENED",
+    "LEANING",
     "Crew",
     "Held",
     "Reading",
@@ -63,9 +65,12 @@ Vector = NDArray[np.float32]
 # What a member's own embedding is when it is tested: as it last left it, or after what its method does on receiving
 # new shared parameters (`adapted`): an epoch on the embedding alone; under fedrecon the private rows made anew.
 Reading = Literal["left", "adapted"]
-# What it is tested on: the common test set, or its own rows.
-Part = Literal["common", "test", "validation"]
+# What it is tested on: the common test set, or its own rows. With `evened` and `leaning` the logits are told which
+# labels the member has more of than others: that is taken out of a model of its own, and put into everybody's.
+Part = Literal["common", "test", "validation", "common, evened", "test, leaning"]
 COMMON: Final = "common"
+EVENED: Final = "common, evened"
+LEANING: Final = "test, leaning"
 
 
 @dataclass(frozen=True)
@@ -190,6 +195,7 @@ class Worker:
 
         torch.set_num_threads(1)
         self._world = world
+        self._label_shares: dict[int | None, NDArray[np.float64]] = {}
         # By member, part and, where it is the member's own, its tokenizer.
         self._corpora: OrderedDict[tuple[int, str, bytes], Corpus] = OrderedDict()
 
@@ -252,10 +258,45 @@ class Worker:
             if reading == "adapted":
                 self._adapt(module, division, place, tokenizer, version)
             for part in parts:
-                read = self._corpus(place, part, tokenizer).read()
-                accuracy = evaluate(module, read.ids, read.labels).accuracy
+                rows, _, how = part.partition(", ")
+                read = self._corpus(place, rows, tokenizer).read()
+                with self._shifted(module, place, how):
+                    accuracy = evaluate(module, read.ids, read.labels).accuracy
                 found[reading, part] = Score(round(accuracy * len(read.ids)), len(read.ids))
         return found
+
+    @contextmanager
+    def _shifted(self, module: "TextClassifier", place: int, how: str) -> Iterator[None]:
+        """With the head's bias moved by the logarithm of how much more of each label the member has than all have: by
+        Bayes' rule the answer for other proportions of labels (Saerens et al. 2002). how: `leaning` adds it, `evened`
+        takes it off, "" leaves it.
+        """
+        import torch
+
+        if not how:
+            yield
+            return
+        shift = torch.from_numpy(np.log(self._shares(place) / self._shares(None)).astype(np.float32))
+        bias = module.get_parameter("output.bias")
+        before = bias.detach().clone()
+        with torch.no_grad():
+            bias.add_(shift if how == "leaning" else -shift)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                bias.copy_(before)
+
+    def _shares(self, place: int | None) -> NDArray[np.float64]:
+        """(L,) shares of the labels in a member's training rows, in everybody's where it is None. One row more of each,
+        so that none is zero.
+        """
+        if place not in self._label_shares:
+            members = self._world.members if place is None else (self._world.members[place],)
+            found = Counter(example.label for held in members for example in held.train)
+            counts = np.array([found[label] + 1 for label in self._world.bundle.document.labels], np.float64)
+            self._label_shares[place] = counts / counts.sum()
+        return self._label_shares[place]
 
     def _adapt(
         self, module: "TextClassifier", division: "Division", place: int, tokenizer: bytes, version: bytes

@@ -16,7 +16,7 @@ from benchmarks.report import SECTIONS, newest, write_report
 from benchmarks.virtual_members import Crew
 from edge_client.data import Example
 from secure_agg import packed_size
-from tacit.method import FedAvg, FedRecon, FedVocab, LgFedAvg
+from tacit.method import FedAvg, FedProx, FedRecon, FedVocab, LgFedAvg
 from tacit.vector import layout_of
 
 torch.set_num_threads(1)
@@ -78,6 +78,9 @@ def test_every_cell_has_all_its_figures(cell, glove, tmp_path):
         assert 0 < found[name].value <= 1
         assert found[name].value == more[more["reading"]]
         assert ("left" in more, "adapted" in more) == ("left" in cell.readings, "adapted" in cell.readings)
+    ones_own = not isinstance(cell.method, FedAvg | FedProx)
+    assert ("evened" in found["global_accuracy"].more) == ones_own
+    assert ("leaning" in found["local_accuracy"].more) == (not ones_own)
     if cell.method is None:
         assert found["values_per_round"].value == found["bytes_per_round"].value == 0
         assert "best" not in found["global_accuracy"].more
@@ -318,7 +321,12 @@ def test_the_table_has_a_row_a_cell_in_per_cent():
     assert rows[0][4:9] == ["0, 1", "60.0 (2.0)", "83.0", "", "61.0"]
     assert {len(row) for row in rows} == {len(head)}
     one = next(line for line in LINES if line["figure"] == "local_accuracy")
-    assert accuracy_rows([one])[1][4:10] == ["0", "", "", "", "", f"{100 * one['value']:.1f}"], "no spread of one seed"
+    alone = ["0", *[""] * 5, f"{100 * one['value']:.1f}"]
+    assert accuracy_rows([one])[1][4:11] == alone, "no spread of one seed"
+    keys = {"global_accuracy": ("evened", 0.2), "local_accuracy": ("leaning", 0.4), "values_per_round": ("bits", 9)}
+    shifted = [{**line, keys[line["figure"]][0]: keys[line["figure"]][1] + line["seed"] / 10} for line in LINES]
+    row = dict(zip(head, accuracy_rows(shifted)[1], strict=True))
+    assert (row["global, evened"], row["local, leaning"]) == ("25.0", "45.0")
     mixed = [{key: each for key, each in line.items() if key != "best_adapted" or line["seed"]} for line in LINES]
     assert accuracy_rows(mixed)[4][8] == "80.0", "no mean over some of the seeds"
     mean = {key: each for key, each in one.items() if key != "seed"} | {"value": 0.99}

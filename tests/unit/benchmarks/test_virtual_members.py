@@ -13,6 +13,8 @@ from benchmarks.simulation import Member, corpora_of
 from benchmarks.simulation import play_round as simulated_round
 from benchmarks.virtual_members import (
     COMMON,
+    EVENED,
+    LEANING,
     Crew,
     Held,
     Score,
@@ -323,6 +325,29 @@ def test_scores_are_the_module_s_own(tmp_path):
     found = Crew(world, None).score(version, ("left",), (COMMON, "validation"))
     assert {each["left", COMMON] for each in found} == {Score(2, 4)}
     assert found[0]["left", "validation"] == Score(2, 3)
+
+
+def test_a_mixture_of_labels_is_put_into_everybodys_model_or_taken_out_of_ones_own(tmp_path):
+    """Where texts tell nothing, the mixture alone answers: the label that a member has more of than all, or less."""
+    world = world_of(tmp_path, FedAvg())
+    location, human = (Example("what", label) for label in ("LOC", "HUM"))
+    # Most rows of both are LOC; the second has more HUM than all have.
+    held = [Held([location] * 9 + [human], [location], [location, human, human]) for _ in range(2)]
+    held[1] = replace(held[1], train=[location] * 6 + [human] * 4)
+    world = replace(world, members=held, common=[location, location, location, human])
+    manifest = world.bundle.manifest
+    tensors = {name: np.zeros_like(each) for name, each in manifest.unflatten(np.zeros(manifest.values, "f4")).items()}
+    version = manifest.encode(manifest.flatten(tensors))
+    parts = (EVENED, LEANING, "test", COMMON)
+    first, second = Crew(world, None).score(version, ("left",), parts)
+    assert (first["left", LEANING], second["left", LEANING]) == (Score(1, 3), Score(2, 3))
+    # Who has more LOC than others is held to say it too often.
+    assert (first["left", EVENED], second["left", EVENED]) == (Score(1, 4), Score(3, 4))
+    # Scored after them: nothing is left of it in the model, which says the first label to everything.
+    assert first["left", "test"] == second["left", "test"] == Score(2, 3)
+    # By so much: 9 of 10 rows are LOC where all have 15 of 20, one more of each counted.
+    shares = Worker(world)._shares(0) / Worker(world)._shares(None)
+    assert shares == pytest.approx([(2 / 12) / (6 / 22), (10 / 12) / (16 / 22)])
 
 
 def test_cohorts_are_drawn_by_seed_and_round_and_everybody_has_a_turn():
