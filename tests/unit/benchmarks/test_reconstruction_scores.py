@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.reconstruction import cells, figures
+from benchmarks.reconstruction import average_shared, cells, figures, measured_before
 from benchmarks.reconstruction_attack import (
     Batch,
+    Matching,
     NoSpan,
+    Observed,
     Table,
     Tally,
     has_digit,
@@ -21,10 +23,13 @@ from benchmarks.reconstruction_attack import (
     tokens_by_rows,
     tokens_by_span,
     tokens_by_states,
+    vectors_by_matching,
 )
+from benchmarks.reconstruction_attack import _Watched as Watched
+from benchmarks.reconstruction_report import found_rows
 from edge_client.models import build, division_of
 from tacit.method import FedAvg, FedRecon, FedVocab
-from tacit.model import BiLSTMModel, TextCNNModel
+from tacit.model import BiLSTMModel, TextCNNModel, TransformerModel
 
 torch.set_num_threads(1)
 WORDS = ("[PAD]", "[UNK]", "the", "room", "12", "b7", "at", "noon")
@@ -149,6 +154,94 @@ def test_the_nearest_word_is_the_one_in_the_same_direction():
     assert nearest_words(vectors, np.array([[True, True, False]]), table) == ["east", "north"]
 
 
+def bert():
+    config = {
+        "model_type": "bert",
+        "hidden_size": 6,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 5,
+        "max_position_embeddings": 16,
+    }
+    return build(TransformerModel(config=config, max_tokens=16), len(WORDS), 2, 0, seed=1)
+
+
+@pytest.mark.parametrize("make", [module, bert])
+def test_batches_side_by_side_have_the_gradients_that_each_has_alone(make):
+    made = make()
+    batches = [BATCH, Batch(BATCH.ids[::-1].copy(), np.array([0, 0]), WORDS, 0)]
+    ids = torch.from_numpy(np.stack([batch.ids for batch in batches]))
+    vectors = made.embedding(ids).detach().requires_grad_()
+    labels = torch.from_numpy(np.stack([batch.labels for batch in batches]))
+    made.eval()
+    with Watched(made) as watched, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        found = watched.gradients(vectors, ids != 0, labels, None)
+    for at, batch in enumerate(batches):
+        alone = shared_gradient(made, batch, division_of(FedVocab(), made))
+        assert {name for name in alone if "LayerNorm" not in name and "embeddings" not in name} == found.keys()
+        for name, value in found.items():
+            torch.testing.assert_close(value[at], alone[name], rtol=1e-4, atol=1e-7)
+
+
+def test_a_cold_softmax_stands_for_the_maximum():
+    made = module()
+    ids, labels = torch.from_numpy(BATCH.ids)[None], torch.from_numpy(BATCH.labels)[None]
+    vectors = made.embedding(ids).detach().requires_grad_()
+    made.eval()
+    with Watched(made) as watched:
+        hard, cold, warm = (watched.gradients(vectors, ids != 0, labels, each) for each in (None, 1e-6, 1.0))
+    for name, value in hard.items():
+        torch.testing.assert_close(cold[name], value, rtol=1e-3, atol=1e-6)
+    assert not torch.allclose(warm["encoder.onward.weight_ih"], hard["encoder.onward.weight_ih"], rtol=0.1)
+
+
+def test_a_search_leaves_the_model_as_it_was():
+    made = module()
+    before = made(torch.from_numpy(BATCH.ids))
+    gradient = shared_gradient(made, BATCH, division_of(FedVocab(), made))
+    (found,) = vectors_by_matching(made, [Observed(gradient, BATCH.labels, BATCH.seen)], Matching(3, starts=2))
+    assert found.shape == (2, 4, 6)
+    assert torch.equal(made(torch.from_numpy(BATCH.ids)), before)
+    assert not any(layer._forward_hooks for layer in made.modules())
+
+
+def test_of_several_starts_the_nearest_gradient_decides():
+    made = module()
+    case = Observed(shared_gradient(made, BATCH, division_of(FedVocab(), made)), BATCH.labels, BATCH.seen)
+
+    def distance(vectors):
+        there, labels = torch.from_numpy(BATCH.seen)[None], torch.from_numpy(BATCH.labels)[None]
+        with Watched(made) as watched:
+            found = watched.gradients(torch.from_numpy(vectors)[None].requires_grad_(), there, labels, None)
+        wanted = case.gradient
+        shares = [(value[0] - wanted[name]).abs().sum() / wanted[name].abs().sum() for name, value in found.items()]
+        return torch.stack(shares).sum().item()
+
+    chosen, *_ = vectors_by_matching(made, [case], Matching(10, starts=6, seed=3))
+    # Each of as many cases is one of those starts.
+    each = [distance(vectors) for vectors in vectors_by_matching(made, [case] * 6, Matching(10, seed=3))]
+    assert distance(chosen) == pytest.approx(min(each), rel=1e-4)
+    assert min(each) < 0.99 * each[0]
+
+
+def test_batches_of_different_sizes_are_not_searched_side_by_side():
+    made = module()
+    gradient = shared_gradient(made, BATCH, division_of(FedVocab(), made))
+    cases = [Observed(gradient, BATCH.labels[:size], BATCH.seen[:size]) for size in (1, 2)]
+    with pytest.raises(ValueError, match="batches of one size"):
+        vectors_by_matching(made, cases, Matching(2))
+
+
+def test_what_members_share_is_averaged_and_their_tables_are_not():
+    modules = [module(), build(BiLSTMModel(embedding=6, hidden=5), len(WORDS), 2, 0, seed=2)]
+    tables = [made.embedding.weight.detach().clone() for made in modules]
+    mean = sum(made.output.weight.detach() for made in modules) / 2
+    average_shared(modules, division_of(FedVocab(), modules[0]))
+    for made, table in zip(modules, tables, strict=True):
+        torch.testing.assert_close(made.output.weight.detach(), mean)
+        assert torch.equal(made.embedding.weight, table)
+
+
 def test_attacks_on_an_lstm_say_so_of_another_model():
     cnn = build(TextCNNModel(embedding=6, widths=(2,), maps=3), len(WORDS), 2, 0, seed=1)
     gradient = shared_gradient(cnn, BATCH, division_of(FedVocab(), cnn))
@@ -171,8 +264,67 @@ def test_the_benchmark_asks_what_was_promised():
     made = list(cells())
     assert {cell.attacker for cell in made} == {"true", "public", "unrelated"}
     assert {cell.batch for cell in made if cell.attack == "span"} == {1, 2, 4, 8, 16, 32, 64}
-    assert {cell.defence for cell in made} >= {"frozen", "own-vocabulary", "noise-1", "secure-aggregation"}
+    assert {cell.batch for cell in made if cell.attack == "positions"} == {1, 2, 4, 8, 16, 32, 64}
+    own = {"own-vocabulary", "own-vocabulary-random"}
+    assert {cell.defence for cell in made} >= {"frozen", "noise-1", "secure-aggregation"} | own
     assert {cell.method for cell in made} == {"fedavg", "fedrecon", "fedvocab"}
+
+
+def test_where_the_papers_attack_is_shown_to_fail_the_same_search_has_the_true_table_beside_it():
+    asked = [cell for cell in cells() if cell.attack == "dlg" and cell.method == "fedvocab"]
+    assert {(cell.model, cell.batch) for cell in asked if cell.attacker == "unrelated"} == {
+        (cell.model, cell.batch) for cell in asked if cell.attacker == "true"
+    }
+
+
+def test_what_was_measured_otherwise_is_measured_again():
+    (cell,) = [each for each in cells() if each.attack == "dlg" and each.paper == 0.876]
+    assert not measured_before([], cell)
+    assert not measured_before([{"value": 0.5}], cell)
+    assert not measured_before([{"value": 0.5, "version": 1}], cell)
+    assert measured_before([{"value": 0.5, "version": cell.version}], cell)
+    (plain,) = [each for each in cells() if each.attack == "rows" and each.model == "bilstm-50" and each.batch == 64]
+    assert measured_before([{"value": 0.5}], plain)
+
+
+def test_a_row_of_the_report_says_on_how_much_it_rests():
+    (cell,) = [each for each in cells() if each.attack == "dlg" and each.paper == 0.876]
+    lines = [
+        {"case": cell.case, "figure": figure.name, "value": figure.value, **figure.more}
+        for figure in figures(cell, [Tally(1, 2, 40, 1, 2)])
+    ]
+    head, row = found_rows(lines)
+    said = dict(zip(head, row, strict=True))
+    assert (said["sentences"], said["seeds"], said["tokens"], said["digit tokens"]) == ("8", "1", "40", "2")
+    assert (said["precision"], said["digit leakage"]) == ("0.5", "0.5")
+
+
+@pytest.mark.parametrize(("true", "note"), [(0.05, "fails with the true table too"), (0.7, "")])
+def test_a_row_says_where_the_attack_fails_with_the_true_table_too(true, note):
+    pair = {
+        cell.attacker: cell
+        for cell in cells()
+        if (cell.attack, cell.model, cell.batch, cell.method) == ("dlg", "bert-2x128", 8, "fedvocab")
+    }
+    lines = [
+        {"case": pair[attacker].case, "figure": "token_f1", "value": value}
+        for attacker, value in (("true", true), ("unrelated", 0.01))
+    ]
+    head, *rows = found_rows(lines)
+    notes = {row[head.index("attacker")]: row[head.index("note")] for row in rows}
+    assert notes == {"true": "", "unrelated": note}
+
+
+def test_of_a_line_that_does_not_say_how_many_sentences_the_recipe_does():
+    (cell,) = [
+        each
+        for each in cells()
+        if each.attack == "span" and each.batch == 64 and each.attacker == "true" and each.model == "bilstm-300"
+    ]
+    line = {"case": cell.case, "figure": "token_f1", "value": 0.5, "values": [0.4, 0.5, 0.6], "tokens": 7}
+    head, row = found_rows([line])
+    said = dict(zip(head, row, strict=True))
+    assert (said["sentences"], said["seeds"], said["tokens"], said["digit tokens"]) == ("64", "3", "7", "")
 
 
 def test_the_papers_figure_stands_beside_the_papers_attack_only():
@@ -194,4 +346,6 @@ def test_a_cells_figures_are_means_over_seeds():
     assert lines["token_precision"].value == 0.75
     assert lines["token_recall"].value == 0.5
     assert lines["digit_leakage"].value == 0.75
-    assert lines["digit_leakage"].more == {"spread": 0.5, "values": [0.5, 1.0], "digits": 4, "paper": 0.876}
+    counts = {"sentences": 8, "tokens": 8, "digits": 4, "version": 2}
+    assert lines["token_f1"].more.items() >= counts.items()
+    assert lines["digit_leakage"].more == {"spread": 0.5, "values": [0.5, 1.0], **counts, "paper": 0.876}
