@@ -28,6 +28,9 @@ Two figures tell what of this is the mixture of labels and what is text: `evened
 member's mixture taken out of its logits where the model is its own, and `leaning`, the local accuracy with the mixture
 put into everybody's model, which trains nothing and shares nothing more.
 
+`--rates adjusted` has the job's own way to the same end: members train with `logit_adjustment`, so that the shared part
+learns no mixture, and put theirs into the model that they use (docs/decisions/0034-logit-adjustment.md).
+
 Beside the paper's rate, the methods that the comparison is about have two others, too: a fifth of it for everything,
 and a tenth of it for the embedding. At 0.005 Adam takes each member's word vectors where no other's are
 (docs/decisions/0029-slower-embeddings.md).
@@ -60,6 +63,7 @@ from benchmarks.virtual_members import (
     LEANING,
     Crew,
     Held,
+    Part,
     Reading,
     Score,
     World,
@@ -104,7 +108,7 @@ SMALL_BATCH = {"trec": 8, "20newsgroups": 8}
 # validation rows, LOW after SLOW's tests had been read (docs/decisions/0029-slower-embeddings.md); other data sets have
 # them unsearched.
 LOW, SLOW = 0.001, 0.0005
-Rates = Literal["plain", "low", "slow"]
+Rates = Literal["plain", "low", "slow", "adjusted"]
 LOOK = 10
 # What a recipe is compared by: on members' own validation rows, and on some of everybody's.
 TRIED = ("validation_accuracy", "common_validation_accuracy")
@@ -159,6 +163,7 @@ class Recipe:
     embedding_learning_rate: float | None = None
     # The coordinator's, which FedAvg adds the mean change at.
     server_learning_rate: float = 1.0
+    logit_adjustment: bool = False
     local_epochs: int = 10
     # At most so many rows of the common test set, and of the training rows, which are dealt.
     common: int = COMMON_ROWS
@@ -178,6 +183,8 @@ class Recipe:
             said["embedding_learning_rate"] = self.embedding_learning_rate
         if self.server_learning_rate != 1:
             said["server_learning_rate"] = self.server_learning_rate
+        if self.logit_adjustment:
+            said["logit_adjustment"] = True
         return said
 
 
@@ -205,7 +212,8 @@ class Data:
 @dataclass(frozen=True)
 class Cell:
     """A method on a data set. method: None is `local`. rate: the learning rate, where it is not the recipe's.
-    embedding: the embedding's, where it has one of its own.
+    embedding: the embedding's, where it has one of its own. adjusted: members train with `logit_adjustment`, and put
+    their mixture of labels into the model that they use.
     """
 
     dataset: str
@@ -214,6 +222,7 @@ class Cell:
     model: Literal["bilstm", "minilm"] = "bilstm"
     rate: float | None = None
     embedding: float | None = None
+    adjusted: bool = False
 
     @property
     def adaptive(self) -> bool:
@@ -239,6 +248,8 @@ class Cell:
             said["learning_rate"] = self.rate
         if self.embedding is not None:
             said["embedding_learning_rate"] = self.embedding
+        if self.adjusted:
+            said["logit_adjustment"] = True
         return said
 
     @property
@@ -246,6 +257,8 @@ class Cell:
         """Whose rates it has."""
         if self.rate is not None:
             return "low"
+        if self.adjusted:
+            return "adjusted"
         return "plain" if self.embedding is None else "slow"
 
     def recipe(self, common: "Recipe") -> "Recipe":
@@ -254,7 +267,7 @@ class Cell:
             common = replace(common, learning_rate=self.rate)
         if self.embedding is not None:
             common = replace(common, embedding_learning_rate=self.embedding)
-        return common
+        return replace(common, logit_adjustment=True) if self.adjusted else common
 
     @property
     def paper(self) -> tuple[float, float] | None:
@@ -264,6 +277,11 @@ class Cell:
         tables = PAPER if self.model == "bilstm" else {}
         found = tables.get(self.dataset, {}).get(self.name + ("-" if dropped else ""))
         return found if self.vocabulary == "same" and self.rates == "plain" else None
+
+    @property
+    def own_rows(self) -> tuple[Part, Part]:
+        """A member's test and validation rows, read by the model that it uses."""
+        return (LEANING, "validation, leaning") if self.adjusted else ("test", "validation")
 
     @property
     def reading(self) -> Reading:
@@ -297,6 +315,7 @@ def cells_of(dataset: str) -> list[Cell]:
         *(Cell(dataset, method, "own") for method in own),
         *(Cell(dataset, method, rate=LOW) for method in main),
         *(Cell(dataset, method, embedding=SLOW) for method in main),
+        *(Cell(dataset, method, adjusted=True) for method in main if method is not None),
     ]
 
 
@@ -408,6 +427,7 @@ def world_of(cell: Cell, data: Data, recipe: Recipe, seed: int, folder: Path, gl
             batch=recipe.batch,
             learning_rate=recipe.learning_rate,
             embedding_learning_rate=recipe.embedding_learning_rate,
+            logit_adjustment=recipe.logit_adjustment,
         ),
         server=FedAvgServer(learning_rate=recipe.server_learning_rate),
         rounds=Rounds(count=recipe.rounds, min_members=recipe.cohort, target_members=recipe.cohort),
@@ -461,33 +481,40 @@ class Standing:
 Scores = Sequence[Mapping[tuple[Reading, Any], Score]]
 
 
-def standing(scores: Scores, reading: Reading) -> Standing:
-    """The paper's two figures from all members' scores."""
+def standing(scores: Scores, reading: Reading, test: Part = "test") -> Standing:
+    """The paper's two figures from all members' scores. test: how members' own test rows are read."""
     common, without = geometric_mean([each[reading, COMMON] for each in scores])
-    local = statistics.mean(each[reading, "test"].accuracy for each in scores)
+    local = statistics.mean(each[reading, test].accuracy for each in scores)
     evened = leaning = None
     if all((reading, EVENED) in each for each in scores):
         evened, _ = geometric_mean([each[reading, EVENED] for each in scores])
-    if all((reading, LEANING) in each for each in scores):
+    if test != LEANING and all((reading, LEANING) in each for each in scores):
         leaning = statistics.mean(each[reading, LEANING].accuracy for each in scores)
     return Standing(common, local, without, evened, leaning)
 
 
 def _scores(
-    crew: Crew, version: bytes, readings: Sequence[Reading], places: Sequence[int], states: Path | None = None
+    crew: Crew,
+    version: bytes,
+    readings: Sequence[Reading],
+    places: Sequence[int],
+    states: Path | None = None,
+    own: tuple[Part, ...] = ("test", "validation"),
 ) -> Scores:
-    """These members on everything. Where all is shared, the common test set is asked once: members are equal on it."""
-    own: tuple[Any, ...] = ("test", "validation")
+    """These members on everything. Where all is shared, the common test set is asked once: members are equal on it.
+    own: how their own rows are read.
+    """
     if not crew.world.bundle.document.complete or crew.world.alone:
-        return crew.score(version, readings, (COMMON, EVENED, *own), places=places, states=states)
+        more: tuple[Part, ...] = () if LEANING in own else (EVENED,)
+        return crew.score(version, readings, (COMMON, *more, *own), places=places, states=states)
     (first,) = crew.score(version, readings, (COMMON,), places=[0], states=states)
-    each_own = crew.score(version, readings, (*own, LEANING), places=places, states=states)
+    each_own = crew.score(version, readings, tuple({*own, LEANING}), places=places, states=states)
     return [{**first, **each} for each in each_own]
 
 
-def validated(scores: Scores, reading: Reading) -> float:
-    """Mean accuracy on the members' validation rows."""
-    return statistics.mean(each[reading, "validation"].accuracy for each in scores)
+def validated(scores: Scores, reading: Reading, part: Part = "validation") -> float:
+    """Mean accuracy on the members' validation rows, as `part` says they are read."""
+    return statistics.mean(each[reading, part].accuracy for each in scores)
 
 
 @dataclass
@@ -520,13 +547,14 @@ def measure(
             return _alone(cell, crew, recipe, began)
         version, best, curve = _federate(cell, crew, recipe, seed, Best(folder / "best"), masked)
         trained = time.monotonic() - began
-        last = _scores(crew, version, cell.readings, recipe.places)
-        curve.append([recipe.rounds, round(validated(last, cell.reading), 4)])
+        last = _scores(crew, version, cell.readings, recipe.places, own=cell.own_rows)
+        curve.append([recipe.rounds, round(validated(last, cell.reading, cell.own_rows[1]), 4)])
         best.look(crew, curve[-1][1], recipe.rounds, version)
         chosen = last
         if best.number != recipe.rounds:
-            chosen = _scores(crew, best.version, cell.readings, recipe.places, best.folder)
-    readings, of_best = ({each: standing(scores, each) for each in cell.readings} for scores in (last, chosen))
+            chosen = _scores(crew, best.version, cell.readings, recipe.places, best.folder, cell.own_rows)
+    test = cell.own_rows[0]
+    readings, of_best = ({each: standing(scores, each, test) for each in cell.readings} for scores in (last, chosen))
     return [
         *_accuracies(cell, recipe, readings, curve, of_best, best.number),
         *_sent(world.bundle, recipe),
@@ -550,8 +578,8 @@ def _federate(
         state = StateVectors(job.server, job.values, state.after)
         if number % LOOK == 0 and number < recipe.rounds:
             version = bundle.manifest.encode(values)
-            scores = crew.score(version, (cell.reading,), ("validation",), places=recipe.places)
-            value = validated(scores, cell.reading)
+            scores = crew.score(version, (cell.reading,), cell.own_rows[1:], places=recipe.places)
+            value = validated(scores, cell.reading, cell.own_rows[1])
             curve.append([number, round(value, 4)])
             best.look(crew, curve[-1][1], number, version)
     return bundle.manifest.encode(values), best, curve
@@ -731,7 +759,7 @@ def main(words: Sequence[str] | None = None) -> None:
         nargs="*",
         default=get_args(Rates),
         choices=get_args(Rates),
-        help="the paper's, a fifth of it for everything, a tenth of it for the embedding",
+        help="the paper's, a fifth of it for everything, a tenth of it for the embedding; with adjusted logits",
     )
     options.add_argument("--model", default="bilstm", choices=["bilstm", "minilm"])
     options.add_argument("--wire", action="store_true", help="bytes over the network instead of training")

@@ -26,12 +26,14 @@ _METHODS = ("local", "fedavg", "fedprox", "lg-fedavg", "fedrecon", "fedvocab, no
 _ACCURACIES = ("global_accuracy", "local_accuracy")
 # What has no mean.
 _OF_ONE_RUN = ("curve", "best_round", "without_right_answer")
+_ADJUSTED = "adjusted logits"
 # What stands in a panel: its vocabulary, whose rates, and how it is drawn.
 _MARKS = {
     "same": ("same", "plain", "o", "C0", -0.24),
     "same, rate a fifth": ("same", "low", "^", "C4", -0.08),
     "same, embedding's rate a tenth": ("same", "slow", "D", "C2", 0.08),
-    "own": ("own", "plain", "s", "C1", 0.24),
+    "same, adjusted logits": ("same", "adjusted", "v", "C5", 0.16),
+    "own": ("own", "plain", "s", "C1", 0.28),
 }
 
 
@@ -167,10 +169,14 @@ def _rates(case: Line) -> str:
     said = [f"{case['learning_rate']:g}"] if "learning_rate" in case else []
     if "embedding_learning_rate" in case:
         said.append(f"embedding {case['embedding_learning_rate']:g}")
+    if "logit_adjustment" in case:
+        said.append(_ADJUSTED)
     return ", ".join(said)
 
 
 def _kind(rates: str) -> str:
+    if rates == _ADJUSTED:
+        return "adjusted"
     return "plain" if not rates else "slow" if rates.startswith("embedding") else "low"
 
 

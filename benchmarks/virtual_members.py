@@ -47,6 +47,7 @@ __all__ = [
     "LEANING",
     "Crew",
     "Held",
+    "Part",
     "Reading",
     "Score",
     "SeededRandom",
@@ -67,7 +68,7 @@ Vector = NDArray[np.float32]
 Reading = Literal["left", "adapted"]
 # What it is tested on: the common test set, or its own rows. With `evened` and `leaning` the logits are told which
 # labels the member has more of than others: that is taken out of a model of its own, and put into everybody's.
-Part = Literal["common", "test", "validation", "common, evened", "test, leaning"]
+Part = Literal["common", "test", "validation", "common, evened", "test, leaning", "validation, leaning"]
 COMMON: Final = "common"
 EVENED: Final = "common, evened"
 LEANING: Final = "test, leaning"
@@ -267,16 +268,19 @@ class Worker:
 
     @contextmanager
     def _shifted(self, module: "TextClassifier", place: int, how: str) -> Iterator[None]:
-        """With the head's bias moved by the logarithm of how much more of each label the member has than all have: by
-        Bayes' rule the answer for other proportions of labels (Saerens et al. 2002). how: `leaning` adds it, `evened`
-        takes it off, "" leaves it.
+        """With the head's bias moved by the logarithm of how much more of each label the member has than the model was
+        trained for, which is everybody's mixture, or with `logit_adjustment` as much of each: by Bayes' rule the answer
+        for other proportions of labels (Saerens et al. 2002). how: `leaning` adds it, `evened` takes it off, "" leaves
+        it.
         """
         import torch
 
         if not how:
             yield
             return
-        shift = torch.from_numpy(np.log(self._shares(place) / self._shares(None)).astype(np.float32))
+        job = self._world.bundle.document
+        trained_for = 1 / len(job.labels) if job.training.logit_adjustment else self._shares(None)
+        shift = torch.from_numpy(np.log(self._shares(place) / trained_for).astype(np.float32))
         bias = module.get_parameter("output.bias")
         before = bias.detach().clone()
         with torch.no_grad():

@@ -19,7 +19,7 @@ from edge_client.backbone_sources import BackboneMissing, Backbones, Wanted, nam
 from edge_client.cache import BlobCache
 from edge_client.connection import exit_code_of, explain, open_channel
 from edge_client.corpus import Corpus
-from edge_client.data import DataInvalid, text_rows
+from edge_client.data import DataInvalid, label_places, text_rows
 from edge_client.home import MemberIdentity
 from edge_client.material import fetch_job, fetch_manifest, fetch_private_start, fetch_tokenizer, fetch_version
 from edge_client.private_store import PrivateState, PrivateStore, store_key
@@ -246,9 +246,19 @@ def _written(
         from export.onnx import export_model
 
         private = _adapted(found, member, tokenizer, kept, epochs, watch) if kept else {}
+        mixture = _mixture(job, member) if job.training.logit_adjustment else None
         watch.say(f"making the ONNX file of version {number}, and comparing it with the model on {len(texts)} texts")
         report = export_model(
-            job, found.manifest, found.version, tokenizer, out, texts, private, backbone=found.backbone, split=split
+            job,
+            found.manifest,
+            found.version,
+            tokenizer,
+            out,
+            texts,
+            private,
+            mixture=mixture,
+            backbone=found.backbone,
+            split=split,
         )
     except TrainingDiverged as error:
         fail(
@@ -260,7 +270,26 @@ def _written(
         fail(f"making an ONNX file needs {error.name or error}; {_INSTALL}", ExitCode.USAGE)
     except (ValueError, RuntimeError, OSError) as error:
         fail(f"version {number} of {job.name} cannot be exported: {error}", ExitCode.FAILED)
-    return Exported(job.name, number, found.digest, sum(each.size for each in private.values()), report)
+    own = sum(each.size for each in private.values()) + (0 if mixture is None else mixture.size)
+    return Exported(job.name, number, found.digest, own, report)
+
+
+def _mixture(job: JobDocument, member: Member) -> "NDArray[np.float32]":
+    """(L,) logarithms of the shares of this member's labels, which the job's members kept out of what they trained.
+
+    Raises:
+        CommandFailed: no example with a label of the job.
+    """
+    from edge_client.training.mixture import log_mixture
+
+    places = label_places(member.examples, job.labels)
+    if not (places >= 0).any():
+        fail(
+            f"none of the examples has a label of {job.name}, whose model is told by each member how frequent labels "
+            "are with it; give the data that you take part with",
+            ExitCode.USAGE,
+        )
+    return log_mixture(places[places >= 0], len(job.labels))
 
 
 def _adapted(

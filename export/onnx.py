@@ -86,6 +86,7 @@ def export_model(
     samples: "Sequence[TextRow]",
     private: Mapping[str, NDArray[np.float32]] | None = None,
     *,
+    mixture: NDArray[np.float32] | None = None,
     backbone: "StoredBackbone | None" = None,
     split: bool = False,
 ) -> ExportReport:
@@ -93,9 +94,11 @@ def export_model(
     unless that is there.
 
     weights: the version's bytes. private: what the member keeps of the model, where the job's method keeps anything;
-    the bundle then holds it, and belongs on the member's machine. samples: real texts to compare on, or pairs where the
-    job reads these; a few dozen of different lengths will do. backbone: of a prompted job; the file then holds it, with
-    the prompt inside, and of the vocabulary projection the label words' rows alone.
+    the bundle then holds it, and belongs on the member's machine. mixture: (L,) logarithms of the shares of its labels,
+    where the job's training left them out of the logits; the bundle's head then has them, and is as private. samples:
+    real texts to compare on, or pairs where the job reads these; a few dozen of different lengths will do. backbone: of
+    a prompted job; the file then holds it, with the prompt inside, and of the vocabulary projection the label words'
+    rows alone.
 
     Raises:
         ParityFailed: logits differ by more than TOLERANCE; `out` is untouched.
@@ -117,6 +120,8 @@ def export_model(
 
     encoder = encoder_of(document, tokenizer)
     module, _ = assembled(document, encoder, manifest, manifest.decode(weights), private or {}, backbone)
+    if mixture is not None:
+        _lean(module, mixture)
     made = _split(module) if split else _whole(_convert(module, encoder))
     difference = _checked_parity(module, made.run, encoder, samples)
     shared = None
@@ -134,7 +139,7 @@ def export_model(
         frame=encoder.frame,
         template=document.model.template_text if isinstance(document.model, PromptedModel) else None,
         backbone=None if shared is None else digest,
-        private=bool(private),
+        private=bool(private) or mixture is not None,
         parity=difference,
         texts=len(samples),
     )
@@ -186,6 +191,14 @@ class _Made:
     files: dict[str, bytes]
     run: Callable[[NDArray[np.int64]], NDArray[np.float32]]
     backbone: bytes | None = None
+
+
+def _lean(module: "TextClassifier", mixture: NDArray[np.float32]) -> None:
+    """Puts logarithms of labels' shares, (L,), into the head, which training kept free of them."""
+    import torch
+
+    with torch.no_grad():
+        module.get_parameter("output.bias").add_(torch.from_numpy(mixture))
 
 
 def _whole(model: bytes) -> _Made:

@@ -23,6 +23,7 @@ from torch.nn import functional
 
 from edge_client.models import TextClassifier
 from edge_client.models.division import EMBEDDING
+from edge_client.training.mixture import log_mixture
 from edge_client.training.phases import Phase
 from tacit.job import Training
 
@@ -108,8 +109,8 @@ def train(
     ids: (N, S) padded with the module's pad_id; labels: (N,) places in the job's labels. recipe: epochs,
     batch, optimiser, learning rate, precision; every epoch goes over all examples of its phase once, in an order drawn
     from the seed. phases: what to train, in this order; none: everything, for the recipe's epochs. The loss is the
-    batch's mean cross entropy. device: what `pick_device` gave. `cancelled` is asked before each step. The result's
-    sums are those of the last epoch.
+    batch's mean cross entropy, with `logit_adjustment` that of the logits beside the mixture of all `labels`. device:
+    what `pick_device` gave. `cancelled` is asked before each step. The result's sums are those of the last epoch.
 
     Raises:
         TrainingCancelled: `cancelled` said so.
@@ -161,6 +162,7 @@ class _Run:
     ) -> None:
         self.labels, self.recipe, self.phases, self.device = labels, recipe, tuple(phases), device
         self._progress, self._cancelled = progress, cancelled
+        self._mixture: torch.Tensor | None = None
         self._examples = [np.arange(len(ids)) if phase.examples is None else phase.examples for phase in self.phases]
         each = [math.ceil(len(examples) / recipe.batch) for examples in self._examples]
         self.steps = sum(phase.epochs * steps for phase, steps in zip(self.phases, each, strict=True))
@@ -195,6 +197,7 @@ class _Run:
                     logits, target = forward_rows(
                         module, ids, self.labels, lengths=lengths, rows=piece, device=self.device
                     )
+                    logits = self._answers(logits)
                     loss = functional.cross_entropy(logits, target, reduction="sum")
                     torch.autograd.backward(loss / len(batch))
                     batch_loss += loss.item()
@@ -208,6 +211,16 @@ class _Run:
                 optimiser.step()
                 self.loss_sum += batch_loss
                 self._progress(Progress(self.step, self.steps, self.epoch, self.epochs, batch_loss / len(batch)))
+
+    def _answers(self, logits: torch.Tensor) -> torch.Tensor:
+        """(B, L) what the loss and the accuracy are of: the logits, beside the mixture of labels where the job adjusts
+        them. What a phase leaves out counts in it: the mixture is the member's, and not the phase's.
+        """
+        if not self.recipe.logit_adjustment:
+            return logits
+        if self._mixture is None:
+            self._mixture = torch.from_numpy(log_mixture(self.labels, logits.shape[1])).to(logits.device)
+        return logits + self._mixture
 
     def diverged(self, what: str) -> TrainingDiverged:
         return TrainingDiverged(

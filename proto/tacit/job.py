@@ -111,6 +111,8 @@ class Training(Part):
     embedding_learning_rate: float | None = Field(default=None, gt=0, le=10)
     # What a prompted model's frozen network computes in while its few values are trained, in float32 as ever.
     precision: Precision = "float32"
+    # A member's own mixture of labels stands beside the logits while it trains, so that the model need not learn it.
+    logit_adjustment: bool = False
 
     @model_serializer(mode="wrap")
     def _older(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -120,6 +122,8 @@ class Training(Part):
             said.pop("embedding_learning_rate", None)
         if self.precision == "float32":
             said.pop("precision", None)
+        if not self.logit_adjustment:
+            said.pop("logit_adjustment", None)
         return said
 
 
@@ -340,6 +344,7 @@ class JobBody(Document):
         self._check_corpus()
         self._check_rates()
         self._check_precision()
+        self._check_adjustment()
         honest, weakest = self._least_honest()
         match self.mechanism:
             case GaussianUpdate() | LaplaceUpdate() | DistributedGaussian() if self.model.freeze_embedding:
@@ -462,6 +467,18 @@ class JobBody(Document):
             why = "dp-sgd tells examples apart in float32"
         if why is not None:
             raise ValueError(f"training.precision: {why}; leave this key out")
+
+    def _check_adjustment(self) -> None:
+        """For classifiers with a head of their own, and for steps that need not be one example's."""
+        if not self.training.logit_adjustment:
+            return
+        why = None
+        if isinstance(self.model, PromptedModel | RvaeModel):
+            why = "it is for textcnn, bilstm and transformer, whose heads have a place for the mixture of labels"
+        elif isinstance(self.mechanism, DpSgd):
+            why = "dp-sgd clips what each example does to a step, and the mixture of labels is all examples'"
+        if why is not None:
+            raise ValueError(f"training.logit_adjustment: {why}; leave this key out")
 
     def _instead_of_freezing(self) -> str:
         match self.method:

@@ -13,7 +13,7 @@ from benchmarks.fedvocab import CELLS, Cell, Data, Recipe, cells_of, measure, sh
 from benchmarks.fedvocab_report import accuracy_rows, sent_rows
 from benchmarks.record import Figure, Results
 from benchmarks.report import SECTIONS, newest, write_report
-from benchmarks.virtual_members import Crew
+from benchmarks.virtual_members import Crew, Held
 from edge_client.data import Example
 from secure_agg import packed_size
 from tacit.method import FedAvg, FedProx, FedRecon, FedVocab, LgFedAvg
@@ -79,8 +79,9 @@ def test_every_cell_has_all_its_figures(cell, glove, tmp_path):
         assert found[name].value == more[more["reading"]]
         assert ("left" in more, "adapted" in more) == ("left" in cell.readings, "adapted" in cell.readings)
     ones_own = not isinstance(cell.method, FedAvg | FedProx)
-    assert ("evened" in found["global_accuracy"].more) == ones_own
-    assert ("leaning" in found["local_accuracy"].more) == (not ones_own)
+    # An adjusted model is even as it is, and leans where its members use it.
+    assert ("evened" in found["global_accuracy"].more) == (ones_own and not cell.adjusted)
+    assert ("leaning" in found["local_accuracy"].more) == (not ones_own and not cell.adjusted)
     if cell.method is None:
         assert found["values_per_round"].value == found["bytes_per_round"].value == 0
         assert "best" not in found["global_accuracy"].more
@@ -160,12 +161,13 @@ def test_recipes_differ_and_only_what_is_said_of_the_embedding_is_in_a_case():
 
 
 def test_a_cells_rates_reach_the_job_and_stand_in_its_case(glove, tmp_path, monkeypatch):
-    rates, make = [], bench.world_of
+    rates, adjusted, make = [], [], bench.world_of
 
     def watched(*arguments):
         world = make(*arguments, glove)
         training = world.bundle.document.training
         rates.append((training.learning_rate, training.embedding_learning_rate))
+        adjusted.append(training.logit_adjustment)
         return world
 
     monkeypatch.setattr(bench, "world_of", watched)
@@ -173,19 +175,51 @@ def test_a_cells_rates_reach_the_job_and_stand_in_its_case(glove, tmp_path, monk
         "plain": Cell("trec", FedAvg()),
         "low": Cell("trec", FedAvg(), rate=0.001),
         "slow": Cell("trec", FedAvg(), embedding=0.0005),
+        "adjusted": Cell("trec", FedAvg(), adjusted=True),
     }.items():
         figures = measured(cell, tmp_path / name, recipe=replace(RECIPE, rounds=1))
         said = figures["global_accuracy"].more["recipe"]
         assert (said["learning_rate"], said.get("embedding_learning_rate")) == rates[-1]
         assert cell.rates == name
-        keys = {"learning_rate", "embedding_learning_rate"} & cell.case.keys()
+        assert said.get("logit_adjustment", False) == adjusted[-1] == (name == "adjusted")
+        keys = {"learning_rate", "embedding_learning_rate", "logit_adjustment"} & cell.case.keys()
         assert {each: cell.case[each] for each in keys} == {
             "plain": {},
             "low": {"learning_rate": 0.001},
             "slow": {"embedding_learning_rate": 0.0005},
+            "adjusted": {"logit_adjustment": True},
         }[name]
-    assert rates == [(0.03, None), (0.001, None), (0.03, 0.0005)]
-    assert {cell.rates for cell in CELLS} == {"plain", "low", "slow"}
+    assert rates == [(0.03, None), (0.001, None), (0.03, 0.0005), (0.03, None)]
+    assert {cell.rates for cell in CELLS} == {"plain", "low", "slow", "adjusted"}
+
+
+def test_members_use_an_adjusted_model_with_their_own_mixture(glove, tmp_path, monkeypatch):
+    asked = []
+    score = Crew.score
+
+    def watched(self, version, readings, parts, **more):
+        asked.append(set(parts))
+        return score(self, version, readings, parts, **more)
+
+    monkeypatch.setattr(Crew, "score", watched)
+    measured(Cell("trec", FedVocab(), adjusted=True), tmp_path / "cell")
+    assert {part for parts in asked for part in parts} == {"common", "test, leaning", "validation, leaning"}
+
+
+def test_an_adjusted_job_leans_from_even_labels(glove, tmp_path):
+    """A head that says nothing: the member's commonest label alone, not what it has more of than others."""
+    answers = {}
+    for adjusted in (False, True):
+        world = bench.world_of(Cell("trec", FedAvg(), adjusted=adjusted), DATA, RECIPE, 0, tmp_path / str(adjusted))
+        labels = [Example("what", "NUM")] * 6 + [Example("what", "LOC")] * 4
+        few = Held(labels, labels[:1], [Example("what", "NUM"), Example("what", "LOC"), Example("what", "LOC")])
+        many = Held([Example("what", "NUM")] * 10, labels[:1], labels[:1])
+        world = replace(world, members=[few, many])
+        manifest = world.bundle.manifest
+        nothing = manifest.encode(np.zeros(manifest.values, np.float32))
+        (found, _) = Crew(world, None).score(nothing, ("left",), ("test, leaning",))
+        answers[adjusted] = found["left", "test, leaning"].correct
+    assert answers == {False: 2, True: 1}
 
 
 def test_a_coordinators_rate_reaches_the_job_and_stands_in_the_recipe(glove, tmp_path):

@@ -188,6 +188,25 @@ def said(**changes):
             },
             "training.precision: dp-sgd tells examples apart in float32; leave this key out",
         ),
+        *(
+            (
+                {"training": {"logit_adjustment": True}, **changes},
+                "training.logit_adjustment: it is for textcnn, bilstm and transformer, whose heads have a place for "
+                "the mixture of labels; leave this key out",
+            )
+            for changes in (
+                {"model": {"architecture": "prompted", "base": "x", "task": {"name": "head"}}, "vocabulary": None},
+                {"model": {"architecture": "rvae"}},
+            )
+        ),
+        (
+            {
+                "training": {"logit_adjustment": True},
+                "mechanism": {"name": "dp-sgd", "noise_multiplier": 1.0, "lot": 8, "steps": 2},
+            },
+            "training.logit_adjustment: dp-sgd clips what each example does to a step, and the mixture of labels is "
+            "all examples'; leave this key out",
+        ),
         (
             {"training": {"precision": "float16"}},
             "training.precision: Input should be 'float32' or 'bfloat16'",
@@ -261,6 +280,17 @@ def test_a_precision_is_in_the_document_only_where_it_is_less_than_float32():
     plain = JobSpec.model_validate({"schema": 1, **BASE, **prompted})
     assert plain.training.precision == "float32"
     assert "precision" not in plain.training.model_dump()
+
+
+def test_adjusted_logits_are_in_the_document_only_where_the_job_has_them():
+    job = job_document()
+    assert b"logit_adjustment" not in job.canonical()
+    adjusted = job.model_copy(update={"training": job.training.model_copy(update={"logit_adjustment": True})})
+    assert JobDocument.from_json(adjusted.canonical(), what="job.json").training.logit_adjustment
+    # Noise over the whole change covers the mixture as it covers all that the change is made of.
+    noise = {"name": "gaussian-update", "noise_multiplier": 1.0, "lot": 8}
+    spec = {"schema": 1, **BASE, "training": {"logit_adjustment": True}, "mechanism": noise}
+    assert JobSpec.model_validate(spec).training.logit_adjustment
 
 
 def test_a_rate_of_the_embeddings_own_is_in_the_document_only_where_the_job_has_one():

@@ -64,8 +64,8 @@ NOISE = {"name": "gaussian-update", "noise_multiplier": 16.0, "lot": 1000}
 PASSPHRASE = "a heron stands in the reeds"
 
 
-def spec(name, method, vocabulary, mechanism="none"):
-    training = {"epochs": 1, "batch": 4, "learning_rate": 0.05}
+def spec(name, method, vocabulary, mechanism="none", training=()):
+    training = {"epochs": 1, "batch": 4, "learning_rate": 0.05, **dict(training)}
     return JobSpec(
         name=name,
         labels=("bird", "money"),
@@ -91,6 +91,7 @@ class Town(federation_pb2_grpc.FederationServiceServicer):
             # Its private row starts from a table, and not from the seed that a member knows anyway.
             spec("recon", RECON, FILE | {"pretrained": "vectors.txt"}),
             spec("noised", "fedvocab", {"kind": "words", "size": 50}, NOISE),
+            spec("leaning", "fedavg", FILE, training={"logit_adjustment": True}),
         ):
             document = make_job_bundle(job, folder, folder / job.name)
             bundle = read_job_bundle(folder / job.name)
@@ -402,13 +403,38 @@ def test_adapting_to_the_last_release_of_a_job_with_noise_costs_nothing(machine,
     assert not np.array_equal(converted[0], kept.arrays[EMBEDDING])
 
 
+def test_a_model_that_knows_no_mixture_of_labels_is_told_the_members(machine, town):
+    """The head has it, and nobody else can open the folder; more examples of one label make another head."""
+    birds = [row for row in ROWS if row[1] == "bird"]
+    logits = []
+    for rows in (ROWS, [*ROWS, *birds, *birds]):
+        machine.write(rows)
+        said, _ = machine.export("leaning")
+        assert "2 values in it are your own" in said
+        logits.append(Predictor.load(machine.out).logits(["the heron"])[0])
+    assert machine.out.stat().st_mode & 0o777 == 0o700
+    assert read_bundle(machine.out, "model").index.model.private
+    money = len(ROWS) - len(birds)
+    # One of each label is counted more than there is.
+    more = np.log((3 * len(birds) + 1) / (money + 1)) - np.log((len(birds) + 1) / (money + 1))
+    lead = logits[1] - logits[0]
+    assert lead[0] - lead[1] == pytest.approx(more, abs=1e-5)
+
+
 # ---- what is refused ------------------------------------------------------------------------------------------------
+
+
+def test_a_mixture_of_no_labels_is_refused(machine):
+    machine.write([("a heron", "fish")])
+    code, said = machine.refused("leaning")
+    assert code == ExitCode.USAGE
+    assert said.startswith("none of the examples has a label of leaning, whose model is told by each member how")
 
 
 def test_a_job_that_is_not_there_is_named_with_those_that_are(machine):
     assert machine.refused("desk") == (
         ExitCode.NOT_FOUND,
-        "there is no job desk; this federation has: noised, own, plain, recon",
+        "there is no job desk; this federation has: leaning, noised, own, plain, recon",
     )
 
 

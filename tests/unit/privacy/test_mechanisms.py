@@ -333,6 +333,23 @@ def test_the_draw_is_made_from_all_examples_and_those_with_other_labels_count_fo
     assert all(len(set(rows.tolist())) == len(rows) and (rows < 100).all() for rows in drawn)
 
 
+def test_adjusted_logits_know_the_mixture_of_the_lot_and_of_nothing_else():
+    """What was not drawn is charged for nothing, so that its labels must not matter."""
+    random = np.random.default_rng(4)
+    ids, labels = random.integers(1, 20, (30, 6)), np.arange(30) % 2
+    others = labels.copy()
+    others[12:] = 1
+    drawn, recipe = np.arange(12), Training(batch=4, logit_adjustment=True)
+    weights = []
+    for each, rows in ((labels, drawn), (others, drawn), (labels, None), (others, None)):
+        module = build(MODEL, 20, 2, 0, seed=3)
+        task = LocalTraining.of_all(module, ids, each, recipe, 7, "cpu", lambda _: None, lambda: False)
+        task.plain(rows)
+        weights.append(np.concatenate([value.ravel() for value in shared_parameters(module).values()]))
+    assert np.array_equal(weights[0], weights[1])
+    assert not np.array_equal(weights[2], weights[3])
+
+
 @pytest.mark.parametrize("mechanism", [DP_SGD, GAUSSIAN, LAPLACE, RING])
 def test_a_member_whose_labels_are_all_others_sends_what_looks_like_any_other(mechanism):
     module = build(MODEL, 20, 2, 0, seed=3)

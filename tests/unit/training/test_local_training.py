@@ -102,6 +102,45 @@ def test_it_is_the_plain_algorithm_over_the_whole_embedding(
     )
 
 
+def test_adjusted_logits_are_the_plain_algorithm_beside_the_logarithms_of_the_labels_shares() -> None:
+    ids, labels = texts(70)
+    labels[:40] = 1
+    recipe = Training(epochs=2, batch=16, optimiser="sgd", learning_rate=0.05, logit_adjustment=True)
+    still = MODEL.model_copy(update={"dropout": 0.0})
+    quick, plain = module_of(still), module_of(still)
+    result = train(quick, ids, labels, recipe, seed=3)
+    shares = torch.tensor([(np.sum(labels == label) + 1) / (70 + LABELS) for label in range(LABELS)])
+    stepper = torch.optim.SGD(plain.parameters(), lr=0.05)
+    orders = np.random.Generator(np.random.Philox(3))
+    orders.integers(2**63)  # Dropout's seed is drawn first.
+    for _ in range(2):
+        order, losses, right = orders.permutation(70), 0.0, 0
+        for first in range(0, 70, 16):
+            rows = order[first : first + 16]
+            stepper.zero_grad()
+            answers = plain(torch.from_numpy(ids[rows])) + shares.log().float()
+            loss = functional.cross_entropy(answers, torch.from_numpy(labels[rows]))
+            loss.backward()
+            stepper.step()
+            losses += loss.item() * len(rows)
+            right += int((answers.argmax(dim=1).numpy() == labels[rows]).sum())
+    for name, array in shared_parameters(quick).items():
+        np.testing.assert_allclose(array, shared_parameters(plain)[name], rtol=0, atol=2e-5, err_msg=name)
+    assert (result.loss_sum, result.correct) == (pytest.approx(losses, rel=1e-4), right)
+
+
+@pytest.mark.parametrize("adjusted", [False, True])
+def test_a_model_with_adjusted_logits_learns_nothing_of_how_frequent_labels_are(adjusted: bool) -> None:
+    """Texts that tell nothing, nine in ten of one label: what the model says of them is the mixture, or is even."""
+    ids, labels = np.full((200, 4), 20, dtype=np.int64), np.zeros(200, dtype=np.int64)
+    labels[:10], labels[10:20] = 1, 2
+    module = module_of(MODEL.model_copy(update={"dropout": 0.0}))
+    train(module, ids, labels, Training(epochs=60, batch=50, learning_rate=0.01, logit_adjustment=adjusted), seed=0)
+    logits = module(torch.from_numpy(ids[:1])).detach().numpy()[0]
+    lead = logits[0] - logits[1:]
+    assert np.abs(lead - (0 if adjusted else np.log(180 / 10))).max() < (0.15 if adjusted else 0.4)
+
+
 def test_every_epoch_meets_every_example_once(monkeypatch: pytest.MonkeyPatch) -> None:
     met: list[list[int]] = []
     pieces = local._pieces
