@@ -210,10 +210,11 @@ def test_an_adjusted_job_leans_from_even_labels(glove, tmp_path):
     """A head that says nothing: the member's commonest label alone, not what it has more of than others."""
     answers = {}
     for adjusted in (False, True):
-        world = bench.world_of(Cell("trec", FedAvg(), adjusted=adjusted), DATA, RECIPE, 0, tmp_path / str(adjusted))
+        cell = Cell("trec", FedAvg(), adjusted=adjusted)
+        world = bench.world_of(cell, DATA, cell.recipe(RECIPE), 0, tmp_path / str(adjusted))
         labels = [Example("what", "NUM")] * 6 + [Example("what", "LOC")] * 4
         few = Held(labels, labels[:1], [Example("what", "NUM"), Example("what", "LOC"), Example("what", "LOC")])
-        many = Held([Example("what", "NUM")] * 10, labels[:1], labels[:1])
+        many = Held([Example("what", "NUM")] * 10 + [Example("what", "HUM")] * 5, labels[:1], labels[:1])
         world = replace(world, members=[few, many])
         manifest = world.bundle.manifest
         nothing = manifest.encode(np.zeros(manifest.values, np.float32))
