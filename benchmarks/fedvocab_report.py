@@ -109,7 +109,8 @@ def draw_accuracies(lines: Sequence[Line], path: Path) -> None:
             axis.set(title=f"{dataset}: {name.replace('_', ' ')}", ylabel="%")
             axis.set_xticks(range(len(_METHODS)), _METHODS, rotation=25, ha="right")
             axis.grid(alpha=0.3)
-    axes[0][0].legend(loc="lower left", fontsize="small")
+    # Beside the panels: inside it would lie over marks.
+    axes[0][1].legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small")
     save(figure, path)
 
 
