@@ -72,7 +72,8 @@ def export(
 ) -> None:
     """Write the job's newest model, with your own vocabulary and embedding in it, as ONNX.
 
-    Where the job keeps a part of the model with its members, the folder holds yours: it belongs on this machine.
+    Where the job keeps a part of the model with its members, or leaves it to them how frequent labels are, the folder
+    holds yours: it belongs on this machine.
     """
     from tacit.tls import tls_13_only
 
