@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from edge_client.models import TextClassifier
 from edge_client.models.division import EMBEDDING
-from edge_client.training.mixture import log_mixture
+from edge_client.training.mixture import training_mixture
 from edge_client.training.phases import Phase
 from tacit.job import Training
 
@@ -219,7 +219,7 @@ class _Run:
         if not self.recipe.logit_adjustment:
             return logits
         if self._mixture is None:
-            self._mixture = torch.from_numpy(log_mixture(self.labels, logits.shape[1])).to(logits.device)
+            self._mixture = torch.from_numpy(training_mixture(self.labels, logits.shape[1])).to(logits.device)
         return logits + self._mixture
 
     def diverged(self, what: str) -> TrainingDiverged:

@@ -141,6 +141,23 @@ def test_a_model_with_adjusted_logits_learns_nothing_of_how_frequent_labels_are(
     assert np.abs(lead - (0 if adjusted else np.log(180 / 10))).max() < (0.15 if adjusted else 0.4)
 
 
+@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+def test_a_member_of_one_label_teaches_a_model_with_adjusted_logits_nothing(optimiser: Literal["adam", "sgd"]) -> None:
+    """Adam makes whole steps of gradients however small, and all of this member's would point the same way."""
+    ids, _ = texts(64)
+    recipe = Training(epochs=2, batch=16, optimiser=optimiser, learning_rate=0.01)
+    adjusted = recipe.model_copy(update={"logit_adjustment": True})
+    for alone in (np.full(64, 1), np.append(np.full(63, 1), 0)):
+        told, module = module_of(), module_of()
+        train(told, ids, alone, recipe, seed=3)
+        result = train(module, ids, alone, adjusted, seed=3)
+        assert not same(told, module_of())
+        assert same(module, module_of()) == (len(set(alone)) == 1)
+    assert result.loss_sum > 0
+    result = train(module_of(), ids, np.full(64, 1), adjusted, seed=3)
+    assert (result.loss_sum, result.correct, result.count) == (0, 64, 64)
+
+
 def test_every_epoch_meets_every_example_once(monkeypatch: pytest.MonkeyPatch) -> None:
     met: list[list[int]] = []
     pieces = local._pieces
