@@ -14,6 +14,7 @@ from torch.nn import functional
 from edge_client.models import TextClassifier, build, shared_parameters
 from edge_client.training import local
 from edge_client.training.local import Progress, TrainingCancelled, TrainingDiverged, evaluate, train
+from edge_client.training.mixture import log_mixture, training_mixture
 from tacit.job import Training
 from tacit.model import TextCNNModel
 
@@ -154,6 +155,9 @@ def test_a_member_of_one_label_teaches_a_model_with_adjusted_logits_nothing(opti
         assert not same(told, module_of())
         assert same(module, module_of()) == (len(set(alone)) == 1)
     assert result.loss_sum > 0
+    # A label of which it has no example is rare to a member of two labels, and not impossible.
+    two = np.array([0, 1, 1])
+    assert np.array_equal(training_mixture(two, LABELS), log_mixture(two, LABELS))
     result = train(module_of(), ids, np.full(64, 1), adjusted, seed=3)
     assert (result.loss_sum, result.correct, result.count) == (0, 64, 64)
 
