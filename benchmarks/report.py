@@ -38,6 +38,7 @@ from benchmarks.synthesis_report import (
     search_rows,
     text_rows,
 )
+from benchmarks.wobble_report import draw_wobble, wobble_rows
 
 __all__ = ["SECTIONS", "Section", "newest", "section_text", "write_report"]
 
@@ -471,6 +472,17 @@ SECTIONS = (
         "questions of one of the 50 fine kinds, which decide the label; kinds of fewer than ten are joined.",
         rows=kind_rows,
         plots=(Plot("partition_kinds.svg", "Labels and rows of each member by kind of partition", draw_kinds),),
+    ),
+    Section(
+        "wobble",
+        "Why the shared part goes up and down",
+        "FedAvg on SST-2, read after every round on 2,000 of the members' validation rows: as the model answers, and "
+        "at the threshold at which it says each label as often as the rows have it. `swing` is the mean difference "
+        "from one round to the next over the last 30, in points. A round with members of one label moves the "
+        "threshold, and with adjusted logits such a member teaches nothing "
+        "([decision 34](decisions/0034-logit-adjustment.md)).",
+        rows=wobble_rows,
+        plots=(Plot("wobble.svg", "Accuracy by round, and members of one label", draw_wobble),),
     ),
     Section(
         "fedvocab_search",
