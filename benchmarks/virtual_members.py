@@ -56,6 +56,7 @@ __all__ = [
     "cohort_of",
     "crew_of",
     "geometric_mean",
+    "logits_of",
     "play_round",
     "seed_of",
 ]
@@ -143,6 +144,26 @@ def geometric_mean(scores: Sequence[Score]) -> tuple[float, int]:
     """
     values = np.array([max(score.correct, 0.5) / score.count for score in scores])
     return float(np.exp(np.log(values).mean())), sum(not score.correct for score in scores)
+
+
+def logits_of(module: "TextClassifier", ids: NDArray[np.int64], labels: NDArray[np.int64]) -> Vector:
+    """(N, L) the module's answers, without dropout; ids and labels as in `edge_client.training.local.evaluate`."""
+    import torch
+
+    from edge_client.training.local import forward_rows
+
+    lengths = (ids != module.pad_id).sum(axis=1)
+    # By length, so that little is padded; a text's logits do not depend on its batch.
+    order = np.argsort(lengths, kind="stable")
+    module.eval()
+    found: list[Vector] = []
+    with torch.no_grad():
+        for first in range(0, len(order), 256):
+            rows = order[first : first + 256]
+            logits, _ = forward_rows(module, ids, labels, lengths=lengths, rows=rows, device="cpu")
+            found.append(logits.numpy())
+    logits_by_row: Vector = np.concatenate(found)[np.argsort(order, kind="stable")]
+    return logits_by_row
 
 
 class States:
@@ -249,8 +270,6 @@ class Worker:
         self, place: int, version: bytes, readings: Sequence[Reading], parts: Sequence[Part], states: Path
     ) -> dict[tuple[Reading, Part], Score]:
         """How a member does with these shared parameters and its own private ones, for each reading and part."""
-        from edge_client.training.local import evaluate
-
         tokenizer, private = self._state(States(states), place)
         module, division = self._module(place, tokenizer, private, version)
         found: dict[tuple[Reading, Part], Score] = {}
@@ -258,38 +277,29 @@ class Worker:
         for reading in sorted(readings, key=lambda reading: reading == "adapted"):
             if reading == "adapted":
                 self._adapt(module, division, place, tokenizer, version)
+            # A mixture of labels is added to what the same rows were answered already.
+            answered: dict[str, tuple[Vector, NDArray[np.int64]]] = {}
             for part in parts:
                 rows, _, how = part.partition(", ")
-                read = self._corpus(place, rows, tokenizer).read()
-                with self._shifted(module, place, how):
-                    accuracy = evaluate(module, read.ids, read.labels).accuracy
-                found[reading, part] = Score(round(accuracy * len(read.ids)), len(read.ids))
+                if rows not in answered:
+                    read = self._corpus(place, rows, tokenizer).read()
+                    answered[rows] = logits_of(module, read.ids, read.labels), read.labels
+                logits, labels = answered[rows]
+                answers = (logits + self._shift(place, how)).argmax(axis=1)
+                found[reading, part] = Score(int((answers == labels).sum()), len(labels))
         return found
 
-    @contextmanager
-    def _shifted(self, module: "TextClassifier", place: int, how: str) -> Iterator[None]:
-        """With the head's bias moved by the logarithm of how much more of each label the member has than the model was
-        trained for, which is everybody's mixture, or with `logit_adjustment` as much of each: by Bayes' rule the answer
-        for other proportions of labels (Saerens et al. 2002). how: `leaning` adds it, `evened` takes it off, "" leaves
-        it.
+    def _shift(self, place: int, how: str) -> Vector:
+        """(L,) the logarithm of how much more of each label the member has than the model was trained for, which is
+        everybody's mixture, or with `logit_adjustment` as much of each: by Bayes' rule the answer for other proportions
+        of labels (Saerens et al. 2002). how: `leaning` adds it, `evened` takes it off, "" leaves logits as they are.
         """
-        import torch
-
-        if not how:
-            yield
-            return
         job = self._world.bundle.document
+        if not how:
+            return np.zeros(len(job.labels), np.float32)
         trained_for = 1 / len(job.labels) if job.training.logit_adjustment else self._shares(None)
-        shift = torch.from_numpy(np.log(self._shares(place) / trained_for).astype(np.float32))
-        bias = module.get_parameter("output.bias")
-        before = bias.detach().clone()
-        with torch.no_grad():
-            bias.add_(shift if how == "leaning" else -shift)
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                bias.copy_(before)
+        shift: Vector = np.log(self._shares(place) / trained_for).astype(np.float32)
+        return shift if how == "leaning" else -shift
 
     def _shares(self, place: int | None) -> NDArray[np.float64]:
         """(L,) shares of the labels in a member's training rows, in everybody's where it is None. One row more of each,

@@ -16,13 +16,14 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.fedvocab import SEEDS, Cell, Data, Recipe, read_data, recipe_of, world_of
 from benchmarks.record import Figure, Results, open_results, parser
-from benchmarks.virtual_members import Crew, World, cohort_of, crew_of, play_round, seed_of
+from benchmarks.virtual_members import Crew, World, cohort_of, crew_of, logits_of, play_round, seed_of
 from edge_client.data import Example
 from tacit.method import FedAvg
 
@@ -84,26 +85,11 @@ class Reader:
         from edge_client.models import EVERYTHING_SHARED
 
         EVERYTHING_SHARED.load_shared(self._module, self._bundle.manifest.unflatten(values))
-        return threshold_accuracies(self._leads(), self._read.labels)
-
-    def _leads(self) -> NDArray[np.float64]:
-        """(N,) by how much the second label's logit is above the first's."""
-        import torch
-
-        from edge_client.training.local import forward_rows
-
-        ids = self._read.ids
-        lengths = (ids != self._module.pad_id).sum(axis=1)
-        order, leads = np.argsort(lengths, kind="stable"), np.zeros(len(ids))
-        self._module.eval()
-        with torch.no_grad():
-            for rows in np.array_split(order, -(-len(order) // 256)):
-                logits, _ = forward_rows(self._module, ids, self._read.labels, lengths=lengths, rows=rows, device="cpu")
-                leads[rows] = (logits[:, 1] - logits[:, 0]).double().numpy()
-        return leads
+        logits = logits_of(self._module, self._read.ids, self._read.labels)
+        return threshold_accuracies(logits[:, 1] - logits[:, 0], self._read.labels)
 
 
-def threshold_accuracies(leads: NDArray[np.float64], labels: NDArray[np.int64]) -> tuple[float, float]:
+def threshold_accuracies(leads: NDArray[np.floating[Any]], labels: NDArray[np.int64]) -> tuple[float, float]:
     """The accuracy where a lead above zero says the second label, and where as many of the highest leads say it as rows
     have it. leads: (N,); labels: (N,), 0 or 1.
     """

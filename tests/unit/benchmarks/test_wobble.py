@@ -10,9 +10,12 @@ import torch
 from benchmarks import fedvocab, wobble
 from benchmarks.fedvocab import Cell, Data, Recipe
 from benchmarks.record import Results
-from benchmarks.virtual_members import COMMON, Crew, cohort_of, play_round
+from benchmarks.virtual_members import Crew, cohort_of, play_round
 from benchmarks.wobble_report import draw_wobble, wobble_rows
+from edge_client.corpus import Corpus
 from edge_client.data import Example
+from edge_client.models import EVERYTHING_SHARED, build_blank
+from edge_client.training.local import evaluate
 from tacit.method import FedAvg
 
 torch.set_num_threads(1)
@@ -65,15 +68,17 @@ def test_each_round_is_read_with_the_members_that_made_it(glove, tmp_path):
 
 
 def test_a_version_is_read_as_a_member_reads_it(glove, tmp_path):
-    world = replace(fedvocab.world_of(Cell("sst2", FedAvg()), DATA, RECIPE, 0, tmp_path), common=ROWS[:37])
-    crew = Crew(world, None)
-    reader, manifest = wobble.Reader(world, ROWS[:37]), world.bundle.manifest
+    world = fedvocab.world_of(Cell("sst2", FedAvg()), DATA, RECIPE, 0, tmp_path)
+    crew, rows, job = Crew(world, None), ROWS[:37], world.bundle.document
+    reader, manifest = wobble.Reader(world, rows), world.bundle.manifest
+    corpus = Corpus(rows, job, world.bundle.public_tokenizer)
+    module = build_blank(job.model, corpus.vocabulary_size, 2, corpus.pad_id)
     values, seen = manifest.decode(world.bundle.weights), set()
     for number in range(1, 5):
         values = play_round(crew, values, number, (0, 1, 2))
-        (score,) = crew.score(manifest.encode(values), ("left",), (COMMON,), places=[0])
+        EVERYTHING_SHARED.load_shared(module, manifest.unflatten(values))
         accuracy, _ = reader.accuracies(values)
-        assert accuracy == pytest.approx(score["left", COMMON].accuracy)
+        assert accuracy == pytest.approx(evaluate(module, corpus.read().ids, corpus.read().labels).accuracy)
         seen.add(accuracy)
     assert len(seen) > 1
 
