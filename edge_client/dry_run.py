@@ -176,6 +176,12 @@ def _of_data(job: JobDocument, member: Member) -> tuple[list[str], list[str]]:
         each.label in job.labels and (each.text_b is not None or not reads_pairs(job.model)) for each in member.examples
     ):
         notes.append("no row is left: a round would be charged, and would send noise alone")
+    held = {each.label for each in member.examples}.intersection(job.labels)
+    if job.training.logit_adjustment and len(held) == 1:
+        notes.append(
+            f"all of your rows have the label {held.pop()}: with adjusted logits they teach the model nothing, though "
+            "you take part and your own model gains"
+        )
     return refusals, notes
 
 

@@ -1,6 +1,7 @@
 """`edge_client run --dry-run`: what it says of the bytes is what a masked vector has."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +82,17 @@ def test_a_job_that_sends_nothing_but_the_change_shows_nothing_else(
 ) -> None:
     _show(plan_of(a_job(mechanism={"name": "dp-sgd", "noise_multiplier": 1.0}), MANIFEST, member), member)
     assert "each" not in capsys.readouterr().out
+
+
+def test_a_member_of_one_label_hears_that_it_teaches_an_adjusted_job_nothing(member: Member) -> None:
+    job = a_job()
+    adjusted = a_job(training=job.training.model_copy(update={"logit_adjustment": True}).model_dump())
+    label, other = job.labels[:2]
+    rows = [Example("one", label)] * 19
+    for document, last, notes in ((adjusted, label, 1), (adjusted, other, 0), (job, label, 0)):
+        found = plan_of(document, MANIFEST, replace(member, examples=[*rows, Example("two", last)])).notes
+        assert len(found) == notes
+    (note,) = plan_of(adjusted, MANIFEST, replace(member, examples=rows)).notes
+    assert note.startswith(
+        f"all of your rows have the label {label}: with adjusted logits they teach the model nothing"
+    )
