@@ -40,9 +40,11 @@ def draw_wobble(lines: Sequence[Line], path: Path) -> None:
         sizes = [24 * count for *_, count in alone]
         label = "with members of one label (larger: more of them)"
         axis.scatter([at for at, *_ in alone], [value for _, value, _ in alone], sizes, color="C3", label=label)
-        axis.set(title=f"{plain['case']['dataset']}: {_name(adjusted)}", xlabel="round", ylabel="accuracy, %")
+        axis.set_title(f"{plain['case']['dataset']}: {_name(adjusted)}", loc="left")
+        axis.set(xlabel="round", ylabel="accuracy, %")
         axis.grid(alpha=0.3)
-    axes[0][0].legend(loc="lower right", fontsize="small")
+    # Above the panel: a dip may lie anywhere in it.
+    axes[0][0].legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, fontsize="small")
     save(figure, path)
 
 
