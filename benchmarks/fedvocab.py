@@ -12,8 +12,9 @@ GloVe. Not as there: 10 members a round (which it does not say), batches of 16 o
 test set of 1,000 rows (TREC: its 500).
 
 `same`: one public word list, that of the GloVe table; other words are unknown to everybody. `own`: every member lists
-the words of its own training texts, and its embedding starts from the table where that knows them. A member's rows are
-split 70:10:20 into training, validation and test.
+the words of its own training texts alone (`table_words = false`), and its embedding starts from the table where that
+knows them. `wide`: the table's other words are in its list too, as is usual. A member's rows are split 70:10:20 into
+training, validation and test.
 
 `global_accuracy` is the geometric mean over all members of the accuracy on the common test set, `local_accuracy` the
 mean over members on their own test rows; both with the last shared parameters and each member's own private ones, read
@@ -109,6 +110,7 @@ SMALL_BATCH = {"trec": 8, "20newsgroups": 8}
 # them unsearched.
 LOW, SLOW = 0.001, 0.0005
 Rates = Literal["plain", "low", "slow", "adjusted"]
+Vocabularies = Literal["same", "own", "wide"]
 LOOK = 10
 # What a recipe is compared by: on members' own validation rows, and on some of everybody's.
 TRIED = ("validation_accuracy", "common_validation_accuracy")
@@ -218,7 +220,7 @@ class Cell:
 
     dataset: str
     method: Method | None
-    vocabulary: str = "same"
+    vocabulary: Vocabularies = "same"
     model: Literal["bilstm", "minilm"] = "bilstm"
     rate: float | None = None
     embedding: float | None = None
@@ -313,6 +315,7 @@ def cells_of(dataset: str) -> list[Cell]:
     return [
         *(Cell(dataset, method) for method in same),
         *(Cell(dataset, method, "own") for method in own),
+        *(Cell(dataset, method, "wide") for method in own[:3]),
         *(Cell(dataset, method, rate=LOW) for method in main),
         *(Cell(dataset, method, embedding=SLOW) for method in main),
         *(Cell(dataset, method, adjusted=True) for method in main if method is not None),
@@ -407,10 +410,12 @@ def world_of(cell: Cell, data: Data, recipe: Recipe, seed: int, folder: Path, gl
     """The job's bundle, its members and where their states will be."""
     from export.bundle import make_job_bundle, read_job_bundle
 
-    own = cell.vocabulary == "own"
+    own = cell.vocabulary != "same"
     # `local` is no job: it takes another's model, with a vocabulary of its own where one allows that.
     method = cell.method or (FedVocab() if own else FedAvg())
-    vocabulary: Any = OwnVocabulary() if own else VocabularyFile(kind="words", file=str(glove), pretrained=str(glove))
+    vocabulary: Any = VocabularyFile(kind="words", file=str(glove), pretrained=str(glove))
+    if own:
+        vocabulary = OwnVocabulary(table_words=cell.vocabulary == "wide")
     model: Any
     if cell.model == "minilm":
         base = minilm()
@@ -753,7 +758,7 @@ def main(words: Sequence[str] | None = None) -> None:
     options.add_argument("--dataset", nargs="*", default=list(CORE), choices=DATASETS)
     options.add_argument("--seeds", type=int, nargs="*", default=list(SEEDS), choices=SEEDS)
     options.add_argument("--method", nargs="*", choices=sorted({cell.name for cell in CELLS}))
-    options.add_argument("--vocabulary", nargs="*", default=["same", "own"], choices=["same", "own"])
+    options.add_argument("--vocabulary", nargs="*", default=get_args(Vocabularies), choices=get_args(Vocabularies))
     options.add_argument(
         "--rates",
         nargs="*",

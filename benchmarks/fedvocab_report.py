@@ -22,6 +22,7 @@ Line = dict[str, Any]
 Key = tuple[str, str, str, str]
 
 _DATASETS = ("trec", "sst2", "ag_news", "20newsgroups")
+_VOCABULARIES = ("same", "own", "wide")
 _METHODS = ("local", "fedavg", "fedprox", "lg-fedavg", "fedrecon", "fedvocab, not adaptive", "fedvocab")
 _ACCURACIES = ("global_accuracy", "local_accuracy")
 # What has no mean.
@@ -34,6 +35,7 @@ _MARKS = {
     "same, embedding's rate a tenth": ("same", "slow", "D", "C2", 0.08),
     "same, adjusted logits": ("same", "adjusted", "v", "C5", 0.16),
     "own": ("own", "plain", "s", "C1", 0.28),
+    "own and the table's words": ("wide", "plain", "D", "C5", 0.36),
 }
 
 
@@ -82,8 +84,8 @@ def partition_rows(lines: Sequence[Line]) -> list[list[str]]:
 
 
 def draw_accuracies(lines: Sequence[Line], path: Path) -> None:
-    """A row of panels for each data set, global and local: `same` at the paper's and at other rates, and `own`, as
-    marks with their range over the seeds, the paper's figure as a cross."""
+    """A row of panels for each data set, global and local: `same` at the paper's and at other rates, `own` and `wide`,
+    as marks with their range over the seeds, the paper's figure as a cross."""
     cells = _by_cell(lines, _ACCURACIES)
     datasets = [name for name in _DATASETS if any(key[0] == name for key in cells)]
     plt = pyplot()
@@ -205,7 +207,12 @@ def _by_cell(lines: Sequence[Line], names: Sequence[str]) -> dict[Key, dict[str,
             _rates(case),
         )
         seeds.setdefault(key, {}).setdefault(line["figure"], {})[line["seed"]] = line
-    order = sorted(seeds, key=lambda key: (_DATASETS.index(key[0]), key[1] == "own", key[3], _METHODS.index(key[2])))
+
+    def place(key: Key) -> tuple[Any, ...]:
+        dataset, vocabulary, method, rates = key
+        return _DATASETS.index(dataset), _VOCABULARIES.index(vocabulary), rates, _METHODS.index(method)
+
+    order = sorted(seeds, key=place)
     return {
         key: {name: _mean([found[seed] for seed in sorted(found)]) for name, found in seeds[key].items()}
         for key in order

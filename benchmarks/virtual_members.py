@@ -353,15 +353,14 @@ class Worker:
 
     def _own_start(self, place: int) -> tuple[bytes, Arrays]:
         """Its own vocabulary, of its training texts, and what its private parameters start from."""
-        from edge_client.training.start import first_private
-        from edge_client.vocabulary import own_tokenizer
+        from edge_client.training.start import first_private, own_vocabulary
         from tacit.method import OwnVocabulary
 
         job = self._world.bundle.document
         wanted = job.vocabulary
         assert isinstance(wanted, OwnVocabulary)  # noqa: S101  asked for by the caller
         texts = [example.text for example in self._world.members[place].train]
-        tokenizer = own_tokenizer(texts, wanted.kind, wanted.size, wanted.least_count)
+        tokenizer = own_vocabulary(wanted, texts, self._world.table)
         return tokenizer, first_private(job, tokenizer, None, self._world.table)
 
     def _module(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["NothingFound", "TableInvalid", "entries_of", "fill_from_table"]
+__all__ = ["NothingFound", "TableInvalid", "entries_of", "fill_from_table", "words_of"]
 
 # The names under which encoders of the transformers library keep the embedding of their tokens.
 _EMBEDDINGS = ("word_embeddings.weight", "embed_tokens.weight", "shared.weight")
@@ -68,6 +68,29 @@ def entries_of(tokenizer_json: bytes) -> dict[str, int]:
 
     ids: dict[str, int] = Tokenizer.from_str(tokenizer_json.decode()).get_vocab(with_added_tokens=True)
     return {entry: number for entry, number in sorted(ids.items(), key=lambda item: item[1]) if entry != PAD}
+
+
+def words_of(source: Path, *, named: str = "the table's path") -> Iterator[str]:
+    """What the table has vectors for, in its order: published ones go from the most frequent word down. It is read no
+    further than the caller goes, and its numbers are not looked at.
+
+    source, named: as in `fill_from_table`.
+
+    Raises:
+        TableInvalid: no such table.
+    """
+    if source.is_dir():
+        with _as_table(named):
+            pieces = _pieces_of(source, named)
+        yield from sorted(pieces, key=pieces.__getitem__)
+        return
+    with _open_table(source, named) as lines:
+        width = None
+        for line in lines:
+            line = line.rstrip("\r\n ")
+            # As many numbers as in the first line, from the right: some tables hold words with a space.
+            width = line.count(" ") if width is None else width
+            yield line.rsplit(" ", width)[0]
 
 
 _Rows = Iterator[tuple[str, "NDArray[np.float32]"]]
@@ -122,11 +145,9 @@ def _checkpoint_rows(folder: Path, width: int, ids: Mapping[str, int], named: st
     """Rows of the entries in `ids` that are pieces of a checkpoint's vocabulary as well."""
     import numpy as np
 
-    try:
+    with _as_table(named):
         pieces = _pieces_of(folder, named)
         rows = _embedding_of(folder)
-    except CheckpointInvalid as error:
-        raise TableInvalid(f"{error}; check {named}") from None
     if rows.ndim != 2 or rows.shape[1] != width:
         raise TableInvalid(
             f"{folder}: its embedding is {' by '.join(map(str, rows.shape))} where model.embedding is {width}; take a "
@@ -140,6 +161,15 @@ def _checkpoint_rows(folder: Path, width: int, ids: Mapping[str, int], named: st
             if not np.isfinite(row).all():
                 raise TableInvalid(f"{folder}: row {pieces[entry]} of its embedding is not finite; take another one")
             yield entry, row
+
+
+@contextmanager
+def _as_table(named: str) -> Iterator[None]:
+    """What is wrong with a checkpoint is wrong with the table."""
+    try:
+        yield
+    except CheckpointInvalid as error:
+        raise TableInvalid(f"{error}; check {named}") from None
 
 
 def _pieces_of(folder: Path, named: str) -> dict[str, int]:

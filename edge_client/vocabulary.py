@@ -1,6 +1,6 @@
 """A member's own vocabulary, from its own texts: a tokenizer.json of the same forms as a job's (`edge_client.text`).
 
-Guarantees: the entries come from the texts handed in and from nothing else; what comes out passes
+Guarantees: the entries come from the texts and the words handed in and from nothing else; what comes out passes
 `text.check_own_form`; words are the same for the same texts in any order, on every machine. Word pieces are not: the
 library's training takes ties as its hash tables happen to lie, so they are built once and kept with the private state.
 
@@ -28,31 +28,42 @@ __all__ = ["own_tokenizer"]
 _SPECIAL = [PAD, UNKNOWN, FIRST, LAST]
 
 
-def own_tokenizer(texts: Iterable[str], kind: Literal["words", "wordpiece"], size: int, least_count: int = 1) -> bytes:
+def own_tokenizer(
+    texts: Iterable[str],
+    kind: Literal["words", "wordpiece"],
+    size: int,
+    least_count: int = 1,
+    known: Iterable[str] = (),
+) -> bytes:
     """The bytes of a tokenizer.json for these texts.
 
     kind: "words", the most frequent ones, ties in order of spelling; "wordpiece", pieces trained on the texts, behind
     [PAD], [UNK], [CLS] and [SEP]. size: entries at most, those in brackets among them. least_count: words that occur
-    less often, or pairs of pieces that stand together less often, get no entry of their own.
+    less often, or pairs of pieces that stand together less often, get no entry of their own. known: words, the most
+    useful first, that get entries behind those of the texts while there is room: those that a vector is known for, so
+    that a text to come may hold one. What no text is split into is passed over. Pieces need none: what they have not
+    met they put together.
 
     Raises:
         VocabularyInvalid: nothing to build it from, or no room in `size`.
     """
-    make, special = (_words, 2) if kind == "words" else (_pieces, len(_SPECIAL))
+    special = 2 if kind == "words" else len(_SPECIAL)
     if size <= special:
         raise VocabularyInvalid(
             f"own vocabulary: {size} entries (vocabulary.size) leave no room beside the {special} that every "
             f"vocabulary of {kind} has; the job must allow more"
         )
-    return make(texts, size - special, least_count)
+    if kind == "words":
+        return _words(texts, size - special, least_count, known)
+    return _pieces(texts, size - special, least_count)
 
 
-def _words(texts: Iterable[str], most: int, least_count: int) -> bytes:
+def _words(texts: Iterable[str], most: int, least_count: int, known: Iterable[str]) -> bytes:
     from tokenizers import normalizers, pre_tokenizers
 
-    counts = Counter(_split(texts, normalizers.Lowercase(), pre_tokenizers.BertPreTokenizer()))
-    # Python and the library differ over a few separators that are no white space to one of them.
-    entries = [(-count, word) for word, count in counts.items() if word == word.strip().lower() and " " not in word]
+    rules = normalizers.Lowercase(), pre_tokenizers.BertPreTokenizer()
+    counts = Counter(_split(texts, *rules))
+    entries = [(-count, word) for word, count in counts.items() if _is_entry(word)]
     if not entries:
         raise VocabularyInvalid(_NOTHING)
     chosen = [word for count, word in sorted(entries)[:most] if -count >= least_count]
@@ -61,7 +72,23 @@ def _words(texts: Iterable[str], most: int, least_count: int) -> bytes:
             f"own vocabulary: no word occurs {least_count} times in the texts (the most frequent one occurs "
             f"{-min(entries)[0]} times); take part with more data, or in a job with a lower vocabulary.least_count"
         )
+    have = set(chosen)
+    more = (word for word in known if word not in have and _is_entry(word) and list(_split([word], *rules)) == [word])
+    # A published table has a hundred times as many as there is room for.
+    for _ in range(most - len(chosen)):
+        word = next(more, None)
+        if word is None:
+            break
+        have.add(word)
+        chosen.append(word)
     return word_tokenizer(chosen)
+
+
+def _is_entry(word: str) -> bool:
+    """Whether a word list can hold it: Python and the library differ over a few separators that are no white space to
+    one of them.
+    """
+    return word == word.strip().lower() and " " not in word
 
 
 def _pieces(texts: Iterable[str], most: int, least_count: int) -> bytes:

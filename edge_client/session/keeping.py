@@ -102,12 +102,13 @@ class Keeper:
         return state
 
     def _own_vocabulary(self, job: JobDocument, wanted: OwnVocabulary) -> bytes:
-        """Raises: VocabularyInvalid: the texts hold nothing to build it of, and no noise hides whether they do."""
+        """Raises: VocabularyInvalid: the texts hold nothing to build it of, and no noise hides whether they do.
+        TableInvalid: there is no such table."""
+        from edge_client.training.start import own_vocabulary
         from edge_client.vocabulary import own_tokenizer
 
-        texts = [example.text for example in self._examples]
         try:
-            return own_tokenizer(texts, wanted.kind, wanted.size, wanted.least_count)
+            return own_vocabulary(wanted, [example.text for example in self._examples], self._table)
         except VocabularyInvalid:
             if job.protected is None:
                 raise

@@ -1,5 +1,6 @@
-"""What a member's private parameters are before its first round."""
+"""What a member has of its own before its first round: a vocabulary, where the job wants one, and private parameters."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -10,17 +11,30 @@ from edge_client.corpus import encoder_of
 from edge_client.models import build, build_blank, division_of, values_of
 from edge_client.models.assembly import check_size
 from edge_client.models.division import EMBEDDING
-from edge_client.tables import NothingFound, entries_of, fill_from_table
+from edge_client.tables import NothingFound, entries_of, fill_from_table, words_of
+from edge_client.text import UNKNOWN
+from edge_client.vocabulary import own_tokenizer
 from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
+from tacit.method import OwnVocabulary
 
-__all__ = ["first_private"]
+__all__ = ["first_private", "own_vocabulary"]
 
 # Of a model that a member begins by itself, with a vocabulary of its own: 4 GiB.
 _MOST_VALUES = 2**30
 
 log = structlog.get_logger("edge_client")
+
+
+def own_vocabulary(wanted: OwnVocabulary, texts: Iterable[str], table: Path | None) -> bytes:
+    """The member's own tokenizer.json, of its texts and of the words that its table of vectors has beside them.
+
+    Raises:
+        VocabularyInvalid: the texts hold nothing to build it of. TableInvalid: there is no such table.
+    """
+    known = words_of(table, named="--embedding") if table is not None and wanted.table_words else ()
+    return own_tokenizer(texts, wanted.kind, wanted.size, wanted.least_count, known)
 
 
 def first_private(
@@ -33,6 +47,8 @@ def first_private(
 ) -> dict[str, NDArray[np.float32]]:
     """Private parameters by name: the job's own start, if it has one, else random weights; then, where the member chose
     a table of vectors and keeps a whole embedding, the table's rows for the entries of the vocabulary that it holds.
+    With a vocabulary of its own the row of unknown words is zero unless a table has one: its own texts have none to
+    train it by, and a vector that nothing was learned for is noise in every text to come.
 
     tokenizer: the job's, or the member's own. seed: of random weights, the job's if None. Whoever knows it knows the
     vectors that the member started from, by their places in its vocabulary.
@@ -61,6 +77,8 @@ def first_private(
     except ValueError as error:
         raise DocumentInvalid(f"job {job.name} does not fit its private parameters: {error}") from error
     kept = division.private(module)
+    if job.own_vocabulary and EMBEDDING in kept:
+        kept[EMBEDDING][entries_of(tokenizer)[UNKNOWN]] = 0
     if table is not None and EMBEDDING in kept and division.rows is None:
         try:
             fill_from_table(kept[EMBEDDING], table, entries_of(tokenizer), named="--embedding")

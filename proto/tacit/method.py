@@ -134,6 +134,9 @@ class OwnVocabulary(Part):
     size: int = Field(default=30_000, le=1_000_000)
     # How often an entry stands in the member's texts, at least.
     least_count: int = Field(default=1, ge=1, le=1_000_000)
+    # Of kind "words": whether words of the table that a member starts its embedding from, and that its texts lack, get
+    # entries too, while there is room.
+    table_words: bool = True
 
     @field_validator("size")
     @classmethod

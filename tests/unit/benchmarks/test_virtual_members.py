@@ -169,10 +169,13 @@ def test_a_member_goes_on_from_its_own_embedding(tmp_path):
     assert not np.array_equal(next(iter(crew.train((0,), 1, base))), once)
 
 
-def test_an_own_vocabulary_is_of_the_training_texts_and_starts_from_the_table(tmp_path):
-    world = world_of(tmp_path, FedVocab(embedding="frozen"), own=OWN)
+@pytest.mark.parametrize("wide", [False, True])
+def test_an_own_vocabulary_is_of_the_training_texts_and_starts_from_the_table(tmp_path, wide):
+    world = world_of(tmp_path, FedVocab(embedding="frozen"), own=OwnVocabulary(size=50, table_words=wide))
     tokenizer, arrays = Worker(world)._own_start(0)
     words = {word for example in MEMBERS[0].train for word in example.text.split()}
+    assert words < set(WORDS)
+    words = set(WORDS) if wide else words
     assert arrays[EMBEDDING].shape == (len(words) + 2, 6)
     vectors = {line.split()[0]: line.split()[1:] for line in world.table.read_text().splitlines()}
     from tokenizers import Tokenizer
@@ -195,16 +198,16 @@ def test_an_own_tokenizer_is_kept_with_the_state(tmp_path):
 @pytest.mark.parametrize("kind", ["words", "wordpiece"])
 def test_who_was_looked_at_before_it_trained_trains_with_the_tokenizer_of_then(tmp_path, monkeypatch, kind):
     """Word pieces do not come out the same twice: made anew, its ids would be of other rows than its texts'."""
-    from edge_client import vocabulary
+    from edge_client.training import start
 
     world = world_of(tmp_path, FedVocab(), own=OwnVocabulary(kind=kind, size=60))
-    made, make = [], vocabulary.own_tokenizer
+    made, make = [], start.own_tokenizer
 
     def watched(texts, *rest):
         made.append(make(texts, *rest))
         return made[-1]
 
-    monkeypatch.setattr(vocabulary, "own_tokenizer", watched)
+    monkeypatch.setattr(start, "own_tokenizer", watched)
     crew = Crew(world, None)
     crew.score(world.bundle.weights, ("left",), ("test",), places=[0])
     play_round(crew, world.bundle.manifest.decode(world.bundle.weights), 1, (0, 1, 2))

@@ -118,11 +118,11 @@ def test_a_member_begins_with_its_own_vocabulary_and_vectors_that_nobody_knows(k
     assert not made.arrays[EMBEDDING][0].any()
     # Entries stand by how often they occur: vectors of the job's seed would tell them by their places.
     public = build(MODEL, len(WORDS), 2, 0, seed=6).embedding.weight.detach().numpy()
-    assert not np.isin(made.arrays[EMBEDDING][1:], public).any()
+    assert not np.isin(made.arrays[EMBEDDING][2:], public).any()
     again = keeper.make(document(name="again", seed=6), None, None)
     assert again.tokenizer == made.tokenizer
-    assert not np.isin(again.arrays[EMBEDDING][1:], made.arrays[EMBEDDING]).any()
-    assert np.abs(made.arrays[EMBEDDING][1:]).min() > 0
+    assert not np.isin(again.arrays[EMBEDDING][2:], made.arrays[EMBEDDING]).any()
+    assert np.abs(made.arrays[EMBEDDING][2:]).min() > 0
     assert (made.round, made.version, made.document) == (0, job.weights, job.digest())
     # It counts before any round: a vocabulary is not built the same twice.
     kept = keeper.load(job)
@@ -147,15 +147,32 @@ def test_a_start_of_another_model_is_refused(keeper):
     assert keeper.load(document(own=False)) is None
 
 
-def test_a_table_fills_the_rows_of_the_words_it_has(store, tmp_path):
+def test_a_table_fills_the_rows_of_the_words_it_has_and_adds_those_that_the_texts_lack(store, tmp_path):
     table = tmp_path / "vectors.txt"
     table.write_text("heron 1 2 3\nowl 4 5 6\nthe 7 8 9\n")
     made = Keeper(store, EXAMPLES, table).make(document(), None, None)
     ids = json.loads(made.tokenizer)["model"]["vocab"]
+    assert ids.keys() == WORDS | {"owl"}
     assert made.arrays[EMBEDDING][ids["heron"]].tolist() == [1, 2, 3]
     assert made.arrays[EMBEDDING][ids["the"]].tolist() == [7, 8, 9]
-    others = [at for word, at in ids.items() if word not in ("heron", "the", "[PAD]")]
+    assert made.arrays[EMBEDDING][ids["owl"]].tolist() == [4, 5, 6]
+    others = [at for word, at in ids.items() if word not in ("heron", "owl", "the", "[PAD]", "[UNK]")]
     assert not np.isin(made.arrays[EMBEDDING][others], np.arange(10)).any()
+    alone = document(name="alone", vocabulary={"kind": "words", "size": 50, "table_words": False})
+    made = Keeper(store, EXAMPLES, table).make(alone, None, None)
+    ids = json.loads(made.tokenizer)["model"]["vocab"]
+    assert ids.keys() == WORDS
+    assert made.arrays[EMBEDDING][ids["heron"]].tolist() == [1, 2, 3]
+
+
+def test_what_no_text_of_its_own_holds_starts_as_nothing_unless_the_table_knows_it(store, keeper, tmp_path):
+    """No text of the member's own trains the row of unknown words; random numbers there would be noise for good."""
+    made = keeper.make(document(), None, None)
+    assert not made.arrays[EMBEDDING][json.loads(made.tokenizer)["model"]["vocab"]["[UNK]"]].any()
+    table = tmp_path / "vectors.txt"
+    table.write_text("heron 1 2 3\n[UNK] 4 5 6\n")
+    made = Keeper(store, EXAMPLES, table).make(document(name="other"), None, None)
+    assert made.arrays[EMBEDDING][1].tolist() == [4, 5, 6]
 
 
 def test_a_table_that_does_not_fit_is_refused_and_nothing_is_kept(store, tmp_path):

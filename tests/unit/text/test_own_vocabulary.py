@@ -1,5 +1,6 @@
 """A member's own vocabulary: from its texts alone, in a form that every other part takes."""
 
+import itertools
 import json
 import random
 
@@ -26,6 +27,25 @@ def test_words_are_the_most_frequent_ones_in_order():
     assert entries(own_tokenizer(TEXTS, "words", 100)) == expected
     assert entries(own_tokenizer(TEXTS, "words", 5)) == expected[:5]
     assert entries(own_tokenizer(TEXTS, "words", 100, 2)) == expected[:6]
+
+
+def test_known_words_fill_the_room_behind_those_of_the_texts_in_their_order():
+    found = entries(own_tokenizer(TEXTS, "words", 100))
+    known = ["the", "owl", "don't", "Paris", "new york", "", "heron", "owl", "[PAD]", "\u2028", "wren"]
+    assert entries(own_tokenizer(TEXTS, "words", 100, 1, known)) == [*found, "owl", "heron", "wren"]
+    # As many as there is room for, and read no further than that.
+    endless = (f"w{number}" for number in itertools.count())
+    assert entries(own_tokenizer(TEXTS, "words", len(found) + 2, 1, endless)) == [*found, "w0", "w1"]
+    assert next(endless) == "w2"
+    assert entries(own_tokenizer(TEXTS, "words", 5, 1, known)) == found[:5]
+    # A word of the texts that is too rare for an entry of its own has one by the table.
+    assert entries(own_tokenizer(TEXTS, "words", 100, 2, ["sat"])) == [*entries(own_tokenizer(TEXTS, "words", 6)), "sat"]
+
+
+def test_known_words_are_no_texts_and_pieces_need_none():
+    with pytest.raises(VocabularyInvalid, match="not one word in the texts"):
+        own_tokenizer([" "], "words", 100, 1, ["owl"])
+    assert "xylophone" not in entries(own_tokenizer(TEXTS * 9, "wordpiece", 200, 1, ["xylophone"]))
 
 
 def test_words_do_not_depend_on_the_order_of_texts():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from edge_client.tables import TableInvalid, entries_of, fill_from_table
+from edge_client.tables import TableInvalid, entries_of, fill_from_table, words_of
 from edge_client.text import word_tokenizer, wordpiece_tokenizer
 
 WORDS = ["cat", "dog", "##s", "the"]
@@ -36,6 +36,17 @@ def test_words_of_a_text_table(tmp_path, name):
     assert np.array_equal(embedding[5], np.array([-1, 0.5, 1e-3], dtype=np.float32))
     assert not embedding[0].any()
     assert (embedding[[1, 3, 4]] == 9).all()
+
+
+def test_a_tables_words_come_in_its_order(tmp_path):
+    (tmp_path / "table.txt").write_text("The 1 2 3\nnew york 4 5 6\ncat 7 8 9\n\n", encoding="utf-8")
+    assert list(words_of(tmp_path / "table.txt")) == ["The", "new york", "cat", ""]
+    assert list(words_of(checkpoint(tmp_path / "bert"))) == PIECES
+    with pytest.raises(TableInvalid, match=r"none does not exist; check --embedding"):
+        next(words_of(tmp_path / "none", named="--embedding"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(TableInvalid, match=r"neither vocab\.txt nor tokenizer\.json; check --embedding"):
+        next(words_of(tmp_path / "empty", named="--embedding"))
 
 
 def test_a_text_table_is_never_whole_in_memory(tmp_path):
