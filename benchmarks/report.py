@@ -417,7 +417,7 @@ SECTIONS = (
         "120,000 articles of AG News (here 22,256), newsgroup posts (here without headers, quotations and "
         "signatures); it says neither which round it reads nor whether the embedding was adapted to it. `same`: one "
         "public word list; `own`: each member lists the words of its own training texts, and a word of a test that "
-        "it never saw is unknown to it; `wide`: its list goes on with the other words of the table that it starts from. "
+        "it never saw is unknown to it; `wide`: its list goes on with the other words of the table it starts from. "
         "`rate`: the learning rate where it is not the paper's 0.005, of everything "
         "or of the embedding alone ([decision 29](decisions/0029-slower-embeddings.md)).",
         where={"model": ("bilstm",)},

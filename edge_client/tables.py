@@ -86,8 +86,8 @@ def words_of(source: Path, *, named: str = "the table's path") -> Iterator[str]:
         return
     with _open_table(source, named) as lines:
         width = None
-        for line in lines:
-            line = line.rstrip("\r\n ")
+        for each in lines:
+            line = each.rstrip("\r\n ")
             # As many numbers as in the first line, from the right: some tables hold words with a space.
             width = line.count(" ") if width is None else width
             yield line.rsplit(" ", width)[0]

@@ -1,4 +1,4 @@
-"""What a member has of its own before its first round: a vocabulary, where the job wants one, and private parameters."""
+"""What a member begins with: a vocabulary of its own, where the job wants one, and private parameters."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -5,9 +5,16 @@ machine for good. What a member does with that is `edge_client.methods`, a file 
 """
 
 import reprlib
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+)
 
 from tacit.documents import Part
 from tacit.mechanism import DpSgd, GaussianUpdate, Mechanism, NoMechanism
@@ -148,6 +155,21 @@ class OwnVocabulary(Part):
                 f"must be {len(special) + 1} or more, is {size}: {', '.join(special)} are among the entries"
             )
         return size
+
+    @field_validator("table_words")
+    @classmethod
+    def _of_words(cls, table_words: bool, info: ValidationInfo) -> bool:
+        if not table_words and info.data.get("kind") == "wordpiece":
+            raise ValueError('is for kind = "words"; word pieces take no words of a table anyway: leave this key out')
+        return table_words
+
+    @model_serializer(mode="wrap")
+    def _older(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Documents from before there was this key keep their bytes, and so their digests.
+        said: dict[str, Any] = handler(self)
+        if self.table_words:
+            said.pop("table_words", None)
+        return said
 
 
 def private_parts(method: Method) -> frozenset[ModelPart]:

@@ -282,6 +282,20 @@ def test_a_precision_is_in_the_document_only_where_it_is_less_than_float32():
     assert "precision" not in plain.training.model_dump()
 
 
+def test_whose_words_an_own_vocabulary_has_is_in_the_document_only_where_it_is_unusual():
+    assert "table_words" not in OwnVocabulary().model_dump()
+    alone = OwnVocabulary(table_words=False)
+    assert OwnVocabulary.model_validate(alone.model_dump()) == alone
+    assert OwnVocabulary(kind="wordpiece").table_words
+    wrong = said(method="fedvocab", vocabulary={"kind": "wordpiece", "table_words": False})
+    assert wrong.startswith(
+        'vocabulary.table_words: is for kind = "words"; word pieces take no words of a table anyway'
+    )
+    assert said(method="fedvocab", vocabulary={"file": "words.txt", "kind": "words", "table_words": False}).startswith(
+        "vocabulary.table_words: only a vocabulary of everybody's own has this key"
+    )
+
+
 def test_adjusted_logits_are_in_the_document_only_where_the_job_has_them():
     job = job_document()
     assert b"logit_adjustment" not in job.canonical()

@@ -39,7 +39,10 @@ def test_known_words_fill_the_room_behind_those_of_the_texts_in_their_order():
     assert next(endless) == "w2"
     assert entries(own_tokenizer(TEXTS, "words", 5, 1, known)) == found[:5]
     # A word of the texts that is too rare for an entry of its own has one by the table.
-    assert entries(own_tokenizer(TEXTS, "words", 100, 2, ["sat"])) == [*entries(own_tokenizer(TEXTS, "words", 6)), "sat"]
+    assert entries(own_tokenizer(TEXTS, "words", 100, 2, ["sat"])) == [
+        *entries(own_tokenizer(TEXTS, "words", 6)),
+        "sat",
+    ]
 
 
 def test_known_words_are_no_texts_and_pieces_need_none():
