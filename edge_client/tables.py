@@ -77,7 +77,7 @@ def words_of(source: Path, *, named: str = "the table's path") -> Iterator[str]:
     source, named: as in `fill_from_table`.
 
     Raises:
-        TableInvalid: no such table.
+        TableInvalid: no such table, or a first line that is no word with its vector.
     """
     if source.is_dir():
         with _as_table(named):
@@ -85,11 +85,16 @@ def words_of(source: Path, *, named: str = "the table's path") -> Iterator[str]:
         yield from sorted(pieces, key=pieces.__getitem__)
         return
     with _open_table(source, named) as lines:
-        width = None
+        width = 0
         for each in lines:
             line = each.rstrip("\r\n ")
             # As many numbers as in the first line, from the right: some tables hold words with a space.
-            width = line.count(" ") if width is None else width
+            width = width or line.count(" ")
+            if width < 2:
+                raise TableInvalid(
+                    f"{source}, line 1: {width} numbers where a word and its vector belong, separated by single spaces; "
+                    "leave out a header line"
+                )
             yield line.rsplit(" ", width)[0]
 
 
@@ -129,7 +134,7 @@ def _open_table(path: Path, named: str) -> Iterator[IO[str]]:
     opener = gzip.open if path.suffix.lower() == ".gz" else open
     try:
         # newline="\n": words may hold characters that universal newlines or splitlines() would cut at.
-        with opener(path, "rt", encoding="utf-8", newline="\n") as lines:
+        with opener(path, "rt", encoding="utf-8-sig", newline="\n") as lines:
             yield lines
     except FileNotFoundError:
         raise TableInvalid(f"{path} does not exist; check {named}") from None

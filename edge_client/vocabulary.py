@@ -25,6 +25,10 @@ from edge_client.text import (
 
 __all__ = ["own_tokenizer"]
 
+# A list goes on with known words to so many entries at most. The texts bound what they bring; a published table would
+# fill whatever a job allows, on the member's disk.
+_MOST_KNOWN = 30_000
+
 _SPECIAL = [PAD, UNKNOWN, FIRST, LAST]
 
 
@@ -39,10 +43,10 @@ def own_tokenizer(
 
     kind: "words", the most frequent ones, ties in order of spelling; "wordpiece", pieces trained on the texts, behind
     [PAD], [UNK], [CLS] and [SEP]. size: entries at most, those in brackets among them. least_count: words that occur
-    less often, or pairs of pieces that stand together less often, get no entry of their own. known: words, the most
-    useful first, that get entries behind those of the texts while there is room: those that a vector is known for, so
-    that a text to come may hold one. What no text is split into is passed over. Pieces need none: what they have not
-    met they put together.
+    less often, or pairs of pieces that stand together less often, get no entry by the texts. known: words, the most
+    useful first, that get entries behind those of the texts while there are fewer than `size` and than 30,000: those
+    that a vector is known for, so that a text to come may hold one. What no text is split into, and what is longer than
+    a word, is passed over. Pieces need none: what they have not met they put together.
 
     Raises:
         VocabularyInvalid: nothing to build it from, or no room in `size`.
@@ -67,20 +71,24 @@ def _words(texts: Iterable[str], most: int, least_count: int, known: Iterable[st
     if not entries:
         raise VocabularyInvalid(_NOTHING)
     chosen = [word for count, word in sorted(entries)[:most] if -count >= least_count]
-    if not chosen:
-        raise VocabularyInvalid(
-            f"own vocabulary: no word occurs {least_count} times in the texts (the most frequent one occurs "
-            f"{-min(entries)[0]} times); take part with more data, or in a job with a lower vocabulary.least_count"
-        )
     have = set(chosen)
-    more = (word for word in known if word not in have and _is_entry(word) and list(_split([word], *rules)) == [word])
-    # A published table has a hundred times as many as there is room for.
-    for _ in range(most - len(chosen)):
+    more = (
+        word
+        for word in known
+        if word not in have and len(word) <= LONGEST_WORD and _is_entry(word) and list(_split([word], *rules)) == [word]
+    )
+    # No word more is asked for than there is room: a published table is long.
+    for _ in range(min(most, _MOST_KNOWN - 2) - len(chosen)):
         word = next(more, None)
         if word is None:
             break
         have.add(word)
         chosen.append(word)
+    if not chosen:
+        raise VocabularyInvalid(
+            f"own vocabulary: no word occurs {least_count} times in the texts (the most frequent one occurs "
+            f"{-min(entries)[0]} times); take part with more data, or in a job with a lower vocabulary.least_count"
+        )
     return word_tokenizer(chosen)
 
 

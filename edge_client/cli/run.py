@@ -53,8 +53,8 @@ def run(
     embedding: Annotated[
         Path | None,
         typer.Option(
-            help="Word vectors that private embeddings start from, and words that a vocabulary of your own has beside "
-            "those of your texts: a GloVe text file, or a checkpoint's folder. Default: what the job says."
+            help="Word vectors that private embeddings start from: a GloVe text file, or a checkpoint's folder. Where "
+            "you build your own vocabulary, the table's words are in it too. Default: what the job says, or random."
         ),
     ] = None,
     backbone: Annotated[

@@ -105,7 +105,6 @@ class Keeper:
         """Raises: VocabularyInvalid: the texts hold nothing to build it of, and no noise hides whether they do.
         TableInvalid: there is no such table."""
         from edge_client.training.start import own_vocabulary
-        from edge_client.vocabulary import own_tokenizer
 
         try:
             return own_vocabulary(wanted, [example.text for example in self._examples], self._table)
@@ -113,7 +112,8 @@ class Keeper:
             if job.protected is None:
                 raise
             log.warning("private_vocabulary_empty", job=job.name)
-            return own_tokenizer(["-"], wanted.kind, max(wanted.size, 16))
+            least = wanted.model_copy(update={"size": max(wanted.size, 16), "least_count": 1})
+            return own_vocabulary(least, ["-"], self._table)
 
     def stage(
         self,

@@ -47,8 +47,8 @@ def first_private(
 ) -> dict[str, NDArray[np.float32]]:
     """Private parameters by name: the job's own start, if it has one, else random weights; then, where the member chose
     a table of vectors and keeps a whole embedding, the table's rows for the entries of the vocabulary that it holds.
-    With a vocabulary of its own the row of unknown words is zero unless a table has one: its own texts have none to
-    train it by, and a vector that nothing was learned for is noise in every text to come.
+    With a vocabulary of its own the row of unknown words is zero unless the table has an entry [UNK]: a list of all
+    its words leaves none to train that row by, and random numbers in it would be noise in every text to come.
 
     tokenizer: the job's, or the member's own. seed: of random weights, the job's if None. Whoever knows it knows the
     vectors that the member started from, by their places in its vocabulary.

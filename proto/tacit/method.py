@@ -139,10 +139,10 @@ class OwnVocabulary(Part):
     kind: Literal["words", "wordpiece"] = "words"
     # Entries at most, those that every vocabulary has among them.
     size: int = Field(default=30_000, le=1_000_000)
-    # How often an entry stands in the member's texts, at least.
+    # How often an entry that comes of the member's texts stands in them, at least.
     least_count: int = Field(default=1, ge=1, le=1_000_000)
-    # Of kind "words": whether words of the table that a member starts its embedding from, and that its texts lack, get
-    # entries too, while there is room.
+    # Of kind "words": whether the other words of the table that a member starts its embedding from get entries too,
+    # while there is room.
     table_words: bool = True
 
     @field_validator("size")

@@ -165,6 +165,17 @@ def test_a_table_fills_the_rows_of_the_words_it_has_and_adds_those_that_the_text
     assert made.arrays[EMBEDDING][ids["heron"]].tolist() == [1, 2, 3]
 
 
+def test_under_noise_no_word_of_the_texts_leaves_the_tables(store, tmp_path):
+    """Whether the texts have words is nobody's to hear of there, and no reason to go without the table either."""
+    table = tmp_path / "vectors.txt"
+    table.write_text("heron 1 2 3\nowl 4 5 6\n")
+    noise = {"name": "gaussian-update", "noise_multiplier": 1.0, "lot": 6}
+    made = Keeper(store, [Example(" ", "a")], table).make(document(mechanism=noise), None, None)
+    ids = json.loads(made.tokenizer)["model"]["vocab"]
+    assert {"heron", "owl"} < ids.keys()
+    assert made.arrays[EMBEDDING][ids["owl"]].tolist() == [4, 5, 6]
+
+
 def test_what_no_text_of_its_own_holds_starts_as_nothing_unless_the_table_knows_it(store, keeper, tmp_path):
     """No text of the member's own trains the row of unknown words; random numbers there would be noise for good."""
     made = keeper.make(document(), None, None)

@@ -45,6 +45,25 @@ def test_known_words_fill_the_room_behind_those_of_the_texts_in_their_order():
     ]
 
 
+def test_known_words_stop_at_thirty_thousand_whatever_a_job_allows_and_texts_do_not():
+    endless = (f"w{number}" for number in itertools.count())
+    assert len(entries(own_tokenizer(TEXTS, "words", 1_000_000, 1, endless))) == 30_000
+    many = [" ".join(f"t{number}" for number in range(30_500))]
+    assert len(entries(own_tokenizer(many, "words", 1_000_000, 1, ["owl"]))) == 30_502
+    long = ["q" * 101, "owl"]
+    assert entries(own_tokenizer(TEXTS, "words", 100, 1, long))[-2:] == ["sat", "owl"]
+
+
+def test_a_list_of_known_words_alone_is_one_too():
+    """Whether a word of the texts is frequent enough is then no reason to refuse, which others would hear of."""
+    assert entries(own_tokenizer(["the heron sat"], "words", 100, 2, ["owl", "sat"])) == [
+        "[PAD]",
+        "[UNK]",
+        "owl",
+        "sat",
+    ]
+
+
 def test_known_words_are_no_texts_and_pieces_need_none():
     with pytest.raises(VocabularyInvalid, match="not one word in the texts"):
         own_tokenizer([" "], "words", 100, 1, ["owl"])

@@ -39,7 +39,7 @@ def test_words_of_a_text_table(tmp_path, name):
 
 
 def test_a_tables_words_come_in_its_order(tmp_path):
-    (tmp_path / "table.txt").write_text("The 1 2 3\nnew york 4 5 6\ncat 7 8 9\n\n", encoding="utf-8")
+    (tmp_path / "table.txt").write_text("The 1 2 3\r\nnew york 4 5 6\ncat 7 8 9\n\n", encoding="utf-8-sig")
     assert list(words_of(tmp_path / "table.txt")) == ["The", "new york", "cat", ""]
     assert list(words_of(checkpoint(tmp_path / "bert"))) == PIECES
     with pytest.raises(TableInvalid, match=r"none does not exist; check --embedding"):
@@ -47,6 +47,17 @@ def test_a_tables_words_come_in_its_order(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(TableInvalid, match=r"neither vocab\.txt nor tokenizer\.json; check --embedding"):
         next(words_of(tmp_path / "empty", named="--embedding"))
+
+
+@pytest.mark.parametrize("start", ["400000 3\n", "\n", "cat\t1\t2\t3\n", "cat 1\n"])
+def test_a_first_line_that_is_no_word_with_its_vector_is_a_sentence(tmp_path, start):
+    """Before the rest is read: a list that came of it would be of other words than the table's."""
+    table = tmp_path / "table.txt"
+    table.write_text(start + "the 1 2 3\n" * 9)
+    with pytest.raises(
+        TableInvalid, match=r"table\.txt, line 1: \d numbers where a word and its vector belong.*header"
+    ):
+        next(words_of(table))
 
 
 def test_a_text_table_is_never_whole_in_memory(tmp_path):
