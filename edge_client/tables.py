@@ -92,7 +92,7 @@ def words_of(source: Path, *, named: str = "the table's path") -> Iterator[str]:
             width = width or line.count(" ")
             if width < 2:
                 raise TableInvalid(
-                    f"{source}, line 1: {width} numbers where a word and its vector belong, separated by single spaces; "
+                    f"{source}, line 1: {width} numbers where a word and its vector belong, with single spaces; "
                     "leave out a header line"
                 )
             yield line.rsplit(" ", width)[0]
