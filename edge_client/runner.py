@@ -30,6 +30,7 @@ from edge_client.session.keeping import Keeper
 from edge_client.session.link import AgentStopped
 from edge_client.session.preparation import Preparer
 from edge_client.session.states import Environment
+from edge_client.tables import TableInvalid, words_of
 from edge_client.training.device import DeviceUnavailable, pick_device
 from tacit.console import ExitCode, fail
 from tacit.documents import DocumentInvalid
@@ -97,16 +98,14 @@ def load_member(options: RunOptions) -> Member:
         policy, _ = Policy.load(home, options.policy)
         examples, second_column = read_data(options.data, text=options.text, label=options.label, text_b=options.text_b)
         device = pick_device(options.device)
-        if options.embedding is not None and not options.embedding.exists():
+        if options.embedding is not None:
             # It is read in a job's first round only: a slip of the pen would decline that, hours later.
-            raise DataInvalid(
-                f"{options.embedding} does not exist; --embedding is a GloVe file or a checkpoint's folder"
-            )
+            next(words_of(options.embedding, named="--embedding, a GloVe file or a checkpoint's folder"), None)
         if missing := [str(each) for each in options.backbones if not each.exists()]:
             raise DataInvalid(
                 f"{missing[0]} does not exist; --backbone is a folder that transformers' save_pretrained wrote"
             )
-    except (DocumentInvalid, DataInvalid, DeviceUnavailable) as error:
+    except (DocumentInvalid, DataInvalid, TableInvalid, DeviceUnavailable) as error:
         fail(str(error), ExitCode.USAGE)
     return Member(home, identity, policy, examples, device, second_column)
 

@@ -212,13 +212,16 @@ def test_without_a_word_there_is_no_vocabulary(store):
     assert set(json.loads(hidden.tokenizer)["model"]["vocab"]) == {"[PAD]", "[UNK]", "-"}
 
 
-def test_a_table_that_is_not_there_is_told_of_before_anything_runs(home, tmp_path):
+def test_a_table_that_is_not_there_or_none_is_told_of_before_anything_runs(home, tmp_path):
     party.member_home(home, "localhost:7441")
     data = tmp_path / "data.jsonl"
     data.write_text('{"text": "a text", "label": "a"}\n')
     table = tmp_path / "vectors.txt"
     options = RunOptions(data=data, home=home, device="cpu", embedding=table)
-    with pytest.raises(CommandFailed, match=r"vectors\.txt does not exist; --embedding is"):
+    with pytest.raises(CommandFailed, match=r"vectors\.txt does not exist; check --embedding, a GloVe file or"):
+        load_member(options)
+    table.write_text("400000 3\nword 1 2 3\n")
+    with pytest.raises(CommandFailed, match=r"vectors\.txt, line 1: 1 numbers where .* leave out a header line"):
         load_member(options)
     table.write_text("word 1 2 3\n")
     assert load_member(options).examples == [Example("a text", "a")]
