@@ -29,6 +29,9 @@ Two figures tell what of this is the mixture of labels and what is text: `evened
 member's mixture taken out of its logits where the model is its own, and `leaning`, the local accuracy with the mixture
 put into everybody's model, which trains nothing and shares nothing more.
 
+`embedding: frozen`: every member's embedding stays the table that all began with, and is its own only after the last
+round: `adapted` is what `edge_client export` makes of it, and nothing of that is sent (docs/decisions/0036).
+
 `--rates adjusted` has the job's own way to the same end: members train with `logit_adjustment`, so that the shared part
 learns no mixture, and put theirs into the model that they use (docs/decisions/0034-logit-adjustment.md).
 
@@ -86,7 +89,24 @@ if TYPE_CHECKING:
     from benchmarks.masked_sum import Parties
     from export.bundle import JobBundle
 
-__all__ = ["CELLS", "Cell", "Data", "Recipe", "main", "measure", "read_data", "stripped", "world_of"]
+__all__ = [
+    "CELLS",
+    "CORE",
+    "DATASETS",
+    "SEEDS",
+    "Best",
+    "Cell",
+    "Data",
+    "Recipe",
+    "federate",
+    "main",
+    "measure",
+    "read_data",
+    "recipe_of",
+    "standing",
+    "stripped",
+    "world_of",
+]
 
 BENCH = "fedvocab"
 SEARCH = "fedvocab_search"
@@ -232,6 +252,11 @@ class Cell:
         return isinstance(self.method, FedVocab) and self.method.adaptive
 
     @property
+    def frozen(self) -> bool:
+        """Whether the embedding is private and stays what everybody's was until the last round is over."""
+        return isinstance(self.method, FedVocab) and self.method.embedding == "frozen"
+
+    @property
     def name(self) -> str:
         """The method's."""
         return "local" if self.method is None else self.method.name
@@ -246,6 +271,8 @@ class Cell:
             "adaptive": self.adaptive,
             "vocabulary": self.vocabulary,
         }
+        if self.frozen:
+            said["embedding"] = "frozen"
         if self.rate is not None:
             said["learning_rate"] = self.rate
         if self.embedding is not None:
@@ -278,7 +305,7 @@ class Cell:
         # Its transformer was another one.
         tables = PAPER if self.model == "bilstm" else {}
         found = tables.get(self.dataset, {}).get(self.name + ("-" if dropped else ""))
-        return found if self.vocabulary == "same" and self.rates == "plain" else None
+        return found if self.vocabulary == "same" and self.rates == "plain" and not self.frozen else None
 
     @property
     def own_rows(self) -> tuple[Part, Part]:
@@ -312,8 +339,10 @@ def cells_of(dataset: str) -> list[Cell]:
     own: list[Method | None] = [FedVocab(), FedVocab(adaptive=False), None, LgFedAvg()]
     # What the comparison is about.
     main: list[Method | None] = [FedVocab(), None, FedVocab(adaptive=False), FedAvg()]
+    frozen = FedVocab(adaptive=False, embedding="frozen")
     return [
         *(Cell(dataset, method) for method in same),
+        *(Cell(dataset, frozen, adjusted=adjusted) for adjusted in (False, True)),
         *(Cell(dataset, method, "own") for method in own),
         *(Cell(dataset, method, "wide") for method in own[:3]),
         *(Cell(dataset, method, rate=LOW) for method in main),
@@ -498,23 +527,20 @@ def standing(scores: Scores, reading: Reading, test: Part = "test") -> Standing:
     return Standing(common, local, without, evened, leaning)
 
 
-def _scores(
-    crew: Crew,
-    version: bytes,
-    readings: Sequence[Reading],
-    places: Sequence[int],
-    states: Path | None = None,
-    own: tuple[Part, ...] = ("test", "validation"),
-) -> Scores:
-    """These members on everything. Where all is shared, the common test set is asked once: members are equal on it.
-    own: how their own rows are read.
+def _scores(crew: Crew, cell: Cell, version: bytes, places: Sequence[int], states: Path | None = None) -> Scores:
+    """These members on everything that is told of a cell. Where all is shared, the common test set is asked once:
+    members are equal on it.
     """
-    if not crew.world.bundle.document.complete or crew.world.alone:
-        more: tuple[Part, ...] = () if LEANING in own else (EVENED,)
+    readings, own = cell.readings, cell.own_rows
+    if crew.world.alone or not (crew.world.bundle.document.complete or cell.frozen):
+        more: tuple[Part, ...] = () if cell.adjusted else (EVENED,)
         return crew.score(version, readings, (COMMON, *more, *own), places=places, states=states)
+    # Members have one model between them, as they left it.
+    leaning: tuple[Part, ...] = own if cell.adjusted else (*own, LEANING)
+    if cell.frozen:
+        return crew.score(version, readings, (COMMON, *leaning), places=places, states=states)
     (first,) = crew.score(version, readings, (COMMON,), places=[0], states=states)
-    each_own = crew.score(version, readings, tuple({*own, LEANING}), places=places, states=states)
-    return [{**first, **each} for each in each_own]
+    return [{**first, **each} for each in crew.score(version, readings, leaning, places=places, states=states)]
 
 
 def validated(scores: Scores, reading: Reading, part: Part = "validation") -> float:
@@ -550,14 +576,14 @@ def measure(
     with crew_of(world, workers) as crew:
         if cell.method is None:
             return _alone(cell, crew, recipe, began)
-        version, best, curve = _federate(cell, crew, recipe, seed, Best(folder / "best"), masked)
+        version, best, curve = federate(cell, crew, recipe, seed, Best(folder / "best"), masked)
         trained = time.monotonic() - began
-        last = _scores(crew, version, cell.readings, recipe.places, own=cell.own_rows)
+        last = _scores(crew, cell, version, recipe.places)
         curve.append([recipe.rounds, round(validated(last, cell.reading, cell.own_rows[1]), 4)])
         best.look(crew, curve[-1][1], recipe.rounds, version)
         chosen = last
         if best.number != recipe.rounds:
-            chosen = _scores(crew, best.version, cell.readings, recipe.places, best.folder, cell.own_rows)
+            chosen = _scores(crew, cell, best.version, recipe.places, best.folder)
     test = cell.own_rows[0]
     readings, of_best = ({each: standing(scores, each, test) for each in cell.readings} for scores in (last, chosen))
     return [
@@ -567,7 +593,7 @@ def measure(
     ]
 
 
-def _federate(
+def federate(
     cell: Cell, crew: Crew, recipe: Recipe, seed: int, best: Best, masked: "Parties | None" = None
 ) -> tuple[bytes, Best, list[list[float]]]:
     """All rounds; the last version, the best before it, and validation accuracies by round."""
@@ -593,7 +619,7 @@ def _federate(
 def _alone(cell: Cell, crew: Crew, recipe: Recipe, began: float) -> list[Figure]:
     crew.train_alone(recipe.local_epochs)
     trained = time.monotonic() - began
-    found = standing(_scores(crew, crew.world.bundle.weights, ("left",), recipe.places), "left")
+    found = standing(_scores(crew, cell, crew.world.bundle.weights, recipe.places), "left")
     return [
         *_accuracies(cell, recipe, {"left": found}, [], {}, 0),
         Figure("values_per_round", 0),
@@ -739,7 +765,7 @@ def tried(cell: Cell, data: Data, recipe: Recipe, folder: Path, workers: int) ->
     began = time.monotonic()
     data = held_out(data, recipe, 0)
     with crew_of(world_of(cell, data, recipe, 0, folder), workers) as crew:
-        version, _, curve = _federate(cell, crew, recipe, 0, Best(folder / "best"))
+        version, _, curve = federate(cell, crew, recipe, 0, Best(folder / "best"))
         scores = crew.score(version, (cell.reading,), (COMMON, "validation"), places=recipe.places)
         local, (common, _) = validated(scores, cell.reading), geometric_mean([e[cell.reading, COMMON] for e in scores])
     more = {"curve": [*curve, [recipe.rounds, round(local, 4)]], "seconds": round(time.monotonic() - began, 1)}

@@ -23,7 +23,16 @@ Key = tuple[str, str, str, str]
 
 _DATASETS = ("trec", "sst2", "ag_news", "20newsgroups")
 _VOCABULARIES = ("same", "own", "wide")
-_METHODS = ("local", "fedavg", "fedprox", "lg-fedavg", "fedrecon", "fedvocab, not adaptive", "fedvocab")
+_METHODS = (
+    "local",
+    "fedavg",
+    "fedprox",
+    "lg-fedavg",
+    "fedrecon",
+    "fedvocab, frozen",
+    "fedvocab, not adaptive",
+    "fedvocab",
+)
 _ACCURACIES = ("global_accuracy", "local_accuracy")
 # What has no mean.
 _OF_ONE_RUN = ("curve", "best_round", "without_right_answer")
@@ -167,6 +176,14 @@ def _bars(axis: Any, members: Sequence[Sequence[float]], labels: Sequence[str]) 
     axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=5 if len(labels) > 8 else "small")
 
 
+def _method(case: Line) -> str:
+    """The method, and what it leaves out."""
+    name: str = case["method"]
+    if name != "fedvocab" or case["adaptive"]:
+        return name
+    return f"{name}, {case.get('embedding', 'not adaptive')}"
+
+
 def _rates(case: Line) -> str:
     """The learning rates that are not the paper's."""
     said = [f"{case['learning_rate']:g}"] if "learning_rate" in case else []
@@ -199,13 +216,7 @@ def _by_cell(lines: Sequence[Line], names: Sequence[str]) -> dict[Key, dict[str,
         if line["figure"] not in names or "seed" not in line:
             continue
         case = line["case"]
-        dropped = case["method"] == "fedvocab" and not case["adaptive"]
-        key = (
-            case["dataset"],
-            case["vocabulary"],
-            case["method"] + (", not adaptive" if dropped else ""),
-            _rates(case),
-        )
+        key = (case["dataset"], case["vocabulary"], _method(case), _rates(case))
         seeds.setdefault(key, {}).setdefault(line["figure"], {})[line["seed"]] = line
 
     def place(key: Key) -> tuple[Any, ...]:
