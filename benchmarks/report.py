@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.drift_report import draw_drift, drift_rows
 from benchmarks.fedprompt_report import curve_name, draw_rounds, laplace_rows, quality_rows, sweep_rows
 from benchmarks.fedvocab_report import (
     accuracy_rows,
@@ -484,6 +485,18 @@ SECTIONS = (
         "([decision 34](decisions/0034-logit-adjustment.md)).",
         rows=wobble_rows,
         plots=(Plot("wobble.svg", "Accuracy by round, and members of one label", draw_wobble),),
+    ),
+    Section(
+        "drift",
+        "Why everybody's rows lose under private embeddings",
+        "FedVocab at the paper's rate, as above; per cent, means over the seeds, in brackets the largest difference. "
+        "After the last round the same shared part is read behind each member's `own` table of word vectors (not "
+        "adapted first), the `mean` of all members' tables (which nobody can make in a federation: tables stay where "
+        "they are), the `start` that everybody began with, and `another's`. `moved`: how far a member's table is from "
+        "the start, over the start's size. `in common`: the share of that squared movement that the mean makes too; "
+        "1 if all went the same way, 0.01 if each of the hundred went its own.",
+        rows=drift_rows,
+        plots=(Plot("drift.svg", "Accuracies of one shared part behind four tables", draw_drift),),
     ),
     Section(
         "fedvocab_search",

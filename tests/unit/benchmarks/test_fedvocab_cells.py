@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from benchmarks import fedvocab as bench
+from benchmarks.drift import tables
 from benchmarks.fedvocab import CELLS, Cell, Data, Recipe, cells_of, measure, shortened, stripped
 from benchmarks.fedvocab_report import accuracy_rows, sent_rows
 from benchmarks.record import Figure, Results
@@ -58,6 +59,7 @@ def test_every_row_of_the_paper_has_its_cell_and_no_case_stands_twice():
     [
         (FedVocab(), "adapted", ("left", "adapted")),
         (FedVocab(adaptive=False), "left", ("left", "adapted")),
+        (FedVocab(adaptive=False, embedding="frozen"), "left", ("left", "adapted")),
         (LgFedAvg(), "left", ("left", "adapted")),
         (FedRecon(), "adapted", ("adapted",)),
         (FedAvg(), "left", ("left",)),
@@ -69,7 +71,7 @@ def test_a_method_is_read_as_it_uses_what_members_keep(method, reading, readings
     assert (cell.reading, cell.readings) == (reading, readings)
 
 
-@pytest.mark.parametrize("cell", cells_of("trec"), ids=lambda cell: f"{cell.name}-{cell.adaptive}-{cell.vocabulary}")
+@pytest.mark.parametrize("cell", cells_of("trec"), ids=lambda cell: "-".join(map(str, cell.case.values())))
 def test_every_cell_has_all_its_figures(cell, glove, tmp_path):
     found = measured(cell, tmp_path / "cell")
     assert list(found) == ["global_accuracy", "local_accuracy", "values_per_round", "bytes_per_round", "seconds"]
@@ -78,7 +80,7 @@ def test_every_cell_has_all_its_figures(cell, glove, tmp_path):
         assert 0 < found[name].value <= 1
         assert found[name].value == more[more["reading"]]
         assert ("left" in more, "adapted" in more) == ("left" in cell.readings, "adapted" in cell.readings)
-    ones_own = not isinstance(cell.method, FedAvg | FedProx)
+    ones_own = not isinstance(cell.method, FedAvg | FedProx) and not cell.frozen
     # An adjusted model is even as it is, and leans where its members use it.
     assert ("evened" in found["global_accuracy"].more) == (ones_own and not cell.adjusted)
     assert ("leaning" in found["local_accuracy"].more) == (not ones_own and not cell.adjusted)
@@ -90,6 +92,23 @@ def test_every_cell_has_all_its_figures(cell, glove, tmp_path):
         assert [number for number, _ in curve] == [1, 2, 3]
         best = found["global_accuracy"].more["best_round"]
         assert best == max(curve, key=lambda each: each[1])[0], "the first of the highest"
+
+
+def test_a_frozen_embedding_moves_only_when_it_is_adapted(glove, tmp_path):
+    """As members left it there is one model, so that all are equal on the common test set; adapted there are several,
+    each with the score that its own embedding gives it.
+    """
+    cell, recipe = Cell("trec", FedVocab(adaptive=False, embedding="frozen")), replace(RECIPE, learning_rate=0.2)
+    world = bench.world_of(cell, DATA, recipe, 0, tmp_path)
+    # One label each: nobody's embedding goes the way of another's.
+    ones = [Held([Example(KINDS[label], label)] * 24, ROWS[:6], ROWS[:6]) for label in (*KINDS, "NUM")]
+    crew = Crew(replace(world, members=ones), None)
+    version, _, _ = bench.federate(cell, crew, replace(recipe, rounds=1), 0, bench.Best(tmp_path / "best"))
+    start, found = tables(crew.world)
+    assert all(np.array_equal(each, start) for each in found)
+    scores = bench._scores(crew, cell, version, recipe.places)
+    assert len({each["left", "common"] for each in scores}) == 1
+    assert len({each["adapted", "common"] for each in scores}) > 1
 
 
 def test_what_is_sent_is_the_shared_part_alone(glove, tmp_path):
