@@ -64,8 +64,8 @@ __all__ = [
 Arrays = dict[str, NDArray[np.float32]]
 Vector = NDArray[np.float32]
 
-# What a member's own embedding is when it is tested: as it last left it, or after what its method does on receiving
-# new shared parameters (`adapted`): an epoch on the embedding alone; under fedrecon the private rows made anew.
+# What of a model is a member's own when it is tested: as it last left it, or brought up to the shared parameters as
+# `edge_client export` does it (`adapted`): an epoch on all that it keeps, under fedrecon its rows made anew.
 Reading = Literal["left", "adapted"]
 # What it is tested on: the common test set, or its own rows. With `evened` and `leaning` the logits are told which
 # labels the member has more of than others: that is taken out of a model of its own, and put into everybody's.
@@ -315,21 +315,13 @@ class Worker:
     def _adapt(
         self, module: "TextClassifier", division: "Division", place: int, tokenizer: bytes, version: bytes
     ) -> None:
-        from edge_client.methods import Setting, phases_of
-        from edge_client.models.division import EMBEDDING
-        from edge_client.training.local import train
-        from edge_client.training.phases import Phase
+        """As `edge_client export` makes a member's own model of these shared parameters."""
+        from edge_client.training.personal import adapted, usual_epochs
 
         job = self._world.bundle.document
-        read = self._corpus(place, "train", tokenizer).read()
         seed = seed_of(job.seed, job.name, "adapt", place, hashlib.sha256(version).hexdigest())
-        phase = Phase(1, frozenset({EMBEDDING}))
-        if isinstance(job.method, FedRecon):
-            rows = module.embedding.num_embeddings
-            names = frozenset(name for name, _ in module.named_parameters())
-            setting = Setting(names, division, len(read.ids), job.training.epochs, rows, True, seed)
-            phase, _ = phases_of(job.method, setting)
-        train(module, read.ids, read.labels, job.training, seed=seed, phases=(phase,))
+        corpus = self._corpus(place, "train", tokenizer)
+        adapted(job, module, division, corpus, epochs=usual_epochs(job.method), seed=seed)
 
     def _state(self, states: States, place: int) -> tuple[bytes, Arrays]:
         """A member's tokenizer (its own, or the job's) and private arrays; where it has no state yet, what it starts
@@ -361,7 +353,9 @@ class Worker:
         assert isinstance(wanted, OwnVocabulary)  # noqa: S101  asked for by the caller
         texts = [example.text for example in self._world.members[place].train]
         tokenizer = own_vocabulary(wanted, texts, self._world.table)
-        return tokenizer, first_private(job, tokenizer, None, self._world.table)
+        # A member draws this from a source that nobody else has; here it is as different from one to the next.
+        seed = seed_of(job.seed, job.name, "own", place)
+        return tokenizer, first_private(job, tokenizer, None, self._world.table, seed=seed)
 
     def _module(
         self, place: int, tokenizer: bytes, private: Arrays, version: bytes

@@ -30,6 +30,7 @@ from benchmarks.virtual_members import (
 from coordinator.rounds.optimiser import StateNeeded, StateVectors
 from edge_client.data import Example
 from edge_client.models.division import EMBEDDING
+from edge_client.training.start import first_private
 from edge_client.vocabulary import own_tokenizer
 from export.bundle import make_job_bundle, read_job_bundle
 from secure_agg import SystemRandom
@@ -244,8 +245,9 @@ def test_a_masked_sum_is_the_sum_in_the_ring(tmp_path):
     assert not any(np.array_equal(vector, one) for vector, one in zip(vectors, before, strict=True))
 
 
-def test_adapting_moves_the_embedding_alone_and_nothing_on_disk(tmp_path, monkeypatch):
-    world = world_of(tmp_path, FedVocab())
+@pytest.mark.parametrize("method", [FedVocab(), LgFedAvg()], ids=lambda method: method.name)
+def test_adapting_moves_what_is_private_and_nothing_on_disk(method, tmp_path, monkeypatch):
+    world = world_of(tmp_path, method)
     crew = Crew(world, None)
     version = world.bundle.manifest.encode(federate(crew))
     before = arrays_of(world)
@@ -260,7 +262,11 @@ def test_adapting_moves_the_embedding_alone_and_nothing_on_disk(tmp_path, monkey
 
     monkeypatch.setattr(worker, "_adapt", watched)
     found = worker.score(0, version, ("adapted", "left"), ("test",), world.states)
-    assert seen == [{EMBEDDING}]
+    (moved,) = seen
+    if isinstance(method, FedVocab):
+        assert moved == {EMBEDDING}
+    else:
+        assert {name.split(".")[0] for name in moved} == {"embedding", "encoder"}
     assert list(found) == [("left", "test"), ("adapted", "test")], "as it was left must be looked at first"
     after = arrays_of(world)
     assert all(
@@ -286,6 +292,31 @@ def test_fedrecon_makes_the_private_rows_anew_and_moves_no_other(tmp_path, monke
     assert set(moved) <= digits
     federate(Crew(world, None), rounds=1)
     assert not list(world.states.glob("*.npz")), "fedrecon remembers nothing"
+
+
+def test_fedrecon_is_read_with_rows_made_on_all_examples(tmp_path):
+    """As `edge_client export` makes them: of an example that a round's split leaves out the digit has its row, too."""
+    world = world_of(tmp_path, FedRecon(support=0.1))
+    rows = [Example("where is the river", "LOC")] * 10 + [Example("what is the city 7", "LOC"), Example("1999", "HUM")]
+    worker = Worker(replace(world, members=[Held(rows, ROWS[:3], ROWS[:3])] * 3))
+    for place in range(3):
+        tokenizer, private = worker._state(States(world.states), place)
+        module, division = worker._module(place, tokenizer, private, world.bundle.weights)
+        before = module.embedding.weight.detach().clone()
+        worker._adapt(module, division, place, tokenizer, world.bundle.weights)
+        moved = torch.nonzero((module.embedding.weight != before).any(dim=1)).flatten().tolist()
+        assert moved == sorted(2 + WORDS.index(token) for token in ("1999", "7"))
+
+
+def test_own_vectors_start_apart_from_each_other_and_from_the_jobs_seed(tmp_path):
+    """A real member draws them from what nobody else knows: equal places of two vocabularies hold other vectors."""
+    world = replace(world_of(tmp_path, FedVocab(), OWN), table=None)
+    found = [Worker(world)._own_start(place)[1][EMBEDDING] for place in (0, 1, 0)]
+    public = first_private(world.bundle.document, own_tokenizer([each.text for each in ROWS], "words", 50), None, None)
+    # Behind padding and unknown words, which are zero for everybody.
+    assert not np.isclose(found[0][2:10], found[1][2:10]).any(axis=1).any()
+    assert not np.isclose(found[0][2:10], public[EMBEDDING][2:10]).any(axis=1).any()
+    assert np.array_equal(found[0], found[2])
 
 
 @pytest.mark.parametrize("own", [None, OWN], ids=["same", "own"])
