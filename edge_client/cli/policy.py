@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from edge_client.home import MemberIdentity
     from edge_client.privacy.conditions import Conditions
     from edge_client.privacy.policy import Policy
-    from edge_client.privacy.rules import Verdict
+    from edge_client.privacy.verdicts import Verdict
     from tacit.job import JobDocument, JobSpec
     from tacit.manifest import Manifest
 
@@ -53,7 +53,7 @@ def check(
     Ends with 0 if this member would take part as far as can be told here, with 4 if a rule refuses.
     """
     from edge_client.home import home_path
-    from edge_client.privacy.rules import Outcome
+    from edge_client.privacy.verdicts import Outcome
 
     folder = home_path(home)
     rules, source = _policy(folder, policy)
@@ -108,7 +108,7 @@ def _as_json(verdict: "Verdict") -> dict[str, str]:
 
 
 def _print_verdict(verdict: "Verdict") -> None:
-    from edge_client.privacy.rules import Outcome
+    from edge_client.privacy.verdicts import Outcome
 
     colours = {
         Outcome.OK: typer.colors.GREEN,

@@ -1,9 +1,9 @@
 """The member's own policy: floors and ceilings that no job can pass. HOME/policy.toml, or `--policy FILE`.
 
-What each key asks stands once, in the tables of `rules`: `check_*` raise at the first rule that does not hold, and what
-cannot be told there does not hold; `explain` goes through the same tables to their end. A refusal names the rule, the
-job's value and the policy's. Without a file the defaults hold, and they are strict: a job without noise takes part only
-where the member has written so, one with it only within the budget.
+What each key asks stands once, in the tables of `rules` and `model_rules`: `check_*` raise at the first rule that does
+not hold, and what cannot be told there does not hold; `explain` goes through the same tables to their end. A refusal
+names the rule, the job's value and the policy's. Without a file the defaults hold, and they are strict: a job without
+noise takes part only where the member has written so, one with it only within the budget.
 
 Nothing here reads a file, a clock or the data, but for `load`. Left to others: what was spent (the ledger keeps
 `epsilon`, its months and jobs), and to ask before acting.
@@ -18,7 +18,8 @@ from pydantic import AfterValidator, Field, StringConstraints
 from edge_client.privacy import rules
 from edge_client.privacy.conditions import Conditions, Window
 from edge_client.privacy.events import Adjacency
-from edge_client.privacy.rules import Outcome, Verdict, When
+from edge_client.privacy.model_rules import MANIFEST
+from edge_client.privacy.verdicts import Outcome, Verdict, When, judge
 from secure_agg import RoundContext
 from tacit.documents import Digest, Document
 from tacit.job import JobDocument, JobSpec
@@ -268,11 +269,11 @@ class Policy(Document):
 
     def check_manifest(self, manifest: Manifest) -> None:
         """Before the data is read. Raises: PolicyRefusal: a parameter would be shared that is kept back."""
-        _enforce(rules.judge(self, rules.MANIFEST, manifest))
+        _enforce(judge(self, MANIFEST, manifest))
 
     def check_conditions(self, conditions: Conditions) -> None:
         """Before each training. Raises: PolicyRefusal: this is not the moment, or that cannot be told here."""
-        _enforce(rules.judge(self, rules.CONDITIONS, conditions))
+        _enforce(judge(self, rules.CONDITIONS, conditions))
 
     def check_attempt(self, context: RoundContext) -> None:
         """Before a member advertises its keys for an attempt.
@@ -280,7 +281,7 @@ class Policy(Document):
         Raises:
             PolicyRefusal: a number of the context is weaker than the policy's.
         """
-        _enforce(rules.judge(self, rules.ATTEMPT, rules.Numbers.of(context)))
+        _enforce(judge(self, rules.ATTEMPT, rules.Numbers.of(context)))
 
     def check_roster(self, keys: Mapping[str, bytes], context: RoundContext, *, own: str) -> None:
         """Before anything is dealt to a roster, once every signature and certificate of it is verified.
@@ -294,7 +295,7 @@ class Policy(Document):
         Raises:
             PolicyRefusal: more unpinned members than the attempt assumes corrupt.
         """
-        _enforce(rules.judge(self, rules.ROSTER, rules.Keys(keys, context.assumed_corrupt, own)))
+        _enforce(judge(self, rules.ROSTER, rules.Keys(keys, context.assumed_corrupt, own)))
 
     def check_opened(self, opened: int, *, bare_group: bool = False) -> None:
         """Before the first byte of a masked vector leaves; `opened` vectors were sent for this version so far.
@@ -305,9 +306,9 @@ class Policy(Document):
         Raises:
             PolicyRefusal: that is as many as the policy allows.
         """
-        _enforce(rules.judge(self, rules.VECTOR, opened))
+        _enforce(judge(self, rules.VECTOR, opened))
         if bare_group:
-            _enforce(rules.judge(self, rules.BARE_GROUP, opened))
+            _enforce(judge(self, rules.BARE_GROUP, opened))
 
     def check_sum(self, survivors: Collection[str], earlier: Iterable[Collection[str]], assumed_corrupt: int) -> None:
         """Before a member confirms U3; `earlier` are those it confirmed for the same version or round.
@@ -321,7 +322,7 @@ class Policy(Document):
             PolicyRefusal: it differs from an earlier one in too few members.
         """
         differences = [len(set(survivors) ^ set(other)) for other in earlier]
-        _enforce(rules.judge(self, rules.SUM, rules.SumInQuestion(tuple(differences), assumed_corrupt)))
+        _enforce(judge(self, rules.SUM, rules.SumInQuestion(tuple(differences), assumed_corrupt)))
 
     def explain(
         self,
@@ -338,12 +339,12 @@ class Policy(Document):
         """
         return [
             *rules.on_job(self, job, federation),
-            *rules.judge(self, rules.MANIFEST, manifest),
-            *rules.judge(self, rules.CONDITIONS, conditions),
+            *judge(self, MANIFEST, manifest),
+            *judge(self, rules.CONDITIONS, conditions),
             *rules.on_budget(self),
-            *rules.judge(self, rules.ROSTER, None),
-            *rules.judge(self, rules.VECTOR, None),
-            *rules.judge(self, rules.SUM, None),
+            *judge(self, rules.ROSTER, None),
+            *judge(self, rules.VECTOR, None),
+            *judge(self, rules.SUM, None),
         ]
 
 

@@ -1,30 +1,40 @@
 """What each key of a policy asks of a job, and when: the tables that `Policy.check_*` and `Policy.explain` share.
 
-A rule is pure: from the policy and one subject (a job document, a manifest, a machine's conditions, the numbers of an
-attempt, ...) it makes a finding with both values and a sentence that names them. Order in a table is the order of
-asking.
+Order in a table is the order of asking.
 
-Left to `policy`: the document itself, and what follows from a verdict.
+Left to `verdicts`: how a rule is judged; to `model_rules`: what a job's model is made of; to `policy`: the document
+itself, and what follows from a verdict.
 """
 
-import fnmatch
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 from edge_client.privacy.conditions import DAYS, Conditions, Window
 from edge_client.privacy.events import Adjacency
+from edge_client.privacy.model_rules import MODEL
+from edge_client.privacy.verdicts import (
+    Finding,
+    Job,
+    Offer,
+    Outcome,
+    Rule,
+    Verdict,
+    When,
+    fits_any,
+    free_verdict,
+    in_words,
+    judge,
+    listed,
+    open_verdict,
+)
 from edge_client.synthesis.setting import NO_GUARANTEE
 from secure_agg import COMPLETE_GRAPH_LIMIT, ContextInvalid, RoundContext, default_thresholds
 from tacit.context import promise_of
-from tacit.job import JobDocument, JobSpec
-from tacit.manifest import Manifest
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, Mechanism, NoMechanism
-from tacit.model import PromptedModel, RvaeModel
-from tacit.prompt import SOURCES
+from tacit.model import RvaeModel
 from tacit.reason import Reason
 from tacit.vector import NOISE_ROOM
 
@@ -36,65 +46,17 @@ __all__ = [
     "BARE_GROUP",
     "CONDITIONS",
     "JOB",
-    "MANIFEST",
     "ROSTER",
     "SUM",
     "VECTOR",
     "Keys",
     "Numbers",
-    "Offer",
-    "Outcome",
-    "Rule",
     "SumInQuestion",
-    "Verdict",
-    "When",
     "counted_multiplier",
     "fingerprint",
-    "judge",
     "on_budget",
     "on_job",
 ]
-
-
-Job = JobDocument | JobSpec
-
-
-class Outcome(StrEnum):
-    """What a rule says to a job."""
-
-    OK = "ok"
-    REFUSED = "refused"
-    OPEN = "open"  # Cannot be told from what was given.
-
-
-class When(StrEnum):
-    """When a rule is looked at, and who asks."""
-
-    JOB = "before anything but the job document is fetched"
-    MANIFEST = "before the data is read, once the manifest is there"
-    CONDITIONS = "before each training, on the machine"
-    LEDGER = "by the ledger, before each training"
-    ATTEMPT = "before keys are shown for an attempt"
-    ROSTER = "before shares are dealt to a roster"
-    VECTOR = "before a masked vector leaves"
-    SUM = "before the members of a sum are confirmed"
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """One rule on one job (or attempt, or machine): both values, and a sentence that begins with the rule's name.
-
-    rule: the policy's key. job: what the job has there; of a machine's condition, what the machine has. policy: what
-    the policy wants. reason: what a refusal is called on the wire.
-    """
-
-    rule: str
-    when: When
-    job: str
-    policy: str
-    outcome: Outcome
-    reason: Reason
-    sentence: str
 
 
 def fingerprint(key: bytes) -> bytes:
@@ -124,63 +86,6 @@ def counted_multiplier(mechanism: Mechanism, policy: "Policy") -> float | None:
             return None
 
 
-# ---- how rules are judged -------------------------------------------------------------------------
-
-_S = TypeVar("_S")
-
-
-@dataclass(frozen=True, slots=True)
-class _Finding:
-    """Both values, whether they agree (None: cannot be told), and a clause that names them as {job} and {policy}."""
-
-    job: str
-    policy: str
-    ok: bool | None
-    says: str
-    # Of a refusal: what to do.
-    advice: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Rule(Generic[_S]):
-    """A key of the policy, and what it makes of a subject. free: the policy asks nothing, whatever the subject is."""
-
-    key: str
-    when: When
-    reason: Reason
-    judge: Callable[["Policy", _S], _Finding]
-    free: Callable[["Policy"], bool] = lambda policy: False
-
-
-def judge(policy: "Policy", rules: Iterable[Rule[_S]], subject: _S | None) -> Iterator[Verdict]:
-    """A verdict for each rule, in order. Without a subject, those that ask something stay open."""
-    for rule in rules:
-        if rule.free(policy):
-            yield _free(rule.key, rule.when, rule.reason)
-        elif subject is None:
-            yield _open(policy, rule.key, rule.when, rule.reason)
-        else:
-            yield _verdict(rule, rule.judge(policy, subject))
-
-
-def _free(key: str, when: When, reason: Reason) -> Verdict:
-    return Verdict(key, when, "", "any", Outcome.OK, reason, f"{key}: the policy asks nothing")
-
-
-def _open(policy: "Policy", key: str, when: When, reason: Reason) -> Verdict:
-    wanted = _shown(getattr(policy, key))
-    sentence = f"{key}: the policy has {wanted}; looked at {when}"
-    return Verdict(key, when, "", wanted, Outcome.OPEN, reason, sentence)
-
-
-def _verdict(rule: Rule[_S], finding: _Finding) -> Verdict:
-    sentence = f"{rule.key}: {finding.says.format(job=finding.job, policy=finding.policy)}"
-    outcome = {True: Outcome.OK, False: Outcome.REFUSED, None: Outcome.OPEN}[finding.ok]
-    if outcome is Outcome.REFUSED and finding.advice:
-        sentence += f"; {finding.advice}"
-    return Verdict(rule.key, rule.when, finding.job, finding.policy, outcome, rule.reason, sentence)
-
-
 def on_job(policy: "Policy", job: Job, federation: bytes | None) -> Iterator[Verdict]:
     """What a job document alone tells, and the fingerprint of the authority that this member enrolled under."""
     yield from judge(policy, JOB, Offer(job, federation))
@@ -191,9 +96,9 @@ def on_budget(policy: "Policy") -> Iterator[Verdict]:
     """The budget's keys, so that no explanation goes without them; whether a job keeps them is the ledger's to say."""
     for key in ("epsilon", "epsilon_a_month", "epsilon_a_job"):
         if getattr(policy, key) is None:
-            yield _free(key, When.LEDGER, Reason.REASON_BUDGET_SPENT)
+            yield free_verdict(key, When.LEDGER, Reason.REASON_BUDGET_SPENT)
         else:
-            yield _open(policy, key, When.LEDGER, Reason.REASON_BUDGET_SPENT)
+            yield open_verdict(policy, key, When.LEDGER, Reason.REASON_BUDGET_SPENT)
 
 
 def _on_attempts(policy: "Policy", job: Job) -> Iterator[Verdict]:
@@ -259,82 +164,36 @@ def _ranges(sizes: list[int], looked_at: list[int]) -> str:
     return ", ".join(" to ".join(map(str, span)) for span in spans)
 
 
-_MOST_SHOWN = 5
-# Of digests, beside two of the job's.
-_MOST_BESIDE_TWO = 3
-
-
-def _listed(items: Iterable[str], most: int = _MOST_SHOWN) -> str:
-    """A few of them: what travels in a refusal is cut after some hundred characters."""
-    shown = list(items)
-    more = f" and {len(shown) - most} more" if len(shown) > most else ""
-    return ", ".join(shown[:most]) + more if shown else "nothing"
-
-
-def _shown(value: object) -> str:
-    match value:
-        case bool():
-            return str(value).lower()
-        case bytes():
-            return value.hex()
-        case float():
-            return f"{value:.10g}"
-        case dict():
-            return f"{len(value)} pinned"
-        case tuple():
-            return _listed(map(_shown, value))
-        case None:
-            return "no value"
-        case _:
-            return str(value)
-
-
-def _fits(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-
-
 # ---- the job document ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
-    job: Job
-    federation: bytes | None
-
-
-def _jobs(policy: "Policy", offer: Offer) -> _Finding:
+def _jobs(policy: "Policy", offer: Offer) -> Finding:
     name = offer.job.name
-    return _Finding(
-        name, _listed(policy.jobs), _fits(name, policy.jobs), "the job is {job}, the policy admits {policy}"
+    return Finding(
+        name, listed(policy.jobs), fits_any(name, policy.jobs), "the job is {job}, the policy admits {policy}"
     )
 
 
-def _architectures(policy: "Policy", offer: Offer) -> _Finding:
-    kind = offer.job.model.architecture
-    says = "the job trains a {job}, the policy admits {policy}"
-    return _Finding(kind, _listed(policy.architectures), _fits(kind, policy.architectures), says)
-
-
-def _mechanisms(policy: "Policy", offer: Offer) -> _Finding:
+def _mechanisms(policy: "Policy", offer: Offer) -> Finding:
     name = offer.job.mechanism.name
     says = 'the job uses "{job}", the policy allows {policy}'
     if isinstance(offer.job.model, RvaeModel) and offer.job.model.variant == "published":
         says = f'the job uses "{{job}}", and its published variant has {NO_GUARANTEE}; the policy allows {{policy}}'
     advice = f'to allow it, write mechanisms = ["{name}"] into policy.toml'
-    return _Finding(name, _listed(policy.mechanisms), name in policy.mechanisms, says, advice)
+    return Finding(name, listed(policy.mechanisms), name in policy.mechanisms, says, advice)
 
 
-def _unit(policy: "Policy", offer: Offer) -> _Finding:
+def _unit(policy: "Policy", offer: Offer) -> Finding:
     # A bound for one unit is none for the other: the zeroed vector of an absent member is no neighbour of an exchanged
     # example, and the reverse. So the ledger, opened in one unit, has no formula for the other.
     mechanism = offer.job.mechanism
     if isinstance(mechanism, NoMechanism):
         return _no_noise(policy.unit, "protects nothing of the policy's unit, {policy}")
     says = "the job protects one {job}, the policy's ledger counts by {policy}"
-    return _Finding(mechanism.unit, policy.unit, mechanism.unit == policy.unit, says)
+    return Finding(mechanism.unit, policy.unit, mechanism.unit == policy.unit, says)
 
 
-def _adjacency(policy: "Policy", offer: Offer) -> _Finding:
+def _adjacency(policy: "Policy", offer: Offer) -> Finding:
     adjacencies: tuple[Adjacency, ...]
     match offer.job.mechanism:
         case NoMechanism():
@@ -346,88 +205,59 @@ def _adjacency(policy: "Policy", offer: Offer) -> _Finding:
         case LaplaceUpdate() | DistributedGaussian():
             adjacencies = ("add-remove", "replace-one")
     says = f"the job's {offer.job.mechanism.name} is accounted for under {{job}}, the policy's ledger under {{policy}}"
-    return _Finding(" or ".join(adjacencies), policy.adjacency, policy.adjacency in adjacencies, says)
+    return Finding(" or ".join(adjacencies), policy.adjacency, policy.adjacency in adjacencies, says)
 
 
-def _least_noise(policy: "Policy", offer: Offer) -> _Finding:
+def _least_noise(policy: "Policy", offer: Offer) -> Finding:
     wanted, counted = policy.least_noise_multiplier, counted_multiplier(offer.job.mechanism, policy)
     if isinstance(offer.job.mechanism, NoMechanism):
-        return _no_noise(_shown(wanted), "is a matter of `mechanisms`, and {policy} of no noise")
+        return _no_noise(in_words(wanted), "is a matter of `mechanisms`, and {policy} of no noise")
     if counted is None:
         says = "{job} has no multiplier for the policy's {policy}; see most_epsilon_a_round"
-        return _Finding(offer.job.mechanism.name, _shown(wanted), True, says)
+        return Finding(offer.job.mechanism.name, in_words(wanted), True, says)
     says = (
         f"the job's {offer.job.mechanism.name} counts with a noise multiplier of {{job}}, the policy wants {{policy}} "
         "at least"
     )
-    return _Finding(_shown(counted), _shown(wanted), wanted is None or counted >= wanted, says)
+    return Finding(in_words(counted), in_words(wanted), wanted is None or counted >= wanted, says)
 
 
-def _own_noise(policy: "Policy", offer: Offer) -> _Finding:
+def _own_noise(policy: "Policy", offer: Offer) -> Finding:
     own = policy.own_noise_multiplier
     match offer.job.mechanism:
         case NoMechanism():
-            return _no_noise(_shown(own), "takes none of the policy's {policy} either")
+            return _no_noise(in_words(own), "takes none of the policy's {policy} either")
         case (DpSgd() | GaussianUpdate()) as mechanism:
             least, most = mechanism.noise_multiplier, NOISE_ROOM * mechanism.noise_multiplier
             says = "the job has room for a noise multiplier of {job}, the policy sets {policy}"
             fits = own is None or least <= own <= most
-            return _Finding(f"{_shown(least)} to {_shown(most)}", _shown(own), fits, says)
+            return Finding(f"{in_words(least)} to {in_words(most)}", in_words(own), fits, says)
         case mechanism:
             says = "the job's {job} takes no multiplier of a member's own, the policy sets {policy}"
-            return _Finding(mechanism.name, _shown(own), own is None, says)
+            return Finding(mechanism.name, in_words(own), own is None, says)
 
 
-def _most_epsilon_a_round(policy: "Policy", offer: Offer) -> _Finding:
+def _most_epsilon_a_round(policy: "Policy", offer: Offer) -> Finding:
     most, mechanism = policy.most_epsilon_a_round, offer.job.mechanism
     if not isinstance(mechanism, LaplaceUpdate):
-        return _Finding(mechanism.name, _shown(most), True, "{job} states no epsilon a round for the policy's {policy}")
+        return Finding(
+            mechanism.name, in_words(most), True, "{job} states no epsilon a round for the policy's {policy}"
+        )
     says = "a round of the job costs epsilon {job}, the policy allows {policy}"
-    return _Finding(_shown(mechanism.epsilon), _shown(most), most is None or mechanism.epsilon <= most, says)
+    return Finding(in_words(mechanism.epsilon), in_words(most), most is None or mechanism.epsilon <= most, says)
 
 
-def _no_noise(policy: str, says: str) -> _Finding:
-    return _Finding("none", policy, True, "the job's mechanism {job} " + says)
+def _no_noise(policy: str, says: str) -> Finding:
+    return Finding("none", policy, True, "the job's mechanism {job} " + says)
 
 
-def _base_models(policy: "Policy", offer: Offer) -> _Finding:
-    admitted = _shown(policy.base_models)
-    if not isinstance(offer.job, JobDocument):
-        says = "the job's starting weights have {job}, the policy admits {policy}"
-        return _Finding("no digest before the bundle is made", admitted, None, says)
-    # Where private parameters start from numbers of the bundle, those are the operator's choice like the shared ones:
-    # with a public vocabulary it would write every row of the embedding.
-    start = {"the weights": offer.job.weights}
-    if offer.job.private is not None:
-        start["the private weights"] = offer.job.private.weights
-    if isinstance(offer.job.model, PromptedModel) and offer.job.model.backbone is not None:
-        start["the backbone"] = offer.job.model.backbone
-    refused = {what: digest for what, digest in start.items() if digest not in policy.base_models}
-    named = [f"{what} {digest.hex()}" for what, digest in (refused or start).items()]
-    if len(named) > 1:
-        # So that both and the policy's fit into what travels.
-        admitted = _listed(map(_shown, policy.base_models), most=_MOST_BESIDE_TWO)
-    says = "the job starts from {job}, the policy admits {policy}"
-    return _Finding(" and ".join(named), admitted, not refused, says)
-
-
-def _backbones(policy: "Policy", offer: Offer) -> _Finding:
-    admitted, model = _listed(policy.backbones), offer.job.model
-    if not isinstance(model, PromptedModel):
-        return _Finding("no backbone", admitted, True, "the job has {job}; the policy would take one from {policy}")
-    # Of a job file the bundle says whether the hub has it.
-    there = ("disk", "coordinator") if model.hub is None and model.base is None else SOURCES
-    says = "the job's backbone may come from {job}, the policy takes it from {policy}"
-    return _Finding(_listed(there), admitted, not set(there).isdisjoint(policy.backbones), says)
-
-
-def _authorities(policy: "Policy", offer: Offer) -> _Finding:
-    trusted = _shown(policy.authorities)
+def _authorities(policy: "Policy", offer: Offer) -> Finding:
+    trusted = in_words(policy.authorities)
     if offer.federation is None:
         says = "this machine has {job}, the policy trusts {policy}"
-        return _Finding("not enrolled, as far as was told", trusted, None, says)
+        return Finding("not enrolled, as far as was told", trusted, None, says)
     says = "the federation's authority is {job}, the policy trusts {policy}"
-    return _Finding(offer.federation.hex(), trusted, offer.federation in policy.authorities, says)
+    return Finding(offer.federation.hex(), trusted, offer.federation in policy.authorities, says)
 
 
 def _ordered(job: Job) -> int | None:
@@ -438,11 +268,11 @@ def _ordered(job: Job) -> int | None:
 _NO_ORDER = "no text"
 
 
-def _corpora(policy: "Policy", offer: Offer) -> _Finding:
+def _corpora(policy: "Policy", offer: Offer) -> Finding:
     texts = _ordered(offer.job)
     if texts is None:
         says = "the job orders {job} of its members; the policy gives some away {policy}"
-        return _Finding(_NO_ORDER, policy.corpora, True, says)
+        return Finding(_NO_ORDER, policy.corpora, True, says)
     says = (
         f"the job orders {{job}} of each member, {_promise_of_text(offer.job)}; the policy gives them away {{policy}}"
     )
@@ -451,7 +281,7 @@ def _corpora(policy: "Policy", offer: Offer) -> _Finding:
             "the policy gives them away {policy}", "the policy has {policy}: its owner reads them first"
         )
     advice = 'to take part and decide once you have read them, write corpora = "ask" into policy.toml'
-    return _Finding(f"{texts} made-up texts", policy.corpora, policy.corpora != "never", says, advice)
+    return Finding(f"{texts} made-up texts", policy.corpora, policy.corpora != "never", says, advice)
 
 
 def _promise_of_text(job: Job) -> str:
@@ -463,19 +293,17 @@ def _promise_of_text(job: Job) -> str:
     return f"differentially private by {job.mechanism.name}"
 
 
-def _most_corpus_texts(policy: "Policy", offer: Offer) -> _Finding:
+def _most_corpus_texts(policy: "Policy", offer: Offer) -> Finding:
     texts = _ordered(offer.job)
     says = "the job orders {job} of each member, the policy allows {policy}"
     shown = _NO_ORDER if texts is None else f"{texts} made-up texts"
-    return _Finding(shown, str(policy.most_corpus_texts), (texts or 0) <= policy.most_corpus_texts, says)
+    return Finding(shown, str(policy.most_corpus_texts), (texts or 0) <= policy.most_corpus_texts, says)
 
 
 JOB: tuple[Rule[Offer], ...] = (
     Rule("jobs", When.JOB, Reason.REASON_JOB_NOT_ADMITTED, _jobs),
     Rule("authorities", When.JOB, Reason.REASON_POLICY_AUTHORITY, _authorities, lambda p: not p.authorities),
-    Rule("architectures", When.JOB, Reason.REASON_POLICY_JOB_KIND, _architectures),
-    Rule("base_models", When.JOB, Reason.REASON_POLICY_BASE_MODEL, _base_models, lambda p: not p.base_models),
-    Rule("backbones", When.JOB, Reason.REASON_POLICY_BASE_MODEL, _backbones),
+    *MODEL,
     Rule("mechanisms", When.JOB, Reason.REASON_POLICY_MECHANISM, _mechanisms),
     Rule("unit", When.JOB, Reason.REASON_PRIVACY_UNACCOUNTABLE, _unit),
     Rule("adjacency", When.JOB, Reason.REASON_PRIVACY_UNACCOUNTABLE, _adjacency),
@@ -505,80 +333,57 @@ JOB: tuple[Rule[Offer], ...] = (
 )
 
 
-# ---- the manifest ---------------------------------------------------------------------------------
-
-
-def _shared_parameters(policy: "Policy", manifest: Manifest) -> _Finding:
-    names = [tensor.name for tensor in manifest.tensors]
-    kept = [name for name in names if not _fits(name, policy.shared_parameters)]
-    says = "the job would share {job}, the policy shares {policy} only"
-    return _Finding(_listed(kept or names), _listed(policy.shared_parameters), not kept, says)
-
-
-MANIFEST: tuple[Rule[Manifest], ...] = (
-    Rule(
-        "shared_parameters",
-        When.MANIFEST,
-        Reason.REASON_POLICY_PARAMETERS,
-        _shared_parameters,
-        lambda p: "*" in p.shared_parameters,
-    ),
-)
-
-
 # ---- the machine ----------------------------------------------------------------------------------
 
 _UNREADABLE = "what cannot be read here, and so is not met"
 
 
-def _hours(policy: "Policy", conditions: Conditions) -> _Finding:
+def _hours(policy: "Policy", conditions: Conditions) -> Finding:
     now = conditions.now
     # Not %a: a person's locale must not change what the operator reads.
     moment = f"{DAYS[now.weekday()]} {now:%H:%M}"
     inside = any(Window.parse(text).holds(now) for text in policy.hours)
-    return _Finding(moment, _listed(policy.hours), inside, "it is {job} here, the policy trains {policy}")
+    return Finding(moment, listed(policy.hours), inside, "it is {job} here, the policy trains {policy}")
 
 
-def _devices(policy: "Policy", conditions: Conditions) -> _Finding:
+def _devices(policy: "Policy", conditions: Conditions) -> Finding:
     says = "this machine trains on {job}, the policy allows {policy}"
-    return _Finding(
-        conditions.device or _UNREADABLE, _listed(policy.devices), conditions.device in policy.devices, says
-    )
+    return Finding(conditions.device or _UNREADABLE, listed(policy.devices), conditions.device in policy.devices, says)
 
 
-def _free_memory(policy: "Policy", conditions: Conditions) -> _Finding:
+def _free_memory(policy: "Policy", conditions: Conditions) -> Finding:
     free, least = conditions.free_memory_mib, policy.least_free_memory_mib
     says = "free memory in MiB is {job}, the policy wants {policy}"
-    return _Finding(
+    return Finding(
         _UNREADABLE if free is None else str(free),
-        _shown(least),
+        in_words(least),
         least is None or (free is not None and free >= least),
         says,
         "" if free is not None else "install psutil, or leave the key out",
     )
 
 
-def _on_power(policy: "Policy", conditions: Conditions) -> _Finding:
+def _on_power(policy: "Policy", conditions: Conditions) -> Finding:
     power = conditions.on_power
     has = {True: "mains power", False: "a battery", None: _UNREADABLE}[power]
     says = "this machine runs on {job}, the policy has on_power_only = {policy}"
-    return _Finding(
+    return Finding(
         has,
-        _shown(policy.on_power_only),
+        in_words(policy.on_power_only),
         power is True,
         says,
         "" if power is not None else "install psutil, or leave the key out",
     )
 
 
-def _interfaces(policy: "Policy", conditions: Conditions) -> _Finding:
+def _interfaces(policy: "Policy", conditions: Conditions) -> Finding:
     used = conditions.interfaces
     says = "the default routes go through {job}, the policy allows {policy}"
-    wanted = _listed(policy.interfaces)
+    wanted = listed(policy.interfaces)
     if used is None:
-        return _Finding(_UNREADABLE, wanted, False, says, "leave the key out where there is no /proc/net/route")
-    wrong = [name for name in used if not _fits(name, policy.interfaces)]
-    return _Finding(_listed(wrong or used), wanted, bool(used) and not wrong, says)
+        return Finding(_UNREADABLE, wanted, False, says, "leave the key out where there is no /proc/net/route")
+    wrong = [name for name in used if not fits_any(name, policy.interfaces)]
+    return Finding(listed(wrong or used), wanted, bool(used) and not wrong, says)
 
 
 CONDITIONS: tuple[Rule[Conditions], ...] = (
@@ -639,33 +444,33 @@ class Numbers:
         )
 
 
-def _least_cohort(policy: "Policy", attempt: Numbers) -> _Finding:
+def _least_cohort(policy: "Policy", attempt: Numbers) -> Finding:
     says = "the attempt has {job} members, the policy wants {policy}"
-    return _Finding(str(attempt.cohort), str(policy.least_cohort), attempt.cohort >= policy.least_cohort, says)
+    return Finding(str(attempt.cohort), str(policy.least_cohort), attempt.cohort >= policy.least_cohort, says)
 
 
-def _least_honest(policy: "Policy", attempt: Numbers) -> _Finding:
+def _least_honest(policy: "Policy", attempt: Numbers) -> Finding:
     says = "the attempt guarantees {job} honest inputs, the policy wants {policy}"
     key = "a larger rounds.min_members" if attempt.sigma is None else "a larger aggregation.lost_share"
     if attempt.groups is not None:
         key = "fewer aggregation.groups"
     advice = f"a job with {key} guarantees more, or lower least_honest"
-    return _Finding(str(attempt.honest), str(policy.least_honest), attempt.honest >= policy.least_honest, says, advice)
+    return Finding(str(attempt.honest), str(policy.least_honest), attempt.honest >= policy.least_honest, says, advice)
 
 
-def _least_group(policy: "Policy", attempt: Numbers) -> _Finding:
+def _least_group(policy: "Policy", attempt: Numbers) -> Finding:
     if attempt.groups is None:
         says = "the attempt has {job}, as large as its cohort; the policy wants {policy} inputs of a group"
-        return _Finding("one sum", str(policy.least_group), True, says)
+        return Finding("one sum", str(policy.least_group), True, says)
     says = f"the cohort is split into {attempt.groups} groups, and the sum of one may hold {{job}} inputs, the policy "
     says += "wants {policy}"
     advice = "a job with fewer aggregation.groups or a larger rounds.min_members has more in each"
-    return _Finding(
+    return Finding(
         str(attempt.least_sum), str(policy.least_group), attempt.least_sum >= policy.least_group, says, advice
     )
 
 
-def _assumed_corrupt(policy: "Policy", attempt: Numbers) -> _Finding:
+def _assumed_corrupt(policy: "Policy", attempt: Numbers) -> Finding:
     wanted = policy.assumed_corrupt
     if wanted is None and attempt.cohort <= COMPLETE_GRAPH_LIMIT:
         try:
@@ -689,42 +494,42 @@ def _assumed_corrupt(policy: "Policy", attempt: Numbers) -> _Finding:
             "a job that assumes more would do; a number meant for small cohorts is better left out, since above "
             f"{COMPLETE_GRAPH_LIMIT} members least_corrupt_share then stands for it"
         )
-    return _Finding(str(attempt.assumed_corrupt), str(wanted), attempt.assumed_corrupt >= wanted, says, advice)
+    return Finding(str(attempt.assumed_corrupt), str(wanted), attempt.assumed_corrupt >= wanted, says, advice)
 
 
 def _millionths(share: float) -> int:
     return round(share * _MILLION)
 
 
-def _least_corrupt_share(policy: "Policy", attempt: Numbers) -> _Finding:
+def _least_corrupt_share(policy: "Policy", attempt: Numbers) -> Finding:
     least = policy.least_corrupt_share
     advice = "a member that trusts the coordinator's enrolment writes least_corrupt_share = 0"
     if attempt.groups is not None and attempt.cohort > COMPLETE_GRAPH_LIMIT:
         # A share of a cohort makes whole members, rounded down as a job rounds it.
         wanted = attempt.cohort * _millionths(least) // _MILLION
         says = "the attempt's groups assume a share of {job} corrupt members, the policy wants {policy}"
-        share = _shown(round(attempt.assumed_corrupt / attempt.cohort, 6))
-        return _Finding(share, _shown(least), attempt.assumed_corrupt >= wanted, says, advice)
+        share = in_words(round(attempt.assumed_corrupt / attempt.cohort, 6))
+        return Finding(share, in_words(least), attempt.assumed_corrupt >= wanted, says, advice)
     if attempt.corrupt_millionths is None:
         says = (
             "the attempt's graph is {job}, which counts corrupt members and no share of them; the policy's is {policy}"
         )
-        return _Finding("complete" if attempt.groups is None else "in groups", _shown(least), True, says)
+        return Finding("complete" if attempt.groups is None else "in groups", in_words(least), True, says)
     says = "the attempt's graph withstands a share of {job} corrupt members, the policy wants {policy}"
-    found = _shown(attempt.corrupt_millionths / _MILLION)
-    return _Finding(found, _shown(least), attempt.corrupt_millionths >= _millionths(least), says, advice)
+    found = in_words(attempt.corrupt_millionths / _MILLION)
+    return Finding(found, in_words(least), attempt.corrupt_millionths >= _millionths(least), says, advice)
 
 
-def _two_party_sums(policy: "Policy", attempt: Numbers) -> _Finding:
+def _two_party_sums(policy: "Policy", attempt: Numbers) -> Finding:
     says = "a sum of {job} members can be opened in this attempt; the policy has allow_two_party_sums = {policy}"
     advice = "it shows each of two the other's input"
-    return _Finding(str(attempt.least_sum), _shown(policy.allow_two_party_sums), attempt.least_sum >= 3, says, advice)
+    return Finding(str(attempt.least_sum), in_words(policy.allow_two_party_sums), attempt.least_sum >= 3, says, advice)
 
 
-def _least_sigma(policy: "Policy", attempt: Numbers) -> _Finding:
+def _least_sigma(policy: "Policy", attempt: Numbers) -> Finding:
     least = policy.least_sigma
     if attempt.sigma is None:
-        return _Finding(
+        return Finding(
             "complete", str(least), True, "the attempt's graph is {job}, and the policy's {policy} bits are met"
         )
     says = "the attempt's graph keeps its promise but for 2^-{job}, the policy wants 2^-{policy}"
@@ -732,12 +537,12 @@ def _least_sigma(policy: "Policy", attempt: Numbers) -> _Finding:
         advice = (
             f"jobs have {_SIGMA_OF_JOBS} bits and cannot ask for more; lower least_sigma, or keep to jobs with one sum"
         )
-        return _Finding(str(attempt.sigma), str(least), (attempt.sigma or 0) >= least, says, advice)
+        return Finding(str(attempt.sigma), str(least), (attempt.sigma or 0) >= least, says, advice)
     advice = (
         f"jobs have {_SIGMA_OF_JOBS} bits and cannot ask for more; lower least_sigma, or keep to jobs of up to "
         f"{COMPLETE_GRAPH_LIMIT} members"
     )
-    return _Finding(str(attempt.sigma), str(least), attempt.sigma >= least, says, advice)
+    return Finding(str(attempt.sigma), str(least), attempt.sigma >= least, says, advice)
 
 
 ATTEMPT: tuple[Rule[Numbers], ...] = (
@@ -767,7 +572,7 @@ class Keys:
     own: str
 
 
-def _peers(policy: "Policy", roster: Keys) -> _Finding:
+def _peers(policy: "Policy", roster: Keys) -> Finding:
     unknown = sorted(
         name
         for name, key in roster.keys.items()
@@ -776,8 +581,8 @@ def _peers(policy: "Policy", roster: Keys) -> _Finding:
     )
     says = "members of the roster that are not pinned with their key: {job}; the policy takes so many as the attempt "
     says += "assumes corrupt, {policy}"
-    who = f"{len(unknown)} ({_listed(unknown)})" if unknown else "0"
-    return _Finding(who, str(roster.assumed_corrupt), len(unknown) <= roster.assumed_corrupt, says)
+    who = f"{len(unknown)} ({listed(unknown)})" if unknown else "0"
+    return Finding(who, str(roster.assumed_corrupt), len(unknown) <= roster.assumed_corrupt, says)
 
 
 ROSTER: tuple[Rule[Keys], ...] = (
@@ -785,9 +590,9 @@ ROSTER: tuple[Rule[Keys], ...] = (
 )
 
 
-def _attempts_a_version(policy: "Policy", opened: int) -> _Finding:
+def _attempts_a_version(policy: "Policy", opened: int) -> Finding:
     says = "{job} masked vectors were sent for this version or round, the policy allows {policy}"
-    return _Finding(str(opened), str(policy.attempts_a_version), opened < policy.attempts_a_version, says)
+    return Finding(str(opened), str(policy.attempts_a_version), opened < policy.attempts_a_version, says)
 
 
 VECTOR: tuple[Rule[int], ...] = (
@@ -795,13 +600,13 @@ VECTOR: tuple[Rule[int], ...] = (
 )
 
 
-def _second_group(policy: "Policy", opened: int) -> _Finding:
+def _second_group(policy: "Policy", opened: int) -> Finding:
     says = (
         "{job} masked vectors were sent for this version, and without noise the policy wants {policy} where groups are "
     )
     says += "drawn anew"
     advice = "what several drawings show together can be one member's; it goes on with the next version"
-    return _Finding(str(opened), "0 before one", opened == 0, says, advice)
+    return Finding(str(opened), "0 before one", opened == 0, says, advice)
 
 
 # Of a vector that goes into a group's sum without noise.
@@ -824,13 +629,13 @@ class SumInQuestion:
     assumed_corrupt: int
 
 
-def _close_sums(policy: "Policy", this: SumInQuestion) -> _Finding:
+def _close_sums(policy: "Policy", this: SumInQuestion) -> Finding:
     least = this.assumed_corrupt + 2
     # The same members again is the same sum.
     closest = min((difference for difference in this.differences if difference), default=least)
     says = "this sum and an earlier one differ in {job} members, the policy wants {policy} at least or none"
     advice = "their difference would show what those sent; it goes on when the same members take part again"
-    return _Finding(str(closest), str(least), closest >= least, says, advice)
+    return Finding(str(closest), str(least), closest >= least, says, advice)
 
 
 SUM: tuple[Rule[SumInQuestion], ...] = (

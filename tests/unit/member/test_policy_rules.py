@@ -16,7 +16,8 @@ from edge_client.privacy.conditions import Conditions
 from edge_client.privacy.events import DiscreteGaussianSum
 from edge_client.privacy.mechanisms import OwnNumbers, protection_of
 from edge_client.privacy.policy import Policy, PolicyRefusal
-from edge_client.privacy.rules import Outcome, When, counted_multiplier, fingerprint
+from edge_client.privacy.rules import counted_multiplier, fingerprint
+from edge_client.privacy.verdicts import Outcome, When
 from secure_agg import RoundContext, sparse_thresholds
 from tacit.context import promise_of
 from tacit.corpus import CorpusOrder
