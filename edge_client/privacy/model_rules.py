@@ -1,4 +1,5 @@
-"""What each key of a policy asks of a job's model: its kind, what it starts from, what of it is shared.
+"""What each key of a policy asks of a job's model: its kind, what it starts from, whose its words are, what of it is
+shared.
 
 Order in a table is the order of asking.
 """
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING
 from edge_client.privacy.verdicts import Finding, Offer, Rule, When, fits_any, in_words, listed
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
-from tacit.model import PromptedModel
+from tacit.model import PromptedModel, RvaeModel
 from tacit.prompt import SOURCES
 from tacit.reason import Reason
 
@@ -61,11 +62,34 @@ def _backbones(policy: "Policy", offer: Offer) -> Finding:
     return Finding(listed(there), admitted, not set(there).isdisjoint(policy.backbones), says)
 
 
+def _vocabularies(policy: "Policy", offer: Offer) -> Finding:
+    # Own alone keeps from the operator which vector stands for which word: where members build the list, rows start
+    # from a secret of theirs, or from a table that they chose, and a document that says so names neither words nor
+    # rows. Any other job brings the words itself (a list, a base's, a backbone's), and whoever made it knows the rows.
+    own, model = offer.job.own_vocabulary, offer.job.model
+    whose = "own" if own else "public"
+    says = "the job's vocabulary is {job}, the policy admits {policy}"
+    if own:
+        advice = "a job whose [vocabulary] names a file has one for all members"
+    elif isinstance(model, PromptedModel | RvaeModel):
+        advice = f"jobs of architecture {model.architecture} have no other"
+    else:
+        advice = "members build their own in a job of method fedvocab whose [vocabulary] names no file"
+    return Finding(whose, listed(policy.vocabularies), whose in policy.vocabularies, says, advice)
+
+
 # Among the job's rules, in this order.
 MODEL: tuple[Rule[Offer], ...] = (
     Rule("architectures", When.JOB, Reason.REASON_POLICY_JOB_KIND, _architectures),
     Rule("base_models", When.JOB, Reason.REASON_POLICY_BASE_MODEL, _base_models, lambda p: not p.base_models),
     Rule("backbones", When.JOB, Reason.REASON_POLICY_BASE_MODEL, _backbones),
+    Rule(
+        "vocabularies",
+        When.JOB,
+        Reason.REASON_POLICY_JOB_KIND,
+        _vocabularies,
+        lambda p: len(set(p.vocabularies)) == 2,
+    ),
 )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 
 from edge_client.privacy import rules
 from edge_client.privacy.conditions import Conditions, Window
@@ -46,12 +46,22 @@ class PolicyRefusal(Exception):
 
 MechanismName = Literal["dp-sgd", "gaussian-update", "laplace-update", "distributed-gaussian", "none"]
 DeviceKind = Literal["cpu", "cuda", "mps"]
+# Whose the words are that a model has rows for: each member's own, or everybody's.
+Vocabulary = Literal["own", "public"]
 MemberName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 
 
 def _window(text: str) -> str:
     Window.parse(text)
     return text
+
+
+def _somebodys(vocabularies: object) -> object:
+    if vocabularies in ([], ()):
+        raise ValueError(
+            'names none, and every job has a vocabulary; write "own", "public" or both, or leave this key out'
+        )
+    return vocabularies
 
 
 class Policy(Document):
@@ -80,6 +90,12 @@ class Policy(Document):
     )
     shared_parameters: tuple[str, ...] = Field(
         default=("*",), description="Names of parameters that may be shared, with * and ?; one that fits none refuses."
+    )
+    vocabularies: Annotated[tuple[Vocabulary, ...], BeforeValidator(_somebodys)] = Field(
+        default=("own", "public"),
+        description='Whose vocabulary a job may have: "own", each member builds one of its texts and keeps it, with '
+        'the vectors; "public", the job or its base model brings the words, and vectors to start from that whoever '
+        "made them knows.",
     )
     authorities: tuple[Digest, ...] = Field(
         default=(),

@@ -16,6 +16,7 @@ from coordinator.cli import app as coordinator_app
 from coordinator.config import CoordinatorConfig, environment_name
 from edge_client.cli import app as edge_app
 from edge_client.privacy.policy import Policy, PolicyRefusal
+from edge_client.privacy.verdicts import Outcome
 from export.bundle import make_job_bundle
 from secure_agg import COMPLETE_GRAPH_LIMIT
 from tacit.console import ExitCode
@@ -366,7 +367,16 @@ def test_no_toml_is_shown_where_nobody_checks_it():
 
 def test_the_policy_that_keeps_the_embedding_back_is_one():
     (shown,) = re.findall(r"^```toml\n(.*?)^```$", read(DOCS / "private-parameters.md"), re.DOTALL | re.MULTILINE)
-    assert Policy.model_validate(tomllib.loads(shown)).shared_parameters == ("encoder.*", "output.*")
+    policy = Policy.model_validate(tomllib.loads(shown))
+    assert policy.shared_parameters == ("encoder.*", "output.*")
+    # It takes the job that is told there, once noise is another matter, and no list of the operator's.
+    example = JobSpec.from_toml(ROOT / "examples" / "fedvocab.toml")
+    public = JobSpec.model_validate(
+        example.model_dump() | {"vocabulary": {"kind": "words", "file": "words.txt", "pretrained": "table.txt"}}
+    )
+    for job, refused in ((example, []), (public, ["vocabularies"])):
+        told = policy.model_copy(update={"mechanisms": ("none",)}).explain(job)
+        assert [each.rule for each in told if each.outcome is Outcome.REFUSED] == refused
 
 
 # ---- links and names ---------------------------------------------------------------------------------------

@@ -84,6 +84,18 @@ def test_a_job_that_sends_nothing_but_the_change_shows_nothing_else(
     assert "each" not in capsys.readouterr().out
 
 
+def test_a_dry_run_says_that_a_vocabulary_is_not_the_members_own(member: Member) -> None:
+    strict = replace(member, policy=Policy(mechanisms=("none",), vocabularies=("own",)))
+    words = {"vocabulary": {"kind": "words"}, "tokenizer": None}
+    start = {"private": {"manifest": "00" * 32, "weights": "00" * 32, "values": 3}}
+    public = plan_of(a_job(method="fedvocab", **start), MANIFEST, strict).as_json()
+    assert not public["takes_part"]
+    (refusal,) = public["refusals"]
+    assert refusal.startswith("vocabularies: the job's vocabulary is public, the policy admits own; ")
+    own = plan_of(a_job(method="fedvocab", **words), MANIFEST, strict).as_json()
+    assert (own["takes_part"], own["refusals"]) == (True, [])
+
+
 def test_a_member_of_one_label_hears_that_it_teaches_an_adjusted_job_nothing(member: Member) -> None:
     job = a_job()
     adjusted = a_job(training=job.training.model_copy(update={"logit_adjustment": True}).model_dump())

@@ -128,6 +128,33 @@ def test_a_bundle_or_its_job_document_tells_more_than_a_job_file(place):
     assert "not the manifest" in sentence
 
 
+def test_whose_vocabulary_a_job_has_is_told_of_a_job_file_and_of_a_bundle(place):
+    policy(place, 'mechanisms = ["none"]\nvocabularies = ["own"]\n')
+    path = job(place, 'name = "none"')
+    public = path.read_text()
+    make_job_bundle(JobSpec.from_toml(path), place, place / "public")
+    # The same words, private rows: the operator's table all the same.
+    path.write_text(public + '[method]\nname = "fedvocab"\n')
+    make_job_bundle(JobSpec.from_toml(path), place, place / "private")
+    assert (place / "private" / "private.bin").exists()
+    for offered in ("job.toml", "public", "private"):
+        code, output = run(place, "check", place / offered)
+        assert code == ExitCode.REFUSED
+        assert "refused  vocabularies: the job's vocabulary is public, the policy admits own; members build" in output
+        assert output.splitlines()[-1] == "This member would not take part: vocabularies."
+    path.write_text(public.replace('file = "words.txt"\n', "") + '[method]\nname = "fedvocab"\n')
+    make_job_bundle(JobSpec.from_toml(path), place, place / "own")
+    for offered in ("job.toml", "own"):
+        code, output = run(place, "check", place / offered)
+        assert code == ExitCode.OK
+        assert "ok       vocabularies: the job's vocabulary is own, the policy admits own\n" in output
+    assert 'vocabularies = ["own"]\n' in run(place, "show")[1]
+    policy(place, "vocabularies = []\n")
+    code, sentence = run(place, "show")
+    assert code == ExitCode.USAGE
+    assert 'vocabularies: names none, and every job has a vocabulary; write "own", "public" or both' in sentence
+
+
 def test_the_authority_is_that_of_the_enrolled_member(place):
     federation = party.authority().federation.hex()
     policy(place, f'authorities = ["{federation}"]\n')

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives import serialization
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from edge_client.privacy.accounting import EventUnaccountable, cost
@@ -25,7 +25,8 @@ from tacit.identity import Role
 from tacit.job import Aggregation, JobDocument, JobSpec, Rounds
 from tacit.manifest import Manifest, Tensor
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, NoMechanism
-from tacit.model import RvaeModel
+from tacit.method import FedAvg, FedRecon, FedVocab, LgFedAvg, Method
+from tacit.model import RvaeModel, TransformerModel
 from tacit.prompt import PromptedModel
 from tacit.reason import Reason
 from tacit.verification import verifiers
@@ -105,6 +106,14 @@ def prompted(**changes: Any) -> JobDocument:
     return a_job(weights=ROOT).model_copy(update={"model": model})
 
 
+def with_words(whose: str, method: Method = FedVocab(), **changes: Any) -> JobDocument:  # noqa: B008
+    """A job without noise whose vocabulary its members build ("own"), or which brings one ("public")."""
+    own = {"vocabulary": {"kind": "words"}, "tokenizer": None}
+    start = {"private": {"manifest": bytes(32), "weights": OTHER, "values": 3}}
+    brings = own if whose == "own" else {} if isinstance(method, FedAvg) else start
+    return a_job(**{"mechanism": NoMechanism(), "method": method} | brings | changes)
+
+
 # policy, what it just allows, what it refuses, the reason, and the two values that the refusal names
 BOTH_SIDES: dict[str, tuple[dict[str, Any], Any, Any, Reason, tuple[str, str]]] = {
     "jobs": (
@@ -155,6 +164,20 @@ BOTH_SIDES: dict[str, tuple[dict[str, Any], Any, Any, Reason, tuple[str, str]]] 
         prompted(),
         Reason.REASON_POLICY_BASE_MODEL,
         ("disk, coordinator", "hub"),
+    ),
+    "vocabularies": (
+        {"vocabularies": ("own",)},
+        with_words("own"),
+        with_words("public"),
+        Reason.REASON_POLICY_JOB_KIND,
+        ("public", "own"),
+    ),
+    "vocabularies of everybody": (
+        {"vocabularies": ("public",)},
+        with_words("public"),
+        with_words("own"),
+        Reason.REASON_POLICY_JOB_KIND,
+        ("own", "public"),
     ),
     "mechanisms": (
         {"mechanisms": ("dp-sgd",)},
@@ -452,6 +475,70 @@ def test_private_weights_are_the_operators_choice_too():
         assert named in refusal.value.detail
         assert unnamed not in refusal.value.detail
         assert len(refusal.value.detail) <= 500
+
+
+ENCODER = TransformerModel(config={"model_type": "bert", "hidden_size": 4}, max_tokens=8)
+
+# Whose vocabulary each kind of job has, and what a refusal of it advises.
+VOCABULARIES: dict[str, tuple[JobDocument, str, str]] = {
+    "fedvocab over members' own words": (with_words("own"), "own", "names a file"),
+    "fedvocab over members' own word pieces, above a base's encoder": (
+        with_words("own", model=ENCODER, vocabulary={"kind": "wordpiece"}),
+        "own",
+        "names a file",
+    ),
+    "lg-fedavg over members' own words": (with_words("own", LgFedAvg()), "own", "names a file"),
+    "fedvocab over a list": (with_words("public"), "public", "method fedvocab whose [vocabulary] names no file"),
+    "fedvocab over a base's word pieces": (with_words("public", model=ENCODER), "public", "names no file"),
+    "frozen rows of a list, under noise": (
+        with_words("public", mechanism=DpSgd(noise_multiplier=1.0)),
+        "public",
+        "names no file",
+    ),
+    "lg-fedavg over a list": (with_words("public", LgFedAvg()), "public", "names no file"),
+    "fedrecon, whose rows are made anew from a list's": (with_words("public", FedRecon()), "public", "names no file"),
+    "fedavg": (a_job(), "public", "names no file"),
+    "a prompted job, whose backbone has its own": (prompted(), "public", "architecture prompted have no other"),
+    "a job that makes text up of a list": (ordering(), "public", "architecture rvae have no other"),
+}
+
+
+@pytest.mark.parametrize("case", VOCABULARIES)
+def test_whose_a_vocabulary_is_shows_in_the_job_alone(case):
+    job, whose, advice = VOCABULARIES[case]
+    other = {"own": "public", "public": "own"}[whose]
+    for admitted in ((whose,), (whose, other), (other, whose)):
+        Policy(mechanisms=ALL, vocabularies=admitted).check_job(job)
+    Policy(mechanisms=ALL).check_job(job)
+    with pytest.raises(PolicyRefusal) as refusal:
+        Policy(mechanisms=ALL, vocabularies=(other,)).check_job(job)
+    assert refusal.value.reason == Reason.REASON_POLICY_JOB_KIND
+    said = refusal.value.detail
+    assert said.startswith(f"vocabularies: the job's vocabulary is {whose}, the policy admits {other}; ")
+    assert advice in said
+    # What it rests on: a job over members' own words can name neither a list nor rows to start from.
+    brought = {"tokenizer.json", "private.bin", "backbone.safetensors"} & job.files.keys()
+    assert (not brought) == (whose == "own")
+    # And the operator's file says as much as the document.
+    words = {"kind": "words", "file": "words.txt"}
+    unbundled = job.model_dump(exclude={"manifest", "tokenizer", "weights", "values", "private", "vocabulary"})
+    if isinstance(job.model, PromptedModel):
+        unbundled["model"] |= {"base": "owner/name", "config": None, "backbone": None}
+    elif job.vocabulary is not None:
+        unbundled["vocabulary"] = job.vocabulary
+    else:
+        unbundled["vocabulary"] = (
+            words if not isinstance(job.model, TransformerModel) else words | {"kind": "wordpiece"}
+        )
+    told = {each.rule: each for each in Policy(vocabularies=(other,)).explain(JobSpec.model_validate(unbundled))}
+    assert (told["vocabularies"].outcome, told["vocabularies"].sentence) == (Outcome.REFUSED, said)
+
+
+def test_a_policy_without_vocabularies_asks_nothing_as_before():
+    for policy in (Policy(), Policy(vocabularies=("public", "own")), Policy.model_validate({"schema": 1})):
+        for job in (with_words("own"), with_words("public"), a_job()):
+            told = {each.rule: each for each in policy.explain(job)}["vocabularies"]
+            assert (told.outcome, told.sentence) == (Outcome.OK, "vocabularies: the policy asks nothing")
 
 
 def test_authorities():
@@ -805,6 +892,7 @@ policies = st.builds(
     base_models=digests,
     authorities=digests,
     shared_parameters=st.just(("*",)) | patterns,
+    vocabularies=st.sampled_from([("own", "public"), ("own",), ("public",)]),
     mechanisms=st.just(ALL) | st.lists(st.sampled_from(ALL)).map(tuple),
     adjacency=st.sampled_from(["add-remove", "replace-one"]),
     unit=st.sampled_from(["example", "member"]),
@@ -822,15 +910,17 @@ policies = st.builds(
     on_power_only=st.booleans(),
     interfaces=st.lists(st.sampled_from(["eth*", "wlan0", "*"]), max_size=2).map(tuple),
 )
+# What goes with every mechanism, what with none alone.
+OWN = {"method": FedVocab(), "vocabulary": {"kind": "words"}, "tokenizer": None, "mechanism": NoMechanism()}
 jobs = st.builds(
-    lambda mechanism, least, more, corrupt, name: a_job(
+    lambda said, least, more, corrupt, name: a_job(
         name=name,
-        mechanism=mechanism,
         aggregation=Aggregation(assumed_corrupt=corrupt),
         min_members=least,
         target_members=least + more,
+        **said,
     ),
-    mechanisms,
+    st.fixed_dictionaries({"mechanism": mechanisms}) | st.just(OWN),
     st.integers(6, 12),
     st.integers(0, 6),
     st.none() | st.integers(0, 1),
@@ -893,6 +983,7 @@ def test_a_job_that_is_admitted_has_an_attempt_that_is_joined(policy, job):
         update={
             **dict.fromkeys(("jobs", "architectures"), ("*",)),
             **dict.fromkeys(("base_models", "authorities"), ()),
+            "vocabularies": ("own", "public"),
             **dict.fromkeys(("least_noise_multiplier", "own_noise_multiplier", "most_epsilon_a_round")),
             "mechanisms": ALL,
             "unit": "example",
@@ -905,3 +996,26 @@ def test_a_job_that_is_admitted_has_an_attempt_that_is_joined(policy, job):
         context = make_context(cohort, corrupt=job.aggregation.assumed_corrupt)
         joined.append(refusal_of(alone.check_attempt, context) is None)
     assert (refusal_of(alone.check_job, job) is None) == any(joined)
+
+
+# Lists of what is admitted; of others an empty one admits everything, or their items are numbers of their own.
+ADMITTED = ("jobs", "architectures", "backbones", "shared_parameters", "vocabularies", "mechanisms", "devices")
+
+
+@given(
+    policy=policies, job=jobs, manifest=manifests, conditions=machines, key=st.sampled_from(ADMITTED), data=st.data()
+)
+def test_a_shorter_list_admits_nothing_that_a_longer_one_refuses(policy, job, manifest, conditions, key, data):
+    """The policy can only narrow: whoever takes an item out of a list takes part in no more."""
+    items = getattr(policy, key)
+    assume(items)
+    fewer = data.draw(st.lists(st.sampled_from(items), min_size=1, unique=True).map(tuple))
+    narrower = Policy.model_validate(policy.model_dump() | {key: fewer})
+
+    def refused(by: Policy) -> set[str]:
+        told = by.explain(job, federation=ROOT, manifest=manifest, conditions=conditions)
+        return {each.rule for each in told if each.outcome is Outcome.REFUSED}
+
+    assert refused(policy) <= refused(narrower)
+    # And what the list says nothing of stays as it is.
+    assert refused(narrower) - refused(policy) <= {key}
