@@ -18,19 +18,20 @@ training, validation and test.
 
 `global_accuracy` is the geometric mean over all members of the accuracy on the common test set, `local_accuracy` the
 mean over members on their own test rows; both with the last shared parameters and each member's own private ones, read
-as the method uses them in a round: under adaptive `fedvocab` after an epoch on the embedding alone, which is what a
-member does whenever it receives new parameters, under `fedrecon` with the private rows made anew; under all others as
-the member last left them. Beside that stand the other reading (`left`, `adapted`), and the round that was best on the
-members' validation rows, looked at every 10 rounds (`best`, `best_round`; `best_left`, `best_adapted` are its other
-reading): methods that are read differently are compared in one reading. No choice looks at a test. `local` is no job:
-its members train 10 epochs in all and share nothing.
+as the method uses them: under adaptive `fedvocab` after an epoch on the embedding alone, which is what a member does
+whenever it receives new parameters, under `fedrecon` with the private rows made anew on all training rows, under all
+others as the member last left them. Beside that stand the other reading (`left`, `adapted`), and the round that was
+best on the members' validation rows, looked at every 10 rounds (`best`, `best_round`; `best_left`, `best_adapted` are
+its other reading): methods that are read differently are compared in one reading. No choice looks at a test. `local` is
+no job: its members train 10 epochs in all and share nothing.
 
 Two figures tell what of this is the mixture of labels and what is text: `evened`, the global accuracy with each
 member's mixture taken out of its logits where the model is its own, and `leaning`, the local accuracy with the mixture
 put into everybody's model, which trains nothing and shares nothing more.
 
 `embedding: frozen`: every member's embedding stays the table that all began with, and is its own only after the last
-round: `adapted` is what `edge_client export` makes of it, and nothing of that is sent (docs/decisions/0036).
+round: `adapted` is what `edge_client export` makes of it, and nothing of that is sent
+(docs/decisions/0036-a-table-that-stays.md).
 
 `--rates adjusted` has the job's own way to the same end: members train with `logit_adjustment`, so that the shared part
 learns no mixture, and put theirs into the model that they use (docs/decisions/0034-logit-adjustment.md).

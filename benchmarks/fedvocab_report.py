@@ -44,7 +44,7 @@ _MARKS = {
     "same, embedding's rate a tenth": ("same", "slow", "D", "C2", 0.08),
     "same, adjusted logits": ("same", "adjusted", "v", "C5", 0.16),
     "own": ("own", "plain", "s", "C1", 0.28),
-    "own and the table's words": ("wide", "plain", "D", "C5", 0.36),
+    "own and the table's words": ("wide", "plain", "P", "C6", 0.36),
 }
 
 

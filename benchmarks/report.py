@@ -399,28 +399,38 @@ SECTIONS = (
     Section(
         "fedvocab",
         "Private vocabularies: FedVocab and what it is measured against",
-        "Per cent; the mean over the seeds that are named, the newest run of each, and in brackets the largest "
-        "difference between them: rows of the same seeds can be compared, others by the brackets at most (FedAvg moves "
-        "by 2 to 5 points from one seed to the next). 100 members of equal size, labels dealt by Dirichlet (alpha "
-        "1.0), 10 members a round, 50 rounds of one local epoch, BiLSTM "
-        "(hidden 150 each way) over GloVe 6B 50 wide, Adam 0.005, batches of 16 (TREC, 20newsgroups: 8); every "
-        "member's rows are split 70:10:20. `global`: geometric mean over all members of the accuracy on one common "
-        "test set (1,000 rows; TREC 500), each with its own private parameters and the last shared ones. `local`: "
-        "mean over members on their own test rows. Both after the last round, read as the method uses what a member "
-        "keeps: adaptive fedvocab after an epoch on the embedding alone, fedrecon with its private rows made anew, "
-        "all others as members last left them; the other reading of the same training stands beside it. What is read "
-        "differently is to be compared in one reading. `best round`: by the members' validation rows, in both readings "
-        "where it was read so. `evened`: with each member's own mixture of labels taken out of its logits (Saerens "
-        "et al. 2002), so that what is left is what it reads; `leaning`: with the mixture put into a model that is "
-        "everybody's, which trains nothing and sends nothing more. Batches and rates were chosen on validation "
-        "rows, but for 0.001, which came after tests of the slower embedding had been read. `paper` is tables 4 and "
-        "5 of the FedVocab paper: GloVe 300 wide (here 7,846 words of the 50 wide one), hidden 300, 100 rounds, all "
-        "120,000 articles of AG News (here 22,256), newsgroup posts (here without headers, quotations and "
-        "signatures); it says neither which round it reads nor whether the embedding was adapted to it. `same`: one "
-        "public word list; `own`: each member lists the words of its own training texts, and a word of a test that "
-        "it never saw is unknown to it; `wide`: its list goes on with the other words of the table it starts from. "
-        "`rate`: the learning rate where it is not the paper's 0.005, of everything "
-        "or of the embedding alone ([decision 29](decisions/0029-slower-embeddings.md)).",
+        "100 members of equal size, labels dealt by Dirichlet (alpha 1.0), 10 members a round, 50 rounds of one local "
+        "epoch, BiLSTM (hidden 150 each way) over GloVe 6B 50 wide, Adam 0.005, batches of 16 (TREC, 20newsgroups: 8); "
+        "every member's rows are split 70:10:20. Per cent: the mean over the seeds that are named, the newest run of "
+        "each, and in brackets the largest difference between them. Rows of the same seeds can be compared, others by "
+        "the brackets at most (FedAvg moves by 2 to 5 points from one seed to the next). `local` trains ten epochs, "
+        "as in the paper; a member of the others is drawn for five of the 50 rounds on the average, and trains an "
+        "epoch in each (under adaptive fedvocab one more, on the embedding).\n\n"
+        "- `global`: geometric mean over all members of the accuracy on one common test set (1,000 rows; TREC 500), "
+        "each with its own private parameters and the last shared ones. `local`: mean over members on their own test "
+        "rows.\n"
+        "- Both after the last round, read as the method uses what a member keeps: adaptive fedvocab after an epoch on "
+        "the embedding alone, fedrecon with its private rows made anew on all of a member's training rows, all others "
+        "as members last left them. `other reading` is of the same training: what `edge_client export` makes of it, or "
+        "what was there before. What is read differently is to be compared in one reading.\n"
+        "- `best round`: by the members' validation rows, in both readings where it was read so.\n"
+        "- `evened`: with each member's own mixture of labels taken out of its logits (Saerens et al. 2002), so that "
+        "what is left is what it reads; `leaning`: with the mixture put into a model that is everybody's, which trains "
+        "nothing and sends nothing more.\n"
+        "- `same`: one public word list; `own`: each member lists the words of its own training texts, and a word of a "
+        "test that it never saw is unknown to it; `wide`: its list goes on with the other words of the table it starts "
+        "from, which is what the software does by default. Rows of `own` were measured when the vector of an unknown "
+        "word was still random, which costs about five points on AG News "
+        "([decision 35](decisions/0035-words-nobody-wrote-yet.md)).\n"
+        "- `fedvocab, frozen`: everybody's embedding stays the table that all began with, and is adapted after the "
+        "last round ([decision 36](decisions/0036-a-table-that-stays.md)).\n"
+        "- `rate`: the learning rate where it is not the paper's 0.005, of everything or of the embedding alone "
+        "([decision 29](decisions/0029-slower-embeddings.md)). Batches and rates were chosen on validation rows, but "
+        "for 0.001, which came after tests of the slower embedding had been read.\n"
+        "- `paper`: tables 4 and 5 of the FedVocab paper, which has no TREC: GloVe 300 wide (here 7,846 words of the "
+        "50 wide one), hidden 300, 100 rounds, all 120,000 articles of AG News (here 22,256), newsgroup posts (here "
+        'without headers, quotations and signatures). It reports "the best results" (appendix A.2), and says neither '
+        "by which rows they are the best nor whether the embedding was adapted to them.",
         where={"model": ("bilstm",)},
         figures=("global_accuracy", "local_accuracy"),
         rows=accuracy_rows,
@@ -440,8 +450,9 @@ SECTIONS = (
         "fedvocab",
         "What a member of these federations sends",
         "Values of the shared parameters, and the bytes of one member's masked vector in one round, packed as it "
-        "travels (`bits` a value; what TLS and messages add is not in it). The paper's figure 4 has 1.41 for FedVocab "
-        "with BiLSTM, probably millions of values: 300 hidden units each way over a 300 wide embedding have 1.44. "
+        'travels (`bits` a value; what TLS and messages add is not in it). The paper\'s text has "only 1.41MB" for '
+        "FedVocab with BiLSTM, and its figure 4 counts parameters: 300 hidden units each way over a 300 wide embedding "
+        "have 1.44 million values, which are 5.8 MB of float32. "
         "Under `own` the embedding is not shared by any method that allows it.",
         where={"model": ("bilstm",)},
         figures=("values_per_round", "bytes_per_round", "seconds"),
