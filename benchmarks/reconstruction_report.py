@@ -57,6 +57,8 @@ def found_rows(lines: Sequence[Line]) -> list[list[str]]:
         true = by_case.get(_named({**case, "attacker": "true"}), {}).get("token_f1")
         fails = true is not None and case["defence"] == "none" and true["value"] < _WORKS
         note = "fails with the true table too" if fails and case["attacker"] != "true" else ""
+        if case["attacker"] == "public" and not case["rounds"] and not case["defence"].startswith("own"):
+            note = ", ".join(filter(None, ["the same table as true", note]))
         rows.append([*(str(case[key]) for key in _KEYS), *map(str, counts), *figures, note])
     return rows
 

@@ -74,6 +74,7 @@ _LASTING = frozenset(
         Reason.REASON_POLICY_PARAMETERS,
         Reason.REASON_POLICY_AUTHORITY,
         Reason.REASON_POLICY_NOISE,
+        Reason.REASON_POLICY_CORPUS,
     }
 )
 

@@ -8,12 +8,14 @@ import secure_agg
 from coordinator.rounds import effects as fx
 from coordinator.rounds import events as ev
 from coordinator.rounds.effects import Status
+from edge_client.privacy.model_rules import MANIFEST
 from edge_client.privacy.policy import Policy
+from edge_client.privacy.rules import JOB
 from edge_client.session import states
 from secure_agg.member import share
 from tacit.attempt import AttemptId
 from tacit.context import application_digest
-from tacit.messages import AttemptMessage, AttemptOpened, Ready
+from tacit.messages import Assignment, AttemptMessage, AttemptOpened, Ready
 from tacit.reason import Reason
 from tacit.vector import layout_of
 from tests.support.fleet import Fleet, job_document
@@ -276,6 +278,29 @@ def test_a_policy_that_refuses_is_heard_and_the_others_go_on():
     assert declined[0] == Reason.REASON_POLICY_COHORT
     assert "50" in declined[1]
     assert strict.opened == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "times"),
+    [
+        # What a policy asks of a job is the same in every round of it.
+        *((reason, 1) for reason in sorted({rule.reason for rule in (*JOB, *MANIFEST)})),
+        (Reason.REASON_POLICY_CONDITIONS, 3),
+    ],
+)
+def test_a_job_that_a_policy_refuses_is_offered_once_and_one_that_it_puts_off_every_round(reason, times):
+    fleet, asked = Fleet(4), []
+
+    def before(name, message):
+        if name == "m0" and isinstance(message, Assignment):
+            asked.append(message.round)
+            fleet.post(ev.Declined("m0", message.round, reason, "as its policy has it"))
+
+    fleet.before = before
+    fleet.lose = lambda name, message: name == "m0" and isinstance(message, Ready)
+    fleet.connect().run()
+    assert fleet.state.status is Status.FINISHED
+    assert asked == [1, 2, 3][:times]
 
 
 @pytest.mark.parametrize("paused", [False, True])

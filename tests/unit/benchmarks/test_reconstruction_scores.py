@@ -1,5 +1,7 @@
 """What counts as recovered, what leaves a member, and the defences: the parts of the attack that decide its figures."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -270,15 +272,24 @@ def test_the_benchmark_asks_what_was_promised():
     assert {cell.method for cell in made} == {"fedavg", "fedrecon", "fedvocab"}
 
 
+# The paper's attack as the paper has it, on the smaller model.
+PAPERS = next(each for each in cells() if each.attack == "dlg" and each.paper == 0.876)
+
+
 def test_where_the_papers_attack_is_shown_to_fail_the_same_search_has_the_true_table_beside_it():
     asked = [cell for cell in cells() if cell.attack == "dlg" and cell.method == "fedvocab"]
-    assert {(cell.model, cell.batch) for cell in asked if cell.attacker == "unrelated"} == {
-        (cell.model, cell.batch) for cell in asked if cell.attacker == "true"
+    with_table = {
+        who: {(cell.model, cell.batch, cell.rounds) for cell in asked if cell.attacker == who}
+        for who in ("true", "public", "unrelated")
     }
+    assert with_table["unrelated"] == with_table["true"]
+    # The honest attacker, where its table is another one than the present: after some rounds.
+    assert with_table["public"] == {each for each in with_table["true"] if each[2]}
+    assert {model for model, *_ in with_table["public"]} == {"bilstm-50", "bilstm-300", "bert-2x128"}
 
 
 def test_what_was_measured_otherwise_is_measured_again():
-    (cell,) = [each for each in cells() if each.attack == "dlg" and each.paper == 0.876]
+    cell = PAPERS
     assert not measured_before([], cell)
     assert not measured_before([{"value": 0.5}], cell)
     assert not measured_before([{"value": 0.5, "version": 1}], cell)
@@ -288,7 +299,7 @@ def test_what_was_measured_otherwise_is_measured_again():
 
 
 def test_a_row_of_the_report_says_on_how_much_it_rests():
-    (cell,) = [each for each in cells() if each.attack == "dlg" and each.paper == 0.876]
+    cell = PAPERS
     lines = [
         {"case": cell.case, "figure": figure.name, "value": figure.value, **figure.more}
         for figure in figures(cell, [Tally(1, 2, 40, 1, 2)])
@@ -315,6 +326,13 @@ def test_a_row_says_where_the_attack_fails_with_the_true_table_too(true, note):
     assert notes == {"true": "", "unrelated": note}
 
 
+def test_a_row_says_that_before_the_first_round_the_public_table_is_the_present_one():
+    line = {"case": replace(PAPERS, method="fedvocab", attacker="public").case, "figure": "token_f1", "value": 0.7}
+    later = {**line, "case": {**line["case"], "rounds": 5}}
+    head, *rows = found_rows([line, later])
+    assert [row[head.index("note")] for row in rows] == ["the same table as true", ""]
+
+
 def test_of_a_line_that_does_not_say_how_many_sentences_the_recipe_does():
     (cell,) = [
         each
@@ -333,6 +351,9 @@ def test_the_papers_figure_stands_beside_the_papers_attack_only():
         ("fedavg", "bilstm-50", "true"): 0.876,
         ("fedrecon", "bilstm-50", "unrelated"): 0.021,
         ("fedvocab", "bilstm-50", "unrelated"): 0.012,
+        ("fedavg", "bilstm-300", "true"): 0.876,
+        ("fedrecon", "bilstm-300", "unrelated"): 0.021,
+        ("fedvocab", "bilstm-300", "unrelated"): 0.012,
         ("fedavg", "bert-2x128", "true"): 0.882,
         ("fedrecon", "bert-2x128", "unrelated"): 0.024,
         ("fedvocab", "bert-2x128", "unrelated"): 0.013,
@@ -340,7 +361,7 @@ def test_the_papers_figure_stands_beside_the_papers_attack_only():
 
 
 def test_a_cells_figures_are_means_over_seeds():
-    (cell,) = [each for each in cells() if each.attack == "dlg" and each.paper == 0.876]
+    cell = PAPERS
     lines = {figure.name: figure for figure in figures(cell, [Tally(1, 2, 4, 1, 2), Tally(3, 3, 4, 2, 2)])}
     assert lines.keys() == {"token_precision", "token_recall", "token_f1", "digit_leakage"}
     assert lines["token_precision"].value == 0.75
