@@ -106,12 +106,20 @@ class Journal:
             raise JournalUnusable(
                 f"{path} was written by newer software (schema {version}); upgrade edge_client, or use another home"
             )
-        self._connection.execute(_SCHEMA)
-        if version == 1:
-            self._connection.execute("ALTER TABLE attempts ADD COLUMN staged TEXT")
         # Written only where it changes something: a member that starts on a full disk has nothing to write yet.
         if version != _VERSION:
-            self._connection.execute(f"PRAGMA user_version = {_VERSION}")
+            self._bring_up()
+
+    def _bring_up(self) -> None:
+        """Table and version in one step: a process that is killed on the way leaves the file as it was."""
+        self._connection.execute("BEGIN IMMEDIATE")
+        self._connection.execute(_SCHEMA)
+        # Asked of the table and not of the version: these were once two steps, and there are files between them.
+        columns = {name for _, name, *_ in self._connection.execute("PRAGMA table_info(attempts)")}
+        if "staged" not in columns:
+            self._connection.execute("ALTER TABLE attempts ADD COLUMN staged TEXT")
+        self._connection.execute(f"PRAGMA user_version = {_VERSION}")
+        self._connection.execute("COMMIT")
 
     def memory(self) -> Memory:
         """What must not be forgotten."""
