@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from edge_client.data import DataInvalid, read_text
 
@@ -18,7 +18,18 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["FILES", "CheckpointInvalid", "Entries", "present_name", "read_entries", "read_object", "read_tensors"]
+__all__ = [
+    "FILES",
+    "CheckpointInvalid",
+    "Entries",
+    "present_name",
+    "read_entries",
+    "read_object",
+    "read_shapes",
+    "read_tensors",
+]
+
+_Read = TypeVar("_Read")
 
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _VOCABULARY, _TOKENIZER = "vocab.txt", "tokenizer.json"
@@ -97,6 +108,18 @@ def read_tensors(folder: Path, wanted: Callable[[str], str | None]) -> "Iterator
     Raises:
         CheckpointInvalid: no safetensors, one that the index names and that is not there, or damaged ones.
     """
+    yield from _each(folder, wanted, _tensor)
+
+
+def read_shapes(folder: Path, wanted: Callable[[str], str | None]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """As `read_tensors`, but how large they are alone: no number is read."""
+    yield from _each(folder, wanted, _shape)
+
+
+def _each(
+    folder: Path, wanted: Callable[[str], str | None], read: Callable[[Path, Any, str], _Read]
+) -> Iterator[tuple[str, _Read]]:
+    """What `read` makes of each tensor that is wanted: of the file's path, the open file, the name stored under."""
     from safetensors import SafetensorError, safe_open
 
     for path in _weight_files(folder):
@@ -105,7 +128,7 @@ def read_tensors(folder: Path, wanted: Callable[[str], str | None]) -> "Iterator
                 for stored in file.keys():  # noqa: SIM118  no mapping
                     name = wanted(stored)
                     if name is not None:
-                        yield name, _tensor(path, file, stored)
+                        yield name, read(path, file, stored)
         except FileNotFoundError:
             raise CheckpointInvalid(f"{folder} names {path.name} and does not hold it; download it again") from None
         except (OSError, SafetensorError, UnicodeDecodeError) as error:
@@ -120,6 +143,10 @@ def present_name(stored: str) -> str:
         if stored.endswith(old):
             return stored.removesuffix(old) + new
     return stored
+
+
+def _shape(_: Path, file: Any, stored: str) -> tuple[int, ...]:
+    return tuple(file.get_slice(stored).get_shape())
 
 
 def _tensor(path: Path, file: Any, stored: str) -> "NDArray[np.float32]":

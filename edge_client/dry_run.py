@@ -1,13 +1,14 @@
 """`edge_client run --dry-run`: what each open job would send from this machine, and what the policy says to it.
 
 It opens no session: the coordinator does not count on this member, nothing is trained, and of the member's data only
-the labels are looked at, and, where a job reads pairs, whether there are second texts. A prompted job's backbone is not
-fetched.
+the labels are looked at, and, where a job reads pairs, whether there are second texts; of its table of vectors how wide
+it is. A prompted job's backbone is not fetched.
 """
 
 import asyncio
 import fnmatch
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -21,7 +22,9 @@ from edge_client.giving.making import order_of
 from edge_client.material import fetch_job, fetch_manifest
 from edge_client.privacy.mechanisms import protection_of
 from edge_client.privacy.policy import PolicyRefusal
+from edge_client.private_store import PrivateStore, StoreError
 from edge_client.runner import Member, RunOptions, load_member
+from edge_client.session.keeping import TableUnused, table_unused
 from edge_client.synthesis.setting import NO_GUARANTEE
 from tacit.blobs import BlobDamaged, BlobNotThere, fetch_blob
 from tacit.console import CommandFailed, print_json
@@ -30,14 +33,14 @@ from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
 from tacit.mechanism import DpSgd, NoMechanism
-from tacit.method import keeps_anything, private_parts
+from tacit.method import keeps_anything, keeps_state, private_parts
 from tacit.model import PromptedModel, RvaeModel
 from tacit.prompt import SOURCES, reads_pairs
 from tacit.v1 import federation_pb2 as pb
 from tacit.v1 import federation_pb2_grpc
 from tacit.vector import layout_of
 
-__all__ = ["FrozenPart", "Plan", "dry_run", "plan_of"]
+__all__ = ["FrozenPart", "Plan", "StartingTable", "dry_run", "plan_of"]
 
 _ENTRIES = {"words": "words", "wordpiece": "word pieces"}
 
@@ -75,6 +78,64 @@ class FrozenPart:
 
 
 @dataclass(frozen=True)
+class StartingTable:
+    """What the member's table of vectors is to one job: how wide it is, and how wide the job's embedding; why it is not
+    looked at, if it is not.
+    """
+
+    path: Path
+    width: int
+    needed: int | None = None
+    unused: TableUnused | None = None
+
+    @classmethod
+    def of(cls, job: JobDocument, member: Member) -> "StartingTable | None":
+        """None where the member names no table.
+
+        Raises:
+            StoreError: what the member keeps of this job is not this job's, or cannot be read. ValueError: a model that
+                there cannot be.
+        """
+        if member.table is None:
+            return None
+        path, width = member.table.path, member.table.width
+        store = PrivateStore(member.home, member.identity.federation, member.data_name)
+        exists = keeps_state(job.method) and store.has(job.name, job.digest())
+        if (unused := table_unused(job, exists=exists)) is not None:
+            return cls(path, width, unused=unused)
+        from edge_client.models import embedding_width
+
+        return cls(path, width, embedding_width(job.model))
+
+    @property
+    def refusal(self) -> str | None:
+        """The sentence of the job's first round, told before it."""
+        if self.needed in (None, self.width):
+            return None
+        return (
+            f"{self.path}: its vectors have {self.width} numbers where the job's embedding has {self.needed}; name a "
+            f"table of {self.needed} with --embedding, or leave --embedding out"
+        )
+
+    def note(self, job: JobDocument) -> str | None:
+        """What a table is not looked at for."""
+        match self.unused:
+            case None:
+                return None
+            case "embedding_not_private":
+                return f"--embedding is not looked at: {job.method.name} leaves you no whole embedding of your own"
+            case "private_state_exists":
+                return (
+                    "--embedding is not looked at: you have an embedding of this job already, and go on from it "
+                    f"(`edge_client private remove {job.name}` would give it up)"
+                )
+
+    def as_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {"width": self.width, "needed": self.needed, "unused": self.unused}
+
+
+@dataclass(frozen=True)
 class Plan:
     """What one job would make this member send."""
 
@@ -89,6 +150,8 @@ class Plan:
     backbone: FrozenPart | None = None
     # What the member should know, and takes part in spite of.
     notes: tuple[str, ...] = ()
+    # Where the member names one.
+    table: StartingTable | None = None
 
     def segments(self) -> list[secure_agg.Segment]:
         """The masked vector's segments, of which a cohort's size changes only the scale."""
@@ -113,6 +176,7 @@ class Plan:
             "parameters": {tensor.name: list(tensor.shape) for tensor in self.manifest.tensors},
             "stays_here": _kept(self.job) if keeps_anything(self.job.method) else None,
             "backbone": None if self.backbone is None else self.backbone.as_json(),
+            "embedding_table": None if self.table is None else self.table.as_json(),
             "reads_pairs": reads_pairs(self.job.model),
             "segments": {segment.name: segment.length for segment in self.segments()},
             "bytes_a_round": self.bytes_a_round(self.job.rounds.min_members),
@@ -139,6 +203,13 @@ def plan_of(job: JobDocument, manifest: Manifest, member: Member) -> Plan:
     against, notes = _of_data(job, member)
     refusals += against
     notes += _of_text(job, member)
+    table = None
+    try:
+        if (table := StartingTable.of(job, member)) is not None:
+            refusals += [] if table.refusal is None else [table.refusal]
+            notes += [] if (note := table.note(job)) is None else [note]
+    except (StoreError, ValueError) as error:
+        refusals.append(str(error))
     backbone = None
     if isinstance(job.model, PromptedModel):
         try:
@@ -150,7 +221,7 @@ def plan_of(job: JobDocument, manifest: Manifest, member: Member) -> Plan:
         one, all_rounds = _costs(job, member)
     except ValueError as error:
         refusals.append(str(error))
-    return Plan(job, manifest, tuple(refusals), one, all_rounds, backbone, tuple(notes))
+    return Plan(job, manifest, tuple(refusals), one, all_rounds, backbone, tuple(notes), table)
 
 
 def _of_data(job: JobDocument, member: Member) -> tuple[list[str], list[str]]:
@@ -315,6 +386,8 @@ def _show(plan: Plan, member: Member) -> None:
         _print(f"    {tensor.name:<40} {shape:>16}  {tensor.size:>12,} values")
     if keeps_anything(job.method):
         _print(f"  stays here: {_kept(job)}")
+    if (table := plan.table) is not None and table.width == table.needed:
+        _print(f"  its embedding starts from {table.path}, whose vectors have {table.width} numbers as the job's have")
     if (frozen := plan.backbone) is not None:
         where = "in this member's cache" if frozen.here else f"to be had from {', then '.join(frozen.sources) or '-'}"
         _print(f"  stays as it is: a {frozen.kind}, {frozen.digest.hex()[:16]}, {frozen.size / 1e6:,.1f} MB, {where}")

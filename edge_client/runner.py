@@ -30,7 +30,7 @@ from edge_client.session.keeping import Keeper
 from edge_client.session.link import AgentStopped
 from edge_client.session.preparation import Preparer
 from edge_client.session.states import Environment
-from edge_client.tables import TableInvalid, words_of
+from edge_client.tables import TableInvalid, width_of
 from edge_client.training.device import DeviceUnavailable, pick_device
 from tacit.console import ExitCode, fail
 from tacit.documents import DocumentInvalid
@@ -40,7 +40,7 @@ from tacit.verification import Verification
 
 log = structlog.get_logger("edge_client")
 
-__all__ = ["Member", "RunOptions", "load_member", "run_member"]
+__all__ = ["Member", "RunOptions", "Table", "load_member", "run_member"]
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,14 @@ class RunOptions:
 
 
 @dataclass(frozen=True)
+class Table:
+    """Word vectors that the member names with `--embedding`, and how many numbers each has."""
+
+    path: Path
+    width: int
+
+
+@dataclass(frozen=True)
 class Member:
     """A member, ready to connect: everything was read and checked."""
 
@@ -81,6 +89,9 @@ class Member:
     device: str
     # False where the data is a table without a column for a pair's second text.
     second_column: bool = True
+    table: Table | None = None
+    # The member's own name for the data.
+    data_name: str = "data"
 
 
 def load_member(options: RunOptions) -> Member:
@@ -98,16 +109,18 @@ def load_member(options: RunOptions) -> Member:
         policy, _ = Policy.load(home, options.policy)
         examples, second_column = read_data(options.data, text=options.text, label=options.label, text_b=options.text_b)
         device = pick_device(options.device)
+        table = None
         if options.embedding is not None:
             # It is read in a job's first round only: a slip of the pen would decline that, hours later.
-            next(words_of(options.embedding, named="--embedding, a GloVe file or a checkpoint's folder"), None)
+            width = width_of(options.embedding, named="--embedding, a GloVe file or a checkpoint's folder")
+            table = Table(options.embedding, width)
         if missing := [str(each) for each in options.backbones if not each.exists()]:
             raise DataInvalid(
                 f"{missing[0]} does not exist; --backbone is a folder that transformers' save_pretrained wrote"
             )
     except (DocumentInvalid, DataInvalid, TableInvalid, DeviceUnavailable) as error:
         fail(str(error), ExitCode.USAGE)
-    return Member(home, identity, policy, examples, device, second_column)
+    return Member(home, identity, policy, examples, device, second_column, table, options.data_name)
 
 
 @contextmanager

@@ -8,19 +8,21 @@ Leaves to others: how the other rows start.
 
 import gzip
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, TypeVar
 
-from edge_client.checkpoint import CheckpointInvalid, read_entries, read_tensors
+from edge_client.checkpoint import CheckpointInvalid, read_entries, read_shapes, read_tensors
 from edge_client.text import PAD
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["NothingFound", "TableInvalid", "entries_of", "fill_from_table", "words_of"]
+__all__ = ["NothingFound", "TableInvalid", "entries_of", "fill_from_table", "width_of", "words_of"]
+
+_Each = TypeVar("_Each")
 
 # The names under which encoders of the transformers library keep the embedding of their tokens.
 _EMBEDDINGS = ("word_embeddings.weight", "embed_tokens.weight", "shared.weight")
@@ -89,13 +91,47 @@ def words_of(source: Path, *, named: str = "the table's path") -> Iterator[str]:
         for each in lines:
             line = each.rstrip("\r\n ")
             # As many numbers as in the first line, from the right: some tables hold words with a space.
-            width = width or line.count(" ")
-            if width < 2:
-                raise TableInvalid(
-                    f"{source}, line 1: {width} numbers where a word and its vector belong, with single spaces; "
-                    "leave out a header line"
-                )
+            width = width or _width_of_first(line, source)
             yield line.rsplit(" ", width)[0]
+
+
+def width_of(source: Path, *, named: str = "the table's path") -> int:
+    """How many numbers the table has for a word: by its first line, or by what a checkpoint says of its embedding,
+    whose numbers are not read.
+
+    source, named: as in `fill_from_table`.
+
+    Raises:
+        TableInvalid: no such table, an empty one, a first line that is no word with its vector, or a checkpoint whose
+            embedding is not that of its pieces.
+    """
+    if source.is_dir():
+        with _as_table(named):
+            pieces = _pieces_of(source, named)
+            shape = _only([shape for _, shape in read_shapes(source, _embedding_name)], source)
+        if len(shape) != 2:
+            raise TableInvalid(
+                f"{source}: its embedding is {' by '.join(map(str, shape))} where rows of numbers belong; take a "
+                "checkpoint of one encoder, such as BERT's"
+            )
+        _check_pieces(source, pieces, shape[0])
+        return shape[1]
+    with _open_table(source, named) as lines:
+        first = next(lines, None)
+    if first is None:
+        raise TableInvalid(f"{source} is empty; check {named}")
+    return _width_of_first(first.rstrip("\r\n "), source)
+
+
+def _width_of_first(line: str, source: Path) -> int:
+    """Raises: TableInvalid: no word with its vector."""
+    width = line.count(" ")
+    if width < 2:
+        raise TableInvalid(
+            f"{source}, line 1: {width} numbers where a word and its vector belong, with single spaces; leave out a "
+            "header line"
+        )
+    return width
 
 
 _Rows = Iterator[tuple[str, "NDArray[np.float32]"]]
@@ -158,8 +194,7 @@ def _checkpoint_rows(folder: Path, width: int, ids: Mapping[str, int], named: st
             f"{folder}: its embedding is {' by '.join(map(str, rows.shape))} where model.embedding is {width}; take a "
             "checkpoint of that width"
         )
-    if pieces and max(pieces.values()) >= len(rows):
-        raise TableInvalid(f"{folder}: its vocabulary has more entries than its embedding has rows; it is another's")
+    _check_pieces(folder, pieces, len(rows))
     for entry in ids:
         if entry in pieces:
             row = rows[pieces[entry]]
@@ -190,9 +225,23 @@ def _pieces_of(folder: Path, named: str) -> dict[str, int]:
     return dict(entries.rows)
 
 
+def _check_pieces(folder: Path, pieces: Mapping[str, int], rows: int) -> None:
+    """Raises: TableInvalid: a piece whose row there is not."""
+    if pieces and max(pieces.values()) >= rows:
+        raise TableInvalid(f"{folder}: its vocabulary has more entries than its embedding has rows; it is another's")
+
+
 def _embedding_of(folder: Path) -> "NDArray[np.float32]":
     """The embedding of a checkpoint's tokens, (V, width)."""
-    found = [rows for _, rows in read_tensors(folder, lambda name: name if name.endswith(_EMBEDDINGS) else None)]
+    return _only([rows for _, rows in read_tensors(folder, _embedding_name)], folder)
+
+
+def _embedding_name(stored: str) -> str | None:
+    return stored if stored.endswith(_EMBEDDINGS) else None
+
+
+def _only(found: Sequence[_Each], folder: Path) -> _Each:
+    """The one embedding that a checkpoint has."""
     if len(found) != 1:
         what = "no embedding of tokens" if not found else f"{len(found)} embeddings of tokens"
         raise TableInvalid(f"{folder}: {what} among its weights; take a checkpoint of one encoder, such as BERT's")

@@ -30,6 +30,7 @@ __all__ = [
     "build",
     "build_blank",
     "division_of",
+    "embedding_width",
     "load_shared",
     "shared_parameters",
     "values_of",
@@ -66,6 +67,21 @@ def values_of(model: Model, vocabulary_size: int, labels: int) -> int:
         encoder, width = encoder_size(model)
         return vocabulary_size * width + encoder + (width + 1) * labels
     return model.values(vocabulary_size, labels)
+
+
+def embedding_width(model: Model) -> int:
+    """How many numbers a row of the embedding has.
+
+    Raises:
+        ValueError: a model that there cannot be, or a prompted one, whose embedding is its base's.
+    """
+    if isinstance(model, PromptedModel):
+        raise ValueError("a prompted model has its base's embedding, whose width its config says")
+    if isinstance(model, TransformerModel):
+        from edge_client.models.transformer import encoder_width
+
+        return encoder_width(model)
+    return model.embedding
 
 
 def build_blank(model: Model, vocabulary_size: int, labels: int, pad_id: int) -> TextClassifier:

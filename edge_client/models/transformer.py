@@ -32,6 +32,7 @@ __all__ = [
     "bare_encoder",
     "check_config",
     "encoder_size",
+    "encoder_width",
     "first_position",
 ]
 
@@ -263,11 +264,24 @@ def _attention(
 
 def encoder_size(model: TransformerModel) -> tuple[int, int]:
     """How many values the encoder has without its word embedding, and how wide that is. Raises: EncoderInvalid."""
+    config = _config_of(model)
+    return sum(each.numel() for each in bare_encoder(config).parameters()), _width_of(config)
+
+
+def encoder_width(model: TransformerModel) -> int:
+    """How wide its word embedding is. Nothing is built. Raises: EncoderInvalid."""
+    return _width_of(_config_of(model))
+
+
+def _config_of(model: TransformerModel) -> dict[str, Any]:
     if model.config is None:
         raise EncoderInvalid("model.config: the model has a base and no config yet; make a job bundle of it")
-    config = check_config(model.config, model.max_tokens)
+    return check_config(model.config, model.max_tokens)
+
+
+def _width_of(config: Mapping[str, Any]) -> int:
     width: int = config[FAMILIES[config["model_type"]].hidden]
-    return sum(each.numel() for each in bare_encoder(config).parameters()), width
+    return width
 
 
 def bare_encoder(config: Mapping[str, Any], attention: str = "tacit") -> nn.Module:

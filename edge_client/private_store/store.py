@@ -91,6 +91,17 @@ class PrivateStore:
         self._check_ours(header_of(data, str(path))[0], job, document)
         return decode(data, str(path), self._key)[1]
 
+    def has(self, job: str, document: bytes) -> bool:
+        """Whether there is a state that counts, by its header alone: no key is needed, and no lock.
+
+        Raises:
+            StateForeign, StateDamaged, StateNewer, StoreUnusable.
+        """
+        header = read_header(files.state_file(self._home, job))
+        if header is not None:
+            self._check_ours(header, job, document)
+        return header is not None
+
     def stage(self, job: str, token: str, state: PrivateState) -> None:
         """Keeps what was trained, beside the state that counts. The same token again replaces it.
 

@@ -9,7 +9,7 @@ import secrets
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import structlog
 
@@ -20,15 +20,26 @@ from edge_client.text import VocabularyInvalid
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
 from tacit.messages import Assignment
-from tacit.method import OwnVocabulary, keeps_state
+from tacit.method import OwnVocabulary, keeps_state, private_parts
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Keeper"]
+__all__ = ["Keeper", "TableUnused", "table_unused"]
 
 log = structlog.get_logger("edge_client")
+
+# Why a member's table of vectors is not looked at in a job: the embedding is no member's own, or the member has its own
+# already, and goes on from it.
+TableUnused = Literal["embedding_not_private", "private_state_exists"]
+
+
+def table_unused(job: JobDocument, *, exists: bool) -> TableUnused | None:
+    """Why a table is not what the member's embedding starts from; None: it is. exists: whether it has a state."""
+    if "embedding" not in private_parts(job.method):
+        return "embedding_not_private"
+    return "private_state_exists" if exists else None
 
 
 def new_token(round: int) -> str:
@@ -50,6 +61,20 @@ class Keeper:
         self._turn = threading.Lock()
         self._examples = examples
         self._table = table
+        # Jobs whose use of the table this process knows of.
+        self._looked: set[str] = set()
+
+    def tell_of_table(self, job: JobDocument, found: PrivateState | None) -> None:
+        """Once a job, before its first round here: a table that was named and is not looked at is said in the log.
+        found: what the member has of this job.
+        """
+        if self._table is None or job.name in self._looked:
+            return
+        # Of a state that this process makes of the table, the rounds that follow say nothing.
+        self._looked.add(job.name)
+        reason = table_unused(job, exists=found is not None)
+        if reason is not None:
+            log.warning("embedding_table_unused", job=job.name, reason=reason)
 
     def recover(self, memory: Memory, member: str) -> None:
         """At the start: what was confirmed before a crash counts, what was not is gone. Raises: StoreError."""

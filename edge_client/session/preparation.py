@@ -209,6 +209,7 @@ class Preparer:
             found = await self._found(job)
             start = await fetch_private_start(blob, job) if found is None and keeps_anything(job.method) else None
         self._warn(job)
+        self._keeper.tell_of_table(job, found)
         self._check_data(job)
         async with self._turn:
             with _refusing():

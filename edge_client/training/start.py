@@ -86,5 +86,5 @@ def first_private(
             if job.tokenizer is not None:
                 raise
             # Whether a word of the member's own is in it is nobody else's to hear of, not even by a refusal.
-            log.warning("embedding_table_unused", job=job.name, why=str(error))
+            log.warning("embedding_table_unused", job=job.name, reason="no_word_known", why=str(error))
     return kept

@@ -12,7 +12,9 @@ from edge_client.data import Example
 from edge_client.dry_run import Plan, _show, plan_of
 from edge_client.home import MemberIdentity
 from edge_client.privacy.policy import Policy
-from edge_client.runner import Member
+from edge_client.private_store import PrivateStore, StoreKey
+from edge_client.runner import Member, Table
+from edge_client.session.keeping import Keeper
 from secure_agg import pack_in_place
 from tacit.job import JobDocument
 from tacit.manifest import Manifest, Tensor
@@ -108,3 +110,96 @@ def test_a_member_of_one_label_hears_that_it_teaches_an_adjusted_job_nothing(mem
     assert note.startswith(
         f"all of your rows have the label {label}: with adjusted logits they teach the model nothing"
     )
+
+
+# ---- a table of vectors ---------------------------------------------------------------------------------------------
+
+BILSTM = {"architecture": "bilstm", "embedding": 3, "hidden": 2}
+DISTILBERT = {"architecture": "transformer", "config": {"model_type": "distilbert", "dim": 12, "n_heads": 2}}
+
+
+def own_words(**changes: Any) -> JobDocument:
+    """A job whose members keep an embedding of their own words."""
+    own = {"method": "fedvocab", "model": BILSTM, "vocabulary": {"kind": "words", "size": 50}, "tokenizer": None}
+    return a_job(**own | changes)
+
+
+def planned(job: JobDocument, member: Member, capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:
+    """As `--json` has the plan, and as a person reads it."""
+    plan = plan_of(job, MANIFEST, member)
+    _show(plan, member)
+    return plan.as_json(), capsys.readouterr().out
+
+
+def naming(member: Member, width: int) -> Member:
+    table = member.home / "vectors.txt"
+    table.write_text(f"heron {' '.join(['1'] * width)}\n")
+    return replace(member, table=Table(table, width))
+
+
+@pytest.mark.parametrize(
+    ("model", "needed"),
+    [(BILSTM, 3), ({"embedding": 5}, 5), (DISTILBERT, 12)],
+    ids=["bilstm", "textcnn", "transformer"],
+)
+def test_a_table_of_another_width_is_refused_before_the_first_round(
+    member: Member, capsys: pytest.CaptureFixture[str], model: dict[str, Any], needed: int
+) -> None:
+    kind = "wordpiece" if model is DISTILBERT else "words"
+    job = own_words(model=model, vocabulary={"kind": kind, "size": 50})
+    told, shown = planned(job, naming(member, needed), capsys)
+    assert told["embedding_table"] == {"width": needed, "needed": needed, "unused": None}
+    assert (told["takes_part"], told["refusals"], told["notes"]) == (True, [], [])
+    assert f"its embedding starts from {member.home / 'vectors.txt'}, whose vectors have {needed} numbers" in shown
+
+    told, shown = planned(job, naming(member, 4), capsys)
+    assert told["embedding_table"] == {"width": 4, "needed": needed, "unused": None}
+    sentence = (
+        f"{member.home / 'vectors.txt'}: its vectors have 4 numbers where the job's embedding has {needed}; name a "
+        f"table of {needed} with --embedding, or leave --embedding out"
+    )
+    assert (told["takes_part"], told["refusals"]) == (False, [sentence])
+    assert f"  refused: {sentence}\n" in shown
+    assert "starts from" not in shown
+
+    told, _ = planned(job, member, capsys)
+    assert (told["embedding_table"], told["takes_part"]) == (None, True)
+
+
+def test_a_table_that_would_not_be_looked_at_is_a_note_whatever_its_width(
+    member: Member, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = naming(member, 4)
+    told, shown = planned(a_job(), named, capsys)
+    assert told["embedding_table"] == {"width": 4, "needed": None, "unused": "embedding_not_private"}
+    assert (told["takes_part"], told["refusals"]) == (True, [])
+    note = "--embedding is not looked at: fedavg leaves you no whole embedding of your own"
+    assert told["notes"] == [note]
+    assert f"  note: {note}\n" in shown
+
+    job = own_words()
+    # A state that is sealed needs no key to be there.
+    key = StoreKey.from_passphrase("where is the heron")
+    with PrivateStore(member.home, member.identity.federation, "data", key) as store:
+        Keeper(store, member.examples).make(job, None, None)
+    told, shown = planned(job, named, capsys)
+    assert told["embedding_table"] == {"width": 4, "needed": None, "unused": "private_state_exists"}
+    assert (told["takes_part"], told["refusals"]) == (True, [])
+    (note,) = told["notes"]
+    assert note.startswith("--embedding is not looked at: you have an embedding of this job already, and go on from it")
+    assert f"`edge_client private remove {job.name}`" in note
+    assert f"  note: {note}\n" in shown
+
+
+def test_a_state_of_another_job_or_other_data_is_no_reason_to_leave_a_table_aside(
+    member: Member, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run would end at it too."""
+    with PrivateStore(member.home, member.identity.federation, "data") as store:
+        Keeper(store, member.examples).make(own_words(), None, None)
+    told, _ = planned(own_words(seed=9), naming(member, 3), capsys)
+    (sentence,) = told["refusals"]
+    assert "was trained under another document of this job" in sentence
+    told, _ = planned(own_words(), replace(naming(member, 3), data_name="other"), capsys)
+    (sentence,) = told["refusals"]
+    assert "was trained on the data named data, and not on other" in sentence

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from edge_client.privacy.policy import Policy
 from edge_client.private_store import PrivateStore
 from edge_client.private_store.errors import StateForeign, StoreUnwritable
 from edge_client.private_store.files import state_file
-from edge_client.runner import RunOptions, load_member
+from edge_client.runner import RunOptions, Table, load_member
 from edge_client.session.keeping import Keeper
 from edge_client.session.preparation import PreparationRefused, Preparer
 from edge_client.tables import TableInvalid
@@ -224,7 +225,15 @@ def test_a_table_that_is_not_there_or_none_is_told_of_before_anything_runs(home,
     with pytest.raises(CommandFailed, match=r"vectors\.txt, line 1: 1 numbers where .* leave out a header line"):
         load_member(options)
     table.write_text("word 1 2 3\n")
-    assert load_member(options).examples == [Example("a text", "a")]
+    member = load_member(options)
+    assert member.examples == [Example("a text", "a")]
+    assert (member.table, member.data_name) == (Table(table, 3), "data")
+    # A folder's tokenizer alone is no table either.
+    folder = tmp_path / "bert"
+    folder.mkdir()
+    (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n")
+    with pytest.raises(CommandFailed, match=r"bert holds no model\.safetensors; .*; check --embedding"):
+        load_member(replace(options, embedding=folder))
 
 
 def test_a_method_without_memory_keeps_nothing(keeper, home):
@@ -533,6 +542,51 @@ def test_data_without_a_word_and_a_table_that_does_not_fit_say_no_more(machine, 
         assert refused.detail == "what this member keeps of the job's model cannot be used; its own log says why"
         assert "heron" not in refused.detail
         assert len(refused.private) > 20
+
+
+def unused(place, round_=1):
+    """What the log says of the table while an update is prepared, which is then confirmed."""
+    with structlog.testing.capture_logs() as logs:
+        made = place.prepare(round_)
+    if made.staged is not None:
+        place.keeper.confirmed("desk", made.staged, {"north"}, "north")
+    return [(line["job"], line["reason"]) for line in logs if line["event"] == "embedding_table_unused"]
+
+
+def test_a_table_that_is_not_looked_at_is_said_once_a_job(machine, tmp_path):
+    table = tmp_path / "vectors.txt"
+    table.write_text("heron 1 2 3\n")
+    place = machine(table=table)
+    # The rounds that go on from what was made of it have nothing to say.
+    assert unused(place) == unused(place, 2) == []
+    place.store.close()
+    again = machine(table=table)
+    assert unused(again, 3) == [("desk", "private_state_exists")]
+    assert unused(again, 4) == []
+    again.store.close()
+    assert unused(machine(), 5) == []
+
+
+def test_a_table_without_a_word_of_the_members_own_is_said_here_and_nowhere_else(machine, tmp_path):
+    table = tmp_path / "vectors.txt"
+    table.write_text("owl 1 2 3\n")
+    assert unused(machine(table=table, kind="wordpiece")) == [("desk", "no_word_known")]
+
+
+def test_a_table_has_no_use_where_the_method_leaves_a_member_no_embedding_of_its_own(keeper, store, tmp_path):
+    table = tmp_path / "vectors.txt"
+    table.write_text("heron 1 2 3\n")
+    shared = document("fedavg", own=False, private=None)
+    rows, above = ({"name": "fedrecon"}, {"name": "lg-fedavg", "private": ["encoder"]})
+    jobs = [shared, *(document(method, own=False) for method in (rows, above, "fedvocab", "lg-fedavg"))]
+    jobs = [job.model_copy(update={"name": f"job{number}"}) for number, job in enumerate(jobs)]
+    with structlog.testing.capture_logs() as logs:
+        for named in (Keeper(store, EXAMPLES, table), keeper):
+            for job in jobs:
+                named.tell_of_table(job, None)
+    assert [(line["event"], line["job"], line["reason"], line["log_level"]) for line in logs] == [
+        ("embedding_table_unused", f"job{number}", "embedding_not_private", "warning") for number in range(3)
+    ]
 
 
 def test_an_update_that_cannot_be_staged_is_none(machine, monkeypatch):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from edge_client.tables import TableInvalid, entries_of, fill_from_table, words_of
+from edge_client.tables import TableInvalid, entries_of, fill_from_table, width_of, words_of
 from edge_client.text import word_tokenizer, wordpiece_tokenizer
 
 WORDS = ["cat", "dog", "##s", "the"]
@@ -58,6 +58,36 @@ def test_a_first_line_that_is_no_word_with_its_vector_is_a_sentence(tmp_path, st
         TableInvalid, match=r"table\.txt, line 1: \d numbers where a word and its vector belong.*header"
     ):
         next(words_of(table))
+    with pytest.raises(TableInvalid, match=r"table\.txt, line 1: \d numbers where a word and its vector belong"):
+        width_of(table)
+
+
+@pytest.mark.parametrize("name", ["table.txt", "table.txt.gz"])
+def test_the_width_of_a_text_table_is_that_of_its_first_line(tmp_path, name):
+    table = b"cat 1 2 3 4\r\nnew york 4 5 6 7\n"
+    (tmp_path / name).write_bytes(gzip.compress(table) if name.endswith("gz") else table)
+    assert width_of(tmp_path / name) == 4
+    assert fill_from_table(np.zeros((6, 4), np.float32), tmp_path / name, IDS) == 1
+    (tmp_path / name).write_bytes(gzip.compress(b"") if name.endswith("gz") else b"")
+    with pytest.raises(TableInvalid, match=r"is empty; check --embedding"):
+        width_of(tmp_path / name, named="--embedding")
+
+
+def test_the_width_of_a_checkpoint_is_that_of_its_embedding_and_no_number_is_read(tmp_path):
+    import tracemalloc
+
+    assert width_of(checkpoint(tmp_path / "bert")) == 3
+    large = checkpoint(tmp_path / "half", np.zeros((500_000, 7), np.float16))
+    tracemalloc.start()
+    try:
+        assert width_of(large) == 7
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # Of 7 million bytes.
+    assert peak < 1_000_000
+    with pytest.raises(TableInvalid, match="its embedding is 9 where rows of numbers belong"):
+        width_of(checkpoint(tmp_path / "flat", np.zeros(9, np.float32)))
 
 
 def test_a_text_table_is_never_whole_in_memory(tmp_path):
@@ -183,6 +213,8 @@ def test_a_folder_that_is_no_checkpoint_is_a_sentence(tmp_path, spoil, says):
     spoil(folder)
     with pytest.raises(TableInvalid, match=says):
         fill_from_table(started(), folder, IDS, named="--word-vectors")
+    with pytest.raises(TableInvalid, match=says):
+        width_of(folder, named="--word-vectors")
 
 
 @pytest.mark.parametrize(
@@ -202,6 +234,10 @@ def test_a_checkpoint_that_does_not_fit_is_a_sentence(tmp_path, rows, more, says
     with pytest.raises(TableInvalid, match=says):
         fill_from_table(embedding, folder, IDS)
     assert np.array_equal(embedding, started())
+    # What its shape or its names tell, its width is not asked without.
+    if "rows" in says or "of tokens" in says:
+        with pytest.raises(TableInvalid, match=says):
+            width_of(folder)
 
 
 def test_a_text_table_of_another_width_or_none_is_a_sentence(tmp_path):
