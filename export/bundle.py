@@ -28,7 +28,7 @@ from tacit.bundle import BACKBONE_FILE, Bundle, BundleInvalid, read_bundle, writ
 from tacit.documents import DocumentInvalid, sentence_of
 from tacit.job import JobDocument, JobSpec, PrivateStart, VocabularyFile
 from tacit.manifest import Manifest
-from tacit.method import OwnVocabulary
+from tacit.method import OwnVocabulary, trains_private
 from tacit.model import Model, PromptedModel, TransformerModel
 
 if TYPE_CHECKING:
@@ -220,6 +220,11 @@ def starting_model(
         _fill(module, {name: each for name, each in base.items() if name != EMBEDDING})
         unit = "words" if vocabulary.kind == "words" else "word pieces"
         report(f"vocabulary: each member builds its own, of {vocabulary.size:,} {unit} at most")
+        if not trains_private(spec.method, spec.mechanism):
+            report(
+                "note: members' word vectors start at random and stay so, since the embedding is frozen; a member can "
+                "bring a table for its own (`edge_client run --embedding`)"
+            )
         return module, model, None
     tokenizer = _tokenizer(vocabulary, folder)
     encoder = encoder_of(spec, tokenizer)

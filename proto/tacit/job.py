@@ -4,6 +4,7 @@
 trains under a job document and nothing else; its digest is part of every round's context.
 """
 
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -19,7 +20,7 @@ from secure_agg import COMPLETE_GRAPH_LIMIT, ContextInvalid
 from tacit.bundle import BACKBONE_FILE
 from tacit.context import least_honest_between, promised
 from tacit.corpus import MOST_GUIDED_LABELS, CorpusOrder
-from tacit.documents import Digest, Document, Part, read_table, table_of
+from tacit.documents import Digest, Document, DocumentInvalid, Part, read_table, table_of
 from tacit.limits import MOST_MEMBERS
 from tacit.mechanism import (
     DistributedGaussian,
@@ -544,6 +545,30 @@ class JobSpec(JobBody):
 
     # Members get the weights that come of it, and not the text.
     start: PublicStart | None = None
+
+    @classmethod
+    def from_toml(cls, path: Path) -> Self:
+        """As `Document.from_toml`.
+
+        Raises:
+            DocumentInvalid: also for a key that was written in vain. Only here: a document says every key of its
+                method, whoever wrote none of them, and has to be read as it is.
+        """
+        spec = super().from_toml(path)
+        if (wrong := spec._in_vain()) is not None:
+            raise DocumentInvalid(f"{path}: {wrong}")
+        return spec
+
+    def _in_vain(self) -> str | None:
+        """A key that was written and does nothing."""
+        match self.method:
+            case FedVocab(adaptive=True, embedding="frozen") if "adaptive" in self.method.model_fields_set:
+                return (
+                    'method.adaptive: there is nothing to adapt where embedding = "frozen" keeps the embedding as it '
+                    'is; leave this key out, or say embedding = "trained"'
+                )
+            case _:
+                return None
 
     @model_validator(mode="after")
     def _layout(self) -> Self:

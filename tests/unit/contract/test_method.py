@@ -3,6 +3,7 @@
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument, JobSpec
 from tacit.mechanism import Mechanism
 from tacit.method import (
@@ -257,3 +258,36 @@ def test_every_number_of_a_method_is_part_of_the_document():
     assert len(digests) == len(said)
     again = document(tokenizer=TOKENIZER, private=START, **said[1])
     assert JobDocument.from_json(again.canonical(), what="it") == again
+
+
+FILE = 'schema = 1\nname = "desk"\nlabels = ["a", "b"]\n[vocabulary]\n[method]\nname = "fedvocab"\n'
+
+
+def test_adapting_what_is_frozen_is_refused_where_a_person_wrote_it(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(FILE + 'adaptive = true\nembedding = "frozen"\n')
+    with pytest.raises(DocumentInvalid) as refused:
+        JobSpec.from_toml(path)
+    assert str(refused.value) == (
+        f'{path}: method.adaptive: there is nothing to adapt where embedding = "frozen" keeps the embedding as it is; '
+        'leave this key out, or say embedding = "trained"'
+    )
+    for rest, adaptive, embedding in (
+        ('embedding = "frozen"\n', True, "frozen"),
+        ('adaptive = false\nembedding = "frozen"\n', False, "frozen"),
+        ('adaptive = true\nembedding = "trained"\n', True, "trained"),
+        ("adaptive = true\n", True, None),
+    ):
+        path.write_text(FILE + rest)
+        method = JobSpec.from_toml(path).method
+        assert (method.adaptive, method.embedding) == (adaptive, embedding)
+
+
+def test_a_document_of_a_frozen_embedding_says_both_keys_and_keeps_its_digest():
+    """As software before this wrote it: a member must take it, and under the same digest."""
+    frozen = document(method={"name": "fedvocab", "embedding": "frozen"}, vocabulary=OWN_WORDS)
+    assert b'"method":{"adaptive":true,"embedding":"frozen","name":"fedvocab"}' in frozen.canonical()
+    assert frozen.digest().hex() == "be4af481b35004103af03c6af1908573db0e028a2ce9b5daed2f3d16aee1f33b"
+    again = JobDocument.from_json(frozen.canonical())
+    assert again == frozen
+    assert again.canonical() == frozen.canonical()

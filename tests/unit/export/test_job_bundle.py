@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from coordinator.cli.job import bundle
 from edge_client.text import VocabularyInvalid
 from export.bundle import JobBundle, TableInvalid, make_job_bundle, read_job_bundle
 from tacit.bundle import JOB_FILES, BundleInvalid, read_bundle, write_bundle
@@ -143,6 +144,31 @@ def test_files_that_are_not_there_are_named(spec: JobSpec, job_folder: Path, tmp
     elsewhere = spec.model_copy(update={"vocabulary": spec.vocabulary.model_copy(update={"pretrained": "none.txt"})})
     with pytest.raises(TableInvalid, match=r"none\.txt does not exist.*vocabulary\.pretrained"):
         make_job_bundle(elsewhere, job_folder, tmp_path / "bundle")
+
+
+@pytest.mark.parametrize(
+    ("method", "vocabulary", "noted"),
+    [
+        ('embedding = "frozen"', "", True),
+        ("", "", False),
+        ('embedding = "trained"', "", False),
+        # Everybody's vectors are the bundle's there, of which the operator knows what they are.
+        ('embedding = "frozen"', 'kind = "words"\nfile = "words.txt"', False),
+    ],
+)
+def test_vectors_at_random_for_good_are_noted(
+    job_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str, vocabulary: str, noted: bool
+) -> None:
+    head = (
+        'schema = 1\nname = "desk"\nlabels = ["a", "b"]\n[model]\narchitecture = "bilstm"\nembedding = 3\nhidden = 2\n'
+    )
+    file = job_folder / f"{tmp_path.name}.toml"
+    file.write_text(f'{head}[method]\nname = "fedvocab"\n{method}\n[vocabulary]\n{vocabulary}\n')
+    bundle(file, tmp_path / "bundle")
+    said = capsys.readouterr()
+    assert f"Made {tmp_path / 'bundle'}: job desk" in said.out
+    assert ("note: members' word vectors start at random and stay so" in said.err) is noted
+    assert ("`edge_client run --embedding`" in said.err) is noted
 
 
 def test_a_bundle_of_two_jobs_is_refused(spec: JobSpec, job_folder: Path, job: JobBundle, tmp_path: Path) -> None:
