@@ -6,6 +6,7 @@ is SHA-256 of that, so that both sides name the same thing by the same 32 bytes.
 
 import hashlib
 import json
+import re
 import reprlib
 import tomllib
 from collections.abc import Callable, Collection, Mapping
@@ -15,6 +16,10 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, PlainValidator, ValidationError
 
 __all__ = ["Digest", "Document", "DocumentInvalid", "Part", "read_table", "sentence_of", "table_of"]
+
+
+# As pydantic lists the words that a field takes: 'one', 'other' or 'third'.
+_WORD = re.compile(r"'([^']+)'")
 
 
 class DocumentInvalid(ValueError):
@@ -56,7 +61,9 @@ def _mistakes(error: ValidationError) -> list[dict[str, Any]]:
 
 
 def _said(item: Mapping[str, Any]) -> str:
-    """One mistake, without its key. Of values only the type is told: some are nobody's business."""
+    """One mistake, without its key. Of values only the type is told, since some are nobody's business; of a word where
+    one of a few belongs the beginning, as for a kind of table.
+    """
     match item["type"]:
         case "extra_forbidden":
             return "unknown key; check its spelling"
@@ -68,6 +75,13 @@ def _said(item: Mapping[str, Any]) -> str:
             return f"must be a list, not {_type_of(item['input'])}"
         case "too_short" if "ctx" in item and "min_length" in item["ctx"]:
             return f"must have {item['ctx']['min_length']} entries or more, has {item['ctx']['actual_length']}"
+        case "literal_error" if words := _WORD.findall(item["ctx"]["expected"]):
+            value = item["input"]
+            if not isinstance(value, str):
+                return f"must be {'' if len(words) == 1 else 'one of '}{', '.join(words)}, not {_type_of(value)}"
+            if len(words) == 1:
+                return f"must be {words[0]}, is {reprlib.repr(value)}"
+            return f"{reprlib.repr(value)} is none of {', '.join(words)}"
         case _:
             sentence: str = item["msg"]
             return sentence.removeprefix("Value error, ")
@@ -147,7 +161,7 @@ def table_of(
             others = [other for other, has in kinds.items() if surplus in has.model_fields]
             has = "has" if len(others) == 1 else "have"
             hint = f" ({', '.join(others)} {has})" if others else ""
-            return f"{name} has no such key{hint}; check its spelling, or {key}"
+            return f'{name} has no such key{hint}; check its spelling, or {key} = "{name}"'
 
         return read_table(kind, table, unknown)
 

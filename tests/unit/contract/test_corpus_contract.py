@@ -54,7 +54,7 @@ def said(**changes):
         ),
         ({"corpus": {"texts": 0}}, "corpus.texts: Input should be greater than or equal to 1"),
         ({"corpus": {"most_bytes": MOST_CORPUS_BYTES + 1}}, "corpus.most_bytes: Input should be less than or equal to"),
-        ({"corpus": {"source": "anybody"}}, "corpus.source: Input should be 'members' or 'operator'"),
+        ({"corpus": {"source": "anybody"}}, "corpus.source: 'anybody' is none of members, operator"),
         ({"corpus": {"text": 3}}, "corpus.text: unknown key; check its spelling"),
         ({"model": {"architecture": "rvae", "tied": True}}, "model: tied needs freeze_embedding"),
         (

@@ -32,24 +32,28 @@ def said(**changes):
         # Keys are as they stand in the file: a kind is no part of them.
         (
             {"model": {"architecture": "bilstm", "hiden": 3}},
-            "model.hiden: bilstm has no such key; check its spelling, or architecture",
+            'model.hiden: bilstm has no such key; check its spelling, or architecture = "bilstm"',
         ),
         (
             {"model": {"hidden": 3}},
-            "model.hidden: textcnn has no such key (bilstm, rvae have); check its spelling, or architecture",
+            "model.hidden: textcnn has no such key (bilstm, rvae have); check its spelling, or "
+            'architecture = "textcnn"',
         ),
         (
             {"model": {"config": {}, "base": "x"}},
-            "model.config: textcnn has no such key (transformer, prompted have); check its spelling, or architecture; "
-            "model.base: textcnn has no such key (transformer, prompted have); check its spelling, or architecture",
+            "; ".join(
+                f"model.{key}: textcnn has no such key (transformer, prompted have); check its spelling, or "
+                'architecture = "textcnn"'
+                for key in ("config", "base")
+            ),
         ),
         (
             {"method": {"name": "fedvocab", "adaptiv": True}},
-            "method.adaptiv: fedvocab has no such key; check its spelling, or name",
+            'method.adaptiv: fedvocab has no such key; check its spelling, or name = "fedvocab"',
         ),
         (
             {"mechanism": {"name": "dp-sgd", "noise_multiplier": 1, "epsilon": 3}},
-            "mechanism.epsilon: dp-sgd has no such key (laplace-update has); check its spelling, or name",
+            'mechanism.epsilon: dp-sgd has no such key (laplace-update has); check its spelling, or name = "dp-sgd"',
         ),
         ({"mechanism": "dp-sgd"}, "mechanism.noise_multiplier: missing; it has no default"),
         (
@@ -207,9 +211,54 @@ def said(**changes):
             "training.logit_adjustment: dp-sgd clips what each example does to a step, and the mixture of labels is "
             "all examples'; leave this key out",
         ),
+        # Words of which a key takes some: as kinds are.
+        ({"training": {"precision": "float16"}}, "training.precision: 'float16' is none of float32, bfloat16"),
+        ({"training": {"optimiser": "adamw"}}, "training.optimiser: 'adamw' is none of adam, sgd, adafactor"),
+        ({"training": {"optimiser": ["adam"]}}, "training.optimiser: must be one of adam, sgd, adafactor, not a list"),
         (
-            {"training": {"precision": "float16"}},
-            "training.precision: Input should be 'float32' or 'bfloat16'",
+            {"aggregation": {"groups": 3, "combine": "mode"}},
+            "aggregation.combine: 'mode' is none of mean, median, trimmed-mean, reject-outliers",
+        ),
+        (
+            {"mechanism": {"name": "gaussian-update", "noise_multiplier": 1, "sampling": "shuffled"}},
+            "mechanism.sampling: 'shuffled' is none of poisson, fixed",
+        ),
+        (
+            {"mechanism": {"name": "distributed-gaussian", "noise_multiplier": 1, "unit": "device"}},
+            "mechanism.unit: 'device' is none of example, member",
+        ),
+        (
+            {"mechanism": {"name": "dp-sgd", "noise_multiplier": 1, "unit": "member"}},
+            "mechanism.unit: must be example, is 'member'",
+        ),
+        (
+            {"mechanism": {"name": "dp-sgd", "noise_multiplier": 1, "unit": 1}},
+            "mechanism.unit: must be example, not a number",
+        ),
+        (
+            {"method": {"name": "fedvocab", "embedding": "thawed"}},
+            "method.embedding: 'thawed' is none of trained, frozen",
+        ),
+        (
+            {"vocabulary": {"kind": "letters", "file": "words.txt"}},
+            "vocabulary.kind: 'letters' is none of wordpiece, words",
+        ),
+        ({"model": {"architecture": "bilstm", "pooling": "min"}}, "model.pooling: 'min' is none of max, mean, last"),
+        (
+            {"model": {"architecture": "rvae", "variant": "loud"}},
+            "model.variant: 'loud' is none of sound, published",
+        ),
+        (
+            {
+                "model": {
+                    "architecture": "prompted",
+                    "base": "x",
+                    "task": {"name": "head"},
+                    "injection": {"name": "p-tuning", "encoder": "gru"},
+                },
+                "vocabulary": None,
+            },
+            "model.injection.encoder: 'gru' is none of mlp, lstm",
         ),
         (
             {"training": {"embedding_learning_rate": 0}},
@@ -225,7 +274,7 @@ def test_a_mistake_is_one_sentence_under_the_key_that_the_file_has(changes, sent
 def test_two_mistakes_in_one_table_are_both_told():
     assert said(model={"architecture": "bilstm", "hiden": 3, "dropout": 1}) == (
         "model.dropout: Input should be less than 1; "
-        "model.hiden: bilstm has no such key; check its spelling, or architecture"
+        'model.hiden: bilstm has no such key; check its spelling, or architecture = "bilstm"'
     )
 
 
@@ -242,6 +291,7 @@ def test_a_value_is_not_told_where_its_type_is_wrong():
 @pytest.mark.parametrize("size", [10**400, "9" * 5000])
 def test_a_kind_of_any_length_is_a_short_sentence(size):
     assert len(said(method={"name": size})) < 200
+    assert len(said(training={"optimiser": size})) < 200
 
 
 def test_tables_in_a_word_are_mechanisms_and_methods_and_made_ones_stay_as_they_are():
@@ -268,7 +318,7 @@ def test_an_own_vocabulary_has_room_beside_what_every_one_has(kind):
     with pytest.raises(VocabularyInvalid, match="no room beside"):
         own_tokenizer(["a b a"], kind, least - 1)
     said_twice = said(method="fedvocab", vocabulary={"kind": "letters", "size": 0})
-    assert said_twice == "vocabulary.kind: Input should be 'words' or 'wordpiece'"
+    assert said_twice == "vocabulary.kind: 'letters' is none of words, wordpiece"
 
 
 def test_a_precision_is_in_the_document_only_where_it_is_less_than_float32():
