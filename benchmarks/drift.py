@@ -31,6 +31,7 @@ from benchmarks.fedvocab import (
     Cell,
     Data,
     Recipe,
+    Scores,
     federate,
     read_data,
     recipe_of,
@@ -38,7 +39,7 @@ from benchmarks.fedvocab import (
     world_of,
 )
 from benchmarks.record import Figure, Results, open_results, parser
-from benchmarks.virtual_members import COMMON, States, World, crew_of
+from benchmarks.virtual_members import COMMON, Crew, States, World, crew_of
 from tacit.method import FedVocab
 
 __all__ = ["Behind", "main", "measure", "movement", "tables"]
@@ -95,7 +96,7 @@ def measure(
         cells = []
         for name, each in behind.items():
             states = _written(crew.world, folder / "behind" / name, each)
-            read = standing(crew.score(version, ("left",), (COMMON, "test"), states=states), "left")
+            read = standing(_scores(crew, version, states, one=name in ("start", "mean")), "left")
             figures = [
                 Figure("global_accuracy", round(read.common, 5)),
                 Figure("local_accuracy", round(read.local, 5)),
@@ -103,6 +104,14 @@ def measure(
             cells.append(({**cell.case, "behind": name}, figures))
     moved, in_common = movement(start, found)
     return [*cells, (cell.case, [Figure("moved", round(moved, 4)), Figure("in_common", round(in_common, 4))])]
+
+
+def _scores(crew: Crew, version: bytes, states: Path, *, one: bool) -> Scores:
+    """All members on the common test set and on their own rows. one: with one table they are equal on the first."""
+    if not one:
+        return crew.score(version, ("left",), (COMMON, "test"), states=states)
+    (common,) = crew.score(version, ("left",), (COMMON,), places=[0], states=states)
+    return [{**common, **own} for own in crew.score(version, ("left",), ("test",), states=states)]
 
 
 def _written(world: World, folder: Path, found: Sequence[Table]) -> Path:

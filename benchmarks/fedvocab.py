@@ -99,6 +99,7 @@ __all__ = [
     "Cell",
     "Data",
     "Recipe",
+    "Scores",
     "federate",
     "main",
     "measure",
