@@ -92,6 +92,7 @@ class Town(federation_pb2_grpc.FederationServiceServicer):
             spec("recon", RECON, FILE | {"pretrained": "vectors.txt"}),
             spec("noised", "fedvocab", {"kind": "words", "size": 50}, NOISE),
             spec("leaning", "fedavg", FILE, training={"logit_adjustment": True}),
+            spec("frozen", {"name": "fedvocab", "embedding": "frozen"}, FILE),
         ):
             document = make_job_bundle(job, folder, folder / job.name)
             bundle = read_job_bundle(folder / job.name)
@@ -403,6 +404,22 @@ def test_adapting_to_the_last_release_of_a_job_with_noise_costs_nothing(machine,
     assert not np.array_equal(converted[0], kept.arrays[EMBEDDING])
 
 
+def test_a_frozen_embedding_becomes_the_members_own_in_its_export_alone(machine, town, converted):
+    bundle = town.bundles["frozen"]
+    with machine.store() as store:
+        kept = Keeper(store, read_examples(machine.data)).make(bundle.document, bundle.tokenizer, bundle.private)
+    manifest, start = bundle.private
+    start = manifest.unflatten(manifest.decode(start))[EMBEDDING]
+    assert np.array_equal(kept.arrays[EMBEDDING], start)
+    before = machine.written()
+    machine.export("frozen")
+    assert machine.written() == before
+    # The vectors of the words that it has met, and of padding none.
+    moved = np.flatnonzero((converted[0].numpy() != start).any(axis=1)).tolist()
+    met = {word for text, _ in ROWS for word in text.split()}
+    assert moved == sorted({2 + WORDS.index(word) if word in WORDS else 1 for word in met})
+
+
 def test_a_model_that_knows_no_mixture_of_labels_is_told_the_members(machine, town):
     """The head has it, and nobody else can open the folder; more examples of one label make another head."""
     birds = [row for row in ROWS if row[1] == "bird"]
@@ -434,7 +451,7 @@ def test_a_mixture_of_no_labels_is_refused(machine):
 def test_a_job_that_is_not_there_is_named_with_those_that_are(machine):
     assert machine.refused("desk") == (
         ExitCode.NOT_FOUND,
-        "there is no job desk; this federation has: leaning, noised, own, plain, recon",
+        "there is no job desk; this federation has: frozen, leaning, noised, own, plain, recon",
     )
 
 
