@@ -539,10 +539,12 @@ def _scores(crew: Crew, cell: Cell, version: bytes, places: Sequence[int], state
         return crew.score(version, readings, (COMMON, *more, *own), places=places, states=states)
     # Members have one model between them, as they left it.
     leaning: tuple[Part, ...] = own if cell.adjusted else (*own, LEANING)
-    if cell.frozen:
-        return crew.score(version, readings, (COMMON, *leaning), places=places, states=states)
-    (first,) = crew.score(version, readings, (COMMON,), places=[0], states=states)
-    return [{**first, **each} for each in crew.score(version, readings, leaning, places=places, states=states)]
+    (first,) = crew.score(version, ("left",), (COMMON,), places=[0], states=states)
+    scores = [{**first, **each} for each in crew.score(version, ("left",), leaning, places=places, states=states)]
+    if "adapted" not in readings:
+        return scores
+    apart = crew.score(version, ("adapted",), (COMMON, *leaning), places=places, states=states)
+    return [{**each, **adapted} for each, adapted in zip(scores, apart, strict=True)]
 
 
 def validated(scores: Scores, reading: Reading, part: Part = "validation") -> float:
