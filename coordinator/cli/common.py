@@ -19,6 +19,7 @@ from tacit.console import CommandFailed, ExitCode, fail
 if TYPE_CHECKING:
     import grpc.aio
 
+    from tacit.authorities import Authorities
     from tacit.v1.operator_pb2_grpc import OperatorServiceStub
 
 __all__ = [
@@ -28,6 +29,8 @@ __all__ = [
     "Yes",
     "confirm",
     "explain",
+    "fetch_authorities",
+    "operator_channel",
     "operator_folder",
     "operator_stub",
     "progress_bar",
@@ -81,6 +84,18 @@ def operator_folder(operator: Path | None, folder: Path | None) -> Path:
 @contextlib.asynccontextmanager
 async def operator_stub(folder: Path) -> "AsyncIterator[OperatorServiceStub]":
     """The operator's service, over mutual TLS; failed calls inside become CommandFailed."""
+    async with operator_channel(folder) as channel:
+        # Not before the channel is there: see `operator_channel`.
+        from tacit.v1.operator_pb2_grpc import OperatorServiceStub
+
+        yield OperatorServiceStub(channel)
+
+
+@contextlib.asynccontextmanager
+async def operator_channel(folder: Path) -> "AsyncIterator[grpc.aio.Channel]":
+    """The connection below `operator_stub`, for what is not the operator's service alone. gRPC is imported here first,
+    after TLS 1.2 was switched off in it.
+    """
     from coordinator.config import load_operator
     from tacit.documents import DocumentInvalid
     from tacit.tls import tls_13_only
@@ -97,8 +112,6 @@ async def operator_stub(folder: Path) -> "AsyncIterator[OperatorServiceStub]":
     import grpc
     import grpc.aio
 
-    from tacit.v1.operator_pb2_grpc import OperatorServiceStub
-
     address = identity.config.address
     credentials = grpc.ssl_channel_credentials(identity.root_pem, identity.key_pem, identity.certificate_pem)
     options = [
@@ -111,7 +124,45 @@ async def operator_stub(folder: Path) -> "AsyncIterator[OperatorServiceStub]":
     ]
     async with grpc.aio.secure_channel(address, credentials, options=options) as channel:
         with _explained(address, identity.certificate_pem):
-            yield OperatorServiceStub(channel)
+            yield channel
+
+
+async def fetch_authorities(channel: "grpc.aio.Channel", folder: Path) -> "Authorities":
+    """All authorities that the federation of an operator's folder has had.
+
+    The folder holds those that were trusted when it was made. The whole list is the coordinator's to tell, and nothing
+    is taken on its word: the list proves itself to whoever knows the federation's name, which stands in the folder.
+
+    Raises:
+        CommandFailed: what the coordinator tells proves nothing.
+    """
+    from cryptography import x509
+
+    from coordinator.config import load_operator
+    from tacit.authorities import Authorities, AuthoritiesInvalid
+    from tacit.identity import federation_of
+    from tacit.v1 import federation_pb2
+    from tacit.v1.federation_pb2_grpc import FederationServiceStub
+
+    identity = load_operator(folder)
+    federation = identity.config.federation
+    # Public, and answered to whoever has a certificate, so that members can ask that were asleep.
+    request = federation_pb2.FetchAuthoritiesRequest()
+    told = (await FederationServiceStub(channel).FetchAuthorities(request, timeout=CALL_SECONDS)).authorities
+    try:
+        if told:
+            return Authorities.read(told, federation=federation, what="the coordinator's list of authorities")
+        # There has been one only.
+        for root in x509.load_pem_x509_certificates(identity.root_pem):
+            if federation_of(root) == federation:
+                return Authorities.first(root)
+    except (AuthoritiesInvalid, ValueError) as error:
+        fail(f"{error}; look at the coordinator's folder authority/", ExitCode.FAILED)
+    fail(
+        f"the coordinator tells of no authority but the federation's first, which {folder / 'root.pem'} does not hold; "
+        "look at the coordinator's folder authority/, and take an operator's folder that it made",
+        ExitCode.FAILED,
+    )
 
 
 @contextlib.contextmanager

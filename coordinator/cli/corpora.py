@@ -1,8 +1,9 @@
 """`coordinator job corpora`: the made-up text that members gave to a job, and where each file comes from.
 
 Nothing is believed that can be checked: a file has the digest that its member signed, the statement is of this job and
-member, and the signature is by the key of that member's certificate. The folder appears whole, under its name, or not
-at all; what was fetched before a connection broke is not fetched again.
+member, the signature is by the key of that member's certificate, and an authority of the federation issued that. So who
+can write the coordinator's database makes no statement; who has an authority's key can. The folder appears whole, under
+its name, or not at all; what was fetched before a connection broke is not fetched again.
 
     FOLDER/
       MEMBER.jsonl             the file, as the member read it before giving it
@@ -24,8 +25,9 @@ from coordinator.cli.common import (
     Dir,
     Json,
     Operator,
+    fetch_authorities,
+    operator_channel,
     operator_folder,
-    operator_stub,
     progress_bar,
     run,
     table,
@@ -33,6 +35,7 @@ from coordinator.cli.common import (
 from tacit.console import ExitCode, fail, print_json
 
 if TYPE_CHECKING:
+    from tacit.authorities import Authorities
     from tacit.corpus import CorpusStatement
     from tacit.job import JobDocument
     from tacit.v1 import operator_pb2
@@ -113,8 +116,11 @@ async def download_corpora(where: Path, job: str, out: Path | None, *, quiet: bo
     """
     if out is not None:
         _check_new(out)
-    async with operator_stub(where) as stub:
-        listed = await _list(stub, where, job)
+    async with operator_channel(where) as channel:
+        from tacit.v1.operator_pb2_grpc import OperatorServiceStub
+
+        stub = OperatorServiceStub(channel)
+        listed = await _list(stub, await fetch_authorities(channel, where), job)
         if out is not None:
             await fetch_corpora(stub, job, listed, out, quiet=quiet)
         return listed
@@ -125,8 +131,7 @@ def _check_new(out: Path) -> None:
         fail(f"{out} exists; name a new folder, so that nothing of before is taken for a member's", ExitCode.USAGE)
 
 
-async def _list(stub: "OperatorServiceStub", where: Path, job: str) -> _List:
-    from coordinator.config import load_operator
+async def _list(stub: "OperatorServiceStub", authorities: "Authorities", job: str) -> _List:
     from tacit.blobs import fetch_blob
     from tacit.documents import DocumentInvalid
     from tacit.job import JobDocument
@@ -144,14 +149,15 @@ async def _list(stub: "OperatorServiceStub", where: Path, job: str) -> _List:
         document = JobDocument.from_json(bytes(data), what="the job document")
     except DocumentInvalid as error:
         fail(f"{error}; the coordinator may be newer than this software", ExitCode.FAILED)
-    federation = load_operator(where).config.federation
-    members = tuple(_listed(answer, document, digest, federation) for answer in answers)
+    members = tuple(_listed(answer, document, digest, authorities) for answer in answers)
     if len({each.member for each in members}) != len(members):
         fail("the coordinator names a member twice; look at its database", ExitCode.FAILED)
     return _List(status, digest, document, members)
 
 
-def _listed(answer: "operator_pb2.MemberCorpus", job: "JobDocument", document: bytes, federation: bytes) -> Listed:
+def _listed(
+    answer: "operator_pb2.MemberCorpus", job: "JobDocument", document: bytes, authorities: "Authorities"
+) -> Listed:
     from tacit.identity import name_is_valid
 
     # It becomes a file's name.
@@ -160,41 +166,37 @@ def _listed(answer: "operator_pb2.MemberCorpus", job: "JobDocument", document: b
     if not answer.digest:
         said = "declined" if answer.declined else "awaited"
         return Listed(answer.member, said, answer.at_ms, 0, None, b"", b"")
-    statement = _verified(answer, job, document, federation)
+    statement = _verified(answer, job, document, authorities)
     return Listed(
         answer.member, "given", answer.at_ms, statement.bytes, statement, answer.signature, answer.certificate
     )
 
 
 def _verified(
-    answer: "operator_pb2.MemberCorpus", job: "JobDocument", document: bytes, federation: bytes
+    answer: "operator_pb2.MemberCorpus", job: "JobDocument", document: bytes, authorities: "Authorities"
 ) -> "CorpusStatement":
-    from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric import rsa
-
     from coordinator.corpus_rules import CorpusInvalid, check_statement
-    from tacit.identity import CertificateInvalid, Identity, Role
+    from tacit.corpus_proof import verify_member
+    from tacit.identity import CertificateInvalid
 
-    wrong = f"what {answer.member} is said to have given does not hold"
     try:
-        # Whether its authority is trusted today is nothing that counts here: it was, when the file came.
-        certificate = x509.load_der_x509_certificate(answer.certificate)
-        key, identity = certificate.public_key(), Identity.of(certificate)
-        if not isinstance(key, rsa.RSAPublicKey) or identity != Identity(federation, Role.MEMBER, answer.member):
-            fail(f"{wrong}: the certificate is another one's; look at the coordinator's database", ExitCode.FAILED)
+        signer = verify_member(answer.certificate, authorities, answer.member)
         return check_statement(
             answer.statement,
             answer.signature,
-            federation=federation,
+            federation=authorities.federation,
             job=job,
             document=document,
             member=answer.member,
-            key=key,
+            key=signer.key,
             corpus=answer.digest,
             size=answer.size,
         )
-    except (CorpusInvalid, CertificateInvalid, ValueError) as error:
-        fail(f"{wrong}: {error}; look at the coordinator's database", ExitCode.FAILED)
+    except (CorpusInvalid, CertificateInvalid) as error:
+        fail(
+            f"what {answer.member} is said to have given does not hold: {error}; look at the coordinator's database",
+            ExitCode.FAILED,
+        )
 
 
 async def fetch_corpora(stub: "OperatorServiceStub", job: str, listed: _List, out: Path, *, quiet: bool) -> None:

@@ -11,6 +11,7 @@ that was remembered too long is refused like any other.
 """
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -147,6 +148,17 @@ class Trust:
         """See `verify_certificate`. Raises: CertificateInvalid."""
         return verify_certificate(der, self.roots, federation=self.federation, role=role, now=now)
 
+    def issued(self, der: bytes, roles: Collection["Role"]) -> Certificate:
+        """As `verify`, but for the time: a certificate that one of these roots issued to a party of one of these roles,
+        whether or not it, or that root, is over by now. For what was signed in its day and is read later.
+
+        Raises:
+            CertificateInvalid: as of `verify_certificate`.
+        """
+        found = _issued(der, self.roots)
+        _check_party(found.identity, self.federation, roles)
+        return found
+
 
 def federation_of(root: x509.Certificate) -> bytes:
     """The name of the federation whose first root this is: SHA-256 of the certificate, 32 bytes."""
@@ -198,12 +210,15 @@ def verify_certificate(
         )
     if now > found.expires:
         raise CertificateOutOfDate(f"the certificate expired on {found.expires:%Y-%m-%d %H:%M} UTC")
-    identity = found.identity
+    _check_party(found.identity, federation, (role,))
+    return found
+
+
+def _check_party(identity: Identity, federation: bytes, roles: Collection[Role]) -> None:
     if identity.federation != federation:
         raise CertificateInvalid("the certificate belongs to another federation")
-    if identity.role is not role:
-        raise CertificateInvalid(f"{identity.name} has the role {identity.role}, not {role}")
-    return found
+    if identity.role not in roles:
+        raise CertificateInvalid(f"{identity.name} has the role {identity.role}, not {' or '.join(roles)}")
 
 
 @lru_cache(maxsize=_REMEMBERED)

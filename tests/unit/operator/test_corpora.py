@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import threading
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import grpc.aio
 import pytest
@@ -15,23 +15,27 @@ import structlog
 from cryptography.hazmat.primitives import serialization
 from sqlalchemy import select, text
 
-from coordinator.config import OperatorConfig, operator_toml
+from coordinator import authority
+from coordinator.authority import Anchors, AuthorityBook
+from coordinator.config import OperatorConfig, load_config, operator_toml
 from coordinator.metrics import Metrics
+from coordinator.operators import issue_operator
 from coordinator.pki import key_pem, pem
 from coordinator.runtime import Runtime
 from coordinator.services import corpora as corpora_service
 from coordinator.services import federation, operator
 from coordinator.services.corpora import MOST_CHUNK, Corpora
-from coordinator.services.credentials import federation_credentials, load_root, server_options
+from coordinator.services.credentials import federation_credentials, refresh_server_certificate, server_options
 from coordinator.services.federation import FederationServicer
 from coordinator.services.operator import OperatorServicer
+from coordinator.services.renewal import Renewals
 from coordinator.storage import backup, open_blobs, open_database, records
 from coordinator.storage.corpora import MOST_ANSWERS
 from coordinator.storage.errors import StoreUnusable
 from coordinator.storage.models import CorpusRow
 from coordinator.storage.restore import restore_blobs, restore_rows
 from tacit.corpus import CorpusOrder, LabelCount, signed_bytes
-from tacit.identity import Role, federation_of, sign
+from tacit.identity import Role, sign
 from tacit.mechanism import NoMechanism
 from tacit.reason import Reason
 from tacit.status import reason_of
@@ -53,8 +57,8 @@ class House:
     def __init__(self, tmp_path) -> None:
         self.tmp = tmp_path
         self.folder = party.coordinator_folder(tmp_path / "coordinator")
-        self.root = load_root(self.folder)
-        self.federation = federation_of(self.root)
+        self.book = AuthorityBook.of(party.authority())
+        self.federation = self.book.trust.federation
         self.database = open_database(f"sqlite:///{tmp_path / 'tacit.db'}")
         self.store, self.metrics = open_blobs(str(tmp_path / "store")), Metrics("test")
         self.spool = tmp_path / "spool"
@@ -71,16 +75,23 @@ class House:
 
     async def serve(self) -> None:
         """What a process does when it starts, but for the jobs that are over."""
-        self.runtime = Runtime(self.database, self.store, self.metrics, self.root, self.spool)
+        anchors = Anchors(self.book)
+        self.runtime = Runtime(self.database, self.store, self.metrics, self.book.trust, self.spool)
         self.server = grpc.aio.server(options=server_options())
-        members = FederationServicer(self.runtime, self.metrics, self.federation, self.root)
+        members = FederationServicer(
+            self.runtime,
+            self.metrics,
+            self.federation,
+            anchors,
+            Renewals(anchors, self.database, member_lifetime=timedelta(days=1)),
+        )
         operators = OperatorServicer(
             database=self.database,
             store=self.store,
             metrics=self.metrics,
             live=self.runtime,
             federation=self.federation,
-            root=self.root,
+            root=anchors,
             enrolment_address="example.org:7440",
         )
         federation_pb2_grpc.add_FederationServiceServicer_to_server(members, self.server)
@@ -98,6 +109,15 @@ class House:
     async def restart(self) -> None:
         await self.stop()
         await self.serve()
+
+    async def another_authority(self) -> None:
+        """What `coordinator authority rotate` and `retire` do, and a restart: the first one is trusted no more."""
+        now, config = datetime.now(UTC), load_config(self.folder.path)
+        authority.rotate(self.folder, now=now, own=party.authority(1))
+        self.book = authority.retire(self.folder, now=now)
+        refresh_server_certificate(self.folder, config, self.book.serving, now)
+        await asyncio.to_thread(issue_operator, self.tmp / "operator", "op", config, self.book, self.database, now=now)
+        await self.restart()
 
     async def _enrol(self, name: str, der: bytes) -> None:
         now, hashed = party.present(), secret_hash(name.encode() * 8)
@@ -1142,6 +1162,33 @@ async def test_what_the_database_says_is_verified_by_the_operators_command(house
     _, err = await house.cli("job", "corpora", "questions", "--out", str(house.tmp / "given"), code=1)
     assert "the certificate is another one's" in err
     assert not (house.tmp / "given").exists()
+
+
+@housed
+async def test_what_was_signed_under_an_authority_that_is_retired_since_goes_on_counting(house):
+    job = await house.job()
+    await house.member("north").give(job, FILE)
+    await house.another_authority()
+    folder = house.tmp / "given"
+    said = json.loads((await house.cli("job", "corpora", "questions", "--out", str(folder), "--json"))[0])
+    assert [each["answer"] for each in said["members"]] == ["awaited", "given", "awaited"]
+    assert said["promise"] == "differentially-private"
+    # The folder of the operator knows the newest authority and no other.
+    assert (house.tmp / "operator" / "root.pem").read_bytes() == pem(party.authority(1).certificate)
+    assert (folder / "north.certificate.pem").read_bytes() == pem(house.certificates["north"])
+
+
+@housed
+async def test_a_coordinator_that_tells_of_no_authority_is_believed_in_none(house):
+    job = await house.job()
+    await house.member("north").give(job, FILE)
+    await house.another_authority()
+    # It says what a federation says that has had one authority only, and the operator's folder knows the second.
+    house.book = AuthorityBook.of(party.authority(1))
+    await house.restart()
+    _, err = await house.cli("job", "corpora", "questions", code=1)
+    assert "tells of no authority but the federation's first, which" in err
+    assert "root.pem does not hold" in err
 
 
 @housed

@@ -1,0 +1,136 @@
+"""Somebody makes of a member's file that promises nothing one that is differentially private.
+
+Its means are what it can write: the coordinator's database, or what the coordinator tells its operator. It has a key
+and a certificate of its own making that names the federation and the member, and no key of an authority.
+"""
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from sqlalchemy import update
+
+from coordinator.authority import AuthorityBook
+from coordinator.corpus_rules import check_statement
+from coordinator.pki import Authority
+from coordinator.storage.models import CorpusRow
+from tacit.authorities import Authorities
+from tacit.corpus import signed_bytes
+from tacit.corpus_proof import verify_member
+from tacit.identity import Identity, Role, sign
+from tests.support import party
+from tests.support.ordered_corpora import statement_of
+from tests.unit.operator.test_corpora import FILE, House, housed, quiet
+
+__all__ = ["quiet"]
+
+# The forger's keys: of the authority that it plays, and of the member.
+AUTHORITY, MEMBER = 60, 61
+DER = serialization.Encoding.DER
+
+
+def forger() -> Authority:
+    """Named as the federation's own authority is."""
+    return Authority.create(now=party.present(), key=party.key(AUTHORITY), of=party.authority().federation)
+
+
+def certified_by_the_forger() -> x509.Certificate:
+    return forger().issue(party.key(MEMBER).public_key(), Role.MEMBER, "north", now=party.present())
+
+
+def self_signed() -> x509.Certificate:
+    made = certified_by_the_forger()
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(made.subject)
+        .issuer_name(made.subject)
+        .public_key(made.public_key())
+        .serial_number(made.serial_number)
+        .not_valid_before(made.not_valid_before_utc)
+        .not_valid_after(made.not_valid_after_utc)
+    )
+    for extension in made.extensions:
+        builder = builder.add_extension(extension.value, extension.critical)
+    return builder.sign(party.key(MEMBER), hashes.SHA256())
+
+
+def forged(job, certificate):
+    """North's file as it is, with a statement that promises what north did not."""
+    statement = statement_of(FILE, job, federation=party.authority().federation, member="north")
+    assert statement.promise == "differentially-private"
+    signature = sign(party.key(MEMBER), signed_bytes(statement))
+    return {
+        "statement": statement.canonical(),
+        "signature": signature,
+        "certificate": certificate.public_bytes(DER),
+    }
+
+
+async def written(house, row) -> None:
+    await house.database.run(lambda s: s.execute(update(CorpusRow).where(CorpusRow.member == "north").values(**row)))
+
+
+def believed(job, row, federation):
+    """The baseline: the certificate names the member, and its key signed the statement. Who issued it is not asked."""
+    certificate = x509.load_der_x509_certificate(row["certificate"])
+    assert Identity.of(certificate) == Identity(federation, Role.MEMBER, "north")
+    kept = statement_of(FILE, job, federation=federation, member="north")
+    return check_statement(
+        row["statement"],
+        row["signature"],
+        federation=federation,
+        job=job,
+        document=job.digest(),
+        member="north",
+        key=certificate.public_key(),
+        corpus=kept.corpus,
+        size=len(FILE),
+    )
+
+
+@pytest.mark.parametrize("certificate", [certified_by_the_forger, self_signed])
+def test_who_writes_the_database_gives_no_file_a_promise(tmp_path, certificate):
+    @housed
+    async def test(house: House):
+        job = await house.job()
+        await house.member("north").give(job, FILE, promise="none")
+        out, _ = await house.cli("job", "corpora", "questions")
+        assert "All together: no differential privacy guarantee." in out
+        row = forged(job, certificate())
+        assert believed(job, row, house.federation).promise == "differentially-private"
+        await written(house, row)
+        _, err = await house.cli("job", "corpora", "questions", "--out", str(house.tmp / "given"), code=1)
+        assert "what north is said to have given does not hold: the certificate was not issued by this fed" in err
+        assert "look at the coordinator's database" in err
+        assert not (house.tmp / "given").exists()
+
+    test(tmp_path)
+
+
+def with_the_forgers() -> Authorities:
+    """The federation's authorities and one more, which the forger signed itself, since it could not have it signed."""
+    key = party.key(AUTHORITY)
+    return Authorities.first(party.authority().certificate).succeeded_by(forger().certificate, old=key, new=key)
+
+
+def test_a_coordinator_that_lies_to_its_operator_adds_no_authority(tmp_path):
+    @housed
+    async def test(house: House):
+        job = await house.job()
+        await house.member("north").give(job, FILE, promise="none")
+        row, lie = forged(job, certified_by_the_forger()), with_the_forgers()
+        # Whoever believes the list that it is told believes the certificate.
+        assert verify_member(row["certificate"], lie, "north").identity.name == "north"
+        await written(house, row)
+        house.book = AuthorityBook(lie, party.authority(), party.authority())
+        await house.restart()
+        _, err = await house.cli("job", "corpora", "questions", code=1)
+        assert "authority 2 is not signed by the one before it" in err
+        # Nor does it tell of a federation of its own, which took the true one's authority over.
+        key, own = party.key(AUTHORITY), Authorities.first(forger().certificate)
+        foreign = own.succeeded_by(party.authority().certificate, old=key, new=key)
+        house.book = AuthorityBook(foreign, party.authority(), party.authority())
+        await house.restart()
+        _, err = await house.cli("job", "corpora", "questions", code=1)
+        assert "the coordinator's list of authorities belongs to another federation" in err
+
+    test(tmp_path)

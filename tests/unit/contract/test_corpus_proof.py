@@ -1,0 +1,63 @@
+"""Whose a member's certificate is, up to an authority of the federation, whatever has ended since."""
+
+import functools
+from datetime import timedelta
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+
+from coordinator.pki import AUTHORITY_LIFETIME, Authority
+from tacit.authorities import Authorities
+from tacit.corpus_proof import verify_member
+from tacit.identity import CertificateInvalid, CertificateOutOfDate, Role
+from tests.support import party
+
+FIRST, NEXT = party.authority(), party.authority(1)
+LONG_AGO = party.present() - 2 * AUTHORITY_LIFETIME
+
+
+def issued(authority=FIRST, *, role=Role.MEMBER, name="north", now=None):
+    made = authority.issue(party.key(2).public_key(), role, name, now=now or party.present())
+    return made.public_bytes(serialization.Encoding.DER)
+
+
+@functools.cache
+def ended() -> Authority:
+    """An authority whose ten years are over."""
+    return Authority.create(now=LONG_AGO, key=party.key(70))
+
+
+def retired() -> Authorities:
+    """The first authority, and after it another one that alone is trusted."""
+    both = Authorities.first(FIRST.certificate).succeeded_by(NEXT.certificate, old=FIRST.key, new=NEXT.key)
+    return both.without(1, key=NEXT.key)
+
+
+def test_a_certificate_proves_what_it_proved_in_its_day():
+    north = issued()
+    found = verify_member(north, Authorities.first(FIRST.certificate), "north")
+    assert (found.identity.name, found.der) == ("north", north)
+    # Its authority was retired since.
+    assert FIRST.certificate not in retired().trust.roots
+    assert verify_member(north, retired(), "north") == found
+    # It is over, and so is its authority.
+    authorities, old = Authorities.first(ended().certificate), issued(ended(), now=LONG_AGO)
+    with pytest.raises(CertificateOutOfDate):
+        authorities.history.verify(old, role=Role.MEMBER, now=party.present())
+    assert verify_member(old, authorities, "north").expires < party.present() - timedelta(days=365)
+
+
+@pytest.mark.parametrize(
+    ("certificate", "says"),
+    [
+        (lambda: issued(name="south"), "another one's, south's"),
+        (lambda: issued(role=Role.OPERATOR), "has the role operator, not member"),
+        (lambda: issued(ended(), now=LONG_AGO), "not issued by this federation's authority"),
+        # The federation's own root, in another federation's name.
+        (lambda: issued(Authority(FIRST.certificate, FIRST.key, bytes(32))), "belongs to another federation"),
+        (lambda: b"no certificate", "not a certificate"),
+    ],
+)
+def test_no_other_certificate_is_the_members(certificate, says):
+    with pytest.raises(CertificateInvalid, match=says):
+        verify_member(certificate(), Authorities.first(FIRST.certificate), "north")
