@@ -26,7 +26,14 @@ from edge_client.data import DataInvalid, Example, check_labels, data_digest, la
 from edge_client.text import TextEncoder
 from edge_client.training.device import pick_device
 from export.bundle import starting_model
-from export.finetune_corpora import MemberCorpus, all_examples, labels_of, promise_of, same_texts
+from export.finetune_corpora import (
+    MemberCorpus,
+    all_examples,
+    federation_of_corpora,
+    labels_of,
+    promise_of,
+    same_texts,
+)
 from export.finetune_scores import TestScores, scores_of
 from export.finetune_words import base_pieces, words_of_corpora
 from export.onnx import export_module
@@ -124,8 +131,12 @@ class TestFile(Part):
 
 
 class Provenance(Document):
-    """provenance.json. version: digest of the weights. without_text: labels that no corpus has a row of."""
+    """provenance.json. federation: whose authorities stand behind the corpora's statements; None where there are none.
+    version: digest of the weights. without_text: labels that no corpus has a row of.
+    """
 
+    # Not there in bundles from before statements were verified in a folder.
+    federation: Digest | None = None
     job: str
     job_document: Digest | None
     version: Digest
@@ -207,6 +218,7 @@ def finetune(
         scores = _scores(Predictor.load(scratch / "model"), expected, test_labels)
         made = read_bundle(scratch / "model", "model")
         provenance = Provenance(
+            federation=federation_of_corpora(given.corpora),
             job=given.job,
             job_document=given.job_document or _stated_job(given.corpora),
             version=version,

@@ -9,7 +9,6 @@ randomness is the system's.
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
@@ -17,15 +16,13 @@ from edge_client.synthesis.ordered import ordered_texts, statement_about
 from edge_client.synthesis.writing import write_corpus
 from secure_agg import SystemRandom
 from tacit.corpus import CorpusOrder, CorpusStatement, Promise
+from tacit.corpus_proof import OPERATOR, STATEMENT
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
 from tacit.mechanism import NoMechanism
 from tacit.model import RvaeModel
 
-__all__ = ["OPERATOR", "MadeUp", "make_up"]
-
-# The name under which the operator's own file lies beside members' files. No statement of it is signed.
-OPERATOR: Final = "operator"
+__all__ = ["MadeUp", "make_up"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +44,8 @@ def make_up(
     federation: bytes,
     round: int,
 ) -> MadeUp:
-    """Writes OUT/operator.jsonl and OUT/operator.statement.json; the folder is made.
+    """Writes OUT/operator.jsonl and OUT/operator.statement.json; the folder is made. To sign that is the caller's: the
+    operator's key is no model's business.
 
     weights: of the version, as its blob is. order: how many texts, and how words are drawn. round: its number.
 
@@ -76,7 +74,7 @@ def make_up(
         promise=_promise(job, job.model),
         histogram="even",
     )
-    (out / f"{OPERATOR}.statement.json").write_bytes(statement.canonical())
+    (out / f"{OPERATOR}{STATEMENT}").write_bytes(statement.canonical())
     return MadeUp(path, statement)
 
 

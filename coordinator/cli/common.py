@@ -30,6 +30,7 @@ __all__ = [
     "confirm",
     "explain",
     "fetch_authorities",
+    "operator_at_hand",
     "operator_channel",
     "operator_folder",
     "operator_stub",
@@ -62,16 +63,30 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 CALL_SECONDS = 30.0
 
 
+# `coordinator init` makes ./federation unless told otherwise.
+_LYING_HERE = (Path("operator"), Path("federation") / "operator")
+
+
 def operator_folder(operator: Path | None, folder: Path | None) -> Path:
     """Where the operator's certificate lies. Raises: CommandFailed."""
+    found = operator_at_hand(operator, folder)
+    return _checked(_LYING_HERE[0]) if found is None else found
+
+
+def operator_at_hand(operator: Path | None, folder: Path | None) -> Path | None:
+    """The same for what can do without: None where none was named and none lies here.
+
+    Raises:
+        CommandFailed: one was named that is none.
+    """
     if operator is not None:
-        found = operator
-    elif folder is not None:
-        found = folder / "operator"
-    else:
-        # `coordinator init` makes ./federation unless told otherwise.
-        candidates = (Path("operator"), Path("federation") / "operator")
-        found = next((path for path in candidates if (path / "operator.toml").exists()), candidates[0])
+        return _checked(operator)
+    if folder is not None:
+        return _checked(folder / "operator")
+    return next((path for path in _LYING_HERE if (path / "operator.toml").exists()), None)
+
+
+def _checked(found: Path) -> Path:
     if not (found / "operator.toml").exists():
         fail(
             f"{found} is not an operator's folder; name it with --operator (or TACIT_OPERATOR), or the "

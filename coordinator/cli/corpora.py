@@ -9,6 +9,7 @@ its name, or not at all; what was fetched before a connection broke is not fetch
       MEMBER.jsonl             the file, as the member read it before giving it
       MEMBER.statement.json    what the member says of it, canonical
       MEMBER.statement.sig     its signature over that, and MEMBER.certificate.pem the certificate of the key
+      authorities.json         the federation's authorities, one of which issued each certificate; it proves itself
       provenance.json          all of it in one place, with who declined and who is still awaited
 """
 
@@ -87,6 +88,7 @@ class _List:
     document: bytes
     job: "JobDocument"
     members: tuple[Listed, ...]
+    authorities: "Authorities"
 
 
 def corpora(
@@ -152,7 +154,7 @@ async def _list(stub: "OperatorServiceStub", authorities: "Authorities", job: st
     members = tuple(_listed(answer, document, digest, authorities) for answer in answers)
     if len({each.member for each in members}) != len(members):
         fail("the coordinator names a member twice; look at its database", ExitCode.FAILED)
-    return _List(status, digest, document, members)
+    return _List(status, digest, document, members, authorities)
 
 
 def _listed(
@@ -206,11 +208,12 @@ async def fetch_corpora(stub: "OperatorServiceStub", job: str, listed: _List, ou
         CommandFailed: a file is not what its member signed, or the folder cannot be written.
     """
     from tacit.blobs import BlobNotThere, fetch_blob
+    from tacit.corpus_proof import AUTHORITIES, files_beside
 
     partial = out.with_name(out.name + ".partial")
     try:
         partial.mkdir(mode=0o700, parents=True, exist_ok=True)
-        wanted = {"provenance.json"}
+        wanted = {"provenance.json", AUTHORITIES}
         for each in listed.members:
             if each.statement is None:
                 continue
@@ -227,10 +230,11 @@ async def fetch_corpora(stub: "OperatorServiceStub", job: str, listed: _List, ou
                         f"run this again ({partial} has what was fetched)",
                         ExitCode.NOT_FOUND,
                     )
-            for name, content in _beside(each).items():
+            for name, content in files_beside(each.statement, each.signature, each.certificate).items():
                 (partial / name).write_bytes(content)
                 wanted.add(name)
             wanted.add(file.name)
+        (partial / AUTHORITIES).write_bytes(listed.authorities.canonical())
         (partial / "provenance.json").write_bytes(_provenance_bytes(job, listed))
         # What an earlier try fetched of a member that has declined since.
         for path in partial.iterdir():
@@ -239,19 +243,6 @@ async def fetch_corpora(stub: "OperatorServiceStub", job: str, listed: _List, ou
         os.replace(partial, out)
     except OSError as error:
         fail(f"{out} cannot be written: {error.strerror}; check free space and permissions", ExitCode.FAILED)
-
-
-def _beside(each: Listed) -> dict[str, bytes]:
-    """What lies beside a member's file, by name."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import serialization
-
-    certificate = x509.load_der_x509_certificate(each.certificate)
-    return {
-        f"{each.member}.statement.json": each.statement.canonical() if each.statement is not None else b"",
-        f"{each.member}.statement.sig": each.signature,
-        f"{each.member}.certificate.pem": certificate.public_bytes(serialization.Encoding.PEM),
-    }
 
 
 def _provenance(job: str, listed: _List, out: Path | None = None) -> dict[str, Any]:

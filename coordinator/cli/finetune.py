@@ -12,7 +12,16 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from coordinator.cli.common import Dir, Json, Operator, operator_folder, operator_stub, run, table
+from coordinator.cli.common import (
+    Dir,
+    Json,
+    Operator,
+    operator_at_hand,
+    operator_folder,
+    operator_stub,
+    run,
+    table,
+)
 from tacit.console import ExitCode, fail, print_json
 
 __all__ = ["finetune"]
@@ -30,7 +39,11 @@ def finetune(
         ),
     ] = None,
     unverified: Annotated[
-        bool, typer.Option("--unverified", help="Take files of --corpora that have no member's statement, too.")
+        bool,
+        typer.Option(
+            "--unverified",
+            help="Take files of --corpora, too, that have no member's statement, or not all that proves it.",
+        ),
     ] = False,
     model: Annotated[
         Literal["bilstm", "transformer"],
@@ -74,8 +87,10 @@ def finetune(
 ) -> None:
     """Train a classifier on the corpora that members gave for a job, measure it, and write it as ONNX."""
     tools = _tools()
+    known = None
     if corpora is not None:
-        given = _from_folder(tools, job, corpora, words, unverified)
+        known = _known_federation(operator_at_hand(operator, folder))
+        given = _from_folder(tools, job, corpora, words, unverified, known)
     elif unverified:
         fail("--unverified is about files in a folder; name it with --corpora", ExitCode.USAGE)
     else:
@@ -97,6 +112,8 @@ def finetune(
     )
     if not as_json:
         typer.echo(_opening(tools, given))
+    if corpora is not None and known is None:
+        _say_federation(tools.federation_of_corpora(given.corpora), err=as_json)
     try:
         provenance = tools.finetune(
             given,
@@ -133,6 +150,7 @@ class _Tools:
     settings: Any
     given: Any
     read_corpora: Any
+    federation_of_corpora: Any
     read_words: Any
     words_of_tokenizer: Any
     promise_of: Any
@@ -145,7 +163,7 @@ def _tools() -> _Tools:
         import export.finetune_training  # noqa: F401
         from export.finetune import Given, Settings, promise_in_words
         from export.finetune import finetune as train
-        from export.finetune_corpora import promise_of, read_corpora
+        from export.finetune_corpora import federation_of_corpora, promise_of, read_corpora
         from export.finetune_words import read_words, words_of_tokenizer
     except ImportError as error:
         fail(
@@ -153,7 +171,17 @@ def _tools() -> _Tools:
             "with `pip install 'tacit[coordinator,export]'`, here or on another machine with the operator's folder",
             ExitCode.USAGE,
         )
-    return _Tools(train, Settings, Given, read_corpora, read_words, words_of_tokenizer, promise_of, promise_in_words)
+    return _Tools(
+        train,
+        Settings,
+        Given,
+        read_corpora,
+        federation_of_corpora,
+        read_words,
+        words_of_tokenizer,
+        promise_of,
+        promise_in_words,
+    )
 
 
 def _settings(tools: _Tools, **values: object) -> Any:
@@ -167,10 +195,36 @@ def _settings(tools: _Tools, **values: object) -> Any:
         fail(sentence_of(error), ExitCode.USAGE)
 
 
-def _from_folder(tools: _Tools, job: str, corpora: Path, words: Path | None, unverified: bool) -> Any:
-    """What is trained on, from what `coordinator job corpora` or `coordinator sample` wrote."""
+def _known_federation(where: Path | None) -> bytes | None:
+    """The operator's own federation, where its folder is at hand. Raises: CommandFailed."""
+    from coordinator.config import load_operator
+    from tacit.documents import DocumentInvalid
+
     try:
-        found = tools.read_corpora(corpora, job, unverified=unverified)
+        return None if where is None else load_operator(where).config.federation
+    except DocumentInvalid as error:
+        fail(str(error), ExitCode.USAGE)
+
+
+def _say_federation(found: bytes | None, *, err: bool) -> None:
+    """Of corpora in a folder: whose word their statements are, where nothing here says whose it should be."""
+    if found is not None:
+        typer.echo(
+            f"The folder proves whose these texts are, for the federation {found.hex()}; whoever wrote the folder may "
+            "have made one up. No operator's folder is at hand here: compare this with what `coordinator authority "
+            "status` prints, or name the operator's folder with --operator.",
+            err=err,
+        )
+
+
+def _from_folder(
+    tools: _Tools, job: str, corpora: Path, words: Path | None, unverified: bool, federation: bytes | None
+) -> Any:
+    """What is trained on, from what `coordinator job corpora` or `coordinator sample` wrote. federation: that it has to
+    be of, where it is known.
+    """
+    try:
+        found = tools.read_corpora(corpora, job, unverified=unverified, federation=federation)
         return tools.given(job=job, corpora=found, words=() if words is None else tools.read_words(words))
     except (ValueError, OSError) as error:
         fail(str(error), ExitCode.NOT_FOUND if not corpora.is_dir() else ExitCode.USAGE)
@@ -198,7 +252,7 @@ def _from_coordinator(tools: _Tools, job: str, where: Path, words: Path | None, 
             return listed, bytes(tokenizer)
 
         listed, tokenizer = run(work())
-        found = _from_folder(tools, job, folder, words, False)
+        found = _from_folder(tools, job, folder, words, False, _known_federation(where))
     public = found.words if tokenizer is None else tools.words_of_tokenizer(tokenizer)
     return replace(found, labels=listed.job.labels, job_document=listed.document, words=public)
 

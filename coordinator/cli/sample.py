@@ -2,13 +2,17 @@
 
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator.cli.common import CALL_SECONDS, Dir, Json, Operator, operator_folder, operator_stub, run
+from coordinator.cli.common import Dir, Json, Operator, fetch_authorities, operator_channel, operator_folder, run
 from coordinator.cli.model import Material, Version, fetch_material
 from tacit.console import ExitCode, fail, print_json
+
+if TYPE_CHECKING:
+    from tacit.authorities import Authorities
+    from tacit.corpus import CorpusStatement
 
 __all__ = ["sample"]
 
@@ -27,7 +31,8 @@ def sample(
 ) -> None:
     """Make texts up from a version of an rvae job. Next: `coordinator finetune JOB --corpora OUT`.
 
-    Under a privacy mechanism any number of texts costs the members nothing more.
+    Under a privacy mechanism any number of texts costs the members nothing more. What is said of them is signed with
+    the operator's key.
     """
     try:
         from export.made_up import make_up
@@ -39,20 +44,19 @@ def sample(
             ExitCode.USAGE,
         )
     from tacit.corpus import MOST_GUIDED_LABELS, CorpusOrder
-    from tacit.v1 import operator_pb2
 
     where = operator_folder(operator, folder)
     with tempfile.TemporaryDirectory(prefix="tacit-sample-") as scratch:
 
-        async def work() -> tuple[Material, bytes]:
-            async with operator_stub(where) as stub:
-                status: operator_pb2.StatusResponse = await stub.Status(
-                    operator_pb2.StatusRequest(), timeout=CALL_SECONDS
-                )
-                material = await fetch_material(stub, job, version, Path(scratch), quiet=as_json)
-                return material, bytes.fromhex(status.federation)
+        async def work() -> "tuple[Material, Authorities]":
+            async with operator_channel(where) as channel:
+                from tacit.v1.operator_pb2_grpc import OperatorServiceStub
 
-        material, federation = run(work())
+                stub = OperatorServiceStub(channel)
+                material = await fetch_material(stub, job, version, Path(scratch), quiet=as_json)
+                return material, await fetch_authorities(channel, where)
+
+        material, authorities = run(work())
     if material.number < 1:
         fail(f"job {job} has no round behind it: its version 0 knows public text only; wait for one", ExitCode.REFUSED)
     order = material.document.corpus or CorpusOrder(
@@ -68,11 +72,15 @@ def sample(
             material.tokenizer,
             out,
             order=order,
-            federation=federation,
+            federation=authorities.federation,
             round=material.number,
         )
     except (ValueError, OSError) as error:
         fail(f"version {material.number} of job {job} gives no text: {error}", ExitCode.FAILED)
+    try:
+        _sign(made.statement, out, where, authorities)
+    except (ValueError, OSError) as error:
+        fail(f"what is said of {made.path} cannot be signed with the key in {where}: {error}", ExitCode.FAILED)
     said = made.statement
     if as_json:
         print_json(
@@ -92,3 +100,32 @@ def sample(
     )
     typer.echo(f"Wrote {said.rows} texts of version {material.number} to {made.path}: {promise}.")
     typer.echo(f"Next: coordinator finetune {job} --corpora {out} --test FILE --out FOLDER")
+
+
+def _sign(statement: "CorpusStatement", out: Path, where: Path, authorities: "Authorities") -> None:
+    """Lays beside the file what a member's has, too. where: the operator's folder, whose key signs.
+
+    Raises:
+        ValueError: a key that is no operator's. OSError: the folder cannot be written.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    from coordinator.config import load_operator
+    from tacit.corpus import signed_bytes
+    from tacit.corpus_proof import AUTHORITIES, files_beside, verify_statement
+    from tacit.identity import sign
+
+    identity = load_operator(where)
+    key = serialization.load_pem_private_key(identity.key_pem, password=None)
+    if not isinstance(key, rsa.RSAPrivateKey):
+        raise ValueError(f"{where / 'key.pem'} is not an RSA key, as the coordinator makes them")
+    certificate = x509.load_pem_x509_certificate(identity.certificate_pem).public_bytes(serialization.Encoding.DER)
+    signature = sign(key, signed_bytes(statement))
+    verify_statement(statement, signature, certificate, authorities)
+    for name, content in {
+        **files_beside(statement, signature, certificate),
+        AUTHORITIES: authorities.canonical(),
+    }.items():
+        (out / name).write_bytes(content)

@@ -1,7 +1,8 @@
 """Somebody makes of a member's file that promises nothing one that is differentially private.
 
-Its means are what it can write: the coordinator's database, or what the coordinator tells its operator. It has a key
-and a certificate of its own making that names the federation and the member, and no key of an authority.
+Its means are what it can write: the coordinator's database, what the coordinator tells its operator, or the folder that
+the operator fetched. It has a key and a certificate of its own making that names the federation and the member, and no
+key of an authority.
 """
 
 import pytest
@@ -13,12 +14,13 @@ from coordinator.authority import AuthorityBook
 from coordinator.corpus_rules import check_statement
 from coordinator.pki import Authority
 from coordinator.storage.models import CorpusRow
+from export.finetune_corpora import CorporaInvalid, federation_of_corpora, promise_of, read_corpora
 from tacit.authorities import Authorities
 from tacit.corpus import signed_bytes
-from tacit.corpus_proof import verify_member
+from tacit.corpus_proof import AUTHORITIES, CERTIFICATE, SIGNATURE, STATEMENT, verify_member
 from tacit.identity import Identity, Role, sign
 from tests.support import party
-from tests.support.ordered_corpora import statement_of
+from tests.support.ordered_corpora import lay_down, ordering_job, prove, statement_of
 from tests.unit.operator.test_corpora import FILE, House, housed, quiet
 
 __all__ = ["quiet"]
@@ -134,3 +136,62 @@ def test_a_coordinator_that_lies_to_its_operator_adds_no_authority(tmp_path):
         assert "the coordinator's list of authorities belongs to another federation" in err
 
     test(tmp_path)
+
+
+# ---- in a folder
+
+
+def rewritten(folder, of: Authority) -> None:
+    """North's file as it is, signed anew by the forger. of: who certifies the forger's key, in the name of its own
+    federation."""
+    statement = statement_of(FILE, ordering_job(), federation=of.federation, member="north")
+    prove(folder, statement, of=of, number=MEMBER)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    lay_down(tmp_path, FILE, ordering_job(), member="north", promise="none")
+    assert promise_of(read_corpora(tmp_path, "questions")) == "none"
+    return tmp_path
+
+
+def test_who_writes_a_folder_gives_no_file_a_promise(folder):
+    true_list = (folder / AUTHORITIES).read_bytes()
+    rewritten(folder, forger())
+    # The baseline: file, statement and rows fit, and the key of the certificate beside it signed, which names north.
+    certificate = x509.load_pem_x509_certificate((folder / f"north{CERTIFICATE}").read_bytes())
+    row = {
+        "statement": (folder / f"north{STATEMENT}").read_bytes(),
+        "signature": (folder / f"north{SIGNATURE}").read_bytes(),
+        "certificate": certificate.public_bytes(DER),
+    }
+    assert believed(ordering_job(), row, party.authority().federation).promise == "differentially-private"
+    # The federation's own list does not have who certified it, and another list is not the federation's.
+    (folder / AUTHORITIES).write_bytes(true_list)
+    for unverified in (False, True):
+        with pytest.raises(
+            CorporaInvalid, match=r"not what north signed: .* not issued by this federation's authority"
+        ):
+            read_corpora(folder, "questions", unverified=unverified)
+    (folder / AUTHORITIES).write_bytes(Authorities.first(forger().certificate).canonical())
+    with pytest.raises(CorporaInvalid, match="belongs to another federation"):
+        read_corpora(folder, "questions")
+    (folder / AUTHORITIES).write_bytes(with_the_forgers().canonical())
+    with pytest.raises(CorporaInvalid, match="authority 2 is not signed by the one before it"):
+        read_corpora(folder, "questions")
+    # Without a list nothing is promised, whether or not somebody takes it.
+    (folder / AUTHORITIES).unlink()
+    with pytest.raises(CorporaInvalid, match="is not there, so that nobody can see"):
+        read_corpora(folder, "questions")
+    assert promise_of(read_corpora(folder, "questions", unverified=True)) == "none"
+
+
+def test_who_writes_a_folder_can_found_a_federation_and_not_the_operators(folder):
+    own = Authority.create(now=party.present(), key=party.key(AUTHORITY))
+    rewritten(folder, own)
+    # All of it holds, in a federation of the forger's: so a command that knows no other one shows which it is.
+    found = read_corpora(folder, "questions")
+    assert promise_of(found) == "differentially-private"
+    assert federation_of_corpora(found) == own.federation != party.authority().federation
+    with pytest.raises(CorporaInvalid, match="of another federation than the operator's folder is of"):
+        read_corpora(folder, "questions", federation=party.authority().federation)

@@ -250,6 +250,10 @@ def test_the_operator_may_make_texts_up_from_the_published_model(story, tmp_path
     assert 40 < made["rows"] <= 60
     said = finetuned(story.federation, tmp_path, "classifier", "--corpora", str(tmp_path / "own"))
     assert [each["member"] for each in said["corpora"]] == ["operator"]
+    # The operator signed for it, and finetune has verified that.
+    assert (said["promise"], len(said["federation"])) == ("differentially-private", 64)
+    assert said["federation"] == story.provenance["federation"]
+    assert (tmp_path / "own" / "operator.statement.sig").stat().st_size == 384
 
 
 def test_a_job_that_is_not_there_has_no_corpora(story):

@@ -3,16 +3,24 @@
 import hashlib
 import json
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives import serialization
+
+from coordinator.pki import Authority
 from coordinator.storage import records
-from tacit.corpus import CorpusOrder, CorpusStatement, LabelCount
+from tacit.authorities import Authorities
+from tacit.corpus import CorpusOrder, CorpusStatement, LabelCount, signed_bytes
+from tacit.corpus_proof import AUTHORITIES, files_beside
+from tacit.identity import Role, sign
 from tacit.job import JobDocument
 from tacit.mechanism import DpSgd
 from tacit.model import RvaeModel
+from tests.support import party
 from tests.support.fleet import job_document
 
-__all__ = ["corpus_file", "finished_job", "ordering_job", "statement_of"]
+__all__ = ["corpus_file", "finished_job", "lay_down", "ordering_job", "prove", "statement_of"]
 
 # The round whose training all statements here are about, and the version that it made.
 ROUND, VERSION = 1, bytes([7]) * 32
@@ -52,6 +60,41 @@ def statement_of(data: bytes, job: JobDocument, *, federation: bytes, member: st
         "made_ms": 5,
     }
     return CorpusStatement.model_validate(said | changes)
+
+
+def lay_down(
+    folder: Path, data: bytes, job: JobDocument, /, *, member: str, of: Authority | None = None, **changes: Any
+) -> CorpusStatement:
+    """One member's files in a folder of corpora, as `coordinator job corpora --out` writes them, and the list of
+    authorities. of: the federation's only authority. changes: to what an honest member says.
+    """
+    of = of or party.authority()
+    honest = statement_of(data, job, federation=of.federation, member=member)
+    statement = honest.model_copy(update=changes)
+    (folder / f"{member}.jsonl").write_bytes(data)
+    prove(folder, statement, of=of)
+    return statement
+
+
+def prove(
+    folder: Path,
+    statement: CorpusStatement,
+    *,
+    of: Authority | None = None,
+    role: Role = Role.MEMBER,
+    name: str | None = None,
+    number: int = 2,
+) -> None:
+    """Lays a statement and what proves it into a folder of corpora. role, name: in the certificate, where it is not the
+    member's. number: of the key.
+    """
+    of = of or party.authority()
+    made = of.issue(party.key(number).public_key(), role, name or statement.member, now=party.present())
+    signature = sign(party.key(number), signed_bytes(statement))
+    beside = files_beside(statement, signature, made.public_bytes(serialization.Encoding.DER))
+    listed = Authorities.first(of.certificate).canonical()
+    for path, content in {**beside, AUTHORITIES: listed}.items():
+        (folder / path).write_bytes(content)
 
 
 def finished_job(

@@ -8,9 +8,11 @@ from cryptography.hazmat.primitives import serialization
 
 from coordinator.pki import AUTHORITY_LIFETIME, Authority
 from tacit.authorities import Authorities
-from tacit.corpus_proof import verify_member
-from tacit.identity import CertificateInvalid, CertificateOutOfDate, Role
+from tacit.corpus import signed_bytes
+from tacit.corpus_proof import verify_member, verify_statement
+from tacit.identity import CertificateInvalid, CertificateOutOfDate, Role, sign
 from tests.support import party
+from tests.support.ordered_corpora import corpus_file, ordering_job, statement_of
 
 FIRST, NEXT = party.authority(), party.authority(1)
 LONG_AGO = party.present() - 2 * AUTHORITY_LIFETIME
@@ -61,3 +63,17 @@ def test_a_certificate_proves_what_it_proved_in_its_day():
 def test_no_other_certificate_is_the_members(certificate, says):
     with pytest.raises(CertificateInvalid, match=says):
         verify_member(certificate(), Authorities.first(FIRST.certificate), "north")
+
+
+def test_a_statement_is_its_members_in_the_federation_that_it_names():
+    data, authorities = corpus_file([("a good day", "a")]), retired()
+
+    def verified(federation):
+        said = statement_of(data, ordering_job(), federation=federation, member="north")
+        verify_statement(said, sign(party.key(2), signed_bytes(said)), issued(), authorities)
+
+    verified(FIRST.federation)
+    # North has signed that, too, and it is nothing of this federation's: not even under the next authority's name.
+    for other in (bytes(32), NEXT.fingerprint):
+        with pytest.raises(CertificateInvalid, match="of another federation than the list"):
+            verified(other)

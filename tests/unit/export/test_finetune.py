@@ -13,12 +13,12 @@ from export.finetune_corpora import read_corpora
 from export.predictor import Predictor
 from tacit.bundle import BundleInvalid, read_bundle
 from tacit.documents import DocumentInvalid
-from tests.support.ordered_corpora import corpus_file, ordering_job, statement_of
+from tests.support import party
+from tests.support.ordered_corpora import corpus_file, lay_down, ordering_job
 
 torch.set_num_threads(1)
 
 JOB = ordering_job()
-FEDERATION = bytes([3]) * 32
 COMMON = ["the", "film", "was", "and", "it", "play", "day", "actor"]
 TOLD = {"a": ["good", "warm"], "b": ["bad", "cold"]}
 SMALL = Settings(embedding=8, hidden=8, max_tokens=8, epochs=6, learning_rate=0.02, seed=2)
@@ -38,10 +38,10 @@ def corpora(folder, promises=("differentially-private", "differentially-private"
     for place, promise in enumerate(promises):
         member = f"member-{place}"
         data = corpus_file(rows_of(60, place, labels))
-        (folder / f"{member}.jsonl").write_bytes(data)
         if signed:
-            said = statement_of(data, JOB, federation=FEDERATION, member=member, promise=promise)
-            (folder / f"{member}.statement.json").write_bytes(said.canonical())
+            lay_down(folder, data, JOB, member=member, promise=promise)
+        else:
+            (folder / f"{member}.jsonl").write_bytes(data)
     return Given(JOB.name, read_corpora(folder, JOB.name, unverified=not signed))
 
 
@@ -90,6 +90,10 @@ def test_provenance_is_in_the_bundle_and_says_whose_texts_how_and_under_which_pr
         assert each["statement"] == hashlib.sha256(statement).hexdigest()
         assert (each["mechanism"], each["promise"]) == ("dp-sgd", "differentially-private")
     assert (said["promise"], said["job_document"]) == ("differentially-private", JOB.digest().hex())
+    assert said["federation"] == party.authority().federation.hex()
+    # Written before there was a federation in it.
+    older = {key: value for key, value in said.items() if key != "federation"}
+    assert Provenance.from_json(json.dumps(older).encode()).federation is None
     assert provenance.test.digest == data_digest(folder / "test.jsonl")
     run = provenance.training
     assert run.rows + run.validation_rows == 120
@@ -116,6 +120,7 @@ def test_without_one_promise_there_is_none(tmp_path, test_file):
     unsigned = corpora(tmp_path / "u", signed=False)
     found = finetune(unsigned, test_file, tmp_path / "out", short, device="cpu")
     assert (found.promise, found.job_document, found.corpora[0].statement) == ("none", None, None)
+    assert found.federation is None
     assert promise_in_words("none") == "no differential privacy guarantee"
     assert "ledgers" in promise_in_words("differentially-private")
 

@@ -8,31 +8,30 @@ from edge_client.data import DataInvalid, Example
 from export.finetune_corpora import (
     CorporaInvalid,
     all_examples,
+    federation_of_corpora,
     labels_of,
     promise_of,
     read_corpora,
     same_texts,
 )
+from tacit.authorities import Authorities
 from tacit.corpus import LabelCount
-from tests.support.ordered_corpora import corpus_file, ordering_job, statement_of
+from tacit.identity import Role, sign
+from tests.support import ordered_corpora, party
+from tests.support.ordered_corpora import corpus_file, ordering_job, prove, statement_of
 
 JOB = ordering_job()
 NORTH = corpus_file([("a good day", "a"), ("a bad one", "b"), ("a worse one", "b")])
 SOUTH = corpus_file([("another day", "a")])
-FEDERATION = bytes([3]) * 32
+FEDERATION = party.authority().federation
 
 
 def lay_down(folder, member="north", data=NORTH, **changes):
-    federation = changes.pop("federation", FEDERATION)
-    statement = statement_of(data, JOB, federation=federation, member=member).model_copy(update=changes)
-    (folder / f"{member}.jsonl").write_bytes(data)
-    (folder / f"{member}.statement.json").write_bytes(statement.canonical())
-    return statement
+    return ordered_corpora.lay_down(folder, data, JOB, member=member, **changes)
 
 
 def test_members_come_in_the_order_of_their_names_with_what_they_said(tmp_path):
     south, north = lay_down(tmp_path, "south", SOUTH), lay_down(tmp_path)
-    (tmp_path / "north.statement.sig").write_bytes(b"signature")
     (tmp_path / "provenance.json").write_text("{}")
     found = read_corpora(tmp_path, JOB.name)
     assert [(each.member, each.digest, each.statement) for each in found] == [
@@ -41,6 +40,9 @@ def test_members_come_in_the_order_of_their_names_with_what_they_said(tmp_path):
     ]
     assert [each.text for each in all_examples(found)] == ["a good day", "a bad one", "a worse one", "another day"]
     assert promise_of(found) == "differentially-private"
+    assert federation_of_corpora(found) == FEDERATION
+    assert read_corpora(tmp_path, JOB.name, federation=FEDERATION) == found
+    assert read_corpora(tmp_path, JOB.name, unverified=True) == found
 
 
 def test_one_corpus_without_a_promise_takes_it_from_all(tmp_path):
@@ -96,10 +98,117 @@ def test_what_does_not_fit_is_refused_with_or_without_unverified(tmp_path, damag
 
 def test_anothers_file_under_a_members_name_is_refused(tmp_path):
     lay_down(tmp_path)
-    for suffix in ("jsonl", "statement.json"):
+    for suffix in ("jsonl", "statement.json", "statement.sig", "certificate.pem"):
         (tmp_path / f"north.{suffix}").rename(tmp_path / f"south.{suffix}")
     with pytest.raises(CorporaInvalid, match=r"south\.jsonl was given by north"):
         read_corpora(tmp_path, JOB.name)
+
+
+# ---- who signed it
+
+
+@pytest.mark.parametrize("missing", ["authorities.json", "north.statement.sig", "north.certificate.pem"])
+def test_what_nobody_can_verify_is_taken_only_when_asked_for_and_promises_nothing(tmp_path, missing):
+    """Folders from before signatures were read have no list, and whoever changes a folder can take any file away."""
+    lay_down(tmp_path)
+    (tmp_path / missing).unlink()
+    with pytest.raises(CorporaInvalid, match=rf"{missing} is not there, .*download the corpora again .* --unverified"):
+        read_corpora(tmp_path, JOB.name)
+    found = read_corpora(tmp_path, JOB.name, unverified=True)
+    assert [(each.member, each.statement, each.promise) for each in found] == [("north", None, "none")]
+    assert (promise_of(found), federation_of_corpora(found)) == ("none", None)
+    # One of two: the other's signature still counts, and the promise is the weaker one.
+    lay_down(tmp_path, "south", SOUTH)
+    (tmp_path / missing).unlink(missing_ok=True)
+    found = read_corpora(tmp_path, JOB.name, unverified=True)
+    assert promise_of(found) == "none"
+
+
+def another_certificate(folder):
+    prove(folder, statement_of(NORTH, JOB, federation=FEDERATION, member="north"), name="south")
+
+
+def an_operators(folder):
+    prove(folder, statement_of(NORTH, JOB, federation=FEDERATION, member="north"), role=Role.OPERATOR)
+
+
+def signed_otherwise(folder):
+    # Under TLS, or in a receipt, the same key signs as well: not with what goes before a statement.
+    data = (folder / "north.statement.json").read_bytes()
+    (folder / "north.statement.sig").write_bytes(sign(party.key(2), data))
+
+
+def promised_afterwards(folder):
+    said = (folder / "north.statement.json").read_bytes()
+    (folder / "north.statement.json").write_bytes(said.replace(b'"none"', b'"differentially-private"'))
+
+
+def anothers_list(folder):
+    (folder / "authorities.json").write_bytes(Authorities.first(party.authority(1).certificate).canonical())
+
+
+def no_list(folder):
+    (folder / "authorities.json").write_text("{}")
+
+
+def no_certificate(folder):
+    (folder / "north.certificate.pem").write_text("none")
+
+
+@pytest.mark.parametrize("unverified", [False, True])
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (promised_afterwards, "not what north signed: the signature does not match"),
+        (signed_otherwise, "not what north signed: the signature does not match"),
+        (another_certificate, "not what north signed: the certificate is another one's, south's"),
+        (an_operators, "not what north signed: north has the role operator, not member"),
+        (no_certificate, r"north\.certificate\.pem holds no certificate"),
+        (anothers_list, r"authorities\.json belongs to another federation; download"),
+        (no_list, r"authorities\.json.*download the corpora again"),
+    ],
+)
+def test_what_is_there_and_does_not_hold_is_refused_always(tmp_path, damage, says, unverified):
+    lay_down(tmp_path, promise="none")
+    damage(tmp_path)
+    with pytest.raises(CorporaInvalid, match=says):
+        read_corpora(tmp_path, JOB.name, unverified=unverified)
+
+
+def test_an_operator_signs_for_its_own_file_under_any_name(tmp_path):
+    mine = statement_of(SOUTH, JOB, federation=FEDERATION, member="operator")
+    (tmp_path / "operator.jsonl").write_bytes(SOUTH)
+    prove(tmp_path, mine, role=Role.OPERATOR, name="anna", number=3)
+    lay_down(tmp_path)
+    assert [each.statement is not None for each in read_corpora(tmp_path, JOB.name)] == [True, True]
+    # A member may be called so; another member may not.
+    prove(tmp_path, mine, name="operator")
+    assert promise_of(read_corpora(tmp_path, JOB.name)) == "differentially-private"
+    prove(tmp_path, mine, name="south")
+    with pytest.raises(CorporaInvalid, match="another one's, south's"):
+        read_corpora(tmp_path, JOB.name)
+
+
+def test_a_folder_of_another_federation_is_refused_where_the_own_one_is_known(tmp_path):
+    lay_down(tmp_path, of=party.authority(1))
+    assert federation_of_corpora(read_corpora(tmp_path, JOB.name)) == party.authority(1).federation
+    with pytest.raises(CorporaInvalid, match="of another federation than the operator's folder is of"):
+        read_corpora(tmp_path, JOB.name, federation=FEDERATION)
+    # What promises nothing is nobody's.
+    (tmp_path / "authorities.json").unlink()
+    assert len(read_corpora(tmp_path, JOB.name, unverified=True, federation=FEDERATION)) == 1
+
+
+def test_statements_outlive_their_authority(tmp_path):
+    said = lay_down(tmp_path)
+    first, following = party.authority(), party.authority(1)
+    both = Authorities.first(first.certificate).succeeded_by(following.certificate, old=first.key, new=following.key)
+    (tmp_path / "authorities.json").write_bytes(both.without(1, key=following.key).canonical())
+    (corpus,) = read_corpora(tmp_path, JOB.name, federation=FEDERATION)
+    assert corpus.statement == said
+
+
+# ---- what is in it
 
 
 def test_no_folder_and_no_corpus_are_told_apart(tmp_path):

@@ -7,10 +7,13 @@ import pytest
 
 from edge_client.synthesis import ordered, sampling
 from export.bundle import make_job_bundle, read_job_bundle
-from export.finetune_corpora import promise_of, read_corpora
+from export.finetune_corpora import CorporaInvalid, promise_of, read_corpora
 from export.made_up import make_up
 from tacit.corpus import CorpusOrder
+from tacit.identity import Role
 from tacit.job import JobSpec
+from tests.support import party
+from tests.support.ordered_corpora import prove
 from tests.support.processes import EXAMPLES
 
 LABELS = ("yes", "no", "perhaps")
@@ -38,7 +41,7 @@ def made(folder, bundle, **order):
         bundle.tokenizer,
         folder / "out",
         order=CorpusOrder(source="operator", **order),
-        federation=bytes(32),
+        federation=party.authority().federation,
         round=7,
     )
 
@@ -69,8 +72,11 @@ def test_rows_are_of_the_public_list_and_labels_in_equal_parts(tmp_path):
 )
 def test_a_promise_is_made_only_where_somebody_has_paid_for_it(tmp_path, mechanism, variant, promise):
     mechanism = {"name": mechanism} if mechanism == "none" else mechanism
-    made(tmp_path, job_of(tmp_path, mechanism=mechanism, variant=variant), texts=20)
-    # What trains a classifier reads it as any member's.
+    found = made(tmp_path, job_of(tmp_path, mechanism=mechanism, variant=variant), texts=20)
+    with pytest.raises(CorporaInvalid, match="is not there, so that nobody can see whether operator signed"):
+        read_corpora(tmp_path / "out", "making")
+    # What trains a classifier reads it as any member's, once the operator has signed it under its own name.
+    prove(tmp_path / "out", found.statement, role=Role.OPERATOR, name="anna", number=3)
     (corpus,) = read_corpora(tmp_path / "out", "making")
     assert corpus.member == "operator"
     assert promise_of([corpus]) == promise

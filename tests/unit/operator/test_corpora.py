@@ -34,6 +34,8 @@ from coordinator.storage.corpora import MOST_ANSWERS
 from coordinator.storage.errors import StoreUnusable
 from coordinator.storage.models import CorpusRow
 from coordinator.storage.restore import restore_blobs, restore_rows
+from export.finetune_corpora import promise_of, read_corpora
+from tacit.authorities import Authorities
 from tacit.corpus import CorpusOrder, LabelCount, signed_bytes
 from tacit.identity import Role, sign
 from tacit.mechanism import NoMechanism
@@ -1090,6 +1092,7 @@ async def test_an_operator_sees_who_gave_and_gets_the_files(house):
     said = json.loads((await house.cli("job", "corpora", "questions", "--out", str(folder), "--json"))[0])
     assert [each["answer"] for each in said["members"]] == ["awaited", "given", "declined"]
     assert sorted(path.name for path in folder.iterdir()) == [
+        "authorities.json",
         "north.certificate.pem",
         "north.jsonl",
         "north.statement.json",
@@ -1099,6 +1102,9 @@ async def test_an_operator_sees_who_gave_and_gets_the_files(house):
     assert (folder / "north.jsonl").read_bytes() == FILE
     statement = statement_of(FILE, job, federation=house.federation, member="north")
     assert (folder / "north.statement.json").read_bytes() == statement.canonical()
+    # There has been one authority only: the list is its certificate.
+    listed = Authorities.read((folder / "authorities.json").read_bytes(), federation=house.federation)
+    assert listed == Authorities.first(party.authority().certificate)
     kept = json.loads((folder / "provenance.json").read_bytes())
     assert kept == {key: value for key, value in said.items() if key != "out"}
     assert (kept["promise"], kept["job_document"]) == ("differentially-private", job.digest().hex())
@@ -1176,6 +1182,11 @@ async def test_what_was_signed_under_an_authority_that_is_retired_since_goes_on_
     # The folder of the operator knows the newest authority and no other.
     assert (house.tmp / "operator" / "root.pem").read_bytes() == pem(party.authority(1).certificate)
     assert (folder / "north.certificate.pem").read_bytes() == pem(house.certificates["north"])
+    # The list that goes with it has both, and what is trained on it is verified once more.
+    listed = Authorities.read((folder / "authorities.json").read_bytes(), federation=house.federation)
+    assert (len(listed.roots), listed.oldest) == (2, 1)
+    (corpus,) = read_corpora(folder, "questions", federation=house.federation)
+    assert promise_of([corpus]) == "differentially-private"
 
 
 @housed

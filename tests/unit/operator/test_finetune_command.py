@@ -7,9 +7,11 @@ import sys
 import numpy as np
 import pytest
 
+from coordinator.config import OperatorConfig, operator_toml
 from edge_client.text import word_tokenizer
 from export.predictor import Predictor
-from tests.support.ordered_corpora import corpus_file, ordering_job, statement_of
+from tests.support import party
+from tests.support.ordered_corpora import corpus_file, lay_down, ordering_job
 from tests.unit.operator.test_corpora import House, housed
 
 SMALL = ("--embedding", "8", "--hidden", "8", "--epochs", "6", "--learning-rate", "0.02", "--device", "cpu")
@@ -37,17 +39,26 @@ def run(*arguments: object) -> int:
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, monkeypatch):
     """Corpora of two members for the job `questions`, one of them without a promise, and a test file."""
     job = ordering_job()
     (tmp_path / "corpora").mkdir()
     for place, promise in enumerate(("differentially-private", "none")):
         data = rows_of(60, place)
-        said = statement_of(data, job, federation=bytes(32), member=f"m{place}", promise=promise)
-        (tmp_path / "corpora" / f"m{place}.jsonl").write_bytes(data)
-        (tmp_path / "corpora" / f"m{place}.statement.json").write_bytes(said.canonical())
+        lay_down(tmp_path / "corpora", data, job, member=f"m{place}", promise=promise)
     (tmp_path / "test.jsonl").write_bytes(rows_of(40, 9))
+    # No operator's folder lies here unless a test puts one here.
+    monkeypatch.chdir(tmp_path)
+    for name in ("TACIT_OPERATOR", "TACIT_DIR"):
+        monkeypatch.delenv(name, raising=False)
     return tmp_path
+
+
+def operators_folder(path, federation):
+    path.mkdir()
+    (path / "operator.toml").write_text(operator_toml(OperatorConfig(address="localhost:1", federation=federation)))
+    for name in ("cert.pem", "key.pem", "root.pem"):
+        (path / name).write_bytes(b"of no use here")
 
 
 def test_from_a_folder_it_says_what_was_measured_and_what_is_not_promised(folder, capsys):
@@ -93,6 +104,46 @@ def test_without_torch_it_says_what_to_install(folder, capsys, monkeypatch):
     given = ("questions", "--test", folder / "test.jsonl", "--corpora", folder / "corpora")
     assert run(*given, "--out", folder / "out") == 2
     assert "pip install 'tacit[coordinator,export]'" in capsys.readouterr().err
+
+
+def test_it_says_on_whose_word_a_promise_rests_or_looks_itself(folder, capsys):
+    federation = party.authority().federation
+    given = ("questions", "--test", folder / "test.jsonl", "--corpora", folder / "corpora")
+    short = (*SMALL, "--epochs", "1")
+    assert run(*given, "--out", folder / "alone", *short) == 0
+    asked = f"for the federation {federation.hex()}; whoever wrote the folder may have made one up"
+    assert asked in (said := capsys.readouterr().out)
+    assert "compare this with what `coordinator authority status` prints" in said
+    # Standard output is for the program that asked.
+    assert run(*given, "--out", folder / "json", *short, "--json") == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["federation"] == federation.hex()
+    assert asked in said.err
+    # With an operator's folder, named or lying here, it is compared at once.
+    operators_folder(folder / "operator", federation)
+    assert run(*given, "--out", folder / "here", *short) == 0
+    assert federation.hex() not in capsys.readouterr().out
+    operators_folder(folder / "elsewhere", bytes(32))
+    assert run(*given, "--out", folder / "refused", *short, "--operator", folder / "elsewhere") == 2
+    assert "of another federation than the operator's folder is of" in capsys.readouterr().err
+    assert run(*given, "--out", folder / "refused", *short, "--operator", folder / "nowhere") == 5
+    assert "is not an operator's folder" in capsys.readouterr().err
+    assert not (folder / "refused").exists()
+
+
+def test_a_folder_from_before_signatures_were_read_is_downloaded_again_or_promises_nothing(folder, capsys):
+    for path in [*(folder / "corpora").glob("*.sig"), folder / "corpora" / "authorities.json"]:
+        path.unlink()
+    given = ("questions", "--test", folder / "test.jsonl", "--corpora", folder / "corpora", *SMALL, "--epochs", "1")
+    assert run(*given, "--out", folder / "out") == 2
+    said = capsys.readouterr().err
+    assert "authorities.json is not there" in said
+    assert "download the corpora again" in said
+    assert run(*given, "--out", folder / "out", "--unverified") == 0
+    said = capsys.readouterr().out
+    assert "120 made-up texts in 2 corpora: no differential privacy guarantee." in said
+    # Nobody's word is in it.
+    assert "federation" not in said
 
 
 @housed
