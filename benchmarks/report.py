@@ -451,7 +451,7 @@ SECTIONS = (
         "What a member of these federations sends",
         "Values of the shared parameters, and the bytes of one member's masked vector in one round, packed as it "
         'travels (`bits` a value; what TLS and messages add is not in it). The paper\'s text has "only 1.41MB" for '
-        "FedVocab with BiLSTM, and its figure 4 counts parameters: 300 hidden units each way over a 300 wide embedding "
+        "FedVocab with BiLSTM, and its figure 4 is of parameters: 300 hidden units each way over a 300 wide embedding "
         "have 1.44 million values, which are 5.8 MB of float32. "
         "Under `own` the embedding is not shared by any method that allows it.",
         where={"model": ("bilstm",)},
