@@ -15,17 +15,19 @@ Found = dict[tuple[str, bool], dict[tuple[str, str], dict[int, float]]]
 
 _TABLES = ("own", "mean", "start", "another's")
 _ACCURACIES = ("global_accuracy", "local_accuracy")
+# Another's tables are the same tables on the common test set.
+_READ = [(table, name) for name in _ACCURACIES for table in _TABLES if (table, name) != ("another's", _ACCURACIES[0])]
 
 
 def drift_rows(lines: Sequence[Line]) -> list[list[str]]:
     """A row for each training: how far tables moved, and both accuracies behind each table, means over the seeds in per
     cent."""
-    behind = [f"{name.removesuffix('_accuracy')}, behind {table}" for name in _ACCURACIES for table in _TABLES]
+    behind = [f"{name.removesuffix('_accuracy')}, behind {table}" for table, name in _READ]
     rows = [["dataset", "training", "seeds", "moved", "in common", *behind]]
     for (dataset, adaptive), found in _trainings(lines).items():
         moved = found["", "moved"]
         movement = [f"{statistics.mean(found['', name].values()):.2f}" for name in ("moved", "in_common")]
-        read = [_percent(found[table, name]) for name in _ACCURACIES for table in _TABLES]
+        read = [_percent(found[key]) for key in _READ]
         rows.append([dataset, _name(adaptive), ", ".join(map(str, sorted(moved))), *movement, *read])
     return rows
 
@@ -44,7 +46,7 @@ def draw_drift(lines: Sequence[Line], path: Path) -> None:
             points = [
                 (at + 0.16 * (place - 1.5), 100 * value)
                 for at, table in enumerate(_TABLES)
-                for value in found.get((table, name), {}).values()
+                for value in (found.get((table, name), {}).values() if (table, name) in _READ else ())
             ]
             label = f"{name.removesuffix('_accuracy')}, {_name(adaptive)}"
             axis.plot([at for at, _ in points], [value for _, value in points], "os^v"[place], label=label, alpha=0.7)

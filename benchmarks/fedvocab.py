@@ -107,6 +107,7 @@ __all__ = [
     "recipe_of",
     "standing",
     "stripped",
+    "validated",
     "world_of",
 ]
 
@@ -548,7 +549,7 @@ def _scores(crew: Crew, cell: Cell, version: bytes, places: Sequence[int], state
 
 
 def validated(scores: Scores, reading: Reading, part: Part = "validation") -> float:
-    """Mean accuracy on the members' validation rows, as `part` says they are read."""
+    """Mean accuracy on the members' validation rows, or on other rows of theirs, as `part` says they are read."""
     return statistics.mean(each[reading, part].accuracy for each in scores)
 
 

@@ -503,9 +503,9 @@ SECTIONS = (
         "FedVocab at the paper's rate, as above; per cent, means over the seeds, in brackets the largest difference. "
         "After the last round the same shared part is read behind each member's `own` table of word vectors (not "
         "adapted first), the `mean` of all members' tables (which nobody can make in a federation: tables stay where "
-        "they are), the `start` that everybody began with, and `another's`. `moved`: how far a member's table is from "
-        "the start, over the start's size. `in common`: the share of that squared movement that the mean makes too; "
-        "1 if all went the same way, 0.01 if each of the hundred went its own.",
+        "they are), the `start` that everybody began with, and, on members' own rows, `another's`. `moved`: how far a "
+        "member's table is from the start, over the start's size. `in common`: the share of that squared movement that "
+        "the mean makes too; 1 if all went the same way, 0.01 if each of the hundred went its own.",
         rows=drift_rows,
         plots=(Plot("drift.svg", "Accuracies of one shared part behind four tables", draw_drift),),
     ),
