@@ -49,7 +49,7 @@ __all__ = ["Outcome", "soak"]
 BENCH = "soak"
 MODULES = ("soak.py", "soak_member.py", "members.py", "federation.py")
 JOB = "soak"
-POLICY = 'schema = 1\nmechanisms = ["none"]\nattempts_a_version = 1000\nallow_close_sums = true\n'
+POLICY = 'schema = 1\nmechanisms = ["none"]\nallow_second_sum = true\n'
 
 ROUNDS, QUICK_ROUNDS = 200, 6
 MEMBERS, LEAST = 6, 4

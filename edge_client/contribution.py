@@ -5,6 +5,7 @@ coordinate bound, multiply by w / W, encode into the ring. In groups neither wei
 is as it is (`tacit.vector.sends_weight`). What mechanisms send: `edge_client.privacy.mechanisms`.
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -15,7 +16,7 @@ import secure_agg
 from tacit.job import JobDocument
 from tacit.vector import sends_weight
 
-__all__ = ["Update", "segments"]
+__all__ = ["Rounding", "Update", "segments", "update_digest"]
 
 
 @dataclass(frozen=True)
@@ -62,3 +63,35 @@ def segments(job: JobDocument, update: Update) -> dict[str, NDArray[np.float64]]
         "correct": np.array([float(correct)]),
         "count": np.array([float(count)]),
     }
+
+
+def update_digest(job: JobDocument, update: Update) -> bytes:
+    """SHA-256, 32 bytes, over the masked vector's segments before they are rounded. Mechanism `none` only.
+
+    It does not depend on the cohort, so that it is the same in every attempt that sends this update.
+
+    Raises:
+        secure_agg.EncodingInvalid: a value is not finite.
+    """
+    found = hashlib.sha256(b"tacit/update/v1\0")
+    for name, values in segments(job, update).items():
+        found.update(f"{name}/{len(values)}\0".encode())
+        found.update(np.ascontiguousarray(values, dtype="<f8").data)
+    return found.digest()
+
+
+class Rounding:
+    """A random source that follows from an update and a layout: the same update is rounded to the same vector.
+
+    It is for stochastic rounding only, which no privacy rests on where a job adds no noise. A member that sends an
+    update once more must send the same vector, since the difference of two roundings is a sum of its own.
+    """
+
+    def __init__(self, update: bytes, layout: secure_agg.Layout) -> None:
+        self._key = hashlib.sha256(b"tacit/rounding/v1\0" + update + layout.digest()).digest()
+        self._drawn = 0
+
+    def bytes(self, n: int, /) -> bytes:
+        """The next n bytes, at most 32 at a time."""
+        self._drawn += 1
+        return hashlib.sha256(self._key + self._drawn.to_bytes(8, "big")).digest()[:n]

@@ -1,9 +1,10 @@
 """What a member must remember of attempts, on its disk before it acts: HOME/journal.db.
 
-Guarantees: the highest (round, attempt) of a job is stored before the member advertises, a masked vector before its
-first byte leaves, and U3 before it is confirmed; so no crash makes a member speak twice in one attempt, send more
-vectors for a version than its policy allows, or forget which sums its update may be in. A journal that is copied back
-from a backup forgets: keep it where it is.
+Guarantees: the highest (round, attempt) of a job is stored before the member advertises. A masked vector, and the
+digest of the update that it carries, is stored before its first byte leaves. U3 is stored before it is confirmed, once,
+and no later call changes it. So no crash makes a member speak twice in one attempt, send two different updates for one
+version, or confirm two different sums of it. The table's triggers hold this against every writer of the file, this
+class included. A journal that is copied back from a backup forgets: keep it where it is.
 """
 
 import json
@@ -26,8 +27,11 @@ CREATE TABLE IF NOT EXISTS attempts (
     version BLOB NOT NULL,
     document BLOB NOT NULL,
     joined_ms INTEGER NOT NULL,
+    -- Set before the first byte of the masked vector leaves.
     opened_ms INTEGER,
-    -- U3, once the member has signed it: a JSON list.
+    -- SHA-256 of the update that the vector carries; NULL under a mechanism.
+    update_digest BLOB,
+    -- U3, set before the member signs it: a JSON list.
     survivors TEXT,
     -- What the private parameters that were trained with this vector are staged under.
     staged TEXT,
@@ -36,8 +40,25 @@ CREATE TABLE IF NOT EXISTS attempts (
     result BLOB,
     PRIMARY KEY (federation, job, attempt)
 ) STRICT;
+CREATE TRIGGER attempts_stay BEFORE DELETE ON attempts
+BEGIN SELECT RAISE(ABORT, 'the journal forgets nothing'); END;
+-- INSERT OR REPLACE deletes a row without the trigger above.
+CREATE TRIGGER attempts_once BEFORE INSERT ON attempts
+WHEN EXISTS (
+    SELECT 1 FROM attempts
+    WHERE (federation, job, attempt) = (NEW.federation, NEW.job, NEW.attempt) OR rowid = NEW.rowid
+)
+BEGIN SELECT RAISE(ABORT, 'an attempt is joined once'); END;
+-- UPDATE OR REPLACE could move one row over another.
+CREATE TRIGGER attempts_keep BEFORE UPDATE ON attempts
+WHEN (OLD.rowid, OLD.federation, OLD.job, OLD.round, OLD.attempt, OLD.version, OLD.document)
+    IS NOT (NEW.rowid, NEW.federation, NEW.job, NEW.round, NEW.attempt, NEW.version, NEW.document)
+    OR (OLD.opened_ms IS NOT NULL
+        AND (OLD.opened_ms, OLD.update_digest) IS NOT (NEW.opened_ms, NEW.update_digest))
+    OR (OLD.survivors IS NOT NULL AND (OLD.survivors, OLD.staged) IS NOT (NEW.survivors, NEW.staged))
+BEGIN SELECT RAISE(ABORT, 'what was sent or signed does not change'); END;
 """
-_VERSION = 2
+_VERSION = 1
 
 
 class JournalUnusable(ValueError):
@@ -51,6 +72,8 @@ class Sent:
     attempt: AttemptId
     version: bytes
     document: bytes
+    # SHA-256 of the update that it carries (`edge_client.contribution.update_digest`); None under a mechanism.
+    update: bytes | None = None
     # U3, where the member has signed it; None where it never learned it.
     survivors: frozenset[str] | None = None
     # What private parameters were staged under with it; None where the job keeps none.
@@ -66,10 +89,11 @@ class Memory:
     sent: tuple[Sent, ...] = ()
 
     def sent_for(self, job: str, round: int, version: bytes) -> tuple[Sent, ...]:
-        """Vectors of updates that were trained in this round or from this version: nearly the same update each time.
+        """Vectors that this member sent in this round of the job, or from this version of it.
 
-        Of this job only. Honest jobs start from the same public weights, and each may have its sums; and who would ask
-        for the same sum under another job's name can as well change one bit of the version, which no digest shows.
+        Other jobs do not count. Honest jobs start from the same public weights, and each may have its sums. A
+        coordinator that asks for the same sum under another job's name could as well change one bit of the version,
+        and no digest shows that.
         """
         return tuple(
             each
@@ -102,24 +126,18 @@ class Journal:
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = FULL")
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
-        if version > _VERSION:
+        if version not in (0, _VERSION):
             raise JournalUnusable(
-                f"{path} was written by newer software (schema {version}); upgrade edge_client, or use another home"
+                f"{path} was written by other software (schema {version}); upgrade edge_client, or use another home"
             )
-        # Written only where it changes something: a member that starts on a full disk has nothing to write yet.
-        if version != _VERSION:
-            self._bring_up()
+        # A member that starts on a full disk has nothing to write yet.
+        if version == 0:
+            self._create()
 
-    def _bring_up(self) -> None:
+    def _create(self) -> None:
         """Table and version in one step: a process that is killed on the way leaves the file as it was."""
-        self._connection.execute("BEGIN IMMEDIATE")
-        self._connection.execute(_SCHEMA)
-        # Asked of the table and not of the version: these were once two steps, and there are files between them.
-        columns = {name for _, name, *_ in self._connection.execute("PRAGMA table_info(attempts)")}
-        if "staged" not in columns:
-            self._connection.execute("ALTER TABLE attempts ADD COLUMN staged TEXT")
-        self._connection.execute(f"PRAGMA user_version = {_VERSION}")
-        self._connection.execute("COMMIT")
+        script = f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;"
+        self._connection.executescript(script)
 
     def memory(self) -> Memory:
         """What must not be forgotten."""
@@ -129,7 +147,7 @@ class Journal:
         )
         highest = {job: (round_, attempt) for job, round_, attempt in rows}
         rows = self._connection.execute(
-            "SELECT job, round, attempt, version, document, survivors, staged FROM attempts "
+            "SELECT job, round, attempt, version, document, update_digest, survivors, staged FROM attempts "
             "WHERE federation = ? AND opened_ms IS NOT NULL ORDER BY attempt",
             (self._federation,),
         )
@@ -138,10 +156,11 @@ class Journal:
                 AttemptId(job, round_, attempt),
                 bytes(version),
                 bytes(document),
+                update,
                 None if survivors is None else frozenset(json.loads(survivors)),
                 staged,
             )
-            for job, round_, attempt, version, document, survivors, staged in rows
+            for job, round_, attempt, version, document, update, survivors, staged in rows
         )
         return Memory(highest, sent)
 
@@ -153,12 +172,20 @@ class Journal:
             (self._federation, attempt.job, attempt.round, attempt.attempt, version, document, _now_ms()),
         )
 
-    def opened(self, attempt: AttemptId) -> None:
-        """The first byte of a masked vector may leave from now on."""
-        self._update("opened_ms = ?", (_now_ms(),), attempt)
+    def opened(self, attempt: AttemptId, update: bytes | None = None) -> None:
+        """The first byte of a masked vector may leave from now on. update: SHA-256 of what it carries, 32 bytes.
+
+        Raises:
+            sqlite3.IntegrityError: a vector was opened for this attempt before.
+        """
+        self._update("opened_ms = ?, update_digest = ?", (_now_ms(), update), attempt)
 
     def signed(self, attempt: AttemptId, survivors: Iterable[str], staged: str | None = None) -> None:
-        """The member is about to confirm this U3, and with it what was staged with its vector."""
+        """The member is about to confirm this U3, and with it what was staged with its vector.
+
+        Raises:
+            sqlite3.IntegrityError: it signed another U3 in this attempt before.
+        """
         self._update("survivors = ?, staged = ?", (json.dumps(sorted(survivors)), staged), attempt)
 
     def ended(self, attempt: AttemptId, outcome: str, result: bytes) -> None:
@@ -170,10 +197,12 @@ class Journal:
         self._connection.close()
 
     def _update(self, assignment: str, values: tuple[object, ...], attempt: AttemptId) -> None:
-        self._connection.execute(
+        changed = self._connection.execute(
             f"UPDATE attempts SET {assignment} WHERE federation = ? AND job = ? AND attempt = ?",  # noqa: S608  constants
             (*values, self._federation, attempt.job, attempt.attempt),
         )
+        if changed.rowcount != 1:
+            raise sqlite3.IntegrityError(f"attempt {attempt} is not in the journal")
 
 
 def _now_ms() -> int:

@@ -91,7 +91,7 @@ class _Worked:
 
 def state_of(stored: records.StoredJob, parameters: Parameters) -> JobState:
     """A job as it stands in the database, at rest: what was in flight when the process ended is gone."""
-    return JobState(
+    state = JobState(
         parameters=parameters,
         status=fx.Status(stored.status.value),
         reason=from_word(stored.reason or "unspecified"),
@@ -105,6 +105,9 @@ def state_of(stored: records.StoredJob, parameters: Parameters) -> JobState:
         server_state=stored.server_state,
         awaited=frozenset(stored.cohort),
     )
+    if not state.one_sum_a_version:
+        return state
+    return replace(state, confirmed_sums=tuple(frozenset(members) for members in stored.confirmed_sums))
 
 
 class JobDriver:
@@ -490,6 +493,8 @@ def _write(session: records.Session, job: str, entry: fx.Record, now_ms: int) ->
         case fx.OpenAttempt():
             attempt = entry.attempt
             records.open_attempt(session, job, attempt.round, attempt.attempt, entry.cohort, now_ms)
+        case fx.FixSurvivors():
+            records.fix_survivors(session, job, entry.attempt.attempt, entry.survivors)
         case fx.EndAttempt():
             training = entry.training
             records.end_attempt(

@@ -19,6 +19,7 @@ __all__ = [
     "Effect",
     "EndAttempt",
     "EndRound",
+    "FixSurvivors",
     "GroupsSeen",
     "OpenAttempt",
     "OpenRound",
@@ -95,6 +96,14 @@ class OpenAttempt:
 
 
 @dataclass(frozen=True, slots=True)
+class FixSurvivors:
+    """U3 of an attempt, before its members are asked to confirm it: they may then confirm no other for this version."""
+
+    attempt: AttemptId
+    survivors: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class EndAttempt:
     """How an attempt ended."""
 
@@ -137,7 +146,7 @@ class SetStatus:
     reason: Reason
 
 
-Record = OpenRound | OpenAttempt | EndAttempt | EndRound | PublishVersion | SetStatus
+Record = OpenRound | OpenAttempt | FixSurvivors | EndAttempt | EndRound | PublishVersion | SetStatus
 
 
 @dataclass(frozen=True, slots=True)

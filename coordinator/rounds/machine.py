@@ -13,9 +13,12 @@ or everyone the job can count on), or when the window closes with at least `min_
 fewer is extended while others may still come: the updates that wait stay good, and nobody trains (or pays privacy)
 twice. It ends the round where those who are here sit it out: the next one asks them again.
 
+Without noise a member confirms one sum of a version. So once a list of survivors was given out and the attempt failed,
+the next one opens with exactly those survivors, or with members that were in no such list. Where a window closes with
+too few of either, it opens with whoever is ready: members whose policy does not allow it refuse.
+
 A coordinator that was restarted counts on the last cohort's members for `reconnect` seconds, also before they are back.
-Else the first few would be everyone: a cohort of the smallest size, whose sum they refuse to open where it lies close
-to one that they confirmed just before.
+Else the first few would be everyone: a cohort of the smallest size, and no longer the one that confirmed a sum before.
 """
 
 from dataclasses import asdict, dataclass, field, replace
@@ -367,15 +370,42 @@ def _consider_opening(step: _Step, *, window_closed: bool = False) -> None:
     rounds = state.parameters.job.rounds
     if not window_closed and isinstance(state.phase, Training) and len(state.phase.ready_order) < rounds.min_members:
         return
-    ready = _ready_now(state)
+    everyone = _ready_now(state)
+    if again := _confirmed_and_ready(state, everyone):
+        _open_attempt(step, again)
+        return
+    ready = _free_to_confirm(state, everyone)
+    if window_closed and len(ready) < rounds.min_members:
+        # Their policies may allow it. Where they do not, members refuse before anything of theirs has left.
+        ready = everyone
     enough = len(ready) >= rounds.target_members or (
-        len(ready) >= rounds.min_members and (window_closed or _everyone(state, ready))
+        len(ready) >= rounds.min_members and (window_closed or _everyone(state, everyone))
     )
     most = largest_cohort(state.parameters.job, min(len(ready), rounds.target_members)) if enough else 0
     if most:
         _open_attempt(step, ready[:most])
     elif window_closed:
         _window_closed_early(step, ready)
+
+
+def _confirmed_and_ready(state: JobState, ready: tuple[str, ...]) -> tuple[str, ...]:
+    """The members of a sum that was confirmed and not published, if all of them are ready; else nobody."""
+    rounds = state.parameters.job.rounds
+    for members in reversed(state.confirmed_sums):
+        size = len(members)
+        if (
+            members <= frozenset(ready)
+            and rounds.min_members <= size <= rounds.target_members
+            and largest_cohort(state.parameters.job, size) == size
+        ):
+            return tuple(members)
+    return ()
+
+
+def _free_to_confirm(state: JobState, ready: tuple[str, ...]) -> tuple[str, ...]:
+    """Those that were in no list of survivors of this version: whoever was may have confirmed it."""
+    bound = frozenset[str]().union(*state.confirmed_sums)
+    return tuple(name for name in ready if name not in bound)
 
 
 def _window_closed_early(step: _Step, ready: tuple[str, ...]) -> None:
@@ -646,6 +676,7 @@ def _close_phase(step: _Step, *, early: bool = False, deadline: bool = False) ->
     _count_groups(step, closing, following, phase.attempt)
     if isinstance(following, protocol.CollectingConfirmations):
         step.do(fx.CloseUploads(phase.attempt, keep_sum=True))
+        _fix_survivors(step, phase.attempt, following.survivors)
     if isinstance(following, protocol.CollectingConfirmations | protocol.CollectingUnmaskings | protocol.Opened):
         # Of a cohort in groups those of a group that is lost go with it.
         phase = replace(phase, survivors=following.survivors)
@@ -664,6 +695,16 @@ def _close_phase(step: _Step, *, early: bool = False, deadline: bool = False) ->
         groups = {member: session.group_of(member) for member in following.expected} if context.grouped else {}
         step.do(fx.OpenUploads(phase.attempt, following.expected, context.values, context.bits, groups))
     _enter_phase(step)
+
+
+def _fix_survivors(step: _Step, attempt: AttemptId, survivors: tuple[str, ...]) -> None:
+    """On the disk before a member hears of them: after a crash the same members are asked again."""
+    members = frozenset(survivors)
+    if not step.state.one_sum_a_version:
+        return
+    step.do(fx.Persist((fx.FixSurvivors(attempt, survivors),)))
+    if members not in step.state.confirmed_sums:
+        step.state = replace(step.state, confirmed_sums=(*step.state.confirmed_sums, members))
 
 
 def _not_late(lost: tuple[secure_agg.Dropped, ...]) -> tuple[secure_agg.Dropped, ...]:
@@ -808,6 +849,7 @@ def _computed(step: _Step, event: ev.Computed) -> None:
         version=event.version,
         version_number=number,
         server_state=event.server_state,
+        confirmed_sums=(),
         round_open=False,
         failed_rounds=0,
         phase=Halted(),

@@ -17,6 +17,7 @@ from coordinator.rounds.effects import Dropout, Status
 from secure_agg import server as protocol
 from tacit.attempt import AttemptId
 from tacit.job import JobDocument
+from tacit.mechanism import NoMechanism
 from tacit.messages import CoordinatorPayload
 from tacit.reason import Reason
 
@@ -125,6 +126,8 @@ class JobState:
     server_state: Mapping[str, bytes] = field(default_factory=dict)
     # By dealer: who, in this round, refused what it dealt.
     complaints: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    # Without noise: each U3 that was given to members for the present version. Who confirmed one confirms no other.
+    confirmed_sums: tuple[frozenset[str], ...] = ()
     # Behind a restart of the coordinator: the last cohort's members that are not back yet, for a while.
     awaited: frozenset[str] = frozenset()
 
@@ -140,6 +143,12 @@ class JobState:
     def attempt_id(self) -> AttemptId:
         """The newest attempt's name."""
         return AttemptId(self.name, self.round, self.attempt)
+
+    @property
+    def one_sum_a_version(self) -> bool:
+        """Whether members confirm one sum of a version at most: without noise, and not in groups."""
+        job = self.parameters.job
+        return isinstance(job.mechanism, NoMechanism) and job.aggregation.groups is None
 
     @property
     def available(self) -> tuple[str, ...]:

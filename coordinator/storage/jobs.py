@@ -44,6 +44,7 @@ __all__ = [
     "create_job",
     "end_attempt",
     "end_round",
+    "fix_survivors",
     "forgive",
     "load_job",
     "load_jobs",
@@ -159,6 +160,8 @@ class StoredJob:
     attempts_in_round: int  # In the highest round.
     failed_rounds: int  # Abandoned in a row, since the last published one or the last time the job was resumed.
     cohort: tuple[str, ...]  # Of the newest attempt.
+    # U3 of each attempt since the newest version was published, of those that came so far.
+    confirmed_sums: tuple[tuple[str, ...], ...]
     version_number: int
     version: bytes
     created_ms: int
@@ -273,6 +276,7 @@ def _stored_job(s: Session, row: JobRow) -> StoredJob:
     version = s.scalars(
         select(VersionRow).where(VersionRow.job == row.name).order_by(VersionRow.number.desc()).limit(1)
     ).one()
+    sums = select(AttemptRow.survivors).where(AttemptRow.job == row.name, AttemptRow.round > published)
     return StoredJob(
         name=row.name,
         status=JobStatus(row.status),
@@ -285,6 +289,7 @@ def _stored_job(s: Session, row: JobRow) -> StoredJob:
         attempts_in_round=s.scalar(in_round) or 0,
         failed_rounds=s.scalar(failed) or 0,
         cohort=tuple(s.scalars(cohort.limit(1)).first() or ()),
+        confirmed_sums=tuple(tuple(members) for members in s.scalars(sums.order_by(AttemptRow.number)) if members),
         version_number=version.number,
         version=version.digest,
         created_ms=row.created_ms,
@@ -361,6 +366,19 @@ def open_attempt(s: Session, job: str, round: int, attempt: int, cohort: Sequenc
     s.flush()
 
 
+def fix_survivors(s: Session, job: str, attempt: int, survivors: Sequence[str]) -> None:
+    """U3 of an open attempt, before its members hear of it.
+
+    Raises:
+        OutOfOrder: the attempt is not open.
+    """
+    row = s.get(AttemptRow, (job, attempt))
+    if row is None or row.outcome != "open":
+        raise OutOfOrder(f"attempt {attempt} of {job} has no survivors to fix: it is not open")
+    row.survivors = list(survivors)
+    s.flush()
+
+
 def end_attempt(
     s: Session,
     job: str,
@@ -428,7 +446,8 @@ def abandon_open_attempts(s: Session, now_ms: int, reason: str, *, job: str | No
     query = select(AttemptRow).where(AttemptRow.outcome == "open").order_by(AttemptRow.job)
     rows = list(s.scalars(query if job is None else query.where(AttemptRow.job == job)))
     for row in rows:
-        end_attempt(s, row.job, row.round, row.number, "abandoned", reason, "", (), (), None, None, None, now_ms)
+        kept = tuple(row.survivors)
+        end_attempt(s, row.job, row.round, row.number, "abandoned", reason, "", kept, (), None, None, None, now_ms)
     return [AttemptKey(row.job, row.round, row.number) for row in rows]
 
 

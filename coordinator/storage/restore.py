@@ -5,9 +5,8 @@ restored one says none twice:
 
 - rounds and attempts go on a million above the backup's (`GAP`), beyond all that can have been used since: a member
   joins no attempt whose number is not above the highest in its journal;
-- jobs that ran are paused, until the operator has revoked whom to revoke and sees the members connected: those whose
-  update was in a later, forgotten sum of the same version refuse another over nearly the same members
-  (`policy_close_sums`), so the first round had better be with everybody;
+- jobs that ran are paused, until the operator has revoked whom to revoke and sees the members connected: without noise
+  those that confirmed a later, forgotten sum of the same version refuse any other (`policy_second_sum`);
 - versions go on from the backup's number. Those that came after it are forgotten; a number is then said again of
   another version, and the journal's entry `restored` says from which number on, for which job. Receipts, rounds and
   bundles name versions by digest, which is never said of two;

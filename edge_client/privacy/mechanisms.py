@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import secure_agg
-from edge_client.contribution import Update, segments
+from edge_client.contribution import Rounding, Update, segments, update_digest
 from edge_client.privacy import noise
 from edge_client.privacy.costs import Noised, event_of_job
 from edge_client.privacy.events import PrivacyEvent
@@ -165,7 +165,8 @@ class _Plain:
     def encode(
         self, job: JobDocument, update: Update, cohort: int, random: secure_agg.RandomSource
     ) -> NDArray[np.uint32]:
-        return layout_of(job, cohort).encode(segments(job, update), random)
+        layout = layout_of(job, cohort)
+        return layout.encode(segments(job, update), Rounding(update_digest(job, update), layout))
 
 
 @dataclass(frozen=True)

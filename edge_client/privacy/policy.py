@@ -205,17 +205,10 @@ class Policy(Document):
     allow_two_party_sums: bool = Field(
         default=False, description="Allow sums of two: each of the two is shown the other's input."
     )
-    attempts_a_version: int = Field(
-        default=3,
-        ge=1,
-        description="Masked vectors sent for one version or round: without noise, nothing hides the difference between "
-        "two sums.",
-    )
-    allow_close_sums: bool = Field(
+    allow_second_sum: bool = Field(
         default=False,
-        description="Without noise: confirm a second sum for one version or round that differs from an earlier one in "
-        "fewer than n_C + 2 members: the coordinator could subtract the two and read what those few sent. Also: send a "
-        "second vector for one version where the cohort is split into groups.",
+        description="Without noise: send two different updates for one version, confirm two different sums of it, or "
+        "send a second vector for it in groups. The coordinator can subtract the sums and read one member's update.",
     )
     peers: dict[MemberName, Digest] = Field(
         default={},
@@ -313,32 +306,28 @@ class Policy(Document):
         """
         _enforce(judge(self, rules.ROSTER, rules.Keys(keys, context.assumed_corrupt, own)))
 
-    def check_opened(self, opened: int, *, bare_group: bool = False) -> None:
-        """Before the first byte of a masked vector leaves; `opened` vectors were sent for this version so far.
+    def check_vector(self, update: bytes, earlier: Iterable[bytes | None], *, grouped: bool) -> None:
+        """Without noise, before the first byte of a masked vector leaves.
 
-        bare_group: this one would go into the sum of a group, without noise. Sums over several drawings of groups can
-        be combined in more ways than a member sees, so that it takes part in one of them.
-
-        Raises:
-            PolicyRefusal: that is as many as the policy allows.
-        """
-        _enforce(judge(self, rules.VECTOR, opened))
-        if bare_group:
-            _enforce(judge(self, rules.BARE_GROUP, opened))
-
-    def check_sum(self, survivors: Collection[str], earlier: Iterable[Collection[str]], assumed_corrupt: int) -> None:
-        """Before a member confirms U3; `earlier` are those it confirmed for the same version or round.
-
-        Two sums of (nearly) the same updates differ by the inputs of the members in one U3 and not in the other. Of
-        n_C + 2 of them two at least are honest, so that neither can be read alone. Assumes that members who confirmed
-        an earlier sum apply this rule too, which this software does, and says nothing of three sums together: that is
-        what attempts_a_version bounds.
+        update: SHA-256 of the update that it carries.
+        earlier: the same of each vector sent before for this version or round.
+        grouped: whether it goes into the sum of a group.
 
         Raises:
-            PolicyRefusal: it differs from an earlier one in too few members.
+            PolicyRefusal: it is another update than one sent before, or a second vector in groups.
         """
-        differences = [len(set(survivors) ^ set(other)) for other in earlier]
-        _enforce(judge(self, rules.SUM, rules.SumInQuestion(tuple(differences), assumed_corrupt)))
+        _enforce(judge(self, rules.VECTOR, rules.VectorInQuestion(update, tuple(earlier), grouped)))
+
+    def check_sum(self, members: Collection[str], confirmed: Collection[str]) -> None:
+        """Without noise, before a member deals to a roster and before it confirms U3.
+
+        members: those of the roster, or of U3.
+        confirmed: the U3 that it confirmed before for this version or round.
+
+        Raises:
+            PolicyRefusal: they differ.
+        """
+        _enforce(judge(self, rules.SUM, rules.SumInQuestion(frozenset(members), frozenset(confirmed))))
 
     def explain(
         self,
@@ -359,7 +348,7 @@ class Policy(Document):
             *judge(self, rules.CONDITIONS, conditions),
             *rules.on_budget(self),
             *judge(self, rules.ROSTER, None),
-            *judge(self, rules.VECTOR, None),
+            # `rules.VECTOR` asks by the same key.
             *judge(self, rules.SUM, None),
         ]
 

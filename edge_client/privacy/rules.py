@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ATTEMPT",
-    "BARE_GROUP",
     "CONDITIONS",
     "JOB",
     "ROSTER",
@@ -52,6 +51,7 @@ __all__ = [
     "Keys",
     "Numbers",
     "SumInQuestion",
+    "VectorInQuestion",
     "counted_multiplier",
     "fingerprint",
     "on_budget",
@@ -590,60 +590,68 @@ ROSTER: tuple[Rule[Keys], ...] = (
 )
 
 
-def _attempts_a_version(policy: "Policy", opened: int) -> Finding:
-    says = "{job} masked vectors were sent for this version or round, the policy allows {policy}"
-    return Finding(str(opened), str(policy.attempts_a_version), opened < policy.attempts_a_version, says)
+# ---- one update, one sum a version ------------------------------------------------------------------
+# Without noise only. docs/secure-aggregation.md, "Sums of one version", has the theorem that these rules make true.
 
 
-VECTOR: tuple[Rule[int], ...] = (
-    Rule("attempts_a_version", When.VECTOR, Reason.REASON_POLICY_ATTEMPTS, _attempts_a_version),
-)
+@dataclass(frozen=True, slots=True)
+class VectorInQuestion:
+    """A masked vector that may leave, and those that left before for the same version or round.
+
+    update: SHA-256 of the update that it carries. earlier: the same of each earlier vector. grouped: whether it goes
+    into the sum of a group.
+    """
+
+    update: bytes
+    earlier: tuple[bytes | None, ...]
+    grouped: bool
 
 
-def _second_group(policy: "Policy", opened: int) -> Finding:
-    says = (
-        "{job} masked vectors were sent for this version, and without noise the policy wants {policy} where groups are "
-    )
-    says += "drawn anew"
-    advice = "what several drawings show together can be one member's; it goes on with the next version"
-    return Finding(str(opened), "0 before one", opened == 0, says, advice)
+def _one_update(policy: "Policy", vector: VectorInQuestion) -> Finding:
+    sent = len(vector.earlier)
+    if vector.grouped:
+        says = "this member sent {job} vectors for this version; without noise, in groups, the policy allows {policy}"
+        advice = "groups are drawn anew in each attempt; the member takes part again with the next version"
+        return Finding(str(sent), "one", not sent, says, advice)
+    others = sum(each != vector.update for each in vector.earlier)
+    says = "this member sent {job} other updates for this version; without noise the policy allows {policy}"
+    advice = "the difference of two is this member's alone; it takes part again with the next version"
+    return Finding(str(others), "none", not others, says, advice)
 
 
-# Of a vector that goes into a group's sum without noise.
-BARE_GROUP: tuple[Rule[int], ...] = (
+VECTOR: tuple[Rule[VectorInQuestion], ...] = (
     Rule(
-        "allow_close_sums",
+        "allow_second_sum",
         When.VECTOR,
-        Reason.REASON_POLICY_CLOSE_SUMS,
-        _second_group,
-        lambda p: p.allow_close_sums,
+        Reason.REASON_POLICY_SECOND_SUM,
+        _one_update,
+        lambda p: p.allow_second_sum,
     ),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class SumInQuestion:
-    """In how many members this sum differs from each earlier one, and n_C."""
+    """The members of a roster or of a list of survivors, and those of the sum that this member confirmed before."""
 
-    differences: tuple[int, ...]
-    assumed_corrupt: int
+    members: frozenset[str]
+    confirmed: frozenset[str]
 
 
-def _close_sums(policy: "Policy", this: SumInQuestion) -> Finding:
-    least = this.assumed_corrupt + 2
-    # The same members again is the same sum.
-    closest = min((difference for difference in this.differences if difference), default=least)
-    says = "this sum and an earlier one differ in {job} members, the policy wants {policy} at least or none"
-    advice = "their difference would show what those sent; it goes on when the same members take part again"
-    return Finding(str(closest), str(least), closest >= least, says, advice)
+def _one_sum(policy: "Policy", this: SumInQuestion) -> Finding:
+    differ = sorted(this.members ^ this.confirmed)
+    says = "this sum differs in {job} from the one this member confirmed for this version; the policy allows {policy}"
+    advice = "two sums can be subtracted; it goes on with exactly the same members, or with the next version"
+    who = f"{len(differ)} members ({listed(differ)})" if differ else "no member"
+    return Finding(who, "no difference", not differ, says, advice)
 
 
 SUM: tuple[Rule[SumInQuestion], ...] = (
     Rule(
-        "allow_close_sums",
+        "allow_second_sum",
         When.SUM,
-        Reason.REASON_POLICY_CLOSE_SUMS,
-        _close_sums,
-        lambda p: p.allow_close_sums,
+        Reason.REASON_POLICY_SECOND_SUM,
+        _one_sum,
+        lambda p: p.allow_second_sum,
     ),
 )

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 import secure_agg
 from edge_client.cache import CertificateCache
 from edge_client.connection import CALL_BROKEN, raise_if_told_to_stop
-from edge_client.contribution import Update
+from edge_client.contribution import Update, update_digest
 from edge_client.giving.giver import Giver
 from edge_client.giving.models import TrainedModel
 from edge_client.home import MemberIdentity
@@ -32,9 +32,10 @@ from edge_client.session.fetching import Fetcher
 from edge_client.session.keeping import Keeper
 from edge_client.session.link import AgentStopped, Link
 from edge_client.session.machine import transition
-from edge_client.session.preparation import PreparationRefused, Preparer
+from edge_client.session.preparation import Preparation, PreparationRefused, Preparer
 from tacit import PROTOCOL_VERSIONS, __version__, wire
 from tacit.attempt import AttemptId
+from tacit.mechanism import NoMechanism
 from tacit.messages import (
     Assignment,
     AttemptEnded,
@@ -88,6 +89,13 @@ def _attempt_of(event: m.Event) -> AttemptId | None:
     if isinstance(event, m.Received) and isinstance(event.message, AttemptMessage):
         return event.message.attempt
     return None
+
+
+def _digest_of(preparation: Preparation) -> bytes | None:
+    """Which update this is, where the job adds no noise."""
+    if not isinstance(preparation.job.mechanism, NoMechanism):
+        return None
+    return update_digest(preparation.job, preparation.update)
 
 
 class Observer(Protocol):
@@ -306,7 +314,7 @@ class Agent:
             case m.Signed():
                 self._sign(effect)
             case m.Opened():
-                self._journal.opened(effect.attempt)
+                self._journal.opened(effect.attempt, effect.update)
             case m.Prepare():
                 self._taken.add(effect.assignment.job)
                 self._over.discard(effect.assignment.job)
@@ -383,11 +391,16 @@ class Agent:
             return
         try:
             report = await asyncio.to_thread(self._read, self._budget.statement(assignment.job))
-        except BaseException:
+            update = await asyncio.to_thread(_digest_of, preparation)
+        except BaseException as error:
             self._budget.release(preparation.reserved, "the update was not held")
             if preparation.staged is not None:
                 self._keeper.discard(assignment.job, preparation.staged)
-            raise
+            if not isinstance(error, secure_agg.EncodingInvalid):
+                raise
+            detail = "training ended with values that are not finite; a smaller learning rate may help"
+            self._events.put_nowait(m.PreparationFailed(assignment, Reason.REASON_TRAINING_FAILED, detail))
+            return
         self._drop_held(assignment.job)
         self._held[assignment.job] = _Held(
             assignment,
@@ -398,7 +411,7 @@ class Agent:
             preparation.model,
         )
         self._observer.ready(assignment.job, assignment.round, preparation.update)
-        self._events.put_nowait(m.Prepared(assignment, preparation.job, report, self._budget.counter))
+        self._events.put_nowait(m.Prepared(assignment, preparation.job, report, self._budget.counter, update))
 
     def _read(self, statement: Statement) -> PrivacyReport | None:
         """The member's own figures, and what the coordinator is told of them. In a thread."""

@@ -6,8 +6,8 @@ What it guarantees:
   context names, only if every number of the context passes its own policy, and only once.
 - That it joined, that a masked vector is about to leave, and what that costs, is on the disk before it happens.
 - A message that comes again is answered with the bytes it was answered with; another message in its place is refused.
-- A member that may send no more vectors for a version says so before it trains, and again before it shows a key: what
-  others have masked is not lost over it.
+- Without noise, a member sends one update for one version, and confirms one sum of it. It says so before it shows a key
+  or deals to a roster, so that nothing is lost that others have masked.
 - A refusal tells the coordinator its reason, and whom it names; it sits out the rest of the round.
 - Whenever an attempt is left, its secrets are overwritten.
 
@@ -140,26 +140,13 @@ def _assigned(step: _Step, assignment: Assignment) -> None:
 
 def _hold_or_prepare(step: _Step, holding: Holding, present: Assignment, assignment: Assignment) -> None:
     if _same(present, assignment):
-        step.enter(assignment.job, holding)
-        try:
-            _check_unspent(step, assignment, bare_group=_bare(holding, holding.job.aggregation.groups is not None))
-        except PolicyRefusal as refusal:
-            step.do(Discard(assignment.job))
-            _decline(step, assignment, refusal.reason, refusal.detail)
-            return
-        step.do(Say(holding.ready))
+        _hold(step, holding)
     else:
         step.do(Discard(assignment.job))
         _prepare(step, assignment)
 
 
 def _prepare(step: _Step, assignment: Assignment) -> None:
-    try:
-        # Of the job nothing but its digest is known here, so not whether its cohorts are in groups.
-        _check_unspent(step, assignment, bare_group=False)
-    except PolicyRefusal as refusal:
-        _decline(step, assignment, refusal.reason, refusal.detail)
-        return
     step.enter(assignment.job, Preparing(assignment))
     step.do(
         Note(
@@ -170,15 +157,26 @@ def _prepare(step: _Step, assignment: Assignment) -> None:
     )
 
 
-def _check_unspent(step: _Step, assignment: Assignment, *, bare_group: bool) -> None:
-    """Raises: PolicyRefusal: for this version or round the member has sent all that its policy allows."""
+def _check_vector(step: _Step, holding: Holding) -> None:
+    """Raises: PolicyRefusal: without noise, the member sent another update for this version or round."""
+    if not isinstance(holding.job.mechanism, NoMechanism):
+        # The same noised vector is charged once, and shares that are drawn anew are charged anew.
+        return
+    assignment = holding.assignment
     earlier = step.state.memory.sent_for(assignment.job, assignment.round, assignment.version)
-    step.environment.policy.check_opened(len(earlier), bare_group=bare_group)
+    grouped = holding.job.aggregation.groups is not None
+    step.environment.policy.check_vector(holding.update or b"", (sent.update for sent in earlier), grouped=grouped)
 
 
-def _bare(holding: Holding, grouped: bool) -> bool:
-    """Groups are drawn anew in every attempt: without noise, one of them a version is all that this member shows."""
-    return grouped and isinstance(holding.job.mechanism, NoMechanism)
+def _check_members(step: _Step, phase: InAttempt, members: Iterable[str]) -> None:
+    """Raises: PolicyRefusal: without noise, they are not those of the sum that this member confirmed before."""
+    holding, attempt = phase.holding, phase.attempt
+    if not isinstance(holding.job.mechanism, NoMechanism) or holding.job.aggregation.groups is not None:
+        return
+    assignment = holding.assignment
+    for sent in step.state.memory.sent_for(assignment.job, assignment.round, assignment.version):
+        if sent.survivors is not None and sent.attempt != attempt:
+            step.environment.policy.check_sum(frozenset(members), sent.survivors)
 
 
 def _prepared(step: _Step, event: Prepared) -> None:
@@ -190,8 +188,20 @@ def _prepared(step: _Step, event: Prepared) -> None:
             step.do(Discard(assignment.job))
         return
     ready = Ready(assignment.job, assignment.round, assignment.version, event.privacy, event.ledger)
-    step.enter(assignment.job, Holding(assignment, event.job, ready))
-    step.do(Say(ready))
+    _hold(step, Holding(assignment, event.job, ready, event.update))
+
+
+def _hold(step: _Step, holding: Holding) -> None:
+    """Says READY, or why this update may not be sent."""
+    assignment = holding.assignment
+    try:
+        _check_vector(step, holding)
+    except PolicyRefusal as refusal:
+        step.do(Discard(assignment.job))
+        _decline(step, assignment, refusal.reason, refusal.detail)
+        return
+    step.enter(assignment.job, holding)
+    step.do(Say(holding.ready))
 
 
 def _preparation_failed(step: _Step, event: PreparationFailed) -> None:
@@ -248,9 +258,11 @@ def _kind(payload: CoordinatorPayload) -> type:
     return secure_agg.Roster if isinstance(payload, secure_agg.DigestRoster) else type(payload)
 
 
-# Nothing has left yet, and the next attempt may be without the one who dealt like that.
-_PEERS_FAULT = frozenset(
+# The update stays good for the next attempt of the round: it may be without who dealt like that, or, where a sum was
+# confirmed before, with exactly its members.
+_MAY_GO_ON = frozenset(
     {
+        Reason.REASON_POLICY_SECOND_SUM,
         Reason.REASON_DEALINGS_MALFORMED,
         Reason.REASON_DEALINGS_SIGNATURE_INVALID,
         Reason.REASON_DEALINGS_CIPHERTEXT_INVALID,
@@ -306,7 +318,7 @@ def _join(step: _Step, phase: Phase, attempt: AttemptId, opened: AttemptOpened) 
         context = _context(opened)
         _check_context(step.environment, phase, context)
         _check_same_round(step.state.memory, phase.assignment)
-        _check_unspent(step, phase.assignment, bare_group=_bare(phase, context.grouped is not None))
+        _check_vector(step, phase)
         step.environment.policy.check_attempt(context)
     except PolicyRefusal as refusal:
         _say_refusal(step, attempt, refusal.reason, refusal.detail)
@@ -505,7 +517,7 @@ def _advance(step: _Step, phase: InAttempt, payload: CoordinatorPayload) -> None
             ready = stage.on_dealings(payload)
             _open(step, phase, payload, ready)
         case secure_agg.AwaitingSurvivors() as stage, secure_agg.Survivors():
-            _check_sum(step, phase, payload.members)
+            _check_members(step, phase, payload.members)
             awaiting_confirmations, confirmation = stage.on_survivors(payload)
             _sign(step, phase, payload.members)
             _answer(step, phase, payload, awaiting_confirmations, confirmation)
@@ -530,7 +542,9 @@ def _on_roster(
     assert isinstance(phase.stage, secure_agg.AwaitingRoster)  # noqa: S101  for the type checker: both callers looked
     awaiting_dealings, dealing = phase.stage.on_roster(roster, certificates)
     try:
-        _check_peers(step.environment, awaiting_dealings.seat.session)
+        session = awaiting_dealings.seat.session
+        _check_peers(step.environment, session)
+        _check_members(step, phase, session.members)
     except (PolicyRefusal, secure_agg.IdentityInvalid):
         awaiting_dealings.forget()
         raise
@@ -561,39 +575,22 @@ def _answer(step: _Step, phase: InAttempt, heard: CoordinatorPayload, stage: Sta
 
 
 def _open(step: _Step, phase: InAttempt, heard: secure_agg.ReceivedDealings, ready: secure_agg.ReadyToMask) -> None:
-    """The update is about to leave, masked: counted first. Asked when it joined, too; this is where it counts."""
+    """The update is about to leave, masked: remembered first. Asked when it joined, too; this is where it counts."""
     memory, assignment = step.state.memory, phase.holding.assignment
     try:
-        _check_unspent(step, assignment, bare_group=_bare(phase.holding, ready.seat.context.grouped is not None))
+        _check_vector(step, phase.holding)
     except PolicyRefusal:
         ready.forget()
         raise
-    sent = Sent(phase.attempt, assignment.version, assignment.job_document)
+    sent = Sent(phase.attempt, assignment.version, assignment.job_document, phase.holding.update)
     step.state = replace(step.state, memory=replace(memory, sent=(*memory.sent, sent)))
     following = replace(phase, stage=ready, heard={**phase.heard, type(heard): heard})
     step.enter(phase.attempt.job, following)
     cohort = ready.seat.context.cohort
-    step.do(Opened(phase.attempt), MaskAndUpload(phase.attempt, phase.holding.job, assignment.version, cohort, ready))
-
-
-def _check_sum(step: _Step, phase: InAttempt, survivors: tuple[str, ...]) -> None:
-    """Raises: PolicyRefusal: the difference to a sum confirmed before would show too few members' inputs, bare."""
-    if not isinstance(phase.holding.job.mechanism, NoMechanism):
-        # Noise of the member's own is in the vector for good, so what a difference shows, were it this member's vector
-        # alone, is what was charged for. Noise in the ring is drawn anew for each vector and charged again: each sum by
-        # itself is a release with h honest members' noise in it (what the context promises), and a difference follows
-        # from the two. In groups two sums nearly coincide by chance; and where a dealer at fault is left out of the
-        # next attempt, its U3 is the last one's less the dealer: refused, one such dealer would end the job.
-        return
-    assignment = phase.holding.assignment
-    earlier = [
-        sent.survivors
-        for sent in step.state.memory.sent_for(assignment.job, assignment.round, assignment.version)
-        if sent.survivors is not None and sent.attempt != phase.attempt
-    ]
-    opened = phase.heard[AttemptOpened]
-    assert isinstance(opened, AttemptOpened)  # noqa: S101  for the type checker: it is how an attempt begins
-    step.environment.policy.check_sum(survivors, earlier, opened.context.assumed_corrupt)
+    step.do(
+        Opened(phase.attempt, phase.holding.update),
+        MaskAndUpload(phase.attempt, phase.holding.job, assignment.version, cohort, ready),
+    )
 
 
 def _sign(step: _Step, phase: InAttempt, survivors: tuple[str, ...]) -> None:
@@ -642,12 +639,13 @@ def _say_refusal(step: _Step, attempt: AttemptId, reason: Reason, detail: str, m
 
 
 def _refuse(step: _Step, phase: InAttempt, reason: Reason, detail: str, member: str = "") -> None:
-    """Go no further: say why, forget the secrets, sit out the round, unless another member was at fault: it is named,
-    since only who receives a sealed share sees that it is rubbish.
+    """Go no further: say why, forget the secrets, and sit out the round unless the next attempt may differ.
+
+    member: the dealer at fault. Only the receiver of a sealed share sees that it is rubbish.
     """
     _say_refusal(step, phase.attempt, reason, detail, member)
     _leave_attempt(step, phase, AttemptEnded(False, reason, detail))
-    if reason in _PEERS_FAULT:
+    if reason in _MAY_GO_ON:
         step.enter(phase.attempt.job, phase.holding)
         return
     step.do(Discard(phase.attempt.job))

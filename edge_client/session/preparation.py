@@ -463,6 +463,10 @@ class Preparer:
             ) from error
 
     def _seed(self, assignment: Assignment, job: JobDocument) -> int:
-        """Local randomness (order, dropout): from public numbers and the member's name, so repeatable."""
-        parts = f"{job.seed}/{job.name}/{assignment.round}/{self._member}".encode()
+        """Local randomness (order, dropout), from public numbers and the member's name.
+
+        It follows the version and not the round, so that a member that trains again from one version has the same
+        update again: without noise it may send no other for that version.
+        """
+        parts = f"{job.seed}/{job.name}/{assignment.version.hex()}/{self._member}".encode()
         return int.from_bytes(hashlib.sha256(b"tacit/training/v1/" + parts).digest()[:7], "big")

@@ -100,6 +100,8 @@ class Holding:
     assignment: Assignment
     job: JobDocument
     ready: Ready
+    # SHA-256 of the update; None under a mechanism.
+    update: bytes | None = None
 
 
 Stage = (
@@ -151,12 +153,16 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """An update for this assignment is trained; `privacy` and `ledger` are what the coordinator is told of its cost."""
+    """An update for this assignment is trained; `privacy` and `ledger` are what the coordinator is told of its cost.
+
+    update: SHA-256 of it where the job adds no noise (`edge_client.contribution.update_digest`), else None.
+    """
 
     assignment: Assignment
     job: JobDocument
     privacy: PrivacyReport | None = None
     ledger: LedgerCounter | None = None
+    update: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,9 +259,10 @@ class Signed:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """Remember that a masked vector is about to leave, on the disk."""
+    """Remember that a masked vector is about to leave, and which update it carries, on the disk."""
 
     attempt: AttemptId
+    update: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

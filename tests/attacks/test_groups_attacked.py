@@ -48,17 +48,12 @@ def fleet_of(job, members, scale, liars, policy=POLICY):
         liar = member.name in liars
         change = np.full(VALUES, scale) if liar else fleet.random.normal(0.01, 0.001, VALUES)
         examples = 1000 if liar else 50
-        member.update = Update(change.astype(np.float32), examples, examples, examples // 2, examples)
-        fleet.tell(member.name, fleet_prepared(fleet, assignment))
+        fleet.hand_over(
+            member, assignment, Update(change.astype(np.float32), examples, examples, examples // 2, examples)
+        )
 
     fleet._trained = trained
     return fleet
-
-
-def fleet_prepared(fleet, assignment):
-    from edge_client.session import states
-
-    return states.Prepared(assignment, fleet.job)
 
 
 @pytest.mark.parametrize("scale", [1.0, 10.0, 99.0])
@@ -221,8 +216,9 @@ def test_sums_over_two_drawings_give_a_member_away_and_no_second_vector_is_sent_
     apart = [name for name, sets in own.items() if len(sets) == 2 and len(sets[0] ^ sets[1]) >= 3]
     assert len(apart) > 6
     # So without noise the second vector is not sent at all.
-    POLICY.check_opened(0, bare_group=True)
-    with pytest.raises(PolicyRefusal, match="allow_close_sums"):
-        POLICY.check_opened(1, bare_group=True)
-    POLICY.check_opened(1)
-    POLICY.model_copy(update={"allow_close_sums": True}).check_opened(1, bare_group=True)
+    update = bytes(32)
+    POLICY.check_vector(update, (), grouped=True)
+    with pytest.raises(PolicyRefusal, match="allow_second_sum"):
+        POLICY.check_vector(update, (update,), grouped=True)
+    POLICY.check_vector(update, (update,), grouped=False)
+    POLICY.model_copy(update={"allow_second_sum": True}).check_vector(update, (update,), grouped=True)

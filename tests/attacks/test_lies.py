@@ -30,8 +30,7 @@ forged and truncated ciphertexts      test_forged_and_truncated_ciphertexts   fo
                                                                                                           DEALINGS_MALFORMED
 a share off its commitment            test_a_share_that_does_not_match_...    (3)                         DEALINGS_SHARE_MISMATCH
 a share at point 0                    test_a_share_at_point_0                 (3)                         DEALINGS_SHARE_MISMATCH
-the same update twice                 test_the_same_update_asked_for_twice    (4)                         POLICY_CLOSE_SUMS,
-                                                                                                          POLICY_ATTEMPTS
+the same update twice                 test_the_same_update_asked_for_twice    (4)                         POLICY_SECOND_SUM
 a flipped bit anywhere                test_a_flipped_bit_anywhere_...         flipped-bit-of-a-roster,    whatever it hits
                                                                               test_bytes_that_are_no_...
 
@@ -39,8 +38,7 @@ a flipped bit anywhere                test_a_flipped_bit_anywhere_...         fl
 with colluding members, both ways: tests/attacks/test_split_view.py.
 (2) A threshold that the cohort contradicts is no context at all: CONTEXT_INVALID, test_a_context_that_is_none_...
 (3) Needs a member on the coordinator's side that seals it; what travels is what any sealed share looks like.
-(4) Needs a failed attempt; tests/attacks/test_sums_of_one_version.py has both sides of it. POLICY_ATTEMPTS is said when
-the round is assigned; to who skips that, before a key is shown: tests/simulation/test_member_refuses.py.
+(4) Needs a failed attempt; tests/attacks/test_sums_of_one_version.py has both sides of it.
 """
 # ruff: noqa: E501  the table
 
@@ -71,7 +69,7 @@ from tacit import wire
 from tacit.attempt import AttemptId
 from tacit.context import application_digest
 from tacit.job import Aggregation
-from tacit.messages import Assignment, AttemptMessage, AttemptOpened, AttemptRefusal, Decline
+from tacit.messages import Assignment, AttemptMessage, AttemptOpened, AttemptRefusal
 from tacit.reason import Reason, word
 from tacit.v1 import federation_pb2 as pb
 from tacit.vector import layout_of
@@ -604,17 +602,9 @@ def test_no_message_can_name_a_point():
 # ---- the same update twice ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("policy", "reason", "words"),
-    [
-        (Policy(mechanisms=("none",)), Reason.REASON_POLICY_CLOSE_SUMS, ("differ",)),
-        (Policy(mechanisms=("none",), attempts_a_version=1), Reason.REASON_POLICY_ATTEMPTS, ("1",)),
-    ],
-    ids=["close-sums", "attempts"],
-)
-def test_the_same_update_asked_for_twice(policy, reason, words):
+def test_the_same_update_asked_for_twice():
     """Attempt 1 over five is said to have failed; attempt 2 asks the same updates of a fresh cohort, without m4."""
-    fleet = LyingFleet(5, policy=policy)
+    fleet = LyingFleet(5, policy=Policy(mechanisms=("none",)))
     carry_out, failed = fleet._effect, []
 
     def effect(wanted):
@@ -632,18 +622,12 @@ def test_the_same_update_asked_for_twice(policy, reason, words):
     assert failed == [AttemptId(JOB, 1, 1)]
     assert not fleet.results
     for name in ("m0", "m1", "m2", "m3"):
-        vectors = [effect for effect in fleet.since(name) if isinstance(effect, states.MaskAndUpload)]
-        if reason == Reason.REASON_POLICY_ATTEMPTS:
-            # It says so before anybody masks for it: no second key, and no second vector.
-            *_, declined = [each for each in fleet.members[name].said if isinstance(each, Decline)]
-            assert (declined.reason, words[0] in declined.detail) == (reason, True)
-            assert not vectors
-            assert len(fleet.payloads(secure_agg.Advertisement, name)) == 1
-        else:
-            # The vector has left, behind masks that nobody takes off: the second list is not signed.
-            assert len(vectors) == 1
-            (refusal,) = [each for each in fleet.payloads(AttemptRefusal, name) if each.reason == reason]
-            assert words[0] in refusal.detail
+        # It refuses the roster: no share is dealt, and no second vector leaves.
+        assert not [effect for effect in fleet.since(name) if isinstance(effect, states.MaskAndUpload)]
+        (refusal,) = [
+            each for each in fleet.payloads(AttemptRefusal, name) if each.reason == Reason.REASON_POLICY_SECOND_SUM
+        ]
+        assert "m4" in refusal.detail
         assert len(fleet.payloads(secure_agg.Unmasking, name)) == 1
 
 

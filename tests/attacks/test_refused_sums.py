@@ -12,7 +12,6 @@ from coordinator.rounds.publish import ResultInvalid, next_version
 from edge_client.contribution import Update
 from edge_client.privacy.mechanisms import protection_of
 from edge_client.privacy.policy import Policy
-from edge_client.session import states
 from tacit.job import Aggregation
 from tacit.messages import AttemptEnded, AttemptMessage
 from tacit.reason import Reason, sentence
@@ -109,8 +108,7 @@ def played(segment, monkeypatch):
 
     def trained(member, assignment):
         held = HELD[member.name]
-        member.update = Update(np.full(VALUES, 0.01, np.float32), held, held, held // 2, held)
-        fleet.tell(member.name, states.Prepared(assignment, fleet.job))
+        fleet.hand_over(member, assignment, Update(np.full(VALUES, 0.01, np.float32), held, held, held // 2, held))
 
     send = fleet._send
     fleet._trained = trained

@@ -322,17 +322,6 @@ def test_a_decline_of_another_round_says_nothing_of_this_one(paused):
     assert "m0" in [record for record in fleet.records if isinstance(record, fx.OpenAttempt)][-1].cohort
 
 
-def test_attempts_for_one_version_are_capped_by_the_members_policy():
-    fleet = Fleet(5, policy=Policy(mechanisms=("none",), attempts_a_version=2), job=job_document(attempts=10))
-    # Every sum fails in its last phase: two of five never confirm.
-    fleet.lose = lambda name, message: (
-        name in ("m0", "m1") and isinstance(getattr(message, "payload", None), secure_agg.Confirmation)
-    )
-    fleet.connect().run(lambda: len(fleet.ends()) >= 4, hours=2)
-    assert all(len(member.opened) <= 2 for member in fleet.members.values())
-    assert not fleet.results
-
-
 def test_rounds_that_keep_failing_pause_the_job():
     fleet = Fleet(5, policy=Policy(mechanisms=("none",), least_cohort=6))
     fleet.connect().run()

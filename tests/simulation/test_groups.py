@@ -304,9 +304,9 @@ def test_a_second_vector_of_one_version_goes_into_no_group_without_noise():
     assert all(len(member.opened) == 1 for member in fleet.members.values())
     # It says so before it shows a second key, so that nobody masks for an attempt it is not in.
     (declined,) = [message for message in fleet.members["m0"].said if isinstance(message, Decline)]
-    assert declined.reason == Reason.REASON_POLICY_CLOSE_SUMS
+    assert declined.reason == Reason.REASON_POLICY_SECOND_SUM
     assert len(fleet.members["m0"].joined) == 1
-    trusting = grouped(policy=POLICY.model_copy(update={"allow_close_sums": True}), attempts=2, failures=1)
+    trusting = grouped(policy=POLICY.model_copy(update={"allow_second_sum": True}), attempts=2, failures=1)
     trusting.lose = fleet.lose
     trusting.connect().run()
     assert all(len(member.opened) == 2 for member in trusting.members.values())

@@ -4,6 +4,7 @@ import os
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import secure_agg
@@ -21,7 +22,7 @@ from tacit.messages import AttemptMessage, AttemptRefusal, Decline, Ready
 from tacit.reason import Reason
 from tests.support.fleet import Fleet, job_document
 
-UNCAPPED = Policy(mechanisms=("none",), attempts_a_version=1000)
+PLAIN = Policy(mechanisms=("none",))
 
 
 def failing_once(fleet, name):
@@ -101,7 +102,7 @@ def barred(fleet):
         (GaussianUpdate(noise_multiplier=1.0, clip=10), Policy()),
         (DistributedGaussian(noise_multiplier=1.0, clip=10, honest=2), Policy()),
         # Without noise it takes members that let sums be subtracted.
-        (NoMechanism(), Policy(mechanisms=("none",), allow_close_sums=True)),
+        (NoMechanism(), Policy(mechanisms=("none",), allow_second_sum=True)),
     ],
     ids=lambda each: getattr(each, "name", ""),
 )
@@ -121,22 +122,24 @@ def test_a_dealer_that_commits_to_no_polynomial_is_left_out_of_the_next_attempt(
 
 @pytest.mark.usefixtures("on_no_polynomial")
 def test_without_noise_one_such_dealer_ends_a_job_whose_members_keep_the_default_policy():
-    """The price of `policy_close_sums`, which docs/threat-model.md names: without the dealer the sum is one member
+    """The price of `policy_second_sum`, which docs/threat-model.md names: without the dealer the sum is one member
     less, and the coordinator, that members do not trust, could have opened the first one.
     """
     fleet = Fleet(5).connect().run()
     assert (fleet.state.status, fleet.state.reason) == (Status.PAUSED, Reason.REASON_ROUNDS_FAILING)
     assert fleet.state.version_number == 0
     refused = {count.fields["reason"] for count in fleet.counts if count.what == "refusal"}
-    assert refused == {"policy_close_sums"}
-    # Nor does it go on without the dealer: the version has had its vectors.
+    assert refused == {"policy_second_sum"}
+    # Nor does it go on without the dealer.
     fleet.cut("m4")
     fleet.run(hours=1)
+    before = len(fleet.ends())
     fleet.post(ev.Resume())
     fleet.run()
     assert fleet.state.status is Status.PAUSED
-    declined = {fleet.state.members[name].declined[0] for name in ("m0", "m1", "m2", "m3")}
-    assert declined == {Reason.REASON_POLICY_ATTEMPTS}
+    assert len(fleet.ends()) > before
+    # Whatever was tried, they confirmed the sum with the dealer and no other.
+    assert {end.survivors for end in fleet.ends() if end.survivors} == {("m0", "m1", "m2", "m3", "m4")}
 
 
 def sealing_rubbish(fleet, dealer, victims):
@@ -156,7 +159,7 @@ def sealing_rubbish(fleet, dealer, victims):
     fleet._heard = forged
     # Whatever its own software would say to many attempts.
     member = fleet.members[dealer]
-    member.environment = replace(member.environment, policy=UNCAPPED)
+    member.environment = replace(member.environment, policy=PLAIN)
     return fleet
 
 
@@ -207,7 +210,7 @@ def test_who_is_waited_for_when_an_attempt_becomes_hopeless_is_not_late():
 
 def masking(members=10):
     """A cohort that is asked for its vectors: n_C is 2, and 4 may go."""
-    fleet = Fleet(members, policy=UNCAPPED, job=job_document(attempts=3, failures=50)).connect()
+    fleet = Fleet(members, policy=PLAIN, job=job_document(attempts=3, failures=50)).connect()
     return until_masking(fleet)
 
 
@@ -330,34 +333,65 @@ def test_members_whose_certificates_ran_out_are_not_drawn_for_ever():
     assert all(set(end.survivors) == {"m0", "m1", "m2"} for end in fleet.ends() if end.published)
 
 
-def test_members_that_have_sent_all_they_may_bring_the_job_to_a_stop_that_says_so():
-    fleet = Fleet(5)
+def losing_confirmations(fleet, attempts):
+    """Two of five confirmations are lost in so many attempts: everybody signed, and the sum stays closed."""
     fleet.lose = lambda name, message: (
-        fleet.state.attempt <= 3
+        fleet.state.attempt <= attempts
         and name in ("m0", "m1")
         and isinstance(getattr(message, "payload", None), secure_agg.Confirmation)
     )
-    fleet.connect().run()
-    assert fleet.state.status is Status.PAUSED
-    assert fleet.state.reason == Reason.REASON_ROUNDS_FAILING
-    declined = [view.declined for view in fleet.state.members.values()]
-    assert all(each is not None and each[0] == Reason.REASON_POLICY_ATTEMPTS for each in declined)
-    assert all("attempts_a_version" in each[1] for each in declined)
-    # They said so when they were asked, and trained for nothing.
-    assert fleet.state.attempt == 3
-    assert not any(count.what == "refusal" for count in fleet.counts)
+    return fleet
 
 
-def test_who_has_sent_all_it_may_says_so_before_others_mask_for_it():
+def test_a_confirmed_sum_is_tried_again_with_the_same_members_and_vectors():
+    fleet = losing_confirmations(Fleet(6), 3)
+    fleet.cut("m5")
+    fleet.connect("m0", "m1", "m2", "m3", "m4").run(lambda: bool(fleet.ends()))
+    # Another member is here from now on, and would fit.
+    fleet.connect("m5").run()
+    fleet.check()
+    assert fleet.state.status is Status.FINISHED
+    cohorts = [record.cohort for record in fleet.records if isinstance(record, fx.OpenAttempt)]
+    assert cohorts[:4] == [("m0", "m1", "m2", "m3", "m4")] * 4
+    assert "m5" in cohorts[4]
+    for name in cohorts[0]:
+        vectors = [fleet.inputs[attempt, name] for attempt in fleet.members[name].opened[:4]]
+        assert all(np.array_equal(vector, vectors[0]) for vector in vectors)
+
+
+def test_a_restarted_coordinator_knows_which_members_confirmed_a_sum():
+    fleet = losing_confirmations(Fleet(6), 1)
+    fleet.connect("m0", "m1", "m2", "m3", "m4").run(lambda: bool(fleet.members["m4"].signed))
+    fleet.crash_coordinator()
+    assert fleet.state.confirmed_sums == (frozenset({"m0", "m1", "m2", "m3", "m4"}),)
+    fleet.connect("m5").run()
+    fleet.check()
+    assert fleet.state.status is Status.FINISHED
+    assert not [count for count in fleet.counts if count.what == "refusal"]
+
+
+def test_members_that_were_in_no_confirmed_sum_go_on_without_those_that_were():
+    fleet = losing_confirmations(Fleet(9, job=job_document(count=2)), 1)
+    fleet.connect("m0", "m1", "m2", "m3", "m4").run(lambda: bool(fleet.ends()))
+    fleet.kill("m4")
+    fleet.connect("m5", "m6", "m7", "m8").run()
+    fleet.check()
+    assert fleet.state.status is Status.FINISHED
+    published = [end for end in fleet.ends() if end.published]
+    assert set(published[0].survivors) == {"m5", "m6", "m7", "m8"}
+    # The next version is everybody's again.
+    assert set(published[1].survivors) == {f"m{number}" for number in range(9)} - {"m4"}
+
+
+def test_a_member_with_another_update_says_so_before_others_mask_for_it():
     fleet = Fleet(5, job=job_document(min_members=4))
-    sent = tuple(Sent(AttemptId("questions", 0, number), fleet.job.weights, bytes(32)) for number in (1, 2, 3))
+    sent = (Sent(AttemptId("questions", 0, 1), fleet.job.weights, bytes(32), update=bytes(32)),)
     for name in ("m0", "m1"):
         fleet.members[name].state = states.MemberState(Memory({}, sent))
     fleet.connect().run()
     assert fleet.state.reason == Reason.REASON_ROUNDS_FAILING
-    assert fleet.state.members["m0"].declined[0] == Reason.REASON_POLICY_ATTEMPTS
+    assert fleet.state.members["m0"].declined[0] == Reason.REASON_POLICY_SECOND_SUM
     assert not any(isinstance(message, Ready) for message in fleet.members["m0"].said)
-    # What the three others may send for this version is still theirs.
     assert all(not member.opened for member in fleet.members.values())
 
 
@@ -454,8 +488,8 @@ def chaos(seed):
 
 
 def replace_cap():
-    """What bounds sums of one version would stop a job that fails this often; it has tests of its own."""
-    return Policy(mechanisms=("none",), attempts_a_version=100_000, allow_close_sums=True)
+    """The rule on sums of one version would stop a job that fails this often; it has tests of its own."""
+    return Policy(mechanisms=("none",), allow_second_sum=True)
 
 
 def outlasting(action):

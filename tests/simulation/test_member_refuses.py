@@ -294,10 +294,10 @@ def test_a_roster_of_pinned_peers_and_as_many_others_as_are_assumed_corrupt_is_t
     assert len(strict.signed) == 1
 
 
-# ---- how many vectors of a version ----------------------------------------------------------------------------------
+# ---- one update for a version ---------------------------------------------------------------------------------------
 
 
-def test_an_attempt_of_a_version_that_has_had_its_vectors_is_refused_before_a_key_is_shown():
+def test_a_second_update_for_a_version_is_refused_before_a_key_is_shown():
     """The coordinator opens it without asking who is ready; honest ones are told so when they assign the round."""
     fleet = Fleet(5)
 
@@ -305,12 +305,12 @@ def test_an_attempt_of_a_version_that_has_had_its_vectors_is_refused_before_a_ke
         if name == VICTIM and isinstance(getattr(message, "payload", None), AttemptOpened):
             member = fleet.members[VICTIM]
             assert isinstance(member.state.phase("questions"), states.Holding)
-            sent = tuple(Sent(AttemptId("questions", 0, each), fleet.job.weights, OTHER) for each in (1, 2, 3))
+            sent = (Sent(AttemptId("questions", 0, 1), fleet.job.weights, OTHER, update=OTHER),)
             member.state = replace(member.state, memory=replace(member.state.memory, sent=sent))
 
     fleet.before = spend
     fleet.connect().run(lambda: bool(fleet.ends()))
-    assert refusals(fleet) == [Reason.REASON_POLICY_ATTEMPTS]
+    assert refusals(fleet) == [Reason.REASON_POLICY_SECOND_SUM]
     assert said(fleet, secure_agg.Advertisement) == []
     # It was not waited for, and nobody's vector was lost over it.
     assert fleet.ends()[0].published
@@ -399,10 +399,10 @@ def test_what_a_policy_stops_half_way_through_a_message_is_overwritten_too(monke
     )
     member = fleet.members[VICTIM]
     before, made[5:] = made[:5], []
-    sent = tuple(Sent(AttemptId("questions", 0, each), fleet.job.weights, OTHER) for each in (1, 2, 3))
+    sent = (Sent(AttemptId("questions", 0, 1), fleet.job.weights, OTHER, update=OTHER),)
     member.state = replace(member.state, memory=replace(member.state.memory, sent=sent))
     fleet.run(lambda: bool(refusals(fleet)))
-    assert refusals(fleet) == [Reason.REASON_POLICY_ATTEMPTS]
+    assert refusals(fleet) == [Reason.REASON_POLICY_SECOND_SUM]
     (ready,) = [each for each in made if isinstance(each, secure_agg.ReadyToMask) and each.seat.member == VICTIM]
     for stage in (*before, ready):
         assert secrets_of(stage)

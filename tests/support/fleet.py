@@ -22,7 +22,7 @@ from coordinator.rounds.machine import transition
 from coordinator.rounds.optimiser import StateVectors
 from coordinator.rounds.publish import GroupSum, ResultInvalid, next_version, next_version_of_groups
 from coordinator.rounds.state import JobState, Parameters
-from edge_client.contribution import Update
+from edge_client.contribution import Update, update_digest
 from edge_client.journal import Memory
 from edge_client.privacy.mechanisms import protection_of
 from edge_client.privacy.policy import Policy
@@ -30,6 +30,7 @@ from edge_client.session import states
 from edge_client.session.machine import transition as member_transition
 from tacit.attempt import AttemptId
 from tacit.job import Aggregation, Deadlines, JobDocument, Rounds
+from tacit.mechanism import NoMechanism
 from tacit.messages import Assignment, AttemptEnded, AttemptMessage, AttemptOpened, Decline, Ready
 from tacit.reason import Reason
 from tests.unit.secure_agg.sum_fleet import FEDERATION, SeededRandom, TestIdentity, key_of, verify
@@ -88,6 +89,7 @@ class Fleet:
         verify: secure_agg.VerifyIdentity = verify,
     ) -> None:
         self.now_ms = 0
+        self.seed = seed
         self.random = np.random.default_rng(seed)
         self.job = job or job_document()
         self.versions = {self.job.weights: np.zeros(VALUES, np.float32)}
@@ -203,6 +205,7 @@ class Fleet:
             "failed_rounds": 0,
             "version_number": 0,
             "version": self.job.weights,
+            "confirmed_sums": (),
             "reason": Reason.REASON_UNSPECIFIED,
             "status": Status.RUNNING,
         }
@@ -213,12 +216,14 @@ class Fleet:
                 case fx.OpenAttempt():
                     values |= {"attempt": record.attempt.attempt, "awaited": frozenset(record.cohort)}
                     values["attempts_in_round"] += 1
+                case fx.FixSurvivors():
+                    values["confirmed_sums"] = (*values["confirmed_sums"], frozenset(record.survivors))
                 case fx.EndRound():
                     values |= {"round_open": False}
                     values["failed_rounds"] = 0 if record.published else values["failed_rounds"] + 1
                 case fx.PublishVersion():
                     values |= {"version_number": record.number, "version": record.digest}
-                    values |= {"server_state": record.server_state}
+                    values |= {"server_state": record.server_state, "confirmed_sums": ()}
                 case fx.SetStatus():
                     values |= {"status": record.status, "reason": record.reason}
         return JobState(state.parameters, **values)
@@ -396,10 +401,18 @@ class Fleet:
         raise AssertionError(message)
 
     def _trained(self, member: Member, assignment: Any) -> None:
-        change = self.random.uniform(-0.5, 0.5, VALUES).astype(np.float32)
-        examples = int(self.random.integers(1, 100))
-        member.update = Update(change, examples, 1.5 * examples, examples // 2, examples)
-        self.tell(member.name, states.Prepared(assignment, self.job))
+        # As in training: the same version gives a member the same update again.
+        random = np.random.default_rng([self.seed, int(member.name[1:]), *assignment.version[:8]])
+        change = random.uniform(-0.5, 0.5, VALUES).astype(np.float32)
+        examples = int(random.integers(1, 100))
+        self.hand_over(member, assignment, Update(change, examples, 1.5 * examples, examples // 2, examples))
+
+    def hand_over(self, member: Member, assignment: Assignment, update: Update) -> None:
+        """The member has trained this update for the assignment."""
+        member.update = update
+        plain = isinstance(self.job.mechanism, NoMechanism)
+        digest = update_digest(self.job, update) if plain else None
+        self.tell(member.name, states.Prepared(assignment, self.job, update=digest))
 
     def _mask(self, member: Member, effect: states.MaskAndUpload) -> None:
         assert member.update is not None

@@ -608,7 +608,7 @@ def test_the_end_of_a_job_that_was_declined_before_anything_was_prepared_is_wait
 
     async def run():
         made = Agent(None, None, journal, preparer, None, observer, None, until_finished=True)
-        made._carry_out(states.Say(Decline("a", 1, Reason.REASON_POLICY_ATTEMPTS, "it has sent three")))
+        made._carry_out(states.Say(Decline("a", 1, Reason.REASON_POLICY_SECOND_SUM, "it has sent another")))
         assert not made._finished.is_set()
         made._carry_out(states.JobOver(JobEnded("a", Reason.REASON_JOB_FINISHED, bytes(32))))
         return made._finished.is_set()

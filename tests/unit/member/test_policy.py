@@ -69,11 +69,11 @@ def test_the_protocols_defaults_pass_the_default_policy(members):
     Policy().check_attempt(make_context(members))
 
 
-def test_vectors_for_one_version_are_counted():
-    Policy(attempts_a_version=2).check_opened(1)
+def test_in_groups_one_vector_is_sent_for_one_version():
+    Policy().check_vector(bytes(32), (), grouped=True)
     with pytest.raises(PolicyRefusal) as refused:
-        Policy(attempts_a_version=2).check_opened(2)
-    assert refused.value.reason == Reason.REASON_POLICY_ATTEMPTS
+        Policy().check_vector(bytes(32), (bytes(32),), grouped=True)
+    assert refused.value.reason == Reason.REASON_POLICY_SECOND_SUM
 
 
 @pytest.mark.parametrize(

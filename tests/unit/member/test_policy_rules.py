@@ -68,10 +68,12 @@ def ask(policy: Policy, subject: Any) -> None:
             policy.check_conditions(subject)
         case RoundContext():
             policy.check_attempt(subject)
-        case (context, names):
+        case (RoundContext() as context, names):
             policy.check_roster({name: name.encode() for name in names}, context, own="own")
-        case int():
-            policy.check_opened(subject)
+        case (bytes() as update, earlier):
+            policy.check_vector(update, earlier, grouped=False)
+        case (str() as members, confirmed):
+            policy.check_sum(members, confirmed)
 
 
 def gaussian(multiplier: float, **changes: Any) -> JobDocument:
@@ -413,7 +415,20 @@ BOTH_SIDES: dict[str, tuple[dict[str, Any], Any, Any, Reason, tuple[str, str]]] 
         Reason.REASON_POLICY_PEERS,
         ("2 (east, west)", "1"),
     ),
-    "attempts_a_version": ({"attempts_a_version": 2}, 1, 2, Reason.REASON_POLICY_ATTEMPTS, ("2", "2")),
+    "allow_second_sum of a vector": (
+        {},
+        (bytes(32), (bytes(32),)),
+        (bytes(32), (bytes(32), OTHER)),
+        Reason.REASON_POLICY_SECOND_SUM,
+        ("1 other", "none"),
+    ),
+    "allow_second_sum of a sum": (
+        {},
+        ("abc", "abc"),
+        ("abcd", "abc"),
+        Reason.REASON_POLICY_SECOND_SUM,
+        ("1 members (d)", "no difference"),
+    ),
 }
 
 
@@ -429,7 +444,7 @@ def test_allowed_at_the_boundary_and_refused_past_it(case):
     assert rule == case.split()[0]
     assert all(value in said for value in values)
     # A policy without the key refuses neither.
-    if rule not in ("attempts_a_version", "assumed_corrupt", "least_sigma", "least_corrupt_share", "least_group"):
+    if rule not in ("allow_second_sum", "assumed_corrupt", "least_sigma", "least_corrupt_share", "least_group"):
         without = Policy.model_validate(
             {"mechanisms": ALL, "allow_two_party_sums": True, "assumed_corrupt": 0, "least_cohort": 2}
         )
@@ -594,7 +609,7 @@ def test_every_key_of_a_policy_is_a_rule_or_known_not_to_be_one():
     rules = [verdict.rule for verdict in Policy().explain(a_job())]
     assert len(set(rules)) == len(rules)
     assert set(rules) == Policy.model_fields.keys() - no_rules
-    by_ledger = {"epsilon", "epsilon_a_month", "epsilon_a_job", "allow_close_sums", "authorities"}
+    by_ledger = {"epsilon", "epsilon_a_month", "epsilon_a_job", "authorities"}
     assert {case.split()[0] for case in BOTH_SIDES} | by_ledger == set(rules)
 
 
@@ -637,7 +652,7 @@ def test_a_job_file_leaves_open_what_only_the_bundle_tells():
     policy = Policy(base_models=(ROOT,), shared_parameters=("output.*",), hours=("22:00-06:00",), peers=pins("north"))
     told = {verdict.rule: verdict for verdict in policy.explain(spec)}
     opened = {rule for rule, verdict in told.items() if verdict.outcome is Outcome.OPEN}
-    always = {"epsilon", "attempts_a_version", "allow_close_sums"}
+    always = {"epsilon", "allow_second_sum"}
     assert opened == {"base_models", "shared_parameters", "hours", "peers"} | always
     assert told["shared_parameters"].when is When.MANIFEST
     assert "output.*" in told["shared_parameters"].sentence
