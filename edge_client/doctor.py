@@ -44,6 +44,7 @@ from edge_client.proxy import proxy_for
 from edge_client.renewal import RenewalFailed, due, follow, renew_now
 from tacit.console import ExitCode
 from tacit.identity import CertificateInvalid
+from tacit.install import install_with
 from tacit.status import reason_of, time_of
 from tacit.token import split_address
 from tacit.v1 import federation_pb2, federation_pb2_grpc
@@ -289,10 +290,10 @@ def _versions() -> list[Finding]:
         else Finding("python", Status.FAIL, f"{python}; Tacit needs 3.11 or newer", ExitCode.FAILED)
     ]
     for package, needed, missing in (
-        ("grpcio", "1.81.1", "reinstall with `pip install tacit`"),
-        ("protobuf", "6.33.5", "reinstall with `pip install tacit`"),
-        ("torch", "", "this machine cannot train; `pip install 'tacit[edge]'`"),
-        ("onnxruntime", "", "this machine cannot run exported models; `pip install 'tacit[edge]'`"),
+        ("grpcio", "1.81.1", f"reinstall with {install_with()}"),
+        ("protobuf", "6.33.5", f"reinstall with {install_with()}"),
+        ("torch", "", f"this machine cannot train; {install_with('edge')}"),
+        ("onnxruntime", "", f"this machine cannot run exported models; {install_with('edge')}"),
     ):
         try:
             version = importlib.metadata.version(package)

@@ -31,6 +31,7 @@ from tacit.blobs import BlobDamaged, BlobNotThere, fetch_blob
 from tacit.bundle import INDEX, BundleInvalid, read_bundle
 from tacit.console import CommandFailed, ExitCode, fail
 from tacit.documents import DocumentInvalid
+from tacit.install import install_with
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
 from tacit.method import keeps_anything, keeps_state
@@ -50,7 +51,7 @@ __all__ = ["Exported", "Watch", "export_own"]
 
 # What making and comparing an ONNX file needs beyond what training does.
 _TOOLS = ("onnx", "onnxscript", "onnxruntime")
-_INSTALL = "install it with `pip install 'tacit[edge,export]'`"
+_INSTALL = install_with("edge", "export")
 # Texts on which the ONNX file is compared with the model it came from.
 _SAMPLES = 64
 

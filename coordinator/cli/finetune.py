@@ -23,6 +23,7 @@ from coordinator.cli.common import (
     table,
 )
 from tacit.console import ExitCode, fail, print_json
+from tacit.install import install_with
 
 __all__ = ["finetune"]
 
@@ -128,8 +129,7 @@ def finetune(
         )
     except ImportError as error:
         fail(
-            f"making an ONNX file needs {error.name or error}; install it with "
-            "`pip install 'tacit[coordinator,export]'`",
+            f"making an ONNX file needs {error.name or error}; {install_with('coordinator', 'export')}",
             ExitCode.USAGE,
         )
     except (ValueError, OSError) as error:
@@ -167,8 +167,8 @@ def _tools() -> _Tools:
         from export.finetune_words import read_words, words_of_tokenizer
     except ImportError as error:
         fail(
-            f"training a classifier needs the libraries of models ({error.name or error} is missing); install them "
-            "with `pip install 'tacit[coordinator,export]'`, here or on another machine with the operator's folder",
+            f"training a classifier needs the libraries of models ({error.name or error} is missing); "
+            f"{install_with('coordinator', 'export')}, here or on another machine with the operator's folder",
             ExitCode.USAGE,
         )
     return _Tools(

@@ -22,6 +22,7 @@ from coordinator.cli.common import (
 )
 from coordinator.cli.corpora import corpora
 from tacit.console import ExitCode, fail, print_json
+from tacit.install import install_with
 
 if TYPE_CHECKING:
     from tacit.job import JobDocument
@@ -64,8 +65,8 @@ def bundle(
         )
     except ImportError as error:
         fail(
-            f"making a bundle needs the libraries of models ({error.name or error} is missing); install them "
-            "with `pip install 'tacit[coordinator,export]'`, or make the bundle on a machine that has them",
+            f"making a bundle needs the libraries of models ({error.name or error} is missing); "
+            f"{install_with('coordinator', 'export')}, or make the bundle on a machine that has them",
             ExitCode.USAGE,
         )
     except (ValueError, OSError) as error:

@@ -27,6 +27,7 @@ from coordinator.cli.common import (
     run,
 )
 from tacit.console import CommandFailed, ExitCode, fail, print_json
+from tacit.install import install_with
 
 if TYPE_CHECKING:
     from tacit.job import JobDocument
@@ -287,8 +288,7 @@ def _tools() -> _Tools:
     except ImportError as error:
         fail(
             f"this command runs the model and needs the libraries for that ({error.name or error} is missing); "
-            "install them with `pip install 'tacit[coordinator,export]'`, here or on another machine with "
-            "the operator's folder",
+            f"{install_with('coordinator', 'export')}, here or on another machine with the operator's folder",
             ExitCode.USAGE,
         )
     return _Tools(export_model, evaluate_bundle, read_examples, text_rows, read_backbone)
@@ -325,8 +325,7 @@ def _export(tools: _Tools, material: Material, out: Path, given: Sequence[Any], 
         )
     except ImportError as error:
         fail(
-            f"making an ONNX file needs {error.name or error}; install it with "
-            "`pip install 'tacit[coordinator,export]'`",
+            f"making an ONNX file needs {error.name or error}; {install_with('coordinator', 'export')}",
             ExitCode.USAGE,
         )
     except (ValueError, RuntimeError, OSError) as error:

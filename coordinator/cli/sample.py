@@ -9,6 +9,7 @@ import typer
 from coordinator.cli.common import Dir, Json, Operator, fetch_authorities, operator_channel, operator_folder, run
 from coordinator.cli.model import Material, Version, fetch_material
 from tacit.console import ExitCode, fail, print_json
+from tacit.install import install_with
 
 if TYPE_CHECKING:
     from tacit.authorities import Authorities
@@ -39,8 +40,7 @@ def sample(
     except ImportError as error:
         fail(
             f"making texts up runs the model and needs the libraries for that ({error.name or error} is missing); "
-            "install them with `pip install 'tacit[coordinator,export]'`, here or on another machine with the "
-            "operator's folder",
+            f"{install_with('coordinator', 'export')}, here or on another machine with the operator's folder",
             ExitCode.USAGE,
         )
     from tacit.corpus import MOST_GUIDED_LABELS, CorpusOrder

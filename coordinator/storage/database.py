@@ -47,6 +47,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.storage.errors import DatabaseInUse, DatabaseTooNew, DatabaseUnusable
 from coordinator.storage.journal import noted
+from tacit.install import install_with
 
 __all__ = ["Database", "Observe", "engine_of", "migrated", "open_database", "scripts", "words_of"]
 
@@ -253,7 +254,7 @@ def engine_of(url: str, *, sole: bool = False) -> Engine:
         ) from None  # Its cause shows the URL with its password.
     except ModuleNotFoundError as error:
         raise DatabaseUnusable(
-            f"the driver {error.name} is not installed; for PostgreSQL: pip install 'tacit[coordinator-postgres]'"
+            f"the driver {error.name} is not installed; for PostgreSQL, {install_with('coordinator-postgres')}"
         ) from error
 
 

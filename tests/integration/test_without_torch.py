@@ -49,7 +49,7 @@ def test_it_installs_serves_and_invites_without_torch(environment, tmp_path):
             job = [environment / "coordinator", "job", "bundle", ROOT / "examples" / "desk" / "job.toml"]
             done = subprocess.run([*job, "--out", tmp_path / "b"], capture_output=True, text=True, check=False)
             assert done.returncode == 2
-            assert "pip install 'tacit[coordinator,export]'" in done.stderr
+            assert "pip install '.[coordinator,export]'" in done.stderr
         finally:
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=30) == 0

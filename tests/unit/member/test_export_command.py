@@ -537,7 +537,7 @@ def test_what_an_edge_install_lacks_is_named_before_anything_is_fetched(machine,
     monkeypatch.setattr(edge_client.exporting, "_fetched", lambda *_: pytest.fail("the coordinator was asked"))
     assert machine.refused("own") == (
         ExitCode.USAGE,
-        "making an ONNX file needs onnx, onnxscript; install it with `pip install 'tacit[edge,export]'`",
+        "making an ONNX file needs onnx, onnxscript; `pip install '.[edge,export]'` in Tacit's source folder",
     )
 
 

@@ -103,7 +103,7 @@ def test_without_torch_it_says_what_to_install(folder, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     given = ("questions", "--test", folder / "test.jsonl", "--corpora", folder / "corpora")
     assert run(*given, "--out", folder / "out") == 2
-    assert "pip install 'tacit[coordinator,export]'" in capsys.readouterr().err
+    assert "pip install '.[coordinator,export]'" in capsys.readouterr().err
 
 
 def test_it_says_on_whose_word_a_promise_rests_or_looks_itself(folder, capsys):

@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from tacit.install import DISTRIBUTION
 from tests.support.processes import ROOT
 
 SHIPPED = ("coordinator", "edge", "export")
@@ -61,7 +62,7 @@ SHIPPED_NAMES = sorted(shipped())
 
 def test_the_walk_finds_what_everybody_knows_is_there():
     assert {"torch", "grpcio", "cffi", "sympy"} <= set(SHIPPED_NAMES)
-    assert not {"pytest", "ruff", "tacit"} & set(SHIPPED_NAMES)
+    assert not {"pytest", "ruff", DISTRIBUTION} & set(SHIPPED_NAMES)
 
 
 @pytest.mark.parametrize("name", SHIPPED_NAMES)
@@ -92,6 +93,6 @@ def test_ranges_of_the_project_hold_the_pins():
     ]:
         requirement = Requirement(line)
         name = canonicalize_name(requirement.name)
-        if name != "tacit":
+        if name != DISTRIBUTION:
             assert name in PINS, f"{line} is not in constraints.txt"
             assert requirement.specifier.contains(PINS[name], prereleases=True), line
