@@ -42,6 +42,7 @@ from tacit.identity import (
     name_is_valid,
     new_key,
 )
+from tacit.private_files import NotPrivate, check_secret
 
 __all__ = [
     "AUTHORITY_LIFETIME",
@@ -177,8 +178,9 @@ class Authority:
         the federation's name, where this is not its first authority.
 
         Raises:
-            AuthorityUnusable: a file that cannot be read, no authority's certificate, an expired one, an unfit
-                key (`tacit.identity.fit_key`), a certificate and a key that do not belong together, a passphrase that
+            AuthorityUnusable: a file that cannot be read, a key that is open to others, no authority's certificate,
+                an expired one, an unfit key
+                (`tacit.identity.fit_key`), a certificate and a key that do not belong together, a passphrase that
                 is missing or wrong.
         """
         try:
@@ -258,7 +260,7 @@ class Authority:
     def store(self, certificate_path: Path, key_path: Path, *, passphrase: bytes | None = None) -> None:
         """Writes both as PEM, the key 0600 and encrypted under the passphrase if there is one."""
         secret_file(key_path, key_pem(self.key, passphrase))
-        certificate_path.write_bytes(pem(self.certificate))
+        secret_file(certificate_path, pem(self.certificate))
 
     def issue(
         self,
@@ -364,14 +366,17 @@ def authority_passphrase(environ: Mapping[str, str], file: Path | None = None) -
     TACIT_AUTHORITY_PASSPHRASE_FILE names, else TACIT_AUTHORITY_PASSPHRASE; None: nothing.
 
     Raises:
-        AuthorityUnusable: the file cannot be read, or is empty.
+        AuthorityUnusable: the file cannot be read, is empty, or is open to others.
     """
     named = environ.get(PASSPHRASE_FILE)
     path = file or (Path(named) if named else None)
     if path is None:
         return environ.get(PASSPHRASE, "").encode() or None
     try:
+        check_secret(path)
         lines = path.read_bytes().splitlines()
+    except NotPrivate as error:
+        raise AuthorityUnusable(str(error)) from error
     except OSError as error:
         raise AuthorityUnusable(f"the passphrase in {path} cannot be read: {error.strerror}") from error
     if not lines or not lines[0]:
@@ -381,7 +386,10 @@ def authority_passphrase(environ: Mapping[str, str], file: Path | None = None) -
 
 def _load_key(path: Path, passphrase: bytes | None) -> rsa.RSAPrivateKey:
     try:
+        check_secret(path)
         data = path.read_bytes()
+    except NotPrivate as error:
+        raise AuthorityUnusable(str(error)) from error
     except OSError as error:
         raise AuthorityUnusable(f"{path} cannot be read: {error.strerror}") from error
     # PKCS#8, and the older form of OpenSSL.

@@ -20,6 +20,7 @@ from coordinator.pki import (
     pem,
 )
 from coordinator.services.credentials import refresh_server_certificate
+from tacit.console import secret_file
 from tacit.identity import CertificateInvalid, Identity, Role, verify_certificate
 from tests.support import party
 
@@ -168,7 +169,7 @@ def test_very_long_keys_are_refused(monkeypatch):
 def _written(tmp_path, certificate, key):
     paths = tmp_path / "ca.pem", tmp_path / "ca.key"
     paths[0].write_bytes(pem(certificate))
-    paths[1].write_bytes(key_pem(key))
+    secret_file(paths[1], key_pem(key))
     return paths
 
 
@@ -270,8 +271,9 @@ def test_an_elliptic_authority_is_refused(tmp_path, now):
     certificate = _certificate(key, now, CA)
     paths = tmp_path / "ca.pem", tmp_path / "ca.key"
     paths[0].write_bytes(pem(certificate))
-    paths[1].write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    secret_file(
+        paths[1],
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
     )
     with pytest.raises(AuthorityUnusable, match="not an RSA key"):
         Authority.load(*paths, now=now)
@@ -290,12 +292,13 @@ def test_files_that_are_no_authority_are_refused(tmp_path, now):
     with pytest.raises(AuthorityUnusable, match="2 certificates"):
         Authority.load(two, key, now=now)
     locked = tmp_path / "locked.key"
-    locked.write_bytes(
+    secret_file(
+        locked,
         party.key(3).private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,
             serialization.BestAvailableEncryption(b"password"),
-        )
+        ),
     )
     with pytest.raises(AuthorityUnusable, match="is encrypted"):
         Authority.load(certificate, locked, now=now)
@@ -348,7 +351,7 @@ def test_the_server_certificate_is_made_once_and_renewed_when_it_must_be(folder,
     assert refresh_server_certificate(folder, more, authority, now)
     assert not refresh_server_certificate(folder, more, authority, now)
     # A crash between key and certificate, and no files at all.
-    folder.server_key.write_bytes(key_pem(party.key(5)))
+    secret_file(folder.server_key, key_pem(party.key(5)))
     assert refresh_server_certificate(folder, more, authority, now)
     folder.server_certificate.unlink()
     assert refresh_server_certificate(folder, more, authority, now)

@@ -16,6 +16,7 @@ from edge_client import enrolment as edge
 from secure_agg import IdentityInvalid
 from tacit import verification
 from tacit.authorities import Authorities, AuthoritiesInvalid
+from tacit.console import secret_file
 from tacit.identity import MAX_RSA_BITS, CertificateInvalid, Role, Trust, fit_key, sign, verify_signature
 from tacit.reason import Reason
 from tacit.status import reason_of
@@ -79,7 +80,7 @@ def test_an_authority_with_another_exponent_vouches_for_nobody(tmp_path):
     with pytest.raises(CertificateInvalid, match="the authority's key has a public exponent"):
         Trust.in_root(hostile.certificate).verify(der, role=Role.MEMBER, now=party.present())
     (tmp_path / "ca.pem").write_bytes(pem(hostile.certificate))
-    (tmp_path / "ca.key").write_bytes(key_pem(hostile.key))
+    secret_file(tmp_path / "ca.key", key_pem(hostile.key))
     with pytest.raises(AuthorityUnusable, match="that is not 65537; bring an authority with RSA"):
         Authority.load(tmp_path / "ca.pem", tmp_path / "ca.key", now=party.present())
     document = Authorities.first(hostile.certificate).canonical()
