@@ -14,6 +14,10 @@
       tacit.db                unless `database_url` says otherwise
       database.json           which database this folder belongs to
       store/                  unless `store_url` says otherwise
+      spool/                  what is on its way in
+
+Everything is its owner's alone (`coordinator.closed`): folders 0700, files 0600; the two that are edited and read, the
+configuration and certificates, must only not be writable by others.
 
 Every key of coordinator.toml can be overridden by an environment variable, `TACIT_` and the key in capitals
 (`TACIT_DATABASE_URL`, `TACIT_LISTEN_HOST`, ...; lists with commas). `load_config` returns URLs made absolute:
@@ -31,7 +35,9 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
+from tacit.console import secret_file
 from tacit.documents import Digest, Document, DocumentInvalid
+from tacit.private_files import NotPrivate, check_keys
 from tacit.token import join_address, split_address
 
 __all__ = [
@@ -184,6 +190,11 @@ class CoordinatorFolder:
     def store(self) -> Path:
         return self.path / "store"
 
+    @property
+    def spool(self) -> Path:
+        """Masked vectors and corpora on their way in."""
+        return self.path / "spool"
+
 
 def environment_name(key: str) -> str:
     """The variable that overrides a key."""
@@ -240,8 +251,16 @@ def load_operator(folder: Path) -> OperatorIdentity:
     """Reads an operator's folder (DIR/operator, or a copy of it).
 
     Raises:
-        DocumentInvalid: a file is missing or cannot be used.
+        DocumentInvalid: a file is missing, cannot be used, or is open to others.
     """
+    try:
+        check_keys(folder)
+    except NotPrivate as error:
+        raise DocumentInvalid(str(error)) from error
+    except OSError as error:
+        raise DocumentInvalid(
+            f"{error.filename or folder} cannot be read: {error.strerror}; check permissions"
+        ) from error
     config = OperatorConfig.from_toml(folder / "operator.toml")
     parts = {}
     for name in ("cert.pem", "key.pem", "root.pem"):
@@ -308,7 +327,7 @@ def write_config(path: Path, config: CoordinatorConfig) -> None:
     text = _TEMPLATE.format(**{key: _toml(value) for key, value in values.items()})
     if CoordinatorConfig._from_content(tomllib.loads(text), str(path)) != config:
         raise AssertionError("the template of coordinator.toml leaves a key out")
-    path.write_text(text, encoding="utf-8")
+    secret_file(path, text.encode())
 
 
 def _toml(value: object) -> str:

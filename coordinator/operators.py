@@ -25,6 +25,7 @@ from coordinator.storage import records
 from coordinator.storage.database import Database
 from tacit.console import secret_file
 from tacit.identity import Role
+from tacit.private_files import check_keys
 
 __all__ = ["Issued", "issue_operator"]
 
@@ -53,9 +54,11 @@ def issue_operator(
     journal.
 
     Raises:
-        ValueError: no operator's name. LifetimeOutOfRange: the authority ends too soon. OSError, StorageError.
+        ValueError: no operator's name. LifetimeOutOfRange: the authority ends too soon. NotPrivate: the folder is
+            there, and open to others. OSError, StorageError.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_keys(folder)
     lying = _lying(folder, database)
     replaced = lying is None and (folder / "key.pem").exists()
     key = lying or _new(folder / "key.pem")
@@ -73,10 +76,10 @@ def issue_operator(
             by=by,
         )
     )
-    (folder / "root.pem").write_bytes(book.trust.pem)
-    (folder / "cert.pem").write_bytes(pem(certificate))
+    secret_file(folder / "root.pem", book.trust.pem)
+    secret_file(folder / "cert.pem", pem(certificate))
     address = OperatorConfig(address=config.federation_address, federation=book.trust.federation)
-    (folder / "operator.toml").write_text(operator_toml(address), encoding="utf-8")
+    secret_file(folder / "operator.toml", operator_toml(address).encode())
     return Issued(certificate.not_valid_after_utc, replaced)
 
 

@@ -31,7 +31,18 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from tacit.console import secret_file
-from tacit.identity import MIN_RSA_BITS, Identity, Role, federation_of, key_pem, name_is_valid, new_key
+from tacit.identity import (
+    SUITABLE_KEY,
+    Identity,
+    KeyUnfit,
+    Role,
+    federation_of,
+    fit_key,
+    key_pem,
+    name_is_valid,
+    new_key,
+)
+from tacit.private_files import NotPrivate, check_secret
 
 __all__ = [
     "AUTHORITY_LIFETIME",
@@ -55,8 +66,6 @@ PASSPHRASE = "TACIT_AUTHORITY_PASSPHRASE"  # noqa: S105  its name
 PASSPHRASE_FILE = "TACIT_AUTHORITY_PASSPHRASE_FILE"  # noqa: S105  its name
 
 BACKDATE = timedelta(minutes=5)
-# Longer ones cost every other member too much to verify, and TLS libraries refuse them.
-MAX_RSA_BITS = 8192
 AUTHORITY_LIFETIME = timedelta(days=3650)
 # An authority that ends sooner issues nothing more.
 _LEAST_LEFT = timedelta(hours=1)
@@ -169,8 +178,9 @@ class Authority:
         the federation's name, where this is not its first authority.
 
         Raises:
-            AuthorityUnusable: a file that cannot be read, no authority's certificate, an expired one, another key
-                than RSA of at least 3072 bits, a certificate and a key that do not belong together, a passphrase that
+            AuthorityUnusable: a file that cannot be read, a key that is open to others, no authority's certificate,
+                an expired one, an unfit key
+                (`tacit.identity.fit_key`), a certificate and a key that do not belong together, a passphrase that
                 is missing or wrong.
         """
         try:
@@ -225,12 +235,12 @@ class Authority:
                 f"{certificate_path} carries name constraints, under which tacit:// identities cannot be "
                 "issued; ask your certificate department for a subordinate CA without them"
             )
-        public = certificate.public_key()
-        if not isinstance(public, rsa.RSAPublicKey) or public.key_size < MIN_RSA_BITS:
-            found = f"RSA of {public.key_size} bits" if isinstance(public, rsa.RSAPublicKey) else "not RSA"
+        try:
+            public = fit_key(certificate.public_key())
+        except KeyUnfit as error:
             raise AuthorityUnusable(
-                f"{certificate_path} has a key that is {found}; RSA of at least {MIN_RSA_BITS} bits is needed"
-            )
+                f"{certificate_path}: the key {error}; bring an authority with {SUITABLE_KEY}"
+            ) from error
         if public != self.key.public_key():
             raise AuthorityUnusable(
                 f"{key_path} is not the key of {certificate_path}; give the two files that were made together"
@@ -250,7 +260,7 @@ class Authority:
     def store(self, certificate_path: Path, key_path: Path, *, passphrase: bytes | None = None) -> None:
         """Writes both as PEM, the key 0600 and encrypted under the passphrase if there is one."""
         secret_file(key_path, key_pem(self.key, passphrase))
-        certificate_path.write_bytes(pem(self.certificate))
+        secret_file(certificate_path, pem(self.certificate))
 
     def issue(
         self,
@@ -269,16 +279,15 @@ class Authority:
 
         Raises:
             ValueError: a name that is none, host names for a party that does not serve or none for one that
-            does,
-                or a key that is too short.
+            does.
+            KeyUnfit: see `tacit.identity.fit_key`.
             LifetimeOutOfRange: outside the role's bounds, or beyond the authority's end.
         """
         if not name_is_valid(name):
             raise ValueError(f"{name!r} is no name: 1 to 63 of a-z, 0-9, dot, dash and underscore")
         if bool(host_names) is not (role is Role.SERVER):
             raise ValueError("host names belong in a server's certificate, and only there")
-        if public_key.key_size < MIN_RSA_BITS:
-            raise ValueError(f"the key has {public_key.key_size} bits; {MIN_RSA_BITS} are needed")
+        fit_key(public_key)
         end = self._end(role, lifetime, now)
         identity = Identity(self.federation, role, name)
         names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(identity.uri)]
@@ -331,27 +340,25 @@ def certify_request(der: bytes) -> rsa.RSAPublicKey:
     """The public key of a PKCS#10 request, once the request proved possession. Nothing else of it is used.
 
     Raises:
-        RequestUnsuitable: no request, a signature that does not match, or no RSA key of at least 3072 bits.
+        RequestUnsuitable: no request, a signature that does not match, or an unfit key (`tacit.identity.fit_key`).
     """
     try:
         request = x509.load_der_x509_csr(der)
         key = request.public_key()
     except (ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature) as error:
         raise RequestUnsuitable("the certificate request cannot be read; enrol with the newest software") from error
-    if not isinstance(key, rsa.RSAPublicKey):
-        raise RequestUnsuitable(f"the key to certify is not RSA; RSA of at least {MIN_RSA_BITS} bits is needed")
-    if key.key_size < MIN_RSA_BITS:
-        raise RequestUnsuitable(f"the key to certify has {key.key_size} bits; {MIN_RSA_BITS} are needed")
-    if key.key_size > MAX_RSA_BITS:
-        raise RequestUnsuitable(f"the key to certify has {key.key_size} bits; at most {MAX_RSA_BITS} are taken")
-    # After the size, so that a giant key costs no exponentiation.
+    try:
+        # First, so that an unfit key costs no exponentiation.
+        fit = fit_key(key)
+    except KeyUnfit as error:
+        raise RequestUnsuitable(f"the key to certify {error}; make a key that is {SUITABLE_KEY}") from error
     try:
         signed = request.is_signature_valid
     except (InvalidSignature, UnsupportedAlgorithm, ValueError) as error:
         raise RequestUnsuitable("the certificate request is signed in a way that is not supported") from error
     if not signed:
         raise RequestUnsuitable("the certificate request is not signed by the key it asks to certify")
-    return key
+    return fit
 
 
 def authority_passphrase(environ: Mapping[str, str], file: Path | None = None) -> bytes | None:
@@ -359,14 +366,17 @@ def authority_passphrase(environ: Mapping[str, str], file: Path | None = None) -
     TACIT_AUTHORITY_PASSPHRASE_FILE names, else TACIT_AUTHORITY_PASSPHRASE; None: nothing.
 
     Raises:
-        AuthorityUnusable: the file cannot be read, or is empty.
+        AuthorityUnusable: the file cannot be read, is empty, or is open to others.
     """
     named = environ.get(PASSPHRASE_FILE)
     path = file or (Path(named) if named else None)
     if path is None:
         return environ.get(PASSPHRASE, "").encode() or None
     try:
+        check_secret(path)
         lines = path.read_bytes().splitlines()
+    except NotPrivate as error:
+        raise AuthorityUnusable(str(error)) from error
     except OSError as error:
         raise AuthorityUnusable(f"the passphrase in {path} cannot be read: {error.strerror}") from error
     if not lines or not lines[0]:
@@ -376,7 +386,10 @@ def authority_passphrase(environ: Mapping[str, str], file: Path | None = None) -
 
 def _load_key(path: Path, passphrase: bytes | None) -> rsa.RSAPrivateKey:
     try:
+        check_secret(path)
         data = path.read_bytes()
+    except NotPrivate as error:
+        raise AuthorityUnusable(str(error)) from error
     except OSError as error:
         raise AuthorityUnusable(f"{path} cannot be read: {error.strerror}") from error
     # PKCS#8, and the older form of OpenSSL.
@@ -393,7 +406,7 @@ def _load_key(path: Path, passphrase: bytes | None) -> rsa.RSAPrivateKey:
             raise AuthorityUnusable(f"the passphrase given is not that of {path}; give the right one") from error
         raise AuthorityUnusable(f"{path} holds no PEM private key") from error
     if not isinstance(key, rsa.RSAPrivateKey):
-        raise AuthorityUnusable(f"{path} is not an RSA key; RSA of at least {MIN_RSA_BITS} bits is needed")
+        raise AuthorityUnusable(f"{path} is not an RSA key; bring {SUITABLE_KEY}")
     return key
 
 

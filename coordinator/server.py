@@ -22,6 +22,7 @@ from grpc_reflection.v1alpha import reflection
 
 from coordinator import heap
 from coordinator.authority import Anchors, load_authorities
+from coordinator.closed import check_folder, check_storage
 from coordinator.config import CoordinatorConfig, CoordinatorFolder, load_config
 from coordinator.metrics import Metrics, watch_loop
 from coordinator.pki import authority_passphrase
@@ -88,8 +89,11 @@ async def start(
     folder's own, whatever the folder had before.
 
     Raises:
-        CannotServe: a port is taken. StorageError, PkiInvalid: what they say.
+        CannotServe: a port is taken. NotPrivate: the folder, a key or the database is open to others.
+        StorageError, PkiInvalid: what they say.
     """
+    check_folder(folder)
+    check_storage(config)
     now = datetime.now(UTC)
     passphrase = authority_passphrase(os.environ)
     book = load_authorities(folder, now=now, passphrase=passphrase)
@@ -98,9 +102,8 @@ async def start(
     metrics = Metrics(__version__)
     database = await _own_database(folder, config, metrics, stack, new_database)
     store = open_blobs(config.store_url)
-    spool = folder.path / "spool"
-    spool.mkdir(mode=0o700, exist_ok=True)
-    runtime = Runtime(database, store, metrics, book.trust, spool)
+    folder.spool.mkdir(mode=0o700, exist_ok=True)
+    runtime = Runtime(database, store, metrics, book.trust, folder.spool)
     await runtime.start()
     stack.push_async_callback(runtime.stop)
 

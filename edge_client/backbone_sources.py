@@ -1,12 +1,14 @@
 """Where a member has a job's backbone from: its cache, its own folders, the hub, the coordinator, in this order.
 
 Guarantees: what `open` hands over has the digest that the job's document names, whoever gave it; a folder or a hub's
-files with another digest are passed over, with both digests in this machine's log; nothing larger than the config's
-canonical file is fetched; what was fetched lies in the cache once, for all jobs, and is pinned while one of them has
-it open, so that the next job on the same backbone transfers nothing.
+files with another digest are passed over, with both digests in this machine's log. From the coordinator nothing larger
+than the config's canonical file is fetched. From the hub at most twice that is, in weights (they may hold a pooler and
+copies of tied tables); sizes are known before a file is asked for, and all of it goes into the cache and within its
+bound. What was fetched lies in the cache once, for all jobs, and is pinned while one of them has it open, so that the
+next job on the same backbone transfers nothing.
 
-The hub is asked only where the member's policy has it among `backbones` and the document names one: whoever asks it
-says that it takes part in something with this model.
+The hub is asked only where the member's policy names it in `backbones`, which is not the default, and the document
+names a commit there: whoever asks it says that it takes part in something with this model.
 
 Errors name folders of this machine: they are for its own log, not for the coordinator.
 """
@@ -19,6 +21,7 @@ import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -28,7 +31,7 @@ from edge_client.backbone import StoredBackbone, digest_of, folder_config, read_
 from edge_client.backbone_layout import HEAD_FLAGS, BackboneInvalid, checked_config, layout_of
 from edge_client.cache import BlobCache, Pin
 from edge_client.checkpoint import CheckpointInvalid
-from edge_client.hub import hub_folder
+from edge_client.hub_fetch import MOST_SMALL_BYTES, fetch_checkpoint
 from tacit.blobs import BlobDamaged, BlobNotThere
 from tacit.prompt import SOURCES, PromptedModel, Source
 
@@ -39,6 +42,8 @@ Fetch = Callable[[bytes, Path, int], Awaitable[None]]
 
 T = TypeVar("T")
 
+# Weights on the hub may hold more tensors than the canonical file, and none need be twice as wide as its float32.
+_HUB_TIMES = 2
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 log = structlog.get_logger("edge_client")
@@ -80,8 +85,8 @@ def named_folders(given: Sequence[Path], environment: Mapping[str, str] = os.env
 class Backbones:
     """Backbones of all jobs of a process, each open once.
 
-    folders: checkpoints as transformers saves them, or canonical files. allowed: the policy's `backbones`. hub: from a
-    name to the folder with the hub's files.
+    folders: checkpoints as transformers saves them, or canonical files. allowed: the policy's `backbones`. hub: fetches
+    the files of a name on the hub into a folder, no more than so many bytes of weights.
     """
 
     def __init__(
@@ -90,7 +95,7 @@ class Backbones:
         *,
         folders: Sequence[Path] = (),
         allowed: Collection[Source] = SOURCES,
-        hub: Callable[[str], Path] = hub_folder,
+        hub: Callable[[str, Path, int], None] = fetch_checkpoint,
     ) -> None:
         self._cache = cache
         self._folders = tuple(folders)
@@ -159,7 +164,7 @@ class Backbones:
         """Nothing once it lies at `path`; else what each place said."""
         said = [] if self._folders else ["no folder was named (--backbone, TACIT_BACKBONES)"]
         for folder in self._folders:
-            refused = await self._take(str(folder), lambda folder=folder: folder, wanted, path)  # type: ignore[misc]
+            refused = await self._judged(str(folder), partial(_take, folder, wanted, path), wanted)
             if refused is None:
                 return []
             said.append(refused)
@@ -168,7 +173,18 @@ class Backbones:
     async def _from_hub(self, wanted: Wanted, path: Path) -> list[str]:
         if (name := wanted.hub) is None:
             return ["the job names none there"]
-        refused = await self._take(f"{name} on the hub", lambda: self._hub(name), wanted, path)
+        # The canonical file is made beside them.
+        room = self._cache.most_bytes - wanted.size - 2 * MOST_SMALL_BYTES
+        most = min(_HUB_TIMES * wanted.size, room)
+        if most < wanted.size // 2:
+            return [f"{name} and the {wanted.size:,} bytes made of it do not fit into the cache of this member"]
+
+        def take() -> str | None:
+            with self._cache.room(wanted.digest, most + wanted.size + 2 * MOST_SMALL_BYTES) as folder:
+                self._hub(name, folder, most)
+                return _take(folder, wanted, path)
+
+        refused = await self._judged(f"{name} on the hub", take, wanted)
         return [] if refused is None else [refused]
 
     async def _from_coordinator(self, wanted: Wanted, path: Path, fetch: Fetch) -> list[str]:
@@ -178,14 +194,10 @@ class Backbones:
             return [str(error)]
         return []
 
-    async def _take(self, where: str, folder: Callable[[], Path], wanted: Wanted, path: Path) -> str | None:
-        """Puts the backbone of a folder to `path` if it is the one; else says why not."""
+    async def _judged(self, where: str, take: Callable[[], str | None], wanted: Wanted) -> str | None:
+        """What `take` does in a thread, and what it says of a place that does not have the backbone: once for each."""
         if (known := self._differs.get((where, wanted.digest))) is not None:
             return known
-
-        def take() -> str | None:
-            return _take(folder(), wanted, path)
-
         try:
             refused = await self._with_room(wanted, lambda: asyncio.to_thread(take))
         except (BackboneInvalid, CheckpointInvalid) as error:

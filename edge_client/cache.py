@@ -11,7 +11,9 @@ import contextlib
 import fcntl
 import hashlib
 import os
-from collections.abc import Iterable
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -48,22 +50,38 @@ class BlobCache:
         """
         return Pin(self._folder / (digest.hex() + _PIN))
 
-    def trim(self) -> None:
-        """Deletes what was not used for longest and nobody has pinned, until the rest fits."""
+    @property
+    def most_bytes(self) -> int:
+        """What `trim` leaves at most."""
+        return self._most_bytes
+
+    @contextlib.contextmanager
+    def room(self, digest: bytes, size: int) -> Iterator[Path]:
+        """An empty folder in here for what it takes to make the blob of this digest, gone when the block ends.
+
+        The caller pins the blob, which keeps the folder too, and writes no more than `size` bytes. Others make room for
+        them first. A folder that a killed process left goes with the next `trim`.
+        """
+        self.trim(reserve=size)
+        with tempfile.TemporaryDirectory(prefix=f"{digest.hex()}.", dir=self._folder) as made:
+            yield Path(made)
+
+    def trim(self, *, reserve: int = 0) -> None:
+        """Deletes what was not used for longest and nobody has pinned, until the rest fits beside `reserve` bytes."""
         pinned = self._pinned()
         found, total = [], 0
         for path in self._folder.iterdir():
             # Another job's fetch may just have given its file its final name.
             with contextlib.suppress(FileNotFoundError):
-                status = path.stat()
+                status, size = path.stat(), _size(path)
                 if path.name.partition(".")[0] in pinned:
-                    total += status.st_size
+                    total += size
                 else:
-                    found.append((status.st_mtime_ns, status.st_size, path))
+                    found.append((status.st_mtime_ns, size, path))
         for _, size, path in sorted(found, reverse=True):
             total += size
-            if total > self._most_bytes:
-                path.unlink(missing_ok=True)
+            if total > self._most_bytes - reserve or path.is_dir():
+                _remove(path)
 
     def clear(self, besides: bytes) -> bool:
         """Makes what room there is to make: the disk is full of other things. Partial files and what is pinned stay,
@@ -89,6 +107,20 @@ class BlobCache:
                 else:
                     path.unlink(missing_ok=True)
         return found
+
+
+def _size(path: Path) -> int:
+    """Of a file, or of the files in a folder, in bytes. Raises: FileNotFoundError."""
+    if not path.is_dir():
+        return path.stat().st_size
+    return sum(each.stat().st_size for each in path.iterdir())
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 class Pin:

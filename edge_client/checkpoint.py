@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FILES",
+    "INDEX",
+    "WEIGHTS",
     "CheckpointInvalid",
     "Entries",
     "present_name",
@@ -31,10 +33,10 @@ __all__ = [
 
 _Read = TypeVar("_Read")
 
-_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _VOCABULARY, _TOKENIZER = "vocab.txt", "tokenizer.json"
 # What is read of a folder, as patterns: all that a download needs.
-FILES = ("config.json", "*.safetensors", _INDEX, _VOCABULARY, "tokenizer*.json")
+FILES = ("config.json", "*.safetensors", INDEX, _VOCABULARY, "tokenizer*.json")
 
 _PICKLES = {".bin", ".pt", ".pth"}
 # Types that numpy has; of the others torch makes numbers.
@@ -162,10 +164,10 @@ def _tensor(path: Path, file: Any, stored: str) -> "NDArray[np.float32]":
 
 def _weight_files(folder: Path) -> list[Path]:
     """The whole, or else the parts that the index names, or else the parts that are there."""
-    whole = folder / _WEIGHTS
+    whole = folder / WEIGHTS
     if whole.is_file():
         return [whole]
-    index = read_object(folder / _INDEX)
+    index = read_object(folder / INDEX)
     if index is None:
         parts = sorted(folder.glob("*.safetensors"))
         if not parts:
@@ -175,15 +177,15 @@ def _weight_files(folder: Path) -> list[Path]:
         # A name with a folder in it is taken by its last part alone.
         return [folder / Path(name).name for name in sorted({str(name) for name in index["weight_map"].values()})]
     except (KeyError, AttributeError):
-        raise CheckpointInvalid(f"{folder / _INDEX} is no index of weights; download the checkpoint again") from None
+        raise CheckpointInvalid(f"{folder / INDEX} is no index of weights; download the checkpoint again") from None
 
 
 def _without_weights(folder: Path) -> str:
     pickled = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLES)
     if not pickled:
-        return f"{folder} holds no {_WEIGHTS}; transformers' save_pretrained writes it"
+        return f"{folder} holds no {WEIGHTS}; transformers' save_pretrained writes it"
     return (
-        f"{folder} holds {', '.join(pickled)} and no {_WEIGHTS}: a pickle can run code when it is read. Load it where "
+        f"{folder} holds {', '.join(pickled)} and no {WEIGHTS}: a pickle can run code when it is read. Load it where "
         "you trust it and save it again (transformers' save_pretrained writes safetensors)"
     )
 

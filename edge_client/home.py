@@ -22,7 +22,6 @@ import fcntl
 import hashlib
 import os
 import shutil
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,6 +38,7 @@ from tacit.authorities import Authorities, AuthoritiesInvalid
 from tacit.console import secret_file
 from tacit.documents import Digest, Document, DocumentInvalid
 from tacit.identity import CertificateInvalid, Role, Trust, federation_of, issued_by, key_pem, name_is_valid, sign
+from tacit.private_files import NotPrivate, check_private
 from tacit.token import split_address
 
 __all__ = [
@@ -152,9 +152,14 @@ class Home:
 
     def check_modes(self) -> None:
         """Raises: HomeUnusable: others than the owner may look into the folder, or read or write the key."""
-        _only_owner(self.path, "chmod 700")
-        if self.identity.key.exists():
-            _only_owner(self.identity.key, "chmod 600")
+        try:
+            check_private(self.path)
+            check_private(self.identity.path)
+            check_private(self.identity.key)
+        except NotPrivate as error:
+            raise HomeUnusable(f"{error}. If somebody else uses this machine, enrol anew") from error
+        except OSError as error:
+            raise HomeUnusable(f"{error.filename or self.path} cannot be read: {error.strerror}") from error
 
     def adopt(self, pending: IdentityFolder) -> None:
         """Makes a complete pending identity the member's own, in place of the present one if there is any."""
@@ -377,18 +382,3 @@ class MemberIdentity:
 
 
 _AGAIN = "ask the operator for a new join token and run `edge_client enrol TOKEN --force`"
-
-
-def _only_owner(path: Path, command: str) -> None:
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise HomeUnusable(f"{path} cannot be read: {error.strerror}") from error
-    if hasattr(os, "getuid") and status.st_uid != os.getuid():
-        raise HomeUnusable(f"{path} belongs to another user; run as that user, or choose another with --home")
-    mode = stat.S_IMODE(status.st_mode)
-    if mode & 0o077:
-        raise HomeUnusable(
-            f"{path} may be used by others (mode {mode:04o}): if somebody else uses this machine, enrol "
-            f"anew; else close it with `{command} {path}`"
-        )

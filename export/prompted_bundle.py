@@ -24,7 +24,7 @@ from edge_client.backbone_layout import BackboneInvalid, layout_of
 from edge_client.checkpoint import CheckpointInvalid, read_object
 from edge_client.cloze import ClozeEncoder, TemplateInvalid, VerbaliserInvalid
 from edge_client.cloze_tokenizer import own_form
-from edge_client.hub import checkpoint_folder
+from edge_client.hub import checkpoint_folder, pinned_name
 from edge_client.text import TokenizerInvalid, VocabularyInvalid, read_vocabulary, wordpiece_tokenizer
 from tacit.bundle import BACKBONE_FILE
 from tacit.documents import DocumentInvalid, sentence_of
@@ -91,6 +91,9 @@ def prompted_parts(
         label_words = _checked_words(model, labels, encoder, report)
         _check_sizes(model, config, encoder)
         digest = write_backbone(base, config, into)
+        # Members need what it takes to build it, and may look for it where the operator found it on the hub.
+        here = near.is_dir() or Path(model.base).expanduser().is_dir()
+        hub = None if here else pinned_name(model.base, base)
     except (BackboneInvalid, CheckpointInvalid) as error:
         raise DocumentInvalid(f"model.base: {error}") from error
     except (TokenizerInvalid, VocabularyInvalid) as error:
@@ -98,9 +101,6 @@ def prompted_parts(
     except (TemplateInvalid, VerbaliserInvalid) as error:
         raise DocumentInvalid(str(error)) from error
     report(f"backbone: {digest.hex()[:16]}, {into.stat().st_size / 1e6:.1f} MB, the same for every job on it")
-    # Members need what it takes to build it, and may look for it where the operator found it on the hub.
-    here = near.is_dir() or Path(model.base).expanduser().is_dir()
-    hub = None if here else model.base
     told = {"base": None, "config": config, "backbone": digest, "hub": hub}
     try:
         made = PromptedModel.model_validate(

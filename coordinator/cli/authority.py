@@ -183,6 +183,7 @@ def _operator(machine: Machine, book: "AuthorityBook", now: "datetime") -> None:
 
     from coordinator.operators import issue_operator
     from coordinator.storage import records
+    from tacit.console import secret_file
     from tacit.identity import Identity, issued_by
 
     folder = machine.folder.operator
@@ -194,7 +195,7 @@ def _operator(machine: Machine, book: "AuthorityBook", now: "datetime") -> None:
         # Cut off: a new authority is no reason to let it in again.
         return
     if issued_by(present, book.issuing.certificate):
-        (folder / "root.pem").write_bytes(book.trust.pem)
+        secret_file(folder / "root.pem", book.trust.pem)
     else:
         name = Identity.of(present).name
         issue_operator(folder, name, machine.config, book, machine.database, now=now, by=os_user())

@@ -87,6 +87,7 @@ def _back_up(folder: Path, coordinator: Path, with_keys: bool, keep: int, allow_
 
     as_owner(coordinator)
     config = _config(coordinator)
+    _closed(coordinator, config)
     mark.check(CoordinatorFolder(coordinator).database_mark, config.database_url)
     configure("console", "warning")
     federation = _federation(CoordinatorFolder(coordinator).authority_certificate)
@@ -205,6 +206,7 @@ def _restore(found: "Snapshot", coordinator: Path, revoke: list[str], new_databa
     configure("console", "warning")
     keys = _put_keys(found, coordinator)
     config = _config(coordinator)
+    _closed(coordinator, config)
     names = CoordinatorFolder(coordinator)
     if not new_database:
         mark.check_place(names.database_mark, config.database_url)
@@ -286,6 +288,19 @@ def _config(coordinator: Path) -> "CoordinatorConfig":
     try:
         return load_config(coordinator)
     except DocumentInvalid as error:
+        fail(str(error), ExitCode.USAGE)
+
+
+def _closed(coordinator: Path, config: "CoordinatorConfig") -> None:
+    """Raises: CommandFailed: others may use what is read or written."""
+    from coordinator.closed import check_folder, check_storage
+    from coordinator.config import CoordinatorFolder
+    from tacit.private_files import NotPrivate
+
+    try:
+        check_folder(CoordinatorFolder(coordinator))
+        check_storage(config)
+    except NotPrivate as error:
         fail(str(error), ExitCode.USAGE)
 
 

@@ -45,9 +45,10 @@ def as_owner(path: Path) -> None:
     server from its own folder. A folder that is not there is for others to name. Raises: CommandFailed.
     """
     import os
-    import pwd
     import shlex
     import sys
+
+    from tacit.private_files import user_name
 
     try:
         owner = path.stat().st_uid
@@ -55,10 +56,7 @@ def as_owner(path: Path) -> None:
         return
     if owner == os.geteuid():
         return
-    try:
-        name = pwd.getpwuid(owner).pw_name
-    except KeyError:
-        name = f"#{owner}"
+    name = user_name(owner)
     line = shlex.join(["sudo", "-u", name, *sys.argv])
     fail(
         f"{path} belongs to the user {name}, who could not read what another user writes there: {line}", ExitCode.USAGE
@@ -67,31 +65,35 @@ def as_owner(path: Path) -> None:
 
 @contextlib.contextmanager
 def on_machine(path: Path, *, keys: bool = False) -> Iterator[Machine]:
-    """Opens configuration and database, and with `keys` the authorities; only as the folder's owner, and only the
-    database that the coordinator serves from. Raises: CommandFailed.
+    """Opens configuration and database, and with `keys` the authorities; only as the folder's owner, only while it is
+    closed to others, and only the database that the coordinator serves from. Raises: CommandFailed.
     """
     import os
     from datetime import UTC, datetime
 
     from coordinator.authority import load_authorities
+    from coordinator.closed import check_folder, check_storage
     from coordinator.config import CoordinatorFolder, load_config
     from coordinator.pki import AuthorityUnusable, LifetimeOutOfRange, authority_passphrase
     from coordinator.storage import mark
     from coordinator.storage.database import open_database
     from coordinator.storage.errors import StorageError
     from tacit.documents import DocumentInvalid
+    from tacit.private_files import NotPrivate
 
     folder = CoordinatorFolder(path)
     as_owner(path)
     try:
+        check_folder(folder)
         config = load_config(path)
+        check_storage(config)
         mark.check(folder.database_mark, config.database_url)
         passphrase = authority_passphrase(os.environ)
         book = load_authorities(folder, now=datetime.now(UTC), passphrase=passphrase) if keys else None
         database = open_database(config.database_url)
         with contextlib.closing(database):
             yield Machine(folder, config, database, passphrase, book)
-    except (DocumentInvalid, AuthorityUnusable, LifetimeOutOfRange) as error:
+    except (DocumentInvalid, AuthorityUnusable, LifetimeOutOfRange, NotPrivate) as error:
         fail(str(error), ExitCode.USAGE)
     except StorageError as error:
         fail(str(error), ExitCode.FAILED)

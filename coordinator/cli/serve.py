@@ -47,12 +47,13 @@ def serve(
     from tacit.console import ExitCode, fail
     from tacit.documents import DocumentInvalid
     from tacit.logs import configure
+    from tacit.private_files import NotPrivate
 
     try:
         config = load_config(dir)
         configure(log_format or config.log_format)
         asyncio.run(serve(dir, new_database=new_database))
-    except (DocumentInvalid, AuthorityUnusable) as error:
+    except (DocumentInvalid, AuthorityUnusable, NotPrivate) as error:
         fail(str(error), ExitCode.USAGE)
     except (CannotServe, StorageError) as error:
         fail(str(error), ExitCode.FAILED)

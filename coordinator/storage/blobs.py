@@ -393,6 +393,9 @@ def open_blobs(url: str, *, staging: Path | None = None) -> BlobStore:
     if staging is None:
         staging = Path(root) / "incoming" if _is_local(filesystem) else Path(tempfile.gettempdir()) / "tacit-incoming"
     with _sentences(url, "made"):
+        if _is_local(filesystem):
+            # `parents` would make it with the umask's rights.
+            Path(root).mkdir(parents=True, exist_ok=True, mode=0o700)
         staging.mkdir(parents=True, exist_ok=True, mode=0o700)
         if _is_local(filesystem):
             (Path(root) / "blobs").mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -210,8 +210,10 @@ def open_database(url: str, *, observe: Observe | None = None, sole: bool = Fals
     writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="database")
     held = contextlib.ExitStack()
     try:
-        if sole and engine.dialect.name == "sqlite" and engine.url.database not in (None, "", ":memory:"):
-            held.enter_context(_sole_of_file(str(engine.url.database)))
+        if engine.dialect.name == "sqlite" and engine.url.database not in (None, "", ":memory:"):
+            if sole:
+                held.enter_context(_sole_of_file(str(engine.url.database)))
+            _made_private(str(engine.url.database))
         writer.submit(_migrate, engine).result()
     except BaseException as error:
         writer.submit(engine.dispose).result()
@@ -256,6 +258,15 @@ def engine_of(url: str, *, sole: bool = False) -> Engine:
         raise DatabaseUnusable(
             f"the driver {error.name} is not installed; for PostgreSQL, {install_with('coordinator-postgres')}"
         ) from error
+
+
+def _made_private(path: str) -> None:
+    """Makes the file for its owner alone, where there is none: SQLite would take the umask's rights, and gives its log
+    those of the file.
+    """
+    # Where it cannot be made, SQLite says so.
+    with contextlib.suppress(OSError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
 
 
 @contextlib.contextmanager

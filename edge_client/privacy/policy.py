@@ -83,10 +83,10 @@ class Policy(Document):
         examples=["00" * 32],
     )
     backbones: tuple[Source, ...] = Field(
-        default=("disk", "hub", "coordinator"),
+        default=("disk", "coordinator"),
         min_length=1,
-        description="Where a prompted job's frozen model may come from: folders of this machine, the hub (which then "
-        "learns that somebody here uses it), the coordinator. Its digest is the job's in any case.",
+        description="Where a prompted job's frozen model may come from: folders of this machine, the coordinator, the "
+        "hub (which then learns that somebody here uses it). Its digest is the job's in any case.",
     )
     shared_parameters: tuple[str, ...] = Field(
         default=("*",), description="Names of parameters that may be shared, with * and ?; one that fits none refuses."

@@ -13,7 +13,6 @@ word about fsync). A process may be killed at every one of `POINTS`.
 import fcntl
 import os
 import re
-import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,6 +21,7 @@ from edge_client.privacy.faults import FILE_STEPS, Faults, no_faults, sync_folde
 from edge_client.private_store.container import TOKEN
 from edge_client.private_store.errors import StoreBusy, StoreError, StoreUnusable, StoreUnwritable
 from tacit.identity import name_is_valid
+from tacit.private_files import NotPrivate, check_private
 
 __all__ = [
     "POINTS",
@@ -100,16 +100,11 @@ def staged_in(home: Path, job: str) -> list[str]:
 def check_owner(folder: Path) -> None:
     """Raises: StoreUnusable: the folder is there, and others may look into it."""
     try:
-        mode = stat.S_IMODE(folder.stat().st_mode)
-    except FileNotFoundError:
-        return
+        check_private(folder)
+    except NotPrivate as error:
+        raise StoreUnusable(f"{error}. Whoever read it may know your vocabulary") from error
     except OSError as error:
         raise unreadable(folder, error) from error
-    if mode & 0o077:
-        raise StoreUnusable(
-            f"{folder} may be used by others (mode {mode:04o}): whoever read it may know your vocabulary; close it "
-            f"with `chmod 700 {folder}`"
-        )
 
 
 def lock(home: Path) -> int:

@@ -13,7 +13,6 @@ Leaves to others: where files lie. Against who may read the memory of the runnin
 
 import os
 import secrets
-import stat
 import unicodedata
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -28,6 +27,7 @@ from pydantic import Field, model_validator
 
 from edge_client.private_store.errors import KeyUnusable, StateSealed
 from tacit.documents import Digest, Part
+from tacit.private_files import NotPrivate, check_secret
 
 __all__ = ["CHUNK", "NEEDED", "TAG", "ScryptNumbers", "Sealing", "StoreKey", "sealed_length", "store_key"]
 
@@ -102,9 +102,11 @@ class StoreKey:
     def from_file(cls, path: Path) -> "StoreKey":
         """A file of at least 32 random bytes, mode 0600. Raises: KeyUnusable."""
         try:
+            check_secret(path)
             with path.open("rb") as file:
-                status = os.fstat(file.fileno())
                 secret = file.read(_MOST_KEY_FILE_BYTES + 1)
+        except NotPrivate as error:
+            raise KeyUnusable(str(error)) from error
         except FileNotFoundError:
             raise KeyUnusable(
                 f"{path} does not exist; make a key with `umask 077; head -c 32 /dev/urandom > {path}` and keep a copy "
@@ -112,9 +114,6 @@ class StoreKey:
             ) from None
         except OSError as error:
             raise KeyUnusable(f"{path} cannot be read: {error.strerror}") from error
-        if stat.S_IMODE(status.st_mode) & 0o077:
-            mode = stat.S_IMODE(status.st_mode)
-            raise KeyUnusable(f"{path} may be used by others (mode {mode:04o}); close it with `chmod 600 {path}`")
         if not _KEY_FILE_BYTES <= len(secret) <= _MOST_KEY_FILE_BYTES:
             raise KeyUnusable(
                 f"{path} holds {'more than a MiB' if len(secret) > _KEY_FILE_BYTES else f'{len(secret)} bytes'}; a key "

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from pydantic import Field, PlainSerializer, PlainValidator, model_validator
 
 from tacit.documents import Digest, Document, DocumentInvalid
-from tacit.identity import MIN_RSA_BITS, CertificateInvalid, Trust, federation_of, sign, verify_signature
+from tacit.identity import CertificateInvalid, KeyUnfit, Trust, federation_of, fit_key, sign, verify_signature
 
 __all__ = ["MOST_AUTHORITIES_BYTES", "MOST_ROOTS", "Authorities", "AuthoritiesInvalid"]
 
@@ -218,7 +218,7 @@ def _der(root: x509.Certificate) -> bytes:
 
 
 def _key_of(certificate: x509.Certificate, what: str) -> rsa.RSAPublicKey:
-    key = certificate.public_key()
-    if not isinstance(key, rsa.RSAPublicKey) or key.key_size < MIN_RSA_BITS:
-        raise AuthoritiesInvalid(f"{what}: an authority's key is not RSA of at least {MIN_RSA_BITS} bits")
-    return key
+    try:
+        return fit_key(certificate.public_key())
+    except KeyUnfit as error:
+        raise AuthoritiesInvalid(f"{what}: an authority's key {error}") from error

@@ -8,6 +8,10 @@ A chain is checked once for each certificate: what never changes about it (its i
 remembered by its bytes, of the certificates used last. What may change is looked at every time: whether it is valid
 now, and in which federation and role it is wanted. So a signature costs its own check and no more, and a certificate
 that was remembered too long is refused like any other.
+
+A key is judged before it verifies anything. A verification costs one modular exponentiation, so its time grows with the
+length of the public exponent and with the modulus: an exponent as long as a 3072-bit modulus costs about a hundred
+times what 65537 does. `fit_key` therefore takes one exponent and bounds the modulus on both sides.
 """
 
 import re
@@ -23,14 +27,19 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 __all__ = [
+    "MAX_RSA_BITS",
     "MIN_RSA_BITS",
+    "RSA_EXPONENT",
+    "SUITABLE_KEY",
     "Certificate",
     "CertificateInvalid",
     "CertificateOutOfDate",
     "Identity",
+    "KeyUnfit",
     "Role",
     "Trust",
     "federation_of",
+    "fit_key",
     "issued_by",
     "key_pem",
     "name_is_valid",
@@ -41,6 +50,10 @@ __all__ = [
 ]
 
 MIN_RSA_BITS = 3072
+# Longer keys cost every other member too much to verify, and TLS libraries refuse them.
+MAX_RSA_BITS = 8192
+RSA_EXPONENT = 65537
+SUITABLE_KEY = f"RSA of {MIN_RSA_BITS} to {MAX_RSA_BITS} bits with the public exponent {RSA_EXPONENT}"
 # Certificates remembered, a few kilobytes each: those of the largest cohorts of three jobs at once.
 _REMEMBERED = 32_768
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
@@ -50,6 +63,10 @@ _PSS = padding.PSS(mgf=padding.MGF1(hashes.SHA256()), salt_length=padding.PSS.DI
 
 class CertificateInvalid(ValueError):
     """A certificate, or a signature under it, that this federation does not accept."""
+
+
+class KeyUnfit(ValueError):
+    """A public key that no federation takes. The text is the end of a sentence that begins with the key."""
 
 
 class CertificateOutOfDate(CertificateInvalid):
@@ -165,6 +182,25 @@ def federation_of(root: x509.Certificate) -> bytes:
     return root.fingerprint(hashes.SHA256())
 
 
+def fit_key(key: object) -> rsa.RSAPublicKey:
+    """The key, if it is `SUITABLE_KEY`. It does no arithmetic with the key, so an unfit one costs nothing.
+
+    Raises:
+        KeyUnfit: another kind of key, another length, or another exponent.
+    """
+    if not isinstance(key, rsa.RSAPublicKey):
+        raise KeyUnfit("is not RSA")
+    if key.key_size < MIN_RSA_BITS:
+        raise KeyUnfit(f"has {key.key_size} bits; {MIN_RSA_BITS} are needed")
+    if key.key_size > MAX_RSA_BITS:
+        raise KeyUnfit(f"has {key.key_size} bits; at most {MAX_RSA_BITS} are taken")
+    exponent = key.public_numbers().e
+    if exponent != RSA_EXPONENT:
+        # The number itself may have a thousand digits.
+        raise KeyUnfit(f"has a public exponent of {exponent.bit_length()} bits that is not {RSA_EXPONENT}")
+    return key
+
+
 def issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
     """Whether this authority signed a certificate; nothing else of it is looked at."""
     try:
@@ -175,13 +211,14 @@ def issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
 
 
 def _signed_by(certificate: x509.Certificate, issuer: x509.Certificate) -> None:
-    key = issuer.public_key()
     try:
+        # First, so that no unfit key is computed with.
+        fit_key(issuer.public_key())
         certificate.verify_directly_issued_by(issuer)
+    except KeyUnfit as error:
+        raise CertificateInvalid(f"the authority's key {error}") from error
     except (InvalidSignature, ValueError, TypeError) as error:
         raise CertificateInvalid("the certificate was not issued by this federation's authority") from error
-    if isinstance(key, rsa.RSAPublicKey) and key.key_size < MIN_RSA_BITS:
-        raise CertificateInvalid(f"the authority's key has {key.key_size} bits; {MIN_RSA_BITS} are needed")
 
 
 def verify_certificate(
@@ -199,7 +236,7 @@ def verify_certificate(
 
     Raises:
         CertificateOutOfDate: outside its validity.
-        CertificateInvalid: not DER, another issuer, another federation or role, no RSA key of at least 3072 bits, or
+        CertificateInvalid: not DER, another issuer, another federation or role, an unfit key (`fit_key`), or
             itself an authority.
     """
     found = _issued(der, root if isinstance(root, tuple) else (root,))
@@ -243,9 +280,10 @@ def _issued(der: bytes, roots: tuple[x509.Certificate, ...]) -> Certificate:
     if certificate.not_valid_after_utc > root.not_valid_after_utc:
         raise CertificateInvalid("the certificate is valid for longer than the authority that issued it")
     identity = Identity.of(certificate)
-    key = certificate.public_key()
-    if not isinstance(key, rsa.RSAPublicKey) or key.key_size < MIN_RSA_BITS:
-        raise CertificateInvalid(f"the certificate's key is not RSA of at least {MIN_RSA_BITS} bits")
+    try:
+        key = fit_key(certificate.public_key())
+    except KeyUnfit as error:
+        raise CertificateInvalid(f"the certificate's key {error}") from error
     return Certificate(
         identity,
         key,
@@ -291,7 +329,7 @@ def verify_signature(key: rsa.RSAPublicKey, message: bytes, signature: bytes) ->
 
 def new_key() -> rsa.RSAPrivateKey:
     """A fresh RSA key of 3072 bits. It takes a good part of a second."""
-    return rsa.generate_private_key(public_exponent=65537, key_size=MIN_RSA_BITS)
+    return rsa.generate_private_key(public_exponent=RSA_EXPONENT, key_size=MIN_RSA_BITS)
 
 
 def key_pem(key: rsa.RSAPrivateKey, passphrase: bytes | None = None) -> bytes:

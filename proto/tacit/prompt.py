@@ -55,6 +55,7 @@ MOST_BACKBONE_BYTES = 2**31
 # Where members may have one from, in the order in which they ask.
 Source = Literal["disk", "hub", "coordinator"]
 SOURCES: tuple[Source, ...] = get_args(Source)
+_HUB_COMMIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9][A-Za-z0-9_.-]{0,95}@[0-9a-f]{40}")
 
 Tokens = Annotated[int, Field(ge=1, le=512)]
 Hidden = Annotated[int, Field(ge=1, le=8192)]
@@ -273,8 +274,9 @@ class PromptedModel(Part):
     # In the bundle's document, in place of base: sizes by name, and SHA-256 of the canonical file of the values.
     config: dict[str, Any] | None = Field(default=None, max_length=64)
     backbone: Digest | None = None
-    # Where the operator had it from, if that was the hub: a hint for members, of whom the digest alone is believed.
-    hub: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9][A-Za-z0-9_.-]{0,95}$")
+    # Where the operator had it from, if that was the hub, as owner/name@COMMIT: a hint for members, which believe the
+    # digest alone.
+    hub: str | None = Field(default=None, max_length=234)
     injection: Annotated[Injection, table_of(Injection, "name", in_a_word=True)] = PromptTuning()
     task: Annotated[Task, table_of(Task, "name", in_a_word=True)]
     # In the prompted network and under the head; the backbone's own sites share it.
@@ -290,6 +292,16 @@ class PromptedModel(Part):
             if not isinstance(value, str | int | float | None) or (isinstance(value, float) and not isfinite(value)):
                 raise ValueError(f"{name[:40]} must be a word, a number, true or false")
         return config
+
+    @field_validator("hub")
+    @classmethod
+    def _pinned(cls, hub: str | None) -> str | None:
+        if hub is not None and _HUB_COMMIT.fullmatch(hub) is None:
+            raise ValueError(
+                f"{hub[:80]!r} names no commit: a branch or a tag can be moved. Write owner/name@COMMIT, with the 40 "
+                "hexadecimal digits of the commit, or make the bundle again"
+            )
+        return hub
 
     @model_validator(mode="after")
     def _one(self) -> Self:

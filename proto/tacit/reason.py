@@ -28,7 +28,7 @@ _SENTENCES: dict[str, str] = {
     "token_used": "The join token was used before; ask the operator for a new one.",
     "token_expired": "The join token has expired; ask the operator for a new one.",
     "token_secret_wrong": "The join token's secret is wrong; copy the whole token or ask the operator for a new one.",
-    "key_unsuitable": "The key to be certified is not RSA of at least 3072 bits, or its request is not signed by it.",
+    "key_unsuitable": "The key is not RSA of 3072 to 8192 bits with exponent 65537, or did not sign the request.",
     "name_taken": "A member of that name is already enrolled; choose another name or revoke the old one.",
     "enrolment_too_frequent": "Too many requests to enrol came from this network; wait as long as is said and repeat.",
     "job_not_admitted": "The member does not admit this job.",

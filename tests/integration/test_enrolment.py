@@ -25,7 +25,7 @@ from coordinator.services.token_desk import StoredToken
 from edge_client import enrolment as edge
 from edge_client.enrolment import EnrolmentFailed, enrol
 from edge_client.home import Home, MemberIdentity
-from tacit.console import ExitCode
+from tacit.console import ExitCode, secret_file
 from tacit.identity import Identity, Role, new_key
 from tacit.reason import Reason
 from tacit.token import JoinToken, secret_hash
@@ -557,7 +557,7 @@ def test_an_impostor_that_shows_the_true_root_never_sees_the_secret(tmp_path, ho
 def _serving_as(tmp_path, certificate, key=1) -> Coordinator:
     folder = party.coordinator_folder(tmp_path / "odd")
     folder.server_certificate.write_bytes(pem(certificate, party.authority().certificate))
-    folder.server_key.write_bytes(key_pem(party.key(key)))
+    secret_file(folder.server_key, key_pem(party.key(key)))
     return Coordinator(party.authority(), folder)
 
 

@@ -32,7 +32,7 @@ from coordinator.storage import Database, open_blobs, open_database, records
 from tacit import __version__
 from tacit.blobs import BlobNotThere, fetch_blob, put_blob
 from tacit.bundle import write_bundle
-from tacit.console import CommandFailed
+from tacit.console import CommandFailed, secret_file
 from tacit.identity import Role, federation_of
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
@@ -134,10 +134,10 @@ class House:
 
     def operator_folder(self, *, of: int = 0, port: int | None = None, host: str = "localhost") -> Path:
         folder = self.tmp / f"operator-{of}-{port}-{host}"
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
         authority, key = federation(of), party.key(3)
         certificate = authority.issue(key.public_key(), Role.OPERATOR, "op", now=party.present())
-        (folder / "key.pem").write_bytes(key_pem(key))
+        secret_file(folder / "key.pem", key_pem(key))
         (folder / "cert.pem").write_bytes(pem(certificate))
         (folder / "root.pem").write_bytes(pem(authority.certificate))
         config = OperatorConfig(address=f"{host}:{port or self.port}", federation=authority.federation)

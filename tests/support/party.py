@@ -12,6 +12,7 @@ from coordinator.config import CoordinatorConfig, CoordinatorFolder, write_confi
 from coordinator.pki import Authority, key_pem, new_key, pem
 from coordinator.services.credentials import SERVER_NAME
 from edge_client.home import Home, IdentityDocument, MemberIdentity
+from tacit.console import secret_file
 from tacit.identity import Role
 
 __all__ = ["authority", "coordinator_folder", "expired", "key", "member_home", "present"]
@@ -45,7 +46,7 @@ def coordinator_folder(
         made.mkdir(mode=0o700, exist_ok=True)
     of.store(folder.authority_certificate, folder.authority_key)
     certificate = of.issue(key(1).public_key(), Role.SERVER, SERVER_NAME, host_names=hosts, now=present())
-    folder.server_key.write_bytes(key_pem(key(1)))
+    secret_file(folder.server_key, key_pem(key(1)))
     folder.server_certificate.write_bytes(pem(certificate, of.certificate))
     write_config(
         folder.config_toml,
@@ -89,7 +90,7 @@ def member_home(
     home.prepare()
     folder = home.identity
     folder.path.mkdir(mode=0o700)
-    folder.key.write_bytes(key_pem(key(number)))
+    secret_file(folder.key, key_pem(key(number)))
     folder.key.chmod(0o600)
     folder.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     folder.root.write_bytes(pem(root or of.certificate))

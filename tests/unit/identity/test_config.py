@@ -14,6 +14,7 @@ from coordinator.config import (
     operator_toml,
     write_config,
 )
+from tacit.console import secret_file
 from tacit.documents import DocumentInvalid
 
 
@@ -130,7 +131,7 @@ def test_the_operators_folder(tmp_path):
     with pytest.raises(DocumentInvalid, match="copy the whole operator folder"):
         load_operator(tmp_path)
     for name in ("cert.pem", "key.pem", "root.pem"):
-        (tmp_path / name).write_bytes(name.encode())
+        secret_file(tmp_path / name, name.encode())
     operator = load_operator(tmp_path)
     assert operator.config == config
     assert (operator.certificate_pem, operator.key_pem, operator.root_pem) == (b"cert.pem", b"key.pem", b"root.pem")

@@ -247,7 +247,7 @@ def test_a_member_that_plays_coordinator(folder):
     """Even one that is named after the host."""
     posing = _issued(name="localhost", number=3)
     folder.server_certificate.write_bytes(pem(posing, party.authority().certificate))
-    folder.server_key.write_bytes(key_pem(party.key(3)))
+    secret_file(folder.server_key, key_pem(party.key(3)))
     identity = _identity(_issued())
     error, port, address = _error(folder, identity)
     assert "may not serve" in explain(error, identity, address=address)

@@ -66,7 +66,7 @@ def test_a_folder_that_others_may_look_into_is_refused(home, now):
 
 
 def test_somebody_elses_folder_is_refused(home, now, monkeypatch):
-    monkeypatch.setattr(os, "getuid", lambda: home.stat().st_uid + 1)
+    monkeypatch.setattr(os, "geteuid", lambda: home.stat().st_uid + 1)
     with pytest.raises(HomeUnusable, match="another user"):
         MemberIdentity.load(home, now=now)
 

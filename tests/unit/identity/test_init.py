@@ -18,7 +18,7 @@ from coordinator.pki import Authority, key_pem, pem
 from coordinator.services.credentials import load_root, refresh_server_certificate
 from edge_client.cli.doctor import doctor
 from edge_client.cli.enrol import enrol
-from tacit.console import CommandFailed, ExitCode
+from tacit.console import CommandFailed, ExitCode, secret_file
 from tacit.identity import Role, verify_certificate
 from tacit.token import JoinToken
 from tests.support import party
@@ -152,7 +152,7 @@ def test_mistakes_are_named_and_leave_nothing(tmp_path, quick, arguments, senten
 
 def test_an_institutions_authority(tmp_path, quick, authority):
     (tmp_path / "ca.pem").write_bytes(pem(authority.certificate))
-    (tmp_path / "ca.key").write_bytes(key_pem(authority.key))
+    secret_file(tmp_path / "ca.key", key_pem(authority.key))
     own = ["--authority-cert", tmp_path / "ca.pem", "--authority-key", tmp_path / "ca.key"]
     made = json.loads(_run(init, tmp_path / "fed", *own, "--json"))
     assert made["federation"] == authority.federation.hex()

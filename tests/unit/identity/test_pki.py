@@ -20,6 +20,7 @@ from coordinator.pki import (
     pem,
 )
 from coordinator.services.credentials import refresh_server_certificate
+from tacit.console import secret_file
 from tacit.identity import CertificateInvalid, Identity, Role, verify_certificate
 from tests.support import party
 
@@ -156,7 +157,8 @@ def test_short_and_foreign_keys_are_refused():
 
 def test_very_long_keys_are_refused(monkeypatch):
     # What 16384 bits would cost every other member to verify; the bound is moved rather than the key made.
-    monkeypatch.setattr("coordinator.pki.MAX_RSA_BITS", 3000)
+    monkeypatch.setattr("tacit.identity.MIN_RSA_BITS", 2048)
+    monkeypatch.setattr("tacit.identity.MAX_RSA_BITS", 3000)
     with pytest.raises(RequestUnsuitable, match="at most 3000"):
         certify_request(_request(party.key(2)))
 
@@ -167,7 +169,7 @@ def test_very_long_keys_are_refused(monkeypatch):
 def _written(tmp_path, certificate, key):
     paths = tmp_path / "ca.pem", tmp_path / "ca.key"
     paths[0].write_bytes(pem(certificate))
-    paths[1].write_bytes(key_pem(key))
+    secret_file(paths[1], key_pem(key))
     return paths
 
 
@@ -260,7 +262,7 @@ def test_a_key_of_another_certificate_is_refused(tmp_path, now):
 def test_a_short_authority_key_is_refused(tmp_path, now):
     short = rsa.generate_private_key(65537, 2048)
     paths = _written(tmp_path, _certificate(short, now, CA), short)
-    with pytest.raises(AuthorityUnusable, match="RSA of 2048 bits"):
+    with pytest.raises(AuthorityUnusable, match="the key has 2048 bits"):
         Authority.load(*paths, now=now)
 
 
@@ -269,8 +271,9 @@ def test_an_elliptic_authority_is_refused(tmp_path, now):
     certificate = _certificate(key, now, CA)
     paths = tmp_path / "ca.pem", tmp_path / "ca.key"
     paths[0].write_bytes(pem(certificate))
-    paths[1].write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    secret_file(
+        paths[1],
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
     )
     with pytest.raises(AuthorityUnusable, match="not an RSA key"):
         Authority.load(*paths, now=now)
@@ -289,12 +292,13 @@ def test_files_that_are_no_authority_are_refused(tmp_path, now):
     with pytest.raises(AuthorityUnusable, match="2 certificates"):
         Authority.load(two, key, now=now)
     locked = tmp_path / "locked.key"
-    locked.write_bytes(
+    secret_file(
+        locked,
         party.key(3).private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,
             serialization.BestAvailableEncryption(b"password"),
-        )
+        ),
     )
     with pytest.raises(AuthorityUnusable, match="is encrypted"):
         Authority.load(certificate, locked, now=now)
@@ -347,7 +351,7 @@ def test_the_server_certificate_is_made_once_and_renewed_when_it_must_be(folder,
     assert refresh_server_certificate(folder, more, authority, now)
     assert not refresh_server_certificate(folder, more, authority, now)
     # A crash between key and certificate, and no files at all.
-    folder.server_key.write_bytes(key_pem(party.key(5)))
+    secret_file(folder.server_key, key_pem(party.key(5)))
     assert refresh_server_certificate(folder, more, authority, now)
     folder.server_certificate.unlink()
     assert refresh_server_certificate(folder, more, authority, now)

@@ -162,7 +162,7 @@ BOTH_SIDES: dict[str, tuple[dict[str, Any], Any, Any, Reason, tuple[str, str]]] 
     ),
     "backbones": (
         {"backbones": ("hub",)},
-        prompted(hub="owner/name"),
+        prompted(hub=f"owner/name@{'a1' * 20}"),
         prompted(),
         Reason.REASON_POLICY_BASE_MODEL,
         ("disk, coordinator", "hub"),

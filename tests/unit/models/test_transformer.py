@@ -445,7 +445,7 @@ def test_a_name_is_fetched_from_the_hub_and_its_failure_told(tmp_path, monkeypat
 
     asked = []
 
-    def fetch(name, allow_patterns):
+    def fetch(name, revision, allow_patterns):
         asked.append((name, allow_patterns))
         if name != "people/bert":
             raise failure

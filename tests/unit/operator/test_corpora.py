@@ -36,6 +36,7 @@ from coordinator.storage.models import CorpusRow
 from coordinator.storage.restore import restore_blobs, restore_rows
 from export.finetune_corpora import promise_of, read_corpora
 from tacit.authorities import Authorities
+from tacit.console import secret_file
 from tacit.corpus import CorpusOrder, LabelCount, signed_bytes
 from tacit.identity import Role, sign
 from tacit.mechanism import NoMechanism
@@ -165,9 +166,9 @@ class House:
         """One command of the operator, as a process of its own."""
         folder = self.tmp / "operator"
         if not folder.exists():
-            folder.mkdir()
+            folder.mkdir(mode=0o700)
             certificate = party.authority().issue(party.key(3).public_key(), Role.OPERATOR, "op", now=party.present())
-            (folder / "key.pem").write_bytes(key_pem(party.key(3)))
+            secret_file(folder / "key.pem", key_pem(party.key(3)))
             (folder / "cert.pem").write_bytes(pem(certificate))
             (folder / "root.pem").write_bytes(pem(party.authority().certificate))
         config = OperatorConfig(address=f"localhost:{self.port}", federation=self.federation)

@@ -10,6 +10,7 @@ import pytest
 from coordinator.config import OperatorConfig, operator_toml
 from edge_client.text import word_tokenizer
 from export.predictor import Predictor
+from tacit.console import secret_file
 from tests.support import party
 from tests.support.ordered_corpora import corpus_file, lay_down, ordering_job
 from tests.unit.operator.test_corpora import House, housed
@@ -55,10 +56,10 @@ def folder(tmp_path, monkeypatch):
 
 
 def operators_folder(path, federation):
-    path.mkdir()
+    path.mkdir(mode=0o700)
     (path / "operator.toml").write_text(operator_toml(OperatorConfig(address="localhost:1", federation=federation)))
     for name in ("cert.pem", "key.pem", "root.pem"):
-        (path / name).write_bytes(b"of no use here")
+        secret_file(path / name, b"of no use here")
 
 
 def test_from_a_folder_it_says_what_was_measured_and_what_is_not_promised(folder, capsys):

@@ -18,6 +18,8 @@ from tacit.blobs import BlobNotThere
 from tacit.prompt import PromptedModel
 from tests.unit.prompted_jobs.tiny_models import saved
 
+HUB = f"people/bert@{'a1' * 20}"
+
 
 class Coordinator:
     """Hands out one file by digest, and counts."""
@@ -34,16 +36,16 @@ class Coordinator:
 
 
 class Hub:
-    """Hands out one folder, and counts."""
+    """Hands out one folder's files, and counts."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder, self.asked = folder, []
 
-    def __call__(self, name: str) -> Path:
+    def __call__(self, name: str, into: Path, most_bytes: int) -> None:
         self.asked.append(name)
         if self.folder is None:
             raise CheckpointInvalid(f"{name} is no folder here, and the hub did not give it")
-        return self.folder
+        shutil.copytree(self.folder, into, dirs_exist_ok=True)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +61,7 @@ def models(tmp_path_factory):
 @pytest.fixture(scope="module")
 def wanted(models):
     config = folder_config(models / "right")
-    return Wanted(write_backbone(models / "right", config, models / "file"), config, "people/bert")
+    return Wanted(write_backbone(models / "right", config, models / "file"), config, HUB)
 
 
 @pytest.fixture
@@ -98,7 +100,7 @@ def test_a_folder_with_other_values_is_passed_over_and_both_digests_are_told(mod
     backbones = Backbones(cache, folders=[models / "other", models / "roberta", models / "nowhere"], hub=hub)
     with structlog.testing.capture_logs() as logs:
         opened(backbones, wanted, coordinator)
-    assert hub.asked == ["people/bert"]
+    assert hub.asked == [HUB]
     told = [line for line in logs if line["event"] == "backbone_differs"]
     config = folder_config(models / "other")
     other = write_backbone(models / "other", config, models / "other-file").hex()
@@ -135,7 +137,7 @@ def test_when_nobody_has_it_every_source_says_why(models, wanted, cache):
     with pytest.raises(BackboneMissing) as error:
         opened(backbones, wanted, coordinator)
     said = str(error.value)
-    for part in ("disk: ", "the same sizes, other values", "hub: people/bert is no folder", "coordinator: no job has"):
+    for part in ("disk: ", "the same sizes, other values", f"hub: {HUB} is no folder", "coordinator: no job has"):
         assert part in said
     assert kept(cache, wanted) == set()
     # A gigabyte is not read again to find the same; the coordinator may have it by now.
@@ -246,7 +248,7 @@ def test_a_full_disk_with_nothing_to_delete_says_so(wanted, cache):
 
 def test_what_a_job_wants_is_in_its_document(wanted):
     task = {"name": "cloze", "verbaliser": {"a": "x", "b": "y"}}
-    table = {"config": dict(wanted.config), "backbone": wanted.digest.hex(), "hub": "people/bert", "task": task}
+    table = {"config": dict(wanted.config), "backbone": wanted.digest.hex(), "hub": HUB, "task": task}
     assert Wanted.of(PromptedModel.model_validate(table)) == wanted
     with pytest.raises(BackboneInvalid, match="make a job bundle of it"):
         Wanted.of(PromptedModel.model_validate({"base": "x", "task": task}))

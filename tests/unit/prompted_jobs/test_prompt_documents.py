@@ -33,6 +33,7 @@ from tests.support.fleet import job_document
 VERBALISER = {"positive": ["great", "good"], "negative": "bad"}
 CLOZE = {"name": "cloze", "verbaliser": VERBALISER}
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "prompts.md").read_text(encoding="utf-8")
+COMMIT = "a1" * 20
 CONFIG = {"model_type": "bert", "hidden_size": 16, "layer_norm_eps": 1e-12}
 
 
@@ -157,7 +158,7 @@ def test_what_the_operator_writes():
 )
 def test_a_document_is_read_back_as_it_was_written(injection):
     model = PromptedModel.model_validate(
-        {"config": CONFIG, "backbone": "ab" * 32, "hub": "people/bert", "injection": injection, "task": CLOZE}
+        {"config": CONFIG, "backbone": "ab" * 32, "hub": f"people/bert@{COMMIT}", "injection": injection, "task": CLOZE}
     )
     text = json.dumps(model.model_dump(mode="json"), sort_keys=True)
     again = PromptedModel.model_validate(json.loads(text))
@@ -174,8 +175,20 @@ def test_a_document_is_read_back_as_it_was_written(injection):
         pytest.param({"config": CONFIG}, "go together", id="no-digest"),
         pytest.param({"backbone": "00" * 32}, "go together", id="no-config"),
         pytest.param({"base": "x", "backbone": "12"}, "64 hexadecimal digits", id="no-digest-at-all"),
-        pytest.param({"base": "x", "hub": "people/bert"}, "the job file names the base alone", id="hub-by-hand"),
-        pytest.param({"config": CONFIG, "backbone": "00" * 32, "hub": "../bert"}, "hub", id="hub-as-a-path"),
+        pytest.param(
+            {"base": "x", "hub": f"people/bert@{COMMIT}"}, "the job file names the base alone", id="hub-by-hand"
+        ),
+        pytest.param(
+            {"config": CONFIG, "backbone": "00" * 32, "hub": f"../bert@{COMMIT}"}, "hub: ", id="hub-as-a-path"
+        ),
+        *(
+            pytest.param(
+                {"config": CONFIG, "backbone": "00" * 32, "hub": hub},
+                "names no commit: a branch or a tag can be moved. Write owner/name@COMMIT",
+                id=f"hub-without-a-commit-{number}",
+            )
+            for number, hub in enumerate(("people/bert", "people/bert@main", "people/bert@abc123"))
+        ),
         pytest.param({"base": "x", "injection": "adapter"}, "'adapter' is none of prompt-tuning", id="injection"),
         pytest.param(
             {"base": "x", "injection": {"name": "lora", "tokens": 3}},

@@ -98,9 +98,22 @@ def test_an_encoder_without_a_head_has_a_classification_head_and_no_cloze(tmp_pa
 def test_a_name_on_the_hub_is_a_hint_for_members(tmp_path, monkeypatch):
     import huggingface_hub
 
-    folder = saved(tmp_path / "snapshot", "bert")
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, allow_patterns: str(folder))
-    assert parts_of(tmp_path, model_of("people/bert")).model.hub == "people/bert"
+    commit = "a1" * 20
+    folder, asked = saved(tmp_path / commit, "bert"), []
+
+    def fetch(name, revision, allow_patterns):
+        asked.append((name, revision))
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    # A name alone is pinned to what was fetched for it.
+    for base in ("people/bert", f"people/bert@{commit}"):
+        assert parts_of(tmp_path, model_of(base)).model.hub == f"people/bert@{commit}"
+    assert asked == [("people/bert", None), ("people/bert", commit)]
+    assert "a name on the hub is owner/name" in refusal(tmp_path, model_of("people/bert@main"))
+    pinned, folder = folder, folder.rename(tmp_path / "snapshot")
+    assert "is not known; name owner/name@COMMIT" in refusal(tmp_path, model_of("people/bert"))
+    folder = folder.rename(pinned)
     # A folder of that name is a folder.
     shutil.copytree(folder, tmp_path / "people" / "bert")
     assert parts_of(tmp_path, model_of("people/bert")).model.hub is None

@@ -408,8 +408,11 @@ def test_a_dry_run_says_which_backbone_it_would_be(job, identity, tmp_path, caps
     }
     assert f"stays as it is: a bert, {digest.hex()[:16]}, {size / 1e6:,.1f} MB, to be had from disk, then" in said
     assert not found.refusals
-    there = job.document.model_copy(update={"model": job.document.model.model_copy(update={"hub": "owner/name"})})
-    assert plan(there)[0].backbone.sources == ("disk", "hub", "coordinator")
+    there = job.document.model_copy(
+        update={"model": job.document.model.model_copy(update={"hub": f"owner/name@{'a1' * 20}"})}
+    )
+    assert plan(there)[0].backbone.sources == ("disk", "coordinator")
+    assert plan(there, backbones=("disk", "hub"))[0].backbone.sources == ("disk", "hub")
     assert plan(there, backbones=("hub",))[0].backbone.sources == ("hub",)
     assert any(each.startswith("backbones: ") for each in plan(backbones=("hub",))[0].refusals)
     (tmp_path / "cache").mkdir()

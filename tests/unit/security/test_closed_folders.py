@@ -1,0 +1,292 @@
+"""Keys, folders and databases that others may use, or that others own, are not served; refusals say what to type."""
+
+import asyncio
+import os
+import re
+import shlex
+import stat
+import subprocess
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from coordinator import server
+from coordinator.cli import app
+from coordinator.closed import database_file, store_folder
+from coordinator.config import CoordinatorFolder, load_config, load_operator
+from coordinator.pki import Authority, AuthorityUnusable, authority_passphrase
+from edge_client.home import HomeUnusable, MemberIdentity
+from tacit import private_files
+from tacit.console import CommandFailed, ExitCode, secret_file
+from tacit.documents import DocumentInvalid
+from tacit.private_files import NotPrivate, check_private, check_secret, check_unwritable
+from tests.support import party
+from tests.support.housed import housed
+
+posix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="POSIX owners and modes")
+root = pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root gives files away")
+pytestmark = posix
+SOMEBODY = 54_321
+
+FOLDERS = (".", "authority", "server", "operator", "store", "spool")
+PRIVATE = ("authority/root.key", "server/key.pem", "operator/key.pem", "tacit.db", "tacit.db-wal", "tacit.db-shm")
+READABLE = (
+    *("coordinator.toml", "database.json", "authority/root.pem", "server/cert.pem"),
+    *("operator/operator.toml", "operator/cert.pem", "operator/root.pem"),
+)
+COMMANDS = (
+    ("authority", "rotate", "--yes"),
+    ("operator", "list"),
+    ("operator", "issue", "bert", "--out", "bert"),
+    ("backup", "backups"),
+)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory) -> CoordinatorFolder:
+    """A federation that `coordinator init` made and that has been served once."""
+    umask = os.umask(0o002)
+    with pytest.MonkeyPatch.context() as patch:
+        path = tmp_path_factory.mktemp("closed") / "coordinator"
+        numbers = iter(range(100))
+        for where in ("coordinator.pki", "coordinator.operators", "coordinator.services.credentials"):
+            patch.setattr(f"{where}.new_key", lambda: party.key(next(numbers) % 6))
+        try:
+            assert CliRunner().invoke(app, ["init", str(path), "--host", "localhost"]).exit_code == 0
+            asyncio.run(_serve(path, patch))
+        finally:
+            os.umask(umask)
+    for suffix in ("-wal", "-shm"):
+        # As they lie there after a crash.
+        (path / f"tacit.db{suffix}").touch(mode=0o600)
+    return CoordinatorFolder(path)
+
+
+async def _serve(path: Path, patch) -> None:
+    patch.setattr(server, "speaks_tls_12", lambda *_: False)
+    config = load_config(path).model_copy(
+        update={"listen_host": "127.0.0.1", "enrolment_port": 0, "federation_port": 0, "metrics_port": 0}
+    )
+    async with AsyncExitStack() as stack:
+        await server.start(CoordinatorFolder(path), config, stack)
+
+
+@pytest.fixture
+def restored(served):
+    """Puts modes and owners back."""
+    before = [(path, path.stat()) for path in (served.path, *served.path.rglob("*"))]
+    yield served
+    for path, status in before:
+        os.chown(path, status.st_uid, status.st_gid)
+        path.chmod(stat.S_IMODE(status.st_mode))
+
+
+def refused(folder: CoordinatorFolder) -> str:
+    """Why a server does not start."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(NotPrivate) as raised:
+        asyncio.run(_serve(folder.path, patch))
+    return str(raised.value)
+
+
+def refusal(folder: CoordinatorFolder, *words: str) -> str:
+    """What a command says that does not go on."""
+    result = CliRunner().invoke(app, [*words, "--dir", str(folder.path)])
+    assert isinstance(result.exception, CommandFailed), result.output
+    assert result.exception.code is ExitCode.USAGE
+    return result.exception.sentence
+
+
+def typed(sentence: str) -> list[str]:
+    """The command that the sentence names."""
+    return shlex.split(re.search(r"`([^`]*)`", sentence)[1])
+
+
+def test_a_folder_made_and_served_under_any_umask_is_closed(served):
+    for name in ("store", "spool", "tacit.db"):
+        assert (served.path / name).stat().st_mode & 0o077 == 0, name
+    for path in served.path.rglob("*"):
+        assert path.stat().st_mode & 0o022 == 0 or path.parent.parent == served.store, path
+    assert load_operator(served.operator).config.address
+
+
+@pytest.mark.parametrize("name", [*FOLDERS, *PRIVATE, *READABLE])
+def test_nothing_that_others_may_change_is_served_and_the_command_named_closes_it(restored, name):
+    path = restored.path / name
+    path.chmod(0o777 if path.is_dir() else 0o666)
+    said = refused(restored)
+    assert str(path.resolve()) in said or str(path) in said
+    program, mode, where = typed(said)
+    assert program == "chmod"
+    assert Path(where) == path
+    path.chmod({"700": 0o700, "600": 0o600, "go-w": path.stat().st_mode & 0o755}[mode])
+    asyncio.run(_until_checked(restored))
+
+
+async def _until_checked(folder: CoordinatorFolder) -> None:
+    server.check_folder(folder)
+    server.check_storage(load_config(folder.path))
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_a_key_that_others_may_read_is_not_served(restored, name):
+    (restored.path / name).chmod(0o640)
+    assert typed(refused(restored))[:2] == ["chmod", "600"]
+
+
+@root
+@pytest.mark.parametrize("name", [*FOLDERS, *PRIVATE, *READABLE])
+def test_what_belongs_to_another_user_is_not_served_and_the_command_named_takes_it_over(restored, name):
+    path = restored.path / name
+    os.chown(path, SOMEBODY, -1)
+    said = refused(restored)
+    assert typed(said)[:2] == ["sudo", "chown"]
+    assert Path(typed(said)[-1]) == path
+    assert f"#{SOMEBODY}" in said
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0] + words[-1])
+def test_every_command_on_the_folder_looks_first(restored, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    restored.authority_key.chmod(0o666)
+    before = sorted(restored.path.rglob("*"))
+    assert typed(refusal(restored, *words)) == ["chmod", "600", str(restored.authority_key)]
+    assert sorted(restored.path.rglob("*")) == before
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_service_ends_with_the_sentence(restored):
+    restored.authority_key.chmod(0o666)
+    words = [sys.executable, "-c", "from coordinator.cli import main; main()", "serve", "--dir", str(restored.path)]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == ExitCode.USAGE
+    assert ended.stderr.endswith(f"close it with `chmod 600 {restored.authority_key}`\n")
+
+
+def test_the_operators_own_commands_look_at_the_operators_folder(restored):
+    for path, mode in ((restored.operator / "key.pem", 0o666), (restored.operator, 0o755)):
+        path.chmod(mode)
+        assert typed(refusal(restored, "status"))[0] == "chmod"
+        with pytest.raises(DocumentInvalid, match="chmod"):
+            load_operator(restored.operator)
+        path.chmod(0o700)
+
+
+def test_a_server_looks_before_it_opens_anything(tmp_path, monkeypatch):
+    folder = party.coordinator_folder(tmp_path / "coordinator")
+    folder.server_key.chmod(0o666)
+
+    async def scenario():
+        async with housed(tmp_path, monkeypatch, again=True):
+            raise AssertionError("it serves")
+
+    with pytest.raises(NotPrivate, match="chmod 600"):
+        asyncio.run(scenario())
+    assert not folder.database.exists()
+
+
+def test_a_member_checks_by_the_same_rules(tmp_path):
+    party.member(tmp_path / "home", "localhost:7441")
+    identity = tmp_path / "home" / "identity"
+    identity.chmod(0o777)
+    with pytest.raises(HomeUnusable, match=r"chmod 700 .*/identity`\. If somebody else uses this machine, enrol anew"):
+        MemberIdentity.load(tmp_path / "home")
+
+
+# ---- what a supervisor or a container hands in -----------------------------------------------------------------------
+
+
+def secret(path: Path, mode: int, owner: int | None = None) -> Path:
+    secret_file(path, b"a passphrase\n")
+    path.chmod(mode)
+    if owner is not None:
+        os.chown(path, owner, -1)
+    return path
+
+
+def as_user(monkeypatch, uid: int) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+
+
+def test_ones_own_passphrase_file_is_ones_own(tmp_path):
+    file = secret(tmp_path / "word", 0o600)
+    assert authority_passphrase({"TACIT_AUTHORITY_PASSPHRASE_FILE": str(file)}) == b"a passphrase"
+    for mode in (0o666, 0o644, 0o640):
+        file.chmod(mode)
+        with pytest.raises(AuthorityUnusable, match="chmod 600"):
+            authority_passphrase({}, file)
+
+
+@root
+def test_a_secret_that_root_mounts_for_a_group_is_taken(tmp_path, monkeypatch):
+    file = secret(tmp_path / "word", 0o440, 0)
+    as_user(monkeypatch, 10_001)
+    for mode in (0o440, 0o400, 0o640):
+        file.chmod(mode)
+        assert authority_passphrase({}, file) == b"a passphrase"
+    for mode in (0o444, 0o660):
+        file.chmod(mode)
+        with pytest.raises(AuthorityUnusable, match="sudo chmod 440"):
+            authority_passphrase({}, file)
+
+
+@root
+def test_a_secret_in_a_containers_own_folder_may_be_readable_and_never_writable(tmp_path, monkeypatch):
+    file = secret(tmp_path / "word", 0o444, 0)
+    as_user(monkeypatch, 10_001)
+    monkeypatch.setattr(private_files, "_MOUNTED", tmp_path)
+    assert authority_passphrase({}, file) == b"a passphrase"
+    file.chmod(0o446)
+    with pytest.raises(AuthorityUnusable, match="chmod go-w"):
+        authority_passphrase({}, file)
+
+
+@root
+def test_a_secret_of_a_third_user_is_refused(tmp_path):
+    file = secret(tmp_path / "word", 0o600, SOMEBODY)
+    with pytest.raises(NotPrivate, match=f"belongs to another user, #{SOMEBODY}"):
+        check_secret(file)
+
+
+def test_an_institutions_key_that_all_may_read_is_not_taken(tmp_path):
+    authority = party.authority()
+    authority.store(tmp_path / "ca.pem", tmp_path / "ca.key")
+    (tmp_path / "ca.key").chmod(0o644)
+    with pytest.raises(AuthorityUnusable, match="chmod 600"):
+        Authority.load(tmp_path / "ca.pem", tmp_path / "ca.key", now=party.present())
+
+
+def test_what_is_not_there_is_for_others_to_miss(tmp_path):
+    for check in (check_private, check_unwritable, check_secret):
+        check(tmp_path / "nothing")
+
+
+def test_a_system_without_owners_is_not_checked(tmp_path, monkeypatch):
+    file = secret(tmp_path / "word", 0o666)
+    monkeypatch.delattr(os, "geteuid")
+    for check in (check_private, check_unwritable, check_secret):
+        check(file)
+
+
+@pytest.mark.parametrize(
+    ("url", "file"),
+    [
+        ("sqlite:////var/lib/tacit/tacit.db", "/var/lib/tacit/tacit.db"),
+        ("sqlite+pysqlite:////var/tacit.db?mode=rw", "/var/tacit.db"),
+        ("sqlite:///:memory:", None),
+        ("sqlite://", None),
+        ("postgresql+psycopg://tacit@postgres:5432/tacit", None),
+    ],
+)
+def test_where_a_database_is_a_file(url, file):
+    assert database_file(url) == (None if file is None else Path(file))
+
+
+@pytest.mark.parametrize(
+    ("url", "folder"),
+    [("file:///var/lib/tacit/store", "/var/lib/tacit/store"), ("s3://bucket/prefix", None), ("memory://x", None)],
+)
+def test_where_a_store_is_a_folder(url, folder):
+    assert store_folder(url) == (None if folder is None else Path(folder))
