@@ -126,8 +126,13 @@ class _Guarded:
         if name not in ("unary_unary", "unary_stream", "stream_unary", "stream_stream"):
             return found
 
-        def over_cleaned(method: str, request_serializer: Any, response_deserializer: Any, **rest: Any) -> Any:
-            parse = _cleaned(response_deserializer) if _wanted(method) else response_deserializer
+        def over_cleaned(
+            method: str, request_serializer: Any = None, response_deserializer: Any = None, **rest: Any
+        ) -> Any:
+            # Without a parser the caller takes bytes.
+            parse = response_deserializer
+            if parse is not None and _wanted(method):
+                parse = _cleaned(parse)
             return found(method, request_serializer=request_serializer, response_deserializer=parse, **rest)
 
         return over_cleaned
