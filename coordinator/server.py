@@ -43,6 +43,7 @@ from coordinator.storage.database import Database, open_database
 from coordinator.storage.records import DatabaseTokenDesk
 from coordinator.upkeep import Upkeep
 from tacit import __version__
+from tacit.guard import GuardInterceptor
 from tacit.reason import Reason
 from tacit.tls import speaks_tls_12
 from tacit.v1 import (
@@ -108,7 +109,10 @@ async def start(
     stack.push_async_callback(runtime.stop)
 
     checks = health.HealthServicer()
-    outside, inside = (grpc.aio.server(options=server_options(public=public)) for public in (True, False))
+    outside, inside = (
+        grpc.aio.server(interceptors=(GuardInterceptor(),), options=server_options(public=public))
+        for public in (True, False)
+    )
     enrolment_port = _bind(outside, config.listen_host, config.enrolment_port, enrolment_credentials(folder))
     federation_port = _bind(inside, config.listen_host, config.federation_port, federation_credentials(folder))
     # Port 0 was any free port: from here on the configuration says which.

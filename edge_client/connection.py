@@ -15,6 +15,7 @@ import grpc.aio
 
 from edge_client.home import MemberIdentity
 from tacit.console import ExitCode
+from tacit.guard import guarded
 from tacit.limits import MOST_FROM_COORDINATOR, MOST_FROM_MEMBER
 from tacit.reason import Reason
 from tacit.status import reason_of
@@ -75,7 +76,7 @@ def open_channel(identity: MemberIdentity, address: str | None = None) -> grpc.a
         private_key=identity.key_pem,
         certificate_chain=identity.certificate_pem,
     )
-    return grpc.aio.secure_channel(address or identity.address, credentials, options=channel_options())
+    return guarded(grpc.aio.secure_channel(address or identity.address, credentials, options=channel_options()))
 
 
 def explain(

@@ -27,7 +27,7 @@ from edge_client.runner import Member, RunOptions, load_member
 from edge_client.session.keeping import TableUnused, table_unused
 from edge_client.synthesis.setting import NO_GUARANTEE
 from tacit.blobs import BlobDamaged, BlobNotThere, fetch_blob
-from tacit.console import CommandFailed, print_json
+from tacit.console import CommandFailed, print_json, printable
 from tacit.context import context_of
 from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument
@@ -359,7 +359,7 @@ async def _plans(member: Member, patterns: tuple[str, ...]) -> list[Plan]:
 def _print(text: str = "") -> None:
     import typer
 
-    typer.echo(text)
+    typer.echo(printable(text))
 
 
 def _kept(job: JobDocument) -> str:

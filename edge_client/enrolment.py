@@ -32,6 +32,7 @@ from edge_client.renewal import asked_authorities
 from tacit import __version__
 from tacit.authorities import Authorities, AuthoritiesInvalid
 from tacit.console import ExitCode, secret_file
+from tacit.guard import guarded
 from tacit.identity import CertificateInvalid, Role, Trust, federation_of, key_pem, new_key
 from tacit.reason import Reason
 from tacit.status import reason_of, time_of
@@ -250,7 +251,7 @@ async def _ask(
         software_version=__version__,
     )
     credentials = grpc.ssl_channel_credentials(root_certificates=trust.pem)
-    async with grpc.aio.secure_channel(token.address, credentials, options=channel_options()) as channel:
+    async with guarded(grpc.aio.secure_channel(token.address, credentials, options=channel_options())) as channel:
         stub = enrolment_pb2_grpc.EnrolmentServiceStub(channel)
         call = stub.Enrol(request, timeout=limit)
         try:

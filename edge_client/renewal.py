@@ -40,6 +40,7 @@ from edge_client.home import Home, HomeUnusable, MemberIdentity
 from tacit import __version__
 from tacit.authorities import Authorities, AuthoritiesInvalid
 from tacit.console import ExitCode
+from tacit.guard import guarded
 from tacit.identity import CertificateInvalid, Role, Trust, new_key
 from tacit.reason import Reason
 from tacit.status import reason_of
@@ -304,7 +305,7 @@ async def asked_authorities(address: str, *, client: ClientKey | None, limit: fl
         )
         pem = client.certificate.public_bytes(serialization.Encoding.PEM)
         credentials = grpc.ssl_channel_credentials(root, key, pem)
-    async with grpc.aio.secure_channel(address, credentials, options=channel_options()) as channel:
+    async with guarded(grpc.aio.secure_channel(address, credentials, options=channel_options())) as channel:
         if client is None:
             from tacit.v1 import enrolment_pb2_grpc
 

@@ -14,6 +14,7 @@ from edge_client.contribution import Update
 from edge_client.privacy.budget import Figures
 from edge_client.session.agent import Observer
 from tacit.attempt import AttemptId
+from tacit.console import printable
 from tacit.messages import Assignment, AttemptEnded, JobEnded
 from tacit.reason import Reason, sentence, word
 
@@ -85,9 +86,9 @@ class TerminalWatcher:
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False)
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
             TimeRemainingColumn(),
             console=self._console,
             transient=True,
@@ -114,7 +115,7 @@ class TerminalWatcher:
             self._progress.remove_task(self._bars.pop(name))
 
     def _line(self, text: str) -> None:
-        self._progress.console.print(text, markup=False)
+        self._progress.console.print(printable(text), markup=False)
 
     def connected(self, federation: str) -> None:
         """A session is open."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coordinator.cli.common import Dir, Json, Operator, operator_folder, operator_stub, run
-from tacit.console import ExitCode, fail, print_json
+from tacit.console import ExitCode, fail, print_json, printable
 
 if TYPE_CHECKING:
     from coordinator.storage.chain import JournalEntry
@@ -64,7 +64,7 @@ def show(
         if as_json:
             print_json(_json(entry))
         else:
-            typer.echo(_line(entry))
+            typer.echo(printable(_line(entry)))
 
     _read(take, backup, database, operator, folder, after=after, subject=subject)
     if not shown and not as_json:

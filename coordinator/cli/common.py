@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from tacit.console import CommandFailed, ExitCode, fail
+from tacit.text import clean
 
 if TYPE_CHECKING:
     import grpc.aio
@@ -59,6 +60,8 @@ Json = Annotated[
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
+# Characters of one cell: what a member declines, of every job.
+_MOST_CELL = 10_000
 # Of one short call; transfers and Watch have their own patience.
 CALL_SECONDS = 30.0
 
@@ -137,7 +140,9 @@ async def operator_channel(folder: Path) -> "AsyncIterator[grpc.aio.Channel]":
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.enable_retries", 0),
     ]
-    async with grpc.aio.secure_channel(address, credentials, options=options) as channel:
+    from tacit.guard import guarded
+
+    async with guarded(grpc.aio.secure_channel(address, credentials, options=options)) as channel:
         with _explained(address, identity.certificate_pem):
             yield channel
 
@@ -299,7 +304,8 @@ def confirm(question: str, yes: bool) -> None:
 
 
 def table(headers: list[str], rows: list[list[str]]) -> str:
-    """Columns as wide as they must be, for people and for pipes alike."""
+    """Columns as wide as they must be, for people and for pipes alike. Cells may hold what another machine said."""
+    rows = [[clean(cell, _MOST_CELL) for cell in row] for row in rows]
     widths = [max(len(row[at]) for row in [headers, *rows]) for at in range(len(headers))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in [headers, *rows]]
     return "\n".join(line.rstrip() for line in lines)
@@ -314,7 +320,7 @@ def progress_bar(what: str, *, quiet: bool) -> Iterator[Callable[[int, int], Non
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(what, total=None)
         yield lambda arrived, total: progress.update(task, completed=arrived, total=total)

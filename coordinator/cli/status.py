@@ -18,7 +18,7 @@ from coordinator.cli.common import (
     run,
     table,
 )
-from tacit.console import CommandFailed, ExitCode, print_json
+from tacit.console import CommandFailed, ExitCode, print_json, printable
 
 if TYPE_CHECKING:
     from tacit.v1 import operator_pb2
@@ -94,8 +94,10 @@ def text_of(answer: "operator_pb2.StatusResponse") -> str:
     from coordinator.cli.shown import moment
 
     parts = [
-        f"Federation {answer.federation[:16]}, coordinator {answer.software_version}, "
-        f"serving since {moment(answer.started_ms)} UTC"
+        printable(
+            f"Federation {answer.federation[:16]}, coordinator {answer.software_version}, "
+            f"serving since {moment(answer.started_ms)} UTC"
+        )
     ]
     if answer.jobs:
         parts.append(jobs_table(list(answer.jobs)))

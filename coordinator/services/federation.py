@@ -552,6 +552,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
                 if first is EOF or first.WhichOneof("part") != "header":
                     raise wire.WireInvalid("an upload begins with its header")
                 attempt = wire.attempt_from_pb(first.header.ref)
+                described = wire.masked_input_from_pb(first.header.input)
             except wire.WireInvalid as error:
                 await abort_with(context, Reason.REASON_MESSAGE_MALFORMED, str(error))
             driver = self._runtime.drivers.get(attempt.job)
@@ -561,7 +562,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
                 attempt,
                 member,
                 first.header.offset,
-                wire.masked_input_from_pb(first.header.input),
+                described,
                 self._chunks(context),
                 driver,
             )

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tacit.console import ExitCode, fail, json_requested, print_json
+from tacit.console import ExitCode, fail, json_requested, print_json, printable
+from tacit.text import MOST_SHOWN, clean
 
 if TYPE_CHECKING:
     from edge_client.giving.folder import Choice, CorpusFolder, CorpusState
@@ -48,7 +49,9 @@ def list_(home: Home = None, as_json: Json = False) -> None:
             print_json(_summary(each, state))
             continue
         size = "" if state.made is None else f", {state.made.rows} texts, {state.made.bytes:,} bytes"
-        typer.echo(f"{each.job}: {_STAGES[_stage(each, state)]}{size}{f' ({state.detail})' if state.detail else ''}")
+        typer.echo(
+            printable(f"{each.job}: {_STAGES[_stage(each, state)]}{size}{f' ({state.detail})' if state.detail else ''}")
+        )
     if not found and not (as_json or json_requested()):
         typer.echo(f"{folder} holds no corpus: none of its jobs that order text is finished.")
 
@@ -78,7 +81,7 @@ def show(
     if as_json or json_requested():
         print_json({**summary, "texts": texts})
         return
-    typer.echo(f"{job}: {_STAGES[_stage(folder, state)]}{f' ({state.detail})' if state.detail else ''}")
+    typer.echo(printable(f"{job}: {_STAGES[_stage(folder, state)]}{f' ({state.detail})' if state.detail else ''}"))
     if statement is None:
         return
     typer.echo(f"  file     {folder.file}")
@@ -87,11 +90,10 @@ def show(
     typer.echo(f"  model    as this member trained it in round {statement.round}, under {statement.mechanism}")
     labels = ", ".join(f"{each.label} {each.rows}" for each in statement.labels)
     by = "after your own, noised and charged" if statement.histogram == "noised" else "in equal parts"
-    typer.echo(f"  labels   {labels} ({by})")
+    typer.echo(f"  labels   {printable(labels)} ({by})")
     for each in texts:
         # A text is made of words, and a terminal is not asked to trust them.
-        printable = "".join(char if char.isprintable() else "?" for char in str(each["text"]))
-        typer.echo(f"    {each['label']}: {printable}")
+        typer.echo(f"    {printable(each['label'])}: {clean(str(each['text']), MOST_SHOWN)}")
     if _stage(folder, state) == "sending":
         typer.echo(f"`edge_client corpus veto {job}` still calls it back: the coordinator is told, and deletes it.")
     if state.stage == "made":

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tacit.console import print_json
+from tacit.console import print_json, printable
 
 __all__ = ["doctor"]
 
@@ -53,5 +53,5 @@ def doctor(
         }
         for finding in findings:
             status = typer.style(f"{finding.status:<4}", fg=colours[finding.status])
-            typer.echo(f"{status}  {finding.check:<11}  {finding.what}")
+            typer.echo(f"{status}  {finding.check:<11}  {printable(finding.what)}")
     raise typer.Exit(int(code))

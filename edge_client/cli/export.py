@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tacit.console import json_requested, print_json
+from tacit.console import json_requested, print_json, printable
 
 if TYPE_CHECKING:
     from edge_client.exporting import Watch
@@ -128,12 +128,17 @@ def _watching(quiet: bool) -> Iterator["Watch"]:
     from edge_client.exporting import Watch
 
     if quiet or not sys.stderr.isatty():
-        yield Watch() if quiet else Watch(say=lambda line: typer.echo(line, err=True))
+        yield Watch() if quiet else Watch(say=lambda line: typer.echo(printable(line), err=True))
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("adapting"), BarColumn(), TextColumn("{task.fields[note]}"), TimeRemainingColumn())
+    columns = (
+        TextColumn("adapting"),
+        BarColumn(),
+        TextColumn("{task.fields[note]}", markup=False),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True, highlight=False), transient=True) as bar:
         task = bar.add_task("", total=None, note="", visible=False)
 
@@ -141,4 +146,4 @@ def _watching(quiet: bool) -> Iterator["Watch"]:
             note = f"loss {loss:.3f}"
             bar.update(task, completed=step, total=steps, note=note, visible=step < steps, refresh=step in (1, steps))
 
-        yield Watch(lambda line: bar.console.print(line, markup=False), step)
+        yield Watch(lambda line: bar.console.print(printable(line), markup=False), step)

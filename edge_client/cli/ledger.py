@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tacit.console import ExitCode, fail, print_json
+from tacit.console import ExitCode, fail, print_json, printable
 
 if TYPE_CHECKING:
     from edge_client.privacy.replay import LedgerState
@@ -282,9 +282,9 @@ def _verdict_json(where: str, verdict: "Verdict") -> dict[str, Any]:
 
 def _print_verdict(where: str, verdict: "Verdict") -> None:
     for problem in verdict.problems:
-        typer.echo(str(problem))
+        typer.echo(printable(str(problem)))
     for note in verdict.notes:
-        typer.echo(f"note: {note}")
+        typer.echo(printable(f"note: {note}"))
     state = verdict.state
     if verdict.sound:
         typer.echo(f"{where}: sound; {state.sequence} records, {len(state.receipts)} receipts, head {state.head.hex()}")

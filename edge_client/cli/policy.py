@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tacit.console import ExitCode, fail, json_requested, print_json
+from tacit.console import ExitCode, fail, json_requested, print_json, printable
 
 if TYPE_CHECKING:
     from edge_client.home import MemberIdentity
@@ -83,7 +83,7 @@ def check(
         for verdict in verdicts:
             _print_verdict(verdict)
         if cost:
-            typer.echo(f"cost     {cost.sentence}")
+            typer.echo(printable(f"cost     {cost.sentence}"))
         if refused:
             typer.echo(f"This member would not take part: {', '.join(verdict.rule for verdict in refused)}.")
         elif takes_part:
@@ -115,7 +115,7 @@ def _print_verdict(verdict: "Verdict") -> None:
         Outcome.REFUSED: typer.colors.RED,
         Outcome.OPEN: typer.colors.BRIGHT_BLACK,
     }
-    typer.echo(f"{typer.style(f'{verdict.outcome:<7}', fg=colours[verdict.outcome])}  {verdict.sentence}")
+    typer.echo(f"{typer.style(f'{verdict.outcome:<7}', fg=colours[verdict.outcome])}  {printable(verdict.sentence)}")
 
 
 def _policy(home: Path, option: Path | None) -> "tuple[Policy, str]":

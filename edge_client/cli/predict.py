@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tacit.console import ExitCode, fail, json_requested, print_json
+from tacit.console import ExitCode, fail, json_requested, print_json, printable
 
 if TYPE_CHECKING:
     from edge_client.data import TextRow
@@ -71,7 +71,7 @@ def predict(
                     }
                 )
             else:
-                typer.echo(f"{prediction.label:<{width}}  {prediction.probability:.4f}")
+                typer.echo(f"{printable(prediction.label):<{width}}  {prediction.probability:.4f}")
 
 
 def _two_by_two(texts: list[str]) -> "list[TextRow]":

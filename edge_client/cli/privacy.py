@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from tacit.console import ExitCode, fail, print_json
+from tacit.console import ExitCode, fail, print_json, printable
 
 if TYPE_CHECKING:
     from edge_client.privacy.costs import Noised
@@ -360,7 +360,7 @@ def _whole(value: int | None) -> str:
 
 
 def _echo(sentence: str) -> None:
-    typer.echo(sentence)
+    typer.echo(printable(sentence))
 
 
 def _echo_table(columns: dict[str, list[str]]) -> None:
@@ -375,4 +375,4 @@ def _echo_table(columns: dict[str, list[str]]) -> None:
     for cells in zip(*columns.values(), strict=True):
         table.add_row(*cells)
     # A pipe has no width, and a table cut to 80 columns is of no use to whoever reads it.
-    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 160, highlight=False).print(table)
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 160, highlight=False, markup=False).print(table)

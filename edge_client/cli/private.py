@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tacit.console import CommandFailed, ExitCode, fail, print_json
+from tacit.console import CommandFailed, ExitCode, fail, print_json, printable
 
 if TYPE_CHECKING:
     from edge_client.home import IdentityDocument
@@ -48,7 +48,7 @@ def list_(home: Home = None, as_json: Json = False) -> None:
         if as_json:
             print_json(_held_json(each))
         elif each.header is None:
-            typer.echo(f"{each.job}: {each.problem or f'nothing committed yet, {each.staged} staged'}")
+            typer.echo(printable(f"{each.job}: {each.problem or f'nothing committed yet, {each.staged} staged'}"))
         else:
             typer.echo(f"{each.job}: round {each.header.round}, {_megabytes(each.bytes)}, {_kept(each.header)}")
     if not found and not as_json:

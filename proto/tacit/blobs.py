@@ -20,7 +20,7 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
-from tacit.status import reason_of
+from tacit.status import details_of, reason_of
 from tacit.v1 import federation_pb2, operator_pb2
 
 __all__ = ["CHUNK", "MAX_BLOB", "BlobDamaged", "BlobNotThere", "BlobStub", "fetch_blob", "put_blob"]
@@ -127,7 +127,7 @@ async def put_blob(
                 # Either the offset (another upload of the same blob was under way) or the content.
                 rejected += 1
                 if rejected > 2:
-                    raise BlobDamaged(f"{error.details()}") from error
+                    raise BlobDamaged(details_of(error)) from error
             elif not _transient(error):
                 raise
             await retry.wait(error)
@@ -228,10 +228,10 @@ async def _fetch(
                 _tell(progress, sink.size, total)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.NOT_FOUND:
-                raise BlobNotThere(error.details() or f"the other side has no blob {digest.hex()}") from error
+                raise BlobNotThere(details_of(error) or f"the other side has no blob {digest.hex()}") from error
             if error.code() is grpc.StatusCode.INVALID_ARGUMENT and sink.size:
                 # More is here than the blob has: what an earlier call left belongs to something else.
-                raise BlobDamaged(error.details() or "the offset lies outside the blob") from error
+                raise BlobDamaged(details_of(error) or "the offset lies outside the blob") from error
             if not _transient(error):
                 raise
             ended = error

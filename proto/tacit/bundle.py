@@ -29,7 +29,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, ValidationError, field_validator, model_validator
 
-from tacit.documents import Digest, Document, DocumentInvalid, Part, sentence_of
+from tacit.documents import Digest, Document, DocumentInvalid, Label, Part, sentence_of
 from tacit.prompt import Template, parse_template
 
 __all__ = [
@@ -135,7 +135,7 @@ def _parsed(template: str) -> Template:
 class Labels(Document):
     """labels.json: what the model's outputs mean, in their order."""
 
-    labels: tuple[str, ...] = Field(min_length=2)
+    labels: tuple[Label, ...] = Field(min_length=2)
 
 
 class BundleIndex(Document):

@@ -2,6 +2,9 @@
 
 A command that cannot do what it was asked raises `CommandFailed` with a sentence that says what happened and what to
 do. `run_app` prints it on standard error (as JSON with `--json`) and ends with its exit code.
+
+A sentence may hold what another machine said: `CommandFailed` takes out what a
+terminal would act on, and what is printed of another machine's words goes through `printable`.
 """
 
 import json
@@ -12,7 +15,9 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, NoReturn
 
-__all__ = ["CommandFailed", "ExitCode", "fail", "json_requested", "print_json", "run_app", "secret_file"]
+from tacit.text import MOST_SHOWN, clean
+
+__all__ = ["CommandFailed", "ExitCode", "fail", "json_requested", "print_json", "printable", "run_app", "secret_file"]
 
 
 class ExitCode(IntEnum):
@@ -27,10 +32,16 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
+def printable(text: str) -> str:
+    """Text as it may be printed: line breaks and tabs stay, whatever else a terminal acts on does not."""
+    return clean(text, MOST_SHOWN, lines=True)
+
+
 class CommandFailed(Exception):
     """A command's end with a sentence for a person."""
 
     def __init__(self, sentence: str, code: ExitCode = ExitCode.FAILED) -> None:
+        sentence = printable(sentence)
         super().__init__(sentence)
         self.sentence = sentence
         self.code = code

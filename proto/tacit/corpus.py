@@ -4,11 +4,11 @@ The order stands in the job's document, so that a member's policy can judge it b
 goes with the file; the coordinator keeps it, signed, as where each row of a training corpus comes from.
 """
 
-from typing import Annotated, Final, Literal
+from typing import Final, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field
 
-from tacit.documents import Digest, Document, Part
+from tacit.documents import Digest, Document, Label, Part
 
 __all__ = [
     "MOST_CORPUS_BYTES",
@@ -57,7 +57,7 @@ class CorpusOrder(Part):
 class LabelCount(Part):
     """Rows of one label in the file itself, which is there for everybody to count."""
 
-    label: Annotated[str, StringConstraints(min_length=1, max_length=200)]
+    label: Label
     rows: int = Field(ge=0)
 
 

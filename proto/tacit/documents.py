@@ -13,9 +13,20 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, PlainValidator, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PlainSerializer,
+    PlainValidator,
+    StringConstraints,
+    ValidationError,
+)
 
-__all__ = ["Digest", "Document", "DocumentInvalid", "Part", "read_table", "sentence_of", "table_of"]
+from tacit.text import is_clean
+
+__all__ = ["Digest", "Document", "DocumentInvalid", "Label", "Part", "read_table", "sentence_of", "table_of"]
 
 
 # As pydantic lists the words that a field takes: 'one', 'other' or 'third'.
@@ -36,6 +47,17 @@ def _digest(value: object) -> bytes:
         raise ValueError("a digest is 64 hexadecimal digits")
     return value
 
+
+def _label(value: str) -> str:
+    if not is_clean(value):
+        raise ValueError(
+            "a label holds a control or formatting character, which no log or terminal should get; take it out"
+        )
+    return value
+
+
+# What people choose freely, and read in lists: any script, nothing that a terminal acts on.
+Label = Annotated[str, StringConstraints(min_length=1, max_length=200), AfterValidator(_label)]
 
 # 32 bytes in memory, 64 hexadecimal digits in a document.
 Digest = Annotated[bytes, PlainValidator(_digest), PlainSerializer(lambda value: value.hex(), return_type=str)]

@@ -20,7 +20,7 @@ from secure_agg import COMPLETE_GRAPH_LIMIT, ContextInvalid
 from tacit.bundle import BACKBONE_FILE
 from tacit.context import least_honest_between, promised
 from tacit.corpus import MOST_GUIDED_LABELS, CorpusOrder
-from tacit.documents import Digest, Document, DocumentInvalid, Part, read_table, table_of
+from tacit.documents import Digest, Document, DocumentInvalid, Label, Part, read_table, table_of
 from tacit.limits import MOST_MEMBERS
 from tacit.mechanism import (
     DistributedGaussian,
@@ -310,7 +310,7 @@ class JobBody(Document):
     """What an operator's table and the document have in common."""
 
     name: Name
-    labels: tuple[Annotated[str, StringConstraints(min_length=1, max_length=200)], ...] = Field(min_length=2)
+    labels: tuple[Label, ...] = Field(min_length=2)
     # Before there were others, a model was a TextCNN; it still need not say so.
     model: Annotated[Model, table_of(Model, "architecture", default="textcnn")] = TextCNNModel()
     # `local` is a method of simulations (`_check_method`).

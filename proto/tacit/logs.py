@@ -6,14 +6,19 @@ carry text, tokens of text, keys, shares, secrets or unmasked vectors; bytes are
 hexadecimal.
 
 Libraries that log through the standard library come out in the same form, from warnings up.
+
+No value reaches the log with a character that a terminal or a log viewer acts on, whatever the caller handed in
+(`tacit.text.clean`). Only a traceback keeps its line breaks.
 """
 
 import logging
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any, TextIO
 
 import structlog
+
+from tacit.text import MOST_SHOWN, clean
 
 __all__ = ["configure"]
 
@@ -21,6 +26,9 @@ _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 # Longer bytes are cut: a digest is 32, and nothing longer belongs into a log.
 _MOST_BYTES = 32
+# Characters of one value. A traceback may have more (`tacit.text.MOST_SHOWN`).
+_MOST_VALUE = 4096
+_LINES = ("exception", "stack")
 
 
 def configure(format: str, level: str = "info", *, stream: TextIO | None = None) -> None:
@@ -41,16 +49,17 @@ def configure(format: str, level: str = "info", *, stream: TextIO | None = None)
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
         _hexadecimal,
     ]
+    # Last before the renderer: what comes after it goes to the log as it is.
+    last: list[structlog.types.Processor] = [structlog.processors.format_exc_info, _cleaned]
     renderer: structlog.types.Processor
     if format == "json":
-        shared.append(structlog.processors.format_exc_info)
         renderer = structlog.processors.JSONRenderer(sort_keys=True, default=str)
     else:
         renderer = structlog.dev.ConsoleRenderer(
             colors=out.isatty(), timestamp_key="at", exception_formatter=structlog.dev.plain_traceback
         )
     structlog.configure(
-        processors=[*shared, renderer],
+        processors=[*shared, *last, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
         logger_factory=structlog.WriteLoggerFactory(out),
         cache_logger_on_first_use=False,
@@ -58,7 +67,7 @@ def configure(format: str, level: str = "info", *, stream: TextIO | None = None)
     handler = logging.StreamHandler(out)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last, renderer],
             foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder()],
         )
     )
@@ -73,3 +82,24 @@ def _hexadecimal(_logger: object, _method: str, event: MutableMapping[str, Any])
             data = bytes(value)
             event[key] = data.hex() if len(data) <= _MOST_BYTES else f"{len(data)} bytes"
     return event
+
+
+def _cleaned(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    for key in list(event):
+        value = event.pop(key)
+        if key in _LINES and isinstance(value, str):
+            event[key] = clean(value, MOST_SHOWN, lines=True)
+        else:
+            event[clean(str(key), _MOST_VALUE)] = _shown(value)
+    return event
+
+
+def _shown(value: object) -> object:
+    """A value of JSON, with clean text in it."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {clean(str(key), _MOST_VALUE): _shown(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_shown(item) for item in value]
+    return clean(str(value), _MOST_VALUE)

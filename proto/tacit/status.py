@@ -16,8 +16,9 @@ import grpc
 import grpc.aio
 
 from tacit.reason import Reason, sentence
+from tacit.text import MOST_STATUS, clean
 
-__all__ = ["METADATA_KEY", "TIME_KEY", "abort_with", "code_of", "reason_of", "stamp", "time_of"]
+__all__ = ["METADATA_KEY", "TIME_KEY", "abort_with", "code_of", "details_of", "reason_of", "stamp", "time_of"]
 
 METADATA_KEY = "tacit-reason"
 # Milliseconds since 1970.
@@ -53,7 +54,7 @@ async def abort_with(context: grpc.aio.ServicerContext[Any, Any], reason: Reason
     sent."""
     await context.abort(
         code_of(reason),
-        detail or sentence(reason),
+        clean(detail or sentence(reason), MOST_STATUS),
         # `abort` replaces what was set before, and the time is wanted all the more beside a refusal.
         (*(context.trailing_metadata() or ()), (METADATA_KEY, Reason.Name(reason))),
     )
@@ -82,15 +83,22 @@ def _entry(metadata: object, wanted: str) -> str | None:
     return None
 
 
+def details_of(error: grpc.RpcError) -> str:
+    """What the other side, or gRPC itself, says of a failed call: cleaned, at most MOST_STATUS characters."""
+    details = error.details() if isinstance(error, grpc.aio.AioRpcError | grpc.Call) else None
+    return clean(details or "", MOST_STATUS)
+
+
 def reason_of(error: grpc.RpcError) -> tuple[Reason | None, str]:
     """The reason and the sentence of a failed call, at the client. No reason: the transport failed, not
     Tacit.
 
-    A reason that this software does not know (the other side is newer) is `REASON_UNSPECIFIED`.
+    A reason that this software does not know (the other side is newer) is `REASON_UNSPECIFIED`. The sentence is the
+    other side's, cleaned.
     """
     if not isinstance(error, grpc.aio.AioRpcError | grpc.Call):
-        return None, str(error)
-    details = error.details() or ""
+        return None, clean(str(error), MOST_STATUS)
+    details = details_of(error)
     name = _entry(error.trailing_metadata(), METADATA_KEY)
     if name is None:
         return None, details

@@ -107,7 +107,7 @@ def split_address(address: str) -> tuple[str, int]:
         host = host[1:-1]
     if not colon or not host or (":" in host and not bracketed):
         raise ValueError(f"{address!r} is not host:port")
-    if re.search(r"[\s/@?#\[\]]", host) or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
+    if re.search(r"[/@?#\[\]]|[^!-~]", host) or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
         raise ValueError(f"{address!r} is not host:port")
     return host, int(port)
 

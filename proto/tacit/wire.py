@@ -2,9 +2,10 @@
 
 Parsing checks shape only (a message is there, numbers are in range, names are names): whether what it says is right is
 the business of the phase that receives it. What cannot be parsed raises `WireInvalid`, and nothing was changed.
+
+Before a message is decoded, `tacit.fields` cleans its free text and refuses identifiers that are none.
 """
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
@@ -15,7 +16,8 @@ from secure_agg import ContextInvalid, Graph, GroupedGraph, RoundContext, Sparse
 from tacit import messages
 from tacit.attempt import AttemptId
 from tacit.authorities import MOST_AUTHORITIES_BYTES
-from tacit.limits import MOST_MEMBERS, MOST_NAME, MOST_NEIGHBOURS, MOST_PATH
+from tacit.fields import TextInvalid, admit
+from tacit.limits import MOST_MEMBERS, MOST_NEIGHBOURS, MOST_PATH
 from tacit.messages import AttemptMessage, CoordinatorPayload, FromCoordinator, FromMember, MemberPayload
 from tacit.reason import Reason
 from tacit.v1 import federation_pb2 as pb
@@ -33,13 +35,18 @@ __all__ = [
 ]
 
 
-_DETAIL_LENGTH, _VERSION_LENGTH = 500, 64
 _MOST_PATTERNS = _MOST_VERSIONS = 64
-_PATTERN = re.compile(r"[a-z0-9._*?-]{1,63}")
 
 
 class WireInvalid(ValueError):
     """A message that is not one."""
+
+
+def _admit(message: Message) -> None:
+    try:
+        admit(message, most_items=MOST_MEMBERS)
+    except TextInvalid as error:
+        raise WireInvalid(str(error)) from error
 
 
 def attempt_to_pb(attempt: AttemptId) -> pb.AttemptRef:
@@ -49,6 +56,11 @@ def attempt_to_pb(attempt: AttemptId) -> pb.AttemptRef:
 
 def attempt_from_pb(ref: pb.AttemptRef) -> AttemptId:
     """Raises: WireInvalid."""
+    _admit(ref)
+    return _attempt(ref)
+
+
+def _attempt(ref: pb.AttemptRef) -> AttemptId:
     if not ref.job or not ref.round or not ref.attempt:
         raise WireInvalid("a message names no attempt")
     return AttemptId(ref.job, ref.round, ref.attempt)
@@ -62,7 +74,8 @@ def masked_input_to_pb(message: secure_agg.MaskedInput) -> pb.MaskedInput:
 
 
 def masked_input_from_pb(message: pb.MaskedInput) -> secure_agg.MaskedInput:
-    """From the header of an upload."""
+    """From the header of an upload. Raises: WireInvalid."""
+    _admit(message)
     return secure_agg.MaskedInput(
         member=message.member, digest=message.digest, length=message.length, signature=message.signature
     )
@@ -144,24 +157,23 @@ def from_member(message: pb.MemberMessage) -> FromMember:
     """What a member sent.
 
     Raises:
-        WireInvalid: no message in it, or one that names no attempt.
+        WireInvalid: no message in it, one that names no attempt, or an identifier that is none.
     """
+    _admit(message)
     match message.WhichOneof("message"):
         case "hello":
             hello = message.hello
             return messages.Hello(
                 protocol_versions=tuple(_few(hello.protocol_versions, _MOST_VERSIONS, "protocol versions")),
-                software_version=_text(hello.software_version, _VERSION_LENGTH),
+                software_version=hello.software_version,
                 process=hello.process,
                 admits=_patterns(hello.admits),
-                capabilities=tuple(_text(each, _VERSION_LENGTH) for each in hello.capabilities[:_MOST_PATTERNS]),
+                capabilities=tuple(hello.capabilities[:_MOST_PATTERNS]),
                 ledger=_ledger_from_pb(hello),
             )
         case "decline":
             decline = message.decline
-            return messages.Decline(
-                decline.job, decline.round, _reason(decline.reason), _text(decline.detail, _DETAIL_LENGTH)
-            )
+            return messages.Decline(decline.job, decline.round, _reason(decline.reason), decline.detail)
         case "ready":
             ready = message.ready
             report = _report_from_pb(ready)
@@ -170,7 +182,7 @@ def from_member(message: pb.MemberMessage) -> FromMember:
             raise WireInvalid("a message with nothing in it; the member's software may be newer than this")
         case kind:
             payload = getattr(message, kind)
-            return AttemptMessage(attempt_from_pb(payload.ref), _member_payload(message))
+            return AttemptMessage(_attempt(payload.ref), _member_payload(message))
 
 
 def _ledger_to_pb(ledger: messages.LedgerCounter | None) -> pb.LedgerCounter | None:
@@ -202,11 +214,11 @@ def _member_payload(message: pb.MemberMessage) -> MemberPayload:
         case "dealing":
             dealing = message.dealing
             return secure_agg.Dealing(
-                dealer=_name(dealing.dealer),
+                dealer=dealing.dealer,
                 seed_commitment=dealing.seed_commitment,
                 shares=tuple(
                     secure_agg.DealtShare(
-                        receiver=_name(share.receiver),
+                        receiver=share.receiver,
                         sealed=share.sealed,
                         masking_commitment=share.masking_commitment,
                         seed_commitment=share.seed_commitment,
@@ -216,19 +228,17 @@ def _member_payload(message: pb.MemberMessage) -> MemberPayload:
                 signature=dealing.signature,
             )
         case "confirmation":
-            return secure_agg.Confirmation(_name(message.confirmation.member), message.confirmation.signature)
+            return secure_agg.Confirmation(message.confirmation.member, message.confirmation.signature)
         case "unmasking":
             unmasking = message.unmasking
             return secure_agg.Unmasking(
-                member=_name(unmasking.member),
+                member=unmasking.member,
                 seed_shares=_all_revealed(unmasking.seed_shares),
                 masking_shares=_all_revealed(unmasking.masking_shares),
             )
         case "refusal":
             refusal = message.refusal
-            return messages.AttemptRefusal(
-                _reason(refusal.reason), _text(refusal.detail, _DETAIL_LENGTH), _name(refusal.member)
-            )
+            return messages.AttemptRefusal(_reason(refusal.reason), refusal.detail, refusal.member)
         case kind:
             raise WireInvalid(f"a message of an unknown kind: {kind}")
 
@@ -318,23 +328,24 @@ def from_coordinator(message: pb.CoordinatorMessage) -> FromCoordinator:
     """What the coordinator sent.
 
     Raises:
-        WireInvalid: no message in it, one that names no attempt. A context whose numbers are missing or contradict each
-            other is none of these: `AttemptOpened` says so.
+        WireInvalid: no message in it, one that names no attempt, or an identifier that is none. A context
+            whose numbers are missing or contradict each other is none of these: `AttemptOpened` says so.
     """
+    _admit(message)
     match message.WhichOneof("message"):
         case "welcome":
             welcome = message.welcome
             return messages.Welcome(
                 protocol_version=welcome.protocol_version,
-                software_version=_text(welcome.software_version, _VERSION_LENGTH),
-                federation=_text(welcome.federation, _VERSION_LENGTH),
+                software_version=welcome.software_version,
+                federation=welcome.federation,
                 server_time_ms=welcome.server_time_ms,
                 ledger_sequence=welcome.ledger_sequence,
             )
         case "goodbye":
-            return messages.Goodbye(_reason(message.goodbye.reason), _text(message.goodbye.detail, _DETAIL_LENGTH))
+            return messages.Goodbye(_reason(message.goodbye.reason), message.goodbye.detail)
         case "standby":
-            return messages.Standby(_text(message.standby.detail, _DETAIL_LENGTH))
+            return messages.Standby(message.standby.detail)
         case "authorities_changed":
             if len(message.authorities_changed.authorities) > MOST_AUTHORITIES_BYTES:
                 raise WireInvalid(f"authorities of more than {MOST_AUTHORITIES_BYTES} bytes")
@@ -356,7 +367,7 @@ def from_coordinator(message: pb.CoordinatorMessage) -> FromCoordinator:
             raise WireInvalid("a message with nothing in it; the coordinator's software may be newer than this")
         case kind:
             payload = getattr(message, kind)
-            return AttemptMessage(attempt_from_pb(payload.ref), _coordinator_payload(message))
+            return AttemptMessage(_attempt(payload.ref), _coordinator_payload(message))
 
 
 def _coordinator_payload(message: pb.CoordinatorMessage) -> CoordinatorPayload:
@@ -373,7 +384,7 @@ def _coordinator_payload(message: pb.CoordinatorMessage) -> CoordinatorPayload:
             return secure_agg.ReceivedDealings(
                 tuple(
                     secure_agg.ReceivedDealing(
-                        dealer=_name(dealing.dealer),
+                        dealer=dealing.dealer,
                         sealed=dealing.sealed,
                         masking_share_commitment=dealing.masking_share_commitment,
                         seed_share_commitment=dealing.seed_share_commitment,
@@ -385,18 +396,18 @@ def _coordinator_payload(message: pb.CoordinatorMessage) -> CoordinatorPayload:
                 )
             )
         case "survivors":
-            return secure_agg.Survivors(tuple(map(_name, _few(message.survivors.members, MOST_MEMBERS, "members"))))
+            return secure_agg.Survivors(tuple(_few(message.survivors.members, MOST_MEMBERS, "members")))
         case "confirmations":
             signed = _few(message.confirmations.confirmations, MOST_MEMBERS, "confirmations")
             return secure_agg.Confirmations(
-                tuple(secure_agg.Confirmation(_name(item.member), item.signature) for item in signed)
+                tuple(secure_agg.Confirmation(item.member, item.signature) for item in signed)
             )
         case "attempt_ended":
             ended = message.attempt_ended
             return messages.AttemptEnded(
                 published=ended.published,
                 reason=_reason(ended.reason),
-                detail=_text(ended.detail, _DETAIL_LENGTH),
+                detail=ended.detail,
                 result=_digest(ended.result, empty=True),
                 new_version=_digest(ended.new_version, empty=True),
             )
@@ -426,7 +437,7 @@ def _advertisement_to_pb(message: secure_agg.Advertisement) -> pb.Advertisement:
 
 def _advertisement_from_pb(message: pb.Advertisement) -> secure_agg.Advertisement:
     return secure_agg.Advertisement(
-        member=_name(message.member),
+        member=message.member,
         certificate=message.certificate,
         masking_key=message.masking_key,
         sealing_key=message.sealing_key,
@@ -448,7 +459,7 @@ def _digest_advertisement_to_pb(message: secure_agg.DigestAdvertisement) -> pb.D
 
 def _digest_advertisement_from_pb(message: pb.DigestAdvertisement) -> secure_agg.DigestAdvertisement:
     return secure_agg.DigestAdvertisement(
-        member=_name(message.member),
+        member=message.member,
         certificate_digest=message.certificate_digest,
         masking_key=message.masking_key,
         sealing_key=message.sealing_key,
@@ -462,7 +473,7 @@ def _revealed_to_pb(share: secure_agg.RevealedShare) -> pb.RevealedShare:
 
 
 def _revealed_from_pb(share: pb.RevealedShare) -> secure_agg.RevealedShare:
-    return secure_agg.RevealedShare(dealer=_name(share.dealer), share=share.share)
+    return secure_agg.RevealedShare(dealer=share.dealer, share=share.share)
 
 
 def _all_revealed(shares: Sequence[pb.RevealedShare]) -> tuple[secure_agg.RevealedShare, ...]:
@@ -554,24 +565,11 @@ def _few(items: Sequence[_Item], most: int, what: str) -> Sequence[_Item]:
     return items
 
 
-def _name(value: str) -> str:
-    """A member's name, which goes into logs and refusals before it is checked against a certificate."""
-    if len(value) > MOST_NAME:
-        raise WireInvalid(f"a member's name has at most {MOST_NAME} characters")
-    return value
-
-
-def _text(value: str, longest: int) -> str:
-    """Text from the other side, for logs and tables: no control characters, and no more than a line of it."""
-    return "".join(letter if letter.isprintable() else " " for letter in value[:longest])
-
-
 def _patterns(values: Sequence[str]) -> tuple[str, ...]:
-    if len(values) > _MOST_PATTERNS or any(_PATTERN.fullmatch(pattern) is None for pattern in values):
-        raise WireInvalid(
-            f"at most {_MOST_PATTERNS} patterns of job names, of a-z, 0-9, dot, dash, underscore, * and ?"
-        )
-    return tuple(values)
+    patterns = tuple(_few(values, _MOST_PATTERNS, "patterns of job names"))
+    if "" in patterns:
+        raise WireInvalid("a pattern of job names is empty")
+    return patterns
 
 
 def _reason(number: Reason) -> Reason:

@@ -16,7 +16,9 @@ from cryptography.x509.oid import NameOID
 import secure_agg
 from tacit import limits, messages, wire
 from tacit.attempt import AttemptId
+from tacit.bundle import Labels
 from tacit.context import application_digest, context_of, promise_of, thresholds_of
+from tacit.corpus import LabelCount
 from tacit.documents import DocumentInvalid
 from tacit.job import Aggregation, JobDocument, JobSpec
 from tacit.manifest import Manifest
@@ -554,11 +556,12 @@ NAMING = {
 
 @pytest.mark.parametrize("where", NAMING)
 def test_a_members_name_has_at_most_63_characters_wherever_it_stands(where):
-    longest = NAMING[where]("é" * 63)
+    longest = NAMING[where]("e" * 63)
     read = from_a_member if isinstance(longest, pb.MemberMessage) else from_the_coordinator
     assert isinstance(read(longest), AttemptMessage)
-    with pytest.raises(wire.WireInvalid, match="at most 63 characters"):
-        read(NAMING[where]("é" * 64))
+    for name in ("e" * 64, "é", "\x1b[31mred", "m0\n", "M0"):
+        with pytest.raises(wire.WireInvalid, match="a name is 1 to 63 of"):
+            read(NAMING[where](name))
 
 
 def test_text_from_the_other_side_is_one_short_printable_line():
@@ -587,3 +590,14 @@ def test_text_from_the_other_side_is_one_short_printable_line():
 def test_a_report_or_counter_that_cannot_be_is_no_message(ready):
     with pytest.raises(wire.WireInvalid):
         wire.from_member(pb.MemberMessage(ready=ready))
+
+
+@pytest.mark.parametrize("label", ["\x1b[31mred", "two\nlines", "\u202eevil", "zero\u200bwidth", "\x9b1m"])
+def test_a_label_that_a_terminal_would_act_on_is_in_no_document(label):
+    for read in (
+        lambda name: Labels(labels=(name, "other")),
+        lambda name: LabelCount(label=name, rows=1),
+    ):
+        assert read("\u0645\u06cc\u200c\u062e\u0648\u0627")
+        with pytest.raises(ValueError, match="take it out"):
+            read(label)

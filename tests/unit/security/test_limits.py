@@ -26,20 +26,10 @@ MANY, LONG = MOST_MEMBERS + 1, 100_000
 KEPT = 500
 
 PHASE = "the phase of secure_agg that receives it refuses another length than its own (tests/property/decoders)"
-JOB = "a job's name that nobody has: the message is dropped, or its attempt refused"
 NAMED = "looked up among digests that are known, and found or not; another length is not found"
 CARRIED = {
     "MemberMessage.hello.process": "compared with the process of the session before it, and forgotten with the session",
-    "MemberMessage.decline.job": JOB,
-    "MemberMessage.ready.job": JOB,
     "MemberMessage.ready.version": NAMED,
-    **dict.fromkeys(
-        (
-            f"MemberMessage.{kind}.ref.job"
-            for kind in ("advertisement", "dealing", "confirmation", "unmasking", "refusal")
-        ),
-        JOB,
-    ),
     **dict.fromkeys(
         (
             *(f"MemberMessage.advertisement.{name}" for name in ("certificate", "masking_key", "sealing_key", "nonce")),
