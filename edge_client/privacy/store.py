@@ -2,7 +2,8 @@
 
 Guarantees: what `append` was given is on the disk when it returns (WAL, synchronous FULL), as far as the disk keeps its
 word about fsync; a file is either empty or has the whole schema and a first record; triggers let records be appended
-only, against accidents (whoever may write the file can drop them); every failure of SQLite or the disk becomes one of the errors below.
+only, against accidents (whoever may write the file can drop them); every failure of SQLite or the disk becomes one of
+the errors below.
 """
 
 import fcntl

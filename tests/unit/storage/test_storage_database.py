@@ -344,7 +344,9 @@ def test_the_journal_has_one_unique_key(database, tmp_path, sqlite_only):
     """A second unique index would be a second way for a REPLACE to remove a row."""
     connection = sqlite3.connect(tmp_path / "tacit.db")
     assert [name for _, name, unique, *_ in connection.execute("PRAGMA index_list(journal)") if unique] == []
-    assert "WITHOUT ROWID" not in connection.execute("SELECT sql FROM sqlite_schema WHERE name = 'journal'").fetchone()[0]
+    assert (
+        "WITHOUT ROWID" not in connection.execute("SELECT sql FROM sqlite_schema WHERE name = 'journal'").fetchone()[0]
+    )
     connection.close()
 
 
