@@ -8,8 +8,8 @@ is the same on every machine. It assumes uniform stream bytes (AES-256-CTR under
 
 Why a table and not the paper's rejection sampler (Algorithm 3): members draw tens of millions of values a round, and
 a table needs one look-up for each, in the same number of steps whatever comes out. The total variation adds up: d
-values drawn by h members are within h d 2^-100 of the ideal, which is an addition to delta, below 2^-67 for a
-hundred members and sixty million values.
+values drawn by h members are within h d 2^-100 of the ideal, below 2^-67 for a hundred members and sixty million
+values. To a delta at epsilon that adds (1 + e^epsilon) times as much (docs/accounting.md).
 
 What it leaves to others: hiding which table entries were touched from another process on the same machine.
 """

@@ -13,6 +13,7 @@ import typer
 
 from coordinator.cli.common import Dir, Json, Operator, operator_folder, operator_stub, run
 from tacit.console import ExitCode, fail, print_json, printable
+from tacit.heads import KeptHead
 
 if TYPE_CHECKING:
     from coordinator.storage.chain import JournalEntry
@@ -73,11 +74,11 @@ def show(
 
 @app.command()
 def verify(
-    since_head: Annotated[
+    head: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="HEX",
-            help="A head noted earlier (this command prints it, and the coordinator's log has it as journal_head): it "
+            metavar="HASH[:NUMBER]",
+            help="A head kept elsewhere (this command prints it, and the coordinator's log has it as journal_head): it "
             "must still be in the journal. May be given several times.",
             show_default=False,
         ),
@@ -88,14 +89,14 @@ def verify(
     folder: Dir = None,
     as_json: Json = False,
 ) -> None:
-    """Check that no entry was changed, removed or put in; print the head, to be noted elsewhere.
+    """Check that the entries are an unbroken chain from the first one on; print its head, to keep elsewhere.
 
-    Who owns the database can make the whole journal anew, and only a head that was noted where they cannot reach it
-    shows that: give it with --since-head.
+    The chain alone does not show a tail that was cut off, or a journal made anew by who owns the database. A head
+    shows both, if it was kept where they cannot write: give it with --head.
     """
     from coordinator.storage import chain
 
-    heads = [_head(text) for text in since_head or []]
+    heads = [_head(text) for text in head or []]
     verifier = chain.Verifier(heads)
     try:
         _read(verifier.take, backup, database, operator, folder)
@@ -103,25 +104,30 @@ def verify(
     except chain.ChainBroken as error:
         fail(f"the journal does not hold: {error}", ExitCode.FAILED)
     if as_json:
-        found = {head.hex(): number for head, number in verdict.found.items()}
+        found = {kept.hex(): number for kept, number in verdict.found.items()}
         print_json(
             {"entries": verdict.entries, "head": verdict.head.hex(), "head_entry": verdict.head_id, "found": found}
         )
         return
-    typer.echo(f"The journal holds: {verdict.entries} entries, none changed, removed or put in.")
-    for head, number in sorted(verdict.found.items(), key=lambda item: item[1]):
-        typer.echo(f"  the head {head.hex()} is that of entry {number}")
-    typer.echo(f"Head of entry {verdict.head_id}, to be noted elsewhere: {verdict.head.hex()}")
+    typer.echo(f"The chain is unbroken: {verdict.entries} entries, from the first one on.")
+    for kept, number in sorted(verdict.found.items(), key=lambda item: item[1]):
+        typer.echo(
+            f"  the head {kept.hex()} is that of entry {number}: nothing up to it was changed, removed or put in"
+        )
+    newest = max(verdict.found.values(), default=0)
+    if newest < verdict.head_id:
+        typer.echo(
+            f"  entries after {newest} that were cut off or made anew would not show: "
+            "only a head kept elsewhere tells (--head)"
+        )
+    typer.echo(f"Head, to keep elsewhere: {KeptHead(verdict.head, verdict.head_id)}")
 
 
-def _head(text: str) -> bytes:
+def _head(text: str) -> KeptHead:
     try:
-        head = bytes.fromhex(text.strip())
-    except ValueError:
-        head = b""
-    if len(head) != 32:
-        fail(f"{text!r} is no head: 64 hexadecimal digits, as `coordinator audit verify` prints them", ExitCode.USAGE)
-    return head
+        return KeptHead.read(text)
+    except ValueError as error:
+        fail(str(error), ExitCode.USAGE)
 
 
 def _read(

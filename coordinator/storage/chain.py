@@ -5,9 +5,10 @@
 The first entry follows 32 zero bytes. The canonical form is JSON in ASCII with sorted keys and no white space, which
 comes out the same whatever database gave the fields back. It can never change: heads are noted outside, for years.
 
-What the chain is worth: it finds an entry that was changed, removed, added or moved by whoever does not also rewrite
-all that follows. Who owns the database can rewrite all of it; then a head that was noted elsewhere, in a log collector
-or on paper, is no longer in the chain, and that is what `Verifier` looks for.
+What the chain proves: the entries that are there follow one another, unbroken, from the first one on. So it finds an
+entry that was changed, removed, added or moved, unless all that follows was rewritten too. It does not find a tail that
+was cut off, or a whole journal made anew: who owns the database can do both. `Verifier` finds them where it is given a
+head that was kept elsewhere, in a log collector or on paper.
 
 No database is needed here: whoever has entries verifies them, on the operator's machine too.
 """
@@ -16,6 +17,8 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+
+from tacit.heads import KeptHead
 
 __all__ = [
     "GENESIS",
@@ -54,7 +57,7 @@ class JournalEntry:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A chain that holds."""
+    """A chain that holds, as far as its entries go."""
 
     entries: int
     head_id: int  # 0 for an empty journal.
@@ -81,11 +84,11 @@ def entry_hash(previous: bytes, id: int, at_ms: int, kind: str, subject: str, fi
 class Verifier:
     """Computes the chain again, entry by entry, from the first one on. However long the journal, nothing is kept of it.
 
-    heads: hashes noted earlier, each of which must be in the chain.
+    heads: heads kept elsewhere, each of which must be in the chain.
     """
 
-    def __init__(self, heads: Iterable[bytes] = ()) -> None:
-        self._wanted = frozenset(heads)
+    def __init__(self, heads: Iterable[KeptHead] = ()) -> None:
+        self._wanted = {head.hash: head for head in heads}
         self._found: dict[bytes, int] = {}
         self._previous = GENESIS
         self._last = self._count = 0
@@ -112,18 +115,23 @@ class Verifier:
         """After the last entry.
 
         Raises:
-            ChainBroken: a head that was noted is not there.
+            ChainBroken: a head that was kept is not there, or is another entry's.
         """
-        if missing := sorted(self._wanted - self._found.keys()):
-            raise ChainBroken(
-                f"the head {missing[0].hex()} is not in the journal: entries were cut off or the whole of it was "
-                "rewritten since that head was noted, or an older backup was restored; compare with a backup or with "
-                "the log collector"
-            )
+        for head in self._wanted.values():
+            if head.hash not in self._found:
+                raise ChainBroken(
+                    f"the head {head} is not in the journal, which ends at entry {self._last}: entries were cut off or "
+                    "the whole of it was rewritten since that head was kept, or an older backup was restored; compare "
+                    "with a backup or with the log collector"
+                )
+            if head.number not in (None, self._found[head.hash]):
+                raise ChainBroken(
+                    f"the head {head} is that of entry {self._found[head.hash]}; look at where its number was kept"
+                )
         return Verdict(self._count, self._last, self._previous, self._found)
 
 
-def verify(entries: Iterable[JournalEntry], heads: Iterable[bytes] = ()) -> Verdict:
+def verify(entries: Iterable[JournalEntry], heads: Iterable[KeptHead] = ()) -> Verdict:
     """All of a journal in order, at once. Raises: ChainBroken: see `Verifier`."""
     verifier = Verifier(heads)
     for entry in entries:

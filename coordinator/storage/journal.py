@@ -1,8 +1,8 @@
 """The audit journal: every administrative act and every outcome of a round, in the order in which they happened.
 
 An entry is written in the transaction of what it tells of, so neither exists without the other. Entries are only ever
-added: triggers in the database refuse to change or remove one, and each is chained to the one before it (`chain`), so
-that what was done behind the triggers' back shows.
+added: triggers in the database refuse to change, remove or replace one, and each is chained to the one before it
+(`chain`), which tells what was done with the triggers gone, except at the end (see there).
 """
 
 from collections.abc import Collection, Iterator

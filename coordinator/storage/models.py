@@ -390,7 +390,7 @@ class CorpusRow(Base):
 
 
 class JournalRow(Base):
-    """The audit journal. Triggers refuse to change or remove a row (see the first migration).
+    """The audit journal. Triggers refuse to change, remove or replace a row (see the migrations 0001 and 0008).
 
     Numbers follow one another without a gap, given by `journal.note`: two entries cannot follow the same one.
     """

@@ -11,6 +11,7 @@ from tacit.console import ExitCode, fail, print_json, printable
 if TYPE_CHECKING:
     from edge_client.privacy.replay import LedgerState
     from edge_client.privacy.verification import Verdict
+    from tacit.heads import KeptHead
 
 __all__ = ["app"]
 
@@ -53,10 +54,21 @@ def verify(
     export: Annotated[
         Path | None, typer.Option("--export", help="A file of `ledger export`, in place of this machine's ledgers.")
     ] = None,
+    head: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HASH[:NUMBER]",
+            help="A head of this ledger that was kept elsewhere (this command prints it): a record must have it.",
+            show_default=False,
+        ),
+    ] = None,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
     """Check hash chains, limits, pins, receipts and signatures, offline; one line a problem.
+
+    A chain alone does not show a tail that was cut off, or a ledger made anew. The pin does, unless it was replaced
+    too; a head kept away from this machine always does: give it with --head.
 
     Ends with 0 if nothing is wrong, with 1 if something is. Notes are facts, not problems.
     """
@@ -65,14 +77,16 @@ def verify(
 
     if export is not None and (data is not None or home is not None):
         fail("give --export, or --data and --home, not both", ExitCode.USAGE)
-    sound = True
+    sound, kept = True, _head(head)
     try:
         if export is not None:
             _check_is_export(export)
-            found = [(str(export), verification.verify_export(_lines(export)))]
+            found = [(str(export), verification.verify_export(_lines(export), kept))]
         else:
-            receipts = _home(home) / "receipts"
-            found = [(str(path), verification.verify(path, receipts)) for path in _ledgers(home, data)]
+            receipts, paths = _home(home) / "receipts", _ledgers(home, data)
+            if kept is not None and len(paths) > 1:
+                fail("a head is of one ledger; name it with --data", ExitCode.USAGE)
+            found = [(str(path), verification.verify(path, receipts, kept)) for path in paths]
     except LedgerError as error:
         raise _failed(error) from error
     for where, verdict in found:
@@ -119,6 +133,15 @@ def export(
         print_json({"file": str(file), "lines": lines})
     else:
         typer.echo(f"Wrote {file}: {lines} lines. Verify it with `edge_client ledger verify --export {file}`.")
+
+
+def _head(text: str | None) -> "KeptHead | None":
+    from tacit.heads import KeptHead
+
+    try:
+        return None if text is None else KeptHead.read(text)
+    except ValueError as error:
+        fail(str(error), ExitCode.USAGE)
 
 
 def _home(option: Path | None) -> Path:
@@ -272,6 +295,7 @@ def _verdict_json(where: str, verdict: "Verdict") -> dict[str, Any]:
         "data": verdict.name,
         "records": verdict.state.sequence,
         "head": verdict.state.head.hex(),
+        "kept_head_record": verdict.kept,
         "receipts": len(verdict.state.receipts),
         "first_bad_record": verdict.record,
         "problems": [{"where": problem.where, "what": problem.what} for problem in verdict.problems],
@@ -285,8 +309,13 @@ def _print_verdict(where: str, verdict: "Verdict") -> None:
         typer.echo(printable(str(problem)))
     for note in verdict.notes:
         typer.echo(printable(f"note: {note}"))
+    from tacit.heads import KeptHead
+
     state = verdict.state
     if verdict.sound:
-        typer.echo(f"{where}: sound; {state.sequence} records, {len(state.receipts)} receipts, head {state.head.hex()}")
+        typer.echo(f"{where}: sound; {state.sequence} records, {len(state.receipts)} receipts, from the first one on")
+        if verdict.kept is not None:
+            typer.echo(f"  the kept head is that of record {verdict.kept}: nothing up to it was changed or cut off")
+        typer.echo(f"  head, to keep elsewhere: {KeptHead(state.head, state.sequence)}")
     else:
         typer.echo(f"{where}: {len(verdict.problems)} problems")

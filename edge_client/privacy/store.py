@@ -1,8 +1,9 @@
 """The ledger's file: records in SQLite, and nothing that thinks about privacy.
 
 Guarantees: what `append` was given is on the disk when it returns (WAL, synchronous FULL), as far as the disk keeps its
-word about fsync; a file is either empty or has the whole schema and a first record; records are added and never
-changed; every failure of SQLite or the disk becomes one of the errors below.
+word about fsync; a file is either empty or has the whole schema and a first record; triggers let records be appended
+only, against accidents (whoever may write the file can drop them); every failure of SQLite or the disk becomes one of
+the errors below.
 """
 
 import fcntl
@@ -36,6 +37,11 @@ _SCHEMA = (
     "CREATE TRIGGER records_unchanged BEFORE UPDATE ON records "
     "BEGIN SELECT RAISE(ABORT, 'records are never changed'); END",
     "CREATE TRIGGER records_kept BEFORE DELETE ON records BEGIN SELECT RAISE(ABORT, 'records are never removed'); END",
+    # REPLACE deletes the row it conflicts with, without a DELETE trigger unless the connection set recursive_triggers
+    # (sqlite.org/lang_conflict.html).
+    "CREATE TRIGGER records_appended BEFORE INSERT ON records "
+    "WHEN NEW.sequence IS NOT (SELECT coalesce(max(sequence), 0) + 1 FROM records) "
+    "BEGIN SELECT RAISE(ABORT, 'records are only appended'); END",
 )
 
 # Primary result codes that speak of the place and not of the file's content (sqlite.org/rescode.html).

@@ -1,5 +1,8 @@
 """Whether a ledger is what it says, looked at from outside: chain, state, limit, pin, marks, receipts and signatures.
 
+What the chain proves: the records that are there follow one another from the first one on. It does not show a tail that
+was cut off or a ledger made anew; the pin does, unless it was replaced as well, and a head kept elsewhere always does.
+
 Nothing is changed and nobody is asked: `verify` works beside a running client, on a copy, without a network; an export
 is verified from its one file. Problems are facts that must not be; notes are facts to know.
 
@@ -36,6 +39,7 @@ from edge_client.privacy.replay import UNKNOWN, LedgerState, month_of
 from edge_client.privacy.store import LedgerError, reading
 from tacit.authorities import Authorities
 from tacit.documents import DocumentInvalid
+from tacit.heads import KeptHead
 
 __all__ = ["Problem", "Verdict", "export_lines", "verify", "verify_export"]
 
@@ -59,6 +63,8 @@ class Verdict:
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]
     record: int | None = None
+    # Number of the record whose head was kept elsewhere.
+    kept: int | None = None
 
     @property
     def sound(self) -> bool:
@@ -77,14 +83,16 @@ _Row = tuple[object, object | None, object | None]
 _Receipts = Callable[[ReceiptKept], tuple[bytes, bytes]]
 
 
-def verify(path: Path, receipts: Path | None = None) -> Verdict:
+def verify(path: Path, receipts: Path | None = None, head: KeptHead | None = None) -> Verdict:
     """A ledger's file, with its pin; and its receipts, where their folder is given (HOME/receipts).
+
+    head: kept elsewhere; one of the records must have it.
 
     Raises:
         LedgerMissing, LedgerNewer: there is nothing to look at. LedgerUnwritable: it cannot be read.
     """
     with reading(path) as store:
-        found = _Findings()
+        found = _Findings(head)
         for line in store.sound():
             found.problem("file", line)
         _replay(found, ((line, sequence, digest) for sequence, line, digest in store.rows()))
@@ -103,9 +111,9 @@ def verify(path: Path, receipts: Path | None = None) -> Verdict:
     return found.verdict()
 
 
-def verify_export(lines: Iterable[bytes]) -> Verdict:
-    """The lines of an export, without their ends. A pin and marks are not part of it."""
-    found = _Findings()
+def verify_export(lines: Iterable[bytes], head: KeptHead | None = None) -> Verdict:
+    """The lines of an export, without their ends. A pin and marks are not part of it. head: as of `verify`."""
+    found = _Findings(head)
     rows: list[_Row] = []
     texts: dict[bytes, tuple[bytes, bytes]] = {}
     certificates: dict[bytes, bytes] = {}
@@ -142,7 +150,7 @@ def verify_export(lines: Iterable[bytes]) -> Verdict:
     for digest in texts.keys() - found.state.receipts.keys():
         found.problem(f"receipt {digest.hex()[:16]}", "it is not in the chain")
     found.notes.append(
-        "an export shows no pin: that no record is missing at its end, only the member's machine can say"
+        "an export has no pin: records that are missing at its end show only against a head kept elsewhere"
     )
     return found.verdict()
 
@@ -186,7 +194,10 @@ def _line(content: Mapping[str, str]) -> bytes:
 class _Findings:
     """What is found on the way."""
 
-    def __init__(self) -> None:
+    def __init__(self, head: KeptHead | None) -> None:
+        self.head = head
+        # Of the record that has the kept head.
+        self.head_number: int | None = None
         self.state = LedgerState()
         self.problems: list[Problem] = []
         self.notes: list[str] = []
@@ -196,7 +207,7 @@ class _Findings:
         self.problems.append(Problem(where, what))
 
     def verdict(self) -> Verdict:
-        return Verdict(self.state, tuple(self.problems), tuple(self.notes), self.record)
+        return Verdict(self.state, tuple(self.problems), tuple(self.notes), self.record, self.head_number)
 
 
 def _replay(found: _Findings, rows: Iterable[_Row]) -> None:
@@ -209,6 +220,8 @@ def _replay(found: _Findings, rows: Iterable[_Row]) -> None:
                 found.state.check(record)
                 gate = _limits(found, record, gate)
                 found.state.apply(record)
+                if found.head is not None and record.digest == found.head.hash:
+                    found.head_number = record.sequence
             except RecordInvalid as error:
                 found.record = place
                 found.problem(f"record {place}", str(error))
@@ -217,6 +230,7 @@ def _replay(found: _Findings, rows: Iterable[_Row]) -> None:
         found.record = found.state.sequence + 1
         found.problem("file", str(error))
         return
+    _check_head(found)
     if found.state.opened is None:
         found.record = 1
         found.problem("record 1", "there is no record")
@@ -226,6 +240,20 @@ def _replay(found: _Findings, rows: Iterable[_Row]) -> None:
         found.notes.append(f"reservation {number}, attempt {attempt}: charged, and its end was not heard of yet")
     for number in sorted(found.state.outstanding):
         found.notes.append(f"reservation {number}: reserved, and neither charged nor released yet")
+
+
+def _check_head(found: _Findings) -> None:
+    head, number = found.head, found.head_number
+    if head is None:
+        return
+    if number is None:
+        found.problem(
+            "head",
+            f"no record has the head {head}, and the ledger ends at record {found.state.sequence}: records were cut "
+            "off or all of it was made anew since that head was kept. Put the newer file back",
+        )
+    elif head.number not in (None, number):
+        found.problem("head", f"the head {head} is that of record {number}; look at where its number was kept")
 
 
 def _record(row: _Row) -> Record:

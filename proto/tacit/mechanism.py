@@ -71,7 +71,7 @@ class LaplaceUpdate(Part):
     """Local differential privacy of FedPrompt (Zhao et al. 2023): the change clipped in L1, Laplace noise added."""
 
     name: Literal["laplace-update"] = "laplace-update"
-    # Pure epsilon of one round; the noise's scale is 2 bound / epsilon.
+    # Of one round, pure but for the end of the sampler's tail; the noise's scale is 2 bound / epsilon.
     epsilon: float = Field(ge=1e-6, le=1000)
     # L1 norm that the whole change is clipped to (B).
     bound: _Norm = 1.0

@@ -74,7 +74,7 @@ def test_killed_backed_up_lost_and_restored_elsewhere(postgres, tmp_path, monkey
         backup = tmp_path / "backup"
         made = json.loads(succeed("coordinator", "backup", backup, "--dir", federation.dir, "--with-keys", "--json"))
         succeed("coordinator", "backup", "--verify", backup)
-        kept = head_of(federation, "--since-head", made["head"])
+        kept = head_of(federation, "--head", made["head"])
         assert made["head"] in kept["found"]
         federation.goes_on("desk")
         lost = federation.sound("desk", MEMBERS)
@@ -113,8 +113,8 @@ def test_killed_backed_up_lost_and_restored_elsewhere(postgres, tmp_path, monkey
         ]
         assert entry["fields"]["versions"] == [f"desk {went_back}"]
         assert entry["fields"]["head"] == made["head"]
-        head_of(federation, "--since-head", made["head"])
-        later = command("coordinator", "audit", "verify", "--dir", federation.dir, "--since-head", kept["head"])
+        head_of(federation, "--head", made["head"])
+        later = command("coordinator", "audit", "verify", "--dir", federation.dir, "--head", kept["head"])
         assert (later.returncode, "is not in the journal" in later.stderr) == (1, True), later.stderr
     finally:
         federation.close()

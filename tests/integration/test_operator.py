@@ -677,13 +677,13 @@ def test_the_journal_says_who_did_what_and_is_verified_here(house):
         assert (await house.cli("audit", "show", "--subject", "nobody")).out == "No entries.\n"
         # Pages and more than one question of the database; a head of the past is found.
         await house.database.run(lambda s: [records.note(s, "test", "long", 1, text="x" * 1000) for _ in range(1200)])
-        again = await house.cli("audit", "verify", "--since-head", verified["head"], folder=own)
+        again = await house.cli("audit", "verify", "--head", verified["head"], folder=own)
         assert f"the head {verified['head']} is that of entry {verified['head_entry']}" in again.out
         # And two for the commands that came with a certificate of their own.
         assert f"{verified['entries'] + 1202} entries" in again.out
-        missing = await house.cli("audit", "verify", "--since-head", "0" * 64, code=1)
+        missing = await house.cli("audit", "verify", "--head", "0" * 64, code=1)
         assert "is not in the journal" in missing.err
-        assert "is no head" in (await house.cli("audit", "verify", "--since-head", "abc", code=2)).err
+        assert "is no head" in (await house.cli("audit", "verify", "--head", "abc", code=2)).err
 
         # Somebody changes an entry in the database behind the coordinator's back.
         def forge(s: records.Session) -> None:

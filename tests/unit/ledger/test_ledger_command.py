@@ -1,6 +1,7 @@
 """`edge_client ledger`: what people and scripts see, and the exit codes."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -94,6 +95,30 @@ def test_verify_ends_with_one_and_a_line_for_each_problem(home):
     found = json.loads(out)
     assert not found["sound"]
     assert len(found["problems"]) == 2
+
+
+def test_a_tail_that_was_cut_off_with_its_pin_shows_against_a_kept_head(home, tmp_path):
+    """What `verify` alone calls sound: the chain and its pin go back together."""
+    code, out = ended("verify", "--home", home)
+    assert code == ExitCode.OK
+    head = out.splitlines()[-1].removeprefix("  head, to keep elsewhere: ")
+    copy = tmp_path / "copy"
+    shutil.copytree(home, copy)
+    with Ledger.open(ledger_path(home, "data"), "data", LIMIT, monthly=3.0) as ledger:
+        ledger.recover()
+        later = f"{ledger.head.hex()}:{ledger.sequence}"
+    code, out = ended("verify", "--home", home, "--head", head)
+    assert code == ExitCode.OK
+    assert "the kept head is that of record 13" in out
+    # The older copy is whole, as far as chain and pin tell.
+    assert ended("verify", "--home", copy)[0] == ExitCode.OK
+    for kept in (later, later.partition(":")[0]):
+        code, out = ended("verify", "--home", copy, "--head", kept)
+        assert code == ExitCode.FAILED
+        assert f"head: no record has the head {kept}, and the ledger ends at record 13" in out
+    assert ended("verify", "--home", home, "--head", head.replace(":13", ":12"))[0] == ExitCode.FAILED
+    for wrong in ("abc", head + ":1", head.replace(":13", ":0")):
+        assert ended("verify", "--home", home, "--head", wrong)[0] == ExitCode.USAGE
 
 
 def test_an_export_is_verified_without_the_home(home, tmp_path):

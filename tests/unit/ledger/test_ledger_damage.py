@@ -67,6 +67,7 @@ def rewritten(path: Path, change: Callable[[list[tuple[int, bytes, bytes]]], lis
         connection.text_factory = bytes
         rows = change(connection.execute("SELECT sequence, line, digest FROM records ORDER BY sequence").fetchall())
         connection.execute("DROP TRIGGER records_kept")
+        connection.execute("DROP TRIGGER records_appended")
         connection.execute("DELETE FROM records")
         # As a damaged disk would leave it: bytes that need not be text.
         connection.executemany("INSERT INTO records VALUES (?, CAST(? AS TEXT), ?)", rows)
@@ -501,3 +502,34 @@ def test_a_stranger_that_writes_in_between_is_noticed(tmp_path):
         with pytest.raises(LedgerUnwritable, match="gone on without this process"):
             ledger.reserve(EVENT, PURPOSE)
         assert ledger.sequence == 7
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "INSERT OR REPLACE INTO records SELECT 4, line, digest FROM records WHERE sequence = 5",
+        "REPLACE INTO records (rowid, line, digest) SELECT 4, line, digest FROM records WHERE sequence = 5",
+        "REPLACE INTO records (_rowid_, line, digest) SELECT 4, line, digest FROM records WHERE sequence = 5",
+        "UPDATE OR REPLACE records SET sequence = 4 WHERE sequence = 5",
+        "UPDATE OR IGNORE records SET line = '{}' WHERE sequence = 4",
+        "INSERT INTO records SELECT * FROM records WHERE sequence = 4 ON CONFLICT (sequence) DO UPDATE SET line = '{}'",
+        "INSERT INTO records SELECT -1, line, digest FROM records WHERE sequence = 4",
+        "INSERT INTO records SELECT 99, line, digest FROM records WHERE sequence = 4",
+        "DELETE FROM records WHERE sequence = 7",
+    ],
+    ids=["replace", "rowid", "_rowid_", "update-replace", "update-ignore", "upsert", "before", "gap", "delete"],
+)
+def test_a_foreign_connection_cannot_rewrite_the_records(tmp_path, attack):
+    """With SQLite's default pragmas a REPLACE removes the row it conflicts with and runs no DELETE trigger."""
+    path = lived(tmp_path)
+    foreign = sqlite3.connect(path, isolation_level=None)
+    assert foreign.execute("PRAGMA recursive_triggers").fetchone() == (0,)
+    before = foreign.execute("SELECT * FROM records ORDER BY sequence").fetchall()
+    with pytest.raises(sqlite3.IntegrityError, match=r"records are (never|only)"):
+        foreign.execute(attack)
+    assert foreign.execute("SELECT * FROM records ORDER BY sequence").fetchall() == before
+    # A second unique index, or none on the row's number, would be a second way to remove a row.
+    assert [row for row in foreign.execute("PRAGMA index_list(records)") if row[2]] == []
+    foreign.close()
+    with opened(tmp_path) as ledger:
+        release(ledger)

@@ -38,9 +38,9 @@ def test_a_fixed_lot_by_renyi():
     assert spend([naive], Limit(8, DELTA, "replace-one")).epsilon == pytest.approx(3.58, abs=0.005)
 
 
-@pytest.mark.parametrize(("epsilon", "sigma"), [(8.0, 12.0), (4.0, 21.6), (1.0, 74.6)])
+@pytest.mark.parametrize(("epsilon", "sigma"), [(8.0, 12.1), (4.0, 21.7), (1.0, 74.7)])
 def test_output_perturbation(epsilon, sigma):
-    """`gaussian-update` on all examples, 100 rounds: the sigma that an epsilon needs, half a digit up and down."""
+    """`gaussian-update` on all examples, 100 rounds: the least sigma of three digits that keeps an epsilon."""
 
     def whole(sigma: float) -> float:
         event = event_of_round(GaussianUpdate(noise_multiplier=sigma, lot=1000), 1000)
@@ -48,4 +48,4 @@ def test_output_perturbation(epsilon, sigma):
         assert found is not None
         return found
 
-    assert whole(sigma + 0.05) < epsilon < whole(sigma - 0.05)
+    assert whole(sigma) <= epsilon < whole(sigma - 0.1)

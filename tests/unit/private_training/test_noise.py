@@ -67,41 +67,94 @@ def test_the_scale_is_the_one_that_was_asked_for():
     assert laplace(np.float64, scale=0.25).std() == pytest.approx(0.25 * math.sqrt(2), rel=0.01)
 
 
-def smallest_radius_index(beyond):
-    """How many of the 2^64 radii lie beyond; they fall as k grows."""
+class Words:
+    """A stream of written words, in place of AES-256-CTR; zeros of the counting tests follow one another."""
 
-    def radius(k):
-        return float(noise._radius(np.array([k], dtype=np.uint64), 1.0, np.empty(1))[0])
+    def __init__(self, words):
+        self.words = list(words)
 
-    low, high = -1, 2**64 - 1
+    def __call__(self, count):
+        given, self.words = self.words[:count], self.words[count:]
+        return np.array(given, dtype=np.uint64)
+
+    def read(self, n, scratch):
+        return self(n // 8).view(np.uint8)
+
+
+def magnitude(kind, index, words):
+    """Of the uniform number whose first 64 * words bits (Laplace: one less, the first is the sign's) are `index`."""
+    digits = [index >> 64 * place & (2**64 - 1) for place in reversed(range(words))]
+    if kind == "gaussian":
+        found = noise._radius(np.array(digits[:1], dtype=np.uint64), 1.0, Words(digits[1:]), np.empty(1))
+    else:
+        found = noise._laplace(np.array([digits[0] << 1 | 1], dtype=np.uint64), 1.0, Words(digits[1:]))
+    return float(found[0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "beyond"),
+    [
+        *(("gaussian", beyond) for beyond in (0.01, 1.0, 4.0, 8.0, 9.3, 9.6, 12.0, 20.0)),
+        *(("laplace", beyond) for beyond in (0.01, 1.0, 20.0, 43.0, 45.0, 80.0, 120.0, 200.0)),
+    ],
+)
+def test_the_tail_is_exact_however_far_out(kind, beyond):
+    """No sample shows a probability of 1e-87. Counting the digits that lead there does: exp(-r^2 / 2), exp(-x)."""
+    words = 6
+    width = 64 * words - (kind == "laplace")
+    low, high = -1, 2**width - 1
+    # Magnitudes fall as u grows.
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if radius(middle) > beyond else (low, middle)
-    return low + 1
+        low, high = (middle, high) if magnitude(kind, middle, words) > beyond else (low, middle)
+    counted = math.log(low + 1) - width * math.log(2)
+    assert counted == pytest.approx(-(beyond**2) / 2 if kind == "gaussian" else -beyond, rel=1e-13, abs=1e-13)
 
 
-@pytest.mark.parametrize("beyond", [0.01, 1.0, 4.0, 6.0, 8.0, 8.5])
-def test_the_tail_is_exact_to_a_thousandth_beyond_eight_deviations(beyond):
-    """No sample shows a probability of 1e-15; counting the radii does. P(radius > r) = exp(-r^2 / 2)."""
-    assert smallest_radius_index(beyond) / 2**64 == pytest.approx(math.exp(-(beyond**2) / 2), rel=1e-3)
+@pytest.mark.parametrize(("add", "ends"), [(add_gaussian, 9.5), (add_laplace, 44.4)], ids=["gaussian", "laplace"])
+def test_the_law_does_not_end_with_a_word(add, ends, monkeypatch):
+    """An end that moves with what the noise was added to would give it away: here no word is the last one."""
+    if add is add_gaussian:
+        # Two radii, two angles at 0, then the further digits of the first radius.
+        written = [0, 2**63, 0, 0, 2**50, 2**63]
+    else:
+        written = [1, 2**63, 2**63, 2**63, 2**50, 2**63]
+    monkeypatch.setattr(noise, "KeyStream", lambda key, scratch: Words(written))
+    out = np.zeros(4)
+    add(out, 1.0, Seeded("tail"))
+    u = 2.0 ** (50 - 64 - (64 if add is add_gaussian else 63))
+    assert out[0] == pytest.approx(math.sqrt(-2 * math.log(u)) if add is add_gaussian else -math.log(u))
+    assert out[0] > ends
+
+
+def test_no_value_of_the_lattice_is_out_of_reach_in_the_tail():
+    """The rarest 63 bits stood for one value each, with hundreds of empty cells of the lattice between them: an output
+    told from which of two changes it came. With the digits after them every cell between is reached.
+    """
+    rare, count = 1, 1 << 14
+    further = Words(np.linspace(0, 2**64 - 2**12, count).astype(np.uint64).tolist())
+    values = noise._laplace(np.full(count, rare << 1 | 1, dtype=np.uint64), 1.0, further)
+    cells = np.unique(np.rint(values / noise.lattice_step(1.0))).astype(int)
+    between = math.log(2) / noise.lattice_step(1.0)
+    assert len(cells) == cells[-1] - cells[0] + 1 == pytest.approx(between, abs=2)
 
 
 def test_every_bit_pattern_gives_a_finite_value():
     bits = np.array([0, 1, 2**32, 2**63 - 1, 2**63, 2**64 - 2, 2**64 - 1], dtype=np.uint64)
     for width in (63, 64):
-        logarithms = noise._log_uniform(bits >> np.uint64(64 - width), width, np.empty(len(bits)))
+        more = Words([7] * 100)
+        logarithms = noise._log_uniform(bits >> np.uint64(64 - width), width, more, np.empty(len(bits)))
         assert np.isfinite(logarithms).all()
         assert (logarithms <= 0).all()
-    radii = noise._radius(bits, 1.0, np.empty(len(bits)))
-    assert np.isfinite(radii).all()
-    assert radii[0] == pytest.approx(math.sqrt(2 * 65 * math.log(2)))  # The largest there is: u = 2^-65.
 
 
-def test_the_tail_of_laplace_keeps_every_bit():
-    """The rarest magnitudes, u = (k + 1/2) / 2^63 for k = 0, 1, 2, each with either sign."""
-    rarest = noise._laplace(np.arange(6, dtype=np.uint64), 3.0)
-    expected = [-3.0 * (math.log(k + 0.5) - 63 * math.log(2)) for k in range(3)]
-    assert rarest.tolist() == pytest.approx([sign * value for value in expected for sign in (-1, 1)])
+def test_what_the_end_of_the_tail_adds_to_delta_is_next_to_nothing():
+    """(1 + e^epsilon) n 2^-1074, as the docstring and docs/accounting.md have it."""
+    smallest = np.nextafter(0.0, 1.0)
+    assert smallest == 2.0**-1074
+    assert -math.log(smallest) == pytest.approx(744.4, abs=0.1)
+    assert math.sqrt(-2 * math.log(smallest)) == pytest.approx(38.6, abs=0.05)
+    assert 0 < (1 + math.exp(200)) * 2.0**64 * smallest < 1e-200
 
 
 @pytest.mark.parametrize("add", [add_gaussian, add_laplace])

@@ -22,6 +22,7 @@ from coordinator.storage.errors import BackupDamaged, BackupRefused, DatabaseInU
 from coordinator.storage.journal import pages
 from coordinator.storage.members import spend_token
 from coordinator.storage.restore import GAP, check_empty, restore_blobs, restore_rows
+from tacit.heads import KeptHead
 from tests.support.postgres import Postgres
 from tests.support.stored_job import SECRET, fill
 
@@ -107,7 +108,10 @@ def test_all_of_one_database_comes_back_in_another(database, database_url, store
             assert after[name][: len(found) - open_ones] == found[: len(found) - open_ones], name
         elif name not in ("jobs", "tokens", "restored_members"):
             assert after[name] == found, name
-    assert target.run_now(lambda s: chain.verify(pages(s), [newest.manifest.head])).head_id > newest.manifest.head_entry
+    assert (
+        target.run_now(lambda s: chain.verify(pages(s), [KeptHead(newest.manifest.head)])).head_id
+        > newest.manifest.head_entry
+    )
     # Every blob that rows name is there, and nothing else.
     named = {job.digest(), *job.blobs, *(row[2] for row in before["versions"])}
     states = {row[3] for row in before["server_states"]}

@@ -300,6 +300,56 @@ def test_the_journal_cannot_be_rewritten(database):
     assert [entry.kind for entry in database.run_now(records.journal)] == ["test"]
 
 
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "INSERT OR REPLACE INTO journal SELECT id, at_ms, 'other', subject, fields, hash FROM journal WHERE id = 2",
+        "REPLACE INTO journal (rowid, at_ms, kind, subject, fields, hash) "
+        "SELECT 2, at_ms, 'other', subject, fields, hash FROM journal WHERE id = 2",
+        "REPLACE INTO journal (_rowid_, at_ms, kind, subject, fields, hash) "
+        "SELECT 2, at_ms, 'other', subject, fields, hash FROM journal WHERE id = 2",
+        "UPDATE OR REPLACE journal SET id = 2 WHERE id = 1",
+        "UPDATE OR IGNORE journal SET kind = 'other' WHERE id = 2",
+        "INSERT INTO journal SELECT * FROM journal WHERE id = 2 ON CONFLICT (id) DO UPDATE SET kind = 'other'",
+        "INSERT INTO journal SELECT -1, at_ms, kind, subject, fields, hash FROM journal WHERE id = 2",
+        "INSERT INTO journal SELECT 9, at_ms, kind, subject, fields, hash FROM journal WHERE id = 2",
+        "DELETE FROM journal WHERE id = 3",
+    ],
+    ids=["replace", "rowid", "_rowid_", "update-replace", "update-ignore", "upsert", "before", "gap", "delete"],
+)
+def test_a_foreign_connection_cannot_rewrite_the_journal(database, tmp_path, sqlite_only, attack):
+    """With SQLite's default pragmas a REPLACE removes the row it conflicts with and runs no DELETE trigger."""
+    for number in (1, 2, 3):
+        database.run_now(note(number))
+    foreign = sqlite3.connect(tmp_path / "tacit.db", isolation_level=None)
+    assert foreign.execute("PRAGMA recursive_triggers").fetchone() == (0,)
+    before = foreign.execute("SELECT * FROM journal ORDER BY id").fetchall()
+    with pytest.raises(sqlite3.IntegrityError, match="the journal only grows"):
+        foreign.execute(attack)
+    assert foreign.execute("SELECT * FROM journal ORDER BY id").fetchall() == before
+    foreign.close()
+    database.run_now(note(4))
+
+
+def test_no_upsert_rewrites_the_journal(database):
+    """On both databases: PostgreSQL has no REPLACE, and its ON CONFLICT is an update."""
+    database.run_now(note(1))
+    upsert = "INSERT INTO journal SELECT * FROM journal WHERE id = 1 ON CONFLICT (id) DO UPDATE SET kind = 'other'"
+    with pytest.raises((IntegrityError, DatabaseUnusable, DBAPIError), match="the journal only grows"):
+        database.run_now(lambda s: s.execute(text(upsert)))
+    assert [entry.kind for entry in database.run_now(records.journal)] == ["test"]
+
+
+def test_the_journal_has_one_unique_key(database, tmp_path, sqlite_only):
+    """A second unique index would be a second way for a REPLACE to remove a row."""
+    connection = sqlite3.connect(tmp_path / "tacit.db")
+    assert [name for _, name, unique, *_ in connection.execute("PRAGMA index_list(journal)") if unique] == []
+    assert (
+        "WITHOUT ROWID" not in connection.execute("SELECT sql FROM sqlite_schema WHERE name = 'journal'").fetchone()[0]
+    )
+    connection.close()
+
+
 def test_the_schema_itself_refuses_what_is_no_digest(database):
     def write(s):
         s.add(

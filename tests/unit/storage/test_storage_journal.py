@@ -7,13 +7,18 @@ from typing import Any
 
 import pytest
 import structlog
+from click.testing import Result
 from sqlalchemy import text
 from sqlalchemy.orm import Session
+from typer.testing import CliRunner
 
+from coordinator.cli import audit
 from coordinator.storage import chain, records, snapshot
 from coordinator.storage.database import Database, open_database
 from coordinator.storage.errors import DatabaseUnusable
 from coordinator.storage.journal import note_seldom, pages
+from tacit.console import CommandFailed
+from tacit.heads import KeptHead
 
 FIELDS: tuple[dict[str, Any], ...] = (
     {"by": "op", "names": ["z", "a"], "none": None, "true": True},
@@ -33,7 +38,7 @@ def noted(database: Database, count: int = len(FIELDS)) -> list[chain.JournalEnt
 
 
 def held(database: Database, *heads: bytes) -> chain.Verdict:
-    return database.run_now(lambda s: chain.verify(pages(s), heads))
+    return database.run_now(lambda s: chain.verify(pages(s), map(KeptHead, heads)))
 
 
 def behind_the_back(database: Database, *statements: str) -> None:
@@ -104,7 +109,7 @@ def test_a_tail_that_is_cut_off_shows_to_who_kept_a_head(database):
     behind_the_back(database, "DELETE FROM journal WHERE id > 2")
     # Of itself it is a whole chain.
     assert held(database, entries[1].hash).head_id == 2
-    with pytest.raises(chain.ChainBroken, match=r"is not in the journal: entries were cut off or the whole of it"):
+    with pytest.raises(chain.ChainBroken, match=r"is not in the journal, which ends at entry 2: entries were cut off"):
         held(database, entries[1].hash, entries[3].hash)
 
 
@@ -203,3 +208,28 @@ def test_the_canonical_form_is_json_in_ascii():
     form = chain.canonical_fields({"b": "ö", "a": [1, None]})
     assert form == '{"a":[1,null],"b":"\\u00f6"}'
     assert json.loads(form) == {"b": "ö", "a": [1, None]}
+
+
+def test_verify_says_of_a_cut_tail_no_more_than_a_chain_can(database, database_url):
+    """The chain of what is left is unbroken: only a head kept elsewhere shows that entries were cut off."""
+
+    def verify(*options: str) -> Result:
+        return CliRunner().invoke(audit.app, ["verify", "--database", database_url, *options])
+
+    noted(database)
+    kept = verify().output.splitlines()[-1].removeprefix("Head, to keep elsewhere: ")
+    assert kept.endswith(":4")
+    whole = verify("--head", kept)
+    assert f"the head {kept[:64]} is that of entry 4" in whole.output
+    assert "would not show" not in whole.output
+    behind_the_back(database, "DELETE FROM journal WHERE id > 2")
+    cut = verify()
+    assert cut.exit_code == 0
+    assert "2 entries, from the first one on" in cut.output
+    assert "entries after 0 that were cut off or made anew would not show" in cut.output
+    assert "none changed, removed or put in" not in cut.output
+    for head in (kept, kept[:64]):
+        found = verify("--head", head)
+        assert isinstance(found.exception, CommandFailed)
+        assert f"the head {head} is not in the journal, which ends at entry 2" in str(found.exception)
+    assert isinstance(verify("--head", "abc").exception, CommandFailed)
