@@ -10,7 +10,7 @@ Libraries that log through the standard library come out in the same form, from 
 
 import logging
 import sys
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from typing import Any, TextIO
 
 import structlog
@@ -23,8 +23,20 @@ _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 _MOST_BYTES = 32
 
 
-def configure(format: str, level: str = "info", *, stream: TextIO | None = None) -> None:
-    """Sets up logging for the process; the last call counts. Format: console or json; level: debug to error.
+def configure(
+    format: str,
+    level: str = "info",
+    *,
+    stream: TextIO | None = None,
+    first: Sequence[structlog.types.Processor] = (),
+) -> None:
+    """Sets up logging for the process; the last call counts.
+
+    Args:
+        format: console or json.
+        level: debug to error.
+        stream: where lines go; standard error unless given.
+        first: processors that see each line of ours before it is written, and may drop it.
 
     Raises:
         ValueError: a format or level that does not exist.
@@ -50,7 +62,7 @@ def configure(format: str, level: str = "info", *, stream: TextIO | None = None)
             colors=out.isatty(), timestamp_key="at", exception_formatter=structlog.dev.plain_traceback
         )
     structlog.configure(
-        processors=[*shared, renderer],
+        processors=[*first, *shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
         logger_factory=structlog.WriteLoggerFactory(out),
         cache_logger_on_first_use=False,
