@@ -51,7 +51,7 @@ audit: ## known holes in what constraints.txt pins: asks an advisory service on 
 
 bench: $(STAMP) ## the benchmarks, cell by cell, and their tables (hours, the first time)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
-	for name in institutional "institutional --dp" secure_agg aggregation_memory ledger_faults dp_cost precision privacy_audit fedvocab "fedvocab --wire" wobble drift "fedprompt --part head quality wire backbone backdoor" reconstruction synthesis load soak; do $(BIN)/python -m benchmarks.$$name || exit 1; done
+	for name in institutional "institutional --dp" secure_agg aggregation_memory ledger_faults dp_cost precision privacy_audit fedvocab "fedvocab --wire" wobble drift "fedprompt --part head quality wire backbone backdoor" reconstruction synthesis load strangers soak; do $(BIN)/python -m benchmarks.$$name || exit 1; done
 	$(BIN)/python -m benchmarks.report
 
 bench-secagg: $(STAMP) ## secure aggregation alone: beside the clear, beside Flower, its limits, its cost (45 minutes)

@@ -896,6 +896,18 @@ SECTIONS = (
         ("target", "members_cpu_seconds", "members_cpu_seconds_each", "connected_bytes", "alone_bytes"),
     ),
     Section(
+        "strangers",
+        "Strangers on the enrolment port",
+        "Ten members make rounds while strangers on the same machine press on the enrolment port from fifty addresses: "
+        "silent connections, a ClientHello a byte a second, garbage, and whole TLS handshakes. `ratio` is the median "
+        "round under the flood over the median quiet round. `coordinator_open_files` says what became of the "
+        "connections until then.",
+        (
+            *("target", "quiet_seconds", "slowest_seconds", "strangers_cpu_seconds", "forwarded", "network_full"),
+            *("all_full", "displaced", "not_tls", "hello_late"),
+        ),
+    ),
+    Section(
         "soak",
         "Rounds with kills",
         "A job of so many rounds while members and coordinator are killed (kill -9) at moments that a seed draws, and "

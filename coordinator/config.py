@@ -70,6 +70,13 @@ class CoordinatorConfig(Document):
     metrics_host: str = Field(default="127.0.0.1", min_length=1)
     metrics_port: int = Field(default=7442, ge=0, le=65535)
 
+    # Connections to the enrolment port that may stand at once: of everybody, and of one IPv4 address or IPv6 /64.
+    enrolment_connections: int = Field(default=512, ge=8, le=16384)
+    enrolment_connections_per_address: int = Field(default=64, ge=1, le=16384)
+    # What one member may send: messages of its session, and calls.
+    member_messages_per_second: float = Field(default=100.0, ge=1, le=100_000)
+    member_calls_per_second: float = Field(default=50.0, ge=1, le=100_000)
+
     database_url: str = "sqlite:///tacit.db"
     store_url: str = "store"
 
@@ -302,6 +309,14 @@ federation_port = {federation_port}
 # Prometheus metrics: plain HTTP without authentication. Keep it on loopback or on a network of your own.
 metrics_host = {metrics_host}
 metrics_port = {metrics_port}
+
+# Connections to the enrolment port that may stand at once: of everybody together, and of one address (IPv6: one /64).
+# Behind a load balancer everybody has its address: set the second to the first.
+enrolment_connections = {enrolment_connections}
+enrolment_connections_per_address = {enrolment_connections_per_address}
+# What one member may send for long: messages of its session, and calls. Twenty seconds' worth may come at once.
+member_messages_per_second = {member_messages_per_second}
+member_calls_per_second = {member_calls_per_second}
 
 # Jobs, members, rounds, tokens. SQLite in this folder, or PostgreSQL where one machine is not enough.
 database_url = {database_url}

@@ -39,6 +39,7 @@ Channel = Literal["session", "masked", "blob", "corpus"]
 Direction = Literal["in", "out"]
 Outcome = Literal["published", "abandoned"]
 CorpusOutcome = Literal["received", "declined", "refused"]
+Limited = Literal["messages", "calls"]
 CertificateKind = Literal["server", "authority", "next_authority"]
 
 PREFIX = "tacit_coordinator_"
@@ -175,6 +176,21 @@ INSTRUMENTS = (
     Instrument("members_ready", "gauge", "Members that hold a trained update.", "members", ("job",)),
     Instrument("sessions", "counter", "Sessions that ended, by the reason.", "sessions", ("reason",)),
     Instrument("enrolments", "counter", "Requests to enrol: granted, or the reason.", "requests", ("outcome",)),
+    Instrument("enrolment_connections_open", "gauge", "Connections to the enrolment port.", "connections"),
+    Instrument(
+        "enrolment_connections",
+        "counter",
+        "Connections to the enrolment port: forwarded to enrolment, or why they ended before or after that.",
+        "connections",
+        ("outcome",),
+    ),
+    Instrument(
+        "members_limited",
+        "counter",
+        "Calls and sessions of members that were ended because the member sends too much.",
+        "calls",
+        ("kind",),
+    ),
     Instrument(
         "certificate_renewals",
         "counter",
@@ -308,6 +324,10 @@ class Metrics:
         for outcome in ("granted", *_REFUSED_TOKENS):
             self._of.add("enrolments", 0, outcome=outcome)
         self._of.add("certificate_renewals", 0, outcome="granted")
+        for ended in ("forwarded", "network_full", "all_full"):
+            self._of.add("enrolment_connections", 0, outcome=ended)
+        for kind in ("messages", "calls"):
+            self._of.add("members_limited", 0, kind=kind)
         self._of.set("build_info", 1, version=software_version or "unknown")
         self._of.ask("memory_peak_bytes", _peak_memory)
         self._of.ask("member_certificate_expires_timestamp_seconds", self._first_to_expire)
@@ -484,6 +504,16 @@ class Metrics:
     def enrolment(self, outcome: str) -> None:
         """A request to enrol: `granted`, or the word of the reason why not."""
         self._of.add("enrolments", outcome=outcome)
+
+    def enrolment_connections(self, open_now: int, counts: Mapping[str, int]) -> None:
+        """Connections to the enrolment port that stand, and how many had each outcome since this was last told."""
+        self._of.set("enrolment_connections_open", open_now)
+        for outcome, count in counts.items():
+            self._of.add("enrolment_connections", count, outcome=outcome)
+
+    def member_limited(self, kind: Limited) -> None:
+        """A member sent too much: a call of its was refused, or its session was ended."""
+        self._of.add("members_limited", kind=kind)
 
     def renewal(self, outcome: str) -> None:
         """A member's request for a new certificate: `granted`, or the word of the reason why not."""

@@ -8,6 +8,8 @@ was announced needs a clean stop to survive: kill -9 costs the attempt that was 
 import asyncio
 import os
 import signal
+import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -20,12 +22,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]  # made at import
 from grpc_reflection.v1alpha import reflection
 
-from coordinator import heap
+from coordinator import descriptors, heap
 from coordinator.authority import Anchors, load_authorities
 from coordinator.closed import check_folder, check_storage
 from coordinator.config import CoordinatorConfig, CoordinatorFolder, load_config
 from coordinator.metrics import Metrics, watch_loop
 from coordinator.pki import authority_passphrase
+from coordinator.relay.supervisor import Supervisor, listen, socket_folder
 from coordinator.runtime import Runtime
 from coordinator.services.credentials import (
     enrolment_credentials,
@@ -35,9 +38,10 @@ from coordinator.services.credentials import (
 )
 from coordinator.services.enrolment import EnrolmentServicer
 from coordinator.services.federation import FederationServicer
+from coordinator.services.member_limit import MemberLimit
 from coordinator.services.operator import OperatorServicer
 from coordinator.services.renewal import Renewals
-from coordinator.storage import mark
+from coordinator.storage import mark, records
 from coordinator.storage.blobs import open_blobs
 from coordinator.storage.database import Database, open_database
 from coordinator.storage.records import DatabaseTokenDesk
@@ -91,7 +95,7 @@ async def start(
 
     Raises:
         CannotServe: a port is taken. NotPrivate: the folder, a key or the database is open to others.
-        StorageError, PkiInvalid: what they say.
+        RelayFailed, StorageError, PkiInvalid: what they say.
     """
     check_folder(folder)
     check_storage(config)
@@ -109,24 +113,25 @@ async def start(
     stack.push_async_callback(runtime.stop)
 
     checks = health.HealthServicer()
+    files = await _divided(config, runtime.database)
     outside, inside = (
-        grpc.aio.server(interceptors=(GuardInterceptor(),), options=server_options(public=public))
-        for public in (True, False)
+        grpc.aio.server(interceptors=(GuardInterceptor(),), options=options)
+        for options in (server_options(public=True), server_options(connections=files.federation))
     )
-    enrolment_port = _bind(outside, config.listen_host, config.enrolment_port, enrolment_credentials(folder))
+    relay = await _relay(config, files.enrolment, outside, enrolment_credentials(folder), metrics)
+    stack.push_async_callback(relay.stop)
     federation_port = _bind(inside, config.listen_host, config.federation_port, federation_credentials(folder))
     # Port 0 was any free port: from here on the configuration says which.
-    config = config.model_copy(update={"enrolment_port": enrolment_port, "federation_port": federation_port})
+    config = config.model_copy(update={"enrolment_port": relay.port, "federation_port": federation_port})
     upkeep = Upkeep(folder, config, anchors, runtime, metrics, passphrase)
     runtime.membership_changed = upkeep.members_changed
 
-    def enrolled(outcome: str) -> None:
-        metrics.enrolment(outcome)
-        upkeep.members_changed()
+    def counted(count: Callable[[str], None]) -> Callable[[str], None]:
+        def tell(outcome: str) -> None:
+            count(outcome)
+            upkeep.members_changed()
 
-    def renewed(outcome: str) -> None:
-        metrics.renewal(outcome)
-        upkeep.members_changed()
+        return tell
 
     lifetime = timedelta(days=config.member_days)
     enrolment = EnrolmentServicer(
@@ -135,9 +140,9 @@ async def start(
         federation_address=lambda: config.federation_address,
         member_lifetime=lifetime,
         clock=lambda: datetime.now(UTC),
-        count=enrolled,
+        count=counted(metrics.enrolment),
     )
-    renewals = Renewals(anchors, database, member_lifetime=lifetime, count=renewed)
+    renewals = Renewals(anchors, database, member_lifetime=lifetime, count=counted(metrics.renewal))
     operator = OperatorServicer(
         database=database,
         store=store,
@@ -150,7 +155,7 @@ async def start(
     )
     enrolment_pb2_grpc.add_EnrolmentServiceServicer_to_server(enrolment, outside)
     federation_pb2_grpc.add_FederationServiceServicer_to_server(
-        FederationServicer(runtime, metrics, federation, anchors, renewals), inside
+        FederationServicer(runtime, metrics, federation, anchors, renewals, limit=_member_limit(config)), inside
     )
     operator_pb2_grpc.add_OperatorServiceServicer_to_server(operator, inside)
     for server, modules in ((outside, (enrolment_pb2,)), (inside, (federation_pb2, operator_pb2))):
@@ -164,6 +169,7 @@ async def start(
     for server in (inside, outside):
         await server.start()
         stack.push_async_callback(server.stop, _STOP_SECONDS)
+    await relay.start()
     await _refuse_tls_12(config)
     await upkeep.look()
     stack.callback(asyncio.create_task(upkeep.run()).cancel)
@@ -171,7 +177,58 @@ async def start(
         await checks.set(service, health_pb2.HealthCheckResponse.SERVING)
     # First to be undone: whoever asks is told at once, and members hear goodbye while their streams still stand.
     stack.push_async_callback(_say_goodbye, checks, runtime)
-    return Serving(runtime, metrics, enrolment_port, federation_port, endpoint.port)
+    return Serving(runtime, metrics, relay.port, federation_port, endpoint.port)
+
+
+def _member_limit(config: CoordinatorConfig) -> MemberLimit:
+    messages, calls = config.member_messages_per_second, config.member_calls_per_second
+    return MemberLimit(time.monotonic, messages_per_second=messages, calls_per_second=calls)
+
+
+async def _divided(config: CoordinatorConfig, database: Database) -> descriptors.Division:
+    """How this process's open files are divided, which is logged; a limit that is too low is said with what to do."""
+    limit = descriptors.raise_limit()
+    members = await database.run(
+        lambda s: sum(each.status is not records.MemberStatus.REVOKED for each in records.members(s))
+    )
+    files = descriptors.divide(limit.soft, config.enrolment_connections, members)
+    log.info(
+        "open_files",
+        limit=limit.soft,
+        before=limit.before,
+        enrolment_connections=files.enrolment,
+        federation_connections=files.federation,
+    )
+    if limit.soft < files.needed:
+        advice = f"set LimitNOFILE={files.needed} in the unit, or `ulimit -Hn {files.needed}` before the start"
+        log.warning("open_files_low", limit=limit.soft, needed=files.needed, members=members, advice=advice)
+    return files
+
+
+async def _relay(
+    config: CoordinatorConfig,
+    connections: int,
+    server: grpc.aio.Server,
+    credentials: grpc.ServerCredentials,
+    metrics: Metrics,
+) -> Supervisor:
+    """The enrolment port, bound; `server` listens behind it, on a Unix socket. Raises: CannotServe."""
+    host, port = config.listen_host, config.enrolment_port
+    try:
+        listening = await listen(host, port)
+    except OSError as error:
+        raise _cannot_bind(host, port) from error
+    try:
+        folder = socket_folder()
+        backend = folder / "enrolment"
+        server.add_secure_port(f"unix:{backend}", credentials)
+    except (OSError, RuntimeError) as error:
+        for each in listening:
+            each.close()
+        raise CannotServe(f"enrolment cannot listen behind its port: {error}") from error
+    per_network = min(connections, config.enrolment_connections_per_address)
+    tell = metrics.enrolment_connections
+    return Supervisor(listening, folder, backend, total=connections, per_network=per_network, tell=tell)
 
 
 async def _own_database(
@@ -213,10 +270,14 @@ def _bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.Serve
     try:
         return server.add_secure_port(where, credentials)
     except RuntimeError as error:
-        raise CannotServe(
-            f"port {port} on {host} cannot be used: another program listens there, or this user may not; "
-            "end that program, or set other ports in coordinator.toml"
-        ) from error
+        raise _cannot_bind(host, port) from error
+
+
+def _cannot_bind(host: str, port: int) -> CannotServe:
+    return CannotServe(
+        f"port {port} on {host} cannot be used: another program listens there, or this user may not; "
+        "end that program, or set other ports in coordinator.toml"
+    )
 
 
 def _reflect(server: grpc.aio.Server, *modules: Any) -> None:

@@ -39,10 +39,13 @@ def serve(
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
     import asyncio
+    import time
 
     from coordinator.config import load_config
     from coordinator.pki import AuthorityUnusable
+    from coordinator.relay.supervisor import RelayFailed
     from coordinator.server import CannotServe, serve
+    from coordinator.services.member_lines import MemberLines
     from coordinator.storage.errors import StorageError
     from tacit.console import ExitCode, fail
     from tacit.documents import DocumentInvalid
@@ -51,9 +54,9 @@ def serve(
 
     try:
         config = load_config(dir)
-        configure(log_format or config.log_format)
+        configure(log_format or config.log_format, first=(MemberLines(time.monotonic),))
         asyncio.run(serve(dir, new_database=new_database))
     except (DocumentInvalid, AuthorityUnusable, NotPrivate) as error:
         fail(str(error), ExitCode.USAGE)
-    except (CannotServe, StorageError) as error:
+    except (CannotServe, RelayFailed, StorageError) as error:
         fail(str(error), ExitCode.FAILED)

@@ -34,6 +34,10 @@ class Calls:
         """Whoever has a call under way."""
         return tuple(self._calls)
 
+    def count(self, caller: str | bytes) -> int:
+        """How many calls of a caller are under way."""
+        return len(self._calls.get(caller, ()))
+
     @contextmanager
     def of(self, caller: str | bytes) -> Iterator[Call]:
         """While a call is under way. To be entered in the call's own task."""

@@ -101,8 +101,11 @@ def _credentials(folder: CoordinatorFolder, *, mutual: bool) -> grpc.ServerCrede
     return grpc.dynamic_ssl_server_credentials(read(), fetch, require_client_authentication=mutual)
 
 
-def server_options(*, public: bool = False) -> list[tuple[str, int]]:
+def server_options(*, public: bool = False, connections: int | None = None) -> list[tuple[str, int]]:
     """What servers of both ports are opened with; the counterpart of the member's channel options.
+
+    connections: how many may stand at once, whoever they are from; the next one is closed before its handshake, so that
+    the process keeps files for what those that stand need. None: as many as come.
 
     public: anybody may connect, without a certificate. Whoever comes has come for an answer or two: a connection that
     stays, or a stream that watches, would be held for somebody nobody knows.
@@ -132,6 +135,8 @@ def server_options(*, public: bool = False) -> list[tuple[str, int]]:
         ("grpc.max_concurrent_streams", 64),
         ("grpc.server_handshake_timeout_ms", 20_000),
     ]
+    if connections is not None:
+        options.append(("grpc.max_allowed_incoming_connections", connections))
     if public:
         options += [("grpc.max_connection_age_ms", _VISIT_MS), ("grpc.max_connection_age_grace_ms", _GRACE_MS)]
     return options

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from coordinator.authority import Anchors, AuthorityBook
 from coordinator.pki import Authority, LifetimeOutOfRange, RequestUnsuitable, certify_request
+from coordinator.relay.names import peer_of
 from coordinator.services.rate_limit import EnrolmentLimit
 from coordinator.services.token_desk import GrantedBefore, Refused, TokenDesk
 from coordinator.services.unusable import come_again
@@ -80,7 +81,7 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
         now = self._clock()
         stamp(context, now)
         # Before the signature of the request is looked at, and before the database is asked.
-        permit = self._limit.take(context.peer())
+        permit = self._limit.take(peer_of(context.peer()))
         if permit.refused_for is not None:
             await self._refuse_often(context, permit.refused_for)
         try:
@@ -150,7 +151,7 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
         reason = Reason.REASON_ENROLMENT_TOO_FREQUENT
         self._count(word(reason))
         # One line a try would let a flood fill the disk: the metric counts, and this is for who looks closely.
-        _log.debug("enrolment_refused", reason=word(reason), peer=context.peer())
+        _log.debug("enrolment_refused", reason=word(reason), peer=peer_of(context.peer()))
         wait = math.ceil(seconds)
         sentence = f"too many requests to enrol came from this network; wait {wait} s and repeat the same command"
         await abort_with(context, reason, sentence)
@@ -159,5 +160,5 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
         self, context: grpc.aio.ServicerContext[Any, Any], token_id: str, reason: Reason, detail: str
     ) -> NoReturn:
         self._count(word(reason))
-        _log.warning("enrolment_refused", token_id=token_id[:64], reason=word(reason), peer=context.peer())
+        _log.warning("enrolment_refused", token_id=token_id[:64], reason=word(reason), peer=peer_of(context.peer()))
         await abort_with(context, reason, detail)

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc.aio
 import structlog
@@ -32,6 +32,7 @@ from coordinator.runtime import Runtime
 from coordinator.services import sessions
 from coordinator.services.corpora import MOST_CHUNK, CorpusReceipt, Offer
 from coordinator.services.credentials import is_trusted, peer
+from coordinator.services.member_limit import MemberLimit, too_frequent
 from coordinator.services.renewal import RenewalRefused, Renewals
 from coordinator.services.turns import Turns
 from coordinator.services.unusable import come_again
@@ -57,7 +58,7 @@ from tacit.messages import (
     Welcome,
 )
 from tacit.reason import Reason, sentence
-from tacit.status import abort_with
+from tacit.status import abort_with, stamp
 from tacit.v1 import federation_pb2 as pb
 from tacit.v1 import federation_pb2_grpc
 
@@ -66,7 +67,14 @@ __all__ = ["AUTHORITIES", "CHUNK", "FederationServicer", "SharedEncoder"]
 log = structlog.get_logger("coordinator.federation")
 
 CHUNK = 256 * 1024
-_HELLO_SECONDS = 30
+# A member that opens a stream says at once what it is for.
+_FIRST_SECONDS = 30.0
+# Between two chunks of a vector: a chunk of 384 KiB over a line of 32 kbit/s takes 100.
+_CHUNK_SECONDS = 120.0
+# Calls of one member that may be under way: a connection carries 64, and a member has one or two.
+_CALLS_AT_ONCE = 128
+# A call that comes too often is answered this late, in seconds, so that asking again at once gains nothing.
+_REFUSED_AFTER = 1.0
 _MESSAGES_AHEAD = 16
 # Chunks at once, out (of blobs) and in (of masked vectors). On its way through gRPC and TLS one is several times its
 # size in memory, and all members fetch the same blob, and upload, at about the same moment. A line that has not moved
@@ -147,13 +155,26 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         federation: bytes,
         root: x509.Certificate | Anchors,
         renewals: Renewals | None = None,
+        *,
+        limit: MemberLimit | None = None,
+        first_seconds: float = _FIRST_SECONDS,
+        chunk_seconds: float = _CHUNK_SECONDS,
     ) -> None:
-        """renewals: None where nobody can certify."""
+        """
+        Args:
+            renewals: None where nobody can certify.
+            limit: how much a member may send.
+            first_seconds: how long a stream's first message may take.
+            chunk_seconds: how long each further chunk of a masked vector may take.
+        """
         self._runtime = runtime
         self._metrics = metrics
         self._federation = federation
         self._root = root
         self._renewals = renewals
+        self._limit = MemberLimit(time.monotonic) if limit is None else limit
+        self._first_seconds = first_seconds
+        self._chunk_seconds = chunk_seconds
         self._lives: dict[str, _Life] = {}
         self._sending = Turns(_CHUNKS_OUT, _PATIENCE_OUT)
         self._receiving = Turns(_CHUNKS_IN, _PATIENCE_IN)
@@ -168,6 +189,8 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
 
     @contextlib.asynccontextmanager
     async def _under_way(self, member: str, context: Context) -> AsyncIterator[None]:
+        if self._runtime.calls.count(member) >= _CALLS_AT_ONCE:
+            await self._refuse_often(context, member, 1.0)
         with self._runtime.calls.of(member) as call:
             try:
                 yield
@@ -180,8 +203,16 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
 
     async def _certificate(self, context: Context, *, retired: bool = False) -> Certificate:
         now = datetime.now(UTC)
+        # Looked at before the certificate is verified, which is most of what a refused call would cost. The handshake
+        # has shown that the name is an authority's word; tokens are taken only from who is verified.
+        claimed = b"".join(context.auth_context().get("peer_uri") or ()).decode(errors="replace").rpartition("/")[2]
+        if seconds := self._limit.call_short(claimed):
+            stamp(context, now)
+            await self._refuse_often(context, claimed, seconds)
         found = await peer(context, Role.MEMBER, self._federation, self._root, now, retired=retired)
         name, fingerprint = found.identity.name, hashlib.sha256(found.der).digest()
+        if seconds := self._limit.call(name):
+            await self._refuse_often(context, name, seconds)
         now_ms = int(now.timestamp() * 1000)
         begins_ms, expires_ms = (int(moment.timestamp() * 1000) for moment in (found.begins, found.expires))
         # Whoever has a retired authority's key makes certificates of any date: those are never taken for unknown ones.
@@ -214,6 +245,13 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         if fingerprint == served.current:
             self._used(name, fingerprint, found)
         return found
+
+    async def _refuse_often(self, context: Context, member: str, seconds: float) -> NoReturn:
+        """Ends a call of a member that sends too much."""
+        self._metrics.member_limited("calls")
+        log.warning("member_limited", member=member, what="calls")
+        await asyncio.sleep(min(seconds, _REFUSED_AFTER))
+        await abort_with(context, Reason.REASON_MEMBER_TOO_FREQUENT, too_frequent("calls", seconds))
 
     def _used(self, member: str, fingerprint: bytes, certificate: Certificate) -> None:
         """A member's newest certificate is in its hands: what stands under the one before it goes on, or does not."""
@@ -255,6 +293,11 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         self, request: pb.FetchAuthoritiesRequest, context: Context
     ) -> pb.FetchAuthoritiesResponse:
         """For whoever got past the handshake: it is public, and proves itself."""
+        uri = b"".join(context.auth_context().get("peer_uri") or ()).decode(errors="replace")
+        # By the whole identity, which is never a member's name: whoever shows a retired authority's certificate takes
+        # nothing from the member that it names.
+        if seconds := self._limit.call(uri):
+            await self._refuse_often(context, uri, seconds)
         return pb.FetchAuthoritiesResponse(authorities=self._renewals.document if self._renewals is not None else b"")
 
     # ---- the session ----------------------------------------------------------------------------------------------
@@ -267,6 +310,8 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         # until the next, which with many members is several vectors.
         certificate = await self._certificate(context)
         member = certificate.identity.name
+        if seconds := self._limit.session_short(member):
+            await self._refuse_often(context, member, seconds)
         # Who is cut off before its session is open has none to be ended.
         async with self._under_way(member, context):
             session, ledger, certificate = await self._opened(member, context)
@@ -378,15 +423,29 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         # Not final: the member looks at its own clock.
         self._runtime.sessions.end(session.member, Reason.REASON_CLOCK_SKEW, detail)
 
-    @staticmethod
-    async def _hello(context: Context) -> Hello:
+    async def _first(self, context: Context) -> Any:
+        """A stream's first message; EOF where it does not come in time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._first_seconds):
+                return await context.read()
+        return EOF
+
+    @property
+    def _no_header(self) -> str:
+        return f"an upload begins with its header, within {self._first_seconds:g} s; repeat it"
+
+    async def _hello(self, context: Context) -> Hello:
         first: FromMember | None = None
         # Bytes that are no protobuf raise out of the read itself.
-        with contextlib.suppress(TimeoutError, wire.WireInvalid, DecodeError):
-            message = await asyncio.wait_for(context.read(), _HELLO_SECONDS)
+        with contextlib.suppress(wire.WireInvalid, DecodeError):
+            message = await self._first(context)
             first = None if message is EOF else wire.from_member(message)
         if not isinstance(first, Hello) or not 8 <= len(first.process) <= 64:
-            await abort_with(context, Reason.REASON_MESSAGE_MALFORMED, "a session opens with Hello")
+            await abort_with(
+                context,
+                Reason.REASON_MESSAGE_MALFORMED,
+                f"a session opens with Hello, within {self._first_seconds:g} s",
+            )
         return first
 
     @staticmethod
@@ -414,7 +473,13 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         slots = asyncio.Semaphore(_MESSAGES_AHEAD)
         try:
             while (message := await context.read()) is not EOF:
-                self._metrics.message("in", message.WhichOneof("message"), message.ByteSize())
+                size = message.ByteSize()
+                self._metrics.message("in", message.WhichOneof("message"), size)
+                if seconds := self._limit.message(session.member, size):
+                    self._metrics.member_limited("messages")
+                    log.warning("member_limited", member=session.member, what="messages")
+                    session.end(Reason.REASON_MEMBER_TOO_FREQUENT, too_frequent("messages", seconds))
+                    return
                 await slots.acquire()
                 if session.goodbye is not None:
                     return
@@ -547,10 +612,10 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
     ) -> pb.MaskedUploadReceipt:
         """(The rest of) this member's vector."""
         async with self._caller(context) as member:
-            first = await context.read()
+            first = await self._first(context)
             try:
                 if first is EOF or first.WhichOneof("part") != "header":
-                    raise wire.WireInvalid("an upload begins with its header")
+                    raise wire.WireInvalid(self._no_header)
                 attempt = wire.attempt_from_pb(first.header.ref)
                 described = wire.masked_input_from_pb(first.header.input)
             except wire.WireInvalid as error:
@@ -573,8 +638,11 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         # Whoever waits for a chunk, or for the verdict, holds none: with every member uploading at once, one that each
         # leaves in a variable is several vectors.
         while True:
-            async with self._receiving.turn():
-                part = await context.read()
+            part = EOF
+            # Who sends nothing more is answered how far it is, and goes on from there.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._chunk_seconds), self._receiving.turn():
+                    part = await context.read()
             if part is EOF:
                 return
             data = part.data
@@ -604,12 +672,9 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         certificate = await self._certificate(context)
         member = certificate.identity.name
         async with self._under_way(member, context), come_again(context, member=member):
-            first = EOF
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_HELLO_SECONDS):
-                    first = await context.read()
+            first = await self._first(context)
             if first is EOF or first.WhichOneof("part") != "header":
-                await abort_with(context, Reason.REASON_MESSAGE_MALFORMED, "an upload begins with its header")
+                await abort_with(context, Reason.REASON_MESSAGE_MALFORMED, self._no_header)
             header = first.header
             offer = Offer(header.ref.job, header.ref.digest, header.ref.size, header.statement, header.signature)
             return _corpus_receipt(

@@ -70,6 +70,9 @@ FETCHED_AGAIN_MS = 3600 * 1000
 MIN_INVITATION_SECONDS = 60
 MAX_INVITATION_SECONDS = 30 * 24 * 3600
 
+# How long an upload's header may take.
+_FIRST_SECONDS = 30.0
+
 _STATUS = {
     records.JobStatus.RUNNING: operator_pb2.JOB_STATUS_RUNNING,
     records.JobStatus.PAUSED: operator_pb2.JOB_STATUS_PAUSED,
@@ -232,9 +235,15 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     ) -> operator_pb2.StatBlobResponse:
         """Takes a blob from an offset on. What arrives is kept, whatever becomes of the connection."""
         async with self._call(context):
-            first = await anext(aiter(request_iterator), None)
+            first = None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_FIRST_SECONDS):
+                    first = await anext(aiter(request_iterator), None)
             if first is None or first.WhichOneof("part") != "header":
-                await _malformed(context, "an upload begins with its header; this client is of another version")
+                detail = (
+                    f"an upload begins with its header, within {_FIRST_SECONDS:g} s; repeat it, or update this client"
+                )
+                await _malformed(context, detail)
             header = first.header
             incoming = await asyncio.to_thread(self._store.incoming, header.digest, header.total)
             received = header.offset

@@ -14,37 +14,16 @@ one's permits too for as long as it lasts; it is then refused with the seconds t
 
 import ipaddress
 import urllib.parse
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Allowance", "EnrolmentLimit", "Permit", "address_of"]
+from coordinator.services.buckets import Allowance, Bucket, Buckets
+
+__all__ = ["Allowance", "EnrolmentLimit", "Permit", "address_of", "network_of"]
 
 # An institution has one IPv6 network, and may take its addresses one after the other.
 _IPV6_NETWORK = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Allowance:
-    """A bucket's size, in tries, and what flows in, in tries a second."""
-
-    burst: int
-    rate: float
-
-
-@dataclass(slots=True)
-class _Bucket:
-    left: float
-    # When it was last looked at, in seconds of the clock.
-    at: float
-
-    def seconds_short(self, allowance: Allowance, now: float) -> float:
-        """Brings the bucket up to `now`; how long until it holds a try, 0 if it does."""
-        # A clock that goes backwards adds nothing and takes nothing.
-        self.left = min(allowance.burst, self.left + max(0.0, now - self.at) * allowance.rate)
-        self.at = max(self.at, now)
-        # The sum of many small additions may fall short of a whole try by a rounding error.
-        return 0.0 if self.left >= 1 - 1e-9 else (1 - self.left) / allowance.rate
+_BY_ADDRESS, _IN_ALL = Allowance(burst=60, rate=1.0), Allowance(burst=300, rate=20.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,50 +41,38 @@ class EnrolmentLimit:
         self,
         clock: Callable[[], float],
         *,
-        by_address: Allowance = Allowance(burst=60, rate=1.0),
-        in_all: Allowance = Allowance(burst=300, rate=20.0),
+        by_address: Allowance = _BY_ADDRESS,
+        in_all: Allowance = _IN_ALL,
         addresses: int = 4096,
     ) -> None:
         """clock: monotonic seconds. addresses: of how many is kept count at most."""
         self._clock = clock
-        self._by_address = by_address
         self._in_all = in_all
-        self._addresses = addresses
-        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
-        self._whole = _Bucket(in_all.burst, clock())
+        self._by_address = Buckets(clock, by_address, addresses)
+        self._whole = Bucket(in_all.burst, clock())
 
     def take(self, peer: str) -> Permit:
         """A permit for one try of a gRPC peer (`ipv4:192.0.2.1:50123`); nothing is taken where it is refused."""
-        now = self._clock()
         address = address_of(peer)
-        bucket = self._buckets.get(address)
-        if bucket is None:
-            bucket = _Bucket(self._by_address.burst, now)
         short = max(
-            bucket.seconds_short(self._by_address, now),
-            self._whole.seconds_short(self._in_all, now),
+            self._by_address.seconds_short(address),
+            self._whole.seconds_short(self._in_all, self._clock()),
         )
         if short:
             return Permit(address, short)
-        bucket.left -= 1
         self._whole.left -= 1
-        self._buckets[address] = bucket
-        self._buckets.move_to_end(address)
-        while len(self._buckets) > self._addresses:
-            # The one that was quiet for longest. If it was at its limit, the bucket for all still holds.
-            self._buckets.popitem(last=False)
+        # An address that is forgotten at its limit gains nothing: the bucket for all still holds.
+        self._by_address.take(address)
         return Permit(address, None)
 
     def give_back(self, permit: Permit) -> None:
         """The try was granted: it counts against nobody."""
-        bucket = self._buckets.get(permit.address)
-        if bucket is not None:
-            bucket.left = min(self._by_address.burst, bucket.left + 1)
+        self._by_address.give_back(permit.address)
         self._whole.left = min(self._in_all.burst, self._whole.left + 1)
 
     def __len__(self) -> int:
         """Of how many addresses is kept count."""
-        return len(self._buckets)
+        return len(self._by_address)
 
 
 def address_of(peer: str) -> str:
@@ -113,9 +80,14 @@ def address_of(peer: str) -> str:
     _, _, rest = peer.partition(":")
     host = urllib.parse.unquote(rest).rpartition(":")[0].strip("[]")
     try:
-        address = ipaddress.ip_address(host.partition("%")[0])
+        return network_of(host)
     except ValueError:
         return peer[:64]
+
+
+def network_of(host: str) -> str:
+    """What a host is counted as: its IPv4 address, or its IPv6 network (/64). Raises: ValueError: no IP address."""
+    address = ipaddress.ip_address(host.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address):
         mapped = address.ipv4_mapped
         if mapped is None:

@@ -342,6 +342,26 @@ _MEMBERS = Row(
             ),
         ),
         Panel(
+            "Connections to the enrolment port",
+            "How many stand, and those a second that were passed on or refused, by outcome.",
+            "none",
+            (
+                Query(f"sum({_c('enrolment_connections_open', job=False)})", "open"),
+                Query(
+                    f"sum by (outcome) ({_rate(_c('enrolment_connections_total', job=False))})",
+                    "{{outcome}} a second",
+                ),
+            ),
+            width=12,
+        ),
+        Panel(
+            "Members that send too much",
+            "Calls refused and sessions ended, since the coordinator's start; the log's member_limited says whose.",
+            "none",
+            (Query(f"sum by (kind) ({_c('members_limited_total', job=False)})", "{{kind}}"),),
+            width=12,
+        ),
+        Panel(
             "Days left of certificates",
             "Of the coordinator's own, and of the member whose certificate ends first.",
             "d",

@@ -13,7 +13,7 @@ No value reaches the log with a character that a terminal or a log viewer acts o
 
 import logging
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, TextIO
 
 import structlog
@@ -31,8 +31,20 @@ _MOST_VALUE = 4096
 _LINES = ("exception", "stack")
 
 
-def configure(format: str, level: str = "info", *, stream: TextIO | None = None) -> None:
-    """Sets up logging for the process; the last call counts. Format: console or json; level: debug to error.
+def configure(
+    format: str,
+    level: str = "info",
+    *,
+    stream: TextIO | None = None,
+    first: Sequence[structlog.types.Processor] = (),
+) -> None:
+    """Sets up logging for the process; the last call counts.
+
+    Args:
+        format: console or json.
+        level: debug to error.
+        stream: where lines go; standard error unless given.
+        first: processors that see each line of ours before it is written, and may drop it.
 
     Raises:
         ValueError: a format or level that does not exist.
@@ -59,7 +71,7 @@ def configure(format: str, level: str = "info", *, stream: TextIO | None = None)
             colors=out.isatty(), timestamp_key="at", exception_formatter=structlog.dev.plain_traceback
         )
     structlog.configure(
-        processors=[*shared, *last, renderer],
+        processors=[*first, *shared, *last, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
         logger_factory=structlog.WriteLoggerFactory(out),
         cache_logger_on_first_use=False,

@@ -24,6 +24,7 @@ _SENTENCES: dict[str, str] = {
     "coordinator_stopping": "The coordinator is stopping; members reconnect by themselves when it is back.",
     "coordinator_restarted": "The coordinator was restarted during the attempt; the round is opened again.",
     "clock_skew": "The clocks of the two sides are too far apart; set them right.",
+    "member_too_frequent": "The member sends more than the coordinator takes of one; update it, and run it only once.",
     "token_unknown": "The join token is not one of this coordinator's; ask the operator for a new one.",
     "token_used": "The join token was used before; ask the operator for a new one.",
     "token_expired": "The join token has expired; ask the operator for a new one.",

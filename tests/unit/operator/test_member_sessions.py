@@ -50,7 +50,8 @@ ONE, OTHER = b"1" * 16, b"2" * 16
 class House:
     """A coordinator with the job `questions` and the enrolled member north."""
 
-    def __init__(self, tmp_path) -> None:
+    def __init__(self, tmp_path, **how) -> None:
+        """how: the servicer's own arguments."""
         folder = party.coordinator_folder(tmp_path / "coordinator")
         self.root = load_root(folder)
         self.database = open_database(f"sqlite:///{tmp_path / 'tacit.db'}")
@@ -60,7 +61,7 @@ class House:
         self.store, self.metrics = open_blobs(str(tmp_path / "store")), Metrics("test")
         self.runtime = Runtime(self.database, self.store, self.metrics, self.root)
         self.server = grpc.aio.server(options=server_options())
-        servicer = FederationServicer(self.runtime, self.metrics, federation_of(self.root), self.root)
+        servicer = FederationServicer(self.runtime, self.metrics, federation_of(self.root), self.root, **how)
         federation_pb2_grpc.add_FederationServiceServicer_to_server(servicer, self.server)
         self.port = self.server.add_secure_port("127.0.0.1:0", federation_credentials(folder))
         self.certificate = party.authority().issue(party.key(2).public_key(), Role.MEMBER, "north", now=party.present())

@@ -1,0 +1,138 @@
+"""Which strangers stay and who is passed on next: the rules by themselves, with a clock of the test's own."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.descriptors import FILES_OF_ITS_OWN, divide
+from coordinator.relay.admission import Admitted, Hall, Turnstile
+from coordinator.relay.names import peer_of, socket_name
+from coordinator.services.buckets import Allowance, Buckets
+from coordinator.services.rate_limit import address_of
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_network_has_its_share_and_no_more():
+    hall = Hall(total=10, per_network=3)
+    assert [hall.admit("a", number) for number in range(3)] == [Admitted()] * 3
+    assert hall.admit("a", 3) == "network_full"
+    hall.leave("a", 0)
+    hall.leave("a", 0)
+    assert hall.admit("a", 3) == Admitted()
+    assert len(hall) == 3
+
+
+def test_in_a_full_hall_a_newcomer_takes_the_oldest_place_of_whoever_holds_most():
+    hall = Hall(total=4, per_network=4)
+    for number in range(3):
+        hall.admit("many", number)
+    hall.admit("one", "first")
+    assert hall.admit("new", "n") == Admitted(displaced=0)
+    # Now 2, 1, 1: a second of `new` would leave it with no fewer than `many` has.
+    assert hall.admit("new", "n2") == "all_full"
+    assert hall.admit("many", 3) == "all_full"
+    assert hall.admit("newer", "m") == Admitted(displaced=1)
+    # Everybody has one: nobody is displaced by his equal.
+    assert hall.admit("newest", "l") == "all_full"
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.booleans()), max_size=200), st.integers(1, 12))
+def test_bounds_hold_and_a_network_with_none_gets_in_while_there_are_fewer_networks_than_places(steps, total):
+    hall, held, number = Hall(total, per_network=5), {}, 0
+    for network, leaves in steps:
+        own = held.setdefault(network, [])
+        if leaves and own:
+            hall.leave(network, own.pop(0))
+            continue
+        number += 1
+        networks = sum(bool(each) for each in held.values())
+        largest = max(map(len, held.values()))
+        verdict = hall.admit(network, number)
+        if not own and networks < total:
+            assert isinstance(verdict, Admitted)
+        if isinstance(verdict, Admitted):
+            if verdict.displaced is not None:
+                (loser,) = [each for each in held if verdict.displaced in held[each]]
+                assert len(held[loser]) == largest > len(own) + 1
+                held[loser].remove(verdict.displaced)
+            own.append(number)
+        assert len(hall) == sum(map(len, held.values())) <= total
+        assert all(len(each) <= 5 for each in held.values())
+
+
+def test_networks_take_turns_and_handshakes_are_paced():
+    clock = Clock()
+    turnstile = Turnstile(clock, Allowance(burst=2, rate=10))
+    assert turnstile.next() == (None, math.inf)
+    for number in range(100):
+        turnstile.join("flood", number)
+    turnstile.join("honest", "h")
+    assert [turnstile.next()[0] for _ in range(2)] == [0, "h"]
+    visitor, seconds = turnstile.next()
+    assert visitor is None
+    assert seconds == pytest.approx(0.1)
+    passed = 0
+    for _ in range(100):
+        clock.now += 0.05
+        while turnstile.next()[0] is not None:
+            passed += 1
+    assert passed == 50
+    turnstile.leave("flood", 99)
+    turnstile.leave("flood", 99)
+    turnstile.leave("nobody", 1)
+
+
+@pytest.mark.parametrize(
+    ("host", "peer", "counted"),
+    [
+        ("192.0.2.1", "ipv4:192.0.2.1:50123", "192.0.2.1"),
+        ("2001:db8:1:2:3::9", "ipv6:[2001:db8:1:2:3::9]:50123", "2001:db8:1:2::/64"),
+        ("::ffff:192.0.2.1", "ipv4:192.0.2.1:50123", "192.0.2.1"),
+        ("fe80::1%eth0", "ipv6:[fe80::1]:50123", "fe80::/64"),
+    ],
+)
+def test_a_strangers_address_survives_the_relay(host, peer, counted):
+    name = socket_name(7, host, 50123)
+    assert len(name) <= 60
+    assert "/" not in name
+    quoted = name.replace("[", "%5B").replace("]", "%5D")
+    for written in (name, quoted):
+        assert peer_of(f"unix:/tmp/tacit-x/{written}") == peer
+        assert address_of(peer_of(f"unix:/tmp/tacit-x/{written}")) == counted
+
+
+@pytest.mark.parametrize("peer", ["ipv4:192.0.2.1:50123", "unix:", "unix:/tmp/x/enrolment", "", "ipv4:7@1.2.3.4:5"])
+def test_another_peer_is_left_as_it_is(peer):
+    assert peer_of(peer) == peer
+
+
+def test_a_bucket_that_is_asked_for_more_than_it_holds_gives_all_of_it():
+    clock = Clock()
+    buckets = Buckets(clock, Allowance(burst=10, rate=1), keys=2)
+    assert buckets.take("a", 500) == 0
+    assert buckets.take("a", 500) == pytest.approx(10)
+    assert buckets.seconds_short("a", 4) == pytest.approx(4)
+    assert buckets.seconds_short("unknown") == 0
+    for key in "bcd":
+        buckets.take(key)
+    assert len(buckets) == 2
+
+
+@pytest.mark.parametrize("limit", [64, 256, 1024, 4096, 65536, 2**20])
+def test_strangers_never_get_more_than_a_quarter_of_the_files(limit):
+    files = divide(limit, 512, members=100)
+    assert 1 <= files.enrolment <= min(512, limit // 4)
+    # The relay holds two for each.
+    assert 2 * files.enrolment + 64 <= limit or files.enrolment == 1
+    if limit > 256:
+        assert files.enrolment + files.federation * 3 // 2 + FILES_OF_ITS_OWN <= limit
+    assert files.needed == FILES_OF_ITS_OWN + 512 + 300
