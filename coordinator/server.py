@@ -38,6 +38,7 @@ from coordinator.services.credentials import (
 )
 from coordinator.services.enrolment import EnrolmentServicer
 from coordinator.services.federation import FederationServicer
+from coordinator.services.guard import GuardInterceptor
 from coordinator.services.member_limit import MemberLimit
 from coordinator.services.operator import OperatorServicer
 from coordinator.services.renewal import Renewals
@@ -47,7 +48,6 @@ from coordinator.storage.database import Database, open_database
 from coordinator.storage.records import DatabaseTokenDesk
 from coordinator.upkeep import Upkeep
 from tacit import __version__
-from tacit.guard import GuardInterceptor
 from tacit.reason import Reason
 from tacit.tls import speaks_tls_12
 from tacit.v1 import (

@@ -1,113 +1,33 @@
-"""Where gRPC delivers messages of tacit.v1: no text gets past here that a terminal acts on, or that is too long.
+"""What a client is given of a coordinator's answers: only cleaned text, whatever was sent.
 
-A server refuses a request with an identifier that is none, and tells the caller which (`GuardInterceptor`). A client
-gets only cleaned text (`guarded`): it checks identifiers where it uses them, and may show whatever it got.
+A client checks identifiers where it uses them, and may show whatever it got. Left to `tacit.wire`: the messages of a
+session, which it admits as it decodes them.
 
-Left to `tacit.wire`: the messages of a session, which it admits as it decodes them. Bytes that are no protobuf are
-gRPC's own to report.
+Every command of an operator imports this: nothing here may cost time.
 """
 
 from __future__ import annotations
 
-import contextlib
-import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, NoReturn, TypeVar, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-import grpc
-import grpc.aio
-import structlog
 from google.protobuf.message import Message
 
-from tacit.fields import TextInvalid, admit, neutralise
-from tacit.reason import Reason
-from tacit.status import abort_with
+from tacit.fields import neutralise
 
-__all__ = ["GuardInterceptor", "guarded"]
+if TYPE_CHECKING:
+    import grpc.aio
 
-log = structlog.get_logger("tacit.guard")
+__all__ = ["guarded", "is_guarded"]
 
 _OURS, _SESSION = "/tacit.v1.", "/tacit.v1.FederationService/Session"
 
-Context = grpc.aio.ServicerContext[Any, Any]
 M = TypeVar("M", bound=Message)
 
 
-def _wanted(method: str) -> bool:
+def is_guarded(method: str) -> bool:
+    """Whether the text of a method's messages (by its full path) is looked at in gRPC, and not by `tacit.wire`."""
     return method.startswith(_OURS) and method != _SESSION
-
-
-# ---- at the server --------------------------------------------------------------------------------------------------
-
-
-class GuardInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # its stubs alone are generic
-    """Admits every request before its servicer sees it."""
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any]:
-        """The same method over admitted requests."""
-        handler = await continuation(handler_call_details)
-        method = handler_call_details.method
-        if handler is None or not _wanted(method):
-            return handler
-        return cast("grpc.RpcMethodHandler[Any, Any]", _over_admitted(handler, method))
-
-
-def _over_admitted(handler: Any, method: str) -> Any:
-    """A handler whose requests are admitted, and which says so of one that is not."""
-    parse = handler.request_deserializer
-
-    def parse_admitted(data: bytes) -> Any:
-        message = parse(data)
-        admit(message)
-        return message
-
-    async def refuse(context: Context, error: TextInvalid) -> NoReturn:
-        # One line a try would let a stranger fill the disk.
-        log.debug("message_refused", method=method, peer=context.peer(), detail=str(error))
-        await abort_with(context, Reason.REASON_MESSAGE_MALFORMED, str(error))
-
-    if handler.stream_unary is not None:
-        take = handler.stream_unary
-
-        async def over_stream(requests: Any, context: Context) -> Any:
-            # A request that is refused raises where the servicer reads it.
-            try:
-                return await take(requests, context)
-            except TextInvalid as error:
-                await refuse(context, error)
-
-        return handler._replace(request_deserializer=parse_admitted, stream_unary=over_stream)
-    name = "unary_unary" if handler.unary_unary is not None else "unary_stream"
-    behaviour = getattr(handler, name)
-    # gRPC tells the two apart by what they are: servicers yield their answers, or write them by hand.
-    if inspect.isasyncgenfunction(behaviour):
-
-        async def yielding(request: Any, context: Context) -> AsyncIterator[Any]:
-            try:
-                admit(request)
-            except TextInvalid as error:
-                await refuse(context, error)
-            async with contextlib.aclosing(behaviour(request, context)) as answers:
-                async for answer in answers:
-                    yield answer
-
-        return handler._replace(**{name: yielding})
-
-    async def answering(request: Any, context: Context) -> Any:
-        try:
-            admit(request)
-        except TextInvalid as error:
-            await refuse(context, error)
-        return await behaviour(request, context)
-
-    return handler._replace(**{name: answering})
-
-
-# ---- at the client --------------------------------------------------------------------------------------------------
 
 
 def guarded(channel: grpc.aio.Channel) -> grpc.aio.Channel:
@@ -131,7 +51,7 @@ class _Guarded:
         ) -> Any:
             # Without a parser the caller takes bytes.
             parse = response_deserializer
-            if parse is not None and _wanted(method):
+            if parse is not None and is_guarded(method):
                 parse = _cleaned(parse)
             return found(method, request_serializer=request_serializer, response_deserializer=parse, **rest)
 

@@ -3,8 +3,8 @@
 `clean` replaces every character that a terminal or a log viewer acts on, and cuts what is too long. Three places call
 it, so that no string gets past all of them:
 
-1. where messages arrive: `tacit.fields` says what each text field of tacit.v1 holds, `tacit.wire` and `tacit.guard`
-   apply that to every message, `tacit.status` cleans the sentence of a failed call;
+1. where messages arrive: `tacit.fields` says what each text field of tacit.v1 holds, `tacit.wire`, `tacit.guard` and
+   `coordinator.services.guard` apply that to every message, `tacit.status` cleans the sentence of a failed call;
 2. where the log is written (`tacit.logs`), every value once more;
 3. where a command prints (`tacit.console`), every sentence and cell once more.
 """

@@ -13,8 +13,9 @@ import pytest
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
+from coordinator.services.guard import GuardInterceptor
 from tacit.blobs import BlobNotThere, fetch_blob
-from tacit.guard import GuardInterceptor, guarded
+from tacit.guard import guarded
 from tacit.limits import MOST_FROM_COORDINATOR
 from tacit.reason import Reason
 from tacit.status import reason_of
