@@ -8,8 +8,9 @@ STAMP := $(VENV)/.installed
 AUDIT := .venv-audit
 # For example `-s osv`, or `--osv-url URL` for a service of your own.
 AUDIT_OPTIONS ?=
-# Tests side by side; those of real processes have the machine to themselves.
+# Tests side by side. Those of real processes wait for one another half of their time, so more of them fit.
 WORKERS ?= 2
+FEDERATIONS ?= 4
 # One thread for each training process: several share a small machine.
 export OMP_NUM_THREADS ?= 1
 
@@ -31,7 +32,7 @@ demo: $(STAMP) ## five members train together on this machine, one is killed, on
 
 test: $(STAMP) ## every test but the slow sweeps
 	$(BIN)/python -m pytest -q -m 'not long' -n $(WORKERS) tests --ignore=tests/integration
-	$(BIN)/python -m pytest -q -m 'not long' tests/integration
+	$(BIN)/python -m pytest -q -m 'not long' -n $(FEDERATIONS) --dist loadscope tests/integration
 
 test-long: $(STAMP) ## the slow sweeps
 	$(BIN)/python -m pytest -q -m long

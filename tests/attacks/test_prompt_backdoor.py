@@ -131,7 +131,8 @@ def test_on_one_sum_one_member_plants_a_backdoor_that_clean_texts_do_not_show(fe
     assert found.accuracy > unharmed.accuracy - 0.05
 
 
-@pytest.mark.parametrize("rule", ["median", "reject-outliers"])
+# The fitted attack below meets reject-outliers in every run, and it is the stronger one.
+@pytest.mark.parametrize("rule", ["median", pytest.param("reject-outliers", marks=pytest.mark.long)])
 def test_groups_keep_it_out_and_the_accuracy_in(federation, unharmed, rule):
     found = federation.goes_on(GROUPS | {"combine": rule}, ROUNDS, liars=(4,), software=scaling(MEMBERS))
     assert found.success <= 0.1

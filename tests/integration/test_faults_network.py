@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.bad_network import BadNetwork, Fault, Way
 from tests.support.besieged import Besieged, Footprint, attempts, dropouts
-from tests.support.processes import behind
+from tests.support.processes import PATIENCE, behind
 
 STRAIGHT = ("north", "east", "south")
 MEMBERS = (*STRAIGHT, "west")
@@ -72,7 +72,7 @@ def test_a_connection_breaks_in_the_middle_of_a_transfer(federation, network, jo
         # Only what a member sends is counted, and before its vector that is next to nothing.
         federation.light_job(job, count=2, min_members=4)
         network.plan(fault, way, INSIDE)
-    assert network.struck.wait(60)
+    assert network.struck.wait(PATIENCE)
     federation.west.wait_for("disconnected")
     federation.west.wait_for("connected")
     federation.finished(job)
@@ -82,7 +82,7 @@ def test_a_connection_breaks_in_the_middle_of_a_transfer(federation, network, jo
 def test_a_transfer_stands_still_and_holds_up_nobody_else(federation, network, job, way):
     network.plan(Fault.STALL, way, INSIDE)
     federation.light_job(job, count=2, min_members=4)
-    assert network.struck.wait(60)
+    assert network.struck.wait(PATIENCE)
     federation.goes_on("beside")
     assert federation.show(job).job.version_number <= 1
     network.release()

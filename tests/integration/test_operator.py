@@ -41,6 +41,7 @@ from tacit.status import reason_of
 from tacit.token import JoinToken, secret_hash
 from tacit.v1 import federation_pb2, operator_pb2, operator_pb2_grpc
 from tests.support import party
+from tests.support.processes import PATIENCE
 
 TOKENIZER = b'{"model": {"vocab": {}}}'
 
@@ -225,7 +226,7 @@ def house(tmp_path) -> Callable[[Scenario], None]:
     def run(scenario: Scenario) -> None:
         async def whole() -> None:
             async with started(tmp_path) as house:
-                await asyncio.wait_for(scenario(house), 50)
+                await asyncio.wait_for(scenario(house), PATIENCE)
 
         asyncio.run(whole())
 
@@ -448,15 +449,26 @@ def test_blobs_up_and_down(house):
 
 
 @contextlib.asynccontextmanager
-async def fragile(port: int, lasts: int, host: str = "127.0.0.1") -> AsyncIterator[tuple[int, list[int]]]:
-    """A way to the coordinator whose connections break after so many bytes."""
+async def fragile(
+    port: int, lasts: int, taken: Callable[[], object] = lambda: None, host: str = "127.0.0.1"
+) -> AsyncIterator[tuple[int, list[int]]]:
+    """A way to the coordinator whose connections break after so many bytes.
+
+    taken: how much the receiver has taken so far. A connection breaks only once the receiver has taken some of what
+    the connection carried. A reset destroys whatever the receiver's socket still holds, and loopback carries a
+    megabyte faster than a busy machine reads it: without this, a connection may break before anything was received.
+    """
     connections: list[int] = []
 
     async def carry(reader: Any, writer: Any, end: Callable[[], None], index: int) -> None:
+        before = taken()
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(16 * 1024):
                 connections[index] += len(data)
                 if connections[index] > lasts:
+                    # Counters have no event to wait on.
+                    while before is not None and taken() == before and not writer.is_closing():  # noqa: ASYNC110
+                        await asyncio.sleep(0.005)
                     break
                 writer.write(data)
                 await writer.drain()
@@ -483,13 +495,19 @@ async def fragile(port: int, lasts: int, host: str = "127.0.0.1") -> AsyncIterat
 def test_transfers_outlive_connections_that_break(house):
     async def scenario(house: House) -> None:
         data = os.urandom(3_000_000)
-        async with fragile(house.port, lasts=1_200_000) as (port, connections):
+        fetched = [0]
+
+        def taken() -> tuple[int, int]:
+            return house.store.received(hashlib.sha256(data).digest()), fetched[-1]
+
+        async with fragile(house.port, 1_200_000, taken) as (port, connections):
             stub = house.stub(port=port)
             digest = await put_blob(stub, data, patience=30)
             assert house.store.get(digest) == data
             assert len(connections) >= 3
             path = house.tmp / "fetched.bin"
-            await fetch_blob(stub.FetchBlob, digest, path, patience=30)
+            note = lambda arrived, _: fetched.append(arrived)  # noqa: E731
+            await fetch_blob(stub.FetchBlob, digest, path, patience=30, progress=note)
             assert path.read_bytes() == data
             assert len(connections) >= 5
 

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
@@ -23,18 +24,31 @@ from typing import Any
 
 from coordinator.cli.common import operator_stub
 from tacit.v1 import operator_pb2 as pb
+from tests.support import warm
 
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "desk"
-# Seconds until a test gives up: only a failing test is as long as that.
-PATIENCE = 180.0
+# Seconds until a test gives up: only a failing test takes as long. The one place for a slower machine: a factor.
+PATIENCE = 180.0 * float(os.environ.get("TACIT_TESTS_PATIENCE", "1"))
 
 
 def command(*words: str | Path, **more: Any) -> "subprocess.CompletedProcess[str]":
-    """A command's end, whatever it was."""
+    """A command's end, whatever it was. With options of `subprocess.run` it is started from nothing, else warm."""
     done = [str(BIN / words[0]), *map(str, words[1:])]
-    return subprocess.run(done, capture_output=True, text=True, timeout=PATIENCE, check=False, **more)
+    if more or not warm.knows(done):
+        return subprocess.run(done, capture_output=True, text=True, timeout=PATIENCE, check=False, **more)
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, open(os.devnull) as nothing:
+        streams = {"stdin": nothing.fileno(), "stdout": out.fileno(), "stderr": err.fileno()}
+        started = warm.start(done, cwd=Path.cwd(), env=os.environ, **streams)
+        try:
+            code = started.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            started.kill()
+            raise
+        for file in (out, err):
+            file.seek(0)
+        return subprocess.CompletedProcess(done, code, out.read().decode(), err.read().decode())
 
 
 def succeed(*words: str | Path, **more: Any) -> str:
@@ -71,25 +85,23 @@ class Process:
         self.lines: list[dict[str, Any]] = []
         self._arrived: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._log = log
-        self.process = subprocess.Popen(
-            words,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            stdin=subprocess.DEVNULL if told is None else subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        threading.Thread(target=self._read, daemon=True).start()
-        if told is not None:
-            assert self.process.stdin is not None
-            with self.process.stdin as stdin:
-                stdin.write(told)
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        read, write = os.pipe()
+        with tempfile.TemporaryFile() as stdin, open(os.devnull, "w") as nothing:
+            stdin.write((told or "").encode())
+            stdin.seek(0)
+            streams = {"stdin": stdin.fileno(), "stdout": nothing.fileno(), "stderr": write}
+            self.process: subprocess.Popen[bytes] | warm.Started = (
+                warm.start(words, cwd=ROOT, env=env, **streams)
+                if warm.knows(words)
+                else subprocess.Popen(words, cwd=ROOT, env=env, **streams)
+            )
+        os.close(write)
+        threading.Thread(target=self._read, args=(read,), daemon=True).start()
 
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        with self._log.open("a") as log:
-            for line in self.process.stderr:
+    def _read(self, descriptor: int) -> None:
+        with self._log.open("a") as log, open(descriptor, encoding="utf-8") as lines:
+            for line in lines:
                 log.write(line)
                 log.flush()
                 try:

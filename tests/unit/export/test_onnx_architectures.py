@@ -42,7 +42,17 @@ MODELS: dict[str, Model] = {
 Exported = tuple[Model, TextClassifier, onnx.ModelProto, Callable[[NDArray[np.int64]], NDArray[np.float32]]]
 
 
-@pytest.fixture(scope="module", params=MODELS.values(), ids=MODELS)
+# One of each kind in every run; the others repeat it with another pooling or another name of the same layers.
+SWEEP = ("max", "mean", "roberta")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(model, id=name, marks=[pytest.mark.long] if name in SWEEP else [])
+        for name, model in MODELS.items()
+    ],
+)
 def exported(request: pytest.FixtureRequest) -> Exported:
     """The model, the module, the file's graph, and the file at work."""
     model: Model = request.param

@@ -1,0 +1,226 @@
+"""Starts the programs' processes from one that has imported everything already: a fork in place of seconds of imports.
+
+`start` gives what `subprocess.Popen` would for `coordinator ...`, `edge_client ...` and `python -m tests.support.NAME`:
+a process of its own, with its own pid, environment and streams, which runs the same entry point. Only the imports are
+shared. Each test process has one server, `python -m tests.support.warm`, which ends with it.
+
+What a test says about imports, about start-up itself, or under another interpreter or environment is not for this:
+such tests start a command as usual. TACIT_TESTS_COLD=1 starts every command as usual.
+"""
+
+import atexit
+import contextlib
+import functools
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Started", "knows", "start"]
+
+ROOT = Path(__file__).resolve().parents[2]
+_BIN = Path(sys.executable).parent
+_PROGRAMS = ("coordinator", "edge_client")
+# A command line and an environment: far below this.
+_LONGEST = 1 << 20
+_IMPORTED = (
+    "torch",
+    # Optimisers import it when the first of them is made.
+    "torch._dynamo",
+    "coordinator.cli",
+    "coordinator.cli.common",
+    "coordinator.operators",
+    "coordinator.server",
+    "edge_client.cli",
+    "edge_client.doctor",
+    "edge_client.enrolment",
+    "edge_client.runner",
+    "export.bundle",
+    "fsspec.implementations.local",
+)
+
+
+def knows(words: Sequence[str]) -> bool:
+    """Whether `start` can run this command line."""
+    if os.environ.get("TACIT_TESTS_COLD"):
+        return False
+    if Path(words[0]).parent == _BIN and Path(words[0]).name in _PROGRAMS:
+        return True
+    return [*words[:2]] == [sys.executable, "-m"] and words[2].startswith("tests.support.")
+
+
+class Started:
+    """A process that the server started. Its methods are those of `subprocess.Popen` that the tests use."""
+
+    def __init__(self, words: Sequence[str], pid: int, status: int) -> None:
+        """status: a pipe's end; the server writes the exit status to it, as `os.waitstatus_to_exitcode` gives it."""
+        self.args = words
+        self.pid = pid
+        self.returncode: int | None = None
+        self._status = status
+
+    def poll(self) -> int | None:
+        """The exit status, or None while it runs."""
+        return self._ended(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit status, once there is one.
+
+        Raises:
+            subprocess.TimeoutExpired: it still runs after `timeout` seconds.
+        """
+        ended = self._ended(timeout)
+        if ended is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0)
+        return ended
+
+    def _ended(self, timeout: float | None) -> int | None:
+        if self.returncode is None:
+            poll = select.poll()
+            poll.register(self._status, select.POLLIN)
+            if poll.poll(None if timeout is None else 1000 * timeout):
+                told = os.read(self._status, 64)
+                os.close(self._status)
+                assert told, f"the server of {self.args} is gone"
+                self.returncode = int(told)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Nothing happens where the process has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+def start(words: Sequence[str], *, stdin: int, stdout: int, stderr: int, cwd: Path, env: Mapping[str, str]) -> Started:
+    """Starts a command that `knows` knows; the streams are file descriptors and stay the caller's."""
+    read, write = os.pipe()
+    request = json.dumps({"words": list(words), "cwd": str(cwd), "env": dict(env)}).encode()
+    with _ASKING:
+        server = _server()
+        socket.send_fds(server, [request], [stdin, stdout, stderr, write])
+        os.close(write)
+        answer = server.recv(64)
+    assert answer, "the server that starts processes is gone"
+    return Started(words, int(answer), read)
+
+
+# One question at a time: tests start processes from several threads.
+_ASKING = threading.Lock()
+
+
+@functools.cache
+def _server() -> socket.socket:
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with its:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.warm", str(its.fileno())],
+            pass_fds=[its.fileno()],
+            stdin=subprocess.DEVNULL,
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    def end() -> None:
+        ours.close()
+        process.wait()
+
+    atexit.register(end)
+    return ours
+
+
+# ---- the server -----------------------------------------------------------------------------------------------------
+
+
+def _serve(asked: socket.socket) -> dict[str, Any] | None:
+    """Returns a request in each process that was forked for one, and None in the server once nobody asks any more."""
+    running: dict[int, tuple[int, int]] = {}
+    while True:
+        ready, _, _ = select.select([asked, *running], [], [])
+        for each in ready:
+            if each is not asked:
+                pid, status = running.pop(each)
+                _, how = os.waitpid(pid, 0)
+                _tell(status, os.waitstatus_to_exitcode(how))
+                os.close(each)
+        if asked not in ready:
+            continue
+        request, descriptors, _, _ = socket.recv_fds(asked, _LONGEST, 4)
+        if not request:
+            for pid, _ in running.values():
+                os.kill(pid, signal.SIGKILL)
+            return None
+        *streams, status = descriptors
+        pid = os.fork()
+        if pid == 0:
+            asked.close()
+            for each, (_, other) in running.items():
+                os.close(each)
+                os.close(other)
+            os.close(status)
+            for number, stream in enumerate(streams):
+                os.dup2(stream, number)
+                os.close(stream)
+            return dict(json.loads(request))
+        for stream in streams:
+            os.close(stream)
+        running[os.pidfd_open(pid)] = (pid, status)
+        asked.send(str(pid).encode())
+
+
+def _tell(status: int, code: int) -> None:
+    # Nobody may be left to hear it.
+    with contextlib.suppress(BrokenPipeError):
+        os.write(status, str(code).encode())
+    os.close(status)
+
+
+def _become(words: list[str], cwd: str, env: dict[str, str]) -> None:
+    """Runs the command in this process."""
+    os.chdir(cwd)
+    os.environ.clear()
+    # What gRPC has read already stays as `tls_13_only` set it.
+    os.environ.update(env)
+    if words[0] == sys.executable:
+        sys.argv = words[2:]
+        runpy.run_module(words[2], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = words
+        importlib.import_module(f"{Path(words[0]).name}.cli").main()
+
+
+def main() -> None:
+    """The server's process, and after a fork the command's."""
+    with socket.socket(fileno=int(sys.argv[1])) as asked:
+        from tacit.tls import tls_13_only
+
+        tls_13_only()
+        for name in _IMPORTED:
+            importlib.import_module(name)
+        threads = os.listdir("/proc/self/task")
+        assert len(threads) == 1, f"a fork would lose {len(threads) - 1} threads of what was imported"
+        gc.freeze()
+        request = _serve(asked)
+    if request is not None:
+        _become(**request)
+
+
+if __name__ == "__main__":
+    main()
