@@ -27,17 +27,17 @@ nothing depends on the folder a process was started in.
 import ipaddress
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, StringConstraints, field_validator
 
 from tacit.console import secret_file
-from tacit.documents import Digest, Document, DocumentInvalid
+from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Location
 from tacit.private_files import NotPrivate, check_keys
+from tacit.reading import toml_values
 from tacit.token import join_address, split_address
 
 __all__ = [
@@ -52,6 +52,7 @@ __all__ = [
     "write_config",
 ]
 
+_Host = Annotated[str, StringConstraints(max_length=253)]
 _HOST_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 
 
@@ -60,14 +61,14 @@ class CoordinatorConfig(Document):
 
     # Host names and addresses that members dial. They stand in the server's certificate; the first one in
     # tokens.
-    advertise: tuple[str, ...] = Field(min_length=1, max_length=64)
+    advertise: Annotated[tuple[_Host, ...], AtMost(64)] = Field(min_length=1)
 
-    listen_host: str = Field(default="0.0.0.0", min_length=1)  # noqa: S104  members come from outside
+    listen_host: _Host = Field(default="0.0.0.0", min_length=1)  # noqa: S104  members come from outside
     # Port 0 asks the system for any free port.
     enrolment_port: int = Field(default=7440, ge=0, le=65535)
     federation_port: int = Field(default=7441, ge=0, le=65535)
     # Metrics speak HTTP without authentication: on loopback unless told otherwise.
-    metrics_host: str = Field(default="127.0.0.1", min_length=1)
+    metrics_host: _Host = Field(default="127.0.0.1", min_length=1)
     metrics_port: int = Field(default=7442, ge=0, le=65535)
 
     # Connections to the enrolment port that may stand at once: of everybody, and of one IPv4 address or IPv6 /64.
@@ -77,8 +78,8 @@ class CoordinatorConfig(Document):
     member_messages_per_second: float = Field(default=100.0, ge=1, le=100_000)
     member_calls_per_second: float = Field(default=50.0, ge=1, le=100_000)
 
-    database_url: str = "sqlite:///tacit.db"
-    store_url: str = "store"
+    database_url: Location = "sqlite:///tacit.db"
+    store_url: Location = "store"
 
     log_format: Literal["console", "json"] = "console"
 
@@ -110,7 +111,7 @@ class OperatorConfig(Document):
     """operator.toml: which coordinator the operator's certificate beside it is for."""
 
     # host:port of the federation port.
-    address: str
+    address: str = Field(max_length=300)
     # The fingerprint of root.pem.
     federation: Digest
 
@@ -340,7 +341,7 @@ def write_config(path: Path, config: CoordinatorConfig) -> None:
     written."""
     values = config.model_dump(mode="json", exclude={"schema_version"})
     text = _TEMPLATE.format(**{key: _toml(value) for key, value in values.items()})
-    if CoordinatorConfig._from_content(tomllib.loads(text), str(path)) != config:
+    if CoordinatorConfig._from_content(toml_values(text.encode(), config.most_bytes, str(path)), str(path)) != config:
         raise AssertionError("the template of coordinator.toml leaves a key out")
     secret_file(path, text.encode())
 

@@ -35,7 +35,7 @@ __all__ = [
 # Of one text. What a job's longest texts have is far below.
 MOST_CHARACTERS: Final = 10_000
 # Of a statement: a label's entry has up to 850 bytes, in the longest script.
-MOST_STATEMENT: Final = 256 * 1024
+MOST_STATEMENT: Final = CorpusStatement.most_bytes
 # A character has twelve bytes at most, escaped; labels have up to 200.
 _MOST_LINE: Final = 12 * (MOST_CHARACTERS + 200) + 1024
 # Controls, what ends lines elsewhere, and halves of characters.

@@ -85,10 +85,12 @@ class Runtime:
         await asyncio.gather(*(driver.stop() for driver in self.drivers.values()))
         await self.corpora.stop()
 
+    def _document(self, digest: bytes, name: str = "a new job") -> JobDocument:
+        """For a thread: reading a document takes longer than the loop may wait."""
+        return JobDocument.from_json(self.store.get(digest), what=f"the document of {name}")
+
     async def _start_job(self, stored: records.StoredJob) -> None:
-        job = JobDocument.from_json(
-            await asyncio.to_thread(self.store.get, stored.document), what=f"the document of {stored.name}"
-        )
+        job = await asyncio.to_thread(self._document, stored.document, stored.name)
         self.fetchable.update((stored.document, *job.blobs, stored.version))
         parameters = Parameters(
             job=job,
@@ -144,7 +146,7 @@ class Runtime:
 
     async def create_job(self, document: bytes) -> None:
         """Creates and starts a job; see `Live`."""
-        job = JobDocument.from_json(await asyncio.to_thread(self.store.get, document))
+        job = await asyncio.to_thread(self._document, document)
         now_ms = time.time_ns() // 1_000_000
         try:
             stored = await self.database.run(

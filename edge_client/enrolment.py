@@ -121,7 +121,7 @@ def _read(text: str) -> JoinToken:
 
 def _whose(identity: IdentityFolder) -> str:
     try:
-        return f" ({IdentityDocument.from_json(identity.document.read_bytes()).member})"
+        return f" ({IdentityDocument.from_file(identity.document).member})"
     except (OSError, ValueError):
         return ""
 

@@ -32,11 +32,11 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
 from tacit.authorities import Authorities, AuthoritiesInvalid
 from tacit.console import secret_file
-from tacit.documents import Digest, Document, DocumentInvalid
+from tacit.documents import Digest, Document, DocumentInvalid, Short
 from tacit.identity import CertificateInvalid, Role, Trust, federation_of, issued_by, key_pem, name_is_valid, sign
 from tacit.private_files import NotPrivate, check_private
 from tacit.token import split_address
@@ -64,9 +64,9 @@ class IdentityDocument(Document):
     """identity.json."""
 
     federation: Digest
-    member: str
+    member: Short
     # host:port of the federation port.
-    address: str
+    address: str = Field(max_length=300)
 
     @field_validator("member")
     @classmethod
@@ -339,7 +339,7 @@ class MemberIdentity:
             raise NotEnrolled(f"{home} holds no identity; join a federation with `edge_client enrol TOKEN`")
         folder.check_modes()
         try:
-            document = IdentityDocument.from_json(names.document.read_bytes(), what=str(names.document))
+            document = IdentityDocument.from_file(names.document)
             key = serialization.load_pem_private_key(names.key.read_bytes(), password=None)
             certificate = x509.load_pem_x509_certificate(names.certificate.read_bytes())
             root = x509.load_pem_x509_certificate(names.root.read_bytes())

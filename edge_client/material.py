@@ -39,7 +39,6 @@ __all__ = [
 # blob(digest, limit): the bytes of that digest, verified, at most `limit` of them.
 Blob = Callable[[bytes, int], Awaitable[bytes]]
 
-_MOST_DOCUMENT = 16 * 1024 * 1024
 _MOST_TOKENIZER = 256 * 1024 * 1024
 # Of a version, and of what a member keeps.
 LARGEST_WEIGHT = 1e4
@@ -84,12 +83,15 @@ def checked_values(data: bytes, manifest: Manifest, what: str = "the version") -
 
 async def fetch_job(blob: Blob, name: str, digest: bytes) -> JobDocument:
     """Raises: DocumentInvalid: `checked_job`."""
-    return checked_job(await blob(digest, _MOST_DOCUMENT), name, digest)
+    data = await blob(digest, JobDocument.most_bytes)
+    # In a thread: what the coordinator serves must not hold up the session.
+    return await asyncio.to_thread(checked_job, data, name, digest)
 
 
 async def fetch_manifest(blob: Blob, job: JobDocument) -> Manifest:
     """Of the shared parameters. Raises: DocumentInvalid: `checked_manifest`."""
-    return checked_manifest(await blob(job.manifest, _MOST_DOCUMENT), job.values)
+    data = await blob(job.manifest, Manifest.most_bytes)
+    return await asyncio.to_thread(checked_manifest, data, job.values)
 
 
 async def fetch_version(blob: Blob, job: JobDocument, manifest: Manifest, number: int, digest: bytes) -> bytes:
@@ -126,7 +128,8 @@ async def fetch_private_start(blob: Blob, job: JobDocument) -> tuple[Manifest, b
     """
     if job.private is None:
         return None
-    data = await blob(job.private.manifest, _MOST_DOCUMENT)
-    manifest = checked_manifest(data, job.private.values, "the private parameters' manifest")
+    what = "the private parameters' manifest"
+    data = await blob(job.private.manifest, Manifest.most_bytes)
+    manifest = await asyncio.to_thread(checked_manifest, data, job.private.values, what)
     values = await blob(job.private.weights, 4 * job.private.values)
     return manifest, await asyncio.to_thread(checked_values, values, manifest, "what private parameters start from")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_client.data import DataInvalid, TextRow, read_text
+from tacit.reading import shortened
 
 if TYPE_CHECKING:
     import numpy as np
@@ -198,8 +199,8 @@ def check_own_form(tokenizer_json: bytes) -> None:
         model = json.loads(tokenizer_json)["model"]
         lines = sorted(model["vocab"], key=model["vocab"].__getitem__)
         made = wordpiece_tokenizer(lines) if model["type"] == "WordPiece" else word_tokenizer(lines[2:])
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise TokenizerInvalid(f"not a tokenizer of a job bundle: {error}") from error
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise TokenizerInvalid(f"not a tokenizer of a job bundle: {shortened(str(error))}") from error
     if made != tokenizer_json:
         raise TokenizerInvalid("the tokenizer is not one that `coordinator job bundle` makes of a vocabulary")
 

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
 
 import numpy as np
 from pydantic import Field, ValidationError
@@ -40,8 +40,9 @@ from export.onnx import export_module
 from export.predictor import Predictor
 from tacit.bundle import check_place, read_bundle, write_bundle
 from tacit.corpus import Promise
-from tacit.documents import Digest, Document, DocumentInvalid, Part, sentence_of
+from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Location, Part, Short, sentence_of
 from tacit.job import JobSpec, Training, VocabularyFile
+from tacit.limits import MOST_LABELS, MOST_MEMBERS
 from tacit.manifest import Manifest
 from tacit.model import BiLSTMModel, TransformerModel
 
@@ -78,8 +79,8 @@ class Settings(Part):
     """
 
     model: Literal["bilstm", "transformer"] = "bilstm"
-    base: str | None = Field(default=None, min_length=1)
-    table: str | None = Field(default=None, min_length=1)
+    base: Location | None = Field(default=None, min_length=1)
+    table: Location | None = Field(default=None, min_length=1)
     embedding: int = Field(default=100, ge=1, le=4096)
     hidden: int = Field(default=128, ge=1, le=4096)
     max_tokens: int = Field(default=64, ge=3, le=4096)
@@ -100,12 +101,12 @@ class CorpusUsed(Part):
     signed of it, with the mechanism and the round named there; None where nobody signed anything.
     """
 
-    member: str
+    member: Short
     corpus: Digest
     rows: int = Field(ge=1)
     promise: Promise
     statement: Digest | None = None
-    mechanism: str | None = None
+    mechanism: Short | None = None
     round: int | None = None
 
 
@@ -135,15 +136,18 @@ class Provenance(Document):
     version: digest of the weights. without_text: labels that no corpus has a row of.
     """
 
+    # A corpus of each of `MOST_MEMBERS`, and figures for each of `MOST_LABELS`.
+    most_bytes: ClassVar[int] = 8 * 1024 * 1024
+
     # Not there in bundles from before statements were verified in a folder.
     federation: Digest | None = None
-    job: str
+    job: Short
     job_document: Digest | None
     version: Digest
     promise: Promise
-    corpora: tuple[CorpusUsed, ...] = Field(min_length=1)
-    labels: tuple[str, ...]
-    without_text: tuple[str, ...]
+    corpora: Annotated[tuple[CorpusUsed, ...], AtMost(MOST_MEMBERS)] = Field(min_length=1)
+    labels: Annotated[tuple[Short, ...], AtMost(MOST_LABELS)]
+    without_text: Annotated[tuple[Short, ...], AtMost(MOST_LABELS)]
     settings: Settings
     training: TrainingRun
     test: TestFile

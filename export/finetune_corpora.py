@@ -122,7 +122,7 @@ def _read(folder: Path, name: str, job: str, *, stated: bool) -> MemberCorpus:
 
 def _statement(path: Path) -> CorpusStatement:
     try:
-        return CorpusStatement.from_json(path.read_bytes(), what=str(path))
+        return CorpusStatement.from_file(path)
     except DocumentInvalid as error:
         raise CorporaInvalid(f"{error}; download the corpora again") from error
 

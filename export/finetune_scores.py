@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from tacit.documents import Part
+from tacit.documents import AtMost, Part, Short
+from tacit.limits import MOST_LABELS
 
 __all__ = ["LabelScores", "TestScores", "scores_of"]
 
@@ -17,7 +19,7 @@ Share = Field(ge=0, le=1)
 class LabelScores(Part):
     """One label's rows in the test set, and precision, recall and their harmonic mean; 0 where nothing is counted."""
 
-    label: str
+    label: Short
     rows: int = Field(ge=0)
     precision: float = Share
     recall: float = Share
@@ -34,8 +36,8 @@ class TestScores(Part):
     standard_error: float = Share
     macro_f1: float = Share
     majority: float = Share
-    majority_label: str
-    labels: tuple[LabelScores, ...]
+    majority_label: Short
+    labels: Annotated[tuple[LabelScores, ...], AtMost(MOST_LABELS)]
 
 
 def scores_of(expected: NDArray[np.int64], predicted: NDArray[np.int64], labels: Sequence[str]) -> TestScores:

@@ -182,7 +182,7 @@ async def _from_coordinator(
 def _fields(text: str) -> dict[str, Any]:
     try:
         fields = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         fields = None
     if not isinstance(fields, dict):
         fail("the coordinator sent an entry whose fields are no JSON object; it runs other software", ExitCode.FAILED)

@@ -201,9 +201,11 @@ def _restore(found: "Snapshot", coordinator: Path, revoke: list[str], new_databa
     from coordinator.storage.blobs import open_blobs
     from coordinator.storage.database import open_database
     from coordinator.storage.restore import check_empty, restore_blobs, restore_rows
+    from coordinator.storage.target import check_no_links
     from tacit.logs import configure
 
     configure("console", "warning")
+    check_no_links(coordinator)
     keys = _put_keys(found, coordinator)
     config = _config(coordinator)
     _closed(coordinator, config)
@@ -250,7 +252,7 @@ def _restore(found: "Snapshot", coordinator: Path, revoke: list[str], new_databa
 
 def _put_keys(found: "Snapshot", coordinator: Path) -> int:
     """The coordinator's folder, where there is none; the configuration comes last: half a folder is then no folder."""
-    from tacit.console import secret_file
+    from coordinator.storage.target import write_secret
 
     if (coordinator / _CONFIG).exists():
         return 0
@@ -263,11 +265,7 @@ def _put_keys(found: "Snapshot", coordinator: Path) -> int:
     try:
         coordinator.mkdir(mode=0o700, parents=True, exist_ok=True)
         for part in sorted(found.manifest.keys, key=lambda part: part.path == _CONFIG):
-            path, data = coordinator / part.path, found.key(part).read_bytes()
-            if path.exists() and path.read_bytes() != data:
-                fail(f"{path} is there already and is another one; name a new folder", ExitCode.REFUSED)
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            secret_file(path, data)
+            write_secret(coordinator, part.path, found.read_key(part))
     except OSError as error:
         fail(f"{error.filename or coordinator} cannot be written: {error.strerror}; check permissions", ExitCode.FAILED)
     return len(found.manifest.keys)

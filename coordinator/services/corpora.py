@@ -524,7 +524,7 @@ class Corpora:
             raise _Refused(Reason.REASON_CORPUS_NOT_WANTED, detail)
         data = await asyncio.to_thread(self._store.get, standing.document)
         try:
-            document = JobDocument.from_json(data, what=f"the document of {job}")
+            document = await asyncio.to_thread(JobDocument.from_json, data, what=f"the document of {job}")
         except DocumentInvalid as error:
             if job not in self._unreadable:
                 self._unreadable.add(job)

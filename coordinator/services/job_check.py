@@ -6,6 +6,8 @@ take, and an encoding whose sums cannot wrap for the largest cohort. What is in 
 is members' to check, and `coordinator job bundle`'s.
 """
 
+from typing import TypeVar
+
 from coordinator.services.live import OperatorRefused
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.errors import BlobMissing, StorageError
@@ -17,10 +19,9 @@ from tacit.prompt import MOST_BACKBONE_BYTES
 from tacit.reason import Reason
 from tacit.vector import layout_of
 
-__all__ = ["MAX_DOCUMENT", "check_job"]
+__all__ = ["check_job"]
 
-# A document or a manifest beyond this is a mistake; weights are checked against the manifest.
-MAX_DOCUMENT = 16 * 1024 * 1024
+_Kind = TypeVar("_Kind", JobDocument, Manifest)
 
 
 def check_job(store: BlobStore, digest: bytes) -> JobDocument:
@@ -32,8 +33,8 @@ def check_job(store: BlobStore, digest: bytes) -> JobDocument:
         OperatorRefused: with the sentence that says what is wrong.
     """
     try:
-        document = JobDocument.from_json(_small(store, digest, "the job document"), what="the job document")
-        manifest = Manifest.from_json(_small(store, document.manifest, "the manifest"), what="the manifest")
+        document = _read(JobDocument, store, digest, "the job document")
+        manifest = _read(Manifest, store, document.manifest, "the manifest")
         if document.digest() != digest:
             raise DocumentInvalid(
                 "the job document is not in its canonical form; make it with `coordinator job bundle`"
@@ -55,7 +56,7 @@ def check_job(store: BlobStore, digest: bytes) -> JobDocument:
                 )
         if (private := document.private) is not None:
             what = "the private parameters' manifest"
-            kept = Manifest.from_json(_small(store, private.manifest, what), what=what)
+            kept = _read(Manifest, store, private.manifest, what)
             if kept.values != private.values:
                 raise DocumentInvalid(f"{what} holds {kept.values} values, not {private.values}; make the bundle again")
             _check_weights(store, kept, private.weights, "the private parameters' start")
@@ -97,7 +98,8 @@ def _size(store: BlobStore, digest: bytes, what: str) -> int:
         ) from error
 
 
-def _small(store: BlobStore, digest: bytes, what: str) -> bytes:
-    if (size := _size(store, digest, what)) > MAX_DOCUMENT:
-        raise DocumentInvalid(f"{what} has {size} bytes, more than {MAX_DOCUMENT}; this is some other file")
-    return store.get(digest)
+def _read(kind: type[_Kind], store: BlobStore, digest: bytes, what: str) -> _Kind:
+    """A document, of which nothing is read if it is too long."""
+    if (size := _size(store, digest, what)) > kind.most_bytes:
+        raise DocumentInvalid(f"{what} has {size} bytes, more than {kind.most_bytes}; this is some other file")
+    return kind.from_json(store.get(digest), what=what)

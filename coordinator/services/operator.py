@@ -358,9 +358,9 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
                 return job, records.took_part(s, job.name), records.corpora(s, job.name)
 
             job, took_part, answers = await self._database.run(read)
-            document = JobDocument.from_json(
-                await asyncio.to_thread(self._store.get, job.document), what=f"the document of {job.name}"
-            )
+            what = f"the document of {job.name}"
+            data = await asyncio.to_thread(self._store.get, job.document)
+            document = await asyncio.to_thread(JobDocument.from_json, data, what=what)
             if ordered_of_members(document) is None:
                 detail = f"job {job.name} orders no made-up text of its members; a job that does says so under [corpus]"
                 raise OperatorRefused(Reason.REASON_UNSPECIFIED, detail)

@@ -13,36 +13,64 @@ the right digest if this run wrote it. The format is the same whatever database 
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
 import math
 import os
+import stat
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal
+from typing import IO, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, ValidationError
 from sqlalchemy import JSON, Connection, LargeBinary, Table, select
 
 from coordinator.storage import chain, snapshot
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.errors import BackupDamaged, BackupRefused, BlobCorrupt, BlobMissing, StoreUnusable
-from tacit.documents import Digest, Document, DocumentInvalid, Part
+from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Part, Short, sentence_of
 from tacit.job import JobDocument
 
-__all__ = ["Made", "Manifest", "Snapshot", "TablePart", "make", "newest", "read_journal", "read_rows", "snapshots"]
+__all__ = [
+    "MOST_BLOBS",
+    "Made",
+    "Manifest",
+    "Snapshot",
+    "TablePart",
+    "form_of",
+    "make",
+    "newest",
+    "read_journal",
+    "read_rows",
+    "snapshots",
+]
 
 _PIECE = 1024 * 1024
 _ROWS_AT_ONCE = 1000
 
 _Size = Annotated[int, Field(ge=0)]
 _Name = Annotated[str, StringConstraints(pattern=r"^[a-z_]{1,63}$")]
-# A path below the coordinator's folder, and nowhere else.
-_Path = Annotated[str, StringConstraints(pattern=r"^(?:[A-Za-z0-9_-][A-Za-z0-9._-]*/)*[A-Za-z0-9_-][A-Za-z0-9._-]*$")]
+# Of the coordinator's folder: its configuration, and what lies in the folders of its keys. A restore writes no other.
+_Path = Annotated[
+    str,
+    StringConstraints(
+        max_length=512,
+        pattern=r"^(?:coordinator\.toml|(?:authority|server|operator)(?:/[A-Za-z0-9_-][A-Za-z0-9._-]*)+)$",
+    ),
+]
+# What a backup may list. Blobs: versions and documents of all jobs, some ninety bytes each.
+MOST_BLOBS = 500_000
+_MOST_TABLES = 100
+_MOST_KEYS = 1000
+# Bytes of a file of keys, and of a row: an attempt of the largest cohort has a megabyte or two.
+_MOST_KEY = 1024 * 1024
+_MOST_ROW = 16 * 1024 * 1024
 
 
 class Column(Part):
@@ -56,7 +84,7 @@ class TablePart(Part):
     """The rows of a table."""
 
     name: _Name
-    columns: tuple[Column, ...]
+    columns: Annotated[tuple[Column, ...], AtMost(_MOST_TABLES)]
     rows: _Size
     sha256: Digest
     size: _Size
@@ -74,26 +102,29 @@ class KeyPart(Part):
 
     path: _Path
     sha256: Digest
-    size: _Size
+    size: Annotated[int, Field(ge=0, le=_MOST_KEY)]
 
 
 class Manifest(Document):
     """What belongs to one backup."""
 
-    made_ms: _Size
-    software: str
+    most_bytes: ClassVar[int] = 64 * 1024 * 1024
+
+    # No later than the end of the year 9999.
+    made_ms: Annotated[int, Field(ge=0, le=253_402_300_799_999)]
+    software: Short
     # SHA-256 of the federation's first authority.
     federation: Digest
     # The newest migration of the database that the rows are of.
-    revision: str
+    revision: Short
     # The journal's head at that moment.
     head_entry: _Size
     head: Digest
-    tables: tuple[TablePart, ...]
-    blobs: tuple[BlobPart, ...]
+    tables: Annotated[tuple[TablePart, ...], AtMost(_MOST_TABLES)]
+    blobs: Annotated[tuple[BlobPart, ...], AtMost(MOST_BLOBS)]
     # Blobs that rows name and the store could not give, where that was allowed.
-    missing: tuple[Digest, ...] = ()
-    keys: tuple[KeyPart, ...] = ()
+    missing: Annotated[tuple[Digest, ...], AtMost(MOST_BLOBS)] = ()
+    keys: Annotated[tuple[KeyPart, ...], AtMost(_MOST_KEYS)] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +147,25 @@ class Snapshot:
         """The file of a key."""
         return self.folder / "keys" / part.sha256.hex()
 
+    def read_key(self, part: KeyPart) -> bytes:
+        """The content of a key's file.
+
+        Raises:
+            BackupDamaged: it cannot be read, or is not what it was.
+        """
+        try:
+            with _open(self.key(part)) as file:
+                data = file.read(part.size + 1)
+        except OSError as error:
+            raise BackupDamaged(_unreadable(self.key(part), part.path, error)) from error
+        if hashlib.sha256(data).digest() != part.sha256:
+            raise BackupDamaged(f"{self.key(part)} ({part.path}) is damaged: it is not what the backup wrote")
+        return data
+
+    def open_blob(self, part: BlobPart) -> BufferedReader:
+        """The file of a blob, to read. Raises: OSError. BackupDamaged: it is no file."""
+        return _open(self.blob(part))
+
     def check(self) -> None:
         """Reads every file of it, and the journal's chain.
 
@@ -133,6 +183,8 @@ class Snapshot:
             verdict = chain.verify(read_journal(self))
         except chain.ChainBroken as error:
             raise BackupDamaged(f"the journal in {self.path} does not hold: {error}") from error
+        except (ValueError, RecursionError):  # Fields that have no canonical form. Its text would show them.
+            raise BackupDamaged(f"the journal in {self.path} holds what no journal can; take another backup") from None
         if (verdict.head_id, verdict.head) != (self.manifest.head_entry, self.manifest.head):
             raise BackupDamaged(
                 f"{self.path} names another head of the journal than its rows have; take another backup"
@@ -198,7 +250,7 @@ def make(
             blobs.append(BlobPart(sha256=digest, size=size))
             written += fresh
         copied = [_write_key(path, source, folder) for path, source in sorted((keys or {}).items())]
-        manifest = Manifest(
+        manifest = _manifest(
             made_ms=now_ms,
             software=software,
             federation=federation,
@@ -217,6 +269,13 @@ def make(
         except BackupDamaged as error:
             # What a damaged one names is not known: nothing is removed from under it.
             return Made(made, written, kept, 0, error.sentence)
+
+
+def _manifest(**fields: Any) -> Manifest:
+    try:
+        return Manifest(**fields)
+    except ValidationError as error:
+        raise BackupRefused(f"a backup cannot hold all of this: {sentence_of(error)}") from error
 
 
 @contextlib.contextmanager
@@ -298,7 +357,7 @@ def _head(connection: Connection) -> tuple[int, bytes]:
 
 
 def _write_table(connection: Connection, table: Table, folder: Path) -> TablePart:
-    columns = tuple(Column(name=column.name, form=_form(column.type)) for column in table.columns)
+    columns = tuple(Column(name=column.name, form=form_of(column.type)) for column in table.columns)
     forms = [column.form for column in columns]
     hashed, size, count = hashlib.sha256(), 0, 0
     query = select(table).order_by(*table.primary_key.columns)
@@ -314,7 +373,8 @@ def _write_table(connection: Connection, table: Table, folder: Path) -> TablePar
     return TablePart(name=table.name, columns=columns, rows=count, sha256=digest, size=size)
 
 
-def _form(kind: object) -> Literal["plain", "json", "bytes"]:
+def form_of(kind: object) -> Literal["plain", "json", "bytes"]:
+    """How values of a column of this type stand in a line."""
     return "json" if isinstance(kind, JSON) else "bytes" if isinstance(kind, LargeBinary) else "plain"
 
 
@@ -409,6 +469,8 @@ def _write_key(name: str, source: Path, folder: Path) -> KeyPart:
 
 def _reveal(folder: Path, manifest: Manifest) -> Snapshot:
     data = manifest.canonical() + b"\n"
+    if len(data) > Manifest.most_bytes:
+        raise BackupRefused(f"the list of what a backup holds has {len(data)} bytes, more than {Manifest.most_bytes}")
     digest = hashlib.sha256(data).digest()
     moment = datetime.fromtimestamp(manifest.made_ms / 1000, UTC)
     path = folder / f"snapshot-{moment:%Y%m%dT%H%M%S}.{manifest.made_ms % 1000:03}Z-{digest.hex()[:16]}.json"
@@ -473,9 +535,10 @@ def newest(folder: Path, name: str | None = None) -> Snapshot:
 
 def _read(path: Path) -> Snapshot:
     try:
-        data = path.read_bytes()
+        with _open(path) as file:
+            data = file.read(Manifest.most_bytes + 1)
     except OSError as error:
-        raise BackupDamaged(f"{path} cannot be read: {error.strerror}; take another backup") from error
+        raise BackupDamaged(_unreadable(path, "its list", error)) from error
     if hashlib.sha256(data).hexdigest()[:16] != path.stem.rpartition("-")[2]:
         raise BackupDamaged(f"{path} is damaged: it is not what its name says; take another backup")
     try:
@@ -488,14 +551,17 @@ def read_rows(of: Snapshot, part: TablePart) -> Iterator[dict[str, Any]]:
     """The rows of a table. Whether the file is what it was is for `Snapshot.check` to say."""
     names = [(column.name, column.form) for column in part.columns]
     try:
-        with of.table(part).open("rb") as file:
-            for line in file:
+        with _open(of.table(part)) as file:
+            while line := file.readline(_MOST_ROW + 1):
+                if len(line) > _MOST_ROW:
+                    raise ValueError("a row that is too long")
                 values = json.loads(line)
                 yield {name: _back(value, form) for (name, form), value in zip(names, values, strict=True)}
     except OSError as error:
         raise BackupDamaged(_unreadable(of.table(part), f"table {part.name}", error)) from error
-    except (ValueError, TypeError, KeyError) as error:
-        raise BackupDamaged(f"{of.table(part)} (table {part.name}) is damaged; take another backup") from error
+    except (ValueError, TypeError, KeyError, RecursionError):
+        # Its cause would show the row.
+        raise BackupDamaged(f"{of.table(part)} (table {part.name}) is damaged; take another backup") from None
 
 
 def read_journal(of: Snapshot) -> Iterator[chain.JournalEntry]:
@@ -507,13 +573,18 @@ def read_journal(of: Snapshot) -> Iterator[chain.JournalEntry]:
     part = next((part for part in of.manifest.tables if part.name == "journal"), None)
     if part is None:
         raise BackupDamaged(f"{of.path} has no journal; take another backup")
-    for row in read_rows(of, part):
+    wanted = {"id": int, "at_ms": int, "kind": str, "subject": str, "fields": dict, "hash": bytes}
+    if {column.name for column in part.columns} != wanted.keys():
+        raise BackupDamaged(f"{of.table(part)} (table journal) has other columns than a journal; take another backup")
+    for number, row in enumerate(read_rows(of, part), start=1):
+        if odd := [name for name, kind in wanted.items() if not isinstance(row[name], kind)]:
+            raise BackupDamaged(f"{of.table(part)} (table journal), row {number}: {odd[0]} is of another type")
         yield chain.JournalEntry(row["id"], row["at_ms"], row["kind"], row["subject"], row["fields"], row["hash"])
 
 
 def _check_file(path: Path, what: str, digest: bytes, size: int) -> None:
     try:
-        with path.open("rb") as file:
+        with _open(path) as file:
             found = os.fstat(file.fileno()).st_size
             same = found == size and hashlib.file_digest(file, "sha256").digest() == digest
     except OSError as error:
@@ -522,5 +593,25 @@ def _check_file(path: Path, what: str, digest: bytes, size: int) -> None:
         raise BackupDamaged(f"{path} ({what}) is damaged: it is not what the backup wrote; take another backup")
 
 
+def _open(path: Path) -> BufferedReader:
+    """A file of a backup. A link, or anything that is no file, is not followed: a backup may come from elsewhere.
+
+    Raises:
+        OSError: it cannot be opened, or is a link. BackupDamaged: it is no file, or its folder is a link.
+    """
+    # Below the backup's own folder: blobs/ab, parts, keys.
+    between = [path.parent, path.parent.parent] if path.parent.parent.name == "blobs" else [path.parent]
+    if link := next((each for each in between if each.is_symlink()), None):
+        raise BackupDamaged(f"{link} is a symbolic link; copy the backup with what the link points to")
+    # Nonblocking, since a pipe would wait for its writer.
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise BackupDamaged(f"{path} is no file; take another backup")
+    return file
+
+
 def _unreadable(path: Path, what: str, error: OSError) -> str:
+    if error.errno == errno.ELOOP:
+        return f"{path} ({what}) is a symbolic link; copy the backup with what the link points to"
     return f"{path} ({what}) cannot be read: {error.strerror}; the backup is not whole, take another one"

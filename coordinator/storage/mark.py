@@ -27,7 +27,7 @@ from coordinator.storage.errors import DatabaseUnexpected, DatabaseUnusable
 from coordinator.storage.journal import Head, head, note
 from coordinator.storage.models import JournalRow
 from tacit.console import secret_file
-from tacit.documents import Digest, Document, DocumentInvalid
+from tacit.documents import Digest, Document, DocumentInvalid, Location
 
 __all__ = ["Mark", "begin", "check", "check_place", "keep", "place"]
 
@@ -39,7 +39,7 @@ class Mark(Document):
     """DIR/database.json."""
 
     # As `place` writes it.
-    place: str
+    place: Location
     # The newest entry of the journal that was seen, and its hash.
     entry: int = Field(ge=1)
     head: Digest
@@ -146,13 +146,11 @@ def _entry(url: str, number: int) -> tuple[bytes | None, str]:
 
 def _read(path: Path) -> Mark | None:
     try:
-        data = path.read_bytes()
+        return Mark.from_file(path)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise DatabaseUnusable(f"{path} cannot be read: {error.strerror}; check permissions") from error
-    try:
-        return Mark.from_json(data, what=str(path))
     except DocumentInvalid as error:
         raise DatabaseUnusable(
             f"{error}; it says which database this folder belongs to: look whether that is the one it should be, then "

@@ -25,11 +25,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Table, func, insert, select, text
+from sqlalchemy import JSON, Connection, Table, func, insert, select, text
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from coordinator.storage import chain, jobs, snapshot
-from coordinator.storage.backup import Snapshot, read_rows
+from coordinator.storage.backup import Snapshot, form_of, read_rows
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.database import Database, migrated, scripts
 from coordinator.storage.errors import BackupDamaged, BackupRefused
@@ -44,6 +45,16 @@ __all__ = ["GAP", "Restored", "check_empty", "restore_blobs", "restore_rows"]
 GAP = 1_000_000
 _ROWS_AT_ONCE = 500
 _PIECE = 1024 * 1024
+# What rows that somebody made up can raise where the database, or what reads it, takes them for a coordinator's.
+_MISFITS = (
+    SQLAlchemyError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+    RecursionError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +84,7 @@ def restore_blobs(of: Snapshot, store: BlobStore) -> int:
             continue
         incoming = store.incoming(part.sha256, part.size)
         try:
-            with of.blob(part).open("rb") as file:
+            with of.open_blob(part) as file:
                 # A restore that was killed may have left the beginning of it.
                 file.seek(incoming.received)
                 while piece := file.read(_PIECE):
@@ -127,7 +138,14 @@ def restore_rows(of: Snapshot, database: Database, *, revoke: Sequence[str], now
         )
         return Restored(rows, tuple(going_on), tuple(revoke))
 
-    return database.run_now(work)
+    try:
+        return database.run_now(work)
+    except _MISFITS as error:
+        # Its text, and its cause, may show a row.
+        raise BackupDamaged(
+            f"the rows in {of.path} are not those of a coordinator ({type(error).__name__}); nothing of them was "
+            "restored; take another backup"
+        ) from None
 
 
 # ---- inside ---------------------------------------------------------------------------------------------------------
@@ -164,20 +182,55 @@ def _insert(of: Snapshot, connection: Connection) -> int:
     total = 0
     # Who is named stands before who names it.
     for name, table in tables.items():
+        file = f"{of.table(parts[name])} (table {name})"
+        if {column.name: column.form for column in parts[name].columns} != {
+            column.name: form_of(column.type) for column in table.columns
+        }:
+            raise BackupDamaged(f"{file} has other columns than that table; take another backup")
         count, batch = 0, list[dict[str, Any]]()
         for row in read_rows(of, parts[name]):
-            batch.append(row)
             count += 1
+            if misfit := _odd(table, row):
+                raise BackupDamaged(f"{file}, row {count}: {misfit} is of another type; take another backup")
+            batch.append(row)
             if len(batch) == _ROWS_AT_ONCE:
-                connection.execute(insert(table), batch)
+                _insert_rows(connection, table, batch, file)
                 batch = []
         if batch:
-            connection.execute(insert(table), batch)
+            _insert_rows(connection, table, batch, file)
         if count != parts[name].rows:
             raise BackupDamaged(f"{of.table(parts[name])} (table {name}) has {count} rows, not {parts[name].rows}")
         _count_on(connection, table)
         total += count
     return total
+
+
+def _odd(table: Table, row: dict[str, Any]) -> str | None:
+    """A column that this row's value does not fit. SQLite would store it all the same."""
+    for column in table.columns:
+        value, kind = row[column.name], column.type.python_type
+        if value is None:
+            if not column.nullable:
+                return str(column.name)
+        elif isinstance(column.type, JSON):
+            continue
+        elif not isinstance(value, (int, float) if kind is float else kind) or (
+            isinstance(value, int) and not -(2**63) <= value < 2**63
+        ):
+            return str(column.name)
+    return None
+
+
+def _insert_rows(connection: Connection, table: Table, rows: list[dict[str, Any]], file: str) -> None:
+    try:
+        connection.execute(insert(table), rows)
+    except OperationalError:
+        raise
+    except _MISFITS as error:
+        # Its text, and its cause, show the row.
+        raise BackupDamaged(
+            f"{file} has a row that this table does not take ({type(error).__name__}); take another backup"
+        ) from None
 
 
 def _count_on(connection: Connection, table: Table) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -13,10 +13,13 @@ if TYPE_CHECKING:
     from edge_client.privacy.conditions import Conditions
     from edge_client.privacy.policy import Policy
     from edge_client.privacy.verdicts import Verdict
+    from tacit.documents import Document
     from tacit.job import JobDocument, JobSpec
     from tacit.manifest import Manifest
 
 __all__ = ["app", "default_file"]
+
+_Kind = TypeVar("_Kind", bound="Document")
 
 app = typer.Typer(help="Write your policy, look at it, and hold a job against it.", no_args_is_help=True)
 
@@ -148,11 +151,11 @@ def _read_job(path: Path) -> "tuple[JobDocument | JobSpec, Manifest | None]":
     try:
         if file.suffix.lower() != ".json":
             return JobSpec.from_toml(file), None
-        document = JobDocument.from_json(_bytes(file), what=str(file))
+        document = _document(JobDocument, file)
         beside = file.with_name("manifest.json")
         if not beside.exists():
             return document, None
-        manifest = Manifest.from_json(_bytes(beside), what=str(beside))
+        manifest = _document(Manifest, beside)
         if manifest.digest() != document.manifest:
             raise DocumentInvalid(f"{beside} is not the manifest that {file} names; make the bundle again")
         return document, manifest
@@ -160,9 +163,9 @@ def _read_job(path: Path) -> "tuple[JobDocument | JobSpec, Manifest | None]":
         fail(str(error), ExitCode.USAGE)
 
 
-def _bytes(path: Path) -> bytes:
+def _document(kind: "type[_Kind]", path: Path) -> "_Kind":
     try:
-        return path.read_bytes()
+        return kind.from_file(path)
     except OSError as error:
         fail(f"{path} cannot be read: {error.strerror}", ExitCode.USAGE)
 

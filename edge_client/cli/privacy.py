@@ -135,12 +135,11 @@ def _job(path: Path) -> "JobDocument | JobSpec":
         if path.suffix.lower() != ".json":
             return JobSpec.from_toml(path)
         try:
-            content = path.read_bytes()
+            return JobDocument.from_file(path)
         except FileNotFoundError:
             fail(f"{path} does not exist", ExitCode.NOT_FOUND)
         except OSError as error:
             fail(f"{path} cannot be read: {error.strerror}", ExitCode.USAGE)
-        return JobDocument.from_json(content, what=str(path))
     except DocumentInvalid as error:
         fail(str(error), ExitCode.USAGE if path.exists() else ExitCode.NOT_FOUND)
 

@@ -214,7 +214,7 @@ def _identity(folder: Path) -> "IdentityDocument | None":
 
     path = MemberHome(folder).identity.document
     try:
-        return IdentityDocument.from_json(path.read_bytes(), what=str(path))
+        return IdentityDocument.from_file(path)
     except FileNotFoundError:
         return None
     except (OSError, DocumentInvalid) as error:

@@ -22,7 +22,7 @@ from pydantic import Field
 
 from edge_client.privacy.faults import Faults, durable_file, no_faults, sync_folder
 from tacit.corpus import CorpusStatement
-from tacit.documents import Digest, Document, DocumentInvalid, Part
+from tacit.documents import Digest, Document, DocumentInvalid, Part, Short
 
 __all__ = [
     "Choice",
@@ -68,7 +68,7 @@ class CorpusState(Document):
     """state.json."""
 
     federation: Digest
-    job: str
+    job: Short
     job_document: Digest
     stage: Stage
     # None: none was made, and it is `withheld`.
@@ -237,6 +237,6 @@ _D = TypeVar("_D", bound=Document)
 
 def _read(kind: type[_D], path: Path) -> _D | None:
     try:
-        return kind.from_json(path.read_bytes(), what=str(path))
+        return kind.from_file(path)
     except (OSError, DocumentInvalid):
         return None

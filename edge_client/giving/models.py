@@ -15,14 +15,15 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import structlog
 
 from edge_client.privacy.faults import Faults, durable_file, no_faults, sync_folder
 from edge_client.privacy.receipts import HISTOGRAM
-from tacit.documents import Digest, Document, DocumentInvalid
+from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Short
 from tacit.job import JobDocument
+from tacit.limits import MOST_LABELS
 from tacit.mechanism import NoMechanism
 
 if TYPE_CHECKING:
@@ -60,11 +61,13 @@ class KeptModel:
 class NoisedHistogram(Document):
     """histogram.json: counts of labels with their noise, in the order of the job's labels."""
 
+    most_bytes: ClassVar[int] = 1024 * 1024
+
     job_document: Digest
     # Id of the ledger that it was charged to, hexadecimal, and the reservation there.
-    ledger: str
+    ledger: Short
     reservation: int
-    counts: tuple[int, ...]
+    counts: Annotated[tuple[int, ...], AtMost(MOST_LABELS)]
 
 
 class LastModels:
@@ -122,7 +125,7 @@ class LastModels:
     def document(self, job: str) -> JobDocument | None:
         """Of the job that something is kept for; None: nothing is, or it cannot be read."""
         try:
-            return JobDocument.from_json((self._root / job / "job.json").read_bytes(), what="job.json")
+            return JobDocument.from_file(self._root / job / "job.json", what="job.json")
         except (OSError, DocumentInvalid):
             return None
 
@@ -138,7 +141,7 @@ class LastModels:
             with safe_open(path, framework="numpy") as file:
                 header = file.metadata() or {}
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a mapping
-            document = JobDocument.from_json((folder / "job.json").read_bytes(), what="job.json")
+            document = JobDocument.from_file(folder / "job.json", what="job.json")
             tokenizer = (folder / "tokenizer.json").read_bytes()
             round_, version = int(header["round"]), bytes.fromhex(header["version"])
             reservation = int(header["reservation"]) if header["reservation"] else None
@@ -162,8 +165,7 @@ class LastModels:
         """The one that was drawn for this job, if its charge is in the ledger."""
         job = model.model.job
         try:
-            content = (self._root / job.name / "histogram.json").read_bytes()
-            found = NoisedHistogram.from_json(content, what="histogram.json")
+            found = NoisedHistogram.from_file(self._root / job.name / "histogram.json", what="histogram.json")
         except (OSError, DocumentInvalid):
             return None
         document = job.digest()

@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints, ValidationError
 
 from edge_client.privacy.events import Adjacency, PrivacyEvent
-from tacit.documents import Digest, Part, sentence_of
+from tacit.documents import AtMost, Digest, Part, Short, sentence_of
 from tacit.mechanism import Unit
 
 __all__ = [
@@ -60,6 +60,10 @@ _Number = Annotated[int, Field(ge=0, le=2**63 - 1)]
 _Time = Annotated[int, Field(ge=0, le=LAST_MS)]
 _Sequence = Annotated[int, Field(ge=1, le=2**63 - 1)]
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+# What one start can find open: a reservation for each job, and the attempts it was charged for.
+_MOST_RECOVERED = 10_000
+# Bytes of a line: the longest is that of a `Recovered`.
+_MOST_LINE = 1024 * 1024
 
 
 class RecordInvalid(ValueError):
@@ -97,7 +101,7 @@ class Purpose(Part):
     round: _Number
     version: Digest
     document: Digest
-    mechanism: str
+    mechanism: Short
     data: Digest
 
 
@@ -119,7 +123,7 @@ class Released(Part):
     """Nothing of the reservation left, and nothing will."""
 
     reservation: _Sequence
-    why: str
+    why: Annotated[str, StringConstraints(max_length=2000)]
 
 
 class Settled(Part):
@@ -127,7 +131,7 @@ class Settled(Part):
 
     reservation: _Sequence
     attempt: _Number
-    outcome: str
+    outcome: Short
     # Digest of the sum that came back, where one did.
     result: Digest | None
 
@@ -169,9 +173,9 @@ class DataSeen(Part):
 class Recovered(Part):
     """What a start found open: reservations that are released by this record, charged attempts nobody heard of."""
 
-    released: tuple[_Sequence, ...]
+    released: Annotated[tuple[_Sequence, ...], AtMost(_MOST_RECOVERED)]
     # (reservation, attempt)
-    unknown: tuple[tuple[_Sequence, _Number], ...]
+    unknown: Annotated[tuple[tuple[_Sequence, _Number], ...], AtMost(_MOST_RECOVERED)]
 
 
 Body = Opened | Reserved | Charged | Released | Settled | ReceiptKept | LimitLowered | DataSeen | Recovered
@@ -194,8 +198,8 @@ class _Line(Part):
     """The frame around a body."""
 
     at_ms: _Time
-    body: dict[str, Any]
-    kind: str
+    body: Annotated[dict[Short, Any], AtMost(64)]
+    kind: Short
     previous: Digest
     schema_: Literal[1] = Field(alias="schema")
     sequence: _Sequence
@@ -241,6 +245,8 @@ def record_from(line: bytes) -> Record:
     Raises:
         RecordInvalid: not canonical JSON, a kind or a key that is unknown or missing, a value out of range.
     """
+    if len(line) > _MOST_LINE:
+        raise RecordInvalid(f"it has more than {_MOST_LINE} bytes")
     try:
         frame = _Line.model_validate(json.loads(line))
         known = BODIES.get(frame.kind)

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from edge_client.privacy.chain import ZERO
 from edge_client.privacy.faults import Faults, durable_file, no_faults
-from tacit.documents import Digest, Document
+from tacit.documents import Digest, Document, Short
 
 __all__ = ["NoPin", "Pin", "pin_path", "read_pin", "write_pin"]
 
@@ -24,7 +24,7 @@ class Pin(Document):
     """pins/NAME.json."""
 
     # 32 hexadecimal digits.
-    ledger: str
+    ledger: Short
     sequence: int = Field(ge=1)
     # Digest of that record.
     head: Digest
@@ -46,10 +46,9 @@ def pin_path(ledger: Path) -> Path:
 def read_pin(path: Path) -> Pin | NoPin:
     """What is pinned. Raises: DocumentInvalid, OSError."""
     try:
-        data = path.read_bytes()
+        return Pin.from_file(path)
     except FileNotFoundError:
         return NoPin()
-    return Pin.from_json(data, what=str(path))
 
 
 def write_pin(path: Path, pin: Pin, faults: Faults = no_faults) -> None:

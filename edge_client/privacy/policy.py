@@ -11,7 +11,7 @@ Nothing here reads a file, a clock or the data, but for `load`. Left to others: 
 
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 
@@ -21,8 +21,9 @@ from edge_client.privacy.events import Adjacency
 from edge_client.privacy.model_rules import MANIFEST
 from edge_client.privacy.verdicts import Outcome, Verdict, When, judge
 from secure_agg import RoundContext
-from tacit.documents import Digest, Document
+from tacit.documents import AtMost, Digest, Document, Short
 from tacit.job import JobDocument, JobSpec
+from tacit.limits import MOST_MEMBERS
 from tacit.manifest import Manifest
 from tacit.mechanism import Unit
 from tacit.prompt import Source
@@ -56,6 +57,12 @@ def _window(text: str) -> str:
     return text
 
 
+# Patterns, digests or windows of one key; words of one key, of which a few exist.
+_MOST_NAMED = 1000
+_MOST_KINDS = 16
+_Patterns = Annotated[tuple[Annotated[str, StringConstraints(max_length=512)], ...], AtMost(_MOST_NAMED)]
+
+
 def _somebodys(vocabularies: object) -> object:
     if vocabularies in ([], ()):
         raise ValueError(
@@ -69,35 +76,38 @@ class Policy(Document):
     `edge_client policy init` writes.
     """
 
+    # With a key for each of `MOST_MEMBERS`.
+    most_bytes: ClassVar[int] = 2 * 1024 * 1024
+
     # ---- what a job may be ----
 
-    jobs: tuple[str, ...] = Field(default=("*",), description="Names of jobs to take part in, with * and ?.")
-    architectures: tuple[str, ...] = Field(
+    jobs: _Patterns = Field(default=("*",), description="Names of jobs to take part in, with * and ?.")
+    architectures: _Patterns = Field(
         default=("*",), description="Kinds of job: architectures of the model to train, with * and ?."
     )
-    base_models: tuple[Digest, ...] = Field(
+    base_models: Annotated[tuple[Digest, ...], AtMost(_MOST_NAMED)] = Field(
         default=(),
         description="Weights that a job may start from: the SHA-256 of version 0 in hexadecimal and, where members "
         "keep parameters that start from the job's numbers, that of these (private.bin) too; of a prompted job that of "
         "its backbone too. None named: any.",
         examples=["00" * 32],
     )
-    backbones: tuple[Source, ...] = Field(
+    backbones: Annotated[tuple[Source, ...], AtMost(_MOST_KINDS)] = Field(
         default=("disk", "coordinator"),
         min_length=1,
         description="Where a prompted job's frozen model may come from: folders of this machine, the coordinator, the "
         "hub (which then learns that somebody here uses it). Its digest is the job's in any case.",
     )
-    shared_parameters: tuple[str, ...] = Field(
+    shared_parameters: _Patterns = Field(
         default=("*",), description="Names of parameters that may be shared, with * and ?; one that fits none refuses."
     )
-    vocabularies: Annotated[tuple[Vocabulary, ...], BeforeValidator(_somebodys)] = Field(
+    vocabularies: Annotated[tuple[Vocabulary, ...], AtMost(_MOST_KINDS), BeforeValidator(_somebodys)] = Field(
         default=("own", "public"),
         description='Whose vocabulary a job may have: "own", each member builds one of its texts and keeps it, with '
         'the vectors; "public", the job or its base model brings the words, and vectors to start from that whoever '
         "made them knows.",
     )
-    authorities: tuple[Digest, ...] = Field(
+    authorities: Annotated[tuple[Digest, ...], AtMost(_MOST_NAMED)] = Field(
         default=(),
         description="Federations whose authority is trusted to enrol members: the SHA-256 of its root certificate. "
         "None named: the one this member enrolled with.",
@@ -106,7 +116,7 @@ class Policy(Document):
 
     # ---- privacy ----
 
-    mechanisms: tuple[MechanismName, ...] = Field(
+    mechanisms: Annotated[tuple[MechanismName, ...], AtMost(_MOST_KINDS)] = Field(
         default=("dp-sgd", "gaussian-update", "laplace-update", "distributed-gaussian"),
         description='Privacy mechanisms that may be used. "none" adds no noise: secure aggregation alone hides the '
         "update among the cohort's.",
@@ -210,7 +220,7 @@ class Policy(Document):
         description="Without noise: send two different updates for one version, confirm two different sums of it, or "
         "send a second vector for it in groups. The coordinator can subtract the sums and read one member's update.",
     )
-    peers: dict[MemberName, Digest] = Field(
+    peers: Annotated[dict[MemberName, Digest], AtMost(MOST_MEMBERS)] = Field(
         default={},
         description="Members whose keys were compared by other means: name = SHA-256 of the public key, as "
         "`edge_client policy show` prints it there. With any, the others of a roster must not be more than n_C.",
@@ -219,17 +229,19 @@ class Policy(Document):
 
     # ---- the machine ----
 
-    hours: tuple[Annotated[str, AfterValidator(_window)], ...] = Field(
+    hours: Annotated[tuple[Annotated[Short, AfterValidator(_window)], ...], AtMost(_MOST_NAMED)] = Field(
         default=(),
         description="When to train, local time. None named: always.",
         examples=["22:00-06:00", "sat,sun 00:00-24:00"],
     )
-    devices: tuple[DeviceKind, ...] = Field(default=("cpu", "cuda", "mps"), description="What may train.")
+    devices: Annotated[tuple[DeviceKind, ...], AtMost(_MOST_KINDS)] = Field(
+        default=("cpu", "cuda", "mps"), description="What may train."
+    )
     least_free_memory_mib: int | None = Field(
         default=None, ge=1, description="Main memory that must be free, MiB.", examples=[4096]
     )
     on_power_only: bool = Field(default=False, description="Do not train on a battery.")
-    interfaces: tuple[str, ...] = Field(
+    interfaces: _Patterns = Field(
         default=(),
         description="Network interfaces that every default route must go through, with * and ? (Linux). None named: "
         "any.",

@@ -21,11 +21,10 @@ Nothing else that this key signs begins with the first byte of a receipt, `{`: s
 """
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Protocol
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -36,9 +35,11 @@ from edge_client.privacy.faults import Faults, durable_file, no_faults, sync_fol
 from edge_client.privacy.history import LOST, LedgerRolledBack
 from edge_client.privacy.store import LedgerError, LedgerUnwritable
 from tacit.authorities import Authorities, AuthoritiesInvalid
-from tacit.documents import Digest, Document, DocumentInvalid, Part
+from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Part, Short
 from tacit.identity import CertificateInvalid, Role, Trust, federation_of, verify_signature
+from tacit.limits import MOST_MEMBERS
 from tacit.mechanism import Mechanism
+from tacit.reading import json_values
 
 if TYPE_CHECKING:
     from edge_client.privacy.ledger import Ledger
@@ -85,7 +86,7 @@ class CertificateMissing(ReceiptInvalid):
 class Segment(Part):
     """A named stretch of the masked vector."""
 
-    name: str
+    name: Short
     # Its length, in values of the ring.
     values: Annotated[int, Field(ge=0)]
 
@@ -93,7 +94,7 @@ class Segment(Part):
 class Party(Part):
     """A member of the cohort, and the SHA-256 fingerprint of its certificate."""
 
-    member: str
+    member: Short
     certificate: Digest
 
 
@@ -123,11 +124,14 @@ class GroupNumbers(Part):
 class Receipt(Document):
     """One attempt, as this member saw it. Digests are SHA-256."""
 
+    # With a cohort of `MOST_MEMBERS`, whose names are the longest.
+    most_bytes: ClassVar[int] = 4 * 1024 * 1024
+
     kind: Literal["tacit-receipt"] = "tacit-receipt"
     at_ms: _Number
     # Fingerprint of the authority's certificate, by which the cohort's certificates were checked.
     federation: Digest
-    member: str
+    member: Short
     job: _Name
     round: _Number
     attempt: _Number
@@ -143,9 +147,9 @@ class Receipt(Document):
     vector_bytes: _Number
     # b, the ring's width: bits a value of the vector.
     bits: Annotated[int, Field(ge=2, le=32)]
-    segments: tuple[Segment, ...]
+    segments: Annotated[tuple[Segment, ...], AtMost(64)]
     # The roster U1, which may be smaller than the n members that the attempt was opened for.
-    cohort: tuple[Party, ...]
+    cohort: Annotated[tuple[Party, ...], AtMost(MOST_MEMBERS)]
     cohort_size: _Number
     # n_C, t and h of the attempt: members assumed to be the coordinator's, threshold, honest inputs in every sum.
     assumed_corrupt: _Number
@@ -156,8 +160,8 @@ class Receipt(Document):
     # None: one sum. It is left out of the document then, as in those from before there were groups.
     groups: GroupNumbers | None = None
     # U3, whose inputs the sum holds; None where this member never learned it.
-    survivors: tuple[str, ...] | None
-    outcome: str
+    survivors: Annotated[tuple[Short, ...], AtMost(MOST_MEMBERS)] | None
+    outcome: Short
     # Digest of the sum that came back; of groups, of the digests of all of theirs.
     result: Digest | None
     # 32 hexadecimal digits, and the digest of the receipt before this one there (zeros in the first).
@@ -183,7 +187,7 @@ class CorpusReceipt(Document):
     kind: Literal["tacit-corpus-receipt"] = "tacit-corpus-receipt"
     at_ms: _Number
     federation: Digest
-    member: str
+    member: Short
     # Fingerprint of the certificate that this receipt is signed under.
     certificate: Digest
     job: _Name
@@ -192,7 +196,7 @@ class CorpusReceipt(Document):
     attempt: Literal[0] = 0
     job_document: Digest
     version: Digest
-    mechanism: str
+    mechanism: Short
     # The reservation that this training was charged to; None under a mechanism that promises nothing.
     trained: Annotated[int, Field(ge=1)] | None
     # What the histogram of its labels was charged, and its reservation; None: labels stand there equally often.
@@ -203,7 +207,7 @@ class CorpusReceipt(Document):
     bytes: _Number
     rows: _Number
     statement: Digest
-    outcome: str
+    outcome: Short
     ledger: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
     previous: Digest
 
@@ -213,12 +217,8 @@ AnyReceipt = Receipt | CorpusReceipt
 
 def receipt_from(data: bytes, *, what: str = "the receipt") -> AnyReceipt:
     """A receipt of either kind. Raises: DocumentInvalid: it is none."""
-    try:
-        kind = json.loads(data).get("kind")
-    except (ValueError, AttributeError, RecursionError):
-        # The sentence is the document's own.
-        kind = None
-    if kind == "tacit-corpus-receipt":
+    values = json_values(data, Receipt.most_bytes, what)
+    if isinstance(values, dict) and values.get("kind") == "tacit-corpus-receipt":
         return CorpusReceipt.from_json(data, what=what)
     return Receipt.from_json(data, what=what)
 

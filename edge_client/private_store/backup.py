@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated
+from typing import IO, Annotated, ClassVar
 
 from pydantic import Field, StringConstraints
 
@@ -35,14 +35,13 @@ from edge_client.private_store.errors import (
     StoreUnwritable,
 )
 from edge_client.private_store.upkeep import holding
-from tacit.documents import Digest, Document, DocumentInvalid, Part
+from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Part
 
 __all__ = ["BackupHeader", "Restored", "back_up", "restore"]
 
 _MAGIC, _MAGIC_LENGTH = b"TACITPB1", 8
 _FAMILY = b"TACITPB"
 _DIGEST = 32
-_MOST_HEADER = 16 * 1024 * 1024
 _PIECE = 1024 * 1024
 
 _Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
@@ -58,11 +57,13 @@ class _Entry(Part):
 class BackupHeader(Document):
     """What a backup says of itself."""
 
+    most_bytes: ClassVar[int] = 2 * 1024 * 1024
+
     federation: Digest
     # None where the home had no identity any more.
     member: _Name | None
     made_ms: int = Field(ge=0)
-    states: tuple[_Entry, ...]
+    states: Annotated[tuple[_Entry, ...], AtMost(10_000)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +241,7 @@ def _verified(backup: IO[bytes], source: Path) -> tuple[BackupHeader, int]:
         raise StateDamaged(f"{source} is not a backup of private states; `edge_client private backup FILE` writes one")
     damaged = f"{source} is damaged; take another copy. Nothing was changed"
     length = int.from_bytes(backup.read(4), "big")
-    if length > _MOST_HEADER:
+    if length > BackupHeader.most_bytes:
         raise StateDamaged(damaged)
     try:
         about = BackupHeader.from_json(backup.read(length), what="its header")

@@ -28,7 +28,7 @@ from pydantic import Field, StringConstraints
 
 from edge_client.private_store.errors import StateDamaged, StateNewer, StateSealed
 from edge_client.private_store.sealing import NEEDED, Sealing, StoreKey, sealed_length
-from tacit.documents import Digest, Document, DocumentInvalid
+from tacit.documents import AtMost, Digest, Document, DocumentInvalid
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,7 +48,6 @@ __all__ = [
 _MAGIC, _MAGIC_LENGTH = b"TACITPS1", 8
 _FAMILY = b"TACITPS"
 _DIGEST = 32
-_MOST_HEADER = 64 * 1024
 # Of sealed content: bytes of its own length in front, and the least that lengths are rounded to.
 _LENGTH = 8
 _LEAST_PADDED = 64 * 1024
@@ -78,7 +77,7 @@ class StateHeader(Document):
     counter: int = Field(ge=1, le=2**63 - 1)
     # What it was staged under.
     token: Annotated[str, StringConstraints(pattern=TOKEN)]
-    flags: tuple[_Flag, ...] = ()
+    flags: Annotated[tuple[_Flag, ...], AtMost(16)] = ()
     # Of the content; where it is sealed, before that and with its padding.
     length: _Number
     sealing: Sealing | None = None
@@ -157,7 +156,7 @@ def header_of(data: bytes, what: str) -> tuple[StateHeader, int]:
         raise StateDamaged(f"{what} is not a private state; {_RESTORE}")
     length = int.from_bytes(data[_MAGIC_LENGTH : _MAGIC_LENGTH + 4], "big")
     start = _MAGIC_LENGTH + 4 + length
-    if length > _MOST_HEADER or len(data) < start:
+    if length > StateHeader.most_bytes or len(data) < start:
         raise StateDamaged(f"{what} is damaged: its header does not end; {_RESTORE}")
     try:
         header = StateHeader.from_json(data[_MAGIC_LENGTH + 4 : start], what="its header")

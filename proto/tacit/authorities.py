@@ -15,14 +15,14 @@ Everything here is pure; what is stored where is the caller's.
 
 import base64
 import binascii
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from pydantic import Field, PlainSerializer, PlainValidator, model_validator
 
-from tacit.documents import Digest, Document, DocumentInvalid
+from tacit.documents import AtMost, Digest, Document, DocumentInvalid
 from tacit.identity import CertificateInvalid, KeyUnfit, Trust, federation_of, fit_key, sign, verify_signature
 
 __all__ = ["MOST_AUTHORITIES_BYTES", "MOST_ROOTS", "Authorities", "AuthoritiesInvalid"]
@@ -54,18 +54,21 @@ def _base64(value: bytes) -> str:
     return base64.b64encode(value).decode()
 
 
-_Bytes = Annotated[bytes, PlainValidator(_bytes), PlainSerializer(_base64, return_type=str)]
+# A certificate or a signature, with the longest keys that are certified.
+_Bytes = Annotated[bytes, PlainValidator(_bytes), Field(max_length=4096), PlainSerializer(_base64, return_type=str)]
 
 
 class Authorities(Document):
     """One state of a federation's authorities. Made by `first` and its `succeeded_by` and `without`; read by `read`."""
 
+    most_bytes: ClassVar[int] = MOST_AUTHORITIES_BYTES
+
     kind: Literal["tacit-authorities"] = "tacit-authorities"
     federation: Digest
     # DER, the first one first.
-    roots: Annotated[tuple[_Bytes, ...], Field(min_length=1, max_length=MOST_ROOTS)]
+    roots: Annotated[tuple[_Bytes, ...], AtMost(MOST_ROOTS)] = Field(min_length=1)
     # Of each root but the first: by the one before it.
-    successions: Annotated[tuple[_Bytes, ...], Field(max_length=MOST_ROOTS - 1)] = ()
+    successions: Annotated[tuple[_Bytes, ...], AtMost(MOST_ROOTS - 1)] = ()
     # The first of `roots` that is trusted still.
     oldest: Annotated[int, Field(ge=0)] = 0
     # Grows with every change.
@@ -152,8 +155,6 @@ class Authorities(Document):
         Raises:
             AuthoritiesInvalid: too long, no such document, of another federation, or a signature does not match.
         """
-        if len(data) > MOST_AUTHORITIES_BYTES:
-            raise AuthoritiesInvalid(f"{what} has more than {MOST_AUTHORITIES_BYTES} bytes")
         try:
             found = cls.from_json(data, what=what)
         except DocumentInvalid as error:

@@ -25,11 +25,12 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, StringConstraints, ValidationError, field_validator, model_validator
 
-from tacit.documents import Digest, Document, DocumentInvalid, Label, Part, sentence_of
+from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Label, Part, Short, sentence_of
+from tacit.limits import MOST_LABELS
 from tacit.prompt import Template, parse_template
 
 __all__ = [
@@ -103,7 +104,7 @@ class ModelFacts(Part):
     and the training stack's, over so many texts.
     """
 
-    job: str
+    job: Short
     version: Digest
     max_tokens: int = Field(ge=1)
     min_tokens: int = Field(ge=1)
@@ -135,14 +136,16 @@ def _parsed(template: str) -> Template:
 class Labels(Document):
     """labels.json: what the model's outputs mean, in their order."""
 
-    labels: tuple[Label, ...] = Field(min_length=2)
+    most_bytes: ClassVar[int] = 1024 * 1024
+
+    labels: Annotated[tuple[Label, ...], AtMost(MOST_LABELS)] = Field(min_length=2)
 
 
 class BundleIndex(Document):
     """bundle.json."""
 
     kind: BundleKind
-    files: dict[FileName, BundledFile] = Field(min_length=1)
+    files: Annotated[dict[FileName, BundledFile], AtMost(64)] = Field(min_length=1)
     # Of what gives labels: a model, or a prompt.
     model: ModelFacts | None = None
 
@@ -371,14 +374,12 @@ def _write(path: Path, data: bytes, private: bool) -> None:
 
 def _index(folder: Path) -> BundleIndex:
     try:
-        data = (folder / INDEX).read_bytes()
+        return BundleIndex.from_file(folder / INDEX)
     except FileNotFoundError:
         what = "holds no bundle.json" if folder.is_dir() else "does not exist"
         raise BundleInvalid(f"{folder} {what}; name the folder that `job bundle` or `export` wrote") from None
     except OSError as error:
         raise BundleInvalid(f"{folder / INDEX} cannot be read: {error.strerror}") from error
-    try:
-        return BundleIndex.from_json(data, what=str(folder / INDEX))
     except DocumentInvalid as error:
         raise BundleInvalid(str(error)) from error
 

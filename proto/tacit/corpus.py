@@ -4,11 +4,12 @@ The order stands in the job's document, so that a member's policy can judge it b
 goes with the file; the coordinator keeps it, signed, as where each row of a training corpus comes from.
 """
 
-from typing import Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from tacit.documents import Digest, Document, Label, Part
+from tacit.documents import AtMost, Digest, Document, Label, Part, Short
+from tacit.limits import MOST_LABELS
 
 __all__ = [
     "MOST_CORPUS_BYTES",
@@ -64,20 +65,22 @@ class LabelCount(Part):
 class CorpusStatement(Document):
     """What a member says of its file: canonical JSON, signed with the key of its certificate (`signed_bytes`)."""
 
+    most_bytes: ClassVar[int] = 256 * 1024
+
     federation: Digest
-    job: str
+    job: Short
     # Digest of the job's document.
     job_document: Digest
-    member: str
+    member: Short
     # SHA-256 of the file, its bytes and its rows.
     corpus: Digest
     bytes: int = Field(ge=1, le=MOST_CORPUS_BYTES)
     rows: int = Field(ge=1)
-    labels: tuple[LabelCount, ...]
+    labels: Annotated[tuple[LabelCount, ...], AtMost(MOST_LABELS)]
     # The round in which the model that made it was trained, and the version that this training began from.
     round: int = Field(ge=1)
     version: Digest
-    mechanism: str
+    mechanism: Short
     variant: Literal["sound", "published"]
     promise: Promise
     # Whether the labels follow a histogram of the member's data, noised and charged, or stand there equally often.

@@ -2,39 +2,88 @@
 
 A document is a frozen pydantic model. Its canonical form is JSON with sorted keys and no white space; its digest
 is SHA-256 of that, so that both sides name the same thing by the same 32 bytes.
+
+Every document is bounded: its bytes (`Document.most_bytes`, checked before it is parsed), every text (`max_length`, or
+a pattern of bounded length), every list and table (`AtMost`). Validation stops at a list's first mistake, and a
+sentence names `MOST_MISTAKES` at most. So `most_bytes` bounds what reading a document costs, good or bad.
 """
 
 import hashlib
 import json
 import re
-import reprlib
-import tomllib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sized
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
     PlainSerializer,
     PlainValidator,
     StringConstraints,
     ValidationError,
+    model_validator,
 )
 
+from tacit.reading import DocumentInvalid, json_values, read_bytes, shortened, shown, toml_values
 from tacit.text import is_clean
 
-__all__ = ["Digest", "Document", "DocumentInvalid", "Label", "Part", "read_table", "sentence_of", "table_of"]
+__all__ = [
+    "MOST_MISTAKES",
+    "AtMost",
+    "Digest",
+    "Document",
+    "DocumentInvalid",
+    "Label",
+    "Location",
+    "Part",
+    "Short",
+    "read_table",
+    "sentence_of",
+    "table_of",
+]
 
+# Mistakes that one sentence names.
+MOST_MISTAKES = 8
+# Keys that a table may have beside those that are known: each is a mistake of its own, up to this many.
+_SPARE_KEYS = 8
+# Characters of one mistake.
+_MOST_MISTAKE = 500
 
 # As pydantic lists the words that a field takes: 'one', 'other' or 'third'.
 _WORD = re.compile(r"'([^']+)'")
 
+# A name or a word.
+Short = Annotated[str, StringConstraints(max_length=200)]
+# A path or a URL.
+Location = Annotated[str, StringConstraints(max_length=4096)]
 
-class DocumentInvalid(ValueError):
-    """A document that cannot be used; the text says where and what to do."""
+
+@dataclass(frozen=True, slots=True)
+class AtMost:
+    """`Annotated[tuple[X, ...], AtMost(n)]`, or a dict: at most n entries, counted before any of them is looked at.
+
+    Validation of a tuple stops at its first mistake.
+    """
+
+    most: int
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        """For pydantic."""
+        schema: Any = handler(source)
+        if schema["type"] == "tuple":
+            schema = {**schema, "fail_fast": True}
+        return {"type": "function-before", "function": {"type": "no-info", "function": self._check}, "schema": schema}
+
+    def _check(self, value: object) -> object:
+        if isinstance(value, Sized) and not isinstance(value, str | bytes) and len(value) > self.most:
+            raise ValueError(f"must have at most {self.most} entries, has {len(value)}")
+        return value
 
 
 def _digest(value: object) -> bytes:
@@ -60,18 +109,23 @@ def _label(value: str) -> str:
 Label = Annotated[str, StringConstraints(min_length=1, max_length=200), AfterValidator(_label)]
 
 # 32 bytes in memory, 64 hexadecimal digits in a document.
-Digest = Annotated[bytes, PlainValidator(_digest), PlainSerializer(lambda value: value.hex(), return_type=str)]
+Digest = Annotated[
+    bytes, PlainValidator(_digest), Field(max_length=32), PlainSerializer(lambda value: value.hex(), return_type=str)
+]
 
 
 def sentence_of(error: ValidationError) -> str:
-    """What a person should read of a failed validation: one line a mistake, named by its key.
+    """What a person should read of a failed validation: the first `MOST_MISTAKES`, each named by its key.
 
     What is wrong with a document as a whole begins with the keys that it is about, as whoever raised it wrote it.
     """
-    lines = []
-    for item in _mistakes(error):
-        where = ".".join(str(part) for part in item["loc"])
-        lines.append(f"{where}: {_said(item)}" if where else _said(item))
+    mistakes, lines = _mistakes(error), []
+    for item in mistakes[:MOST_MISTAKES]:
+        where = ".".join(shortened(str(part)) for part in item["loc"])
+        said = shortened(_said(item), _MOST_MISTAKE)
+        lines.append(f"{where}: {said}" if where else said)
+    if (more := len(mistakes) - MOST_MISTAKES) > 0:
+        lines.append(f"and {more} more")
     return "; ".join(lines)
 
 
@@ -95,6 +149,8 @@ def _said(item: Mapping[str, Any]) -> str:
             return f"must be a table of keys, not {_type_of(item['input'])}"
         case "tuple_type" | "list_type":
             return f"must be a list, not {_type_of(item['input'])}"
+        case "string_too_long":
+            return f"must have at most {item['ctx']['max_length']} characters, has {len(item['input'])}"
         case "too_short" if "ctx" in item and "min_length" in item["ctx"]:
             return f"must have {item['ctx']['min_length']} entries or more, has {item['ctx']['actual_length']}"
         case "literal_error" if words := _WORD.findall(item["ctx"]["expected"]):
@@ -102,8 +158,8 @@ def _said(item: Mapping[str, Any]) -> str:
             if not isinstance(value, str):
                 return f"must be {'' if len(words) == 1 else 'one of '}{', '.join(words)}, not {_type_of(value)}"
             if len(words) == 1:
-                return f"must be {words[0]}, is {reprlib.repr(value)}"
-            return f"{reprlib.repr(value)} is none of {', '.join(words)}"
+                return f"must be {words[0]}, is {shown(value)}"
+            return f"{shown(value)} is none of {', '.join(words)}"
         case _:
             sentence: str = item["msg"]
             return sentence.removeprefix("Value error, ")
@@ -130,6 +186,13 @@ class Part(BaseModel):
 
     # Infinity and NaN are no JSON.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_keys(cls, table: Any) -> Any:
+        if isinstance(table, dict) and len(table) > len(cls.model_fields) + _SPARE_KEYS:
+            raise ValueError(f"has {len(table)} keys, where {len(cls.model_fields)} are known; check their spelling")
+        return table
 
 
 def read_table(kind: type[Part], value: dict[str, Any], unknown: Callable[[str], str]) -> Part:
@@ -166,7 +229,7 @@ def table_of(
             return value
         if in_a_word and isinstance(value, str):
             if value not in kinds:
-                raise ValueError(f"{reprlib.repr(value)} is none of {offered}")
+                raise ValueError(f"{shown(value)} is none of {offered}")
             value = {key: value}
         if not isinstance(value, dict):
             hint = f'"{value}"' if isinstance(value, str) and value in kinds else f"one of {offered}"
@@ -177,7 +240,7 @@ def table_of(
         name = table[key]
         kind = kinds.get(name) if isinstance(name, str) else None
         if kind is None:
-            raise _mistake(key, f"{reprlib.repr(name)} is none of {offered}", name)
+            raise _mistake(key, f"{shown(name)} is none of {offered}", name)
 
         def unknown(surplus: str) -> str:
             others = [other for other, has in kinds.items() if surplus in has.model_fields]
@@ -200,6 +263,9 @@ def _line(loc: tuple[int | str, ...], sentence: str, value: object) -> Any:
 
 class Document(Part):
     """A whole document."""
+
+    # Bytes of the longest one that is read.
+    most_bytes: ClassVar[int] = 64 * 1024
 
     schema_version: Literal[1] = 1
 
@@ -226,39 +292,42 @@ class Document(Part):
         """Reads the canonical form (or any JSON of the same content).
 
         Raises:
-            DocumentInvalid: not JSON, a key unknown or missing, a value out of range.
+            DocumentInvalid: too long, too deep, not JSON, a key unknown or missing, a value out of range.
         """
-        try:
-            content = json.loads(data)
-            # Half of a surrogate pair is no text: what holds one has no canonical form.
-            json.dumps(content, ensure_ascii=False).encode()
-        except (ValueError, RecursionError) as error:
-            raise DocumentInvalid(f"{what} is not JSON: {error}") from error
-        return cls._from_content(content, what)
+        return cls._from_content(json_values(data, cls.most_bytes, what), what)
+
+    @classmethod
+    def from_file(cls, path: Path, *, what: str | None = None) -> Self:
+        """`from_json` of a file's content, of which no more than `most_bytes` are read.
+
+        Raises:
+            DocumentInvalid: as in `from_json`. OSError.
+        """
+        what = what or str(path)
+        return cls.from_json(read_bytes(path, cls.most_bytes, what), what=what)
 
     @classmethod
     def from_toml(cls, path: Path) -> Self:
         """Reads a file that a person wrote.
 
         Raises:
-            DocumentInvalid: no such file, not TOML, no `schema = 1`, a key unknown or missing, a value out of range.
+            DocumentInvalid: no such file, too long, too deep, not TOML, no `schema = 1`, a key unknown or missing, a
+                value out of range.
         """
         try:
-            content = tomllib.loads(path.read_text(encoding="utf-8"))
+            data = read_bytes(path, cls.most_bytes, str(path))
         except FileNotFoundError as error:
             raise DocumentInvalid(f"{path} does not exist") from error
-        except (OSError, UnicodeDecodeError) as error:
-            raise DocumentInvalid(f"{path} cannot be read: {error}") from error
-        except tomllib.TOMLDecodeError as error:
-            raise DocumentInvalid(f"{path} is not TOML: {error}") from error
-        return cls._from_content(content, str(path))
+        except OSError as error:
+            raise DocumentInvalid(f"{path} cannot be read: {error.strerror}; check permissions") from error
+        return cls._from_content(toml_values(data, cls.most_bytes, str(path)), str(path))
 
     @classmethod
     def _from_content(cls, content: object, what: str) -> Self:
         if not isinstance(content, dict):
             raise DocumentInvalid(f"{what} is not a table of keys")
         if content.get("schema") != 1:
-            found = f"has schema = {content['schema']!r}" if "schema" in content else "has no schema"
+            found = f"has schema = {shown(content['schema'])}" if "schema" in content else "has no schema"
             raise DocumentInvalid(f"{what} {found}; this software reads `schema = 1`")
         try:
             return cls.model_validate(content)

@@ -5,7 +5,7 @@ trains under a job document and nothing else; its digest is part of every round'
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     BeforeValidator,
@@ -20,8 +20,8 @@ from secure_agg import COMPLETE_GRAPH_LIMIT, ContextInvalid
 from tacit.bundle import BACKBONE_FILE
 from tacit.context import least_honest_between, promised
 from tacit.corpus import MOST_GUIDED_LABELS, CorpusOrder
-from tacit.documents import Digest, Document, DocumentInvalid, Label, Part, read_table, table_of
-from tacit.limits import MOST_MEMBERS
+from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Label, Location, Part, read_table, table_of
+from tacit.limits import MOST_LABELS, MOST_MEMBERS
 from tacit.mechanism import (
     DistributedGaussian,
     DpSgd,
@@ -77,9 +77,9 @@ class VocabularyFile(Part):
     """A public vocabulary: BERT word pieces or a word list, one entry a line, plain or .gz."""
 
     kind: Literal["wordpiece", "words"]
-    file: str
+    file: Location
     # A table in GloVe's text form (word, then numbers) to start the embedding from; its width must be the model's.
-    pretrained: str | None = None
+    pretrained: Location | None = None
 
 
 class PublicStart(Part):
@@ -88,7 +88,7 @@ class PublicStart(Part):
     """
 
     # One text a line, plain or .gz; it must be public: what is learnt of it goes to every member.
-    file: str
+    file: Location
     # So many of its first lines that are not empty.
     texts: int = Field(default=6000, ge=1, le=1_000_000)
     epochs: int = Field(default=2, ge=1, le=100)
@@ -309,8 +309,10 @@ Vocabulary = Annotated[VocabularyFile | OwnVocabulary, BeforeValidator(_vocabula
 class JobBody(Document):
     """What an operator's table and the document have in common."""
 
+    most_bytes: ClassVar[int] = 1024 * 1024
+
     name: Name
-    labels: tuple[Label, ...] = Field(min_length=2)
+    labels: Annotated[tuple[Label, ...], AtMost(MOST_LABELS)] = Field(min_length=2)
     # Before there were others, a model was a TextCNN; it still need not say so.
     model: Annotated[Model, table_of(Model, "architecture", default="textcnn")] = TextCNNModel()
     # `local` is a method of simulations (`_check_method`).

@@ -12,14 +12,23 @@ __all__ = [
     "MOST_CERTIFICATE_BYTES",
     "MOST_FROM_COORDINATOR",
     "MOST_FROM_MEMBER",
+    "MOST_LABELS",
     "MOST_MEMBERS",
     "MOST_NAME",
     "MOST_NEIGHBOURS",
     "MOST_PATH",
+    "MOST_TENSORS",
+    "MOST_TOKENS",
 ]
 
 # Members of a cohort. What a round costs the coordinator's line grows with the square: everybody is sent the roster.
 MOST_MEMBERS = 10_000
+
+# What a job document and its manifest may list. Labels: data sets of texts with one label each have hundreds at most.
+# Tensors: RoBERTa-large has about 400. Tokens: those whose rows `fedrecon` makes anew.
+MOST_LABELS = 10_000
+MOST_TENSORS = 10_000
+MOST_TOKENS = 10_000
 
 # A roster of more members than this names certificates by digest: members fetch once what they do not know yet.
 DIGEST_ROSTER_ABOVE = 200

@@ -7,13 +7,14 @@ never sees anything but manifests and flat vectors.
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
-from tacit.documents import Document, DocumentInvalid, Part
+from tacit.documents import AtMost, Document, DocumentInvalid, Part
+from tacit.limits import MOST_TENSORS
 
 __all__ = ["Manifest", "Tensor"]
 
@@ -28,7 +29,7 @@ class Tensor(Part):
     """One named tensor."""
 
     name: str = Field(min_length=1, max_length=512)
-    shape: tuple[Annotated[int, Field(le=2**31)], ...] = Field(max_length=16)
+    shape: Annotated[tuple[Annotated[int, Field(le=2**31)], ...], AtMost(16)]
     dtype: Literal["float32"] = "float32"
 
     @field_validator("shape")
@@ -47,7 +48,9 @@ class Tensor(Part):
 class Manifest(Document):
     """The shared parameters of a model, in the order in which they are flattened."""
 
-    tensors: tuple[Tensor, ...] = Field(min_length=1)
+    most_bytes: ClassVar[int] = 2 * 1024 * 1024
+
+    tensors: Annotated[tuple[Tensor, ...], AtMost(MOST_TENSORS)] = Field(min_length=1)
 
     @field_validator("tensors")
     @classmethod

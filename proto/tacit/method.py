@@ -11,12 +11,14 @@ from pydantic import (
     BeforeValidator,
     Field,
     SerializerFunctionWrapHandler,
+    StringConstraints,
     ValidationInfo,
     field_validator,
     model_serializer,
 )
 
-from tacit.documents import Part
+from tacit.documents import AtMost, Part
+from tacit.limits import MOST_TOKENS
 from tacit.mechanism import DpSgd, GaussianUpdate, Mechanism, NoMechanism
 
 __all__ = [
@@ -85,7 +87,7 @@ class LgFedAvg(Part):
     """Local representations below, a shared top (Liang et al. 2020)."""
 
     name: Literal["lg-fedavg"] = "lg-fedavg"
-    private: Annotated[tuple[Literal["embedding", "encoder"], ...], BeforeValidator(_parts_below)] = (
+    private: Annotated[tuple[Literal["embedding", "encoder"], ...], AtMost(2), BeforeValidator(_parts_below)] = (
         "embedding",
         "encoder",
     )
@@ -97,12 +99,13 @@ def _tokens(value: object) -> object:
         return value
     if (
         isinstance(value, list | tuple)
-        and value
+        and 1 <= len(value) <= MOST_TOKENS
         and all(isinstance(token, str) and 1 <= len(token) <= _LONGEST_TOKEN for token in value)
     ):
         return tuple(value)
     raise ValueError(
-        f'must be "digits", or a list of one or more entries of the vocabulary (of 1 to {_LONGEST_TOKEN} characters)'
+        f'must be "digits", or a list of 1 to {MOST_TOKENS} entries of the vocabulary (of 1 to {_LONGEST_TOKEN} '
+        "characters)"
     )
 
 
@@ -113,7 +116,11 @@ class FedRecon(Part):
 
     name: Literal["fedrecon"] = "fedrecon"
     # "digits": every token that holds a digit, as in the FedVocab paper's comparison.
-    tokens: Annotated[Literal["digits"] | tuple[str, ...], BeforeValidator(_tokens)] = "digits"
+    tokens: Annotated[
+        Literal["digits"]
+        | Annotated[tuple[Annotated[str, StringConstraints(max_length=_LONGEST_TOKEN)], ...], AtMost(MOST_TOKENS)],
+        BeforeValidator(_tokens),
+    ] = "digits"
     # Of a member's examples, those that private rows are reconstructed on.
     support: float = Field(default=0.5, ge=0.1, le=0.9)
     # Epochs of the reconstruction.

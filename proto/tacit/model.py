@@ -3,13 +3,12 @@
 What a model shares and what it keeps is not said here but by the job's method (`tacit.method`).
 """
 
-from math import isfinite
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from tacit.documents import Part
-from tacit.prompt import PromptedModel
+from tacit.documents import AtMost, Part
+from tacit.prompt import EncoderConfig, PromptedModel
 
 __all__ = ["BiLSTMModel", "Model", "PromptedModel", "RvaeModel", "TextCNNModel", "TransformerModel"]
 
@@ -19,7 +18,7 @@ class TextCNNModel(Part):
 
     architecture: Literal["textcnn"] = "textcnn"
     embedding: int = Field(default=128, ge=1, le=4096)
-    widths: tuple[int, ...] = Field(default=(2, 3, 4, 5), min_length=1, max_length=16)
+    widths: Annotated[tuple[int, ...], AtMost(16)] = Field(default=(2, 3, 4, 5), min_length=1)
     maps: int = Field(default=400, ge=1, le=8192)
     dropout: float = Field(default=0.5, ge=0, lt=1)
     # Deviation of the embedding at the start, where no table is named.
@@ -93,19 +92,10 @@ class TransformerModel(Part):
     architecture: Literal["transformer"] = "transformer"
     base: str | None = Field(default=None, min_length=1, max_length=500)
     # Sizes by name, as the encoder's family has them.
-    config: dict[str, Any] | None = Field(default=None, max_length=64)
+    config: EncoderConfig | None = None
     dropout: float = Field(default=0.1, ge=0, lt=1)
     freeze_embedding: bool = False
     max_tokens: int = Field(default=128, ge=3, le=4096)
-
-    @field_validator("config")
-    @classmethod
-    def _flat(cls, config: dict[str, Any] | None) -> dict[str, Any] | None:
-        # What is nested is no size, and could be large, or deep.
-        for name, value in (config or {}).items():
-            if not isinstance(value, str | int | float | None) or (isinstance(value, float) and not isfinite(value)):
-                raise ValueError(f"{name[:40]} must be a word, a number, true or false")
-        return config
 
     @model_validator(mode="after")
     def _one(self) -> Self:

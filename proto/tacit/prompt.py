@@ -16,6 +16,7 @@ from math import isfinite
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     SerializerFunctionWrapHandler,
@@ -25,7 +26,7 @@ from pydantic import (
     model_validator,
 )
 
-from tacit.documents import Digest, Part, table_of
+from tacit.documents import AtMost, Digest, Part, Short, table_of
 from tacit.method import FedAvg, FedProx, Method
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "PLAIN",
     "SOURCES",
     "Cloze",
+    "EncoderConfig",
     "Head",
     "Injection",
     "LoRA",
@@ -60,6 +62,24 @@ _HUB_COMMIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9][A-Za-z0-9
 Tokens = Annotated[int, Field(ge=1, le=512)]
 Hidden = Annotated[int, Field(ge=1, le=8192)]
 Word = Annotated[str, StringConstraints(min_length=1, max_length=100, strip_whitespace=True)]
+
+_MOST_WORDS = 100
+# Characters of a text in a model's config.
+_MOST_CONFIG_TEXT = 500
+
+
+def _flat(config: dict[str, Any]) -> dict[str, Any]:
+    # What is nested is no size, and could be large, or deep.
+    for name, value in config.items():
+        if not isinstance(value, str | int | float | None) or (isinstance(value, float) and not isfinite(value)):
+            raise ValueError(f"{name[:40]} must be a word, a number, true or false")
+        if isinstance(value, str) and len(value) > _MOST_CONFIG_TEXT:
+            raise ValueError(f"{name[:40]} must have at most {_MOST_CONFIG_TEXT} characters, has {len(value)}")
+    return config
+
+
+# A pretrained model's sizes by name, as its family has them.
+EncoderConfig = Annotated[dict[Short, Any], AtMost(64), AfterValidator(_flat)]
 
 
 # ---- templates -------------------------------------------------------------------------------------------------
@@ -218,9 +238,9 @@ class Cloze(Part):
 
     name: Literal["cloze"] = "cloze"
     template: str = Field(default="{text} is {mask}.", min_length=1, max_length=2000)
-    verbaliser: Annotated[dict[str, tuple[Word, ...]], BeforeValidator(_words_of)] = Field(
-        min_length=2, max_length=1000
-    )
+    verbaliser: Annotated[
+        dict[Short, Annotated[tuple[Word, ...], AtMost(_MOST_WORDS)]], AtMost(1000), BeforeValidator(_words_of)
+    ] = Field(min_length=2)
 
     @field_validator("template")
     @classmethod
@@ -235,8 +255,6 @@ class Cloze(Part):
         for label, words in verbaliser.items():
             if not words:
                 raise ValueError(f"{label} has no words; give it one or more")
-            if len(words) > 100:
-                raise ValueError(f"{label} has {len(words)} words; 100 are enough")
             for word in words:
                 if word in owner:
                     where = "twice there" if owner[word] == label else f"under {owner[word]} too"
@@ -272,7 +290,7 @@ class PromptedModel(Part):
     # A folder that save_pretrained wrote, or a name on the hub (owner/name).
     base: str | None = Field(default=None, min_length=1, max_length=500)
     # In the bundle's document, in place of base: sizes by name, and SHA-256 of the canonical file of the values.
-    config: dict[str, Any] | None = Field(default=None, max_length=64)
+    config: EncoderConfig | None = None
     backbone: Digest | None = None
     # Where the operator had it from, if that was the hub, as owner/name@COMMIT: a hint for members, which believe the
     # digest alone.
@@ -283,15 +301,6 @@ class PromptedModel(Part):
     dropout: float = Field(default=0.1, ge=0, lt=1)
     # Of text and template together, without soft prompts.
     max_tokens: int = Field(default=128, ge=3, le=4096)
-
-    @field_validator("config")
-    @classmethod
-    def _flat(cls, config: dict[str, Any] | None) -> dict[str, Any] | None:
-        # What is nested is no size, and could be large, or deep.
-        for name, value in (config or {}).items():
-            if not isinstance(value, str | int | float | None) or (isinstance(value, float) and not isfinite(value)):
-                raise ValueError(f"{name[:40]} must be a word, a number, true or false")
-        return config
 
     @field_validator("hub")
     @classmethod
@@ -344,7 +353,8 @@ class PromptedModel(Part):
         words = self.task.verbaliser
         if missing := [label for label in labels if label not in words]:
             raise ValueError(f"model.task.verbaliser: no words for the label {missing[0]!r}; give it one or more")
-        if surplus := [label for label in words if label not in labels]:
+        known = frozenset(labels)
+        if surplus := [label for label in words if label not in known]:
             raise ValueError(f"model.task.verbaliser: {surplus[0]!r} is no label of this job; take it out, or add it")
         return tuple(words[label] for label in labels)
 

@@ -37,7 +37,7 @@ from pydantic import (
 )
 
 from tacit.authorities import Authorities
-from tacit.documents import Digest, Document, DocumentInvalid
+from tacit.documents import Digest, Document, DocumentInvalid, Short
 from tacit.identity import name_is_valid
 
 __all__ = ["JoinToken", "TokenCutOff", "TokenInvalid", "join_address", "secret_hash", "split_address"]
@@ -46,6 +46,8 @@ SECRET_BYTES = 32
 # Of a token that names the first authority only, and of one that names a later one, too.
 _FIRST, _LATER = "tacit1.", "tacit2."
 _CHECK_DIGITS = 8
+# Characters of what is pasted. A token has about 500.
+_MOST_TOKEN = 8192
 _HASH_PURPOSE = b"tacit/join-token/secret/1\x00"
 _CHECK_PURPOSE = b"tacit/join-token/check/1\x00"
 
@@ -96,7 +98,13 @@ def _decode(text: str) -> bytes:
     return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
 
 
-Secret = Annotated[bytes, PlainValidator(_secret), PlainSerializer(_encode, return_type=str), Field(repr=False)]
+Secret = Annotated[
+    bytes,
+    PlainValidator(_secret),
+    PlainSerializer(_encode, return_type=str),
+    Field(repr=False, max_length=SECRET_BYTES),
+]
+_Fingerprint = Annotated[bytes, Field(max_length=32)]
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -125,11 +133,11 @@ class JoinToken(Document):
     federation: Digest
     id: str = Field(pattern=r"^[0-9a-f]{24}$")
     secret: Secret
-    member: str
+    member: Short
     expires: AwareDatetime
     # SHA-256 of the root that issued when the token was made, and the number of the list that says so: both, or neither
     # where there had been one authority only. What is not there is not written, and never null.
-    newest: Annotated[bytes | None, PlainValidator(_fingerprint), PlainSerializer(_fingerprint_text)] = None
+    newest: Annotated[_Fingerprint | None, PlainValidator(_fingerprint), PlainSerializer(_fingerprint_text)] = None
     number: int = Field(default=0, ge=1, le=1_000_000, strict=True)
 
     @field_validator("address")
@@ -209,6 +217,11 @@ class JoinToken(Document):
             TokenCutOff: a part is missing or was altered on the way.
             TokenInvalid: no join token at all, or one of a version that this software does not know.
         """
+        if len(text) > _MOST_TOKEN:
+            raise TokenInvalid(
+                f"this is not a join token: it has {len(text)} characters; "
+                "copy the one line that `coordinator member invite` printed"
+            )
         text = "".join(text.split()).strip("'\"`")
         if not text.isascii():
             raise TokenInvalid("this is not a join token: those are plain ASCII; copy it again")

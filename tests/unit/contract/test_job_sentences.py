@@ -14,7 +14,7 @@ from tests.support.fleet import job_document
 
 BASE = {"name": "desk", "labels": ["a", "b"], "vocabulary": {"kind": "words", "file": "words.txt"}}
 METHODS = "fedavg, fedprox, lg-fedavg, fedrecon, fedvocab"
-TOKENS = 'must be "digits", or a list of one or more entries of the vocabulary (of 1 to 200 characters)'
+TOKENS = 'must be "digits", or a list of 1 to 10000 entries of the vocabulary (of 1 to 200 characters)'
 NO_TABLE = "must be a table of keys: [vocabulary] with kind and file, or without file where every member builds its own"
 PARTS = 'must be a list of parts that stay with the member: ["embedding"], ["encoder"], or both'
 HEAD = "'head' cannot be private here: embedding, encoder or both can, and the head is what is shared"
