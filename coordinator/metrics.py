@@ -88,6 +88,13 @@ INSTRUMENTS = (
     ),
     Instrument("dropouts", "counter", "Members that did not finish an attempt.", "members", ("job", "phase", "reason")),
     Instrument(
+        "members_left_out",
+        "counter",
+        "Times that a member was left out for a while, after deadlines that it missed in a row.",
+        "times",
+        ("job",),
+    ),
+    Instrument(
         "groups",
         "counter",
         "Groups of cohorts that are split: combined into a version, lost, invalid or outliers.",
@@ -368,6 +375,10 @@ class Metrics:
         """A member of an attempt's cohort is no longer part of it."""
         self._of.add("dropouts", job=job, phase=phase, reason=reason)
 
+    def member_left_out(self, job: str) -> None:
+        """A member has missed so many deadlines in a row that it is left out for a while."""
+        self._of.add("members_left_out", job=job)
+
     def groups(self, job: str, outcome: str, count: int) -> None:
         """So many groups of an attempt were combined, lost, invalid or outliers."""
         self._of.add("groups", count, job=job, outcome=outcome)
@@ -398,6 +409,7 @@ class Metrics:
         self._of.add("job_failures", 0, job=job)
         self._of.add("rounds", 0, job=job, outcome="published", reason="")
         self._of.add("attempts", 0, job=job, outcome="published", reason="")
+        self._of.add("members_left_out", 0, job=job)
         for phase in _LOSING_PHASES:
             for reason in ("phase_deadline", "disconnected"):
                 self._of.add("dropouts", 0, job=job, phase=phase, reason=reason)

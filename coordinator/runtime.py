@@ -8,6 +8,7 @@ import asyncio
 import fnmatch
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -19,6 +20,7 @@ from coordinator.rounds.driver import JobDriver, Ports, state_of
 from coordinator.rounds.effects import Status
 from coordinator.rounds.state import Aggregating, Parameters
 from coordinator.rounds.uploads import UploadDesk
+from coordinator.rounds.waiting import waiting
 from coordinator.services.calls import Calls
 from coordinator.services.corpora import Corpora
 from coordinator.services.live import JobChange, LiveJob, OperatorRefused
@@ -187,7 +189,7 @@ class Runtime:
     def live_job(self, name: str) -> LiveJob | None:
         """The present moment of a job."""
         driver = self.drivers.get(name)
-        return driver.live() if driver is not None else None
+        return replace(driver.live(), waiting=waiting(driver.state)) if driver is not None else None
 
     def connected(self) -> Mapping[str, str]:
         """Members with a session and their software version."""

@@ -25,7 +25,7 @@ from edge_client.privacy.ledger import LedgerError
 from edge_client.privacy.policy import Policy
 from edge_client.private_store import PrivateStore, StoreError, store_key
 from edge_client.renewal import Renewer
-from edge_client.session.agent import Agent, Observer
+from edge_client.session.agent import Agent, JobsUnfinished, Observer
 from edge_client.session.keeping import Keeper
 from edge_client.session.link import AgentStopped
 from edge_client.session.preparation import Preparer
@@ -149,7 +149,8 @@ def run_member(options: RunOptions, observer: Observer | None = None) -> None:
     """Runs until interrupted, or until every job is over if that was asked for.
 
     Raises:
-        CommandFailed: input that cannot be used, or a coordinator that refuses this member for good.
+        CommandFailed: input that cannot be used, a coordinator that refuses this member for good, or jobs that too many
+            members declined.
     """
     terminal = observer is None and options.log_format is None and sys.stderr.isatty() and not options.as_json
     configure("json" if options.as_json else options.log_format or "console", "warning" if terminal else "info")
@@ -182,6 +183,8 @@ def run_member(options: RunOptions, observer: Observer | None = None) -> None:
                 asyncio.run(_run(member, journal, budget, keeper, watcher, options))
             except AgentStopped as stopped:
                 fail(stopped.sentence, ExitCode.REFUSED)
+            except JobsUnfinished as unfinished:
+                fail(unfinished.sentence, ExitCode.FAILED)
 
 
 @contextmanager

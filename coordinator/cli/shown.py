@@ -75,6 +75,7 @@ def job_json(job: operator_pb2.Job) -> dict[str, Any]:
         "name": job.name,
         "status": job_status(job),
         "reason": _reason(job.reason),
+        "waiting": job.waiting or None,
         "document": job.document.hex(),
         "round": job.round,
         "rounds_total": job.rounds_total,

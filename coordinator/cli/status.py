@@ -133,7 +133,7 @@ def jobs_table(jobs: "list[operator_pb2.Job]") -> str:
                 f"{job.version_number} {job.version.hex()[:8]}",
                 accuracy,
                 trained,
-                why(job.reason) or "-",
+                " ".join(part for part in (why(job.reason), job.waiting) if part) or "-",
             ]
         )
     return table(["JOB", "STATUS", "ROUND", "PHASE", "VERSION", "MEASURED", "TRAINING", "WHY"], rows)

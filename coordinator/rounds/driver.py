@@ -169,7 +169,8 @@ class JobDriver:
     def live(self) -> LiveJob:
         """The present moment, for the operator."""
         state = self._state
-        ready = sum(1 for view in state.members.values() if view.connected and view.ready)
+        available = state.available
+        ready = sum(1 for name in available if state.members[name].ready)
         cohort = answered = 0
         match state.phase:
             case Halted():
@@ -184,7 +185,7 @@ class JobDriver:
                 phase = "publish"
                 cohort = len(publishing.cohort)
                 answered = len(publishing.survivors)
-        return LiveJob(phase=phase, connected=len(state.available), ready=ready, cohort=cohort, answered=answered)
+        return LiveJob(phase=phase, connected=len(available), ready=ready, cohort=cohort, answered=answered)
 
     def declined(self) -> dict[str, str]:
         """Members that declined this job, and what they said."""
@@ -387,6 +388,8 @@ class JobDriver:
                 metrics.refusal(job, str(fields["reason"]))
             case "decline":
                 metrics.decline(job, str(fields["reason"]))
+            case "left_out":
+                metrics.member_left_out(job)
             case "window_extended":
                 metrics.training_window_extended(job)
             case "version":

@@ -11,7 +11,13 @@ What it guarantees:
 Training comes before the key exchange: the cohort is drawn from those who are ready, when enough are (`target_members`,
 or everyone the job can count on), or when the window closes with at least `min_members`. A window that closes with
 fewer is extended while others may still come: the updates that wait stay good, and nobody trains (or pays privacy)
-twice. It ends the round where those who are here sit it out: the next one asks them again.
+twice. It ends the round where those who are here sit it out: the next one asks them again. It pauses the job
+(`members_declined`) where so many have declined for good that those who are left are too few; the job goes on by itself
+when enough members are connected again.
+
+A member that misses `losses` deadlines in a row is left out: for the rest of the round and the next one, then for 2, 4,
+and up to 64 rounds, until it is in a published sum. It counts all the same where the others are fewer than
+`min_members`. Members without a missed deadline come first, in a cohort and while one is waited for.
 
 Without noise a member confirms one sum of a version. So once a list of survivors was given out and the attempt failed,
 the next one opens with exactly those survivors, or with members that were in no such list. Where a window closes with
@@ -82,6 +88,12 @@ _LASTING = frozenset(
 )
 
 
+# Refusals that members cannot take back by themselves before the next round: where these leave too few, the job pauses.
+_FOR_GOOD = _LASTING | {Reason.REASON_BUDGET_SPENT, Reason.REASON_TRAINING_DIVERGED}
+# These may pass, and are for good once every retry (`failures` rounds) has ended the same way.
+_REPEATED = _FOR_GOOD | {Reason.REASON_TRAINING_FAILED, Reason.REASON_PRIVATE_STATE_UNUSABLE}
+
+
 # Of those that are lost when a phase ends: they did nothing that would keep them from the next attempt.
 _NOBODYS_FAULT = frozenset(
     {
@@ -91,6 +103,12 @@ _NOBODYS_FAULT = frozenset(
     }
 )
 _MOST_FAULTS = 3
+# A member that is lost by these may be honest and have a bad line: it is left out for a while, never for good.
+_SILENT = frozenset(
+    {Reason.REASON_PHASE_DEADLINE, Reason.REASON_DISCONNECTED, Reason.REASON_MEMBER_RESTARTED},
+)
+# Rounds that a silent member is left out at most, before it is tried again.
+_LONGEST_SPAN = 64
 # What a receiver refuses of a dealer, and the coordinator cannot see: the seal is not under the dealer's signature.
 _BADLY_DEALT = frozenset(
     {
@@ -104,7 +122,7 @@ _BADLY_DEALT = frozenset(
 # many of the last each is worth a look.
 _LOOKS, _LAST = 64, 16
 _LOOK_SECONDS = 1.0
-_FOR_GOOD = 2**63
+_NEVER = 2**63
 
 
 @dataclass
@@ -183,18 +201,19 @@ def _pause(step: _Step) -> None:
 def _resume(step: _Step) -> None:
     if step.state.status is not Status.PAUSED:
         return
+    # Members that were left out get another chance: the operator has looked at it.
+    members = {
+        name: replace(_asked_again(view), faults=0, barred_until=0, losses=0, away_until=0)
+        for name, view in step.state.members.items()
+    }
+    step.state = replace(step.state, members=members, complaints={})
+    _go_on(step)
+
+
+def _go_on(step: _Step) -> None:
     step.do(fx.Persist((fx.SetStatus(Status.RUNNING, Reason.REASON_UNSPECIFIED),)))
     step.count("status", status=Status.RUNNING.value)
-    # Whoever was left out for a fault gets another chance: the operator has looked at it.
-    members = {name: replace(view, faults=0, barred_until=0) for name, view in step.state.members.items()}
-    step.state = replace(
-        step.state,
-        status=Status.RUNNING,
-        reason=Reason.REASON_UNSPECIFIED,
-        failed_rounds=0,
-        members=members,
-        complaints={},
-    )
+    step.state = replace(step.state, status=Status.RUNNING, reason=Reason.REASON_UNSPECIFIED, failed_rounds=0)
     # A sum that was being opened when the pause came goes on; its end opens the next round.
     if isinstance(step.state.phase, Halted):
         _start(step)
@@ -242,7 +261,14 @@ def _connected(step: _Step, event: ev.Connected) -> None:
         view = MemberView(True, event.process)
         if known is not None:
             # A restart makes nothing good.
-            view = replace(view, session=known.session + 1, faults=known.faults, barred_until=known.barred_until)
+            view = replace(
+                view,
+                session=known.session + 1,
+                faults=known.faults,
+                barred_until=known.barred_until,
+                losses=known.losses,
+                away_until=known.away_until,
+            )
         if isinstance(state.phase, Training):
             state = replace(state, phase=_without(state.phase, event.member))
     else:
@@ -250,9 +276,13 @@ def _connected(step: _Step, event: ev.Connected) -> None:
     step.state = replace(state.with_member(event.member, view), awaited=state.awaited - {event.member})
     match step.state.phase:
         case Halted():
-            if step.state.status is not Status.RUNNING:
+            if step.state.reason == Reason.REASON_MEMBERS_DECLINED and _enough_are_back(step.state):
+                _go_on(step)
+            elif step.state.status is not Status.RUNNING:
                 step.do(fx.Send(event.member, JobEnded(step.state.name, step.state.reason, step.state.version)))
-        case Training():
+        case Training() as training:
+            # It has not had the whole window.
+            step.state = replace(step.state, phase=replace(training, asked=training.asked - {event.member}))
             if event.member in step.state.available:
                 _assign(step, event.member)
         case Aggregating() as phase if event.member in phase.cohort:
@@ -273,12 +303,21 @@ def _disconnected(step: _Step, member: str) -> None:
     known = step.state.members.get(member)
     if known is None or not known.connected:
         return
+    before = frozenset(step.state.available)
     step.state = step.state.with_member(member, replace(known, connected=False))
     phase = step.state.phase
     if isinstance(phase, Aggregating) and member in phase.protocol.waiting:
         _watch_absence(step, member)
     elif isinstance(phase, Training):
+        _assign_others(step, before)
         _consider_opening(step)
+
+
+def _assign_others(step: _Step, before: frozenset[str]) -> None:
+    """Members that were left out, and count now that others are gone, are asked."""
+    for member in step.state.available:
+        if member not in before:
+            _assign(step, member)
 
 
 def _watch_absence(step: _Step, member: str) -> None:
@@ -293,12 +332,14 @@ def _declined(step: _Step, event: ev.Declined) -> None:
         # Of a round that is over, or that a restored coordinator does not know, which has no such version to give: it
         # says nothing of this one, for which the member is asked anew.
         return
+    before = frozenset(step.state.available)
     step.state = step.state.with_member(
         event.member, replace(known, declined=(event.reason, event.detail), ready=False)
     )
     step.count("decline", reason=word(event.reason), member=event.member, detail=event.detail)
     if isinstance(step.state.phase, Training):
         step.state = replace(step.state, phase=_without(step.state.phase, event.member))
+        _assign_others(step, before)
         _consider_opening(step)
 
 
@@ -318,7 +359,8 @@ def _begin_training(step: _Step) -> None:
         state = replace(state, round=state.round + 1, round_open=True, attempts_in_round=0, complaints={})
         step.do(fx.Persist((fx.OpenRound(state.round),)))
         step.count("round_opened", round=state.round)
-    step.state = replace(state, members=members, phase=Training(step.now_ms))
+    state = replace(state, members=members)
+    step.state = replace(state, phase=Training(step.now_ms, asked=frozenset(state.available)))
     step.do(fx.SetTimer(_window(step.state), state.parameters.job.rounds.deadlines.training))
     for member in step.state.available:
         _assign(step, member)
@@ -378,11 +420,15 @@ def _consider_opening(step: _Step, *, window_closed: bool = False) -> None:
     if window_closed and len(ready) < rounds.min_members:
         # Their policies may allow it. Where they do not, members refuse before anything of theirs has left.
         ready = everyone
-    enough = len(ready) >= rounds.target_members or (
+    # Sorting is stable: first come, first served among members with as many missed deadlines.
+    ready = tuple(sorted(ready, key=lambda name: state.members[name].losses))
+    enough = _target_is_ready(state, ready) or (
         len(ready) >= rounds.min_members and (window_closed or _everyone(state, everyone))
     )
     most = largest_cohort(state.parameters.job, min(len(ready), rounds.target_members)) if enough else 0
     if most:
+        if window_closed:
+            _note_missed_window(step, ready)
         _open_attempt(step, ready[:most])
     elif window_closed:
         _window_closed_early(step, ready)
@@ -414,6 +460,9 @@ def _window_closed_early(step: _Step, ready: tuple[str, ...]) -> None:
     """
     state = step.state
     rounds = state.parameters.job.rounds
+    if len(state.available) < rounds.min_members and _too_few_are_left(state, _FOR_GOOD):
+        _halt(step, Status.PAUSED, Reason.REASON_MEMBERS_DECLINED)
+        return
     here = [view for view in state.members.values() if view.connected]
     sitting_out = [view for view in here if view.declined is not None and view.declined[0] not in _LASTING]
     sitting_out += [view for view in here if view.declined is None and view.barred_until > state.round]
@@ -422,10 +471,50 @@ def _window_closed_early(step: _Step, ready: tuple[str, ...]) -> None:
         return
     step.count("window_extended", ready=len(ready), needed=rounds.min_members)
     step.do(fx.SetTimer(_window(state), rounds.deadlines.training))
+    if isinstance(state.phase, Training):
+        step.state = replace(
+            state, phase=replace(state.phase, asked=state.phase.asked | frozenset(state.available), extended=True)
+        )
     # A message can be lost with a connection that nobody saw break.
     for member in state.available:
         if member not in ready:
             _assign(step, member)
+
+
+def _too_few_are_left(state: JobState, reasons: frozenset[Reason]) -> bool:
+    """Whether members that declined for these reasons are why a cohort cannot be had. Where so many were never here, it
+    is not: others may come.
+    """
+    needed = state.parameters.job.rounds.min_members
+    left = sum(1 for view in state.members.values() if view.declined is None or view.declined[0] not in reasons)
+    return left < needed <= len(state.members)
+
+
+def _enough_are_back(state: JobState) -> bool:
+    willing = [
+        view
+        for view in state.members.values()
+        if view.connected and (view.declined is None or view.declined[0] not in _REPEATED)
+    ]
+    return len(willing) >= state.parameters.job.rounds.min_members
+
+
+def _target_is_ready(state: JobState, ready: tuple[str, ...]) -> bool:
+    """Whether the largest cohort is ready. While members without a missed deadline can still fill it, nobody with one
+    takes their place.
+    """
+    target = state.parameters.job.rounds.target_members
+    if len(ready) < target:
+        return False
+    steady = sum(1 for name in ready if not state.members[name].losses)
+    return steady >= target or steady == sum(1 for name in state.available if not state.members[name].losses)
+
+
+def _note_missed_window(step: _Step, ready: tuple[str, ...]) -> None:
+    """Members that had the whole window and are not ready have missed a deadline."""
+    if isinstance(step.state.phase, Training):
+        for member in sorted(step.state.phase.asked & frozenset(step.state.available) - frozenset(ready)):
+            _note_silence(step, member, "training")
 
 
 def _everyone(state: JobState, ready: tuple[str, ...]) -> bool:
@@ -573,6 +662,8 @@ def _drop(step: _Step, member: str, reason: Reason, detail: str = "", *, fault: 
     _tell_dropped(step, phase.attempt, member, reason, detail)
     if fault:
         _bar(step, member, reason)
+    elif reason in _SILENT:
+        _note_silence(step, member, collecting.phase.value)
     _advance_if_settled(step)
 
 
@@ -582,9 +673,22 @@ def _bar(step: _Step, member: str, reason: Reason) -> None:
     """
     view = step.state.members[member]
     faults = view.faults + 1
-    until = _FOR_GOOD if faults >= _MOST_FAULTS else step.state.round + 1
+    until = _NEVER if faults >= _MOST_FAULTS else step.state.round + 1
     step.state = step.state.with_member(member, replace(view, faults=faults, barred_until=until, ready=False))
     step.count("barred", member=member, faults=faults, reason=word(reason))
+
+
+def _note_silence(step: _Step, member: str, phase: str) -> None:
+    """A member missed a deadline. After `losses` in a row it is left out for a while, twice as long each time."""
+    view = step.state.members[member]
+    losses, limit = view.losses + 1, step.state.parameters.job.rounds.losses
+    step.count("deadline_missed", member=member, phase=phase, in_a_row=losses)
+    away_until = view.away_until
+    if losses >= limit:
+        span = min(2 ** min(losses - limit, 30), _LONGEST_SPAN)
+        away_until = step.state.round + 1 + span
+        step.count("left_out", member=member, in_a_row=losses, until_round=away_until)
+    step.state = step.state.with_member(member, replace(view, losses=losses, away_until=away_until))
 
 
 def _hear_complaint(step: _Step, phase: Aggregating, member: str, refusal: AttemptRefusal) -> None:
@@ -742,6 +846,8 @@ def _note_late(step: _Step, late: tuple[secure_agg.Dropped, ...], phase_name: st
             _tell_dropped(step, phase.attempt, lost.member, reason, lost.detail)
             if lost.reason not in _NOBODYS_FAULT:
                 _bar(step, lost.member, reason)
+            elif reason in _SILENT:
+                _note_silence(step, lost.member, phase_name)
 
 
 def _attempt_over(step: _Step, reason: Reason, detail: str = "") -> None:
@@ -794,7 +900,8 @@ def _round_over(step: _Step, reason: Reason) -> None:
     step.count("round", outcome="abandoned", reason=word(reason))
     step.state = replace(state, round_open=False, failed_rounds=state.failed_rounds + 1)
     if step.state.failed_rounds >= rounds.failures:
-        _halt(step, Status.PAUSED, Reason.REASON_ROUNDS_FAILING)
+        declined = reason == Reason.REASON_TOO_FEW_READY and _too_few_are_left(step.state, _REPEATED)
+        _halt(step, Status.PAUSED, Reason.REASON_MEMBERS_DECLINED if declined else Reason.REASON_ROUNDS_FAILING)
     else:
         _begin_training(step)
 
@@ -844,8 +951,14 @@ def _computed(step: _Step, event: ev.Computed) -> None:
         step.count("training", loss=event.training.loss, accuracy=event.training.accuracy)
     if event.metrics_invalid:
         step.count("metrics_invalid", number=number)
+    # A sum with it in makes a member's missed deadlines good.
+    members = {
+        name: replace(view, losses=0, away_until=0) if view.losses and name in phase.survivors else view
+        for name, view in state.members.items()
+    }
     step.state = replace(
         state,
+        members=members,
         version=event.version,
         version_number=number,
         server_state=event.server_state,

@@ -4,7 +4,8 @@
     Halted ----------------> Training --enough ready--> Aggregating --sum opened--> Publishing
       ^                        ^   ^                        |                          |
       |                        |   +---- attempt abandoned -+                          |
-      +---- Pause, Abort, all rounds done    +------------- next round ----------------+
+      +---- Pause, Abort, all rounds done,   +------------- next round ----------------+
+            too few left, rounds failing
 
 A round is open from its first Training until it is published or its attempts are used up; Pause keeps it open.
 """
@@ -66,6 +67,9 @@ class MemberView:
     # Times that this member was dropped for something it did, and the round from which on it is asked again.
     faults: int = 0
     barred_until: int = 0
+    # Deadlines missed in a row, and the round from which on the member is asked again although others are enough.
+    losses: int = 0
+    away_until: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,9 @@ class Training:
 
     opened_ms: int
     ready_order: tuple[str, ...] = ()
+    # Members that have had the whole window so far, and whether it was extended for want of members.
+    asked: frozenset[str] = frozenset()
+    extended: bool = False
 
 
 @dataclass(frozen=True)
@@ -152,8 +159,12 @@ class JobState:
 
     @property
     def available(self) -> tuple[str, ...]:
-        """Connected members that have not declined this job and are not left out of this round."""
-        return tuple(sorted(name for name, view in self.members.items() if view.connected and self._counts(view)))
+        """Connected members that have not declined this job and are not left out of this round. Members that are left
+        out for missed deadlines count where the others are fewer than a cohort takes.
+        """
+        here = {name: view for name, view in self.members.items() if view.connected and self._counts(view)}
+        steady = [name for name, view in here.items() if view.away_until <= self.round]
+        return tuple(sorted(steady if len(steady) >= self.parameters.job.rounds.min_members else here))
 
     def _counts(self, view: MemberView) -> bool:
         return view.declined is None and view.barred_until <= self.round

@@ -40,6 +40,7 @@ class LiveJob:
     ready: int  # Of those, how many hold a trained update for the present round.
     cohort: int  # Members of the present attempt, 0 outside one.
     answered: int  # Of those, how many have answered in the present phase.
+    waiting: str = ""  # What holds the job up, with members' names.
 
 
 class Live(Protocol):

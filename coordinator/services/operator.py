@@ -493,6 +493,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             created_ms=job.created_ms,
             evaluation=None if job.evaluation is None else _evaluation(job.evaluation),
             training=None if job.training is None else _training(job.training),
+            waiting="" if live is None else live.waiting,
         )
 
 

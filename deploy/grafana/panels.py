@@ -244,6 +244,7 @@ _DROPOUT = Row(
                 Query(f"sum by (reason) ({_c('declines_total')})", "declined: {{reason}}"),
                 Query(f"sum({_c('refusals_total')}) or vector(0)", "refused"),
                 Query(f"sum({_c('training_windows_extended_total')})", "windows extended"),
+                Query(f"sum({_c('members_left_out_total')})", "left out for missed deadlines"),
             ),
             width=12,
         ),

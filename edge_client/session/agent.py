@@ -52,7 +52,7 @@ from tacit.messages import (
 from tacit.reason import Reason, of_protocol, word
 from tacit.v1 import federation_pb2 as pb
 
-__all__ = ["CHUNK", "Agent", "Observer"]
+__all__ = ["CHUNK", "Agent", "JobsUnfinished", "Observer"]
 
 log = structlog.get_logger("edge_client")
 
@@ -146,6 +146,14 @@ class _Held:
     model: TrainedModel | None = None
 
 
+class JobsUnfinished(Exception):
+    """Every job is over, and one of them not by being finished; the sentence says why and what to do."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(sentence)
+        self.sentence = sentence
+
+
 class Agent:
     """One member's process. `run` returns when every job it took part in is over (if asked to), else never."""
 
@@ -204,6 +212,9 @@ class Agent:
         self._keeping: set[asyncio.Task[None]] = set()
         self._taken: set[str] = set()
         self._over: set[str] = set()
+        # Jobs that too many members declined for good, and what this member itself declined each with.
+        self._abandoned: set[str] = set()
+        self._declined: dict[str, str] = {}
         self._finished = asyncio.Event()
 
     async def run(self) -> None:
@@ -211,6 +222,7 @@ class Agent:
 
         Raises:
             AgentStopped: the coordinator refuses this member for good.
+            JobsUnfinished: every job is over, and too many members declined one of them for good.
         """
         tasks = [
             asyncio.create_task(self._link.run()),
@@ -233,6 +245,15 @@ class Agent:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+        if self._abandoned:
+            raise JobsUnfinished(" ".join(self._unfinished(job) for job in sorted(self._abandoned)))
+
+    def _unfinished(self, job: str) -> str:
+        own = f" This member declined: {self._declined[job]}." if job in self._declined else ""
+        return (
+            f"Job {job} stopped before it was finished: too many members declined it for good.{own} Ask its operator, "
+            "and run this again once the job goes on."
+        )
 
     # ---- the line ---------------------------------------------------------------------------------------------------
 
@@ -318,6 +339,8 @@ class Agent:
             case m.Prepare():
                 self._taken.add(effect.assignment.job)
                 self._over.discard(effect.assignment.job)
+                self._abandoned.discard(effect.assignment.job)
+                self._declined.pop(effect.assignment.job, None)
                 self._observer.assigned(effect.assignment)
                 job = effect.assignment.job
                 if (older := self._preparing.pop(job, None)) is not None:
@@ -344,22 +367,31 @@ class Agent:
             case m.EndedAttempt():
                 self._end(effect)
             case m.JobOver():
-                self._observer.job_over(effect.ended)
-                # A job that is paused, by the operator or by itself, may go on.
-                if effect.ended.reason in (Reason.REASON_JOB_FINISHED, Reason.REASON_JOB_ABORTED):
-                    self._over.add(effect.ended.job)
-                    self._preparer.job_over(effect.ended.job)
-                    if self._giver is not None:
-                        finished = effect.ended.reason == Reason.REASON_JOB_FINISHED
-                        (self._giver.finished if finished else self._giver.aborted)(effect.ended.job)
-                    self._end_if_over()
+                self._job_over(effect.ended)
             case m.Note():
                 (log.warning if effect.warning else log.info)(effect.what, **effect.fields)
+
+    def _job_over(self, ended: JobEnded) -> None:
+        self._observer.job_over(ended)
+        if ended.reason == Reason.REASON_MEMBERS_DECLINED:
+            # It may go on, but only if somebody changes something first.
+            self._over.add(ended.job)
+            self._abandoned.add(ended.job)
+            self._end_if_over()
+        # Any other job that is paused, by the operator or by itself, may go on.
+        elif ended.reason in (Reason.REASON_JOB_FINISHED, Reason.REASON_JOB_ABORTED):
+            self._over.add(ended.job)
+            self._preparer.job_over(ended.job)
+            if self._giver is not None:
+                finished = ended.reason == Reason.REASON_JOB_FINISHED
+                (self._giver.finished if finished else self._giver.aborted)(ended.job)
+            self._end_if_over()
 
     def _say(self, message: FromMember) -> None:
         if isinstance(message, Decline):
             # A job that this member declines is waited for, too, also where nothing was prepared for it.
             self._taken.add(message.job)
+            self._declined[message.job] = message.detail.rstrip(".")
         self._link.say(message)
 
     def _end_if_over(self) -> None:

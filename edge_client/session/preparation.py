@@ -238,7 +238,11 @@ class Preparer:
         no kind of it is told from another. What was served and fits nothing is the coordinator's own, whatever the
         data, unless members build the vocabulary.
         """
-        served = isinstance(error, PreparationRefused) and error.reason == Reason.REASON_BUNDLE_UNSUITABLE
+        served = isinstance(error, PreparationRefused) and error.reason in (
+            Reason.REASON_BUNDLE_UNSUITABLE,
+            # Under a mechanism nothing but the version itself is called diverged.
+            Reason.REASON_TRAINING_DIVERGED,
+        )
         if served and job.tokenizer is not None:
             return error
         if isinstance(error, PreparationRefused) and error.reason == Reason.REASON_TRAINING_FAILED:
@@ -410,6 +414,9 @@ class Preparer:
         cancelled = threading.Event()
 
         def run() -> tuple[Update, str | None]:
+            from edge_client.training.clipping import ModelUnsuitable
+            from edge_client.training.divergence import VersionDiverged
+            from edge_client.training.local import TrainingDiverged
             from edge_client.training.update import TrainingLost, train_update
 
             try:
@@ -429,6 +436,14 @@ class Preparer:
                     ),
                     cancelled=cancelled.is_set,
                 )
+            except VersionDiverged as error:
+                version = f"version {assignment.version_number}"
+                detail = str(error).replace("the version", version, 1)
+                raise PreparationRefused(Reason.REASON_TRAINING_DIVERGED, detail) from error
+            except ModelUnsuitable as error:
+                raise PreparationRefused(Reason.REASON_BUNDLE_UNSUITABLE, str(error)) from error
+            except TrainingDiverged as error:
+                raise PreparationRefused(Reason.REASON_TRAINING_DIVERGED, str(error)) from error
             except TrainingLost as error:
                 raise PreparationRefused(
                     Reason.REASON_TRAINING_FAILED,

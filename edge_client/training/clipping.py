@@ -32,7 +32,8 @@ example sees another. `ClippedGradients` refuses what it can see to be otherwise
 that behaves so with these texts and otherwise with others: a `TextClassifier` must not.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -47,12 +48,26 @@ from torch.nn.grad import conv1d_weight
 
 from edge_client.models import TextClassifier
 from edge_client.models.lstm import LSTM
+from edge_client.training.local import TrainingDiverged
 
-__all__ = ["ClippedGradients", "PerExampleGradientsUnavailable", "check_examples_apart", "clip_factors"]
+__all__ = [
+    "ClippedGradients",
+    "ModelUnsuitable",
+    "PerExampleGradientsUnavailable",
+    "check_examples_apart",
+    "clip_factors",
+    "probe_ids",
+]
 
-# The probe's texts, and how far its two sides may be apart, relative to a clipped gradient's norm.
+# The self-check's texts, and how far its two sides may be apart, relative to a clipped gradient's norm.
 _PROBE_TEXTS = 3
 _PROBE_TOLERANCE = 1e-3
+# Where softmax is saturated a gradient can be denormal: float32 keeps a few of its bits, and the two sides round them
+# differently. The clip is derived from gradients of at least this part of the largest one; smaller ones are compared
+# on the scale of the others.
+_SMALLEST_JUDGED = 2.0**-20
+# Below this, float32 has too few bits for any comparison.
+_VANISHED = 2.0**-100
 
 # How much of sum_t |x_t| |g_t| counts as a part of the norm, squared; and the largest x, or g with its weight, of an
 # example that counts at all.
@@ -62,6 +77,10 @@ _LARGEST = 2.0**100
 
 class PerExampleGradientsUnavailable(ValueError):
     """Gradients of this module cannot be told apart by example, so DP-SGD cannot clip them. The text says why."""
+
+
+class ModelUnsuitable(PerExampleGradientsUnavailable):
+    """The same, found by the self-check on made-up texts: it says nothing of the member's data."""
 
 
 class _Contribution(Protocol):
@@ -403,12 +422,22 @@ def check_examples_apart(module: TextClassifier, seed: int) -> None:
     with the texts of a seed that is known beforehand: take one that nobody else can know. Run it in training mode, at
     the start of each training: it costs some five small passes. Needs .grad of no parameter, and leaves none.
 
+    The two sides are compared on the scale of the gradients that float32 holds well. A saturated model is sound: an
+    example whose gradient has vanished beside the others' is no evidence against it.
+
     Raises:
-        PerExampleGradientsUnavailable: the two differ, an example's loss depends on another's, or the forward pass
-            changes a buffer (a running mean, say).
+        ModelUnsuitable: the two differ, an example's loss depends on another's, or the forward pass changes a buffer (a
+            running mean, say).
+        TrainingDiverged: a made-up text's logits, or its gradient, are not finite numbers.
     """
-    random = np.random.Generator(np.random.Philox(seed))
-    ids = _probe_ids(module, random)
+    try:
+        _check_examples_apart(module, np.random.Generator(np.random.Philox(seed)))
+    except PerExampleGradientsUnavailable as error:
+        raise ModelUnsuitable(str(error)) from error
+
+
+def _check_examples_apart(module: TextClassifier, random: np.random.Generator) -> None:
+    ids = probe_ids(module, random)
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     with ClippedGradients(module) as clipped:
@@ -417,14 +446,16 @@ def check_examples_apart(module: TextClassifier, seed: int) -> None:
             raise PerExampleGradientsUnavailable(
                 f"{len(ids)} texts give logits of shape {tuple(logits.shape)}; a text must have one row"
             )
+        if not bool(torch.isfinite(logits).all()):
+            raise TrainingDiverged("the model's logits are not finite numbers before training begins")
         for name, buffer in module.named_buffers():
             if name not in buffers or not torch.equal(buffer, buffers[name]):
                 raise PerExampleGradientsUnavailable(
                     f"a forward pass in training mode changes {name}: what it keeps of the texts has no noise; use a "
                     "layer without running statistics"
                 )
-        labels = torch.from_numpy(random.integers(logits.shape[1], size=len(ids))).to(logits.device)
-        losses = functional.cross_entropy(logits, labels, reduction="none")
+        # The least likely label of each text: where softmax is saturated, the likely ones have no gradient.
+        losses = functional.cross_entropy(logits, logits.detach().argmin(dim=1), reduction="none")
         alone = []
         for number in range(len(ids)):
             for name, g in clipped.gradients(losses[number], len(ids), keep_graph=True).items():
@@ -436,23 +467,45 @@ def check_examples_apart(module: TextClassifier, seed: int) -> None:
                     )
             alone.append(torch.autograd.grad(losses[number], parameters, allow_unused=True, retain_graph=True))
         norms = [sum(float(g.double().square().sum()) for g in each if g is not None) ** 0.5 for each in alone]
-        # Every example that has a gradient is clipped, by half at least: a norm that is wrong is seen.
-        clip = min((norm for norm in norms if norm > 0), default=1.0) / 2
-        with _zero_gradients(parameters):
-            clipped.add(losses, clip)
-            error = 0.0
-            for place, parameter in enumerate(parameters):
-                expected = torch.zeros_like(parameter)
-                for each, norm in zip(alone, norms, strict=True):
-                    if (g := each[place]) is not None and norm:
-                        expected.add_((g.double() * (clip / norm)).float())
-                error = max(error, float((_grad(parameter) - expected).double().norm()))
+        if not all(math.isfinite(norm) for norm in norms):
+            raise TrainingDiverged("the model's gradients are not finite numbers before training begins")
+        clip = _probe_clip(norms)
+        error = _probe_error(clipped, parameters, losses, alone, norms, clip)
     if not error <= _PROBE_TOLERANCE * clip:
         raise PerExampleGradientsUnavailable(
             "clipped gradients are not those of a backward pass for each example: a parameter takes part outside its "
             "layer's one call, or an output is changed in place"
         )
     _check_alone(module, ids)
+
+
+def _probe_clip(norms: Sequence[float]) -> float:
+    """Half the smallest norm that can be judged, so that each such example is clipped and a wrong norm is seen."""
+    largest = max(norms)
+    if not largest >= _VANISHED:
+        return 1.0
+    return min(norm for norm in norms if norm >= _SMALLEST_JUDGED * largest) / 2
+
+
+def _probe_error(
+    clipped: ClippedGradients,
+    parameters: list[nn.Parameter],
+    losses: Tensor,
+    alone: Sequence[Sequence[Tensor | None]],
+    norms: Sequence[float],
+    clip: float,
+) -> float:
+    """The largest L2 distance, over parameters, between our clipped sum and that of one backward pass an example."""
+    error = 0.0
+    with _zero_gradients(parameters):
+        clipped.add(losses, clip)
+        for place, parameter in enumerate(parameters):
+            expected = torch.zeros_like(parameter)
+            for each, norm in zip(alone, norms, strict=True):
+                if (g := each[place]) is not None:
+                    expected.add_((g.double() * (clip / max(norm, clip))).float())
+            error = max(error, float((_grad(parameter) - expected).double().norm()))
+    return error
 
 
 def _check_alone(module: TextClassifier, ids: Tensor) -> None:
@@ -465,14 +518,16 @@ def _check_alone(module: TextClassifier, ids: Tensor) -> None:
             apart = torch.cat([module(ids[number : number + 1]) for number in range(len(ids))])
     finally:
         module.train(training)
-    if not torch.allclose(together, apart, rtol=1e-3, atol=1e-4):
+    # Sums of large terms are rounded on the scale of the terms, also where a logit itself is small.
+    scale = together.abs().amax(dim=1, keepdim=True).clamp(min=1.0)
+    if not bool(((together - apart).abs() <= 1e-3 * together.abs() + 1e-4 * scale).all()):
         raise PerExampleGradientsUnavailable(
             "a text's logits depend on the other texts of its batch; use layers that treat each example alone"
         )
 
 
-def _probe_ids(module: TextClassifier, random: np.random.Generator) -> Tensor:
-    """Texts of different lengths, (B, S), some words more than once in a text and in several texts."""
+def probe_ids(module: TextClassifier, random: np.random.Generator) -> Tensor:
+    """Made-up texts of different lengths, (B, S), some words more than once in a text and in several texts."""
     embedding = module.embedding
     words = np.setdiff1d(random.permutation(embedding.num_embeddings)[:8], [module.pad_id])
     if not len(words):

@@ -28,6 +28,7 @@ from edge_client.training.phases import Phase
 from tacit.job import Training
 
 __all__ = [
+    "DIVERGED_BEYOND",
     "Progress",
     "Scores",
     "TrainingCancelled",
@@ -46,6 +47,10 @@ Ids = NDArray[np.int64]
 # A batch goes through the model in this many pieces of similar length, each padded to its own longest text.
 # The gradient is the sum of the pieces', so this is the same step, with much less padding.
 PIECES = 3
+
+# Nats. A mean loss beyond this, or logits further apart on every made-up text, is divergence. Softmax in float32 gives
+# exactly 0 beyond 104, so that most examples have no gradient any more; models that train well stay far below.
+DIVERGED_BEYOND = 256.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,7 @@ class TrainingCancelled(Exception):
 
 
 class TrainingDiverged(Exception):
-    """The loss or a weight is no longer a finite number. The module is spoilt: discard it."""
+    """The loss or a weight is not a finite number, or the loss has exploded. The module is spoilt: discard it."""
 
 
 def train(
@@ -114,7 +119,7 @@ def train(
 
     Raises:
         TrainingCancelled: `cancelled` said so.
-        TrainingDiverged: a loss or weight that is not finite.
+        TrainingDiverged: a loss or weight that is not finite, or a last epoch's mean loss beyond `DIVERGED_BEYOND`.
         ValueError: no examples, ids and labels that do not belong together, or a precision that the module lacks.
     """
     check_examples(ids, labels)
@@ -138,7 +143,9 @@ def train(
                     rows = None if phase.rows is None else torch.from_numpy(phase.rows[at]).to(device)
                     run.phase(module, small_ids, place, shuffle, anchors, rows)
         if not all(bool(torch.isfinite(parameter).all()) for parameter in module.parameters()):
-            raise run.diverged("a weight")
+            raise run.diverged("a weight was not a finite number")
+        if run.count and run.loss_sum / run.count > DIVERGED_BEYOND:
+            raise run.diverged(f"the mean loss was {run.loss_sum / run.count:.3g} nats")
     finally:
         # Gradients are of the data as much as an optimiser's moments are.
         module.zero_grad(set_to_none=True)
@@ -205,7 +212,7 @@ class _Run:
                 self.step += 1
                 # Before the step, which would spread it to the weights.
                 if not math.isfinite(batch_loss):
-                    raise self.diverged("the loss")
+                    raise self.diverged("the loss was not a finite number")
                 for name, parameter in moving:
                     _bend(parameter, anchors.get(name), phase.mu, rows if name == EMBEDDING else None)
                 optimiser.step()
@@ -224,8 +231,7 @@ class _Run:
 
     def diverged(self, what: str) -> TrainingDiverged:
         return TrainingDiverged(
-            f"{what} was not a finite number at step {self.step} of {self.steps}; "
-            f"lower {rates_of(self.recipe)} in the job"
+            f"training diverged: {what} at step {self.step} of {self.steps}; lower {rates_of(self.recipe)} in the job"
         )
 
 

@@ -18,10 +18,13 @@ from edge_client.corpus import Corpus
 from edge_client.material import LARGEST_WEIGHT
 from edge_client.models.assembly import assembled
 from edge_client.privacy.mechanisms import LocalTraining, Protection
-from edge_client.training.local import Progress, TrainingCancelled, TrainingResult
+from edge_client.training.clipping import ModelUnsuitable
+from edge_client.training.divergence import check_not_diverged
+from edge_client.training.local import Progress, TrainingCancelled, TrainingDiverged, TrainingResult
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
-from tacit.method import keeps_state, trains_private
+from tacit.mechanism import NoMechanism
+from tacit.method import keeps_anything, keeps_state, trains_private
 from tacit.model import RvaeModel
 
 __all__ = ["TrainingLost", "train_update"]
@@ -56,7 +59,11 @@ def train_update(
     `cancelled` is asked before every step.
 
     Raises:
-        TrainingCancelled. TrainingLost: it failed after the data was looked at. Anything else: before.
+        TrainingCancelled.
+        TrainingLost: it failed after the data was looked at.
+        VersionDiverged, ModelUnsuitable: the version or the model is to blame, whatever the data is.
+        TrainingDiverged: this member's training diverged; only without a mechanism.
+        Anything else: before the data was looked at.
     """
     if device == "cpu":
         # Several members may share a machine; one thread each is several times faster than all on all cores.
@@ -64,6 +71,10 @@ def train_update(
     start = manifest.decode(base)
     module, division = assembled(job, corpus, manifest, start, private or {}, backbone)
     moves = trains_private(job.method, job.mechanism)
+    # What a member keeps, and a vocabulary of its own, are of its data: then nothing about the model may be told.
+    public = not keeps_anything(job.method) and job.tokenizer is not None
+    if public and not isinstance(job.model, RvaeModel):
+        check_not_diverged(module, job.training, seed)
 
     def watch(at: Progress) -> None:
         progress(at.step, at.steps, at.loss)
@@ -94,6 +105,14 @@ def train_update(
         change = protection.protect(change, random)
     except TrainingCancelled:
         raise
+    except ModelUnsuitable as error:
+        if public:
+            raise
+        raise TrainingLost(str(error)) from error
+    except TrainingDiverged as error:
+        if isinstance(job.mechanism, NoMechanism):
+            raise
+        raise TrainingLost(str(error)) from error
     except Exception as error:
         raise TrainingLost(str(error)) from error
     after = _kept(division.private(module), private or {}) if moves and keeps_state(job.method) else None

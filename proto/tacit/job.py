@@ -152,7 +152,17 @@ class Rounds(Part):
     attempts: int = Field(default=3, ge=1, le=100)
     # Abandoned rounds in a row before the job pauses itself.
     failures: int = Field(default=5, ge=1, le=1000)
+    # Deadlines that a member misses in a row before it is left out for a while, if enough others are there.
+    losses: int = Field(default=2, ge=1, le=1000)
     deadlines: Deadlines = Deadlines()
+
+    @model_serializer(mode="wrap")
+    def _older(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Documents from before there was this key keep their bytes, and so their digests.
+        said: dict[str, Any] = handler(self)
+        if self.losses == 2:
+            said.pop("losses", None)
+        return said
 
     @model_validator(mode="after")
     def _order(self) -> Self:

@@ -51,6 +51,9 @@ _SENTENCES: dict[str, str] = {
     "policy_conditions": "The member's policy does not let it train now; it goes on when its conditions hold again.",
     "policy_noise": "The job's privacy numbers are weaker than the member's policy demands.",
     "private_state_unusable": "The member cannot use what it keeps of this job's model; its own log says why.",
+    "members_declined": "Too few members are left, because others declined the job for good; `coordinator member list` "
+    "says why each did.",
+    "training_diverged": "The training diverged; lower the learning rate in a new job.",
     "context_unexpected": "The attempt's numbers are not those the member trained under.",
     "training_failed": "Training failed on the member's machine.",
     "bundle_unsuitable": "What the coordinator serves for this job cannot be used on this member.",

@@ -12,6 +12,7 @@ from coordinator.rounds import effects as fx
 from coordinator.rounds import events as ev
 from coordinator.rounds.effects import Status
 from coordinator.rounds.machine import transition
+from coordinator.rounds.waiting import waiting
 from edge_client.journal import Memory, Sent
 from edge_client.privacy.policy import Policy
 from edge_client.session import states
@@ -520,3 +521,221 @@ def test_a_member_that_sits_the_job_out_hears_of_its_end():
     # It was asked anew each round: a limit by month opens again.
     declined = [message for message in fleet.members["m0"].said if isinstance(message, Decline)]
     assert [message.round for message in declined] == [1, 2, 3]
+
+
+# ---- members that join and never send -----------------------------------------------------------------------------
+
+
+def silent(fleet, *names, while_=lambda fleet: True):
+    """These train and advertise, and send nothing after that."""
+
+    def lose(name, message):
+        payload = getattr(message, "payload", None)
+        late = payload is not None and not isinstance(payload, secure_agg.Advertisement | AttemptRefusal)
+        late = late or isinstance(message, secure_agg.MaskedInput)
+        return name in names and late and while_(fleet)
+
+    fleet.lose = lose
+    return fleet
+
+
+def left_out(fleet):
+    return [count.fields["member"] for count in fleet.counts if count.what == "left_out"]
+
+
+def late(fleet):
+    """Attempts in which a phase ended at its deadline."""
+    return {
+        count.fields["attempt"]
+        for count in fleet.counts
+        if count.what == "dropout" and count.fields["reason"] == "phase_deadline"
+    }
+
+
+def test_one_silent_member_of_four_does_not_stop_cohorts_of_three():
+    """m0 is ready first each time: among three of four it is in every cohort unless it is left out."""
+    fleet = silent(Fleet(4, job=job_document(target_members=3, count=10)), "m0")
+    fleet.connect().run()
+    fleet.check()
+    assert fleet.state.status is Status.FINISHED
+    assert fleet.state.failed_rounds == 0
+    # One lost attempt: from then on members without a missed deadline come first.
+    assert [end.published for end in fleet.ends()] == [False, *[True] * 10]
+    assert all("m0" not in end.survivors for end in fleet.ends())
+
+
+def test_of_four_members_one_silent_costs_the_deadline_in_few_rounds():
+    fleet = silent(Fleet(4, job=job_document(count=40)), "m3")
+    fleet.connect().run()
+    fleet.check()
+    assert fleet.state.status is Status.FINISHED
+    # Rounds 1 and 2, and then after 1, 2, 4, 8, and 16 rounds without it.
+    assert [int(attempt.split("/")[1].split(".")[0]) for attempt in sorted(late(fleet), key=_number)] == [
+        1,
+        2,
+        4,
+        7,
+        12,
+        21,
+        38,
+    ]
+    assert set(left_out(fleet)) == {"m3"}
+
+
+def _number(attempt):
+    return int(attempt.rsplit(".", 1)[1])
+
+
+def test_without_the_limit_a_silent_member_costs_the_deadline_in_every_round():
+    """The negative: what the limit is for."""
+    fleet = silent(Fleet(4, job=job_document(count=20, losses=1000)), "m3")
+    fleet.connect().run()
+    assert len(late(fleet)) == 20
+
+
+def test_three_members_of_which_one_is_silent_stop_with_its_name():
+    fleet = silent(Fleet(3), "m2").connect().run()
+    fleet.check()
+    assert (fleet.state.status, fleet.state.reason) == (Status.PAUSED, Reason.REASON_ROUNDS_FAILING)
+    assert set(left_out(fleet)) == {"m2"}
+    assert "m2 missed" in waiting(fleet.state)
+
+
+def test_a_member_that_never_gets_ready_costs_the_window_in_few_rounds():
+    fleet = Fleet(4, job=job_document(count=40))
+    fleet.lose = lambda name, message: name == "m3" and isinstance(message, Ready)
+    fleet.connect().run()
+    fleet.check()
+    assert fleet.state.status is Status.FINISHED
+    missed = [count for count in fleet.counts if count.what == "deadline_missed"]
+    assert {(count.fields["member"], count.fields["phase"]) for count in missed} == {("m3", "training")}
+    assert len(missed) == 7
+
+
+def test_an_honest_member_comes_back_by_itself_once_its_line_is_good():
+    fleet = silent(Fleet(4, job=job_document(count=30)), "m3", while_=lambda fleet: fleet.state.round <= 5)
+    fleet.connect().run()
+    fleet.check()
+    assert left_out(fleet) == ["m3"] * 2
+    ends = [end for end in fleet.ends() if end.attempt.round >= 7]
+    assert ends
+    assert all("m3" in end.survivors for end in ends)
+    assert fleet.state.members["m3"].losses == 0
+
+
+def test_a_member_that_restarts_in_every_attempt_is_left_out():
+    fleet = Fleet(4, job=job_document(count=40))
+
+    def restarts(name, message):
+        if name == "m3" and isinstance(getattr(message, "payload", None), secure_agg.Roster):
+            fleet.kill(name)
+            fleet.restart(name)
+
+    fleet.before = restarts
+    fleet.connect().run()
+    fleet.check()
+    assert fleet.state.status is Status.FINISHED
+    assert len(left_out(fleet)) == 6
+
+
+def test_who_is_left_out_counts_again_as_soon_as_the_others_are_too_few():
+    fleet = silent(Fleet(4, job=job_document(count=8)), "m3", while_=lambda fleet: fleet.state.round <= 2)
+    fleet.connect().run(lambda: fleet.state.round == 3)
+    assert "m3" not in fleet.state.available
+    fleet.cut("m0")
+    fleet.run(lambda: fleet.state.version_number == 3)
+    fleet.check()
+    assert set(fleet.ends()[-1].survivors) == {"m1", "m2", "m3"}
+
+
+def test_a_silent_member_is_named_while_the_job_goes_on_without_it():
+    fleet = silent(Fleet(4, job=job_document(count=10)), "m3")
+    fleet.connect().run(lambda: fleet.state.round == 3)
+    assert waiting(fleet.state) == "m3 missed 2 deadlines in a row and is left out until round 4"
+
+
+def test_resuming_a_job_forgets_missed_deadlines():
+    fleet = silent(Fleet(3), "m2", while_=lambda fleet: fleet.now_ms < 3_600_000 * 40).connect().run()
+    assert fleet.state.members["m2"].losses
+    fleet.post(ev.Resume())
+    fleet.run(lambda: fleet.state.status is Status.RUNNING)
+    assert fleet.state.members["m2"].losses == 0
+
+
+# ---- members that decline for good --------------------------------------------------------------------------------
+
+
+def declining(fleet, *names, reason=Reason.REASON_TRAINING_DIVERGED, from_round=1):
+    trained = fleet._trained
+
+    def unwilling(member, assignment):
+        if member.name in names and assignment.round >= from_round:
+            fleet.tell(member.name, states.PreparationFailed(assignment, reason, "it has its reasons"))
+        else:
+            trained(member, assignment)
+
+    fleet._trained = unwilling
+    return fleet
+
+
+@pytest.mark.parametrize("names", [("m0",), ("m0", "m1", "m2")], ids=len)
+@pytest.mark.parametrize(
+    "reason",
+    [
+        Reason.REASON_TRAINING_DIVERGED,
+        Reason.REASON_BUNDLE_UNSUITABLE,
+        Reason.REASON_BUDGET_SPENT,
+        Reason.REASON_POLICY_MECHANISM,
+        # Asked again in every round, until all retries failed.
+        Reason.REASON_TRAINING_FAILED,
+    ],
+)
+def test_a_job_that_too_many_members_declined_for_good_ends_and_says_so(names, reason):
+    fleet = declining(Fleet(3), *names, reason=reason, from_round=3)
+    fleet.connect().run(hours=6)
+    fleet.check()
+    assert (fleet.state.status, fleet.state.reason) == (Status.PAUSED, Reason.REASON_MEMBERS_DECLINED)
+    assert fleet.state.version_number == 2
+    # Also those who would have gone on are told.
+    assert all(member.over[-1] == Reason.REASON_MEMBERS_DECLINED for member in fleet.members.values())
+    assert "m0 declined: it has its reasons" in waiting(fleet.state)
+
+
+def test_declines_that_may_pass_do_not_end_a_job_that_way():
+    fleet = declining(Fleet(3), "m0", reason=Reason.REASON_POLICY_CONDITIONS).connect().run(hours=6)
+    assert fleet.state.reason == Reason.REASON_ROUNDS_FAILING
+
+
+def test_a_job_waits_for_members_that_were_never_here_and_says_for_how_many():
+    fleet = declining(Fleet(3), "m0", reason=Reason.REASON_POLICY_MECHANISM)
+    fleet.connect("m0", "m1").run(hours=6)
+    assert fleet.state.status is Status.RUNNING
+    assert waiting(fleet.state) == "1 of the 3 members needed are here; m0 declined: it has its reasons"
+
+
+def test_others_are_enough_where_one_declined_for_good():
+    fleet = declining(Fleet(4), "m0", reason=Reason.REASON_POLICY_MECHANISM).connect().run()
+    assert fleet.state.status is Status.FINISHED
+
+
+def test_such_a_job_goes_on_by_itself_when_enough_members_are_back():
+    fleet = declining(Fleet(3), "m0", reason=Reason.REASON_POLICY_MECHANISM)
+    fleet.connect().run(lambda: fleet.state.status is Status.PAUSED)
+    assert fleet.state.reason == Reason.REASON_MEMBERS_DECLINED
+    # Another process of the same member, with another policy.
+    fleet._trained = Fleet._trained.__get__(fleet)
+    fleet.kill("m0")
+    fleet.run(hours=1)
+    fleet.restart("m0")
+    fleet.run()
+    fleet.check()
+    assert fleet.state.status is Status.FINISHED
+
+
+def test_resuming_such_a_job_asks_again_who_had_spent_its_budget():
+    fleet = declining(Fleet(3), "m0", reason=Reason.REASON_BUDGET_SPENT)
+    fleet.connect().run(lambda: fleet.state.status is Status.PAUSED)
+    fleet._trained = Fleet._trained.__get__(fleet)
+    fleet.post(ev.Resume())
+    fleet.run()
+    assert fleet.state.status is Status.FINISHED

@@ -52,7 +52,7 @@ class StatusResponse(_message.Message):
     def __init__(self, federation: _Optional[str] = ..., software_version: _Optional[str] = ..., started_ms: _Optional[int] = ..., jobs: _Optional[_Iterable[_Union[Job, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("name", "status", "reason", "document", "round", "rounds_total", "attempt", "phase", "version", "version_number", "members_connected", "members_ready", "cohort", "answered", "created_ms", "evaluation", "training")
+    __slots__ = ("name", "status", "reason", "document", "round", "rounds_total", "attempt", "phase", "version", "version_number", "members_connected", "members_ready", "cohort", "answered", "created_ms", "evaluation", "training", "waiting")
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +70,7 @@ class Job(_message.Message):
     CREATED_MS_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
     TRAINING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
     name: str
     status: JobStatus
     reason: _reason_pb2.Reason
@@ -87,7 +88,8 @@ class Job(_message.Message):
     created_ms: int
     evaluation: Evaluation
     training: TrainingMetrics
-    def __init__(self, name: _Optional[str] = ..., status: _Optional[_Union[JobStatus, str]] = ..., reason: _Optional[_Union[_reason_pb2.Reason, str]] = ..., document: _Optional[bytes] = ..., round: _Optional[int] = ..., rounds_total: _Optional[int] = ..., attempt: _Optional[int] = ..., phase: _Optional[str] = ..., version: _Optional[bytes] = ..., version_number: _Optional[int] = ..., members_connected: _Optional[int] = ..., members_ready: _Optional[int] = ..., cohort: _Optional[int] = ..., answered: _Optional[int] = ..., created_ms: _Optional[int] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., training: _Optional[_Union[TrainingMetrics, _Mapping]] = ...) -> None: ...
+    waiting: str
+    def __init__(self, name: _Optional[str] = ..., status: _Optional[_Union[JobStatus, str]] = ..., reason: _Optional[_Union[_reason_pb2.Reason, str]] = ..., document: _Optional[bytes] = ..., round: _Optional[int] = ..., rounds_total: _Optional[int] = ..., attempt: _Optional[int] = ..., phase: _Optional[str] = ..., version: _Optional[bytes] = ..., version_number: _Optional[int] = ..., members_connected: _Optional[int] = ..., members_ready: _Optional[int] = ..., cohort: _Optional[int] = ..., answered: _Optional[int] = ..., created_ms: _Optional[int] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., training: _Optional[_Union[TrainingMetrics, _Mapping]] = ..., waiting: _Optional[str] = ...) -> None: ...
 
 class TrainingMetrics(_message.Message):
     __slots__ = ("examples", "loss", "accuracy")

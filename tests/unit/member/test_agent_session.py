@@ -20,7 +20,7 @@ from edge_client.journal import Memory
 from edge_client.renewal import RenewalFailed
 from edge_client.session import agent as agent_module
 from edge_client.session import link, states
-from edge_client.session.agent import Agent
+from edge_client.session.agent import Agent, JobsUnfinished
 from tacit import PROTOCOL_VERSIONS, wire
 from tacit.attempt import AttemptId
 from tacit.console import ExitCode
@@ -614,3 +614,22 @@ def test_the_end_of_a_job_that_was_declined_before_anything_was_prepared_is_wait
         return made._finished.is_set()
 
     assert asyncio.run(run())
+
+
+def test_who_runs_until_finished_ends_with_a_sentence_where_too_many_declined():
+    observer = SimpleNamespace(job_over=lambda ended: None)
+    journal = SimpleNamespace(memory=lambda: Memory({}))
+
+    async def run():
+        made = Agent(None, None, journal, None, None, observer, None, until_finished=True)
+        made._link.run = asyncio.Event().wait
+        made._carry_out(states.Say(Decline("a", 1, Reason.REASON_POLICY_MECHANISM, "mechanisms: none is not allowed")))
+        made._carry_out(states.JobOver(JobEnded("a", Reason.REASON_ROUNDS_FAILING, bytes(32))))
+        assert not made._finished.is_set()
+        made._carry_out(states.JobOver(JobEnded("a", Reason.REASON_MEMBERS_DECLINED, bytes(32))))
+        await made.run()
+
+    with pytest.raises(
+        JobsUnfinished, match=r"Job a stopped before it was finished: .* mechanisms: none is not allowed"
+    ):
+        asyncio.run(run())

@@ -18,6 +18,9 @@ from edge_client.private_store import PrivateStore, StoreError
 from edge_client.session.keeping import Keeper
 from edge_client.session.preparation import PreparationRefused, Preparer
 from edge_client.text import word_tokenizer
+from edge_client.training.clipping import ModelUnsuitable
+from edge_client.training.divergence import VersionDiverged
+from edge_client.training.local import TrainingDiverged
 from edge_client.training.update import TrainingLost
 from tacit.manifest import Manifest
 from tacit.messages import Assignment
@@ -254,6 +257,38 @@ def test_a_training_that_fails_once_the_data_was_looked_at_is_paid_for_and_says_
     assert "third" not in refused.detail
     assert "third" in refused.private
     assert made.reserved() == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (VersionDiverged("the version has diverged: lower the rate"), Reason.REASON_TRAINING_DIVERGED),
+        (ModelUnsuitable("a layer is called twice"), Reason.REASON_BUNDLE_UNSUITABLE),
+    ],
+    ids=repr,
+)
+def test_what_is_wrong_with_the_version_itself_is_told_and_costs_nothing(place, monkeypatch, error, reason):
+    def fails(**_):
+        raise error
+
+    monkeypatch.setattr("edge_client.training.update.train_update", fails)
+    made = place()
+    refused = made.refused()
+    assert refused.reason == reason
+    assert refused.detail == str(error).replace("the version", "version 0")
+    assert made.reserved() == 0
+
+
+def test_a_training_that_diverged_is_called_that_without_a_mechanism(place, monkeypatch):
+    def fails(**_):
+        raise TrainingDiverged("training diverged: lower the rate")
+
+    monkeypatch.setattr("edge_client.training.update.train_update", fails)
+    refused = place("none", mechanisms=("none",)).refused()
+    assert (refused.reason, refused.detail) == (
+        Reason.REASON_TRAINING_DIVERGED,
+        "training diverged: lower the rate",
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,15 @@ from torch.nn import functional
 
 from edge_client.models import build
 from edge_client.models.classifier import Dropout, TextClassifier
+from edge_client.training import clipping
 from edge_client.training.clipping import (
     ClippedGradients,
     PerExampleGradientsUnavailable,
     check_examples_apart,
     clip_factors,
 )
-from tacit.model import TextCNNModel
+from edge_client.training.local import TrainingDiverged
+from tacit.model import BiLSTMModel, TextCNNModel
 
 PAD, VOCABULARY, LABELS, BATCH = 3, 40, 4, 7
 MODEL = TextCNNModel(embedding=10, widths=(1, 2, 4), maps=9, dropout=0.0, max_tokens=16)
@@ -497,6 +499,60 @@ def test_modules_whose_examples_cannot_be_told_apart_are_refused(made):
     for seed in range(3):
         with pytest.raises(PerExampleGradientsUnavailable, match=REFUSED[made]):
             check_examples_apart(made().train(), seed)
+
+
+def saturated(module, seed, scale):
+    """As a diverged training leaves it: weights so large that softmax is exactly 0 or 1."""
+    source = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=source) * scale)
+    return module.train()
+
+
+@pytest.mark.parametrize(
+    ("made", "scale", "seeds"),
+    # Of the BiLSTM: seeds that give one text a gradient of 1e-40 or so, which float32 holds a few bits of.
+    [(BiLSTMModel, 10.0, (35, 60, 72, 149)), (TextCNNModel, 10.0, range(10)), (TextCNNModel, 1e4, range(40))],
+)
+def test_a_sound_model_that_is_saturated_is_not_accused(made, scale, seeds):
+    model = made(embedding=10, dropout=0.0, max_tokens=16)
+    for seed in seeds:
+        check_examples_apart(saturated(build(model, VOCABULARY, LABELS, PAD, seed=seed), seed, scale), seed)
+
+
+@pytest.mark.parametrize(
+    "made", [Elsewhere, InPlace, Prompt, PromptOfTheProbesSize, Centred], ids=lambda made: made.__name__
+)
+def test_a_wrong_model_is_refused_when_its_softmax_is_saturated_too(made):
+    module = made().train()
+    with torch.no_grad():
+        module.output.bias.copy_(500.0 * torch.arange(LABELS))
+        logits = module(texts()[0])
+    assert float((logits.amax(dim=1) - logits.amin(dim=1)).min()) > 104
+    for seed in range(5):
+        with pytest.raises(PerExampleGradientsUnavailable):
+            check_examples_apart(module, seed)
+
+
+def test_a_norm_that_is_wrong_for_one_example_is_seen_in_a_saturated_model(monkeypatch):
+    whole = clipping._Linear.squared_norms
+
+    def first_is_half(self):
+        return {name: norms * torch.tensor([0.25, 1.0, 1.0]) for name, norms in whole(self).items()}
+
+    monkeypatch.setattr(clipping._Linear, "squared_norms", first_is_half)
+    for seed in range(5):
+        with pytest.raises(PerExampleGradientsUnavailable, match="not those of a backward pass"):
+            check_examples_apart(saturated(textcnn(), seed, 10.0), seed)
+
+
+def test_a_model_that_is_not_finite_has_diverged_and_is_not_accused():
+    module = textcnn()
+    with torch.no_grad():
+        module.output.weight.fill_(torch.inf)
+    with pytest.raises(TrainingDiverged, match="not finite"):
+        check_examples_apart(module, 0)
 
 
 @opacus_warns
