@@ -159,11 +159,14 @@ class JobState:
 
     @property
     def available(self) -> tuple[str, ...]:
-        """Connected members that have not declined this job and are not left out of this round. Members that are left
-        out for missed deadlines count where the others are fewer than a cohort takes.
+        """Connected members that have not declined this job and are not left out of this round.
+
+        Members that are left out for missed deadlines count where the others are fewer than a cohort takes, and where
+        they are in a confirmed sum: it cannot be tried again without them.
         """
         here = {name: view for name, view in self.members.items() if view.connected and self._counts(view)}
-        steady = [name for name, view in here.items() if view.away_until <= self.round]
+        bound = frozenset[str]().union(*self.confirmed_sums)
+        steady = [name for name, view in here.items() if view.away_until <= self.round or name in bound]
         return tuple(sorted(steady if len(steady) >= self.parameters.job.rounds.min_members else here))
 
     def _counts(self, view: MemberView) -> bool:
