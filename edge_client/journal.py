@@ -3,8 +3,9 @@
 Guarantees: the highest (round, attempt) of a job is stored before the member advertises. A masked vector, and the
 digest of the update that it carries, is stored before its first byte leaves. U3 is stored before it is confirmed, once,
 and no later call changes it. So no crash makes a member speak twice in one attempt, send two different updates for one
-version, or confirm two different sums of it. The table's triggers hold this against every writer of the file, this
-class included. A journal that is copied back from a backup forgets: keep it where it is.
+version, or confirm two different sums of it. The table's triggers hold each row against every writer of the file, this
+class included; the home's lock keeps a second process of the member out. A journal that is copied back from a backup
+forgets: keep it where it is.
 """
 
 import json
@@ -39,20 +40,20 @@ CREATE TABLE IF NOT EXISTS attempts (
     outcome TEXT,
     result BLOB,
     PRIMARY KEY (federation, job, attempt)
-) STRICT;
+) STRICT, WITHOUT ROWID;
 CREATE TRIGGER attempts_stay BEFORE DELETE ON attempts
 BEGIN SELECT RAISE(ABORT, 'the journal forgets nothing'); END;
 -- INSERT OR REPLACE deletes a row without the trigger above.
 CREATE TRIGGER attempts_once BEFORE INSERT ON attempts
 WHEN EXISTS (
     SELECT 1 FROM attempts
-    WHERE (federation, job, attempt) = (NEW.federation, NEW.job, NEW.attempt) OR rowid = NEW.rowid
+    WHERE (federation, job, attempt) = (NEW.federation, NEW.job, NEW.attempt)
 )
 BEGIN SELECT RAISE(ABORT, 'an attempt is joined once'); END;
 -- UPDATE OR REPLACE could move one row over another.
 CREATE TRIGGER attempts_keep BEFORE UPDATE ON attempts
-WHEN (OLD.rowid, OLD.federation, OLD.job, OLD.round, OLD.attempt, OLD.version, OLD.document)
-    IS NOT (NEW.rowid, NEW.federation, NEW.job, NEW.round, NEW.attempt, NEW.version, NEW.document)
+WHEN (OLD.federation, OLD.job, OLD.round, OLD.attempt, OLD.version, OLD.document)
+    IS NOT (NEW.federation, NEW.job, NEW.round, NEW.attempt, NEW.version, NEW.document)
     OR (OLD.opened_ms IS NOT NULL
         AND (OLD.opened_ms, OLD.update_digest) IS NOT (NEW.opened_ms, NEW.update_digest))
     OR (OLD.survivors IS NOT NULL AND (OLD.survivors, OLD.staged) IS NOT (NEW.survivors, NEW.staged))
@@ -128,7 +129,7 @@ class Journal:
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
         if version not in (0, _VERSION):
             raise JournalUnusable(
-                f"{path} was written by other software (schema {version}); upgrade edge_client, or use another home"
+                f"{path} was written by other software (schema {version}); start the edge_client that wrote it"
             )
         # A member that starts on a full disk has nothing to write yet.
         if version == 0:
@@ -178,15 +179,15 @@ class Journal:
         Raises:
             sqlite3.IntegrityError: a vector was opened for this attempt before.
         """
-        self._update("opened_ms = ?, update_digest = ?", (_now_ms(), update), attempt)
+        self._update("opened_ms = ?, update_digest = ?", (_now_ms(), update), attempt, once="opened_ms")
 
     def signed(self, attempt: AttemptId, survivors: Iterable[str], staged: str | None = None) -> None:
         """The member is about to confirm this U3, and with it what was staged with its vector.
 
         Raises:
-            sqlite3.IntegrityError: it signed another U3 in this attempt before.
+            sqlite3.IntegrityError: it signed a U3 in this attempt before.
         """
-        self._update("survivors = ?, staged = ?", (json.dumps(sorted(survivors)), staged), attempt)
+        self._update("survivors = ?, staged = ?", (json.dumps(sorted(survivors)), staged), attempt, once="survivors")
 
     def ended(self, attempt: AttemptId, outcome: str, result: bytes) -> None:
         """How the attempt ended, as far as the member was told."""
@@ -196,13 +197,15 @@ class Journal:
         """Lets go of the file."""
         self._connection.close()
 
-    def _update(self, assignment: str, values: tuple[object, ...], attempt: AttemptId) -> None:
+    def _update(self, assignment: str, values: tuple[object, ...], attempt: AttemptId, *, once: str = "") -> None:
+        """once: a column that must be empty still."""
+        unset = f" AND {once} IS NULL" if once else ""
         changed = self._connection.execute(
-            f"UPDATE attempts SET {assignment} WHERE federation = ? AND job = ? AND attempt = ?",  # noqa: S608  constants
+            f"UPDATE attempts SET {assignment} WHERE federation = ? AND job = ? AND attempt = ?{unset}",  # noqa: S608  constants
             (*values, self._federation, attempt.job, attempt.attempt),
         )
         if changed.rowcount != 1:
-            raise sqlite3.IntegrityError(f"attempt {attempt} is not in the journal")
+            raise sqlite3.IntegrityError(f"the journal has no attempt {attempt} of which this is new")
 
 
 def _now_ms() -> int:

@@ -428,7 +428,7 @@ def _consider_opening(step: _Step, *, window_closed: bool = False) -> None:
     most = largest_cohort(state.parameters.job, min(len(ready), rounds.target_members)) if enough else 0
     if most:
         if window_closed:
-            _note_missed_window(step, ready)
+            _note_missed_window(step, everyone)
         _open_attempt(step, ready[:most])
     elif window_closed:
         _window_closed_early(step, ready)
@@ -777,6 +777,11 @@ def _close_phase(step: _Step, *, early: bool = False, deadline: bool = False) ->
     phase = step.state.phase
     if not isinstance(phase, Aggregating):
         return
+    if isinstance(following, protocol.CollectingConfirmations) and _short_of_confirmed(step.state, phase, following):
+        detail = f"{name}: this sum was confirmed before, and its members confirm no smaller one"
+        _attempt_over(step, Reason.REASON_THRESHOLD_LOST, detail)
+        _after_abandoned(step)
+        return
     _count_groups(step, closing, following, phase.attempt)
     if isinstance(following, protocol.CollectingConfirmations):
         step.do(fx.CloseUploads(phase.attempt, keep_sum=True))
@@ -799,6 +804,14 @@ def _close_phase(step: _Step, *, early: bool = False, deadline: bool = False) ->
         groups = {member: session.group_of(member) for member in following.expected} if context.grouped else {}
         step.do(fx.OpenUploads(phase.attempt, following.expected, context.values, context.bits, groups))
     _enter_phase(step)
+
+
+def _short_of_confirmed(state: JobState, phase: Aggregating, following: protocol.CollectingConfirmations) -> bool:
+    """Whether a confirmed sum is tried again and lacks a member. Members would refuse the shorter list, and once it was
+    given out the next attempt would be made of it.
+    """
+    cohort = frozenset(phase.cohort)
+    return cohort in state.confirmed_sums and frozenset(following.survivors) != cohort
 
 
 def _fix_survivors(step: _Step, attempt: AttemptId, survivors: tuple[str, ...]) -> None:

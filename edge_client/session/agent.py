@@ -530,6 +530,9 @@ class Agent:
     def _mask(
         self, effect: m.MaskAndUpload, held: _Held
     ) -> tuple[memoryview, secure_agg.AwaitingSurvivors, secure_agg.MaskedInput]:
+        if effect.update is not None and update_digest(effect.job, held.update) != effect.update:
+            # Another training for the same assignment ended meanwhile.
+            raise RuntimeError("the update that is held is not the one that the journal has for this attempt")
         vector = held.protection.encode(effect.job, held.update, effect.cohort, self._environment.random)
         self._observer.encoded(effect.attempt, vector)
         stage, message = effect.stage.mask(vector)

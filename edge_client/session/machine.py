@@ -589,7 +589,7 @@ def _open(step: _Step, phase: InAttempt, heard: secure_agg.ReceivedDealings, rea
     cohort = ready.seat.context.cohort
     step.do(
         Opened(phase.attempt, phase.holding.update),
-        MaskAndUpload(phase.attempt, phase.holding.job, assignment.version, cohort, ready),
+        MaskAndUpload(phase.attempt, phase.holding.job, assignment.version, cohort, ready, phase.holding.update),
     )
 
 

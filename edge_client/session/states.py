@@ -274,6 +274,8 @@ class MaskAndUpload:
     version: bytes
     cohort: int
     stage: secure_agg.ReadyToMask = field(repr=False)
+    # SHA-256 of the update that the journal has for this attempt; None under a mechanism.
+    update: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

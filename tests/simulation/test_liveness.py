@@ -360,6 +360,27 @@ def test_a_confirmed_sum_is_tried_again_with_the_same_members_and_vectors():
         assert all(np.array_equal(vector, vectors[0]) for vector in vectors)
 
 
+def test_a_retry_that_loses_a_member_does_not_replace_the_confirmed_sum():
+    """Its members would refuse the shorter list, and would be asked for it ever after."""
+    fleet = losing_confirmations(Fleet(5, job=job_document(attempts=10, losses=10)), 1)
+    confirmations, lost = fleet.lose, []
+
+    def lose(name, message):
+        if fleet.state.attempt == 2 and name == "m4" and isinstance(message, secure_agg.MaskedInput):
+            lost.append(message)
+            return True
+        return confirmations(name, message)
+
+    fleet.lose = lose
+    fleet.connect().run()
+    fleet.check()
+    assert lost
+    assert fleet.state.status is Status.FINISHED
+    first = next(end for end in fleet.ends() if end.published)
+    assert first.survivors == ("m0", "m1", "m2", "m3", "m4")
+    assert not [count for count in fleet.counts if count.what == "refusal"]
+
+
 def test_a_restarted_coordinator_knows_which_members_confirmed_a_sum():
     fleet = losing_confirmations(Fleet(6), 1)
     fleet.connect("m0", "m1", "m2", "m3", "m4").run(lambda: bool(fleet.members["m4"].signed))

@@ -217,7 +217,9 @@ def test_a_model_that_cannot_be_says_why(table, said):
         pytest.param({"a": ["x"]}, "must have 2 entries", id="one-label"),
         pytest.param(["x"], "must be a table of label", id="no-table"),
         pytest.param({"a": ["x"], "b": [" "]}, "verbaliser.b.0", id="blank"),
-        pytest.param({"a": ["x"], "b": [str(at) for at in range(101)]}, "100 are enough", id="too-many"),
+        pytest.param(
+            {"a": ["x"], "b": [str(at) for at in range(101)]}, "must have at most 100 entries, has 101", id="too-many"
+        ),
     ],
 )
 def test_words_that_cannot_be_say_why(verbaliser, said):
