@@ -62,7 +62,7 @@ LABELS = ("quorvexal", "mibblethorn", "ostrenny")
 KINDS = {
     "none": 'mechanism = "none"\n',
     "dpsg": '[mechanism]\nname = "dp-sgd"\nnoise_multiplier = 4.0\nlot = 16\nsteps = 3\n',
-    "ring": '[mechanism]\nname = "distributed-gaussian"\nnoise_multiplier = 32.0\nhonest = 2\nclip = 0.01\n',
+    "ring": '[mechanism]\nname = "distributed-gaussian"\nnoise_multiplier = 32.0\nhonest = 2\n',
 }
 # Declined for what only the member knows; what it says of that, to the letter.
 DECLINED = {
