@@ -98,7 +98,8 @@ class MadeUpPreparer(Preparer):
         job = await fetch_job(blob, assignment.job, assignment.job_document)
         self._policy.check_job(job)
         await blob(assignment.version, 4 * job.values)
-        round_ = 0 if self._made_up is same_update else assignment.round
+        # By version, as in training: without noise a member sends no other update for one version.
+        round_ = 0 if self._made_up is same_update else assignment.version_number + 1
         if self._update is None or self._update[0] != (round_, job.values):
             self._update = (round_, job.values), self._made_up(self._member, round_, job.values)
         protection = self._budget.protection(job, _EXAMPLES)

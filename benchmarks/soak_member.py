@@ -2,7 +2,7 @@
 
     python -m benchmarks.soak_member HOME RECORDS
 
-Its update follows from its name and the round, so no two rounds and no two members give the same. Before a vector is
+Its update follows from its name and the version, so no two rounds and no two members give the same. Before a vector is
 masked, RECORDS/JOB.ROUND.ATTEMPT.npy holds it as it was rounded to the ring: what a sum must be made of is known from
 here, and not from what was sent.
 """

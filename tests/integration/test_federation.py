@@ -162,22 +162,22 @@ def test_a_job_that_all_members_decline_for_good_ends_and_so_do_they(federation)
     """Their policies allow no job without noise."""
     policy = federation.folder / "noise-only.toml"
     policy.write_text('schema = 1\nmechanisms = ["dp-sgd"]\n')
-    federation.job("unwanted", deadlines={"training": 3})
-    options = ("--until-finished", "--job", "unwanted", "--policy", str(policy))
+    federation.job("nobodys", deadlines={"training": 3})
+    options = ("--until-finished", "--job", "nobodys", "--policy", str(policy))
     members = [federation.start(name, *options) for name in MEMBERS[:3]]
     assert [member.process.wait(timeout=PATIENCE) for member in members] == [1, 1, 1]
     for name in MEMBERS[:3]:
         log = (federation.folder / f"{name}.log").read_text()
-        assert "Job unwanted stopped before it was finished: too many members declined it for good." in log
+        assert "Job nobodys stopped before it was finished: too many members declined it for good." in log
         assert "This member declined: mechanisms" in log
-    job = federation.show("unwanted").job
+    job = federation.show("nobodys").job
     assert (job.status, job.reason) == (pb.JOB_STATUS_PAUSED, Reason.REASON_MEMBERS_DECLINED)
-    said = federation.operator("job", "show", "unwanted")
+    said = federation.operator("job", "show", "nobodys")
     assert "Too few members are left, because others declined the job for good" in said
     assert "east declined: mechanisms" in said
     # Members that would take part are back: it goes on by itself.
-    others = [federation.start(name, "--until-finished", "--job", "unwanted") for name in MEMBERS[:3]]
-    federation.finished("unwanted")
+    others = [federation.start(name, "--until-finished", "--job", "nobodys") for name in MEMBERS[:3]]
+    federation.finished("nobodys")
     assert [member.process.wait(timeout=PATIENCE) for member in others] == [0, 0, 0]
 
 

@@ -498,7 +498,8 @@ def test_eight_members_get_what_the_simulation_gets(town, story, tmp_path, monke
 
     def seed_of(seed, name, number, place):
         """As `Preparer` has it: the simulation's members have places where these have names."""
-        public = f"tacit/training/v1/{seed}/{name}/{number}/{EIGHT[place]}".encode()
+        version = detail.versions[number - 1].digest.hex()
+        public = f"tacit/training/v1/{seed}/{name}/{version}/{EIGHT[place]}".encode()
         return int.from_bytes(hashlib.sha256(public).digest()[:7], "big")
 
     monkeypatch.setattr(virtual_members, "seed_of", seed_of)

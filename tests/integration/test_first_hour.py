@@ -139,7 +139,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     subprocess.run([*pip, "wheel", "--no-deps", "-w", folder, ROOT], check=True, capture_output=True, timeout=200)
-    (wheel,) = folder.glob("tacit-*.whl")
+    (wheel,) = folder.glob("tacit_federation-*.whl")
     home = folder / "environment"
     venv.create(home, with_pip=False)
     python = home / "bin" / "python"

@@ -7,6 +7,7 @@ import asyncio
 import os
 import signal
 import socket
+from datetime import UTC, datetime
 
 import pytest
 
@@ -14,7 +15,6 @@ from edge_client.connection import open_channel
 from edge_client.home import MemberIdentity
 from tacit.v1 import federation_pb2 as pb
 from tacit.v1 import federation_pb2_grpc
-from tests.support import party
 from tests.support.processes import BIN, Federation, Process, command, within_patience
 from tests.support.strangers import Strangers
 
@@ -44,7 +44,7 @@ class Narrow(Federation):
         """An honest member's call on the federation port."""
 
         async def ask() -> list:
-            identity = MemberIdentity.load(self.home(name), now=party.present())
+            identity = MemberIdentity.load(self.home(name), now=datetime.now(UTC))
             async with open_channel(identity) as channel:
                 stub = federation_pb2_grpc.FederationServiceStub(channel)
                 return list((await stub.OpenJobs(pb.OpenJobsRequest(all=True), timeout=20)).jobs)
@@ -88,7 +88,7 @@ def test_strangers_on_the_federation_port_leave_files_for_members_that_are_conne
     federation.enrol("aster")
 
     async def connected() -> None:
-        identity = MemberIdentity.load(federation.home("aster"), now=party.present())
+        identity = MemberIdentity.load(federation.home("aster"), now=datetime.now(UTC))
         async with open_channel(identity) as channel:
             stub = federation_pb2_grpc.FederationServiceStub(channel)
             await stub.OpenJobs(pb.OpenJobsRequest(), timeout=20)

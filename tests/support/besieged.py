@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import json
 import sys
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,8 @@ class Besieged(Federation):
         spec, bundle = self.folder / f"{name}.toml", self.folder / f"bundle-{name}"
         spec.write_text(
             f"schema = 1\nname = {json.dumps(name)}\nlabels = {json.dumps(labels)}\n"
+            # No two jobs share a version, which members would then have in their caches.
+            f"seed = {zlib.crc32(name.encode())}\n"
             f'[vocabulary]\nkind = "words"\nfile = {json.dumps(str(EXAMPLES / "words.txt"))}\n'
             f"[model]\nembedding = {embedding}\nwidths = [2]\nmaps = 4\n"
             + (f"[mechanism]\n{mechanism}\n" if mechanism else "")
