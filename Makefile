@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 AUDIT := .venv-audit
 # For example `-s osv`, or `--osv-url URL` for a service of your own.
 AUDIT_OPTIONS ?=
-# Tests side by side. Those of real processes wait for one another half of their time, so more of them fit.
+# Tests side by side. Real processes often wait for one another, so more of them fit.
 WORKERS ?= 2
 FEDERATIONS ?= 4
 # One thread for each training process: several share a small machine.
