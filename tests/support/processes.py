@@ -5,6 +5,7 @@ the operator's service shows, each up to a deadline that only a failure reaches.
 """
 
 import asyncio
+import itertools
 import json
 import os
 import queue
@@ -65,15 +66,23 @@ def within_patience(holds: Callable[[], object]) -> None:
         assert time.monotonic() < end, "it never came so far"
 
 
+# Below what the system gives to connections, and a range of its own for each test process.
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_PORTS = itertools.cycle(range(12_000 + 2_000 * (_WORKER % 10), 14_000 + 2_000 * (_WORKER % 10)))
+
+
 def free_ports(count: int) -> list[int]:
-    """Ports that are free now."""
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+    """Ports that are free now, and that no other test process asks for."""
+    found: list[int] = []
+    while len(found) < count:
+        port = next(_PORTS)
+        with socket.socket() as tried:
+            try:
+                tried.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        found.append(port)
+    return found
 
 
 class Process:
