@@ -113,6 +113,7 @@ FIELDS: dict[str, TextKind] = {
     "StatusResponse.software_version": _SOFTWARE,
     "Job.name": _NAME,
     "Job.phase": _WORD,
+    "Job.waiting": DETAIL,
     "Round.outcome": _WORD,
     "Attempt.outcome": _WORD,
     "Attempt.detail": DETAIL,

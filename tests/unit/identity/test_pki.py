@@ -285,6 +285,7 @@ def test_files_that_are_no_authority_are_refused(tmp_path, now):
         Authority.load(tmp_path / "nothing.pem", key, now=now)
     with pytest.raises(AuthorityUnusable, match="holds no PEM certificate"):
         Authority.load(key, key, now=now)
+    certificate.chmod(0o600)
     with pytest.raises(AuthorityUnusable, match="holds no PEM private key"):
         Authority.load(certificate, certificate, now=now)
     two = tmp_path / "two.pem"

@@ -548,7 +548,7 @@ def test_what_an_edge_install_lacks_is_named_before_anything_is_fetched(machine,
         ("adapted", RuntimeError("CUDA out of memory"), ExitCode.FAILED, "cannot be exported: CUDA out of memory"),
         ("export_model", ParityFailed("logits differ"), ExitCode.FAILED, "cannot be exported: logits differ"),
         ("export_model", OSError("no space is left"), ExitCode.FAILED, "cannot be exported: no space is left"),
-        ("export_model", ImportError("no", name="onnx"), ExitCode.USAGE, "needs onnx; install it with `pip install"),
+        ("export_model", ImportError("no", name="onnx"), ExitCode.USAGE, "needs onnx; `pip install"),
     ],
     ids=str,
 )

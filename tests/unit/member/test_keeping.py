@@ -103,7 +103,7 @@ def moved(state, by=1.0):
 
 
 def sent(token, survivors):
-    return Sent(AttemptId("desk", 4, 4), b"v" * 32, bytes(32), survivors, token)
+    return Sent(AttemptId("desk", 4, 4), b"v" * 32, bytes(32), survivors=survivors, staged=token)
 
 
 # ---- made once ------------------------------------------------------------------------------------------------------

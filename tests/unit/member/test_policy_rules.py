@@ -908,7 +908,7 @@ policies = st.builds(
     authorities=digests,
     shared_parameters=st.just(("*",)) | patterns,
     vocabularies=st.sampled_from([("own", "public"), ("own",), ("public",)]),
-    mechanisms=st.just(ALL) | st.lists(st.sampled_from(ALL)).map(tuple),
+    mechanisms=st.just(ALL) | st.lists(st.sampled_from(ALL), max_size=len(ALL)).map(tuple),
     adjacency=st.sampled_from(["add-remove", "replace-one"]),
     unit=st.sampled_from(["example", "member"]),
     least_noise_multiplier=numbers,

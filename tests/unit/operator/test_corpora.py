@@ -23,7 +23,7 @@ from coordinator.operators import issue_operator
 from coordinator.pki import key_pem, pem
 from coordinator.runtime import Runtime
 from coordinator.services import corpora as corpora_service
-from coordinator.services import federation, operator
+from coordinator.services import operator
 from coordinator.services.corpora import MOST_CHUNK, Corpora
 from coordinator.services.credentials import federation_credentials, refresh_server_certificate, server_options
 from coordinator.services.federation import FederationServicer
@@ -88,6 +88,7 @@ class House:
             anchors,
             Renewals(anchors, self.database, member_lifetime=timedelta(days=1)),
         )
+        self.servicer = members
         operators = OperatorServicer(
             database=self.database,
             store=self.store,
@@ -424,7 +425,7 @@ async def test_nothing_is_waited_for_without_end(house):
         told = await call
         refused(told, INCOMPLETE, "nothing came for")
         assert told.received == 30
-        patched.setattr(federation, "_HELLO_SECONDS", 0.1)
+        patched.setattr(house.servicer, "_first_seconds", 0.1)
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await north.stub.UploadCorpus(timeout=20)
         assert reason_of(error.value)[0] == Reason.REASON_MESSAGE_MALFORMED

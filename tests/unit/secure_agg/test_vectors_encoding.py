@@ -109,7 +109,7 @@ FROM_THE_COORDINATOR: dict[str, Any] = {
     "roster": AttemptMessage(AT, secure_agg.Roster((entry("m0"), entry("m1")))),
     "roster by digest": AttemptMessage(AT, secure_agg.roster_by_digest(secure_agg.Roster((entry("m0"), entry("m1"))))),
     "received dealings": AttemptMessage(AT, secure_agg.ReceivedDealings((dealt("m1"), dealt("m2")))),
-    "survivors": AttemptMessage(AT, secure_agg.Survivors(("m0", "m1", "Z\u00fcrich"))),
+    "survivors": AttemptMessage(AT, secure_agg.Survivors(("m0", "m1", "zurich"))),
     "confirmations": AttemptMessage(
         AT,
         secure_agg.Confirmations((secure_agg.Confirmation("m0", some("a")), secure_agg.Confirmation("m1", some("b")))),
