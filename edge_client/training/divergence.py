@@ -1,6 +1,6 @@
 """Whether a version has diverged, seen before any training and without any data.
 
-The check runs the version on made-up texts from a public seed. What it finds is a function of the version alone, so a
+The check runs the version on probe texts from a public seed. What it finds is a function of the version alone, so a
 member may tell the coordinator under any mechanism, and it costs no privacy.
 """
 
@@ -20,7 +20,7 @@ class VersionDiverged(TrainingDiverged):
 
 
 def check_not_diverged(module: TextClassifier, recipe: Training, seed: int) -> None:
-    """Raises if the module's logits on made-up texts are not finite, or saturate softmax on each of them.
+    """Raises if the module's logits on probe texts are not finite, or saturate softmax on each of them.
 
     module: in any mode, on the CPU; it is left as it was.
     recipe: names the learning rates in the sentence.
@@ -40,6 +40,6 @@ def check_not_diverged(module: TextClassifier, recipe: Training, seed: int) -> N
     # Also not for nan.
     if not spread <= DIVERGED_BEYOND:
         raise VersionDiverged(
-            f"the version has diverged: on made-up texts its logits lie {spread:.3g} apart, and beyond 104 nothing is "
-            f"learned. Abort the job and start a new one with a lower {rates_of(recipe)}"
+            f"the version has diverged: on probe texts its logits lie {spread:.3g} apart, so most examples have no "
+            f"gradient. Abort the job and start a new one with a lower {rates_of(recipe)}"
         )

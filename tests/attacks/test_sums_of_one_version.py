@@ -30,12 +30,13 @@ from tests.support.sum_search import Rule, plans, random_plans, search
 from tests.unit.secure_agg.sum_fleet import FEDERATION
 
 
-def lying(policy, members, *cohorts, job=None):
+def lying(policy, members, *cohorts, after_a_sum=lambda fleet: None):
     """The sums that a coordinator opens of one version over these cohorts in turn, saying of each that it failed.
 
     Members that are in no cohort of the moment are cut off. What the honest coordinator remembers of sums is forgotten.
+    after_a_sum: what happens besides, each time.
     """
-    fleet = Fleet(members, policy=policy, job=job or job_document(attempts=10))
+    fleet = Fleet(members, policy=policy, job=job_document(attempts=10))
     sums, updates, left = [], {}, list(cohorts)
     carry_out = fleet._effect
 
@@ -53,6 +54,7 @@ def lying(policy, members, *cohorts, job=None):
         sums.append((wanted.survivors, total))
         fleet.state = replace(fleet.state, confirmed_sums=())
         updates.update({name: fleet.members[name].update for name in wanted.survivors})
+        after_a_sum(fleet)
         if left:
             next_cohort()
         fleet.post(ev.ComputeFailed(wanted.attempt, Reason.REASON_INTERNAL, "so it says"))
@@ -103,48 +105,34 @@ def test_members_confirm_one_sum_of_a_version(cohorts):
     assert all(len(member.opened) == 1 for member in fleet.members.values() if member.signed)
 
 
+def training_otherwise(fleet):
+    """m3 starts again, and its next training comes out different."""
+    trained = fleet._trained
+
+    def otherwise(member, assignment):
+        if member.name == "m3":
+            fleet.hand_over(member, assignment, Update(np.full(VALUES, 0.25, np.float32), 10, 1.0, 1, 10))
+        else:
+            trained(member, assignment)
+
+    fleet._trained = otherwise
+    fleet.kill("m3")
+    fleet.restart("m3")
+
+
 def test_a_member_that_trains_otherwise_sends_no_second_update():
     """Twice the same members: the difference would be that of one member's two updates."""
-    cohort = names(0, 1, 2, 3)
-
-    def run(policy):
-        fleet, restarted = Fleet(4, policy=policy, job=job_document(attempts=10)), []
-        carry_out, trained, sums = fleet._effect, fleet._trained, []
-
-        def otherwise(member, assignment):
-            if member.name in restarted:
-                fleet.hand_over(member, assignment, Update(np.full(VALUES, 0.25, np.float32), 10, 1.0, 1, 10))
-            else:
-                trained(member, assignment)
-
-        def effect(wanted):
-            if not isinstance(wanted, fx.Compute):
-                carry_out(wanted)
-                return
-            total = fleet._totals[wanted.attempt][0].copy()
-            wanted.opened.unmask(total)
-            sums.append(total)
-            fleet.kill("m3")
-            restarted.append("m3")
-            fleet.restart("m3")
-            fleet.post(ev.ComputeFailed(wanted.attempt, Reason.REASON_INTERNAL, "so it says"))
-
-        fleet._effect, fleet._trained = effect, otherwise
-        fleet.connect().run(lambda: len(sums) == 2, hours=2)
-        return fleet, sums
-
-    fleet, sums = run(Policy(mechanisms=("none",), allow_second_sum=True))
-    assert len(sums) == 2
-    one, two = (decoded(fleet, cohort, total) for total in sums)
-    # What is left is of one member alone: weight and update moved by nobody else's.
-    assert two["weight"][0] - one["weight"][0] == 10 - (one["weight"][0] - sum_of_others(fleet, "m3"))
-    fleet, sums = run(Policy(mechanisms=("none",)))
+    same = names(0, 1, 2, 3)
+    baseline = Policy(mechanisms=("none",), allow_second_sum=True)
+    fleet, sums, _ = lying(baseline, 4, same, same, after_a_sum=training_otherwise)
+    one, two = (decoded(fleet, *each) for each in sums)
+    others = sum(member.update.examples for name, member in fleet.members.items() if name != "m3")
+    # Nobody else's weight moved: what is left is of one member alone.
+    assert two["weight"][0] == others + 10
+    assert one["weight"][0] != two["weight"][0]
+    fleet, sums, _ = lying(Policy(mechanisms=("none",)), 4, same, same, after_a_sum=training_otherwise)
     assert len(sums) == 1
     assert fleet.state.members["m3"].declined[0] == Reason.REASON_POLICY_SECOND_SUM
-
-
-def sum_of_others(fleet, name):
-    return sum(member.update.examples for other, member in fleet.members.items() if other != name)
 
 
 # ---- every combination of sums -----------------------------------------------------------------------------------

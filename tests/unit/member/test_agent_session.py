@@ -11,11 +11,13 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import grpc.aio
+import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
 import secure_agg
 from edge_client.cache import CertificateCache
+from edge_client.contribution import Update, update_digest
 from edge_client.journal import Memory
 from edge_client.renewal import RenewalFailed
 from edge_client.session import agent as agent_module
@@ -28,7 +30,7 @@ from tacit.limits import CERTIFICATES_AT_ONCE, MOST_CERTIFICATE_BYTES
 from tacit.messages import Assignment, AttemptMessage, AttemptRefusal, Decline, JobEnded, LedgerCounter, Ready, Welcome
 from tacit.reason import Reason
 from tacit.v1 import federation_pb2 as pb
-from tests.support.fleet import Fleet
+from tests.support.fleet import VALUES, Fleet, job_document
 
 ATTEMPT = AttemptId("a", 1, 1)
 DATA = bytes(range(256)) * 40
@@ -67,6 +69,33 @@ def test_jobs_that_share_a_blob_fetch_it_once(tmp_path, jobs):
     assert asyncio.run(run()) == 0
     assert (tmp_path / "blob").read_bytes() == DATA
     assert serving.calls == 1
+
+
+def test_only_the_update_that_the_journal_names_is_masked():
+    """Two trainings for one assignment can end together: what is held need not be what was journalled."""
+    job = job_document()
+    trained, other = (Update(np.full(VALUES, change, np.float32), 10, 1.0, 5, 10) for change in (0.1, 0.2))
+    encoded = []
+
+    class Stopped(Exception):
+        pass
+
+    def encode(_job, update, _cohort, _random):
+        encoded.append(update)
+        raise Stopped
+
+    def mask(held):
+        effect = states.MaskAndUpload(ATTEMPT, job, job.weights, 3, None, update_digest(job, trained))
+        environment, protection = SimpleNamespace(random=None), SimpleNamespace(encode=encode)
+        made = SimpleNamespace(_environment=environment, _observer=None)
+        Agent._mask(made, effect, SimpleNamespace(update=held, protection=protection))
+
+    with pytest.raises(RuntimeError, match="not the one that the journal has"):
+        mask(other)
+    assert encoded == []
+    with pytest.raises(Stopped):
+        mask(trained)
+    assert encoded == [trained]
 
 
 def test_a_message_that_cannot_be_written_is_logged_and_the_next_one_is_sent():

@@ -11,14 +11,7 @@ from coordinator.relay.admission import Admitted, Hall, Turnstile
 from coordinator.relay.names import peer_of, socket_name
 from coordinator.services.buckets import Allowance, Buckets
 from coordinator.services.rate_limit import address_of
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.clock import Clock
 
 
 def test_a_network_has_its_share_and_no_more():

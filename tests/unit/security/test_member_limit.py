@@ -24,15 +24,8 @@ from tacit.status import reason_of
 from tacit.v1 import federation_pb2 as pb
 from tacit.v1 import federation_pb2_grpc
 from tests.support import party
+from tests.support.clock import Clock
 from tests.unit.operator.test_member_sessions import House, Stream
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

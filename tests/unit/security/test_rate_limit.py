@@ -19,17 +19,10 @@ from tacit.status import reason_of
 from tacit.token import JoinToken, secret_hash
 from tacit.v1 import enrolment_pb2, enrolment_pb2_grpc
 from tests.support import party
+from tests.support.clock import Clock
 from tests.support.token_desk import MemoryTokenDesk
 
 NORTH, SOUTH = "ipv4:192.0.2.1:50001", "ipv4:192.0.2.2:50001"
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
