@@ -32,7 +32,8 @@ demo: $(STAMP) ## five members train together on this machine, one is killed, on
 
 test: $(STAMP) ## every test but the slow sweeps
 	$(BIN)/python -m pytest -q -m 'not long' -n $(WORKERS) tests --ignore=tests/integration
-	$(BIN)/python -m pytest -q -m 'not long' -n $(FEDERATIONS) --dist loadscope tests/integration
+	$(BIN)/python -m pytest -q -m 'not long and not alone' -n $(FEDERATIONS) --dist loadscope tests/integration
+	$(BIN)/python -m pytest -q -m 'alone and not long' tests/integration
 
 test-long: $(STAMP) ## the slow sweeps
 	$(BIN)/python -m pytest -q -m long

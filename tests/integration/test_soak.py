@@ -12,6 +12,9 @@ from benchmarks import soak
 from benchmarks.soak_member import record_of
 from tacit.attempt import AttemptId
 
+# A coordinator that was killed is back within seconds: other federations beside it would be measured as well.
+pytestmark = pytest.mark.alone
+
 ROUNDS = 6
 
 
