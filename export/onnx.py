@@ -34,11 +34,11 @@ from tacit.manifest import Manifest
 from tacit.model import PromptedModel
 
 if TYPE_CHECKING:
-    from edge_client.backbone import StoredBackbone
-    from edge_client.cloze import ClozeEncoder
-    from edge_client.data import TextRow
-    from edge_client.models import TextClassifier
-    from edge_client.text import TextEncoder
+    from learning.backbones.stored import StoredBackbone
+    from learning.models import TextClassifier
+    from learning.text.cloze import ClozeEncoder
+    from learning.text.data import TextRow
+    from learning.text.encoder import TextEncoder
 
     Encoder = TextEncoder | ClozeEncoder
 
@@ -115,8 +115,8 @@ def export_model(
         raise ValueError(
             f"job {document.name} trains its whole model, so that there is no backbone to share; leave out --split"
         )
-    from edge_client.corpus import encoder_of
-    from edge_client.models.assembly import assembled
+    from learning.models.assembly import assembled
+    from learning.text.corpus import encoder_of
 
     encoder = encoder_of(document, tokenizer)
     module, _ = assembled(document, encoder, manifest, manifest.decode(weights), private or {}, backbone)
@@ -220,8 +220,8 @@ def _whole(model: bytes) -> _Made:
 
 def _split(module: "TextClassifier") -> _Made:
     """Raises: PromptInvalid: nothing that a backbone could be apart from."""
-    from edge_client.prompts.model import PromptedModel as PromptedModule
     from export.prompted import PromptedBackbone, PromptFile, convert_backbone, prompt_file
+    from learning.prompts.model import PromptedModel as PromptedModule
 
     if not isinstance(module, PromptedModule):
         raise TypeError(f"{type(module).__name__} has no backbone")
@@ -240,7 +240,7 @@ def _convert(module: "TextClassifier", encoder: "Encoder") -> bytes:
     """The bytes of an ONNX file: `input_ids` int64 (batch, sequence) to `logits` float32 (batch, labels)."""
     import torch
 
-    from edge_client.prompts.model import PromptedModel as PromptedModule
+    from learning.prompts.model import PromptedModel as PromptedModule
 
     if isinstance(module, PromptedModule):
         from export.prompted import convert_prompted

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from edge_client.prompts.model import PromptedModel
+    from learning.prompts.model import PromptedModel
 
 __all__ = ["PromptFile", "PromptInvalid", "PromptedBackbone", "convert_backbone", "convert_prompted", "prompt_file"]
 
