@@ -32,9 +32,10 @@ from benchmarks.virtual_members import seed_of
 from coordinator.robust import shares
 from learning.accounting.events import PrivacyEvent
 from learning.mechanisms.contribution import Update
-from learning.mechanisms.protection import LocalTraining, Protection
+from learning.mechanisms.protection import Protection
 from learning.text.corpus import encoder_of
 from learning.text.data import Example, label_ids
+from learning.training.task import LocalTraining
 from secure_agg import RandomSource
 from tacit.job import JobDocument
 from tacit.vector import layout_of

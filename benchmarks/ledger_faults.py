@@ -37,7 +37,8 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from benchmarks.record import Figure, open_results, parser
 from edge_client.ledger.chain import Charged, Reserved
 from edge_client.ledger.ledger import BudgetSpent, Ledger, LedgerError, Purpose, Reservation, ledger_path
-from edge_client.ledger.receipts import Party, Receipt, ReceiptBook, Segment
+from edge_client.ledger.receipt_book import ReceiptBook
+from edge_client.ledger.receipts import Party, Receipt, Segment
 from edge_client.ledger.verification import verify
 from learning.accounting.events import SampledGaussian
 from learning.accounting.spend import ORDERS, Limit, RenyiFilter, renyi

@@ -235,8 +235,9 @@ def release(
     """What leaves a member with these examples, (words + 1,): trained, protected, encoded where noise is the ring's."""
     import secure_agg
     from learning.mechanisms.contribution import Update
-    from learning.mechanisms.protection import LocalTraining, protection_of
+    from learning.mechanisms.protection import protection_of
     from learning.models import shared_parameters
+    from learning.training.task import LocalTraining
     from tacit.mechanism import DistributedGaussian
     from tacit.vector import grid_of, layout_of
 

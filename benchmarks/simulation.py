@@ -24,9 +24,10 @@ from numpy.typing import NDArray
 import secure_agg
 from learning.accounting.events import PrivacyEvent
 from learning.mechanisms.contribution import Update
-from learning.mechanisms.protection import LocalTraining, OwnNumbers, Protection, protection_of
+from learning.mechanisms.protection import OwnNumbers, Protection, protection_of
 from learning.text.corpus import Corpus
 from learning.text.data import Example
+from learning.training.task import LocalTraining
 from secure_agg import RandomSource
 from secure_agg.groups import draw_groups
 from secure_agg.session import NONCE_BYTES

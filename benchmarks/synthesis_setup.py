@@ -26,12 +26,13 @@ from learning.accounting.events import PrivacyEvent, SampledGaussian
 from learning.accounting.filter import Limit, RenyiFilter, cost
 from learning.accounting.spend import spend
 from learning.mechanisms.contribution import Update
-from learning.mechanisms.protection import LocalTraining, Protection
+from learning.mechanisms.protection import Protection
 from learning.synthesis.labels import histogram_event, noised_histogram
 from learning.synthesis.quality import words_of as cut
 from learning.synthesis.setting import PublishedSetting
 from learning.text.corpus import words_of
 from learning.text.data import Example, label_ids, read_examples, read_text
+from learning.training.task import LocalTraining
 from secure_agg import RandomSource, SystemRandom
 from tacit.corpus import CorpusOrder
 from tacit.job import Aggregation, JobDocument, JobSpec, PublicStart, Rounds, Training, VocabularyFile

@@ -1,58 +1,19 @@
-"""Where a process may be killed, by name, and the one way in which this room writes whole files.
+"""Files that are on disk as a whole or not at all, and the named points at which tests kill the process.
 
-Every point stands at a boundary at which what is on the disk changes, or what the process believes does. Nothing
-happens at a point in service; `benchmarks.ledger_faults` and the tests hand in a function that kills the process.
+A point lies where the disk, or what the process believes of it, changes. In service nothing happens at a point.
+`benchmarks.ledger_faults` and the tests pass a function that kills the process.
 """
 
 import os
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["CORPUS_POINTS", "FILE_STEPS", "POINTS", "Faults", "durable_file", "no_faults", "sync_folder"]
+__all__ = ["FILE_STEPS", "Faults", "durable_file", "no_faults", "sync_folder"]
 
 # Called with the name of a point.
 Faults = Callable[[str], None]
 
 FILE_STEPS = ("opening", "opened", "written", "synced", "renamed", "folder-synced")
-
-# All of them, in the order in which a first start with one charge and one receipt comes by.
-POINTS = (
-    "open.locking",
-    "open.locked",
-    "open.touched",
-    "open.connected",
-    "open.replayed",
-    "open.checked",
-    "open.wal",
-    "create.begun",
-    "create.tables",
-    "append.beginning",
-    "append.begun",
-    "append.inserted",
-    "append.committed",
-    "append.believed",
-    *(f"pin.{step}" for step in FILE_STEPS),
-    "open.done",
-    *(f"certificate.{step}" for step in FILE_STEPS),
-    *(f"signature.{step}" for step in FILE_STEPS),
-    *(f"receipt.{step}" for step in FILE_STEPS),
-    "close.closing",
-    "close.closed",
-)
-
-# Beside these: of a job that orders made-up text, from its last charge to the coordinator's receipt for the file.
-CORPUS_POINTS = (
-    "model.charged",
-    *(f"model.{step}" for step in FILE_STEPS),
-    "histogram.charging",
-    "histogram.charged",
-    *(f"histogram.{step}" for step in FILE_STEPS),
-    *(f"corpus.{step}" for step in FILE_STEPS),
-    *(f"statement.{step}" for step in FILE_STEPS),
-    *(f"corpus-state.{step}" for step in FILE_STEPS),
-    "corpus.sending",
-    "corpus.sent",
-)
 
 
 def no_faults(point: str) -> None:

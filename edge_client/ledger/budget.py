@@ -35,6 +35,7 @@ from edge_client.ledger.ledger import (
     ledger_path,
 )
 from edge_client.ledger.overlap import digest_of_marks, marks_key, marks_of
+from edge_client.ledger.receipt_book import ReceiptBook
 from edge_client.ledger.receipts import (
     NO_ATTEMPT,
     SENDING,
@@ -42,7 +43,6 @@ from edge_client.ledger.receipts import (
     GroupNumbers,
     Party,
     Receipt,
-    ReceiptBook,
     Segment,
     SparseNumbers,
     receipt_from,

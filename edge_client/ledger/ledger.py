@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from edge_client.ledger.chain import (
     LAST_MS,
@@ -47,6 +47,7 @@ from edge_client.ledger.gate import Gate
 from edge_client.ledger.history import LOST, LedgerRolledBack, check_pin, pin_of, records_of, replayed
 from edge_client.ledger.overlap import Marks, digest_of_marks
 from edge_client.ledger.pin import Pin, pin_path, write_pin
+from edge_client.ledger.receipts import AnyReceipt
 from edge_client.ledger.replay import LedgerState, Reservation, as_events, month_of
 from edge_client.ledger.store import (
     LedgerBusy,
@@ -62,9 +63,6 @@ from learning.accounting.events import PrivacyEvent
 from learning.accounting.spend import ORDERS, EventUnaccountable, Limit, Spend, spend
 from tacit.identity import name_is_valid
 from toolkit.durable import Faults, no_faults
-
-if TYPE_CHECKING:
-    from edge_client.ledger.receipts import AnyReceipt
 
 __all__ = [
     "BudgetSpent",
@@ -332,7 +330,7 @@ class Ledger:
 
     # ---- what else is kept ---------------------------------------------------------------------------------------
 
-    def receipt(self, document: "AnyReceipt", signature: bytes) -> None:
+    def receipt(self, document: AnyReceipt, signature: bytes) -> None:
         """Takes a receipt, whose files are on the disk, into the chain. One that is there already changes nothing.
 
         Raises:
@@ -358,7 +356,7 @@ class Ledger:
         """Whether the chain holds the receipt of that digest."""
         return receipt in self._state.receipts
 
-    def check_follows(self, document: "AnyReceipt") -> None:
+    def check_follows(self, document: AnyReceipt) -> None:
         """Raises: LedgerMisused: the receipt is another ledger's, or does not name the newest one here."""
         if document.ledger != self._opened.ledger or document.previous != self.last_receipt:
             raise LedgerMisused(f"{self.name}: the receipt does not follow the newest one of this ledger")

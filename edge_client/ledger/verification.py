@@ -23,12 +23,12 @@ from edge_client.ledger.gate import Gate
 from edge_client.ledger.history import check_pin, pin_of, records_of
 from edge_client.ledger.ledger import orders_digest
 from edge_client.ledger.overlap import digest_of_marks
+from edge_client.ledger.receipt_book import ReceiptBook
 from edge_client.ledger.receipts import (
     HISTOGRAM,
     AnyReceipt,
     CertificateMissing,
     CorpusReceipt,
-    ReceiptBook,
     ReceiptInvalid,
     certificate_from,
     check_receipt,

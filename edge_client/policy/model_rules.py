@@ -4,17 +4,13 @@ shared.
 Order in a table is the order of asking.
 """
 
-from typing import TYPE_CHECKING
-
+from edge_client.policy.document import PolicyDocument
 from edge_client.policy.verdicts import Finding, Offer, Rule, When, fits_any, in_words, listed
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
 from tacit.model import PromptedModel, RvaeModel
 from tacit.prompt import SOURCES
 from tacit.reason import Reason
-
-if TYPE_CHECKING:
-    from edge_client.policy.policy import Policy
 
 __all__ = ["MANIFEST", "MODEL"]
 
@@ -25,13 +21,13 @@ _MOST_BESIDE_TWO = 3
 # ---- the job document ---------------------------------------------------------------------------------
 
 
-def _architectures(policy: "Policy", offer: Offer) -> Finding:
+def _architectures(policy: PolicyDocument, offer: Offer) -> Finding:
     kind = offer.job.model.architecture
     says = "the job trains a {job}, the policy admits {policy}"
     return Finding(kind, listed(policy.architectures), fits_any(kind, policy.architectures), says)
 
 
-def _base_models(policy: "Policy", offer: Offer) -> Finding:
+def _base_models(policy: PolicyDocument, offer: Offer) -> Finding:
     admitted = in_words(policy.base_models)
     if not isinstance(offer.job, JobDocument):
         says = "the job's starting weights have {job}, the policy admits {policy}"
@@ -52,7 +48,7 @@ def _base_models(policy: "Policy", offer: Offer) -> Finding:
     return Finding(" and ".join(named), admitted, not refused, says)
 
 
-def _backbones(policy: "Policy", offer: Offer) -> Finding:
+def _backbones(policy: PolicyDocument, offer: Offer) -> Finding:
     admitted, model = listed(policy.backbones), offer.job.model
     if not isinstance(model, PromptedModel):
         return Finding("no backbone", admitted, True, "the job has {job}; the policy would take one from {policy}")
@@ -62,7 +58,7 @@ def _backbones(policy: "Policy", offer: Offer) -> Finding:
     return Finding(listed(there), admitted, not set(there).isdisjoint(policy.backbones), says)
 
 
-def _vocabularies(policy: "Policy", offer: Offer) -> Finding:
+def _vocabularies(policy: PolicyDocument, offer: Offer) -> Finding:
     # Own alone keeps from the operator which vector stands for which word: where members build the list, rows start
     # from a secret of theirs, or from a table that they chose, and a document that says so names neither words nor
     # rows. Any other job brings the words itself (a list, a base's, a backbone's), and whoever made it knows the rows.
@@ -96,7 +92,7 @@ MODEL: tuple[Rule[Offer], ...] = (
 # ---- the manifest ---------------------------------------------------------------------------------
 
 
-def _shared_parameters(policy: "Policy", manifest: Manifest) -> Finding:
+def _shared_parameters(policy: PolicyDocument, manifest: Manifest) -> Finding:
     names = [tensor.name for tensor in manifest.tensors]
     kept = [name for name in names if not fits_any(name, policy.shared_parameters)]
     says = "the job would share {job}, the policy shares {policy} only"

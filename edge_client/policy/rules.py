@@ -10,9 +10,9 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from edge_client.policy.conditions import DAYS, Conditions, Window
+from edge_client.policy.document import PolicyDocument
 from edge_client.policy.model_rules import MODEL
 from edge_client.policy.verdicts import (
     Finding,
@@ -38,9 +38,6 @@ from tacit.model import RvaeModel
 from tacit.reason import Reason
 from tacit.vector import NOISE_ROOM
 
-if TYPE_CHECKING:
-    from edge_client.policy.policy import Policy
-
 __all__ = [
     "ATTEMPT",
     "CONDITIONS",
@@ -64,7 +61,7 @@ def fingerprint(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-def counted_multiplier(mechanism: Mechanism, policy: "Policy") -> float | None:
+def counted_multiplier(mechanism: Mechanism, policy: PolicyDocument) -> float | None:
     """The noise multiplier that a release is accounted with, but for the rounding of a grid; None: it has none.
 
     Deviation of the noise divided by how far one unit can move what is released: of `gaussian-update` half the stated
@@ -86,13 +83,13 @@ def counted_multiplier(mechanism: Mechanism, policy: "Policy") -> float | None:
             return None
 
 
-def on_job(policy: "Policy", job: Job, federation: bytes | None) -> Iterator[Verdict]:
+def on_job(policy: PolicyDocument, job: Job, federation: bytes | None) -> Iterator[Verdict]:
     """What a job document alone tells, and the fingerprint of the authority that this member enrolled under."""
     yield from judge(policy, JOB, Offer(job, federation))
     yield from _on_attempts(policy, job)
 
 
-def on_budget(policy: "Policy") -> Iterator[Verdict]:
+def on_budget(policy: PolicyDocument) -> Iterator[Verdict]:
     """The budget's keys, so that no explanation goes without them; whether a job keeps them is the ledger's to say."""
     for key in ("epsilon", "epsilon_a_month", "epsilon_a_job"):
         if getattr(policy, key) is None:
@@ -101,7 +98,7 @@ def on_budget(policy: "Policy") -> Iterator[Verdict]:
             yield open_verdict(policy, key, When.LEDGER, Reason.REASON_BUDGET_SPENT)
 
 
-def _on_attempts(policy: "Policy", job: Job) -> Iterator[Verdict]:
+def _on_attempts(policy: PolicyDocument, job: Job) -> Iterator[Verdict]:
     """The rules of attempts, before there is one: for the smallest cohort of the job that keeps them all, else for the
     one that breaks the fewest.
     """
@@ -167,14 +164,14 @@ def _ranges(sizes: list[int], looked_at: list[int]) -> str:
 # ---- the job document ---------------------------------------------------------------------------------
 
 
-def _jobs(policy: "Policy", offer: Offer) -> Finding:
+def _jobs(policy: PolicyDocument, offer: Offer) -> Finding:
     name = offer.job.name
     return Finding(
         name, listed(policy.jobs), fits_any(name, policy.jobs), "the job is {job}, the policy admits {policy}"
     )
 
 
-def _mechanisms(policy: "Policy", offer: Offer) -> Finding:
+def _mechanisms(policy: PolicyDocument, offer: Offer) -> Finding:
     name = offer.job.mechanism.name
     says = 'the job uses "{job}", the policy allows {policy}'
     if isinstance(offer.job.model, RvaeModel) and offer.job.model.variant == "published":
@@ -183,7 +180,7 @@ def _mechanisms(policy: "Policy", offer: Offer) -> Finding:
     return Finding(name, listed(policy.mechanisms), name in policy.mechanisms, says, advice)
 
 
-def _unit(policy: "Policy", offer: Offer) -> Finding:
+def _unit(policy: PolicyDocument, offer: Offer) -> Finding:
     # A bound for one unit is none for the other: the zeroed vector of an absent member is no neighbour of an exchanged
     # example, and the reverse. So the ledger, opened in one unit, has no formula for the other.
     mechanism = offer.job.mechanism
@@ -193,7 +190,7 @@ def _unit(policy: "Policy", offer: Offer) -> Finding:
     return Finding(mechanism.unit, policy.unit, mechanism.unit == policy.unit, says)
 
 
-def _adjacency(policy: "Policy", offer: Offer) -> Finding:
+def _adjacency(policy: PolicyDocument, offer: Offer) -> Finding:
     adjacencies: tuple[Adjacency, ...]
     match offer.job.mechanism:
         case NoMechanism():
@@ -208,7 +205,7 @@ def _adjacency(policy: "Policy", offer: Offer) -> Finding:
     return Finding(" or ".join(adjacencies), policy.adjacency, policy.adjacency in adjacencies, says)
 
 
-def _least_noise(policy: "Policy", offer: Offer) -> Finding:
+def _least_noise(policy: PolicyDocument, offer: Offer) -> Finding:
     wanted, counted = policy.least_noise_multiplier, counted_multiplier(offer.job.mechanism, policy)
     if isinstance(offer.job.mechanism, NoMechanism):
         return _no_noise(in_words(wanted), "is a matter of `mechanisms`, and {policy} of no noise")
@@ -222,7 +219,7 @@ def _least_noise(policy: "Policy", offer: Offer) -> Finding:
     return Finding(in_words(counted), in_words(wanted), wanted is None or counted >= wanted, says)
 
 
-def _own_noise(policy: "Policy", offer: Offer) -> Finding:
+def _own_noise(policy: PolicyDocument, offer: Offer) -> Finding:
     own = policy.own_noise_multiplier
     match offer.job.mechanism:
         case NoMechanism():
@@ -237,7 +234,7 @@ def _own_noise(policy: "Policy", offer: Offer) -> Finding:
             return Finding(mechanism.name, in_words(own), own is None, says)
 
 
-def _most_epsilon_a_round(policy: "Policy", offer: Offer) -> Finding:
+def _most_epsilon_a_round(policy: PolicyDocument, offer: Offer) -> Finding:
     most, mechanism = policy.most_epsilon_a_round, offer.job.mechanism
     if not isinstance(mechanism, LaplaceUpdate):
         return Finding(
@@ -251,7 +248,7 @@ def _no_noise(policy: str, says: str) -> Finding:
     return Finding("none", policy, True, "the job's mechanism {job} " + says)
 
 
-def _authorities(policy: "Policy", offer: Offer) -> Finding:
+def _authorities(policy: PolicyDocument, offer: Offer) -> Finding:
     trusted = in_words(policy.authorities)
     if offer.federation is None:
         says = "this machine has {job}, the policy trusts {policy}"
@@ -268,7 +265,7 @@ def _ordered(job: Job) -> int | None:
 _NO_ORDER = "no text"
 
 
-def _corpora(policy: "Policy", offer: Offer) -> Finding:
+def _corpora(policy: PolicyDocument, offer: Offer) -> Finding:
     texts = _ordered(offer.job)
     if texts is None:
         says = "the job orders {job} of its members; the policy gives some away {policy}"
@@ -293,7 +290,7 @@ def _promise_of_text(job: Job) -> str:
     return f"differentially private by {job.mechanism.name}"
 
 
-def _most_corpus_texts(policy: "Policy", offer: Offer) -> Finding:
+def _most_corpus_texts(policy: PolicyDocument, offer: Offer) -> Finding:
     texts = _ordered(offer.job)
     says = "the job orders {job} of each member, the policy allows {policy}"
     shown = _NO_ORDER if texts is None else f"{texts} made-up texts"
@@ -338,7 +335,7 @@ JOB: tuple[Rule[Offer], ...] = (
 _UNREADABLE = "what cannot be read here, and so is not met"
 
 
-def _hours(policy: "Policy", conditions: Conditions) -> Finding:
+def _hours(policy: PolicyDocument, conditions: Conditions) -> Finding:
     now = conditions.now
     # Not %a: a person's locale must not change what the operator reads.
     moment = f"{DAYS[now.weekday()]} {now:%H:%M}"
@@ -346,12 +343,12 @@ def _hours(policy: "Policy", conditions: Conditions) -> Finding:
     return Finding(moment, listed(policy.hours), inside, "it is {job} here, the policy trains {policy}")
 
 
-def _devices(policy: "Policy", conditions: Conditions) -> Finding:
+def _devices(policy: PolicyDocument, conditions: Conditions) -> Finding:
     says = "this machine trains on {job}, the policy allows {policy}"
     return Finding(conditions.device or _UNREADABLE, listed(policy.devices), conditions.device in policy.devices, says)
 
 
-def _free_memory(policy: "Policy", conditions: Conditions) -> Finding:
+def _free_memory(policy: PolicyDocument, conditions: Conditions) -> Finding:
     free, least = conditions.free_memory_mib, policy.least_free_memory_mib
     says = "free memory in MiB is {job}, the policy wants {policy}"
     return Finding(
@@ -363,7 +360,7 @@ def _free_memory(policy: "Policy", conditions: Conditions) -> Finding:
     )
 
 
-def _on_power(policy: "Policy", conditions: Conditions) -> Finding:
+def _on_power(policy: PolicyDocument, conditions: Conditions) -> Finding:
     power = conditions.on_power
     has = {True: "mains power", False: "a battery", None: _UNREADABLE}[power]
     says = "this machine runs on {job}, the policy has on_power_only = {policy}"
@@ -376,7 +373,7 @@ def _on_power(policy: "Policy", conditions: Conditions) -> Finding:
     )
 
 
-def _interfaces(policy: "Policy", conditions: Conditions) -> Finding:
+def _interfaces(policy: PolicyDocument, conditions: Conditions) -> Finding:
     used = conditions.interfaces
     says = "the default routes go through {job}, the policy allows {policy}"
     wanted = listed(policy.interfaces)
@@ -444,12 +441,12 @@ class Numbers:
         )
 
 
-def _least_cohort(policy: "Policy", attempt: Numbers) -> Finding:
+def _least_cohort(policy: PolicyDocument, attempt: Numbers) -> Finding:
     says = "the attempt has {job} members, the policy wants {policy}"
     return Finding(str(attempt.cohort), str(policy.least_cohort), attempt.cohort >= policy.least_cohort, says)
 
 
-def _least_honest(policy: "Policy", attempt: Numbers) -> Finding:
+def _least_honest(policy: PolicyDocument, attempt: Numbers) -> Finding:
     says = "the attempt guarantees {job} honest inputs, the policy wants {policy}"
     key = "a larger rounds.min_members" if attempt.sigma is None else "a larger aggregation.lost_share"
     if attempt.groups is not None:
@@ -458,7 +455,7 @@ def _least_honest(policy: "Policy", attempt: Numbers) -> Finding:
     return Finding(str(attempt.honest), str(policy.least_honest), attempt.honest >= policy.least_honest, says, advice)
 
 
-def _least_group(policy: "Policy", attempt: Numbers) -> Finding:
+def _least_group(policy: PolicyDocument, attempt: Numbers) -> Finding:
     if attempt.groups is None:
         says = "the attempt has {job}, as large as its cohort; the policy wants {policy} inputs of a group"
         return Finding("one sum", str(policy.least_group), True, says)
@@ -470,7 +467,7 @@ def _least_group(policy: "Policy", attempt: Numbers) -> Finding:
     )
 
 
-def _assumed_corrupt(policy: "Policy", attempt: Numbers) -> Finding:
+def _assumed_corrupt(policy: PolicyDocument, attempt: Numbers) -> Finding:
     wanted = policy.assumed_corrupt
     if wanted is None and attempt.cohort <= COMPLETE_GRAPH_LIMIT:
         try:
@@ -501,7 +498,7 @@ def _millionths(share: float) -> int:
     return round(share * _MILLION)
 
 
-def _least_corrupt_share(policy: "Policy", attempt: Numbers) -> Finding:
+def _least_corrupt_share(policy: PolicyDocument, attempt: Numbers) -> Finding:
     least = policy.least_corrupt_share
     advice = "a member that trusts the coordinator's enrolment writes least_corrupt_share = 0"
     if attempt.groups is not None and attempt.cohort > COMPLETE_GRAPH_LIMIT:
@@ -520,13 +517,13 @@ def _least_corrupt_share(policy: "Policy", attempt: Numbers) -> Finding:
     return Finding(found, in_words(least), attempt.corrupt_millionths >= _millionths(least), says, advice)
 
 
-def _two_party_sums(policy: "Policy", attempt: Numbers) -> Finding:
+def _two_party_sums(policy: PolicyDocument, attempt: Numbers) -> Finding:
     says = "a sum of {job} members can be opened in this attempt; the policy has allow_two_party_sums = {policy}"
     advice = "it shows each of two the other's input"
     return Finding(str(attempt.least_sum), in_words(policy.allow_two_party_sums), attempt.least_sum >= 3, says, advice)
 
 
-def _least_sigma(policy: "Policy", attempt: Numbers) -> Finding:
+def _least_sigma(policy: PolicyDocument, attempt: Numbers) -> Finding:
     least = policy.least_sigma
     if attempt.sigma is None:
         return Finding(
@@ -572,7 +569,7 @@ class Keys:
     own: str
 
 
-def _peers(policy: "Policy", roster: Keys) -> Finding:
+def _peers(policy: PolicyDocument, roster: Keys) -> Finding:
     unknown = sorted(
         name
         for name, key in roster.keys.items()
@@ -607,7 +604,7 @@ class VectorInQuestion:
     grouped: bool
 
 
-def _one_update(policy: "Policy", vector: VectorInQuestion) -> Finding:
+def _one_update(policy: PolicyDocument, vector: VectorInQuestion) -> Finding:
     sent = len(vector.earlier)
     if vector.grouped:
         says = "this member sent {job} vectors for this version; without noise, in groups, the policy allows {policy}"
@@ -638,7 +635,7 @@ class SumInQuestion:
     confirmed: frozenset[str]
 
 
-def _one_sum(policy: "Policy", this: SumInQuestion) -> Finding:
+def _one_sum(policy: PolicyDocument, this: SumInQuestion) -> Finding:
     differ = sorted(this.members ^ this.confirmed)
     says = "this sum differs in {job} from the one this member confirmed for this version; the policy allows {policy}"
     advice = "two sums can be subtracted; it goes on with exactly the same members, or with the next version"

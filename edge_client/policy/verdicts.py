@@ -10,13 +10,11 @@ import fnmatch
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
+from edge_client.policy.document import PolicyDocument
 from tacit.job import JobDocument, JobSpec
 from tacit.reason import Reason
-
-if TYPE_CHECKING:
-    from edge_client.policy.policy import Policy
 
 __all__ = [
     "Finding",
@@ -106,11 +104,11 @@ class Rule(Generic[_S]):
     key: str
     when: When
     reason: Reason
-    judge: Callable[["Policy", _S], Finding]
-    free: Callable[["Policy"], bool] = lambda policy: False
+    judge: Callable[[PolicyDocument, _S], Finding]
+    free: Callable[[PolicyDocument], bool] = lambda policy: False
 
 
-def judge(policy: "Policy", rules: Iterable[Rule[_S]], subject: _S | None) -> Iterator[Verdict]:
+def judge(policy: PolicyDocument, rules: Iterable[Rule[_S]], subject: _S | None) -> Iterator[Verdict]:
     """A verdict for each rule, in order. Without a subject, those that ask something stay open."""
     for rule in rules:
         if rule.free(policy):
@@ -126,7 +124,7 @@ def free_verdict(key: str, when: When, reason: Reason) -> Verdict:
     return Verdict(key, when, "", "any", Outcome.OK, reason, f"{key}: the policy asks nothing")
 
 
-def open_verdict(policy: "Policy", key: str, when: When, reason: Reason) -> Verdict:
+def open_verdict(policy: PolicyDocument, key: str, when: When, reason: Reason) -> Verdict:
     """Of a key that asks something of a subject which is not there yet."""
     wanted = in_words(getattr(policy, key))
     sentence = f"{key}: the policy has {wanted}; looked at {when}"

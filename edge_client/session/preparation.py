@@ -1,13 +1,16 @@
-"""Between an assignment and READY: fetch by digest, ask the policy, look at the data, reserve budget, train, add noise.
+"""Between an assignment and READY: fetch by digest, ask the policy, read the data, reserve budget, train, add noise.
 
-Guarantees: nothing of the member's data is read into a job that its policy refuses; nothing is trained that the ledger
-has no room for; everything of others was fetched by the digest that the job document or the assignment names; a
-backbone may come from elsewhere under that digest (`edge_client.downloads.backbones`), once for all jobs; what cannot
-go on is a `PreparationRefused` with a reason and a sentence. Its reservation is released as long as the data had no
-part in it; what fails once the data is looked at, in whatever way, is forfeited under a mechanism, and the coordinator hears the
-same of all of it. All that training changed is thrown away: it lies in memory, but for private parameters, which lie
-staged beside the state that counts (`edge_client.session.keeping`). Training runs in a thread of its own and stops
-between two steps when it is told to.
+Guarantees:
+
+- A job that the policy refuses reads nothing of the member's data. A training that the ledger has no room for does not
+  start.
+- Everything from others is fetched by the digest that the job document or the assignment names. A backbone may come
+  from elsewhere under its digest (`edge_client.downloads.backbones`), once for all jobs.
+- What cannot go on raises `PreparationRefused` with a reason and a sentence. Its reservation is released if the data
+  had no part in the failure. Under a mechanism, any failure after the data was read forfeits the reservation, and the
+  coordinator hears the same sentence for all of them.
+- Training changes memory only. Private parameters are staged beside the state in force (`edge_client.session.keeping`).
+  Training runs in its own thread and stops between two steps when told to.
 """
 
 import asyncio

@@ -12,7 +12,6 @@ source that is handed in; the seed only orders batches and drops units, and may 
 training outlives its round: the module is built anew from the version, the optimiser with it.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -24,18 +23,15 @@ from learning.accounting.costs import Noised, event_of_job
 from learning.accounting.events import PrivacyEvent
 from learning.mechanisms import noise
 from learning.mechanisms.contribution import Rounding, Update, segments, update_digest
-from tacit.job import JobDocument, Training
+from tacit.job import JobDocument
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, NoMechanism
-from tacit.method import FedAvg, Method
 from tacit.vector import NOISE_ROOM, grid_of, layout_of, most_in_sum
 
 if TYPE_CHECKING:
-    from learning.models.classifier import TextClassifier
-    from learning.models.division import Division
-    from learning.training.local import Progress, TrainingResult
-    from learning.training.phases import Phase
+    from learning.training.local import TrainingResult
+    from learning.training.task import LocalTraining
 
-__all__ = ["LocalTraining", "OwnNumbers", "Protection", "protection_of"]
+__all__ = ["OwnNumbers", "Protection", "protection_of"]
 
 Vector = NDArray[np.float32]
 
@@ -51,81 +47,6 @@ class OwnNumbers:
     noise_multiplier: float | None = None
 
 
-@dataclass(frozen=True)
-class LocalTraining:
-    """A module and the examples to train it on, as training code takes them."""
-
-    module: "TextClassifier"
-    ids: NDArray[np.int64]
-    labels: NDArray[np.int64]
-    recipe: Training
-    seed: int
-    device: str
-    progress: Callable[["Progress"], None]
-    cancelled: Callable[[], bool]
-    # N, all of the member's examples, and which of them `ids` holds: others have labels that are not the job's. Draws
-    # are made from all of them, so that what was charged for N holds whatever their labels are.
-    population: int
-    usable: NDArray[np.int64]
-    method: Method = field(default_factory=FedAvg)
-    # None: everything is shared.
-    division: "Division | None" = None
-    # Whether private parameters move.
-    trains_private: bool = False
-
-    @classmethod
-    def of_all(
-        cls,
-        module: "TextClassifier",
-        ids: NDArray[np.int64],
-        labels: NDArray[np.int64],
-        recipe: Training,
-        seed: int,
-        device: str,
-        progress: Callable[["Progress"], None],
-        cancelled: Callable[[], bool],
-    ) -> "LocalTraining":
-        """Where every example's label is one of the job's."""
-        usable = np.arange(len(ids))
-        return cls(module, ids, labels, recipe, seed, device, progress, cancelled, len(ids), usable)
-
-    def rows_of(self, drawn: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Rows of `ids` for examples that were drawn out of all; those that are not usable count for nothing."""
-        place = np.full(self.population, -1, dtype=np.int64)
-        place[self.usable] = np.arange(len(self.usable))
-        rows = place[drawn]
-        return rows[rows >= 0]
-
-    def plain(self, rows: NDArray[np.int64] | None = None) -> "TrainingResult":
-        """Plain local steps on these rows, all of them if not given."""
-        from learning.training.local import train
-
-        here = slice(None) if rows is None else rows
-        ids = self.ids[here]
-        return train(
-            self.module,
-            ids,
-            self.labels[here],
-            self.recipe,
-            seed=self.seed,
-            phases=self.phases(len(ids)),
-            device=self.device,
-            progress=self.progress,
-            cancelled=self.cancelled,
-        )
-
-    def phases(self, examples: int) -> "tuple[Phase, ...]":
-        """What the job's method trains on so many examples, in this order."""
-        from learning.methods import Setting, phases_of
-        from learning.models.division import EVERYTHING_SHARED
-
-        names = frozenset(name for name, each in self.module.named_parameters() if each.requires_grad)
-        rows = self.module.embedding.num_embeddings
-        division = EVERYTHING_SHARED if self.division is None else self.division
-        setting = Setting(names, division, examples, self.recipe.epochs, rows, self.trains_private, self.seed)
-        return phases_of(self.method, setting)
-
-
 class Protection(Protocol):
     """What a mechanism does on a member's machine. Pure but for the random source."""
 
@@ -137,7 +58,7 @@ class Protection(Protocol):
     def each_attempt(self) -> bool:
         """Whether sending the update once more is a new release, or the same noised numbers again."""
 
-    def train(self, task: LocalTraining, random: secure_agg.RandomSource) -> "TrainingResult | None":
+    def train(self, task: "LocalTraining", random: secure_agg.RandomSource) -> "TrainingResult | None":
         """Trains the module in place; None where no example was drawn."""
 
     def protect(self, change: Vector, random: secure_agg.RandomSource) -> Vector:
@@ -156,7 +77,7 @@ class _Plain:
     event: PrivacyEvent | None = None
     each_attempt: bool = False
 
-    def train(self, task: LocalTraining, random: secure_agg.RandomSource) -> "TrainingResult | None":
+    def train(self, task: "LocalTraining", random: secure_agg.RandomSource) -> "TrainingResult | None":
         return task.plain()
 
     def protect(self, change: Vector, random: secure_agg.RandomSource) -> Vector:
@@ -197,7 +118,7 @@ class _PrivateSteps(_Noised):
 
     mechanism: DpSgd
 
-    def train(self, task: LocalTraining, random: secure_agg.RandomSource) -> "TrainingResult | None":
+    def train(self, task: "LocalTraining", random: secure_agg.RandomSource) -> "TrainingResult | None":
         from learning.training.private import train_private
 
         result = None
@@ -226,7 +147,7 @@ class _NoisyGaussian(_Noised):
 
     mechanism: GaussianUpdate
 
-    def train(self, task: LocalTraining, random: secure_agg.RandomSource) -> "TrainingResult | None":
+    def train(self, task: "LocalTraining", random: secure_agg.RandomSource) -> "TrainingResult | None":
         count, lot = task.population, self.mechanism.lot
         if self.mechanism.sampling == "poisson":
             drawn = noise.draw_poisson(count, min(1.0, lot / count), random)
@@ -247,7 +168,7 @@ class _NoisyLaplace(_Noised):
 
     mechanism: LaplaceUpdate
 
-    def train(self, task: LocalTraining, random: secure_agg.RandomSource) -> "TrainingResult | None":
+    def train(self, task: "LocalTraining", random: secure_agg.RandomSource) -> "TrainingResult | None":
         return _train_on(task, None)
 
     def protect(self, change: Vector, random: secure_agg.RandomSource) -> Vector:
@@ -265,7 +186,7 @@ class _RingNoise:
     # A vector sent again gets fresh noise: one draw never goes under two masks.
     each_attempt: bool = True
 
-    def train(self, task: LocalTraining, random: secure_agg.RandomSource) -> "TrainingResult | None":
+    def train(self, task: "LocalTraining", random: secure_agg.RandomSource) -> "TrainingResult | None":
         return _train_on(task, None)
 
     def protect(self, change: Vector, random: secure_agg.RandomSource) -> Vector:
@@ -341,7 +262,7 @@ def _with_own(mechanism: _M, own: OwnNumbers) -> _M:
     return mechanism.model_copy(update=changed)
 
 
-def _train_on(task: LocalTraining, rows: NDArray[np.int64] | None) -> "TrainingResult | None":
+def _train_on(task: "LocalTraining", rows: NDArray[np.int64] | None) -> "TrainingResult | None":
     """Plain steps whose failure says nothing: what a training that diverged has left is clipped like any other change,
     and `_finite` makes zeros of what is not finite, so that noise is sent whatever the data did.
     """

@@ -15,12 +15,13 @@ import secure_agg
 from learning.artifacts import LARGEST_WEIGHT
 from learning.backbones.stored import StoredBackbone
 from learning.mechanisms.contribution import Update
-from learning.mechanisms.protection import LocalTraining, Protection
+from learning.mechanisms.protection import Protection
 from learning.models.assembly import assembled
 from learning.text.corpus import Corpus
 from learning.training.clipping import ModelUnsuitable
 from learning.training.divergence import check_not_diverged
 from learning.training.local import Progress, TrainingCancelled, TrainingDiverged, TrainingResult
+from learning.training.task import LocalTraining
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
 from tacit.mechanism import DpSgd, NoMechanism

@@ -38,7 +38,7 @@ def _recorder(records: Path):  # type: ignore[no-untyped-def]
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
     from edge_client.agent.watching import LogWatcher
-    from learning.mechanisms.protection import LocalTraining
+    from learning.training.task import LocalTraining
 
     seen: dict[str, list] = {"gradient": [], "weight": [], "losses": [], "metrics": []}  # type: ignore[type-arg]
 

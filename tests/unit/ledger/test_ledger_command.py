@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from benchmarks.ledger_faults import EVENT, LIMIT, Member, purpose_of, receipt_of
 from edge_client.cli.ledger import app
 from edge_client.ledger.ledger import Ledger, ledger_path
-from edge_client.ledger.receipts import ReceiptBook
+from edge_client.ledger.receipt_book import ReceiptBook
 from learning.accounting.spend import spend
 from tests.support import party
 from toolkit.console import CommandFailed, ExitCode

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from toolkit.durable import POINTS
+from edge_client.ledger.points import POINTS
 
 ROOT = Path(__file__).resolve().parents[3]
 # Killing asks nothing of the disk, so memory will do.

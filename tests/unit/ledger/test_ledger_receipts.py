@@ -17,15 +17,8 @@ from benchmarks.ledger_faults import EVENT, LIMIT, purpose_of, receipt_of
 from benchmarks.ledger_faults import Member as Identity
 from edge_client.ledger.ledger import Ledger, LedgerMisused, LedgerUnwritable, ledger_path
 from edge_client.ledger.overlap import marks_of
-from edge_client.ledger.receipts import (
-    SENDING,
-    GroupNumbers,
-    Party,
-    Receipt,
-    ReceiptBook,
-    ReceiptInvalid,
-    check_receipt,
-)
+from edge_client.ledger.receipt_book import ReceiptBook
+from edge_client.ledger.receipts import SENDING, GroupNumbers, Party, Receipt, ReceiptInvalid, check_receipt
 from edge_client.ledger.verification import export_lines, verify, verify_export
 from learning.accounting.events import SampledGaussian
 from secure_agg.transcript import Purpose, frame

@@ -12,7 +12,7 @@ from benchmarks.ledger_faults import Member as Identity
 from edge_client.identity.home import Home, MemberIdentity
 from edge_client.ledger.budget import Budget
 from edge_client.ledger.ledger import Ledger, ledger_path
-from edge_client.ledger.receipts import ReceiptBook
+from edge_client.ledger.receipt_book import ReceiptBook
 from edge_client.ledger.verification import export_lines, verify, verify_export
 from edge_client.policy.policy import Policy
 from tacit.identity import Role

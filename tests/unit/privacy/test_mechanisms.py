@@ -13,9 +13,10 @@ from coordinator.rounds.publish import next_version
 from learning.accounting.events import DiscreteGaussianSum, FixedLotGaussian, Laplace, SampledGaussian
 from learning.mechanisms import protection as mechanisms
 from learning.mechanisms.contribution import Update
-from learning.mechanisms.protection import LocalTraining, OwnNumbers, protection_of
+from learning.mechanisms.protection import OwnNumbers, protection_of
 from learning.models import build, shared_parameters
 from learning.training.local import TrainingDiverged
+from learning.training.task import LocalTraining
 from tacit.job import Aggregation, JobDocument, Rounds, Training
 from tacit.model import TextCNNModel
 from tacit.vector import layout_of

@@ -14,7 +14,8 @@ from edge_client.corpus_release import folder as folder_module
 from edge_client.corpus_release import sending
 from edge_client.corpus_release.folder import CorpusUnusable
 from edge_client.ledger.ledger import ledger_path
-from edge_client.ledger.receipts import CorpusReceipt, ReceiptBook, receipt_from
+from edge_client.ledger.receipt_book import ReceiptBook
+from edge_client.ledger.receipts import CorpusReceipt, receipt_from
 from edge_client.ledger.verification import verify
 from edge_client.policy.policy import Policy
 from tests.support import party

@@ -16,7 +16,9 @@ from edge_client.corpus_release.folder import CorpusUnusable
 from edge_client.corpus_release.releaser import Giver
 from edge_client.corpus_release.sending import CORPUS_CHUNK
 from edge_client.ledger.ledger import ledger_path
-from edge_client.ledger.receipts import CorpusReceipt, ReceiptBook, receipt_from
+from edge_client.ledger.points import CORPUS_POINTS
+from edge_client.ledger.receipt_book import ReceiptBook
+from edge_client.ledger.receipts import CorpusReceipt, receipt_from
 from edge_client.ledger.verification import export_lines, verify, verify_export
 from edge_client.policy.policy import Policy
 from learning.synthesis import ordered, sampling
@@ -28,7 +30,6 @@ from tests.unit.synthesis.giving_place import Killed, Place
 from tests.unit.synthesis.toy_jobs import DP_SGD
 from tests.unit.synthesis.toy_texts import LABELS, Seeded
 from toolkit.console import CommandFailed
-from toolkit.durable import CORPUS_POINTS
 
 torch.set_num_threads(1)
 

@@ -10,9 +10,10 @@ from learning.accounting.calibration import calibrate, epsilon_at_gate
 from learning.accounting.costs import event_of_round
 from learning.accounting.filter import Limit
 from learning.accounting.spend import spend
-from learning.mechanisms.protection import LocalTraining, protection_of
+from learning.mechanisms.protection import protection_of
 from learning.synthesis.labels import deviation_for, histogram_event
 from learning.synthesis.training import train_sound
+from learning.training.task import LocalTraining
 from tacit.job import JobDocument, Rounds, Training
 from tacit.mechanism import DpSgd
 from tacit.model import TextCNNModel

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from torch.nn import functional
 
 import learning.training.private
-from learning.mechanisms.protection import LocalTraining, protection_of
+from learning.mechanisms.protection import protection_of
 from learning.methods import Setting, phases_of
 from learning.models import EVERYTHING_SHARED, TextClassifier, build, division_of
 from learning.models.division import EMBEDDING
@@ -26,6 +26,7 @@ from learning.text.encoder import word_tokenizer
 from learning.training import local
 from learning.training.local import Progress, TrainingDiverged, train
 from learning.training.phases import Phase
+from learning.training.task import LocalTraining
 from learning.training.update import train_update
 from tacit.job import JobDocument, Training
 from tacit.manifest import Manifest
