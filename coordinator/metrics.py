@@ -152,11 +152,11 @@ INSTRUMENTS = (
         "ratio",
         ("job",),
     ),
-    # ---- made-up text
+    # ---- synthetic text
     Instrument(
         "corpora",
         "counter",
-        "Members' files of made-up text: received, declined by the member, or refused for what was in them.",
+        "Members' files of synthetic text: received, declined by the member, or refused for what was in them.",
         "files",
         ("job", "outcome"),
     ),
