@@ -163,7 +163,7 @@ _SENTENCES: dict[Reason, str] = {
     Reason.DEALER_MASKING_KEY_INCONSISTENT: (
         "The dealer's shares do not rebuild the secret half of the masking key it advertised."
     ),
-    Reason.GROUP_TOO_SMALL: "Fewer of the member's group are left than its sum needs.",
+    Reason.GROUP_TOO_SMALL: "Fewer members of the group are left than its sum needs.",
     Reason.THRESHOLD_LOST: "Fewer members are left than the phase needs.",
     Reason.RECONSTRUCTION_FAILED: "A secret needed to open the sum could not be rebuilt from correct shares.",
     Reason.CANCELLED: "The attempt was stopped from outside the protocol.",
@@ -178,7 +178,7 @@ _SENTENCES: dict[Reason, str] = {
     Reason.ROSTER_KEY_INVALID: "A roster entry holds a key that is not a usable X25519 public key.",
     Reason.ROSTER_CERTIFICATE_DUPLICATE: "Two roster entries share a certificate or a certificate's key.",
     Reason.ROSTER_CERTIFICATE_MISSING: (
-        "A roster entry names its certificate by a digest, and no certificate with that digest could be had."
+        "A roster entry names its certificate by a digest, and no certificate with that digest could be obtained."
     ),
     Reason.ROSTER_IDENTITY_MISMATCH: "A roster entry names one member and its certificate another.",
     Reason.ROSTER_SIGNATURE_INVALID: ("A roster entry's certificate or signature is not valid for this context."),

@@ -301,7 +301,7 @@ _CORPORA = Row(
     "Made-up text",
     (
         Panel(
-            "Members' files of made-up text",
+            "Members' files of synthetic text",
             "Of jobs that order them, since the coordinator's start; without such jobs all zero. Who gave one: "
             "coordinator job corpora JOB.",
             "none",

@@ -25,10 +25,10 @@ INSTRUMENTS = (
     Instrument(
         "connection_changed_timestamp_seconds",
         "gauge",
-        "When the session was last opened or lost; at the start, when the member started.",
+        "When the session was last opened or lost; before that, when the member started.",
         "seconds since 1970",
     ),
-    Instrument("disconnections", "counter", "Sessions that broke, and tries that failed.", "tries"),
+    Instrument("disconnections", "counter", "Sessions that broke, and failed tries to connect.", "tries"),
     Instrument(
         "certificate_expires_timestamp_seconds",
         "gauge",
@@ -36,10 +36,8 @@ INSTRUMENTS = (
         "seconds since 1970",
     ),
     Instrument("assignments", "counter", "Rounds that the coordinator asked this member to train for.", "rounds"),
-    Instrument("updates", "counter", "Updates that were trained and offered.", "updates"),
-    Instrument(
-        "attempts", "counter", "Attempts this member took part in: published, or the reason.", "attempts", ("outcome",)
-    ),
+    Instrument("updates", "counter", "Updates that this member trained and offered.", "updates"),
+    Instrument("attempts", "counter", "Attempts with this member: published, or the reason.", "attempts", ("outcome",)),
     Instrument(
         "published_timestamp_seconds",
         "gauge",
@@ -50,15 +48,15 @@ INSTRUMENTS = (
     Instrument(
         "privacy_epsilon_spent",
         "gauge",
-        "Epsilon spent by the ledger of the data in use, charged and reserved.",
+        "Epsilon spent in the ledger of the data in use, charged and reserved.",
         "epsilon",
     ),
-    Instrument("privacy_epsilon_limit", "gauge", "Epsilon that the ledger may reach.", "epsilon"),
-    Instrument("privacy_share_left", "gauge", "Share of the privacy budget left, by the gate.", "ratio"),
+    Instrument("privacy_epsilon_limit", "gauge", "Maximum epsilon of the ledger.", "epsilon"),
+    Instrument("privacy_share_left", "gauge", "Share of the privacy budget that is left, by the gate.", "ratio"),
     Instrument(
         "written_timestamp_seconds",
         "gauge",
-        "When these figures were told: of a member that died, a file of --metrics-file stays behind and grows old.",
+        "When these figures were written; it grows old if the member was killed and left its --metrics-file behind.",
         "seconds since 1970",
     ),
 )

@@ -198,7 +198,7 @@ def test_every_key_of_a_policy():
 
 
 def test_every_key_of_the_configuration_and_every_variable():
-    check_keys(section(DOCS / "operations.md", "Configuration"), CoordinatorConfig, frozenset({"schema_version"}))
+    check_keys(section(DOCS / "configuration.md", "coordinator.toml"), CoordinatorConfig, frozenset({"schema_version"}))
     sources = "".join(
         read(path)
         for room in ("coordinator", "edge_client", "learning", "proto", "toolkit")
@@ -209,7 +209,7 @@ def test_every_key_of_the_configuration_and_every_variable():
         for variable in re.findall(r"`(TACIT_[A-Z_]+)`", read(page)):
             # `TACIT_` alone introduces the rule for keys.
             assert variable in known or variable == "TACIT_" or f'"{variable}"' in sources, (name_of(page), variable)
-    said = set(first_cells(section(DOCS / "operations.md", "Environment variables")))
+    said = set(first_cells(section(DOCS / "configuration.md", "Environment variables")))
     read_by_us = set(re.findall(r'"(TACIT_[A-Z_]+)"', sources))
     assert read_by_us <= said
 
@@ -234,17 +234,16 @@ _LOGGED = r'log\.(?:debug|info|warning|error)\(\s*"(\w+)"'
 
 
 def test_every_event_of_the_logs():
-    text = section(DOCS / "operations.md", "Logs")
-    coordinator, member = text.split("Of a member:")
+    coordinator, member = (section(DOCS / "logs.md", f"Events of {side}") for side in ("the coordinator", "a member"))
     assert set(first_cells(coordinator)) == events_of("coordinator", _LOGGED, *_CHOSEN, r'step\.count\(\s*"(\w+)"')
     assert set(first_cells(member)) == events_of("edge_client", _LOGGED, r'Note\(\s*"(\w+)"')
 
 
 def test_every_kind_of_the_journal():
-    text = section(DOCS / "operations.md", "The journal")
+    text = section(DOCS / "logs.md", "The journal")
     # Of commands on the machine, too, which open the transaction in a helper of theirs.
     kinds = events_of("coordinator", r'\bnote(?:_seldom)?\(\s*s,\s*"(\w+)"', r'\b_note\(\s*machine,\s*\w+,\s*"(\w+)"')
-    said = re.search(r"Kinds: (.*?)\. There", text, flags=re.DOTALL)
+    said = re.search(r"Kinds:\n\n(.*?)\.\n\n", text, flags=re.DOTALL)
     assert said is not None
     assert set(re.findall(r"`(\w+)`", said[1])) == kinds
 

@@ -30,8 +30,8 @@ def rows(heading):
 @pytest.mark.parametrize(
     ("heading", "module"),
     [
-        pytest.param("Of the coordinator", coordinator_metrics, id="coordinator"),
-        pytest.param("Of a member", edge_metrics, id="member"),
+        pytest.param("Metrics of the coordinator", coordinator_metrics, id="coordinator"),
+        pytest.param("Metrics of a member", edge_metrics, id="member"),
     ],
 )
 def test_the_table_is_what_is_declared_in_both_directions(heading, module):
@@ -68,7 +68,7 @@ def test_the_recorded_series_of_the_page_are_those_of_the_rules():
     file = ROOT / "deploy" / "prometheus" / "tacit.rules.yml"
     groups = yaml.safe_load(file.read_text(encoding="utf-8"))["groups"]
     made = [rule["record"] for group in groups for rule in group["rules"]]
-    assert [row[0].strip("`") for row in rows("Recorded")] == made
+    assert [row[0].strip("`") for row in rows("Recorded series")] == made
 
 
 # ---- dashboards -----------------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def test_panels_ask_for_series_that_there_are(board):
         for each in module.INSTRUMENTS:
             name = each.full_name(module.PREFIX)
             known.update((f"{name}_bucket", f"{name}_sum", f"{name}_count") if each.kind == "histogram" else (name,))
-    known.update(row[0].strip("`") for row in rows("Recorded"))
+    known.update(row[0].strip("`") for row in rows("Recorded series"))
     for panel in board.panels:
         for query in panel.queries:
             assert "$" not in substituted(query.expr, interval="1m", span="1h")
