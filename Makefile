@@ -48,7 +48,7 @@ check: $(STAMP) ## ruff with its security rules, mypy --strict, import-linter, g
 	$(BIN)/python -m pytest -q tests/unit/security/test_dependencies.py tests/unit/security/test_no_code_from_data.py
 
 docs: $(STAMP) ## the documentation site, in site/: a dead link fails it
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 audit: ## known holes in what constraints.txt pins: asks an advisory service on the network
 	test -x $(AUDIT)/bin/python || $(PYTHON) -m venv $(AUDIT)

@@ -2,6 +2,9 @@
 
 import json
 import logging
+import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -101,6 +104,19 @@ def test_a_fault_fails_the_build(repository, caplog, file, text, warning):
     with caplog.at_level(logging.WARNING), pytest.raises(Abort, match="strict"):
         built(repository)
     assert [record for record in caplog.records if warning in record.getMessage()]
+
+
+def test_the_command_of_make_docs_fails_on_a_dead_link(repository):
+    (command,) = re.findall(r"-m (mkdocs .*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    ends = []
+    for text in (
+        "# Page\n\n## A heading - its anchor\n",
+        "# Page\n\n## A heading - its anchor\n\n[Nowhere](missing.md)\n",
+    ):
+        (repository / "docs" / "page.md").write_text(text, encoding="utf-8")
+        words = [sys.executable, "-m", *command.split()]
+        ends.append(subprocess.run(words, cwd=repository, capture_output=True, timeout=100, check=False).returncode)
+    assert ends == [0, 1]
 
 
 def test_links_in_code_stay_as_they_are():
