@@ -30,19 +30,20 @@ from numpy.typing import NDArray
 from benchmarks.simulation import backbone_of
 from benchmarks.virtual_members import seed_of
 from coordinator.robust import shares
-from edge_client.contribution import Update
-from edge_client.corpus import encoder_of
-from edge_client.data import Example, label_ids
-from edge_client.privacy.events import PrivacyEvent
-from edge_client.privacy.mechanisms import LocalTraining, Protection
+from learning.accounting.events import PrivacyEvent
+from learning.mechanisms.contribution import Update
+from learning.mechanisms.protection import Protection
+from learning.text.corpus import encoder_of
+from learning.text.data import Example, label_ids
+from learning.training.task import LocalTraining
 from secure_agg import RandomSource
 from tacit.job import JobDocument
 from tacit.vector import layout_of
 
 if TYPE_CHECKING:
-    from edge_client.models import TextClassifier
-    from edge_client.training.local import TrainingResult
     from export.bundle import JobBundle
+    from learning.models import TextClassifier
+    from learning.training.local import TrainingResult
 
 __all__ = ["Backdoor", "Fitted", "Kept", "Probe", "Scaled", "Scored", "fitted_factor", "poisoned"]
 
@@ -221,7 +222,7 @@ class Probe:
 
     def score(self, values: Vector) -> Scored:
         """Of the version, or of a member's model: base plus its change. values: (d,)."""
-        from edge_client.models.assembly import assembled
+        from learning.models.assembly import assembled
 
         bundle = self._bundle
         module, _ = assembled(bundle.document, self._encoder, bundle.manifest, values, {}, backbone_of(bundle))
@@ -237,7 +238,7 @@ def _answers(module: "TextClassifier", ids: NDArray[np.int64]) -> NDArray[np.int
     """The places of the labels that the module gives, (N,), in evaluation mode."""
     import torch
 
-    from edge_client.training.local import forward_rows
+    from learning.training.local import forward_rows
 
     lengths = (ids != module.pad_id).sum(axis=1)
     found, no_labels = np.empty(len(ids), np.int64), np.zeros(len(ids), np.int64)

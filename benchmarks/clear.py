@@ -130,14 +130,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.clear", description=__doc__)
     parser.add_argument("--dir", type=Path, required=True, help="the folder that `coordinator init` made")
     options = parser.parse_args()
-    from tacit.tls import tls_13_only
+    from toolkit.tls import tls_13_only
 
     # Before anything imports gRPC, as in `coordinator serve`.
     tls_13_only()
     from coordinator import runtime
     from coordinator.config import load_config
     from coordinator.server import serve
-    from tacit.logs import configure
+    from toolkit.logs import configure
 
     configure(load_config(options.dir).log_format)
     # The one part that differs.

@@ -3,7 +3,7 @@
 The plain step is the ordinary one, by the same optimiser over all the model's parameters, for a batch of as many
 examples as the private step's lot (which is drawn, so that it has as many on average). Modes:
 
-    ours            `edge_client.training.private`: one backward pass, norms layer by layer, cryptographic noise
+    ours            `learning.training.private`: one backward pass, norms layer by layer, cryptographic noise
     opacus-ghost    Opacus' ghost clipping
     opacus-hooks    Opacus' gradients for each example; both in one piece, as its optimisers take a batch, and with
                     torch's own generator for the noise
@@ -37,9 +37,9 @@ from numpy.typing import NDArray
 from benchmarks.record import Figure, Results, open_results, parser
 
 if TYPE_CHECKING:
-    from edge_client.models import TextClassifier
-    from edge_client.prompts import Injection
-    from edge_client.prompts.backbone import Backbone
+    from learning.models import TextClassifier
+    from learning.prompts import Injection
+    from learning.prompts.backbone import Backbone
     from tacit.job import Training
     from tacit.model import Model
 
@@ -123,7 +123,7 @@ def model_of(architecture: str) -> "Model":
 
 def sides(architecture: str, vocabulary: int, optimiser: str) -> Sides:
     """All that is measured for a model and an optimiser, by its mode; `plain` is what the others are divided by."""
-    from edge_client.models import build
+    from learning.models import build
     from tacit.job import Training
 
     ids, labels = texts(vocabulary)
@@ -153,7 +153,7 @@ def sides(architecture: str, vocabulary: int, optimiser: str) -> Sides:
 
 def plain(made: "TextClassifier", ids: Ids, labels: Ids, recipe: "Training", steps: int) -> tuple[list[float], float]:
     """Steps as they are without noise, on batches of `recipe.batch`."""
-    from edge_client.training.local import train
+    from learning.training.local import train
 
     clock = Clock()
     rows = np.random.default_rng(steps).choice(len(ids), steps * recipe.batch, replace=steps * recipe.batch > len(ids))
@@ -163,7 +163,7 @@ def plain(made: "TextClassifier", ids: Ids, labels: Ids, recipe: "Training", ste
 
 def ours(made: "TextClassifier", ids: Ids, labels: Ids, recipe: "Training", steps: int) -> tuple[list[float], float]:
     """The product's steps of DP-SGD, on lots of `recipe.batch`."""
-    from edge_client.training.private import train_private
+    from learning.training.private import train_private
     from secure_agg import SystemRandom
     from tacit.mechanism import DpSgd
 
@@ -186,7 +186,7 @@ def prompt_texts() -> tuple[Ids, Ids]:
 
 def injection_of(name: str) -> "Injection":
     """What is trained, by its name here."""
-    from edge_client.prompts import LoRA, PrefixTuning, PromptTuning, PTuning
+    from learning.prompts import LoRA, PrefixTuning, PromptTuning, PTuning
 
     found: dict[str, Injection] = {
         "prompt-tuning": PromptTuning(20),
@@ -201,7 +201,7 @@ def injection_of(name: str) -> "Injection":
 @cache
 def minilm() -> "Backbone":
     """A frozen model of MiniLM's shape with a head for masked words, and random values."""
-    from edge_client.prompts.backbone import Backbone, check_backbone, tensor_shapes
+    from learning.prompts.backbone import Backbone, check_backbone, tensor_shapes
 
     shapes = tensor_shapes(check_backbone(MINILM), PROMPT_WORDS)
     random = np.random.default_rng(0)
@@ -215,8 +215,8 @@ def minilm() -> "Backbone":
 
 def prompt_sides(injection: str, optimiser: str) -> Sides:
     """As `sides`, for what is trained in front of a frozen model."""
-    from edge_client.prompts import Cloze
-    from edge_client.prompts.model import PromptedModel
+    from learning.prompts import Cloze
+    from learning.prompts.model import PromptedModel
     from tacit.job import Training
 
     ids, labels = prompt_texts()
@@ -242,7 +242,7 @@ def opacus(made: Any, ids: Ids, labels: Ids, recipe: Any, steps: int, *, ghost: 
     from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 
-    from edge_client.training.local import forward_rows, make_optimiser
+    from learning.training.local import forward_rows, make_optimiser
 
     random = np.random.default_rng(steps)
     made.train()
@@ -313,7 +313,7 @@ def measure_whole(results: Results, architecture: str, vocabulary: int, steps: i
 
 def measure_prompts(results: Results, names: Sequence[str], steps: int, turns: int) -> None:
     """What is trained in front of a frozen model."""
-    from edge_client.prompts import Cloze, trained_values
+    from learning.prompts import Cloze, trained_values
 
     for name in names:
         case = {"model": f"minilm-{name}", "mode": "ours-adam"}

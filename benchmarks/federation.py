@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from benchmarks.record import ROOT
 from coordinator.cli.common import operator_stub
-from edge_client.enrolment import enrol
+from edge_client.identity.enrolment import enrol
 from tacit.blobs import fetch_blob
 from tacit.v1 import operator_pb2 as pb
 

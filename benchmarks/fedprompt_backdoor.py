@@ -35,12 +35,12 @@ from benchmarks.fedprompt_setup import CACHE, backbone_folder, members_of, porti
 from benchmarks.record import Figure, Results, summarise
 from benchmarks.simulation import Member, corpora_of, play_round
 from benchmarks.virtual_members import SeededRandom
-from edge_client.privacy.mechanisms import Protection
+from learning.mechanisms.protection import Protection
 from tacit.job import Aggregation, Precision
 
 if TYPE_CHECKING:
-    from edge_client.data import Example
     from export.bundle import JobBundle
+    from learning.text.data import Example
 
 __all__ = ["CELLS", "MODULES", "Cell", "Plan", "measure", "run", "start_of"]
 

@@ -34,8 +34,8 @@ from numpy.typing import NDArray
 
 from benchmarks.partitions import by_quantity, by_ratios
 from benchmarks.record import ROOT, SHARED, NoData
-from edge_client.corpus import Corpus, CorpusRead
-from edge_client.data import Example
+from learning.text.corpus import Corpus, CorpusRead
+from learning.text.data import Example
 from tacit.bundle import BACKBONE_FILE
 from tacit.job import Aggregation, JobSpec, Precision, Rounds, Training
 from tacit.mechanism import DpSgd, Mechanism, NoMechanism
@@ -243,7 +243,7 @@ def head_facts(folder: Path) -> dict[str, Any]:
 
 def _wikitext(part: str) -> list[str]:
     """Its paragraphs, without headings and with punctuation as people write it."""
-    from edge_client.data import read_text
+    from learning.text.data import read_text
 
     path = SHARED / "wikitext103_small" / f"{part}.txt.gz"
     if not path.exists():
@@ -487,7 +487,7 @@ def sst2(seed: int = 0) -> Sst2:
 
 
 def _rows(part: str) -> list[Example]:
-    from edge_client.data import read_examples
+    from learning.text.data import read_examples
 
     path = SHARED / "sst2" / f"{part}.jsonl.gz"
     if not path.exists():
@@ -567,8 +567,8 @@ def accuracy(bundle: "JobBundle", values: Vector, corpus: Corpus) -> float:
     import torch
 
     from benchmarks.simulation import backbone_of
-    from edge_client.models.assembly import assembled
-    from edge_client.training.local import evaluate
+    from learning.models.assembly import assembled
+    from learning.training.local import evaluate
 
     torch.set_num_threads(1)
     module, _ = assembled(bundle.document, corpus, bundle.manifest, values, {}, backbone_of(bundle))

@@ -3,7 +3,7 @@
 What a cell trains is the product's: `train_update` of every member, its protection and encoding, `next_version`. Two
 kinds are no job of its:
 
-    centralised    `edge_client.training.local.train` on the pooled rows, as many steps in all as the members take
+    centralised    `learning.training.local.train` on the pooled rows, as many steps in all as the members take
                    together, under one optimiser that never starts anew
     frozen         the linear head alone, on states of the frozen network that are worked out once; each member's head
                    trained by Adam, the heads' mean weighted by rows, in plain numbers and not in the ring
@@ -37,7 +37,7 @@ from benchmarks.fedprompt_setup import (
 from benchmarks.record import Figure
 from benchmarks.simulation import Member, backbone_of, corpora_of, play_round
 from benchmarks.virtual_members import SeededRandom
-from edge_client.data import Example
+from learning.text.data import Example
 from secure_agg import packed_size
 from tacit.job import Aggregation, JobSpec, Rounds, Training, VocabularyFile
 from tacit.mechanism import LaplaceUpdate
@@ -178,8 +178,8 @@ def _pooled(cell: Cell, recipe: Recipe, bundle: "JobBundle", data: Sst2, seed: i
     """What stands after each round's worth of steps of one training on all rows."""
     import torch
 
-    from edge_client.models.assembly import assembled
-    from edge_client.training.local import Progress, train
+    from learning.models.assembly import assembled
+    from learning.training.local import Progress, train
 
     torch.set_num_threads(1)
     (whole,) = corpora_of(bundle, [Member(data.train)])
@@ -264,8 +264,8 @@ def _states(recipe: Recipe, seed: int, rows: int, scored: int) -> "dict[str, Ten
     """(N, width) of each part: the mean of the text's states, without a prompt, by the product's own module."""
     import torch
 
-    from edge_client.models.assembly import assembled
-    from edge_client.prompts.model import PromptedModel as Module
+    from learning.models.assembly import assembled
+    from learning.prompts.model import PromptedModel as Module
 
     torch.set_num_threads(1)
     bundle = prompted_bundle(
@@ -296,9 +296,9 @@ def _promised(cell: Cell, recipe: Recipe, bundle: "JobBundle", data: Sst2, seed:
     """What the noise of all rounds costs a member's ledger, and the one number that is told of it otherwise."""
     if cell.epsilon is None:
         return []
-    from edge_client.privacy.accounting import epsilon_pld
-    from edge_client.privacy.events import Laplace
-    from edge_client.privacy.mechanisms import protection_of
+    from learning.accounting.events import Laplace
+    from learning.accounting.spend import epsilon_pld
+    from learning.mechanisms.protection import protection_of
 
     smallest = min(map(len, _dealt(cell, recipe, data, seed)))
     event = protection_of(bundle.document, smallest).event

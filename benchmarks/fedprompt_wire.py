@@ -37,11 +37,11 @@ from benchmarks.federation import BIN, Federation, MeasurementFailed, federation
 from benchmarks.fedvocab_wire import Counter, dial, per_round
 from benchmarks.record import ROOT, Figure, Results, open_results, parser
 from benchmarks.synthetic import POLICY, member_names, start_members
-from edge_client.backbone import StoredBackbone, digest_of, read_backbone
-from edge_client.backbone_layout import checked_config, layout_of, library_config
-from edge_client.cloze import ClozeEncoder
-from edge_client.cloze_tokenizer import own_form
-from edge_client.text import UNKNOWN
+from learning.backbones.layout import checked_config, layout_of, library_config
+from learning.backbones.stored import StoredBackbone, digest_of, read_backbone
+from learning.text.cloze import ClozeEncoder
+from learning.text.cloze_tokenizer import own_form
+from learning.text.encoder import UNKNOWN
 from secure_agg import packed_size
 from tacit import prompt
 from tacit.blobs import put_blob
@@ -207,7 +207,7 @@ def _parts(base: _Base, method: str, seed: int) -> _Parts:
     """The tensors that members would train, as `coordinator job bundle` makes them. seed: another one for every job, so
     that no version 0 is in a member's cache.
     """
-    from edge_client.backbone_model import build_prompted
+    from learning.prompts.assembly import build_prompted
 
     model = prompt.PromptedModel(
         config=checked_config(SHAPES[base.shape]),

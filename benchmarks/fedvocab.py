@@ -78,7 +78,7 @@ from benchmarks.virtual_members import (
     play_round,
     seed_of,
 )
-from edge_client.data import Example
+from learning.text.data import Example
 from secure_agg import packed_size
 from tacit.job import Aggregation, JobSpec, Rounds, Training, VocabularyFile
 from tacit.method import FedAvg, FedProx, FedRecon, FedVocab, LgFedAvg, Method, OwnVocabulary
@@ -376,7 +376,7 @@ def read_data(name: str) -> Data:
 
 
 def _rows(path: Path) -> list[Example]:
-    from edge_client.data import read_examples
+    from learning.text.data import read_examples
 
     if not path.exists():
         raise NoData(
@@ -497,7 +497,7 @@ def minilm() -> Path:
 
 @cache
 def _width(glove: Path) -> int:
-    from edge_client.data import read_text
+    from learning.text.data import read_text
 
     return len(read_text(glove).split("\n", 1)[0].split(" ")) - 1
 

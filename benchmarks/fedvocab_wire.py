@@ -109,7 +109,7 @@ def specification(method: str, vocabulary: str, rounds: int, *, width: int, hidd
 
 
 def _rows() -> list[str]:
-    from edge_client.data import read_text
+    from learning.text.data import read_text
 
     return read_text(TREC).splitlines()
 

@@ -18,13 +18,13 @@ from unittest.mock import patch
 
 from cryptography.hazmat.primitives import serialization
 
-from edge_client.connection import open_channel
-from edge_client.home import MemberIdentity
+from edge_client.identity.connection import open_channel
+from edge_client.identity.home import MemberIdentity
 from tacit import PROTOCOL_VERSIONS, __version__, wire
-from tacit.logs import configure
 from tacit.messages import Hello
 from tacit.v1 import federation_pb2 as pb
 from tacit.v1 import federation_pb2_grpc
+from toolkit.logs import configure
 
 __all__ = ["keys_read_once", "main"]
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.record import SHARED, Figure, NoData, open_results, parser, summarise
 
 if TYPE_CHECKING:
-    from edge_client.data import Example
+    from learning.text.data import Example
 
 BENCH = "institutional"
 MODULES = ("institutional.py", "federation.py")
@@ -117,10 +117,10 @@ class Tester:
     def __init__(self, bundle: Path, examples: "Sequence[Example] | None" = None) -> None:
         import torch
 
-        from edge_client.corpus import encoder_of
-        from edge_client.data import label_ids, read_examples
-        from edge_client.models import build
         from export.bundle import read_job_bundle
+        from learning.models import build
+        from learning.text.corpus import encoder_of
+        from learning.text.data import label_ids, read_examples
 
         torch.set_num_threads(1)
         self.bundle = read_job_bundle(bundle)
@@ -133,8 +133,8 @@ class Tester:
 
     def accuracy(self, weights: bytes | None = None) -> float:
         """Of these weights, or of the module as it stands."""
-        from edge_client.models import load_shared
-        from edge_client.training.local import evaluate
+        from learning.models import load_shared
+        from learning.training.local import evaluate
 
         if weights is not None:
             manifest = self.bundle.manifest
@@ -149,10 +149,10 @@ def centralised(cell: Cell, folder: Path, rows: Sequence[str], labels: Sequence[
     """
     import numpy as np
 
-    from edge_client.data import label_ids, read_examples
-    from edge_client.models import load_shared
-    from edge_client.training.local import Progress, train
     from export.bundle import make_job_bundle
+    from learning.models import load_shared
+    from learning.text.data import label_ids, read_examples
+    from learning.training.local import Progress, train
     from tacit.job import JobSpec
 
     spec_file, data = folder / "job.toml", folder / "train.jsonl"
@@ -215,7 +215,7 @@ async def federated(cell: Cell, folder: Path, rows: Sequence[str], labels: Seque
 def measure(cell: Cell) -> list[Figure]:
     """Trains one cell and tests it."""
     check_data(cell.vocabulary)
-    from edge_client.data import read_text
+    from learning.text.data import read_text
 
     rows = read_text(TREC / "train.jsonl.gz").splitlines()
     labels = sorted({json.loads(row)["label"] for row in rows})

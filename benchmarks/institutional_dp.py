@@ -44,15 +44,15 @@ import numpy as np
 from benchmarks.institutional import GLOVE, PIECES, TREC, Tester, Vocabulary, check_data, deal
 from benchmarks.record import RESULTS, Case, Figure, Results, open_results, parser, read_lines, summarise
 from benchmarks.simulation import LEAST_COHORT, Member, Round, federate
-from edge_client.data import Example, read_examples
-from edge_client.privacy.accounting import epsilon_pld
-from edge_client.privacy.calibration import calibrate
-from edge_client.privacy.events import SampledGaussian
-from edge_client.privacy.filter import Limit
-from edge_client.privacy.mechanisms import OwnNumbers, protection_of
-from edge_client.privacy.planning import noise_to_signal
-from edge_client.privacy.renyi import ORDERS, renyi
 from export.bundle import JobBundle, make_job_bundle, read_job_bundle
+from learning.accounting.calibration import calibrate
+from learning.accounting.events import SampledGaussian
+from learning.accounting.filter import Limit
+from learning.accounting.planning import noise_to_signal
+from learning.accounting.renyi import ORDERS, renyi
+from learning.accounting.spend import epsilon_pld
+from learning.mechanisms.protection import OwnNumbers, protection_of
+from learning.text.data import Example, read_examples
 from tacit.job import Aggregation, JobSpec, Rounds, Training, VocabularyFile
 from tacit.mechanism import DpSgd, GaussianUpdate, NoMechanism
 from tacit.model import TextCNNModel

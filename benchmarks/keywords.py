@@ -33,8 +33,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from edge_client.models import TextClassifier
-from edge_client.text import TextEncoder
+from learning.models import TextClassifier
+from learning.text.encoder import TextEncoder
 
 __all__ = [
     "CHANCE",

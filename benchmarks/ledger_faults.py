@@ -1,7 +1,7 @@
 """Does the ledger survive kill -9? Thousands of processes, each killed somewhere in the middle of a release.
 
 A worker is forked, opens the ledger, recovers, and makes releases as a member does: reserve, charge, settle, receipt,
-now and then a second attempt or a release given back. It is killed at a fault point (`edge_client.privacy.faults`)
+now and then a second attempt or a release given back. It is killed at a fault point (`toolkit.durable`)
 drawn at random, or, every fourth time, by a timer wherever it then is. Over a pipe it says which calls had returned.
 Then the ledger is started again and compared:
 
@@ -35,15 +35,16 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from benchmarks.record import Figure, open_results, parser
-from edge_client.privacy.accounting import ORDERS, Limit, RenyiFilter, renyi
-from edge_client.privacy.chain import Charged, Reserved
-from edge_client.privacy.events import SampledGaussian
-from edge_client.privacy.faults import Faults
-from edge_client.privacy.ledger import BudgetSpent, Ledger, LedgerError, Purpose, Reservation, ledger_path
-from edge_client.privacy.receipts import Party, Receipt, ReceiptBook, Segment
-from edge_client.privacy.verification import verify
+from edge_client.ledger.chain import Charged, Reserved
+from edge_client.ledger.ledger import BudgetSpent, Ledger, LedgerError, Purpose, Reservation, ledger_path
+from edge_client.ledger.receipt_book import ReceiptBook
+from edge_client.ledger.receipts import Party, Receipt, Segment
+from edge_client.ledger.verification import verify
+from learning.accounting.events import SampledGaussian
+from learning.accounting.spend import ORDERS, Limit, RenyiFilter, renyi
 from tacit.identity import Role, new_key, sign
 from tacit.mechanism import DpSgd
+from toolkit.durable import Faults
 
 BENCH = "ledger_faults"
 MODULES = ("ledger_faults.py",)

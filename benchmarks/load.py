@@ -33,12 +33,12 @@ from benchmarks.record import Figure, open_results, parser
 from benchmarks.synthetic import POLICY
 from coordinator.cli.common import operator_stub
 from coordinator.config import load_config
-from edge_client.enrolment import enrol
-from edge_client.home import Home
-from tacit.console import secret_file
+from edge_client.identity.enrolment import enrol
+from edge_client.identity.home import Home
 from tacit.identity import key_pem, new_key
 from tacit.token import JoinToken
 from tacit.v1 import operator_pb2 as pb
+from toolkit.console import secret_file
 
 __all__ = ["idle", "secure_round"]
 

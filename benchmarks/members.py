@@ -21,23 +21,22 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 import secure_agg
-from edge_client.cache import BlobCache
-from edge_client.contribution import Update
-from edge_client.data import Example
-from edge_client.home import MemberIdentity
-from edge_client.journal import Journal
-from edge_client.material import fetch_job
-from edge_client.privacy.budget import Budget, open_budget
-from edge_client.privacy.policy import Policy
+from edge_client.agent.watching import LogWatcher
+from edge_client.downloads.cache import BlobCache
+from edge_client.identity.home import MemberIdentity
+from edge_client.ledger.budget import Budget, open_budget
+from edge_client.policy.policy import Policy
 from edge_client.private_store import PrivateStore
 from edge_client.session import agent as real
 from edge_client.session import states as m
+from edge_client.session.journal import Journal
 from edge_client.session.keeping import Keeper
 from edge_client.session.preparation import Fetch, Preparation, Preparer
-from edge_client.watching import LogWatcher
+from learning.artifacts import fetch_job
+from learning.mechanisms.contribution import Update
+from learning.text.data import Example
 from tacit.attempt import AttemptId
 from tacit.job import JobDocument
-from tacit.logs import configure
 from tacit.messages import (
     Assignment,
     AttemptEnded,
@@ -48,6 +47,7 @@ from tacit.messages import (
 )
 from tacit.vector import layout_of
 from tacit.verification import Verification
+from toolkit.logs import configure
 
 __all__ = ["ClearAgent", "MadeUpPreparer", "clear_input", "made_up_update", "main", "met", "run_member"]
 

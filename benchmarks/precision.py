@@ -38,8 +38,8 @@ def measured(steps: int, turns: int) -> Figure:
         plain,
         prompt_texts,
     )
-    from edge_client.prompts import Cloze
-    from edge_client.prompts.model import PromptedModel
+    from learning.prompts import Cloze
+    from learning.prompts.model import PromptedModel
     from tacit.job import Precision, Training
 
     ids, labels = prompt_texts()

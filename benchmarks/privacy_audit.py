@@ -7,7 +7,7 @@ with the noise silently turned off and with clipping silently broken: then the b
 all data, knows every example but one, and sees the change that leaves the member, before it is rounded into the ring
 (of `distributed-gaussian`, the member's own vector without its masks, so that the claim is the one for h = 1). It does
 not see the steps between. This is more than any coordinator sees, and as much as differential privacy is a promise
-about: a weak adversary would prove nothing. What runs is the member's own code (`edge_client.privacy.mechanisms`), with
+about: a weak adversary would prove nothing. What runs is the member's own code (`learning.mechanisms.protection`), with
 its real sampling, clipping, noise and accounting; only the model is the audit's: one weight for each word and a fixed
 head, so that an example's gradient is one coordinate (a Dirac canary; Nasr et al. 2023, "Tight auditing of
 differentially private machine learning").
@@ -163,7 +163,7 @@ def words_model(words: int, start: float) -> Any:
     """A classifier of two labels with one trained weight for each word: logits (0, GAIN * sum of a text's weights)."""
     import torch
 
-    from edge_client.models.classifier import Dropout, TextClassifier
+    from learning.models.classifier import Dropout, TextClassifier
 
     class Words(TextClassifier):
         def __init__(self) -> None:
@@ -234,9 +234,10 @@ def release(
 ) -> Values:
     """What leaves a member with these examples, (words + 1,): trained, protected, encoded where noise is the ring's."""
     import secure_agg
-    from edge_client.contribution import Update
-    from edge_client.models import shared_parameters
-    from edge_client.privacy.mechanisms import LocalTraining, protection_of
+    from learning.mechanisms.contribution import Update
+    from learning.mechanisms.protection import protection_of
+    from learning.models import shared_parameters
+    from learning.training.task import LocalTraining
     from tacit.mechanism import DistributedGaussian
     from tacit.vector import grid_of, layout_of
 
@@ -256,8 +257,8 @@ def release(
 
 def claimed(job: Any, examples: int, **changes: Any) -> float:
     """The epsilon of one release, as the member would account for it."""
-    from edge_client.privacy.accounting import Limit, spend
-    from edge_client.privacy.mechanisms import protection_of
+    from learning.accounting.spend import Limit, spend
+    from learning.mechanisms.protection import protection_of
 
     event = protection_of(job, examples).event
     if event is None:
@@ -270,9 +271,10 @@ def defect(subject: Subject, broken: Broken) -> Iterator[None]:
     """The member's code with one part silently taken out."""
 
     import secure_agg
-    from edge_client.privacy import mechanisms, noise
-    from edge_client.training import private
-    from edge_client.training.clipping import ClippedGradients
+    from learning.mechanisms import noise
+    from learning.mechanisms import protection as mechanisms
+    from learning.training import private
+    from learning.training.clipping import ClippedGradients
     from secure_agg.discrete_gaussian import DiscreteGaussian
 
     nothing: Callable[..., None] = lambda *_: None  # noqa: E731

@@ -68,12 +68,12 @@ from benchmarks.reconstruction_attack import (
     vectors_by_matching,
 )
 from benchmarks.record import SHARED, Figure, NoData, open_results, parser, spread
-from edge_client.methods import Setting, phases_of
-from edge_client.models import TextClassifier, build, division_of
-from edge_client.models.division import Division
-from edge_client.text import TextEncoder, read_vocabulary, word_tokenizer, wordpiece_tokenizer
-from edge_client.training.local import train
-from edge_client.vocabulary import own_tokenizer
+from learning.methods import Setting, phases_of
+from learning.models import TextClassifier, build, division_of
+from learning.models.division import Division
+from learning.text.encoder import TextEncoder, read_vocabulary, word_tokenizer, wordpiece_tokenizer
+from learning.text.vocabulary import own_tokenizer
+from learning.training.local import train
 from tacit.job import Training
 from tacit.method import FedAvg, FedRecon, FedVocab, Method
 from tacit.model import BiLSTMModel, Model, TransformerModel

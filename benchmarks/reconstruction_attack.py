@@ -40,9 +40,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from edge_client.models import TextClassifier
-from edge_client.models.division import EMBEDDING, Division
-from edge_client.models.lstm import LSTM
+from learning.models import TextClassifier
+from learning.models.division import EMBEDDING, Division
+from learning.models.lstm import LSTM
 
 __all__ = [
     "SPECIAL",
@@ -449,7 +449,7 @@ def _agreement(onward: _Reading, backward: _Reading, length: int) -> tuple[int, 
 
 
 def _next_states(inputs: Tensor, recurrent: Tensor, readings: Sequence[_Reading]) -> tuple[Tensor, Tensor]:
-    """h and c, each (P, V, H), after each reading and each next word (as `edge_client.models.lstm`)."""
+    """h and c, each (P, V, H), after each reading and each next word (as `learning.models.lstm`)."""
     before = torch.stack([reading.hidden for reading in readings]) @ recurrent.T
     memory = torch.stack([reading.memory for reading in readings])
     enter, forget, cell, leave = (before[:, None, :] + inputs[None]).chunk(4, dim=-1)

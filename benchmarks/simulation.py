@@ -22,11 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 import secure_agg
-from edge_client.contribution import Update
-from edge_client.corpus import Corpus
-from edge_client.data import Example
-from edge_client.privacy.events import PrivacyEvent
-from edge_client.privacy.mechanisms import LocalTraining, OwnNumbers, Protection, protection_of
+from learning.accounting.events import PrivacyEvent
+from learning.mechanisms.contribution import Update
+from learning.mechanisms.protection import OwnNumbers, Protection, protection_of
+from learning.text.corpus import Corpus
+from learning.text.data import Example
+from learning.training.task import LocalTraining
 from secure_agg import RandomSource
 from secure_agg.groups import draw_groups
 from secure_agg.session import NONCE_BYTES
@@ -39,9 +40,9 @@ if TYPE_CHECKING:
     from coordinator.rounds.effects import GroupsSeen
     from coordinator.rounds.optimiser import StateVectors
     from coordinator.rounds.publish import Step
-    from edge_client.backbone import StoredBackbone
-    from edge_client.training.local import TrainingResult
     from export.bundle import JobBundle
+    from learning.backbones.stored import StoredBackbone
+    from learning.training.local import TrainingResult
 
 __all__ = [
     "LEAST_COHORT",
@@ -147,7 +148,7 @@ def backbone_of(bundle: "JobBundle") -> "StoredBackbone | None":
 
 @lru_cache(maxsize=1)
 def _stored(path: Path, digest: bytes, config: str) -> "StoredBackbone":
-    from edge_client.backbone import digest_of, read_backbone
+    from learning.backbones.stored import digest_of, read_backbone
 
     if digest_of(path) != digest:
         raise ValueError(f"{path} is not the backbone that the job names; make the bundle again")
@@ -217,7 +218,7 @@ def play_round(
         ValueError: fewer than LEAST_COHORT members send, or so many have no split into the job's groups.
         ResultInvalid: sums that the coordinator does not publish.
     """
-    from edge_client.training.update import train_update
+    from learning.training.update import train_update
 
     job, manifest = bundle.document, bundle.manifest
     senders = tuple(place for place, member in enumerate(members) if member.sends(number))

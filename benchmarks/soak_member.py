@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.members import made_up_update, run_member
-from edge_client.contribution import Update
-from edge_client.watching import LogWatcher
+from edge_client.agent.watching import LogWatcher
+from learning.mechanisms.contribution import Update
 from tacit.attempt import AttemptId
-from tacit.logs import configure
+from toolkit.logs import configure
 
 __all__ = ["main", "record_of", "update_of"]
 

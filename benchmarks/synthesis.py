@@ -72,8 +72,8 @@ from benchmarks.synthesis_setup import (
     spent_of,
     train_rvae,
 )
-from edge_client.data import Example, read_examples
-from edge_client.synthesis.setting import NO_GUARANTEE
+from learning.synthesis.setting import NO_GUARANTEE
+from learning.text.data import Example, read_examples
 
 __all__ = ["CELLS", "EPSILONS", "Cell", "Plan", "main", "measure", "released"]
 

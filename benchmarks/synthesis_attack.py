@@ -40,7 +40,7 @@ def attack_figures(judge: Judge, task: Task, keywords: Sequence[str], seed: int)
     """What both attackers get right of the judge's classifier as it stands: the mean over the keywords, each of them
     beside it, and the same with the keyword taken out of the texts.
     """
-    from edge_client.text import TextEncoder
+    from learning.text.encoder import TextEncoder
 
     encoder = judge.corpus([]).encoder
     if not isinstance(encoder, TextEncoder):

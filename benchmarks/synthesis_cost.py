@@ -28,8 +28,8 @@ from benchmarks.synthesis_setup import (
     read_task,
     rvae_bundle,
 )
-from edge_client.corpus import Corpus
-from edge_client.data import Example
+from learning.text.corpus import Corpus
+from learning.text.data import Example
 from secure_agg import SystemRandom, packed_size
 from tacit.job import Aggregation, JobSpec, Rounds, Training, VocabularyFile
 from tacit.mechanism import DpSgd
@@ -77,9 +77,9 @@ def step_seconds(bundle: "JobBundle", examples: Sequence[Example], steps: int, l
     Raises:
         TypeError: a job without DP-SGD.
     """
-    from edge_client.models.assembly import assembled
-    from edge_client.training.local import Progress
-    from edge_client.training.private import train_private
+    from learning.models.assembly import assembled
+    from learning.training.local import Progress
+    from learning.training.private import train_private
 
     job = bundle.document
     corpus = Corpus(examples, job, bundle.public_tokenizer)

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from benchmarks.simulation import Member, federate
 from benchmarks.synthesis_setup import GLOVE, Task, multiplier_for
 from benchmarks.virtual_members import seed_of
-from edge_client.corpus import Corpus
-from edge_client.data import Example
-from edge_client.privacy.events import PrivacyEvent
-from edge_client.privacy.mechanisms import protection_of
-from edge_client.synthesis.quality import canaries_reproduced, longest_verbatim, ngram_overlap
+from learning.accounting.events import PrivacyEvent
+from learning.mechanisms.protection import protection_of
+from learning.synthesis.quality import canaries_reproduced, longest_verbatim, ngram_overlap
+from learning.text.corpus import Corpus
+from learning.text.data import Example
 from secure_agg import RandomSource
 from tacit.job import Aggregation, JobSpec, Rounds, Training, VocabularyFile
 from tacit.mechanism import DpSgd, Mechanism, NoMechanism
@@ -135,7 +135,7 @@ class Judge:
     """A classifier's job, and the task's validation and test rows as it reads them."""
 
     def __init__(self, bundle: "JobBundle", task: Task) -> None:
-        from edge_client.models import build_blank
+        from learning.models import build_blank
 
         self.bundle, self._task = bundle, task
         self._read = {
@@ -150,19 +150,19 @@ class Judge:
 
     def load(self, values: Vector) -> None:
         """Puts values, (d,), into the module."""
-        from edge_client.models import load_shared
+        from learning.models import load_shared
 
         load_shared(self.module, self.bundle.manifest.unflatten(values))
 
     def values(self) -> Vector:
         """The module's, (d,)."""
-        from edge_client.models import shared_parameters
+        from learning.models import shared_parameters
 
         return self.bundle.manifest.flatten(shared_parameters(self.module))
 
     def scores(self) -> tuple[float, float]:
         """Accuracy of the module as it stands, on validation and on test rows."""
-        from edge_client.training.local import evaluate
+        from learning.training.local import evaluate
 
         validation, test = (
             evaluate(self.module, read.ids, read.labels).accuracy
@@ -172,7 +172,7 @@ class Judge:
 
     def agreement(self, values: Vector, examples: Sequence[Example]) -> float:
         """Share of these rows to which the classifier gives the label that stands beside them; nan without rows."""
-        from edge_client.training.local import evaluate
+        from learning.training.local import evaluate
 
         if not examples:
             return float("nan")
@@ -187,7 +187,7 @@ def fit_centrally(judge: Judge, examples: Sequence[Example], recipe: ClassifierR
     Raises:
         ValueError: no rows.
     """
-    from edge_client.training.local import train
+    from learning.training.local import train
 
     judge.load(judge.bundle.manifest.decode(judge.bundle.weights))
     read = judge.corpus(examples).read()
@@ -264,8 +264,8 @@ class Distance:
 
 
 def distance_of(made: Sequence[str], training: Sequence[str], planted: Sequence[str]) -> Distance:
-    """Signs of what made-up texts owe to these training texts (`edge_client.synthesis.quality`)."""
-    from edge_client.synthesis.quality import words_of
+    """Signs of what made-up texts owe to these training texts (`learning.synthesis.quality`)."""
+    from learning.synthesis.quality import words_of
 
     known = {words_of(text) for text in training}
     return Distance(

@@ -27,7 +27,7 @@ from benchmarks.synthesis_setup import (
     rvae_bundle,
     train_rvae,
 )
-from edge_client.data import read_examples
+from learning.text.data import read_examples
 from tacit.server_optimiser import FedAdamServer
 
 __all__ = ["CLASSIFIERS", "RVAES", "search"]

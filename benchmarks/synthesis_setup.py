@@ -21,17 +21,18 @@ from numpy.typing import NDArray
 from benchmarks.partitions import by_ratios
 from benchmarks.record import ROOT, SHARED, NoData
 from benchmarks.simulation import Member, federate
-from edge_client.contribution import Update
-from edge_client.corpus import words_of
-from edge_client.data import Example, label_ids, read_examples, read_text
-from edge_client.privacy.accounting import spend
-from edge_client.privacy.calibration import calibrate
-from edge_client.privacy.events import PrivacyEvent, SampledGaussian
-from edge_client.privacy.filter import Limit, RenyiFilter, cost
-from edge_client.privacy.mechanisms import LocalTraining, Protection
-from edge_client.synthesis.labels import histogram_event, noised_histogram
-from edge_client.synthesis.quality import words_of as cut
-from edge_client.synthesis.setting import PublishedSetting
+from learning.accounting.calibration import calibrate
+from learning.accounting.events import PrivacyEvent, SampledGaussian
+from learning.accounting.filter import Limit, RenyiFilter, cost
+from learning.accounting.spend import spend
+from learning.mechanisms.contribution import Update
+from learning.mechanisms.protection import Protection
+from learning.synthesis.labels import histogram_event, noised_histogram
+from learning.synthesis.quality import words_of as cut
+from learning.synthesis.setting import PublishedSetting
+from learning.text.corpus import words_of
+from learning.text.data import Example, label_ids, read_examples, read_text
+from learning.training.task import LocalTraining
 from secure_agg import RandomSource, SystemRandom
 from tacit.corpus import CorpusOrder
 from tacit.job import Aggregation, JobDocument, JobSpec, PublicStart, Rounds, Training, VocabularyFile
@@ -40,10 +41,10 @@ from tacit.model import RvaeModel
 from tacit.server_optimiser import FedAvgServer, ServerOptimiser
 
 if TYPE_CHECKING:
-    from edge_client.synthesis.model import Rvae
-    from edge_client.synthesis.words import PublicWords
-    from edge_client.training.local import TrainingResult
     from export.bundle import JobBundle
+    from learning.synthesis.model import Rvae
+    from learning.synthesis.words import PublicWords
+    from learning.training.local import TrainingResult
 
 __all__ = [
     "CACHE",
@@ -380,8 +381,8 @@ class Trained:
 
     def module(self, values: Vector) -> "Rvae":
         """The autoencoder with these values, (d,)."""
-        from edge_client.models import build_blank, load_shared
-        from edge_client.synthesis.model import Rvae
+        from learning.models import build_blank, load_shared
+        from learning.synthesis.model import Rvae
 
         job, words = self.bundle.document, self.words
         module = build_blank(job.model, len(words.entries), len(job.labels), 0)
@@ -413,7 +414,7 @@ def _software(into: dict[int, Vector], place: int) -> Callable[[Protection], Pro
 
 def _events(job: JobDocument, parts: Sequence[Sequence[Example]]) -> tuple[PrivacyEvent, ...]:
     """Of the member with the fewest examples, whose rate is the highest: its histogram, then all its steps."""
-    from edge_client.privacy.mechanisms import protection_of
+    from learning.mechanisms.protection import protection_of
 
     event = protection_of(job, min(map(len, parts))).event
     if event is None or job.corpus is None or job.corpus.histogram_deviation is None:
@@ -429,7 +430,7 @@ def corpora_of_members(trained: Trained, folder: Path, random: RandomSource | No
     """A file of each member, made up by its own last model, labels by its noised histogram (without a mechanism: by its
     own counts).
     """
-    from edge_client.synthesis.sampling import sample
+    from learning.synthesis.sampling import sample
 
     source = SystemRandom() if random is None else random
     job, words = trained.bundle.document, trained.words
@@ -453,7 +454,7 @@ def corpus_of_operator(
     guidance: float | None = None,
 ) -> Path:
     """One file, made up by a global model, (d,): every label equally often. guidance: the job's if None."""
-    from edge_client.synthesis.sampling import sample
+    from learning.synthesis.sampling import sample
 
     source = SystemRandom() if random is None else random
     job = trained.bundle.document
@@ -471,7 +472,7 @@ def rewritten(
     """The published variant's files: each member's texts one by one, led by themselves. No differential privacy
     guarantee.
     """
-    from edge_client.synthesis.published import rewrite
+    from learning.synthesis.published import rewrite
 
     source = SystemRandom() if random is None else random
     job, words = trained.bundle.document, trained.words
@@ -484,14 +485,14 @@ def rewritten(
 
 
 def _sampling(job: JobDocument) -> Any:
-    from edge_client.synthesis.sampling import Sampling
+    from learning.synthesis.sampling import Sampling
 
     order = job.corpus or CorpusOrder()
     return Sampling(order.temperature, order.top_k, order.guidance, job.model.max_tokens)
 
 
 def _written(path: Path, texts: Sequence[Any], job: JobDocument) -> Path:
-    from edge_client.synthesis.writing import write_corpus
+    from learning.synthesis.writing import write_corpus
 
     order = job.corpus or CorpusOrder()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -514,7 +515,7 @@ def canaries(count: int, words: Sequence[str]) -> list[str]:
 
 def perplexity(trained: Trained, values: Vector, examples: Sequence[Example]) -> float:
     """Of these real texts, with z from the prior, as sampling meets it. No member's: to choose and to compare by."""
-    from edge_client.synthesis.training import measure
+    from learning.synthesis.training import measure
 
     labels = trained.bundle.document.labels
     ids = trained.words.encode([each.text for each in examples], label_ids(examples, labels))
@@ -527,8 +528,8 @@ def exposures(trained: Trained, planted: Sequence[str], others: Sequence[str]) -
     """
     import torch
 
-    from edge_client.synthesis.model import Coins
-    from edge_client.synthesis.quality import exposure
+    from learning.synthesis.model import Coins
+    from learning.synthesis.quality import exposure
 
     words, found = trained.words, []
     label = len(trained.bundle.document.labels)

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_client.data import Example
+from learning.text.data import Example
 from secure_agg import SystemRandom
 from tacit.method import FedRecon
 from tacit.vector import layout_of
@@ -37,9 +37,9 @@ from tacit.vector import layout_of
 if TYPE_CHECKING:
     from benchmarks.masked_sum import Parties
     from coordinator.rounds.optimiser import ServerState
-    from edge_client.corpus import Corpus
-    from edge_client.models import Division, TextClassifier
     from export.bundle import JobBundle
+    from learning.models import Division, TextClassifier
+    from learning.text.corpus import Corpus
 
 __all__ = [
     "COMMON",
@@ -147,10 +147,10 @@ def geometric_mean(scores: Sequence[Score]) -> tuple[float, int]:
 
 
 def logits_of(module: "TextClassifier", ids: NDArray[np.int64], labels: NDArray[np.int64]) -> Vector:
-    """(N, L) the module's answers, without dropout; ids and labels as in `edge_client.training.local.evaluate`."""
+    """(N, L) the module's answers, without dropout; ids and labels as in `learning.training.local.evaluate`."""
     import torch
 
-    from edge_client.training.local import forward_rows
+    from learning.training.local import forward_rows
 
     lengths = (ids != module.pad_id).sum(axis=1)
     # By length, so that little is padded; a text's logits do not depend on its batch.
@@ -223,8 +223,8 @@ class Worker:
 
     def train(self, place: int, number: int, cohort: int, version: bytes) -> NDArray[np.uint32]:
         """A member's part in a round of `cohort` members: its vector in the ring. Its private state is on disk then."""
-        from edge_client.privacy.mechanisms import protection_of
-        from edge_client.training.update import train_update
+        from learning.mechanisms.protection import protection_of
+        from learning.training.update import train_update
 
         job, states = self._world.bundle.document, States(self._world.states)
         tokenizer, private = self._state(states, place)
@@ -250,9 +250,9 @@ class Worker:
 
     def train_alone(self, place: int, epochs: int) -> None:
         """`local`: so many epochs of the same loop from the bundle's weights; all it has is the member's own then."""
-        from edge_client.methods import Setting, phases_of
-        from edge_client.models.division import EVERYTHING_SHARED
-        from edge_client.training.local import train
+        from learning.methods import Setting, phases_of
+        from learning.models.division import EVERYTHING_SHARED
+        from learning.training.local import train
         from tacit.method import Local
 
         job, states = self._world.bundle.document, States(self._world.states)
@@ -316,7 +316,7 @@ class Worker:
         self, module: "TextClassifier", division: "Division", place: int, tokenizer: bytes, version: bytes
     ) -> None:
         """As `edge_client export` makes a member's own model of these shared parameters."""
-        from edge_client.training.personal import adapted, usual_epochs
+        from learning.training.personal import adapted, usual_epochs
 
         job = self._world.bundle.document
         seed = seed_of(job.seed, job.name, "adapt", place, hashlib.sha256(version).hexdigest())
@@ -345,7 +345,7 @@ class Worker:
 
     def _own_start(self, place: int) -> tuple[bytes, Arrays]:
         """Its own vocabulary, of its training texts, and what its private parameters start from."""
-        from edge_client.training.start import first_private, own_vocabulary
+        from learning.training.start import first_private, own_vocabulary
         from tacit.method import OwnVocabulary
 
         job = self._world.bundle.document
@@ -361,7 +361,7 @@ class Worker:
         self, place: int, tokenizer: bytes, private: Arrays, version: bytes
     ) -> "tuple[TextClassifier, Division]":
         """The member's model with these shared parameters, and the line through it."""
-        from edge_client.models import EVERYTHING_SHARED, build_blank, division_of
+        from learning.models import EVERYTHING_SHARED, build_blank, division_of
 
         bundle, job = self._world.bundle, self._world.bundle.document
         corpus = self._corpus(place, "train", tokenizer)
@@ -380,7 +380,7 @@ class Worker:
         """A part of a member's rows as token ids, encoded once while it is remembered; the common test set is the same
         for all who share a tokenizer.
         """
-        from edge_client.corpus import Corpus
+        from learning.text.corpus import Corpus
 
         own = self._world.bundle.document.own_vocabulary
         key = (-1 if part == COMMON and not own else place, part, hashlib.sha256(tokenizer).digest() if own else b"")

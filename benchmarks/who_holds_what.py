@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from benchmarks.fedvocab import read_data
 from benchmarks.partitions import Partition, by_column, by_label, by_quantity, by_ratios
 from benchmarks.record import SHARED, Figure, Results, open_results, parser
-from edge_client.data import Example, read_examples
+from learning.text.data import Example, read_examples
 
 __all__ = ["KINDS", "main", "measure"]
 

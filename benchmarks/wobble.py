@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from benchmarks.fedvocab import SEEDS, Cell, Data, Recipe, read_data, recipe_of, world_of
 from benchmarks.record import Figure, Results, open_results, parser
 from benchmarks.virtual_members import Crew, World, cohort_of, crew_of, logits_of, play_round, seed_of
-from edge_client.data import Example
+from learning.text.data import Example
 from tacit.method import FedAvg
 
 __all__ = ["Reader", "Round", "main", "measure", "read_rounds", "threshold_accuracies"]
@@ -71,8 +71,8 @@ class Reader:
     """Answers of a version, none of whose values is private, on the same rows each time."""
 
     def __init__(self, world: World, rows: Sequence[Example]) -> None:
-        from edge_client.corpus import Corpus
-        from edge_client.models import build_blank
+        from learning.models import build_blank
+        from learning.text.corpus import Corpus
 
         self._bundle = world.bundle
         job = world.bundle.document
@@ -82,7 +82,7 @@ class Reader:
 
     def accuracies(self, values: NDArray[np.float32]) -> tuple[float, float]:
         """(as the model answers, at the threshold of the rows' own shares)."""
-        from edge_client.models import EVERYTHING_SHARED
+        from learning.models import EVERYTHING_SHARED
 
         EVERYTHING_SHARED.load_shared(self._module, self._bundle.manifest.unflatten(values))
         logits = logits_of(self._module, self._read.ids, self._read.labels)

@@ -21,8 +21,8 @@ from cryptography import x509
 from coordinator.config import CoordinatorFolder
 from coordinator.pki import Authority, AuthorityUnusable, is_spent
 from tacit.authorities import MOST_ROOTS, Authorities, AuthoritiesInvalid
-from tacit.console import secret_file
 from tacit.identity import Trust, federation_of
+from toolkit.console import secret_file
 
 __all__ = ["Anchors", "AuthorityBook", "load_authorities", "read_authorities", "retire", "rotate", "written"]
 

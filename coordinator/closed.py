@@ -1,13 +1,13 @@
 """The coordinator's folder is closed: nobody else on the machine reads its keys or changes what it serves from.
 
 Checked before a key is read and before a port is opened, folders before the files in them, by the rules of
-`tacit.private_files`. Of the store only the outermost folder is looked at: what lies below is reached through it.
+`toolkit.private_files`. Of the store only the outermost folder is looked at: what lies below is reached through it.
 """
 
 from pathlib import Path
 
 from coordinator.config import CoordinatorConfig, CoordinatorFolder
-from tacit.private_files import check_keys, check_private, check_unwritable
+from toolkit.private_files import check_keys, check_private, check_unwritable
 
 __all__ = ["check_folder", "check_storage", "database_file", "store_folder"]
 

@@ -34,11 +34,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, field_validator
 
-from tacit.console import secret_file
 from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Location
-from tacit.private_files import NotPrivate, check_keys
 from tacit.reading import toml_values
 from tacit.token import join_address, split_address
+from toolkit.console import secret_file
+from toolkit.private_files import NotPrivate, check_keys
 
 __all__ = [
     "CoordinatorConfig",

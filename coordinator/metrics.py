@@ -31,7 +31,7 @@ from prometheus_client import (
     start_http_server,
 )
 
-from tacit.instruments import Instrument, Instruments, Kind
+from toolkit.instruments import Instrument, Instruments, Kind
 
 __all__ = ["INSTRUMENTS", "PREFIX", "Metrics", "MetricsServer", "watch_loop"]
 

@@ -23,9 +23,9 @@ from coordinator.config import CoordinatorConfig, OperatorConfig, operator_toml
 from coordinator.pki import key_pem, new_key, pem
 from coordinator.storage import records
 from coordinator.storage.database import Database
-from tacit.console import secret_file
 from tacit.identity import Role
-from tacit.private_files import check_keys
+from toolkit.console import secret_file
+from toolkit.private_files import check_keys
 
 __all__ = ["Issued", "issue_operator"]
 

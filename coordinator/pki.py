@@ -30,7 +30,6 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from tacit.console import secret_file
 from tacit.identity import (
     SUITABLE_KEY,
     Identity,
@@ -42,7 +41,8 @@ from tacit.identity import (
     name_is_valid,
     new_key,
 )
-from tacit.private_files import NotPrivate, check_secret
+from toolkit.console import secret_file
+from toolkit.private_files import NotPrivate, check_secret
 
 __all__ = [
     "AUTHORITY_LIFETIME",

@@ -49,7 +49,6 @@ from coordinator.storage.records import DatabaseTokenDesk
 from coordinator.upkeep import Upkeep
 from tacit import __version__
 from tacit.reason import Reason
-from tacit.tls import speaks_tls_12
 from tacit.v1 import (
     enrolment_pb2,
     enrolment_pb2_grpc,
@@ -58,6 +57,7 @@ from tacit.v1 import (
     operator_pb2,
     operator_pb2_grpc,
 )
+from toolkit.tls import speaks_tls_12
 
 __all__ = ["CannotServe", "Serving", "serve", "start"]
 

@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from edge_client.cloze import ClozeEncoder
-from edge_client.corpus import encoder_of
-from edge_client.tables import TableInvalid, entries_of, fill_from_table
-from edge_client.text import read_vocabulary, word_tokenizer, wordpiece_tokenizer
 from export.prompted_bundle import mapped, prompted_parts
+from learning.text.cloze import ClozeEncoder
+from learning.text.corpus import encoder_of
+from learning.text.encoder import read_vocabulary, word_tokenizer, wordpiece_tokenizer
+from learning.text.tables import TableInvalid, entries_of, fill_from_table
 from tacit.bundle import BACKBONE_FILE, Bundle, BundleInvalid, read_bundle, write_bundle
 from tacit.documents import DocumentInvalid, sentence_of
 from tacit.job import JobDocument, JobSpec, PrivateStart, VocabularyFile
@@ -32,7 +32,7 @@ from tacit.method import OwnVocabulary, trains_private
 from tacit.model import Model, PromptedModel, TransformerModel
 
 if TYPE_CHECKING:
-    from edge_client.models import TextClassifier
+    from learning.models import TextClassifier
 
 __all__ = ["JobBundle", "TableInvalid", "make_job_bundle", "read_job_bundle", "starting_model"]
 
@@ -98,7 +98,7 @@ def _make(
     report: Callable[[str], None],
 ) -> JobDocument:
     """Manifest, document and files of a starting module. files: what is in the bundle besides; more is put there."""
-    from edge_client.models import division_of
+    from learning.models import division_of
 
     # Nothing of a prompted model is private, so that no method asks for entries.
     encoder = None if tokenizer is None or isinstance(model, PromptedModel) else encoder_of(spec, tokenizer)
@@ -168,8 +168,8 @@ def _starting_prompt(
     """The seeded module of a prompted job, the model as members build it, and the tokenizer; the backbone's canonical
     file is written to `into`.
     """
-    from edge_client.backbone import read_backbone
-    from edge_client.backbone_model import build_prompted
+    from learning.backbones.stored import read_backbone
+    from learning.prompts.assembly import build_prompted
 
     parts = prompted_parts(model, spec.labels, folder, into, report=report)
     encoder = ClozeEncoder.of(parts.model, parts.tokenizer)
@@ -191,8 +191,8 @@ def starting_model(
     Raises:
         VocabularyInvalid, TableInvalid, DocumentInvalid, EncoderInvalid: a file that cannot be used.
     """
-    from edge_client.models import build
-    from edge_client.models.division import EMBEDDING
+    from learning.models import build
+    from learning.models.division import EMBEDDING
 
     labels, vocabulary = len(spec.labels), spec.vocabulary
     model: Model = spec.model
@@ -201,7 +201,7 @@ def starting_model(
     base: Mapping[str, NDArray[np.float32]] = {}
     pieces: Sequence[str] | None = None
     if isinstance(model, TransformerModel) and model.base is not None:
-        from edge_client.models.base import read_base
+        from learning.models.base import read_base
 
         near = folder / model.base
         read = read_base(str(near) if near.is_dir() else model.base, model.max_tokens)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_client.data import DataInvalid, Example, label_ids, read_examples, text_rows
 from export.predictor import Predictor, log_softmax
+from learning.text.data import DataInvalid, Example, label_ids, read_examples, text_rows
 
 # `read_examples` and `text_rows` are here for commands that evaluate, as they may lean on this room but not on the
 # member's.

@@ -7,12 +7,8 @@ file holds the graph and the weights, and nothing of the machine that made it. A
 backbone, and a backbone that is there is left as it is.
 """
 
-import contextlib
 import functools
 import hashlib
-import io
-import logging
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from export.conversion import converted
+from export.prompted import PromptedBackbone, PromptFile, convert_backbone, convert_prompted, prompt_file
 from tacit.bundle import (
     BundleIndex,
     Labels,
@@ -34,11 +32,11 @@ from tacit.manifest import Manifest
 from tacit.model import PromptedModel
 
 if TYPE_CHECKING:
-    from edge_client.backbone import StoredBackbone
-    from edge_client.cloze import ClozeEncoder
-    from edge_client.data import TextRow
-    from edge_client.models import TextClassifier
-    from edge_client.text import TextEncoder
+    from learning.backbones.stored import StoredBackbone
+    from learning.models import TextClassifier
+    from learning.text.cloze import ClozeEncoder
+    from learning.text.data import TextRow
+    from learning.text.encoder import TextEncoder
 
     Encoder = TextEncoder | ClozeEncoder
 
@@ -47,7 +45,6 @@ __all__ = ["TOLERANCE", "ExportReport", "ParityFailed", "SharedBackbone", "expor
 # Logits, absolute. What was measured is 1e-6 and less; a wrong graph is off by tenths.
 TOLERANCE = 1e-4
 # ONNX operators of this set are known to onnxruntime since 1.16.
-OPSET = 18
 
 
 class ParityFailed(RuntimeError):
@@ -115,8 +112,8 @@ def export_model(
         raise ValueError(
             f"job {document.name} trains its whole model, so that there is no backbone to share; leave out --split"
         )
-    from edge_client.corpus import encoder_of
-    from edge_client.models.assembly import assembled
+    from learning.models.assembly import assembled
+    from learning.text.corpus import encoder_of
 
     encoder = encoder_of(document, tokenizer)
     module, _ = assembled(document, encoder, manifest, manifest.decode(weights), private or {}, backbone)
@@ -220,8 +217,7 @@ def _whole(model: bytes) -> _Made:
 
 def _split(module: "TextClassifier") -> _Made:
     """Raises: PromptInvalid: nothing that a backbone could be apart from."""
-    from edge_client.prompts.model import PromptedModel as PromptedModule
-    from export.prompted import PromptedBackbone, PromptFile, convert_backbone, prompt_file
+    from learning.prompts.model import PromptedModel as PromptedModule
 
     if not isinstance(module, PromptedModule):
         raise TypeError(f"{type(module).__name__} has no backbone")
@@ -240,44 +236,15 @@ def _convert(module: "TextClassifier", encoder: "Encoder") -> bytes:
     """The bytes of an ONNX file: `input_ids` int64 (batch, sequence) to `logits` float32 (batch, labels)."""
     import torch
 
-    from edge_client.prompts.model import PromptedModel as PromptedModule
+    from learning.prompts.model import PromptedModel as PromptedModule
 
     if isinstance(module, PromptedModule):
-        from export.prompted import convert_prompted
-
         return convert_prompted(module)
     # Neither 1 nor a filter's width: torch would take such a size for a constant.
     example = torch.full((2, encoder.min_tokens + 3), encoder.pad_id, dtype=torch.int64)
     example[:, : encoder.min_tokens] = torch.arange(encoder.min_tokens) % encoder.vocabulary_size
     dimensions = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence", min=encoder.min_tokens)}
-    with _quiet():
-        program = torch.onnx.export(
-            module,
-            (example,),
-            input_names=["input_ids"],
-            output_names=["logits"],
-            dynamic_shapes=(dimensions,),
-            opset_version=OPSET,
-            dynamo=True,
-            external_data=False,
-            verbose=False,
-        )
-    if program is None:
-        raise RuntimeError("torch.onnx.export gave no program")
-    return _without_traces(program.model_proto)
-
-
-def _without_traces(proto: Any) -> bytes:
-    """The model's bytes without the exporter's notes: stack traces and paths of the machine it ran on."""
-    graphs = [proto.graph, *proto.functions]
-    for owner in (proto, *graphs, *(node for graph in graphs for node in graph.node)):
-        del owner.metadata_props[:]
-        owner.doc_string = ""
-    # Shapes inside the graph are the exporter's; runtimes work them out, and quantisation stumbles over them.
-    for graph in graphs:
-        del graph.value_info[:]
-    data: bytes = proto.SerializeToString(deterministic=True)
-    return data
+    return converted(module, (example,), ["input_ids"], "logits", (dimensions,))
 
 
 def _checked_parity(
@@ -336,17 +303,3 @@ def _end_to_end(texts: "Sequence[TextRow]") -> "TextRow":
     rows = [(text,) if isinstance(text, str) else text for text in texts]
     columns = [" ".join(column) for column in zip(*rows, strict=True)]
     return columns[0] if len(columns) == 1 else (columns[0], columns[1])
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """The exporter prints, logs and warns of its own inner life. What matters of it is raised."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            with contextlib.redirect_stderr(io.StringIO()):
-                yield
-    finally:
-        logging.disable(before)

@@ -15,10 +15,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_client.cloze import ClozeEncoder
-from edge_client.data import TextRow
-from edge_client.text import TextEncoder
 from export.prompted import PromptedBackbone, PromptFile
+from learning.text.cloze import ClozeEncoder
+from learning.text.data import TextRow
+from learning.text.encoder import TextEncoder
 from tacit.bundle import BundleInvalid, Labels, ModelFacts, backbone_folder, read_bundle
 from tacit.documents import DocumentInvalid
 

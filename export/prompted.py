@@ -22,8 +22,10 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from export.conversion import converted
+
 if TYPE_CHECKING:
-    from edge_client.prompts.model import PromptedModel
+    from learning.prompts.model import PromptedModel
 
 __all__ = ["PromptFile", "PromptInvalid", "PromptedBackbone", "convert_backbone", "convert_prompted", "prompt_file"]
 
@@ -219,8 +221,6 @@ def _example(module: "PromptedModel") -> Any:
 def _exported(whole: Any, module: "PromptedModel", example: tuple[Any, ...], inputs: list[str], output: str) -> bytes:
     import torch
 
-    from export.onnx import OPSET, _quiet, _without_traces
-
     tokens = torch.export.Dim("tokens", max=4096)
     shapes: Mapping[str, dict[int, Any]] = {
         "input_ids": {
@@ -232,20 +232,7 @@ def _exported(whole: Any, module: "PromptedModel", example: tuple[Any, ...], inp
     training = module.training
     whole.eval()
     try:
-        with _quiet(), torch.no_grad():
-            program = torch.onnx.export(
-                whole,
-                example,
-                input_names=inputs,
-                output_names=[output],
-                dynamic_shapes=tuple(shapes[name] for name in inputs),
-                opset_version=OPSET,
-                dynamo=True,
-                external_data=False,
-                verbose=False,
-            )
+        with torch.no_grad():
+            return converted(whole, example, inputs, output, tuple(shapes[name] for name in inputs))
     finally:
         module.train(training)
-    if program is None:
-        raise RuntimeError("torch.onnx.export gave no program")
-    return _without_traces(program.model_proto)

@@ -5,7 +5,7 @@ uploaded; the same folder and model table give the same digests. The backbone is
 
 Order: config, tokenizer in its own form, template and words against it, sizes against each other, the backbone's file.
 
-Leaves to others: the starting values of what is trained (`edge_client.prompts`), manifest and document
+Leaves to others: the starting values of what is trained (`learning.prompts`), manifest and document
 (`export.bundle`).
 """
 
@@ -19,13 +19,13 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from edge_client.backbone import folder_config, read_backbone, write_backbone
-from edge_client.backbone_layout import BackboneInvalid, layout_of
-from edge_client.checkpoint import CheckpointInvalid, read_object
-from edge_client.cloze import ClozeEncoder, TemplateInvalid, VerbaliserInvalid
-from edge_client.cloze_tokenizer import own_form
-from edge_client.hub import checkpoint_folder, pinned_name
-from edge_client.text import TokenizerInvalid, VocabularyInvalid, read_vocabulary, wordpiece_tokenizer
+from learning.backbones.checkpoint import CheckpointInvalid, read_object
+from learning.backbones.hub import checkpoint_folder, pinned_name
+from learning.backbones.layout import BackboneInvalid, layout_of
+from learning.backbones.stored import folder_config, read_backbone, write_backbone
+from learning.text.cloze import ClozeEncoder, TemplateInvalid, VerbaliserInvalid
+from learning.text.cloze_tokenizer import own_form
+from learning.text.encoder import TokenizerInvalid, VocabularyInvalid, read_vocabulary, wordpiece_tokenizer
 from tacit.bundle import BACKBONE_FILE
 from tacit.documents import DocumentInvalid, sentence_of
 from tacit.prompt import Cloze, PromptedModel, PromptTuning, PTuning

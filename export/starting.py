@@ -18,7 +18,7 @@ from tacit.job import JobSpec, Training
 from tacit.model import RvaeModel
 
 if TYPE_CHECKING:
-    from edge_client.models.classifier import TextClassifier
+    from learning.models.classifier import TextClassifier
 
 __all__ = ["train_start"]
 
@@ -32,10 +32,10 @@ def train_start(
     Raises:
         DocumentInvalid: a file that cannot be read or has no texts, a list of words that is none.
     """
-    from edge_client.synthesis.model import Rvae
-    from edge_client.synthesis.training import measure, train_plain
-    from edge_client.synthesis.words import public_words
-    from edge_client.text import TokenizerInvalid
+    from learning.synthesis.model import Rvae
+    from learning.synthesis.training import measure, train_plain
+    from learning.synthesis.words import public_words
+    from learning.text.encoder import TokenizerInvalid
 
     model, start = spec.model, spec.start
     if start is None or not isinstance(model, RvaeModel) or not isinstance(module, Rvae):

@@ -2,7 +2,7 @@
 
 Commands are thin and import what they need when they run, so that help and completion answer at once. All of
 them but `init`, `serve`, `backup` and `restore` speak to a running coordinator over mutual TLS and work from any
-machine that has the operator's folder. Every command takes `--json`; exit codes are those of `tacit.console.ExitCode`.
+machine that has the operator's folder. Every command takes `--json`; `toolkit.console.ExitCode` lists the exit codes.
 """
 
 from typing import Annotated
@@ -18,7 +18,7 @@ from coordinator.cli.model import evaluate, export
 from coordinator.cli.sample import sample
 from coordinator.cli.serve import serve
 from coordinator.cli.status import status
-from tacit.console import run_app
+from toolkit.console import run_app
 
 __all__ = ["app", "main"]
 

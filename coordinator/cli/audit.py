@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coordinator.cli.common import Dir, Json, Operator, operator_folder, operator_stub, run
-from tacit.console import ExitCode, fail, print_json, printable
 from tacit.heads import KeptHead
+from toolkit.console import ExitCode, fail, print_json, printable
 
 if TYPE_CHECKING:
     from coordinator.storage.chain import JournalEntry

@@ -10,7 +10,7 @@ import typer
 from coordinator.cli.common import Json, Yes, confirm, table
 from coordinator.cli.machine import CoordinatorDir, Machine, on_machine
 from coordinator.cli.user import os_user
-from tacit.console import ExitCode, fail, print_json
+from toolkit.console import ExitCode, fail, print_json
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -183,8 +183,8 @@ def _operator(machine: Machine, book: "AuthorityBook", now: "datetime") -> None:
 
     from coordinator.operators import issue_operator
     from coordinator.storage import records
-    from tacit.console import secret_file
     from tacit.identity import Identity, issued_by
+    from toolkit.console import secret_file
 
     folder = machine.folder.operator
     try:

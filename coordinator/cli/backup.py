@@ -8,7 +8,7 @@ import typer
 
 from coordinator.cli.common import Json, Yes, confirm
 from coordinator.cli.machine import as_owner
-from tacit.console import CommandFailed, ExitCode, fail, print_json
+from toolkit.console import CommandFailed, ExitCode, fail, print_json
 
 if TYPE_CHECKING:
     from coordinator.config import CoordinatorConfig
@@ -83,7 +83,7 @@ def _back_up(folder: Path, coordinator: Path, with_keys: bool, keep: int, allow_
     from coordinator.storage.backup import make
     from coordinator.storage.blobs import open_blobs
     from tacit import __version__
-    from tacit.logs import configure
+    from toolkit.logs import configure
 
     as_owner(coordinator)
     config = _config(coordinator)
@@ -202,7 +202,7 @@ def _restore(found: "Snapshot", coordinator: Path, revoke: list[str], new_databa
     from coordinator.storage.database import open_database
     from coordinator.storage.restore import check_empty, restore_blobs, restore_rows
     from coordinator.storage.target import check_no_links
-    from tacit.logs import configure
+    from toolkit.logs import configure
 
     configure("console", "warning")
     check_no_links(coordinator)
@@ -293,7 +293,7 @@ def _closed(coordinator: Path, config: "CoordinatorConfig") -> None:
     """Raises: CommandFailed: others may use what is read or written."""
     from coordinator.closed import check_folder, check_storage
     from coordinator.config import CoordinatorFolder
-    from tacit.private_files import NotPrivate
+    from toolkit.private_files import NotPrivate
 
     try:
         check_folder(CoordinatorFolder(coordinator))

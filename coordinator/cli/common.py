@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from tacit.console import CommandFailed, ExitCode, fail
-from tacit.text import clean
+from toolkit.console import CommandFailed, ExitCode, fail
+from toolkit.text import clean
 
 if TYPE_CHECKING:
     import grpc.aio
@@ -116,7 +116,7 @@ async def operator_channel(folder: Path) -> "AsyncIterator[grpc.aio.Channel]":
     """
     from coordinator.config import load_operator
     from tacit.documents import DocumentInvalid
-    from tacit.tls import tls_13_only
+    from toolkit.tls import tls_13_only
 
     try:
         identity = load_operator(folder)

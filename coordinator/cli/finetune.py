@@ -22,8 +22,8 @@ from coordinator.cli.common import (
     run,
     table,
 )
-from tacit.console import ExitCode, fail, print_json
-from tacit.install import install_with
+from toolkit.console import ExitCode, fail, print_json
+from toolkit.install import install_with
 
 __all__ = ["finetune"]
 
@@ -160,11 +160,11 @@ class _Tools:
 def _tools() -> _Tools:
     try:
         # It brings torch, without which nothing of what follows is of use.
-        import export.finetune_training  # noqa: F401
-        from export.finetune import Given, Settings, promise_in_words
-        from export.finetune import finetune as train
-        from export.finetune_corpora import federation_of_corpora, promise_of, read_corpora
-        from export.finetune_words import read_words, words_of_tokenizer
+        import export.finetune.training  # noqa: F401
+        from export.finetune.corpora import federation_of_corpora, promise_of, read_corpora
+        from export.finetune.run import Given, Settings, promise_in_words
+        from export.finetune.run import finetune as train
+        from export.finetune.words import read_words, words_of_tokenizer
     except ImportError as error:
         fail(
             f"training a classifier needs the libraries of models ({error.name or error} is missing); "

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from coordinator.cli.common import Json, run
-from tacit.console import ExitCode, fail, print_json
+from toolkit.console import ExitCode, fail, print_json
 
 __all__ = ["health"]
 
@@ -23,7 +23,7 @@ def health(
 
     It needs no operator's certificate and no name that resolves: it looks at the enrolment port on this machine.
     """
-    from tacit.tls import tls_13_only
+    from toolkit.tls import tls_13_only
 
     tls_13_only()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")

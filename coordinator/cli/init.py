@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coordinator.cli.machine import as_owner
-from tacit.console import ExitCode, fail, print_json
+from toolkit.console import ExitCode, fail, print_json
 
 if TYPE_CHECKING:
     from coordinator.config import CoordinatorConfig

@@ -21,8 +21,8 @@ from coordinator.cli.common import (
     table,
 )
 from coordinator.cli.corpora import corpora
-from tacit.console import ExitCode, fail, print_json
-from tacit.install import install_with
+from toolkit.console import ExitCode, fail, print_json
+from toolkit.install import install_with
 
 if TYPE_CHECKING:
     from tacit.job import JobDocument

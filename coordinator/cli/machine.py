@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tacit.console import ExitCode, fail
+from toolkit.console import ExitCode, fail
 
 if TYPE_CHECKING:
     from coordinator.authority import AuthorityBook
@@ -48,7 +48,7 @@ def as_owner(path: Path) -> None:
     import shlex
     import sys
 
-    from tacit.private_files import user_name
+    from toolkit.private_files import user_name
 
     try:
         owner = path.stat().st_uid
@@ -79,7 +79,7 @@ def on_machine(path: Path, *, keys: bool = False) -> Iterator[Machine]:
     from coordinator.storage.database import open_database
     from coordinator.storage.errors import StorageError
     from tacit.documents import DocumentInvalid
-    from tacit.private_files import NotPrivate
+    from toolkit.private_files import NotPrivate
 
     folder = CoordinatorFolder(path)
     as_owner(path)

@@ -18,7 +18,7 @@ from coordinator.cli.common import (
     run,
     table,
 )
-from tacit.console import ExitCode, fail, print_json
+from toolkit.console import ExitCode, fail, print_json
 
 if TYPE_CHECKING:
     from tacit.v1 import operator_pb2

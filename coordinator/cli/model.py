@@ -26,8 +26,8 @@ from coordinator.cli.common import (
     progress_bar,
     run,
 )
-from tacit.console import CommandFailed, ExitCode, fail, print_json
-from tacit.install import install_with
+from toolkit.console import CommandFailed, ExitCode, fail, print_json
+from toolkit.install import install_with
 
 if TYPE_CHECKING:
     from tacit.job import JobDocument

@@ -10,7 +10,7 @@ import typer
 from coordinator.cli.common import Json, Yes, confirm, table
 from coordinator.cli.machine import CoordinatorDir, on_machine
 from coordinator.cli.user import os_user
-from tacit.console import ExitCode, fail, print_json
+from toolkit.console import ExitCode, fail, print_json
 
 __all__ = ["app"]
 

@@ -8,8 +8,8 @@ import typer
 
 from coordinator.cli.common import Dir, Json, Operator, fetch_authorities, operator_channel, operator_folder, run
 from coordinator.cli.model import Material, Version, fetch_material
-from tacit.console import ExitCode, fail, print_json
-from tacit.install import install_with
+from toolkit.console import ExitCode, fail, print_json
+from toolkit.install import install_with
 
 if TYPE_CHECKING:
     from tacit.authorities import Authorities
@@ -36,7 +36,7 @@ def sample(
     the operator's key.
     """
     try:
-        from export.made_up import make_up
+        from export.synthetic import make_up
     except ImportError as error:
         fail(
             f"making texts up runs the model and needs the libraries for that ({error.name or error} is missing); "

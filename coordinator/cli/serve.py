@@ -28,7 +28,7 @@ def serve(
 
     Started again after a crash it goes on with its jobs, and members come back by themselves.
     """
-    from tacit.tls import tls_13_only
+    from toolkit.tls import tls_13_only
 
     # Before gRPC is imported anywhere.
     tls_13_only()
@@ -47,10 +47,10 @@ def serve(
     from coordinator.server import CannotServe, serve
     from coordinator.services.member_lines import MemberLines
     from coordinator.storage.errors import StorageError
-    from tacit.console import ExitCode, fail
     from tacit.documents import DocumentInvalid
-    from tacit.logs import configure
-    from tacit.private_files import NotPrivate
+    from toolkit.console import ExitCode, fail
+    from toolkit.logs import configure
+    from toolkit.private_files import NotPrivate
 
     try:
         config = load_config(dir)

@@ -18,7 +18,7 @@ from coordinator.cli.common import (
     run,
     table,
 )
-from tacit.console import CommandFailed, ExitCode, print_json, printable
+from toolkit.console import CommandFailed, ExitCode, print_json, printable
 
 if TYPE_CHECKING:
     from tacit.v1 import operator_pb2

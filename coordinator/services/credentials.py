@@ -21,10 +21,10 @@ from cryptography.hazmat.primitives import serialization
 from coordinator.authority import Anchors, read_authorities, written
 from coordinator.config import CoordinatorConfig, CoordinatorFolder
 from coordinator.pki import Authority, key_pem, new_key, pem
-from tacit.console import secret_file
 from tacit.identity import Certificate, CertificateOutOfDate, Identity, Role, federation_of, verify_certificate
 from tacit.limits import MOST_FROM_COORDINATOR, MOST_FROM_MEMBER
-from tacit.tls import speaks_tls_12, tls_13_only
+from toolkit.console import secret_file
+from toolkit.tls import speaks_tls_12, tls_13_only
 
 if TYPE_CHECKING:
     import grpc

@@ -47,7 +47,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.storage.errors import DatabaseInUse, DatabaseTooNew, DatabaseUnusable
 from coordinator.storage.journal import noted
-from tacit.install import install_with
+from toolkit.install import install_with
 
 __all__ = ["Database", "Observe", "engine_of", "migrated", "open_database", "scripts", "words_of"]
 

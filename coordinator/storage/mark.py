@@ -26,8 +26,8 @@ from coordinator.storage.database import engine_of
 from coordinator.storage.errors import DatabaseUnexpected, DatabaseUnusable
 from coordinator.storage.journal import Head, head, note
 from coordinator.storage.models import JournalRow
-from tacit.console import secret_file
 from tacit.documents import Digest, Document, DocumentInvalid, Location
+from toolkit.console import secret_file
 
 __all__ = ["Mark", "begin", "check", "check_place", "keep", "place"]
 

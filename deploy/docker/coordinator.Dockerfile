@@ -9,6 +9,8 @@ COPY proto proto
 COPY secure_agg secure_agg
 COPY coordinator coordinator
 COPY edge_client edge_client
+COPY learning learning
+COPY toolkit toolkit
 COPY export export
 RUN python -m venv /opt/tacit
 RUN /opt/tacit/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt '.[coordinator,coordinator-postgres]'

@@ -17,6 +17,8 @@ COPY proto proto
 COPY secure_agg secure_agg
 COPY coordinator coordinator
 COPY edge_client edge_client
+COPY learning learning
+COPY toolkit toolkit
 COPY export export
 RUN /opt/tacit/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt '.[edge,export]'
 

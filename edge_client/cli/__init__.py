@@ -63,6 +63,6 @@ app.add_typer(corpus, name="corpus")
 
 def main() -> None:
     """The console script."""
-    from tacit.console import run_app
+    from toolkit.console import run_app
 
     run_app(app)

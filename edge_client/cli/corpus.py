@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tacit.console import ExitCode, fail, json_requested, print_json, printable
-from tacit.text import MOST_SHOWN, clean
+from toolkit.console import ExitCode, fail, json_requested, print_json, printable
+from toolkit.text import MOST_SHOWN, clean
 
 if TYPE_CHECKING:
-    from edge_client.giving.folder import Choice, CorpusFolder, CorpusState
+    from edge_client.corpus_release.folder import Choice, CorpusFolder, CorpusState
     from tacit.corpus import CorpusStatement
 
 __all__ = ["app"]
@@ -39,8 +39,8 @@ _STAGES = {
 @app.command("list")
 def list_(home: Home = None, as_json: Json = False) -> None:
     """List the jobs that a corpus was made for, and what became of it."""
-    from edge_client.giving.folder import corpora
-    from edge_client.home import home_path
+    from edge_client.corpus_release.folder import corpora
+    from edge_client.identity.home import home_path
 
     folder = home_path(home)
     found = [(each, state) for each in corpora(folder) if (state := each.state()) is not None]
@@ -64,7 +64,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Print where the file lies, what stands behind it, its labels, and rows to read."""
-    from edge_client.giving.folder import CorpusUnusable
+    from edge_client.corpus_release.folder import CorpusUnusable
 
     folder, state = _found(home, job)
     summary = _summary(folder, state)
@@ -116,7 +116,7 @@ def veto(job: Job, home: Home = None, as_json: Json = False) -> None:
 
 
 def _decide(home: Path | None, job: str, choice: "Choice", as_json: bool) -> None:
-    from edge_client.giving.folder import CorpusUnusable
+    from edge_client.corpus_release.folder import CorpusUnusable
 
     folder, state = _found(home, job)
     try:
@@ -134,8 +134,8 @@ def _decide(home: Path | None, job: str, choice: "Choice", as_json: bool) -> Non
 
 
 def _found(home: Path | None, job: str) -> "tuple[CorpusFolder, CorpusState]":
-    from edge_client.giving.folder import CorpusFolder
-    from edge_client.home import home_path
+    from edge_client.corpus_release.folder import CorpusFolder
+    from edge_client.identity.home import home_path
     from tacit.identity import name_is_valid
 
     folder = home_path(home)
@@ -171,7 +171,7 @@ def _summary(folder: "CorpusFolder", state: "CorpusState") -> dict[str, Any]:
 
 
 def _promise(statement: "CorpusStatement") -> str:
-    from edge_client.synthesis.setting import NO_GUARANTEE, promise_of
+    from learning.synthesis.setting import NO_GUARANTEE, promise_of
 
     if statement.variant == "published":
         return promise_of("published")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tacit.console import print_json, printable
+from toolkit.console import print_json, printable
 
 __all__ = ["doctor"]
 
@@ -29,15 +29,15 @@ def doctor(
 
     Ends with 0 if nothing failed (warnings count as nothing), else with the exit code of the first failure.
     """
-    from tacit.tls import tls_13_only
+    from toolkit.tls import tls_13_only
 
     if "grpc" not in sys.modules:
         tls_13_only()
 
     import asyncio
 
-    from edge_client.doctor import Status, examine, exit_code
-    from edge_client.home import home_path
+    from edge_client.identity.doctor import Status, examine, exit_code
+    from edge_client.identity.home import home_path
 
     findings = asyncio.run(examine(home_path(home), address=address, timeout=timeout))
     code = exit_code(findings)

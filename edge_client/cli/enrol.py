@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tacit.console import fail, print_json
+from toolkit.console import fail, print_json
 
 __all__ = ["enrol"]
 
@@ -33,16 +33,16 @@ def enrol(
     ] = False,
 ) -> None:
     """Join a federation with a token. The key is made here and never leaves this machine."""
-    from tacit.tls import tls_13_only
+    from toolkit.tls import tls_13_only
 
     if "grpc" not in sys.modules:
         tls_13_only()
 
     import asyncio
 
-    from edge_client.enrolment import EnrolmentFailed
-    from edge_client.enrolment import enrol as spend
-    from edge_client.home import home_path
+    from edge_client.identity.enrolment import EnrolmentFailed
+    from edge_client.identity.enrolment import enrol as spend
+    from edge_client.identity.home import home_path
 
     folder = home_path(home)
     try:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tacit.console import json_requested, print_json, printable
+from toolkit.console import json_requested, print_json, printable
 
 if TYPE_CHECKING:
-    from edge_client.exporting import Watch
+    from edge_client.agent.exporting import Watch
 
 __all__ = ["export"]
 
@@ -75,13 +75,13 @@ def export(
     Where the job keeps a part of the model with its members, or leaves it to them how frequent labels are, the folder
     holds yours: it belongs on this machine.
     """
-    from tacit.tls import tls_13_only
+    from toolkit.tls import tls_13_only
 
     tls_13_only()
 
+    from edge_client.agent.exporting import export_own
+    from edge_client.agent.runner import RunOptions
     from edge_client.cli.private import sentences
-    from edge_client.exporting import export_own
-    from edge_client.runner import RunOptions
 
     quiet = as_json or json_requested()
     options: RunOptions = RunOptions(
@@ -125,7 +125,7 @@ def export(
 @contextmanager
 def _watching(quiet: bool) -> Iterator["Watch"]:
     """Sentences on standard error, and where that is a terminal a bar for the epochs; quiet: neither."""
-    from edge_client.exporting import Watch
+    from edge_client.agent.exporting import Watch
 
     if quiet or not sys.stderr.isatty():
         yield Watch() if quiet else Watch(say=lambda line: typer.echo(printable(line), err=True))

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tacit.console import ExitCode, fail, print_json, printable
+from toolkit.console import ExitCode, fail, print_json, printable
 
 if TYPE_CHECKING:
-    from edge_client.privacy.replay import LedgerState
-    from edge_client.privacy.verification import Verdict
+    from edge_client.ledger.replay import LedgerState
+    from edge_client.ledger.verification import Verdict
     from tacit.heads import KeptHead
 
 __all__ = ["app"]
@@ -31,8 +31,8 @@ def show(data: Data = None, home: Home = None, as_json: Json = False) -> None:
     Epsilon is what all events so far give away at the limit's delta. The share left is the gate's, which counts more
     strictly: it also holds when later jobs are chosen knowing earlier results.
     """
-    from edge_client.privacy.history import replayed
-    from edge_client.privacy.store import LedgerError, reading
+    from edge_client.ledger.history import replayed
+    from edge_client.ledger.store import LedgerError, reading
 
     shown = []
     try:
@@ -72,8 +72,8 @@ def verify(
 
     Ends with 0 if nothing is wrong, with 1 if something is. Notes are facts, not problems.
     """
-    from edge_client.privacy import verification
-    from edge_client.privacy.store import LedgerError
+    from edge_client.ledger import verification
+    from edge_client.ledger.store import LedgerError
 
     if export is not None and (data is not None or home is not None):
         fail("give --export, or --data and --home, not both", ExitCode.USAGE)
@@ -109,8 +109,8 @@ def export(
 
     It holds names of jobs and members, sizes, times and digests; no text, and nothing that text can be looked up with.
     """
-    from edge_client.privacy import verification
-    from edge_client.privacy.store import LedgerError
+    from edge_client.ledger import verification
+    from edge_client.ledger.store import LedgerError
 
     lines = 0
     try:
@@ -145,14 +145,14 @@ def _head(text: str | None) -> "KeptHead | None":
 
 
 def _home(option: Path | None) -> Path:
-    from edge_client.home import home_path
+    from edge_client.identity.home import home_path
 
     return home_path(option)
 
 
 def _ledgers(home: Path | None, data: str | None) -> list[Path]:
     """Files of the ledgers that are meant, at least one. Raises: CommandFailed."""
-    from edge_client.privacy.ledger import LedgerError, ledger_path
+    from edge_client.ledger.ledger import LedgerError, ledger_path
 
     folder = _home(home)
     try:
@@ -169,8 +169,8 @@ def _ledgers(home: Path | None, data: str | None) -> list[Path]:
 
 
 def _failed(error: Exception) -> Exception:
-    from edge_client.privacy.store import LedgerMissing, LedgerNewer
-    from tacit.console import CommandFailed
+    from edge_client.ledger.store import LedgerMissing, LedgerNewer
+    from toolkit.console import CommandFailed
 
     if isinstance(error, LedgerMissing):
         return CommandFailed(str(error), ExitCode.NOT_FOUND)
@@ -200,10 +200,10 @@ def _check_is_export(file: Path) -> None:
 
 
 def _summary(state: "LedgerState") -> dict[str, Any]:
-    from edge_client.privacy.accounting import Limit, spend
-    from edge_client.privacy.gate import Gate
-    from edge_client.privacy.replay import as_events, month_of
-    from edge_client.privacy.store import LedgerDamaged
+    from edge_client.ledger.gate import Gate
+    from edge_client.ledger.replay import as_events, month_of
+    from edge_client.ledger.store import LedgerDamaged
+    from learning.accounting.spend import Limit, spend
 
     opened, numbers = state.opened, state.limit
     if opened is None or numbers is None:

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from tacit.console import ExitCode, fail, json_requested, print_json, printable
+from toolkit.console import ExitCode, fail, json_requested, print_json, printable
 
 if TYPE_CHECKING:
-    from edge_client.home import MemberIdentity
-    from edge_client.privacy.conditions import Conditions
-    from edge_client.privacy.policy import Policy
-    from edge_client.privacy.verdicts import Verdict
+    from edge_client.identity.home import MemberIdentity
+    from edge_client.policy.conditions import Conditions
+    from edge_client.policy.policy import Policy
+    from edge_client.policy.verdicts import Verdict
     from tacit.documents import Document
     from tacit.job import JobDocument, JobSpec
     from tacit.manifest import Manifest
@@ -55,8 +55,8 @@ def check(
 
     Ends with 0 if this member would take part as far as can be told here, with 4 if a rule refuses.
     """
-    from edge_client.home import home_path
-    from edge_client.privacy.verdicts import Outcome
+    from edge_client.identity.home import home_path
+    from edge_client.policy.verdicts import Outcome
 
     folder = home_path(home)
     rules, source = _policy(folder, policy)
@@ -111,7 +111,7 @@ def _as_json(verdict: "Verdict") -> dict[str, str]:
 
 
 def _print_verdict(verdict: "Verdict") -> None:
-    from edge_client.privacy.verdicts import Outcome
+    from edge_client.policy.verdicts import Outcome
 
     colours = {
         Outcome.OK: typer.colors.GREEN,
@@ -122,7 +122,7 @@ def _print_verdict(verdict: "Verdict") -> None:
 
 
 def _policy(home: Path, option: Path | None) -> "tuple[Policy, str]":
-    from edge_client.privacy.policy import Policy
+    from edge_client.policy.policy import Policy
     from tacit.documents import DocumentInvalid
 
     try:
@@ -133,7 +133,7 @@ def _policy(home: Path, option: Path | None) -> "tuple[Policy, str]":
 
 
 def _identity(home: Path) -> "MemberIdentity | None":
-    from edge_client.home import HomeUnusable, MemberIdentity
+    from edge_client.identity.home import HomeUnusable, MemberIdentity
 
     try:
         return MemberIdentity.load(home)
@@ -171,12 +171,12 @@ def _document(kind: "type[_Kind]", path: Path) -> "_Kind":
 
 
 def _conditions(policy: "Policy", device: str | None) -> "Conditions":
-    from edge_client.privacy.conditions import read_conditions
+    from edge_client.policy.conditions import read_conditions
 
     every = type(policy).model_fields["devices"].default
     if device is None and set(policy.devices) != set(every):
         # Only then is it worth the seconds that torch takes to say what there is.
-        from edge_client.training.device import pick_device
+        from learning.training.device import pick_device
 
         try:
             device = pick_device()
@@ -207,8 +207,8 @@ def _cost(policy: "Policy", job: "JobDocument | JobSpec", examples: int) -> _Cos
 
     import numpy as np
 
-    from edge_client.privacy.accounting import EventUnaccountable, RenyiFilter, cost
-    from edge_client.privacy.mechanisms import protection_of
+    from learning.accounting.spend import EventUnaccountable, RenyiFilter, cost
+    from learning.mechanisms.protection import protection_of
     from tacit.job import JobDocument, JobSpec
 
     if isinstance(job, JobSpec):
@@ -257,7 +257,7 @@ def _cost(policy: "Policy", job: "JobDocument | JobSpec", examples: int) -> _Cos
 @app.command()
 def show(policy: PolicyFile = None, home: Home = None, as_json: Json = False) -> None:
     """Print the policy in force with every key, and what others need to know of this member: its fingerprints."""
-    from edge_client.home import home_path
+    from edge_client.identity.home import home_path
 
     folder = home_path(home)
     rules, source = _policy(folder, policy)
@@ -281,7 +281,7 @@ def _fingerprints(home: Path) -> tuple[str | None, str | None]:
     identity = _identity(home)
     if identity is None:
         return None, None
-    from edge_client.privacy.rules import fingerprint
+    from edge_client.policy.rules import fingerprint
     from tacit.verification import verifiers
 
     _, key_of = verifiers(identity.authorities.history)
@@ -296,8 +296,8 @@ def init(
     as_json: Json = False,
 ) -> None:
     """Write a policy file that says what the defaults are: every key with its meaning, commented out."""
-    from edge_client.home import Home as Folder
-    from edge_client.home import HomeUnusable, home_path
+    from edge_client.identity.home import Home as Folder
+    from edge_client.identity.home import HomeUnusable, home_path
 
     folder = home_path(home)
     path = policy or folder / "policy.toml"
@@ -323,7 +323,7 @@ def default_file() -> str:
     """policy.toml with the defaults: as it stands, and with any of its keys uncommented, a valid policy."""
     import textwrap
 
-    from edge_client.privacy.policy import Policy
+    from edge_client.policy.policy import Policy
 
     defaults = Policy().model_dump(mode="json")
     lines = [

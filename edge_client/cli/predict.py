@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tacit.console import ExitCode, fail, json_requested, print_json, printable
+from toolkit.console import ExitCode, fail, json_requested, print_json, printable
 
 if TYPE_CHECKING:
-    from edge_client.data import TextRow
+    from learning.text.data import TextRow
 
 __all__ = ["predict"]
 
@@ -38,8 +38,8 @@ def predict(
 
     Empty lines are left out. A model of pairs takes texts two by two, and lines with a tab between the two.
     """
-    from edge_client.data import DataInvalid
     from export.predictor import Predictor
+    from learning.text.data import DataInvalid
     from tacit.bundle import BundleInvalid
 
     if texts and file is not None:
@@ -102,7 +102,7 @@ def _lines(lines: list[str], where: str, pairs: bool) -> "list[TextRow]":
 
 
 def _from_file(path: Path, column: str, second: str | None, pairs: bool) -> "list[TextRow]":
-    from edge_client.data import read_examples, read_text, text_rows
+    from learning.text.data import read_examples, read_text, text_rows
 
     if [suffix.lower() for suffix in path.suffixes[-2:]] in (
         [".txt"],

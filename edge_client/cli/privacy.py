@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from tacit.console import ExitCode, fail, print_json, printable
+from toolkit.console import ExitCode, fail, print_json, printable
 
 if TYPE_CHECKING:
-    from edge_client.privacy.costs import Noised
-    from edge_client.privacy.planning import JobCost, Row, Setting
+    from learning.accounting.costs import Noised
+    from learning.accounting.planning import JobCost, Row, Setting
     from tacit.job import JobDocument, JobSpec
 
 __all__ = ["app"]
@@ -81,7 +81,7 @@ def plan(
     Two answers: what your ledger lets pass (gate), and what a plan fixed beforehand would need (PLD). Nothing is
     sent, and no data is read.
     """
-    from edge_client.privacy.planning import Setting
+    from learning.accounting.planning import Setting
 
     if examples is None:
         fail("say how many examples you have with --examples N; the sampling rate follows from it", ExitCode.USAGE)
@@ -108,8 +108,8 @@ def plan(
 def _plan_job(
     path: Path, examples: int, delta: float, values: int | None, members: int, epsilons: list[float], as_json: bool
 ) -> None:
-    from edge_client.privacy.costs import LotTooSmall
-    from edge_client.privacy.planning import Setting
+    from learning.accounting.costs import LotTooSmall
+    from learning.accounting.planning import Setting
     from tacit.job import JobDocument
     from tacit.vector import most_in_sum
 
@@ -186,8 +186,8 @@ def _print_rows(
 ) -> None:
     from dataclasses import asdict
 
-    from edge_client.privacy.costs import adjacency_of
-    from edge_client.privacy.planning import rows_of
+    from learning.accounting.costs import adjacency_of
+    from learning.accounting.planning import rows_of
 
     rows = [row for template in templates for row in rows_of(template, setting, epsilons)]
     first = templates[0]
@@ -226,8 +226,8 @@ def _print_rows(
 def _print_job(job: "JobDocument | JobSpec", setting: "Setting", epsilons: list[float], as_json: bool) -> None:
     from dataclasses import asdict
 
-    from edge_client.privacy.costs import Noised, steps_of_round
-    from edge_client.privacy.planning import cost_of_job
+    from learning.accounting.costs import Noised, steps_of_round
+    from learning.accounting.planning import cost_of_job
     from tacit.mechanism import DpSgd
 
     cost = cost_of_job(job, setting, epsilons)
@@ -263,10 +263,10 @@ def _print_job(job: "JobDocument | JobSpec", setting: "Setting", epsilons: list[
 
 def _histogram_remark(job: "JobDocument | JobSpec", setting: "Setting") -> str | None:
     """What a noised histogram of labels costs beside the rounds; None where the job orders none of its members."""
-    from edge_client.giving.making import order_of
-    from edge_client.privacy.accounting import Limit, spend
-    from edge_client.privacy.costs import Noised, adjacency_of
-    from edge_client.synthesis.labels import histogram_event
+    from edge_client.corpus_release.making import order_of
+    from learning.accounting.costs import Noised, adjacency_of
+    from learning.accounting.spend import Limit, spend
+    from learning.synthesis.labels import histogram_event
 
     order = order_of(job)
     if order is None or order.histogram_deviation is None or not isinstance(job.mechanism, Noised):
@@ -285,7 +285,7 @@ def _histogram_remark(job: "JobDocument | JobSpec", setting: "Setting") -> str |
 
 def _described(mechanism: "Noised", setting: "Setting", steps: int | None = None) -> str:
     """steps: those of a round of dp-sgd, where they are more than the mechanism's."""
-    from edge_client.privacy.costs import rate_of
+    from learning.accounting.costs import rate_of
     from tacit.mechanism import DistributedGaussian, DpSgd
 
     said = f"{mechanism.name}, {setting.rounds} rounds"

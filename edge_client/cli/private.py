@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tacit.console import CommandFailed, ExitCode, fail, print_json, printable
+from toolkit.console import CommandFailed, ExitCode, fail, print_json, printable
 
 if TYPE_CHECKING:
-    from edge_client.home import IdentityDocument
+    from edge_client.identity.home import IdentityDocument
     from edge_client.private_store.container import PrivateState, StateHeader
     from edge_client.private_store.sealing import StoreKey
     from edge_client.private_store.upkeep import Held
@@ -195,7 +195,7 @@ def rekey(
 
 
 def _home(option: Path | None) -> Path:
-    from edge_client.home import home_path
+    from edge_client.identity.home import home_path
 
     return home_path(option)
 
@@ -208,8 +208,8 @@ def _key(file: Path | None, variable: str = "TACIT_PASSPHRASE") -> "StoreKey | N
 
 def _identity(folder: Path) -> "IdentityDocument | None":
     """Who the home belongs to; also with a certificate that has expired. Raises: CommandFailed: it cannot be read."""
-    from edge_client.home import Home as MemberHome
-    from edge_client.home import IdentityDocument
+    from edge_client.identity.home import Home as MemberHome
+    from edge_client.identity.home import IdentityDocument
     from tacit.documents import DocumentInvalid
 
     path = MemberHome(folder).identity.document

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tacit.console import ExitCode, fail, print_json
+from toolkit.console import ExitCode, fail, print_json
 
 __all__ = ["renew"]
 
@@ -31,16 +31,16 @@ def renew(
     ] = False,
 ) -> None:
     """Renew this member's certificate. `edge_client run` does so by itself, also while this runs."""
-    from tacit.tls import tls_13_only
+    from toolkit.tls import tls_13_only
 
     if "grpc" not in sys.modules:
         tls_13_only()
 
     import asyncio
 
-    from edge_client.home import HomeUnusable, MemberIdentity, home_path
-    from edge_client.privacy.rules import fingerprint
-    from edge_client.renewal import RenewalFailed, renew_now
+    from edge_client.identity.home import HomeUnusable, MemberIdentity, home_path
+    from edge_client.identity.renewal import RenewalFailed, renew_now
+    from edge_client.policy.rules import fingerprint
     from tacit.verification import verifiers
 
     folder = home_path(home)

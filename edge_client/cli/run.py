@@ -92,11 +92,11 @@ def run(
     The text stays here: what leaves is a masked vector, of which the coordinator can read the sum over the cohort only.
     A connection that breaks is made again.
     """
-    from tacit.tls import tls_13_only
+    from toolkit.tls import tls_13_only
 
     tls_13_only()
 
-    from edge_client.runner import RunOptions, run_member
+    from edge_client.agent.runner import RunOptions, run_member
 
     options: RunOptions = RunOptions(
         data=data,
@@ -118,7 +118,7 @@ def run(
         backbones=tuple(backbone or ()),
     )
     if dry_run:
-        from edge_client.dry_run import dry_run as show
+        from edge_client.agent.dry_run import dry_run as show
 
         show(options)
     else:

@@ -23,7 +23,6 @@ from typing import IO, Annotated, ClassVar
 
 from pydantic import Field, StringConstraints
 
-from edge_client.privacy.faults import Faults, no_faults
 from edge_client.private_store import files
 from edge_client.private_store.container import StateHeader, check_whole
 from edge_client.private_store.errors import (
@@ -36,6 +35,7 @@ from edge_client.private_store.errors import (
 )
 from edge_client.private_store.upkeep import holding
 from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Part
+from toolkit.durable import Faults, no_faults
 
 __all__ = ["BackupHeader", "Restored", "back_up", "restore"]
 

@@ -17,11 +17,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from edge_client.privacy.faults import FILE_STEPS, Faults, no_faults, sync_folder
 from edge_client.private_store.container import TOKEN
 from edge_client.private_store.errors import StoreBusy, StoreError, StoreUnusable, StoreUnwritable
 from tacit.identity import name_is_valid
-from tacit.private_files import NotPrivate, check_private
+from toolkit.durable import FILE_STEPS, Faults, no_faults, sync_folder
+from toolkit.private_files import NotPrivate, check_private
 
 __all__ = [
     "POINTS",
@@ -44,7 +44,7 @@ __all__ = [
 _STAGED, _PARTIAL = "staged-", ".partial"
 _IS_TOKEN = re.compile(TOKEN).fullmatch
 
-# Where a process may be killed. `edge_client.privacy.faults` says what a point is.
+# Where a process may be killed. `toolkit.durable` says what a point is.
 POINTS = (
     "folder.making",
     "folder.made",

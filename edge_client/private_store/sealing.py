@@ -27,7 +27,7 @@ from pydantic import Field, model_validator
 
 from edge_client.private_store.errors import KeyUnusable, StateSealed
 from tacit.documents import Digest, Part
-from tacit.private_files import NotPrivate, check_secret
+from toolkit.private_files import NotPrivate, check_secret
 
 __all__ = ["CHUNK", "NEEDED", "TAG", "ScryptNumbers", "Sealing", "StoreKey", "sealed_length", "store_key"]
 

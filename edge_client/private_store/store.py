@@ -22,11 +22,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from edge_client.privacy.faults import Faults, no_faults
 from edge_client.private_store import files
 from edge_client.private_store.container import PrivateState, StateHeader, check_whole, decode, encode, header_of
 from edge_client.private_store.errors import StateDamaged, StateForeign, StateMissing, StateSealed
 from edge_client.private_store.sealing import NEEDED, StoreKey
+from toolkit.durable import Faults, no_faults
 
 __all__ = ["PrivateStore", "Recovery", "read_header"]
 

@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_client.privacy.faults import Faults, no_faults
 from edge_client.private_store import files
 from edge_client.private_store.container import PrivateState, StateHeader, check_whole, decode, encode
 from edge_client.private_store.errors import StateMissing, StoreError
 from edge_client.private_store.sealing import StoreKey
 from edge_client.private_store.store import read_header
+from toolkit.durable import Faults, no_faults
 
 __all__ = ["Held", "held", "held_all", "holding", "look", "rekey", "remove"]
 

@@ -16,23 +16,23 @@ import structlog
 from numpy.typing import NDArray
 
 import secure_agg
-from edge_client.cache import CertificateCache
-from edge_client.connection import CALL_BROKEN, raise_if_told_to_stop
-from edge_client.contribution import Update, update_digest
-from edge_client.giving.giver import Giver
-from edge_client.giving.models import TrainedModel
-from edge_client.home import MemberIdentity
-from edge_client.journal import Journal
-from edge_client.privacy.budget import Budget, Figures, Reserved, Statement
-from edge_client.privacy.mechanisms import Protection
-from edge_client.privacy.policy import PolicyRefusal
-from edge_client.renewal import Renewer
+from edge_client.corpus_release.models import TrainedModel
+from edge_client.corpus_release.releaser import Giver
+from edge_client.downloads.cache import CertificateCache
+from edge_client.identity.connection import CALL_BROKEN, raise_if_told_to_stop
+from edge_client.identity.home import MemberIdentity
+from edge_client.identity.renewal import Renewer
+from edge_client.ledger.budget import Budget, Figures, Reserved, Statement
+from edge_client.policy.policy import PolicyRefusal
 from edge_client.session import states as m
 from edge_client.session.fetching import Fetcher
+from edge_client.session.journal import Journal
 from edge_client.session.keeping import Keeper
 from edge_client.session.link import AgentStopped, Link
 from edge_client.session.machine import transition
 from edge_client.session.preparation import Preparation, PreparationRefused, Preparer
+from learning.mechanisms.contribution import Update, update_digest
+from learning.mechanisms.protection import Protection
 from tacit import PROTOCOL_VERSIONS, __version__, wire
 from tacit.attempt import AttemptId
 from tacit.mechanism import NoMechanism

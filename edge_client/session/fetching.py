@@ -11,8 +11,8 @@ from weakref import WeakValueDictionary
 import grpc.aio
 import structlog
 
-from edge_client.cache import CertificateCache
-from edge_client.connection import CALL_BROKEN, NOT_SERVED, explain, raise_if_told_to_stop
+from edge_client.downloads.cache import CertificateCache
+from edge_client.identity.connection import CALL_BROKEN, NOT_SERVED, explain, raise_if_told_to_stop
 from edge_client.session.link import Link
 from edge_client.session.preparation import PreparationRefused
 from tacit.attempt import AttemptId

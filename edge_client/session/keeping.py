@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Literal
 
 import structlog
 
-from edge_client.data import Example
-from edge_client.journal import Memory
 from edge_client.private_store import PrivateState, PrivateStore, StoreError
-from edge_client.text import VocabularyInvalid
+from edge_client.session.journal import Memory
+from learning.text.data import Example
+from learning.text.encoder import VocabularyInvalid
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
 from tacit.messages import Assignment
@@ -108,7 +108,7 @@ class Keeper:
         Raises:
             StoreError: it cannot be written. VocabularyInvalid, TableInvalid, DocumentInvalid: it cannot be made.
         """
-        from edge_client.training.start import first_private
+        from learning.training.start import first_private
 
         own = seed = None
         if job.vocabulary is not None:
@@ -129,7 +129,7 @@ class Keeper:
     def _own_vocabulary(self, job: JobDocument, wanted: OwnVocabulary) -> bytes:
         """Raises: VocabularyInvalid: the texts hold nothing to build it of, and no noise hides whether they do.
         TableInvalid: there is no such table."""
-        from edge_client.training.start import own_vocabulary
+        from learning.training.start import own_vocabulary
 
         try:
             return own_vocabulary(wanted, [example.text for example in self._examples], self._table)

@@ -15,9 +15,9 @@ from datetime import UTC, datetime
 import grpc.aio
 import structlog
 
-from edge_client.connection import explain, open_channel, raise_if_told_to_stop
-from edge_client.home import MemberIdentity
-from edge_client.renewal import RenewalFailed, Renewer, server_unknown
+from edge_client.identity.connection import explain, open_channel, raise_if_told_to_stop
+from edge_client.identity.home import MemberIdentity
+from edge_client.identity.renewal import RenewalFailed, Renewer, server_unknown
 from tacit import wire
 from tacit.messages import (
     Assignment,

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 import secure_agg
-from edge_client.journal import Memory, Sent
-from edge_client.privacy.policy import PolicyRefusal
+from edge_client.policy.policy import PolicyRefusal
+from edge_client.session.journal import Memory, Sent
 from edge_client.session.states import (
     CertificatesFetched,
     Discard,

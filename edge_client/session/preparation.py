@@ -1,13 +1,16 @@
-"""Between an assignment and READY: fetch by digest, ask the policy, look at the data, reserve budget, train, add noise.
+"""Between an assignment and READY: fetch by digest, ask the policy, read the data, reserve budget, train, add noise.
 
-Guarantees: nothing of the member's data is read into a job that its policy refuses; nothing is trained that the ledger
-has no room for; everything of others was fetched by the digest that the job document or the assignment names, or, of a
-backbone, found elsewhere under that digest (`edge_client.backbone_sources`), once for all jobs; what cannot go on is a
-`PreparationRefused` with a reason and a sentence. Its reservation is released as long as the data had no part in it;
-what fails once the data is looked at, in whatever way, is forfeited under a mechanism, and the coordinator hears the
-same of all of it. All that training changed is thrown away: it lies in memory, but for private parameters, which lie
-staged beside the state that counts (`edge_client.session.keeping`). Training runs in a thread of its own and stops
-between two steps when it is told to.
+Guarantees:
+
+- A job that the policy refuses reads nothing of the member's data. A training that the ledger has no room for does not
+  start.
+- Everything from others is fetched by the digest that the job document or the assignment names. A backbone may come
+  from elsewhere under its digest (`edge_client.downloads.backbones`), once for all jobs.
+- What cannot go on raises `PreparationRefused` with a reason and a sentence. Its reservation is released if the data
+  had no part in the failure. Under a mechanism, any failure after the data was read forfeits the reservation, and the
+  coordinator hears the same sentence for all of them.
+- Training changes memory only. Private parameters are staged beside the state in force (`edge_client.session.keeping`).
+  Training runs in its own thread and stops between two steps when told to.
 """
 
 import asyncio
@@ -24,25 +27,25 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 
 import secure_agg
-from edge_client.backbone_layout import BackboneInvalid
-from edge_client.backbone_sources import BackboneMissing, Backbones, Wanted
-from edge_client.cache import BlobCache
-from edge_client.cloze import TemplateInvalid
-from edge_client.contribution import Update
-from edge_client.corpus import Corpus
-from edge_client.data import ColumnMissing, DataInvalid, Example, check_labels, check_pairs
-from edge_client.giving.making import order_of
-from edge_client.giving.models import TrainedModel
-from edge_client.material import fetch_job, fetch_manifest, fetch_private_start, fetch_tokenizer, fetch_version
-from edge_client.privacy.budget import Budget, Reserved
-from edge_client.privacy.conditions import read_conditions
-from edge_client.privacy.mechanisms import Protection
-from edge_client.privacy.policy import Policy, PolicyRefusal
+from edge_client.corpus_release.making import order_of
+from edge_client.corpus_release.models import TrainedModel
+from edge_client.downloads.backbones import BackboneMissing, Backbones, Wanted
+from edge_client.downloads.cache import BlobCache
+from edge_client.ledger.budget import Budget, Reserved
+from edge_client.policy.conditions import read_conditions
+from edge_client.policy.policy import Policy, PolicyRefusal
 from edge_client.private_store import PrivateState, StoreError
 from edge_client.session.keeping import Keeper
-from edge_client.synthesis.setting import promise_of
-from edge_client.tables import TableInvalid
-from edge_client.text import TokenizerInvalid, VocabularyInvalid
+from learning.artifacts import fetch_job, fetch_manifest, fetch_private_start, fetch_tokenizer, fetch_version
+from learning.backbones.layout import BackboneInvalid
+from learning.mechanisms.contribution import Update
+from learning.mechanisms.protection import Protection
+from learning.synthesis.setting import promise_of
+from learning.text.cloze import TemplateInvalid
+from learning.text.corpus import Corpus
+from learning.text.data import ColumnMissing, DataInvalid, Example, check_labels, check_pairs
+from learning.text.encoder import TokenizerInvalid, VocabularyInvalid
+from learning.text.tables import TableInvalid
 from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
@@ -54,7 +57,7 @@ from tacit.prompt import reads_pairs
 from tacit.reason import Reason
 
 if TYPE_CHECKING:
-    from edge_client.backbone import StoredBackbone
+    from learning.backbones.stored import StoredBackbone
 
 __all__ = ["Fetch", "Preparation", "PreparationRefused", "Preparer", "TrainingWatcher"]
 
@@ -414,10 +417,10 @@ class Preparer:
         cancelled = threading.Event()
 
         def run() -> tuple[Update, str | None]:
-            from edge_client.training.clipping import ModelUnsuitable
-            from edge_client.training.divergence import VersionDiverged
-            from edge_client.training.local import TrainingDiverged
-            from edge_client.training.update import TrainingLost, train_update
+            from learning.training.clipping import ModelUnsuitable
+            from learning.training.divergence import VersionDiverged
+            from learning.training.local import TrainingDiverged
+            from learning.training.update import TrainingLost, train_update
 
             try:
                 update = train_update(

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import secure_agg
-from edge_client.journal import Memory
-from edge_client.privacy.policy import Policy
+from edge_client.policy.policy import Policy
+from edge_client.session.journal import Memory
 from tacit.attempt import AttemptId
 from tacit.job import JobDocument
 from tacit.messages import (
@@ -155,7 +155,7 @@ class Received:
 class Prepared:
     """An update for this assignment is trained; `privacy` and `ledger` are what the coordinator is told of its cost.
 
-    update: SHA-256 of it where the job adds no noise (`edge_client.contribution.update_digest`), else None.
+    update: SHA-256 of it where the job adds no noise (`learning.mechanisms.contribution.update_digest`), else None.
     """
 
     assignment: Assignment

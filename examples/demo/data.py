@@ -5,7 +5,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_client.data import DataInvalid, Example, read_examples
+from learning.text.data import DataInvalid, Example, read_examples
 
 __all__ = ["MEMBERS", "DemoData", "choose_data"]
 

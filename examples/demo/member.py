@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from tacit.console import run_app
-from tacit.tls import tls_13_only
+from toolkit.console import run_app
+from toolkit.tls import tls_13_only
 
 
 def main() -> None:
@@ -18,7 +18,7 @@ def main() -> None:
     # Before anything imports gRPC.
     tls_13_only()
 
-    from edge_client.runner import RunOptions, run_member
+    from edge_client.agent.runner import RunOptions, run_member
     from examples.demo.recorder import Recorder
 
     run_member(

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_client.watching import LogWatcher
+from edge_client.agent.watching import LogWatcher
 from tacit.attempt import AttemptId
 
 __all__ = ["Recorder"]

@@ -31,7 +31,7 @@ from pydantic import (
 )
 
 from tacit.reading import DocumentInvalid, json_values, read_bytes, shortened, shown, toml_values
-from tacit.text import is_clean
+from toolkit.text import is_clean
 
 __all__ = [
     "MOST_MISTAKES",

@@ -15,7 +15,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from tacit.limits import MOST_NAME
-from tacit.text import MOST_DETAIL, clean
+from toolkit.text import MOST_DETAIL, clean
 
 __all__ = ["DETAIL", "FIELDS", "TextInvalid", "TextKind", "admit", "neutralise"]
 

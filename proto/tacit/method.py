@@ -1,7 +1,7 @@
 """How the members of a job train together: which parts of the model they share, and what they do in a round.
 
 A model has three parts: `embedding`, `encoder` and `head`. A method says which of them stay private, on the member's
-machine for good. What a member does with that is `edge_client.methods`, a file for each.
+machine for good. What a member does with that is `learning.methods`, a file for each.
 """
 
 import reprlib

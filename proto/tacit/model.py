@@ -118,7 +118,7 @@ class TransformerModel(Part):
 
 
 class RvaeModel(Part):
-    """A recurrent variational autoencoder that makes text up (DP-RVAE); sizes as `edge_client.synthesis` has them."""
+    """A recurrent variational autoencoder that makes text up (DP-RVAE); sizes as `learning.synthesis` has them."""
 
     architecture: Literal["rvae"] = "rvae"
     # sound: as the job's mechanism protects it; published: the paper's noise, without any guarantee.

@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 
 from tacit.reason import Reason, sentence
-from tacit.text import MOST_STATUS, clean
+from toolkit.text import MOST_STATUS, clean
 
 __all__ = ["METADATA_KEY", "TIME_KEY", "abort_with", "code_of", "details_of", "reason_of", "stamp", "time_of"]
 

@@ -32,7 +32,7 @@ WIDEST_RING = 32
 _STEP_OF_DEVIATION = 2.0**-6
 _STEP_OF_BOUND = 2.0**-24
 _FINEST, _COARSEST_SCALE = 40, 2.0**-128
-# No magnitude of `edge_client.privacy.noise`'s Laplace is larger, in scales: -ln 2^-64.
+# No magnitude of `learning.mechanisms.noise`'s Laplace is larger, in scales: -ln 2^-64.
 _LARGEST_LAPLACE = 64 * math.log(2)
 
 

@@ -14,7 +14,7 @@ from coordinator.authority import AuthorityBook
 from coordinator.corpus_rules import check_statement
 from coordinator.pki import Authority
 from coordinator.storage.models import CorpusRow
-from export.finetune_corpora import CorporaInvalid, federation_of_corpora, promise_of, read_corpora
+from export.finetune.corpora import CorporaInvalid, federation_of_corpora, promise_of, read_corpora
 from tacit.authorities import Authorities
 from tacit.corpus import signed_bytes
 from tacit.corpus_proof import AUTHORITIES, CERTIFICATE, SIGNATURE, STATEMENT, verify_member

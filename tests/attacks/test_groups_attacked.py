@@ -6,9 +6,9 @@ Each attack succeeds on the unprotected baseline and fails on ours.
 import numpy as np
 import pytest
 
-from edge_client.contribution import Update
-from edge_client.privacy.mechanisms import protection_of
-from edge_client.privacy.policy import Policy, PolicyRefusal
+from edge_client.policy.policy import Policy, PolicyRefusal
+from learning.mechanisms.contribution import Update
+from learning.mechanisms.protection import protection_of
 from secure_agg import Abandoned, ContextInvalid, Phase, grouped_thresholds, session
 from secure_agg.groups import corrupt_in_group, draw_groups
 from tacit.job import Aggregation

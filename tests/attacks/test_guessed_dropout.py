@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from edge_client.models import build
-from edge_client.models.classifier import TextClassifier
-from edge_client.training.clipping import ClippedGradients
-from edge_client.training.local import PIECES, forward_rows
-from edge_client.training.private import _pieces, train_private
+from learning.models import build
+from learning.models.classifier import TextClassifier
+from learning.training.clipping import ClippedGradients
+from learning.training.local import PIECES, forward_rows
+from learning.training.private import _pieces, train_private
 from tacit.job import Training
 from tacit.mechanism import DpSgd
 from tacit.model import TextCNNModel

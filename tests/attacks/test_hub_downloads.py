@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 from huggingface_hub import snapshot_download
 
-from edge_client import cache as caches
-from edge_client.backbone import digest_of, folder_config, write_backbone
-from edge_client.backbone_sources import BackboneMissing, Backbones, Wanted
-from edge_client.cache import BlobCache
-from edge_client.checkpoint import FILES, CheckpointInvalid
-from edge_client.hub_fetch import MOST_SMALL_BYTES, fetch_checkpoint
-from edge_client.privacy.policy import Policy
+from edge_client.downloads import cache as caches
+from edge_client.downloads.backbones import BackboneMissing, Backbones, Wanted
+from edge_client.downloads.cache import BlobCache
+from edge_client.policy.policy import Policy
+from learning.backbones.checkpoint import FILES, CheckpointInvalid
+from learning.backbones.hub_fetch import MOST_SMALL_BYTES, fetch_checkpoint
+from learning.backbones.stored import digest_of, folder_config, write_backbone
 from tacit.blobs import BlobNotThere
 from tests.support.small_hub import COMMIT, small_hub
 from tests.unit.prompted_jobs.tiny_models import saved
@@ -218,7 +218,7 @@ def test_the_hub_is_not_asked_by_default(tmp_path, wanted, files):
 FETCH = """
 import sys
 from pathlib import Path
-from edge_client.hub_fetch import fetch_checkpoint
+from learning.backbones.hub_fetch import fetch_checkpoint
 fetch_checkpoint(sys.argv[1], Path(sys.argv[2]), 10**6)
 """
 

@@ -20,10 +20,10 @@ from benchmarks.keywords import (
     words_of,
 )
 from benchmarks.record import SHARED
-from edge_client.data import read_examples
-from edge_client.models import build
-from edge_client.text import TextEncoder, word_tokenizer
-from export.finetune_training import fit
+from export.finetune.training import fit
+from learning.models import build
+from learning.text.data import read_examples
+from learning.text.encoder import TextEncoder, word_tokenizer
 from tacit.job import Training
 from tacit.model import BiLSTMModel
 

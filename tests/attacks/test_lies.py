@@ -59,8 +59,8 @@ from coordinator.config import CoordinatorFolder
 from coordinator.rounds import effects as fx
 from coordinator.rounds import events as ev
 from coordinator.services.credentials import federation_credentials
-from edge_client.home import MemberIdentity
-from edge_client.privacy.policy import Policy
+from edge_client.identity.home import MemberIdentity
+from edge_client.policy.policy import Policy
 from edge_client.session import states
 from secure_agg.agreement import agree, open_sealed, public_key, seal
 from secure_agg.session import Session

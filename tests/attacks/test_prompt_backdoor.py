@@ -17,8 +17,8 @@ from benchmarks.backdoor import Backdoor, Fitted, Kept, Probe, Scaled, fitted_fa
 from benchmarks.simulation import Member, corpora_of, federate, play_round
 from benchmarks.virtual_members import SeededRandom
 from coordinator.robust import shares
-from edge_client.data import Example
 from export.bundle import make_job_bundle, read_job_bundle
+from learning.text.data import Example
 from tacit.job import JobSpec
 from tests.unit.prompted_jobs.tiny_models import tokenizer_of
 

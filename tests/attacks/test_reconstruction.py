@@ -26,14 +26,14 @@ from benchmarks.reconstruction_attack import (
     tokens_by_states,
     vectors_by_matching,
 )
-from edge_client.corpus import encoder_of
-from edge_client.data import Example
-from edge_client.methods import Setting, phases_of
-from edge_client.models import build, division_of
 from edge_client.private_store import PrivateStore
 from edge_client.session.keeping import Keeper
-from edge_client.training.local import train
-from edge_client.training.start import first_private
+from learning.methods import Setting, phases_of
+from learning.models import build, division_of
+from learning.text.corpus import encoder_of
+from learning.text.data import Example
+from learning.training.local import train
+from learning.training.start import first_private
 from tacit.job import JobDocument, Training
 from tacit.method import FedAvg, FedRecon, FedVocab
 from tacit.model import BiLSTMModel, TransformerModel

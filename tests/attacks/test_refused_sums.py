@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from coordinator.rounds.publish import ResultInvalid, next_version
-from edge_client.contribution import Update
-from edge_client.privacy.mechanisms import protection_of
-from edge_client.privacy.policy import Policy
+from edge_client.policy.policy import Policy
+from learning.mechanisms.contribution import Update
+from learning.mechanisms.protection import protection_of
 from tacit.job import Aggregation
 from tacit.messages import AttemptEnded, AttemptMessage
 from tacit.reason import Reason, sentence

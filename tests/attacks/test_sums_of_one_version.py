@@ -15,10 +15,10 @@ import pytest
 import secure_agg
 from coordinator.rounds import effects as fx
 from coordinator.rounds import events as ev
-from edge_client.contribution import Update
-from edge_client.journal import Journal
-from edge_client.privacy.policy import Policy
+from edge_client.policy.policy import Policy
 from edge_client.session import states
+from edge_client.session.journal import Journal
+from learning.mechanisms.contribution import Update
 from secure_agg import default_thresholds
 from tacit.attempt import AttemptId
 from tacit.context import application_digest

@@ -22,16 +22,16 @@ from coordinator.services import credentials
 from coordinator.services.credentials import enrolment_credentials, server_options
 from coordinator.services.enrolment import EnrolmentServicer, key_fingerprint
 from coordinator.services.token_desk import StoredToken
-from edge_client import enrolment as edge
-from edge_client.enrolment import EnrolmentFailed, enrol
-from edge_client.home import Home, MemberIdentity
-from tacit.console import ExitCode, secret_file
+from edge_client.identity import enrolment as edge
+from edge_client.identity.enrolment import EnrolmentFailed, enrol
+from edge_client.identity.home import Home, MemberIdentity
 from tacit.identity import Identity, Role, new_key
 from tacit.reason import Reason
 from tacit.token import JoinToken, secret_hash
 from tacit.v1 import enrolment_pb2, enrolment_pb2_grpc
 from tests.support import party
 from tests.support.token_desk import MemoryTokenDesk
+from toolkit.console import ExitCode, secret_file
 
 DER = serialization.Encoding.DER
 FEDERATION_ADDRESS = "localhost:7441"

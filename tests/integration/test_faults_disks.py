@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from tacit.console import ExitCode
 from tacit.reason import Reason
 from tacit.v1 import operator_pb2 as pb
 from tests.support.besieged import Besieged, attempts
 from tests.support.processes import command
 from tests.support.small_disk import SmallDisk, needs_small_disks
+from toolkit.console import ExitCode
 
 pytestmark = needs_small_disks
 

@@ -14,8 +14,8 @@ import grpc
 import pytest
 
 from coordinator.services.credentials import server_options
-from edge_client.connection import channel_options
-from edge_client.home import MemberIdentity
+from edge_client.identity.connection import channel_options
+from edge_client.identity.home import MemberIdentity
 from tacit import wire
 from tacit.messages import Goodbye, Hello, Welcome
 from tacit.reason import Reason

@@ -20,19 +20,19 @@ import pytest
 from coordinator.cli.common import operator_stub
 from coordinator.config import CoordinatorFolder
 from coordinator.services.credentials import federation_credentials
-from edge_client.data import read_examples
-from edge_client.enrolment import enrol
-from edge_client.home import MemberIdentity
+from edge_client.identity.enrolment import enrol
+from edge_client.identity.home import MemberIdentity
 from export.bundle import read_job_bundle
 from export.predictor import Predictor
+from learning.text.data import read_examples
 from secure_agg import packed_size
 from tacit.blobs import fetch_blob
-from tacit.console import ExitCode
 from tacit.job import JobSpec
 from tacit.v1 import operator_pb2 as pb
 from tacit.vector import layout_of
 from tests.support.processes import EXAMPLES, ROOT, Federation, behind, command, succeed, within_patience
 from tests.support.recorder import Relay
+from toolkit.console import ExitCode
 
 # Everything is set up by the first test, with ten processes.
 pytestmark = pytest.mark.timeout(600)

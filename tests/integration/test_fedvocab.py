@@ -24,25 +24,25 @@ from benchmarks import virtual_members
 from coordinator.cli.common import operator_stub
 from coordinator.config import CoordinatorFolder
 from coordinator.services.credentials import federation_credentials
-from edge_client.data import read_examples
-from edge_client.enrolment import enrol
-from edge_client.home import MemberIdentity
-from edge_client.privacy.accounting import Limit, spend
-from edge_client.privacy.events import SampledGaussian
+from edge_client.identity.enrolment import enrol
+from edge_client.identity.home import MemberIdentity
 from edge_client.private_store import StoreKey
 from edge_client.private_store.upkeep import held, look
-from edge_client.tables import entries_of
-from edge_client.vocabulary import own_tokenizer
 from export.bundle import make_job_bundle, read_job_bundle
+from learning.accounting.events import SampledGaussian
+from learning.accounting.spend import Limit, spend
+from learning.text.data import read_examples
+from learning.text.tables import entries_of
+from learning.text.vocabulary import own_tokenizer
 from secure_agg import packed_size
 from tacit.blobs import fetch_blob, put_blob
-from tacit.console import ExitCode
 from tacit.job import JobSpec
 from tacit.method import SPECIAL_ENTRIES
 from tacit.v1 import operator_pb2 as pb
 from tacit.vector import layout_of
 from tests.support.processes import BIN, EXAMPLES, PATIENCE, ROOT, Federation, Process, behind, command, succeed
 from tests.support.recorder import Canaries, Relay
+from toolkit.console import ExitCode
 
 # Everything is set up by the first test, with a dozen processes.
 pytestmark = pytest.mark.timeout(600)

@@ -32,7 +32,6 @@ from coordinator.storage import Database, open_blobs, open_database, records
 from tacit import __version__
 from tacit.blobs import BlobNotThere, fetch_blob, put_blob
 from tacit.bundle import write_bundle
-from tacit.console import CommandFailed, secret_file
 from tacit.identity import Role, federation_of
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
@@ -42,6 +41,7 @@ from tacit.token import JoinToken, secret_hash
 from tacit.v1 import federation_pb2, operator_pb2, operator_pb2_grpc
 from tests.support import party
 from tests.support.processes import PATIENCE
+from toolkit.console import CommandFailed, secret_file
 
 TOKENIZER = b'{"model": {"vocab": {}}}'
 

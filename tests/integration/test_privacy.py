@@ -5,10 +5,9 @@ import shutil
 
 import pytest
 
-from edge_client.privacy.accounting import Limit, spend
-from edge_client.privacy.events import DiscreteGaussianSum, Laplace, SampledGaussian
+from learning.accounting.events import DiscreteGaussianSum, Laplace, SampledGaussian
+from learning.accounting.spend import Limit, spend
 from secure_agg import Grid
-from tacit.console import ExitCode
 from tests.support.processes import (
     PATIENCE,
     ROOT,
@@ -19,6 +18,7 @@ from tests.support.processes import (
     succeed,
     within_patience,
 )
+from toolkit.console import ExitCode
 
 MEMBERS = ("north", "east", "south")
 JOBS = ROOT / "examples" / "mechanisms"

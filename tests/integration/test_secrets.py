@@ -30,9 +30,9 @@ MEMBERS = ("aster", "birch", "cedar")
 # The programs as they are, but for the level of their log, which no option lowers.
 LOUD = """
 import sys
-import tacit.logs
-quiet = tacit.logs.configure
-tacit.logs.configure = lambda format, level="", **more: quiet(format, "debug", **more)
+import toolkit.logs
+quiet = toolkit.logs.configure
+toolkit.logs.configure = lambda format, level="", **more: quiet(format, "debug", **more)
 from {room}.cli import main
 sys.argv[0] = "{room}"
 main()

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from edge_client.connection import open_channel
-from edge_client.home import MemberIdentity
+from edge_client.identity.connection import open_channel
+from edge_client.identity.home import MemberIdentity
 from tacit.v1 import federation_pb2 as pb
 from tacit.v1 import federation_pb2_grpc
 from tests.support.processes import BIN, Federation, Process, command, within_patience

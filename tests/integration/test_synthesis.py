@@ -19,14 +19,14 @@ import pytest
 
 from coordinator.config import CoordinatorFolder
 from coordinator.services.credentials import federation_credentials
-from edge_client.home import MemberIdentity
-from tacit.console import ExitCode
+from edge_client.identity.home import MemberIdentity
 from tacit.corpus import CorpusStatement
 from tacit.job import JobSpec
 from tacit.v1 import operator_pb2 as pb
 from tacit.v1.federation_pb2 import CorpusRef
 from tests.support.processes import EXAMPLES, ROOT, Federation, Process, behind, command, succeed
 from tests.support.recorder import Canaries, Recorded, Relay, Sent, not_allowed
+from toolkit.console import ExitCode
 
 # Everything is set up by the first test, with five processes.
 pytestmark = pytest.mark.timeout(600)

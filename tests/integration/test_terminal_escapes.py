@@ -12,16 +12,16 @@ from cryptography.hazmat.primitives import hashes, serialization
 
 from edge_client.session.link import Link
 from tacit import PROTOCOL_VERSIONS
-from tacit.console import CommandFailed, printable
 from tacit.identity import new_key
 from tacit.messages import Hello
-from tacit.text import is_clean
 from tacit.token import JoinToken
 from tacit.v1 import enrolment_pb2, enrolment_pb2_grpc
 from tacit.v1 import federation_pb2 as pb
 from tests.support import party
 from tests.support.federation_port import FederationPort, serving
 from tests.support.processes import BIN, PATIENCE, ROOT, Federation, command
+from toolkit.console import CommandFailed, printable
+from toolkit.text import is_clean
 
 ESCAPES = "\x1b[2J\x1b[31m\x1b]0;owned\x07\x9b1m\u202e[red]"
 

@@ -31,14 +31,14 @@ from google.protobuf import text_format
 from coordinator.cli.common import operator_stub
 from coordinator.config import CoordinatorFolder, load_config
 from coordinator.services.credentials import enrolment_credentials, federation_credentials
-from edge_client.data import data_digest, label_ids, read_examples
-from edge_client.home import MemberIdentity
-from edge_client.privacy.accounting import Limit, spend
-from edge_client.privacy.events import DiscreteGaussianSum, SampledGaussian
-from edge_client.privacy.overlap import digest_of_marks, marks_of
+from edge_client.identity.home import MemberIdentity
+from edge_client.ledger.overlap import digest_of_marks, marks_of
 from edge_client.session.agent import CHUNK
-from edge_client.text import TextEncoder
 from export.bundle import make_job_bundle
+from learning.accounting.events import DiscreteGaussianSum, SampledGaussian
+from learning.accounting.spend import Limit, spend
+from learning.text.data import data_digest, label_ids, read_examples
+from learning.text.encoder import TextEncoder
 from secure_agg import pack_in_place, packed_size, unpack_into
 from secure_agg.session import NONCE_BYTES, SEALED_BYTES
 from secure_agg.shamir import SHARE_BYTES

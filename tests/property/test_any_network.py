@@ -17,7 +17,7 @@ import secure_agg
 from coordinator.rounds import effects as fx
 from coordinator.rounds import events as ev
 from coordinator.rounds.effects import Status
-from edge_client.privacy.policy import Policy
+from edge_client.policy.policy import Policy
 from tests.support.fleet import DELAY_MS, Fleet, job_document
 
 # What bounds sums of one version would stop a job that fails this often; tests/attacks looks at it.

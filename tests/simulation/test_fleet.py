@@ -8,9 +8,9 @@ import secure_agg
 from coordinator.rounds import effects as fx
 from coordinator.rounds import events as ev
 from coordinator.rounds.effects import Status
-from edge_client.privacy.model_rules import MANIFEST
-from edge_client.privacy.policy import Policy
-from edge_client.privacy.rules import JOB
+from edge_client.policy.model_rules import MANIFEST
+from edge_client.policy.policy import Policy
+from edge_client.policy.rules import JOB
 from edge_client.session import states
 from secure_agg.member import share
 from tacit.attempt import AttemptId

@@ -8,7 +8,7 @@ import pytest
 import secure_agg
 from coordinator.rounds import effects as fx
 from coordinator.rounds.effects import Status
-from edge_client.privacy.policy import Policy
+from edge_client.policy.policy import Policy
 from secure_agg.member import share
 from tacit.job import Aggregation
 from tacit.mechanism import DistributedGaussian, GaussianUpdate

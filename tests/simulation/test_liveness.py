@@ -13,9 +13,9 @@ from coordinator.rounds import events as ev
 from coordinator.rounds.effects import Status
 from coordinator.rounds.machine import transition
 from coordinator.rounds.waiting import waiting
-from edge_client.journal import Memory, Sent
-from edge_client.privacy.policy import Policy
+from edge_client.policy.policy import Policy
 from edge_client.session import states
+from edge_client.session.journal import Memory, Sent
 from secure_agg.server import CollectingMasked
 from tacit.attempt import AttemptId
 from tacit.mechanism import DistributedGaussian, GaussianUpdate, NoMechanism

@@ -10,10 +10,10 @@ import pytest
 
 import secure_agg
 from coordinator.rounds.effects import Status
-from edge_client.journal import Sent
-from edge_client.privacy.policy import Policy
-from edge_client.privacy.rules import fingerprint
+from edge_client.policy.policy import Policy
+from edge_client.policy.rules import fingerprint
 from edge_client.session import states
+from edge_client.session.journal import Sent
 from secure_agg.member.seat import HeldShares
 from secure_agg.secret import Secret
 from tacit.attempt import AttemptId

@@ -9,7 +9,7 @@ from coordinator.rounds import effects as fx
 from coordinator.rounds.effects import Status
 from coordinator.rounds.optimiser import StateVectors
 from coordinator.rounds.publish import GroupSum, next_version, next_version_of_groups
-from edge_client.privacy.policy import Policy
+from edge_client.policy.policy import Policy
 from tacit.job import Aggregation
 from tacit.server_optimiser import FedAdamServer, FedAvgMServer
 from tests.support.fleet import VALUES, Fleet, job_document

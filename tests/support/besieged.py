@@ -70,7 +70,7 @@ class Besieged(Federation):
 
     def enrol(self, *names: str, policy: str | None = None) -> None:
         """As a person would, but all in this process: a command each costs seconds."""
-        from edge_client.enrolment import enrol
+        from edge_client.identity.enrolment import enrol
 
         async def join() -> None:
             async with operator_stub(self.dir / "operator") as stub:

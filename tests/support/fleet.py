@@ -22,12 +22,12 @@ from coordinator.rounds.machine import transition
 from coordinator.rounds.optimiser import StateVectors
 from coordinator.rounds.publish import GroupSum, ResultInvalid, next_version, next_version_of_groups
 from coordinator.rounds.state import JobState, Parameters
-from edge_client.contribution import Update, update_digest
-from edge_client.journal import Memory
-from edge_client.privacy.mechanisms import protection_of
-from edge_client.privacy.policy import Policy
+from edge_client.policy.policy import Policy
 from edge_client.session import states
+from edge_client.session.journal import Memory
 from edge_client.session.machine import transition as member_transition
+from learning.mechanisms.contribution import Update, update_digest
+from learning.mechanisms.protection import protection_of
 from tacit.attempt import AttemptId
 from tacit.job import Aggregation, Deadlines, JobDocument, Rounds
 from tacit.mechanism import NoMechanism

@@ -10,8 +10,8 @@ import asyncio
 import sys
 from pathlib import Path
 
-from tacit.console import run_app
-from tacit.tls import tls_13_only
+from toolkit.console import run_app
+from toolkit.tls import tls_13_only
 
 
 def main() -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 from coordinator import server, upkeep
 from coordinator.config import CoordinatorFolder, load_config
 from coordinator.storage import records
-from edge_client import enrolment as edge
-from edge_client.connection import open_channel
-from edge_client.home import MemberIdentity
+from edge_client.identity import enrolment as edge
+from edge_client.identity.connection import open_channel
+from edge_client.identity.home import MemberIdentity
 from tacit.token import JoinToken, secret_hash
 from tacit.v1 import federation_pb2_grpc
 from tests.support import party

@@ -14,7 +14,7 @@ import signal
 import sys
 from pathlib import Path
 
-from tacit.tls import tls_13_only
+from toolkit.tls import tls_13_only
 
 POLICY = 'schema = 1\nmechanisms = ["none"]\n'
 
@@ -22,7 +22,7 @@ POLICY = 'schema = 1\nmechanisms = ["none"]\n'
 def main() -> None:
     """Command line."""
     tls_13_only()
-    from tacit.logs import configure
+    from toolkit.logs import configure
 
     configure("json", "info")
     members = dict(line.split() for line in sys.stdin if line.strip())
@@ -34,7 +34,7 @@ def main() -> None:
 async def _all(folder: Path, tokens: dict[str, str]) -> None:
     import structlog
 
-    from edge_client.enrolment import enrol
+    from edge_client.identity.enrolment import enrol
 
     for name, token in tokens.items():
         await enrol(folder / f"home-{name}", token)

@@ -11,9 +11,9 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from coordinator.config import CoordinatorConfig, CoordinatorFolder, write_config
 from coordinator.pki import Authority, key_pem, new_key, pem
 from coordinator.services.credentials import SERVER_NAME
-from edge_client.home import Home, IdentityDocument, MemberIdentity
-from tacit.console import secret_file
+from edge_client.identity.home import Home, IdentityDocument, MemberIdentity
 from tacit.identity import Role
+from toolkit.console import secret_file
 
 __all__ = ["authority", "coordinator_folder", "expired", "key", "member_home", "present"]
 

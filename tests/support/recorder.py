@@ -32,15 +32,15 @@ from google.protobuf.message import DecodeError, Message
 from numpy.typing import NDArray
 
 from coordinator.services.credentials import server_options
-from tacit.tls import tls_13_only
 from tacit.v1 import enrolment_pb2, federation_pb2
+from toolkit.tls import tls_13_only
 
 if "grpc" not in sys.modules:
     tls_13_only()
 
 import grpc
 
-from edge_client.connection import channel_options
+from edge_client.identity.connection import channel_options
 
 # Stands in nothing that is looked for.
 _BETWEEN = b"\x00|\x00"

@@ -24,7 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tacit.tls import tls_13_only
+from toolkit.tls import tls_13_only
 
 FLOOD = 1000
 
@@ -32,7 +32,7 @@ FLOOD = 1000
 def main() -> None:
     """Command line: runs until SIGTERM, or until the coordinator sends it away."""
     tls_13_only()
-    from tacit.logs import configure
+    from toolkit.logs import configure
 
     configure("json", "info")
     asyncio.run(_run(Path(sys.argv[1]), Path(sys.argv[2]), tuple(sys.argv[3:])))

@@ -42,9 +42,9 @@ _IMPORTED = (
     "coordinator.operators",
     "coordinator.server",
     "edge_client.cli",
-    "edge_client.doctor",
-    "edge_client.enrolment",
-    "edge_client.runner",
+    "edge_client.identity.doctor",
+    "edge_client.identity.enrolment",
+    "edge_client.agent.runner",
     "export.bundle",
     "fsspec.implementations.local",
 )
@@ -212,7 +212,7 @@ def _become(words: list[str], cwd: str, env: dict[str, str]) -> None:
 def main() -> None:
     """The server's process, and after a fork the command's."""
     with socket.socket(fileno=int(sys.argv[1])) as asked:
-        from tacit.tls import tls_13_only
+        from toolkit.tls import tls_13_only
 
         tls_13_only()
         for name in _IMPORTED:

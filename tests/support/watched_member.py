@@ -11,8 +11,8 @@ looks for in what left. With --leak it sends, against all rules, some of it (`_l
 import sys
 from pathlib import Path
 
-from tacit.console import run_app
-from tacit.tls import tls_13_only
+from toolkit.console import run_app
+from toolkit.tls import tls_13_only
 
 
 def main() -> None:
@@ -22,11 +22,11 @@ def main() -> None:
     # Before anything imports gRPC.
     tls_13_only()
 
-    import edge_client.runner
+    import edge_client.agent.runner
     from edge_client.cli import app
 
-    run_member = edge_client.runner.run_member
-    edge_client.runner.run_member = lambda options: run_member(options, _recorder(records))
+    run_member = edge_client.agent.runner.run_member
+    edge_client.agent.runner.run_member = lambda options: run_member(options, _recorder(records))
     if leak:
         _leak()
     run_app(app)
@@ -37,8 +37,8 @@ def _recorder(records: Path):  # type: ignore[no-untyped-def]
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-    from edge_client.privacy.mechanisms import LocalTraining
-    from edge_client.watching import LogWatcher
+    from edge_client.agent.watching import LogWatcher
+    from learning.training.task import LocalTraining
 
     seen: dict[str, list] = {"gradient": [], "weight": [], "losses": [], "metrics": []}  # type: ignore[type-arg]
 
@@ -98,8 +98,8 @@ def _leak() -> None:
     the vector               as it is, in place of the masked one              A (its digest), C
     """
     import secure_agg
+    from edge_client.agent.watching import LogWatcher
     from edge_client.session import agent, fetching
-    from edge_client.watching import LogWatcher
     from tacit import messages, wire
 
     texts: list[str] = []

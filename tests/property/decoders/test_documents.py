@@ -20,8 +20,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge_client.privacy.chain import BODIES, ZERO, RecordInvalid, record_after, record_from
-from edge_client.privacy.receipts import Receipt
+from edge_client.ledger.chain import BODIES, ZERO, RecordInvalid, record_after, record_from
+from edge_client.ledger.receipts import Receipt
 from secure_agg import EncodingInvalid, Layout, LayoutInvalid, Segment
 from tacit.documents import Document, DocumentInvalid
 from tacit.job import JobDocument

@@ -25,12 +25,13 @@ from hypothesis import strategies as st
 from coordinator.cli.job import _rounds_table
 from coordinator.cli.member import members_table
 from coordinator.cli.status import jobs_table, text_of
-from tacit import logs, wire
-from tacit.console import CommandFailed, printable
+from tacit import wire
 from tacit.fields import DETAIL, FIELDS, TextInvalid, admit, neutralise
-from tacit.text import MOST_SHOWN, clean, is_clean
 from tacit.v1 import enrolment_pb2, federation_pb2, operator_pb2
 from tests.property.decoders.making import leaves_of
+from toolkit import logs
+from toolkit.console import CommandFailed, printable
+from toolkit.text import MOST_SHOWN, clean, is_clean
 
 FILES = (enrolment_pb2, federation_pb2, operator_pb2)
 # The longest sentence of a refusal: 40 characters of a value, as `repr` writes them, the field, and the rule.

@@ -20,9 +20,9 @@ import secure_agg
 from tacit import messages, wire
 from tacit.attempt import AttemptId
 from tacit.identity import name_is_valid
-from tacit.text import is_clean
 from tacit.v1 import federation_pb2 as pb
 from tests.property.decoders.making import blobs, damaged, messages_of, names
+from toolkit.text import is_clean
 
 SOON = timedelta(seconds=10)
 quick = settings(max_examples=500, deadline=SOON, suppress_health_check=list(HealthCheck))

@@ -16,7 +16,7 @@ from coordinator.rounds.publish import next_version
 from coordinator.rounds.state import Parameters
 from coordinator.rounds.uploads import UploadDesk
 from coordinator.storage import open_blobs, open_database, records
-from edge_client.privacy.mechanisms import protection_of
+from learning.mechanisms.protection import protection_of
 from tacit.messages import Assignment, AttemptEnded, AttemptOpened, JobEnded
 from tacit.vector import layout_of
 from tests.support.fleet import VALUES, job_document

@@ -12,7 +12,7 @@ from benchmarks.drift_report import draw_drift, drift_rows
 from benchmarks.fedvocab import Cell, Data, Recipe
 from benchmarks.record import Results
 from benchmarks.virtual_members import Crew, States
-from edge_client.data import Example
+from learning.text.data import Example
 from tacit.method import FedAvg, FedVocab
 
 torch.set_num_threads(1)

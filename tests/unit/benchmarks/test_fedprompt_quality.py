@@ -50,9 +50,9 @@ from benchmarks.record import ROOT, Figure, NoData, Results
 from benchmarks.report import SECTIONS, write_report
 from benchmarks.simulation import Member, backbone_of, corpora_of, play_round
 from benchmarks.virtual_members import SeededRandom
-from edge_client.backbone import digest_of
-from edge_client.data import Example
-from edge_client.text import wordpiece_tokenizer
+from learning.backbones.stored import digest_of
+from learning.text.data import Example
+from learning.text.encoder import wordpiece_tokenizer
 from tacit.mechanism import DpSgd, LaplaceUpdate
 from tacit.model import PromptedModel
 
@@ -210,8 +210,8 @@ def test_a_portion_is_rows_of_the_whole_and_weighs_as_the_whole(recipe):
 
 
 def test_a_round_takes_so_many_steps_and_weighs_by_rows_held(recipe, monkeypatch):
-    from edge_client.contribution import Update
-    from edge_client.training import update as module
+    from learning.mechanisms.contribution import Update
+    from learning.training import update as module
 
     bundle = prompted_bundle(
         backbone_folder("plain", recipe.cache), task="classification", learning_rate=0.1, tokens=2, members=4
@@ -411,7 +411,7 @@ def test_the_same_seed_gives_the_same_curve_and_a_learnable_task_is_learnt(recip
 
 
 def test_centralised_takes_as_many_steps_as_all_members_together(recipe, monkeypatch):
-    from edge_client.training import local
+    from learning.training import local
 
     asked = []
     train = local.train
@@ -871,7 +871,7 @@ def test_means_over_seeds_stand_in_the_table_with_their_spread():
 
 def test_laplace_is_told_as_the_ledger_counts_it(recipe):
     """What fifteen rounds are charged is what the product's own events compose to."""
-    from edge_client.privacy.mechanisms import protection_of
+    from learning.mechanisms.protection import protection_of
 
     words = backbone_folder("mlm", recipe.cache, HEAD)
     mechanism = LaplaceUpdate(epsilon=2.0, bound=5.0)

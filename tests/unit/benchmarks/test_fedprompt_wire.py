@@ -13,11 +13,11 @@ import pytest
 from benchmarks import fedprompt_wire as wire
 from benchmarks.fedprompt_wire import METHODS, PAPER, SHAPES, WIRE_SHAPES, Fetching, full_values, resumed_places
 from benchmarks.record import Results
-from edge_client.backbone import folder_config, read_backbone, write_backbone
-from edge_client.backbone_layout import checked_config
-from edge_client.backbone_model import prompted_values
-from edge_client.cloze import ClozeEncoder
-from edge_client.cloze_tokenizer import own_form
+from learning.backbones.layout import checked_config
+from learning.backbones.stored import folder_config, read_backbone, write_backbone
+from learning.prompts.assembly import prompted_values
+from learning.text.cloze import ClozeEncoder
+from learning.text.cloze_tokenizer import own_form
 from tacit.prompt import PromptedModel
 
 QUICK = wire.QUICK_SHAPE

@@ -15,7 +15,7 @@ from benchmarks.fedvocab_report import accuracy_rows, sent_rows
 from benchmarks.record import Figure, Results
 from benchmarks.report import SECTIONS, newest, write_report
 from benchmarks.virtual_members import Crew, Held
-from edge_client.data import Example
+from learning.text.data import Example
 from secure_agg import packed_size
 from tacit.method import FedAvg, FedProx, FedRecon, FedVocab, LgFedAvg
 from tacit.vector import layout_of

@@ -8,7 +8,7 @@ import pytest
 from benchmarks import institutional
 from benchmarks.institutional import GLOVE, PIECES, Cell, check_data, deal
 from benchmarks.record import NoData
-from edge_client.privacy.policy import Policy
+from edge_client.policy.policy import Policy
 from tacit.job import JobSpec
 
 

@@ -19,13 +19,13 @@ from benchmarks.institutional_dp import Data, GridCell, OutOfTime, Recipe, abadi
 from benchmarks.record import ROOT, Figure, Results
 from benchmarks.report import SECTIONS, Plot, Section, section_text, write_report
 from benchmarks.simulation import Member, corpora_of, federate, play_round
-from edge_client.corpus import Corpus
-from edge_client.data import Example
-from edge_client.privacy.accounting import RenyiFilter, cost, epsilon_pld
-from edge_client.privacy.events import SampledGaussian
-from edge_client.privacy.filter import Limit
-from edge_client.privacy.mechanisms import protection_of
-from edge_client.training.update import train_update
+from learning.accounting.events import SampledGaussian
+from learning.accounting.filter import Limit
+from learning.accounting.spend import RenyiFilter, cost, epsilon_pld
+from learning.mechanisms.protection import protection_of
+from learning.text.corpus import Corpus
+from learning.text.data import Example
+from learning.training.update import train_update
 from tacit.job import JobSpec
 from tacit.model import TextCNNModel
 from tacit.vector import layout_of

@@ -29,7 +29,7 @@ from benchmarks.reconstruction_attack import (
 )
 from benchmarks.reconstruction_attack import _Watched as Watched
 from benchmarks.reconstruction_report import found_rows
-from edge_client.models import build, division_of
+from learning.models import build, division_of
 from tacit.method import FedAvg, FedRecon, FedVocab
 from tacit.model import BiLSTMModel, TextCNNModel, TransformerModel
 

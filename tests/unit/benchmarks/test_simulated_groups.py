@@ -16,10 +16,10 @@ from benchmarks.virtual_members import Crew, Held, SeededRandom, World
 from benchmarks.virtual_members import play_round as virtual_round
 from coordinator.rounds.effects import GroupsSeen
 from coordinator.rounds.publish import GroupSum, ResultInvalid, next_version_of_groups
-from edge_client.contribution import Update
-from edge_client.data import Example
-from edge_client.privacy.mechanisms import protection_of
 from export.bundle import make_job_bundle, read_job_bundle
+from learning.mechanisms.contribution import Update
+from learning.mechanisms.protection import protection_of
+from learning.text.data import Example
 from secure_agg import ContextInvalid
 from secure_agg.groups import draw_groups
 from tacit.job import Aggregation, JobSpec

@@ -44,11 +44,11 @@ from benchmarks.synthesis_setup import (
     train_rvae,
 )
 from benchmarks.virtual_members import SeededRandom
-from edge_client.data import Example, read_examples
-from edge_client.privacy.events import SampledGaussian
-from edge_client.synthesis import published
-from edge_client.synthesis.labels import histogram_event
-from edge_client.synthesis.setting import NO_GUARANTEE, PublishedSetting
+from learning.accounting.events import SampledGaussian
+from learning.synthesis import published
+from learning.synthesis.labels import histogram_event
+from learning.synthesis.setting import NO_GUARANTEE, PublishedSetting
+from learning.text.data import Example, read_examples
 from secure_agg import packed_size
 from tacit.model import RvaeModel
 from tacit.vector import layout_of

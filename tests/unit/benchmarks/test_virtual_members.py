@@ -28,11 +28,11 @@ from benchmarks.virtual_members import (
     play_round,
 )
 from coordinator.rounds.optimiser import StateNeeded, StateVectors
-from edge_client.data import Example
-from edge_client.models.division import EMBEDDING
-from edge_client.training.start import first_private
-from edge_client.vocabulary import own_tokenizer
 from export.bundle import make_job_bundle, read_job_bundle
+from learning.models.division import EMBEDDING
+from learning.text.data import Example
+from learning.text.vocabulary import own_tokenizer
+from learning.training.start import first_private
 from secure_agg import SystemRandom
 from tacit.job import JobSpec
 from tacit.method import FedAvg, FedRecon, FedVocab, LgFedAvg, OwnVocabulary
@@ -199,7 +199,7 @@ def test_an_own_tokenizer_is_kept_with_the_state(tmp_path):
 @pytest.mark.parametrize("kind", ["words", "wordpiece"])
 def test_who_was_looked_at_before_it_trained_trains_with_the_tokenizer_of_then(tmp_path, monkeypatch, kind):
     """Word pieces do not come out the same twice: made anew, its ids would be of other rows than its texts'."""
-    from edge_client.training import start
+    from learning.training import start
 
     world = world_of(tmp_path, FedVocab(), own=OwnVocabulary(kind=kind, size=60))
     made, make = [], start.own_tokenizer

@@ -7,7 +7,7 @@ import pytest
 from benchmarks import who_holds_what as bench
 from benchmarks.fedvocab_report import draw_kinds, kind_rows
 from benchmarks.record import Results
-from edge_client.data import Example
+from learning.text.data import Example
 
 LABELS = ("HUM", "LOC", "NUM")
 ROWS = [Example(f"question {at}", LABELS[at % 3]) for at in range(2400)]

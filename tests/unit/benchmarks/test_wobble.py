@@ -12,10 +12,10 @@ from benchmarks.fedvocab import Cell, Data, Recipe
 from benchmarks.record import Results
 from benchmarks.virtual_members import Crew, cohort_of, play_round
 from benchmarks.wobble_report import draw_wobble, wobble_rows
-from edge_client.corpus import Corpus
-from edge_client.data import Example
-from edge_client.models import EVERYTHING_SHARED, build_blank
-from edge_client.training.local import evaluate
+from learning.models import EVERYTHING_SHARED, build_blank
+from learning.text.corpus import Corpus
+from learning.text.data import Example
+from learning.training.local import evaluate
 from tacit.method import FedAvg
 
 torch.set_num_threads(1)

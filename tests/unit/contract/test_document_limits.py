@@ -25,15 +25,15 @@ import tacit
 from coordinator.config import CoordinatorConfig, OperatorConfig
 from coordinator.storage.backup import Manifest as BackupManifest
 from coordinator.storage.mark import Mark
-from edge_client.giving.folder import CorpusState, Decision
-from edge_client.giving.models import NoisedHistogram
-from edge_client.home import IdentityDocument
-from edge_client.privacy.pin import Pin
-from edge_client.privacy.policy import Policy
-from edge_client.privacy.receipts import CorpusReceipt, Receipt
+from edge_client.corpus_release.folder import CorpusState, Decision
+from edge_client.corpus_release.models import NoisedHistogram
+from edge_client.identity.home import IdentityDocument
+from edge_client.ledger.pin import Pin
+from edge_client.ledger.receipts import CorpusReceipt, Receipt
+from edge_client.policy.policy import Policy
 from edge_client.private_store.backup import BackupHeader
 from edge_client.private_store.container import StateHeader
-from export.finetune import Provenance
+from export.finetune.run import Provenance
 from tacit.authorities import Authorities
 from tacit.bundle import BundleIndex, Labels
 from tacit.corpus import CorpusStatement

@@ -3,8 +3,8 @@
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from edge_client.text import VocabularyInvalid
-from edge_client.vocabulary import own_tokenizer
+from learning.text.encoder import VocabularyInvalid
+from learning.text.vocabulary import own_tokenizer
 from tacit.documents import DocumentInvalid, sentence_of
 from tacit.job import JobDocument, JobSpec
 from tacit.mechanism import Mechanism

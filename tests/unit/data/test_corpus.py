@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from edge_client.corpus import Corpus
-from edge_client.data import Example
-from edge_client.text import TextEncoder, TokenizerInvalid, word_tokenizer
+from learning.text.corpus import Corpus
+from learning.text.data import Example
+from learning.text.encoder import TextEncoder, TokenizerInvalid, word_tokenizer
 from tests.unit.privacy.test_mechanisms import GAUSSIAN, job
 
 TOKENIZER = word_tokenizer(["what", "is", "the", "city"])

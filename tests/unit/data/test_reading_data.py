@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_client.data import DataInvalid, Example, check_labels, data_digest, label_ids, read_examples, read_text
+from learning.text.data import DataInvalid, Example, check_labels, data_digest, label_ids, read_examples, read_text
 
 SECRET = "biopsy Mrs Almeida"
 SHARED = Path(__file__).parents[3].parent / "shared" / "data"

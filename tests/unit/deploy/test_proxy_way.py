@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from edge_client.handshake import HandshakeFailed, Step, connect
-from edge_client.proxy import Proxy, ProxyRefused, ProxyUnusable, proxy_for, tunnel
+from edge_client.identity.handshake import HandshakeFailed, Step, connect
+from edge_client.identity.proxy import Proxy, ProxyRefused, ProxyUnusable, proxy_for, tunnel
 from tests.support.connect_proxy import ConnectProxy
 
 HOST = "coordinator.example.org"

@@ -15,11 +15,10 @@ from pydantic_core import PydanticUndefined
 from coordinator.cli import app as coordinator_app
 from coordinator.config import CoordinatorConfig, environment_name
 from edge_client.cli import app as edge_app
-from edge_client.privacy.policy import Policy, PolicyRefusal
-from edge_client.privacy.verdicts import Outcome
+from edge_client.policy.policy import Policy, PolicyRefusal
+from edge_client.policy.verdicts import Outcome
 from export.bundle import make_job_bundle
 from secure_agg import COMPLETE_GRAPH_LIMIT
-from tacit.console import ExitCode
 from tacit.context import promise_of
 from tacit.corpus import CorpusOrder
 from tacit.job import Aggregation, Deadlines, JobSpec, PublicStart, Rounds, Training, VocabularyFile
@@ -36,6 +35,7 @@ from tacit.server_optimiser import (
     FedYogiServer,
     ServerOptimiser,
 )
+from toolkit.console import ExitCode
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"

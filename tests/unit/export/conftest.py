@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from edge_client.data import Example
 from export.bundle import JobBundle, make_job_bundle, read_job_bundle
 from export.onnx import ExportReport, export_model
+from learning.text.data import Example
 from tacit.job import JobSpec, VocabularyFile
 from tacit.model import TextCNNModel
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from edge_client.data import DataInvalid, data_digest
-from export.finetune import PROVENANCE, Given, Provenance, Settings, finetune, promise_in_words
-from export.finetune_corpora import read_corpora
+from export.finetune.corpora import read_corpora
+from export.finetune.run import PROVENANCE, Given, Provenance, Settings, finetune, promise_in_words
 from export.predictor import Predictor
+from learning.text.data import DataInvalid, data_digest
 from tacit.bundle import BundleInvalid, read_bundle
 from tacit.documents import DocumentInvalid
 from tests.support import party

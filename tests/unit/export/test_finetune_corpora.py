@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from edge_client.data import DataInvalid, Example
-from export.finetune_corpora import (
+from export.finetune.corpora import (
     CorporaInvalid,
     all_examples,
     federation_of_corpora,
@@ -14,6 +13,7 @@ from export.finetune_corpora import (
     read_corpora,
     same_texts,
 )
+from learning.text.data import DataInvalid, Example
 from tacit.authorities import Authorities
 from tacit.corpus import LabelCount
 from tacit.identity import Role, sign

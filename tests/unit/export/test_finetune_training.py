@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from edge_client.models import build
-from edge_client.text import TextEncoder, VocabularyInvalid, word_tokenizer
-from edge_client.training.local import TrainingDiverged, evaluate
-from export.finetune_scores import scores_of
-from export.finetune_training import fit, validation_rows, with_two_layers
-from export.finetune_words import base_pieces, read_words, words_of_corpora, words_of_tokenizer
+from export.finetune.scores import scores_of
+from export.finetune.training import fit, validation_rows, with_two_layers
+from export.finetune.words import base_pieces, read_words, words_of_corpora, words_of_tokenizer
+from learning.models import build
+from learning.text.encoder import TextEncoder, VocabularyInvalid, word_tokenizer
+from learning.training.local import TrainingDiverged, evaluate
 from tacit.job import Training
 from tacit.model import BiLSTMModel, TransformerModel
 

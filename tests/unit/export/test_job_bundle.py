@@ -13,8 +13,8 @@ import pytest
 from pydantic import ValidationError
 
 from coordinator.cli.job import bundle
-from edge_client.text import VocabularyInvalid
 from export.bundle import JobBundle, TableInvalid, make_job_bundle, read_job_bundle
+from learning.text.encoder import VocabularyInvalid
 from tacit.bundle import JOB_FILES, BundleInvalid, read_bundle, write_bundle
 from tacit.documents import DocumentInvalid
 from tacit.job import Aggregation, JobDocument, JobSpec, VocabularyFile

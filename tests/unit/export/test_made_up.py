@@ -5,10 +5,10 @@ import json
 
 import pytest
 
-from edge_client.synthesis import ordered, sampling
 from export.bundle import make_job_bundle, read_job_bundle
-from export.finetune_corpora import CorporaInvalid, promise_of, read_corpora
-from export.made_up import make_up
+from export.finetune.corpora import CorporaInvalid, promise_of, read_corpora
+from export.synthetic import make_up
+from learning.synthesis import ordered, sampling
 from tacit.corpus import CorpusOrder
 from tacit.identity import Role
 from tacit.job import JobSpec

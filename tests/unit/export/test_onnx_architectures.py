@@ -9,9 +9,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from edge_client.models import TextClassifier, build
-from edge_client.text import TextEncoder, wordpiece_tokenizer
 from export.onnx import _convert
+from learning.models import TextClassifier, build
+from learning.text.encoder import TextEncoder, wordpiece_tokenizer
 from tacit.model import BiLSTMModel, Model, TextCNNModel, TransformerModel
 
 torch.set_num_threads(1)

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import export.onnx
-from edge_client.models import build, load_shared
-from edge_client.text import TextEncoder
 from export.bundle import JobBundle
 from export.onnx import ExportReport, ParityFailed, export_model
+from learning.models import build, load_shared
+from learning.text.encoder import TextEncoder
 from tacit.bundle import read_bundle
 from tacit.documents import DocumentInvalid
 

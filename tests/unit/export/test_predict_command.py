@@ -15,7 +15,7 @@ import typer
 from edge_client.cli.predict import predict
 from export.onnx import ExportReport
 from export.predictor import Predictor
-from tacit.console import CommandFailed, ExitCode
+from toolkit.console import CommandFailed, ExitCode
 
 Exported = tuple[Path, ExportReport]
 LABELS = {"HUM", "LOC", "NUM"}

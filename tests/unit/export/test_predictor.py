@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_client.data import DataInvalid, Example, label_ids
-from edge_client.models import build, load_shared
-from edge_client.text import TextEncoder
-from edge_client.training.local import evaluate
 from export.bundle import JobBundle
 from export.evaluate import evaluate_bundle
 from export.onnx import ExportReport
 from export.predictor import Predictor, log_softmax
+from learning.models import build, load_shared
+from learning.text.data import DataInvalid, Example, label_ids
+from learning.text.encoder import TextEncoder
+from learning.training.local import evaluate
 from tacit.bundle import BundleInvalid
 
 Exported = tuple[Path, ExportReport]
@@ -91,7 +91,7 @@ def test_the_training_stack_is_never_imported(exported: Exported, examples_file:
     program = """
 import json, sys
 from pathlib import Path
-from edge_client.data import read_examples
+from learning.text.data import read_examples
 from export.evaluate import evaluate_bundle
 from export.predictor import Predictor
 evaluation = evaluate_bundle(Path(sys.argv[1]), read_examples(Path(sys.argv[2])))

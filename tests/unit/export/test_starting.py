@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from edge_client.models import build
-from edge_client.synthesis.training import measure
-from edge_client.synthesis.words import public_words
 from export.bundle import make_job_bundle, read_job_bundle
+from learning.models import build
+from learning.synthesis.training import measure
+from learning.synthesis.words import public_words
 from tacit.documents import DocumentInvalid
 from tacit.job import JobSpec
 from tests.support.processes import EXAMPLES

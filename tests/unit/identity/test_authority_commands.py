@@ -16,9 +16,9 @@ from coordinator.cli.member import days_left
 from coordinator.config import CoordinatorFolder, load_operator
 from coordinator.pki import Authority, AuthorityUnusable, key_pem, pem
 from coordinator.storage import open_database, records
-from tacit.console import CommandFailed, ExitCode, secret_file
 from tacit.identity import Role, federation_of
 from tests.support import party
+from toolkit.console import CommandFailed, ExitCode, secret_file
 
 WORD = "correct horse battery"
 

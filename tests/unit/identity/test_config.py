@@ -14,8 +14,8 @@ from coordinator.config import (
     operator_toml,
     write_config,
 )
-from tacit.console import secret_file
 from tacit.documents import DocumentInvalid
+from toolkit.console import secret_file
 
 
 def _write(folder: Path, text: str) -> Path:

@@ -12,16 +12,16 @@ from cryptography.hazmat.primitives import serialization
 
 from coordinator.pki import key_pem, pem
 from coordinator.services.credentials import enrolment_credentials, load_root, server_options
-from edge_client.connection import channel_options, exit_code_of, explain, open_channel
-from edge_client.handshake import shake_hands
-from edge_client.home import IdentityDocument, MemberIdentity
-from tacit.console import ExitCode, secret_file
+from edge_client.identity.connection import channel_options, exit_code_of, explain, open_channel
+from edge_client.identity.handshake import shake_hands
+from edge_client.identity.home import IdentityDocument, MemberIdentity
 from tacit.identity import Role
 from tacit.reason import Reason
 from tacit.status import reason_of
 from tacit.v1 import federation_pb2, federation_pb2_grpc
 from tests.support import party
 from tests.support.federation_port import FederationPort, serving
+from toolkit.console import ExitCode, secret_file
 
 DER = serialization.Encoding.DER
 

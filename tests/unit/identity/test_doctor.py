@@ -13,15 +13,15 @@ from cryptography import x509
 
 from coordinator.pki import pem
 from coordinator.services.credentials import enrolment_credentials, load_root
-from edge_client import doctor
-from edge_client.doctor import Status, examine, exit_code
-from edge_client.handshake import ClientKey, shake_hands
-from edge_client.home import Home
-from tacit.console import ExitCode
+from edge_client.identity import doctor
+from edge_client.identity.doctor import Status, examine, exit_code
+from edge_client.identity.handshake import ClientKey, shake_hands
+from edge_client.identity.home import Home
 from tacit.identity import Role
 from tacit.reason import Reason
 from tests.support import party
 from tests.support.federation_port import FederationPort, serving
+from toolkit.console import ExitCode
 
 NETWORK = ["name", "tcp", "tls", "clock", "session", "renewal"]
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from coordinator.pki import key_pem, pem
-from edge_client.home import Home, HomeUnusable, IdentityDocument, MemberIdentity, NotEnrolled, home_path
+from edge_client.identity.home import Home, HomeUnusable, IdentityDocument, MemberIdentity, NotEnrolled, home_path
 from tacit.identity import Role, verify_signature
 from tests.support import party
 

@@ -18,11 +18,11 @@ from coordinator.pki import Authority, key_pem, pem
 from coordinator.services.credentials import load_root, refresh_server_certificate
 from edge_client.cli.doctor import doctor
 from edge_client.cli.enrol import enrol
-from tacit.console import CommandFailed, ExitCode, secret_file
 from tacit.identity import Role, verify_certificate
 from tacit.token import JoinToken
 from tests.support import party
 from tests.support.federation_port import FederationPort, serving
+from toolkit.console import CommandFailed, ExitCode, secret_file
 
 
 def _app(command):

@@ -20,9 +20,9 @@ from coordinator.pki import (
     pem,
 )
 from coordinator.services.credentials import refresh_server_certificate
-from tacit.console import secret_file
 from tacit.identity import CertificateInvalid, Identity, Role, verify_certificate
 from tests.support import party
+from toolkit.console import secret_file
 
 DER = serialization.Encoding.DER
 

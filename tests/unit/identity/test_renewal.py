@@ -22,15 +22,14 @@ from coordinator.rounds.state import Aggregating
 from coordinator.services.renewal import stands
 from coordinator.storage import records
 from coordinator.storage.models import MemberCertificateRow
-from edge_client import renewal
-from edge_client.connection import open_channel
-from edge_client.doctor import Status, examine
-from edge_client.enrolment import enrol
-from edge_client.home import Home, HomeUnusable, MemberIdentity
-from edge_client.renewal import RenewalFailed, due, first_use, renew, renew_now
+from edge_client.identity import renewal
+from edge_client.identity.connection import open_channel
+from edge_client.identity.doctor import Status, examine
+from edge_client.identity.enrolment import enrol
+from edge_client.identity.home import Home, HomeUnusable, MemberIdentity
+from edge_client.identity.renewal import RenewalFailed, due, first_use, renew, renew_now
 from tacit import wire
 from tacit.attempt import AttemptId
-from tacit.console import ExitCode
 from tacit.identity import Role
 from tacit.messages import Goodbye, Hello, Welcome
 from tacit.reason import Reason
@@ -38,6 +37,7 @@ from tacit.status import reason_of
 from tacit.v1 import federation_pb2 as pb
 from tests.support import party
 from tests.support.housed import housed
+from toolkit.console import ExitCode
 
 
 def _later(days: float):
@@ -429,7 +429,7 @@ def test_the_doctor_renews_what_is_due(tmp_path, monkeypatch):
             assert MemberIdentity.load(first.home).certificate == first.certificate
             await _aged(house)
             monkeypatch.setattr(renewal, "due", lambda _: datetime.now(UTC))
-            monkeypatch.setattr("edge_client.doctor.due", lambda _: datetime.now(UTC) - timedelta(1))
+            monkeypatch.setattr("edge_client.identity.doctor.due", lambda _: datetime.now(UTC) - timedelta(1))
             after = {finding.check: finding for finding in await examine(first.home)}
             assert after["renewal"].status is Status.OK
             assert "renewed" in after["renewal"].what
@@ -444,7 +444,7 @@ def test_the_same_token_does_not_bring_an_older_certificate_back(tmp_path, monke
     async def scenario():
         async with housed(tmp_path, monkeypatch) as house:
             token = await house.invite("north")
-            monkeypatch.setattr("edge_client.enrolment.new_key", lambda: party.key(2))
+            monkeypatch.setattr("edge_client.identity.enrolment.new_key", lambda: party.key(2))
             first = await enrol(tmp_path / "north", token.format())
             await _aged(house)
             await renew_now(first)

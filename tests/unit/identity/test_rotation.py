@@ -14,11 +14,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 
 from coordinator import authority, pki, upkeep
 from coordinator.storage import open_database, records
-from edge_client import renewal
-from edge_client.connection import open_channel
-from edge_client.doctor import Status, examine
-from edge_client.home import MemberIdentity
-from edge_client.renewal import RenewalFailed, Renewer, follow, followed, renew, renew_now
+from edge_client.identity import renewal
+from edge_client.identity.connection import open_channel
+from edge_client.identity.doctor import Status, examine
+from edge_client.identity.home import MemberIdentity
+from edge_client.identity.renewal import RenewalFailed, Renewer, follow, followed, renew, renew_now
 from tacit import wire
 from tacit.authorities import AuthoritiesInvalid
 from tacit.identity import Role, key_pem, public_bytes

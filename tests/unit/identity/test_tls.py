@@ -11,8 +11,8 @@ import pytest
 
 from coordinator.pki import key_pem, pem
 from tacit.identity import Role
-from tacit.tls import speaks_tls_12
 from tests.support import party
+from toolkit.tls import speaks_tls_12
 
 SERVER = """
 import asyncio, sys
@@ -99,11 +99,11 @@ def test_the_probe_finds_tls_12_where_it_is(serve, folder, client):
 
 
 def test_the_switch_refuses_to_come_too_late():
-    code = "import grpc\nfrom tacit.tls import tls_13_only\ntls_13_only()"
+    code = "import grpc\nfrom toolkit.tls import tls_13_only\ntls_13_only()"
     late = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert late.returncode == 1
     assert "after grpc was imported" in late.stderr
-    code = "from tacit.tls import tls_13_only\ntls_13_only()\nimport grpc\ntls_13_only()"
+    code = "from toolkit.tls import tls_13_only\ntls_13_only()\nimport grpc\ntls_13_only()"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -15,16 +15,16 @@ from coordinator.config import load_config, load_operator
 from coordinator.operators import issue_operator
 from coordinator.pki import Authority
 from coordinator.services.credentials import enrolment_credentials, server_options
-from edge_client import enrolment as edge
-from edge_client.connection import open_channel
-from edge_client.enrolment import EnrolmentFailed, enrol
-from edge_client.renewal import asked_authorities
+from edge_client.identity import enrolment as edge
+from edge_client.identity.connection import open_channel
+from edge_client.identity.enrolment import EnrolmentFailed, enrol
+from edge_client.identity.renewal import asked_authorities
 from tacit.authorities import Authorities
-from tacit.console import ExitCode
 from tacit.token import JoinToken
 from tacit.v1 import enrolment_pb2_grpc, federation_pb2, federation_pb2_grpc, operator_pb2, operator_pb2_grpc
 from tests.support import party
 from tests.support.housed import housed
+from toolkit.console import ExitCode
 
 NEXT = 1
 FALSE_NEXT = 2

@@ -12,11 +12,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from coordinator.pki import Authority, AuthorityUnusable, RequestUnsuitable, certify_request, key_pem, pem
-from edge_client import enrolment as edge
+from edge_client.identity import enrolment as edge
 from secure_agg import IdentityInvalid
 from tacit import verification
 from tacit.authorities import Authorities, AuthoritiesInvalid
-from tacit.console import secret_file
 from tacit.identity import MAX_RSA_BITS, CertificateInvalid, Role, Trust, fit_key, sign, verify_signature
 from tacit.reason import Reason
 from tacit.status import reason_of
@@ -24,6 +23,7 @@ from tacit.v1 import federation_pb2
 from tacit.verification import Verification
 from tests.support import party, unfit_keys
 from tests.support.housed import housed
+from toolkit.console import secret_file
 
 DER = serialization.Encoding.DER
 MESSAGE = b"a statement"

@@ -14,9 +14,9 @@ from cryptography.hazmat.primitives import serialization
 from coordinator import authority
 from coordinator.services import federation
 from coordinator.storage.models import MemberCertificateRow, RestoredMemberRow
-from edge_client import renewal
-from edge_client.connection import open_channel
-from edge_client.renewal import first_use, follow, renew
+from edge_client.identity import renewal
+from edge_client.identity.connection import open_channel
+from edge_client.identity.renewal import first_use, follow, renew
 from tacit import wire
 from tacit.identity import Role
 from tacit.messages import Hello, Welcome

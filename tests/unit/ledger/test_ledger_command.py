@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 
 from benchmarks.ledger_faults import EVENT, LIMIT, Member, purpose_of, receipt_of
 from edge_client.cli.ledger import app
-from edge_client.privacy.accounting import spend
-from edge_client.privacy.ledger import Ledger, ledger_path
-from edge_client.privacy.receipts import ReceiptBook
-from tacit.console import CommandFailed, ExitCode
+from edge_client.ledger.ledger import Ledger, ledger_path
+from edge_client.ledger.receipt_book import ReceiptBook
+from learning.accounting.spend import spend
 from tests.support import party
+from toolkit.console import CommandFailed, ExitCode
 
 
 @pytest.fixture(scope="session")

@@ -14,11 +14,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from edge_client.privacy.accounting import Limit
-from edge_client.privacy.chain import ZERO, Purpose, Released, record_after, record_from
-from edge_client.privacy.events import SampledGaussian
-from edge_client.privacy.history import LedgerRolledBack
-from edge_client.privacy.ledger import (
+from edge_client.ledger.chain import ZERO, Purpose, Released, record_after, record_from
+from edge_client.ledger.history import LedgerRolledBack
+from edge_client.ledger.ledger import (
     Ledger,
     LedgerDamaged,
     LedgerError,
@@ -26,9 +24,11 @@ from edge_client.privacy.ledger import (
     LedgerUnwritable,
     ledger_path,
 )
-from edge_client.privacy.pin import pin_path
-from edge_client.privacy.store import reading
-from edge_client.privacy.verification import verify
+from edge_client.ledger.pin import pin_path
+from edge_client.ledger.store import reading
+from edge_client.ledger.verification import verify
+from learning.accounting.events import SampledGaussian
+from learning.accounting.spend import Limit
 
 LIMIT = Limit(4.0, 1e-5)
 EVENT = SampledGaussian(multiplier=1.2, rate=0.02, steps=20)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_client.privacy.faults import POINTS
+from edge_client.ledger.points import POINTS
 
 ROOT = Path(__file__).resolve().parents[3]
 # Killing asks nothing of the disk, so memory will do.
@@ -77,7 +77,7 @@ _CHARGE = """
 import os, sys
 from pathlib import Path
 from benchmarks.ledger_faults import EVENT, LIMIT, purpose_of, Member
-from edge_client.privacy.ledger import Ledger, ledger_path
+from edge_client.ledger.ledger import Ledger, ledger_path
 member = Member("north", None, b"", b"", bytes(32))
 with Ledger.open(ledger_path(Path(sys.argv[1]), "data"), "data", LIMIT) as ledger:
     held = ledger.reserve(EVENT, purpose_of(member, "desk", 1))

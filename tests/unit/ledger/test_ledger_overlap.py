@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from edge_client.privacy.accounting import Limit
-from edge_client.privacy.ledger import Ledger, LedgerDamaged, LedgerMissing, ledger_path
-from edge_client.privacy.overlap import marks_key, marks_of
-from edge_client.privacy.verification import verify
+from edge_client.ledger.ledger import Ledger, LedgerDamaged, LedgerMissing, ledger_path
+from edge_client.ledger.overlap import marks_key, marks_of
+from edge_client.ledger.verification import verify
+from learning.accounting.spend import Limit
 
 LIMIT = Limit(4.0, 1e-5)
 

@@ -13,11 +13,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from edge_client.privacy.accounting import ORDERS, EventUnaccountable, Limit, RenyiFilter, renyi, spend
-from edge_client.privacy.chain import Charged, Purpose, RecordInvalid, Recovered, digest_of, record_after, record_from
-from edge_client.privacy.events import DiscreteGaussianSum, FixedLotGaussian, Laplace, SampledGaussian
-from edge_client.privacy.history import replayed
-from edge_client.privacy.ledger import (
+from edge_client.ledger.chain import Charged, Purpose, RecordInvalid, Recovered, digest_of, record_after, record_from
+from edge_client.ledger.history import replayed
+from edge_client.ledger.ledger import (
     BudgetSpent,
     Ledger,
     LedgerBusy,
@@ -27,8 +25,10 @@ from edge_client.privacy.ledger import (
     LimitRaised,
     ledger_path,
 )
-from edge_client.privacy.replay import UNKNOWN
-from edge_client.privacy.store import reading
+from edge_client.ledger.replay import UNKNOWN
+from edge_client.ledger.store import reading
+from learning.accounting.events import DiscreteGaussianSum, FixedLotGaussian, Laplace, SampledGaussian
+from learning.accounting.spend import ORDERS, EventUnaccountable, Limit, RenyiFilter, renyi, spend
 
 LIMIT = Limit(4.0, 1e-5)
 # 45 of them fit.
@@ -296,7 +296,7 @@ def test_what_a_ledger_is_about_is_fixed(tmp_path, name, limit):
 
 def test_other_orders_are_refused(tmp_path, monkeypatch):
     opened(tmp_path).close()
-    monkeypatch.setattr("edge_client.privacy.ledger.ORDERS", (*ORDERS[:-1], 9999.0))
+    monkeypatch.setattr("edge_client.ledger.ledger.ORDERS", (*ORDERS[:-1], 9999.0))
     with pytest.raises(LimitFixed, match="orders"):
         opened(tmp_path)
 

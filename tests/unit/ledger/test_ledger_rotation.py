@@ -9,12 +9,12 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from benchmarks.ledger_faults import EVENT, LIMIT, purpose_of, receipt_of
 from benchmarks.ledger_faults import Member as Identity
-from edge_client.home import Home, MemberIdentity
-from edge_client.privacy.budget import Budget
-from edge_client.privacy.ledger import Ledger, ledger_path
-from edge_client.privacy.policy import Policy
-from edge_client.privacy.receipts import ReceiptBook
-from edge_client.privacy.verification import export_lines, verify, verify_export
+from edge_client.identity.home import Home, MemberIdentity
+from edge_client.ledger.budget import Budget
+from edge_client.ledger.ledger import Ledger, ledger_path
+from edge_client.ledger.receipt_book import ReceiptBook
+from edge_client.ledger.verification import export_lines, verify, verify_export
+from edge_client.policy.policy import Policy
 from tacit.identity import Role
 from tests.support import party
 

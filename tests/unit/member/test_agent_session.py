@@ -16,21 +16,21 @@ import pytest
 from structlog.testing import capture_logs
 
 import secure_agg
-from edge_client.cache import CertificateCache
-from edge_client.contribution import Update, update_digest
-from edge_client.journal import Memory
-from edge_client.renewal import RenewalFailed
+from edge_client.downloads.cache import CertificateCache
+from edge_client.identity.renewal import RenewalFailed
 from edge_client.session import agent as agent_module
 from edge_client.session import link, states
 from edge_client.session.agent import Agent, JobsUnfinished
+from edge_client.session.journal import Memory
+from learning.mechanisms.contribution import Update, update_digest
 from tacit import PROTOCOL_VERSIONS, wire
 from tacit.attempt import AttemptId
-from tacit.console import ExitCode
 from tacit.limits import CERTIFICATES_AT_ONCE, MOST_CERTIFICATE_BYTES
 from tacit.messages import Assignment, AttemptMessage, AttemptRefusal, Decline, JobEnded, LedgerCounter, Ready, Welcome
 from tacit.reason import Reason
 from tacit.v1 import federation_pb2 as pb
 from tests.support.fleet import VALUES, Fleet, job_document
+from toolkit.console import ExitCode
 
 ATTEMPT = AttemptId("a", 1, 1)
 DATA = bytes(range(256)) * 40

@@ -3,7 +3,7 @@
 import hashlib
 import os
 
-from edge_client.cache import BlobCache, CertificateCache
+from edge_client.downloads.cache import BlobCache, CertificateCache
 
 
 def kept(folder):

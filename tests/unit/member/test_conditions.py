@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_client.privacy import conditions
-from edge_client.privacy.conditions import DAYS, Conditions, Window, read_conditions
+from edge_client.policy import conditions
+from edge_client.policy.conditions import DAYS, Conditions, Window, read_conditions
 
 MONDAY = datetime(2026, 11, 16)  # noqa: DTZ001  local time has no zone to us
 WEEK = 7 * 24 * 60

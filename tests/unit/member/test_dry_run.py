@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_client.data import Example
-from edge_client.dry_run import Plan, _show, plan_of
-from edge_client.home import MemberIdentity
-from edge_client.privacy.policy import Policy
+from edge_client.agent.dry_run import Plan, _show, plan_of
+from edge_client.agent.runner import Member, Table
+from edge_client.identity.home import MemberIdentity
+from edge_client.policy.policy import Policy
 from edge_client.private_store import PrivateStore, StoreKey
-from edge_client.runner import Member, Table
 from edge_client.session.keeping import Keeper
+from learning.text.data import Example
 from secure_agg import pack_in_place
 from tacit.job import JobDocument
 from tacit.manifest import Manifest, Tensor

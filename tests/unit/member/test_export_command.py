@@ -13,34 +13,33 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-import edge_client.exporting
-import edge_client.training.personal
+import edge_client.agent.exporting
 import export.onnx
+import learning.training.personal
 import secure_agg
-import tacit.tls
+import toolkit.tls
 from coordinator.services.credentials import federation_credentials
-from edge_client.cache import BlobCache
 from edge_client.cli import app
 from edge_client.cli.export import _watching
-from edge_client.corpus import Corpus
-from edge_client.data import read_examples
-from edge_client.home import MemberIdentity
-from edge_client.material import checked_job, checked_manifest, checked_values
-from edge_client.methods import Setting, phases_of
-from edge_client.models.assembly import assembled
-from edge_client.privacy.budget import open_budget
-from edge_client.privacy.policy import Policy
+from edge_client.downloads.cache import BlobCache
+from edge_client.identity.home import MemberIdentity
+from edge_client.ledger.budget import open_budget
+from edge_client.policy.policy import Policy
 from edge_client.private_store import PrivateStore, StoreKey
 from edge_client.private_store.files import state_file
 from edge_client.session.keeping import Keeper
 from edge_client.session.preparation import Preparer
-from edge_client.training.local import TrainingDiverged, train
 from export.bundle import make_job_bundle, read_job_bundle
 from export.onnx import ParityFailed
 from export.predictor import Predictor
+from learning.artifacts import checked_job, checked_manifest, checked_values
+from learning.methods import Setting, phases_of
+from learning.models.assembly import assembled
+from learning.text.corpus import Corpus
+from learning.text.data import read_examples
+from learning.training.local import TrainingDiverged, train
 from tacit.attempt import AttemptId
 from tacit.bundle import read_bundle, write_bundle
-from tacit.console import CommandFailed, ExitCode
 from tacit.documents import DocumentInvalid
 from tacit.job import JobSpec
 from tacit.manifest import Manifest
@@ -48,6 +47,7 @@ from tacit.messages import Assignment
 from tacit.v1 import federation_pb2 as pb
 from tacit.v1 import federation_pb2_grpc
 from tests.support import party
+from toolkit.console import CommandFailed, ExitCode
 
 EMBEDDING = "embedding.weight"
 WORDS = ["the", "heron", "stands", "in", "reeds", "what", "does", "a", "bill", "of", "7", "cost", "euro"]
@@ -248,7 +248,7 @@ class Machine:
 @pytest.fixture
 def machine(served, tmp_path, monkeypatch):
     # Only before gRPC is imported, and here it is.
-    monkeypatch.setattr(tacit.tls, "tls_13_only", lambda: None)
+    monkeypatch.setattr(toolkit.tls, "tls_13_only", lambda: None)
     return Machine(tmp_path, f"localhost:{served[1]}")
 
 
@@ -521,7 +521,7 @@ def test_what_lies_in_the_way_is_seen_before_anything_is_fetched(machine, monkey
     def reached(*_):
         raise AssertionError("the coordinator was asked")
 
-    monkeypatch.setattr(edge_client.exporting, "_fetched", reached)
+    monkeypatch.setattr(edge_client.agent.exporting, "_fetched", reached)
     in_the_way(machine.out, what)
     code, said = machine.refused("own")
     assert code is ExitCode.USAGE
@@ -534,7 +534,7 @@ def test_what_an_edge_install_lacks_is_named_before_anything_is_fetched(machine,
     real = importlib.util.find_spec
     lacking = {"onnx", "onnxscript"}
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in lacking else real(name))
-    monkeypatch.setattr(edge_client.exporting, "_fetched", lambda *_: pytest.fail("the coordinator was asked"))
+    monkeypatch.setattr(edge_client.agent.exporting, "_fetched", lambda *_: pytest.fail("the coordinator was asked"))
     assert machine.refused("own") == (
         ExitCode.USAGE,
         "making an ONNX file needs onnx, onnxscript; `pip install '.[edge,export]'` in Tacit's source folder",
@@ -557,7 +557,7 @@ def test_what_fails_on_the_way_is_a_sentence(machine, town, monkeypatch, where, 
         raise error
 
     machine.keep(town.bundles["own"].document)
-    monkeypatch.setattr(export.onnx if where == "export_model" else edge_client.training.personal, where, failing)
+    monkeypatch.setattr(export.onnx if where == "export_model" else learning.training.personal, where, failing)
     refused = machine.refused("own")
     assert refused[0] is code
     assert sentence in refused[1]

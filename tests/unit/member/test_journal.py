@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_client.journal import Journal, JournalUnusable
+from edge_client.session.journal import Journal, JournalUnusable
 from tacit.attempt import AttemptId
 
 FEDERATION, OTHER = bytes(32), bytes([1]) * 32
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[3]
 _KILLED = """
 import functools, json, os, shutil, signal, sqlite3, sys
 from pathlib import Path
-from edge_client.journal import Journal
+from edge_client.session.journal import Journal
 
 before, work = Path(sys.argv[1]), Path(sys.argv[2])
 

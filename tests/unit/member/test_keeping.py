@@ -11,22 +11,21 @@ import pytest
 import structlog
 
 import secure_agg
-from edge_client.cache import BlobCache
-from edge_client.data import Example
-from edge_client.journal import Memory, Sent
-from edge_client.models import build
-from edge_client.privacy.budget import open_budget
-from edge_client.privacy.policy import Policy
+from edge_client.agent.runner import RunOptions, Table, load_member
+from edge_client.downloads.cache import BlobCache
+from edge_client.ledger.budget import open_budget
+from edge_client.policy.policy import Policy
 from edge_client.private_store import PrivateStore
 from edge_client.private_store.errors import StateForeign, StoreUnwritable
 from edge_client.private_store.files import state_file
-from edge_client.runner import RunOptions, Table, load_member
+from edge_client.session.journal import Memory, Sent
 from edge_client.session.keeping import Keeper
 from edge_client.session.preparation import PreparationRefused, Preparer
-from edge_client.tables import TableInvalid
-from edge_client.text import VocabularyInvalid, word_tokenizer
+from learning.models import build
+from learning.text.data import Example
+from learning.text.encoder import VocabularyInvalid, word_tokenizer
+from learning.text.tables import TableInvalid
 from tacit.attempt import AttemptId
-from tacit.console import CommandFailed
 from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
@@ -35,6 +34,7 @@ from tacit.messages import Assignment
 from tacit.model import BiLSTMModel, TransformerModel
 from tacit.reason import Reason
 from tests.support import party
+from toolkit.console import CommandFailed
 
 FEDERATION = bytes(range(32))
 MODEL = BiLSTMModel(embedding=3, hidden=2, max_tokens=8)

@@ -3,7 +3,7 @@
 import pytest
 
 import secure_agg
-from edge_client.privacy.policy import Policy, PolicyRefusal
+from edge_client.policy.policy import Policy, PolicyRefusal
 from tacit.documents import DocumentInvalid
 from tacit.mechanism import DpSgd
 from tacit.reason import Reason

@@ -12,12 +12,12 @@ import pytest
 from typer.testing import CliRunner
 
 from edge_client.cli.policy import app, default_file
-from edge_client.privacy.policy import Policy
-from edge_client.privacy.rules import fingerprint
+from edge_client.policy.policy import Policy
+from edge_client.policy.rules import fingerprint
 from export.bundle import make_job_bundle
-from tacit.console import CommandFailed, ExitCode
 from tacit.job import JobSpec
 from tests.support import party
+from toolkit.console import CommandFailed, ExitCode
 
 JOB = """\
 schema = 1

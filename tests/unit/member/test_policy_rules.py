@@ -11,13 +11,13 @@ from cryptography.hazmat.primitives import serialization
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from edge_client.privacy.accounting import EventUnaccountable, cost
-from edge_client.privacy.conditions import Conditions
-from edge_client.privacy.events import DiscreteGaussianSum
-from edge_client.privacy.mechanisms import OwnNumbers, protection_of
-from edge_client.privacy.policy import Policy, PolicyRefusal
-from edge_client.privacy.rules import counted_multiplier, fingerprint
-from edge_client.privacy.verdicts import Outcome, When
+from edge_client.policy.conditions import Conditions
+from edge_client.policy.policy import Policy, PolicyRefusal
+from edge_client.policy.rules import counted_multiplier, fingerprint
+from edge_client.policy.verdicts import Outcome, When
+from learning.accounting.events import DiscreteGaussianSum
+from learning.accounting.spend import EventUnaccountable, cost
+from learning.mechanisms.protection import OwnNumbers, protection_of
 from secure_agg import RoundContext, sparse_thresholds
 from tacit.context import promise_of
 from tacit.corpus import CorpusOrder

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 import secure_agg
-from edge_client.cache import BlobCache
-from edge_client.data import Example
-from edge_client.privacy.budget import open_budget
-from edge_client.privacy.policy import Policy
+from edge_client.downloads.cache import BlobCache
+from edge_client.ledger.budget import open_budget
+from edge_client.policy.policy import Policy
 from edge_client.private_store import PrivateStore, StoreError
 from edge_client.session.keeping import Keeper
 from edge_client.session.preparation import PreparationRefused, Preparer
-from edge_client.text import word_tokenizer
-from edge_client.training.clipping import ModelUnsuitable
-from edge_client.training.divergence import VersionDiverged
-from edge_client.training.local import TrainingDiverged
-from edge_client.training.update import TrainingLost
+from learning.text.data import Example
+from learning.text.encoder import word_tokenizer
+from learning.training.clipping import ModelUnsuitable
+from learning.training.divergence import VersionDiverged
+from learning.training.local import TrainingDiverged
+from learning.training.update import TrainingLost
 from tacit.manifest import Manifest
 from tacit.messages import Assignment
 from tacit.reason import Reason
@@ -169,7 +169,7 @@ def lost(*_, **__):
 
 
 def test_the_federation_that_the_policy_trusts_is_not_refused(place, identity, monkeypatch):
-    monkeypatch.setattr("edge_client.training.update.train_update", lost)
+    monkeypatch.setattr("learning.training.update.train_update", lost)
     made = place(authorities=(identity.federation.hex(),))
     assert made.refused().reason == Reason.REASON_TRAINING_FAILED
 
@@ -234,7 +234,7 @@ def test_version_zero_is_the_weights_that_the_job_names(place):
 
 
 def test_labels_that_are_not_the_jobs_are_told_only_where_there_is_no_mechanism(place, monkeypatch):
-    monkeypatch.setattr("edge_client.training.update.train_update", lost)
+    monkeypatch.setattr("learning.training.update.train_update", lost)
     for mechanism, reason in (("none", Reason.REASON_DATA_UNSUITABLE), (GAUSSIAN, Reason.REASON_TRAINING_FAILED)):
         made = place(mechanism, mechanisms=("none", "gaussian-update"))
         made.examples.append(Example("a third", "something else"))
@@ -250,7 +250,7 @@ def test_what_does_not_fit_together_costs_nothing(place):
 
 
 def test_a_training_that_fails_once_the_data_was_looked_at_is_paid_for_and_says_nothing(place, monkeypatch):
-    monkeypatch.setattr("edge_client.training.update.train_update", lost)
+    monkeypatch.setattr("learning.training.update.train_update", lost)
     made = place()
     refused = made.refused()
     assert refused.reason == Reason.REASON_TRAINING_FAILED
@@ -271,7 +271,7 @@ def test_what_is_wrong_with_the_version_itself_is_told_and_costs_nothing(place, 
     def fails(**_):
         raise error
 
-    monkeypatch.setattr("edge_client.training.update.train_update", fails)
+    monkeypatch.setattr("learning.training.update.train_update", fails)
     made = place()
     refused = made.refused()
     assert refused.reason == reason
@@ -283,7 +283,7 @@ def test_a_training_that_diverged_is_called_that_without_a_mechanism(place, monk
     def fails(**_):
         raise TrainingDiverged("training diverged: lower the rate")
 
-    monkeypatch.setattr("edge_client.training.update.train_update", fails)
+    monkeypatch.setattr("learning.training.update.train_update", fails)
     refused = place("none", mechanisms=("none",)).refused()
     assert (refused.reason, refused.detail) == (
         Reason.REASON_TRAINING_DIVERGED,
@@ -352,7 +352,7 @@ def test_a_jobs_texts_are_read_once_for_all_its_rounds_and_anew_for_another_job(
         corpus.read()
         raise TrainingLost("after the texts were read")
 
-    monkeypatch.setattr("edge_client.training.update.train_update", looked)
+    monkeypatch.setattr("learning.training.update.train_update", looked)
     made = place(epsilon=1000)
     made.refused()
     made.refused()

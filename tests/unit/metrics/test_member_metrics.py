@@ -6,10 +6,10 @@ import threading
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from edge_client.metrics import INSTRUMENTS, PREFIX, MemberMetrics
-from edge_client.metrics_file import MetricsFile, MetricsFileUnusable
-from edge_client.privacy.budget import Figures
-from edge_client.watching import LogWatcher, MeteredWatcher
+from edge_client.agent.metrics import INSTRUMENTS, PREFIX, MemberMetrics
+from edge_client.agent.metrics_file import MetricsFile, MetricsFileUnusable
+from edge_client.agent.watching import LogWatcher, MeteredWatcher
+from edge_client.ledger.budget import Figures
 from tacit.attempt import AttemptId
 from tacit.messages import Assignment, AttemptEnded
 from tacit.reason import Reason

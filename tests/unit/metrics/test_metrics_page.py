@@ -12,7 +12,7 @@ import yaml
 from coordinator import metrics as coordinator_metrics
 from deploy.grafana import build
 from deploy.grafana.panels import BOARDS, COORDINATOR, substituted
-from edge_client import metrics as edge_metrics
+from edge_client.agent import metrics as edge_metrics
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "metrics.md"

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from coordinator import metrics as coordinator_metrics
-from edge_client import metrics as edge_metrics
+from edge_client.agent import metrics as edge_metrics
 from tests.support.prometheus import binary
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -7,9 +7,9 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from edge_client.models import build, build_blank, load_shared, shared_parameters
-from edge_client.models.bilstm import BiLSTM
-from edge_client.models.lstm import LSTM
+from learning.models import build, build_blank, load_shared, shared_parameters
+from learning.models.bilstm import BiLSTM
+from learning.models.lstm import LSTM
 from tacit.model import BiLSTMModel
 
 torch.set_num_threads(1)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from edge_client.models import EVERYTHING_SHARED, Division, ParametersDiffer, TextClassifier, build, division_of
-from edge_client.models.division import private_tokens
+from learning.models import EVERYTHING_SHARED, Division, ParametersDiffer, TextClassifier, build, division_of
+from learning.models.division import private_tokens
 from tacit.method import FedRecon, Method
 from tacit.model import BiLSTMModel, Model, TextCNNModel
 

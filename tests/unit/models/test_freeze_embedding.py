@@ -9,12 +9,12 @@ import torch
 from pydantic import ValidationError
 
 from coordinator.rounds.publish import next_version
-from edge_client.corpus import Corpus
-from edge_client.data import Example
-from edge_client.models import build, shared_parameters
-from edge_client.privacy.mechanisms import protection_of
-from edge_client.training.update import train_update
 from export.bundle import JobBundle, make_job_bundle, read_job_bundle
+from learning.mechanisms.protection import protection_of
+from learning.models import build, shared_parameters
+from learning.text.corpus import Corpus
+from learning.text.data import Example
+from learning.training.update import train_update
 from tacit.job import JobSpec
 from tacit.model import TextCNNModel
 from tacit.vector import layout_of

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from edge_client.models.draws import SecretDraws, TorchDraws
+from learning.models.draws import SecretDraws, TorchDraws
 from secure_agg.randomness import KeyStream, StreamScratch
 
 CPU = torch.device("cpu")
@@ -74,7 +74,7 @@ def test_every_bit_of_the_key_counts():
         other = (int.from_bytes(key, "little") ^ 1 << bit).to_bytes(32, "little")
         assert not torch.equal(SecretDraws(Keys(other)).kept(like, 0.5), first)
     one, two = (TorchDraws.seeded(7 + at * 2**32, CPU).kept(like, 0.5) for at in (0, 1))
-    assert torch.equal(one, two), "torch takes more of a seed now: say so in edge_client.models.draws"
+    assert torch.equal(one, two), "torch takes more of a seed now: say so in learning.models.draws"
 
 
 def test_a_unit_has_the_type_of_what_it_is_drawn_for():

@@ -5,11 +5,11 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
-from edge_client.models import build, values_of
-from edge_client.models.assembly import assembled, check_size
-from edge_client.training import start
-from edge_client.training.start import first_private
-from edge_client.vocabulary import own_tokenizer
+from learning.models import build, values_of
+from learning.models.assembly import assembled, check_size
+from learning.text.vocabulary import own_tokenizer
+from learning.training import start
+from learning.training.start import first_private
 from tacit.documents import DocumentInvalid
 from tacit.manifest import Manifest
 from tacit.model import BiLSTMModel, RvaeModel, TextCNNModel, TransformerModel

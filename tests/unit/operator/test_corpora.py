@@ -34,9 +34,8 @@ from coordinator.storage.corpora import MOST_ANSWERS
 from coordinator.storage.errors import StoreUnusable
 from coordinator.storage.models import CorpusRow
 from coordinator.storage.restore import restore_blobs, restore_rows
-from export.finetune_corpora import promise_of, read_corpora
+from export.finetune.corpora import promise_of, read_corpora
 from tacit.authorities import Authorities
-from tacit.console import secret_file
 from tacit.corpus import CorpusOrder, LabelCount, signed_bytes
 from tacit.identity import Role, sign
 from tacit.mechanism import NoMechanism
@@ -47,6 +46,7 @@ from tacit.v1 import federation_pb2 as pb
 from tacit.v1 import federation_pb2_grpc, operator_pb2, operator_pb2_grpc
 from tests.support import party
 from tests.support.ordered_corpora import corpus_file, finished_job, ordering_job, statement_of
+from toolkit.console import secret_file
 
 FILE = corpus_file([("a good day", "a"), ("a bad one", "b"), ("a worse one", "b")])
 OTHER = corpus_file([("another day", "a")])

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from coordinator.config import OperatorConfig, operator_toml
-from edge_client.text import word_tokenizer
 from export.predictor import Predictor
-from tacit.console import secret_file
+from learning.text.encoder import word_tokenizer
 from tests.support import party
 from tests.support.ordered_corpora import corpus_file, lay_down, ordering_job
 from tests.unit.operator.test_corpora import House, housed
+from toolkit.console import secret_file
 
 SMALL = ("--embedding", "8", "--hidden", "8", "--epochs", "6", "--learning-rate", "0.02", "--device", "cpu")
 COMMON = ["the", "film", "was", "and", "it", "play", "day", "actor"]
@@ -99,7 +99,7 @@ def test_a_refusal_is_a_sentence(folder, capsys, arguments, code, says):
 
 
 def test_without_torch_it_says_what_to_install(folder, capsys, monkeypatch):
-    for name in [name for name in sys.modules if name.startswith("export.finetune")]:
+    for name in [name for name in sys.modules if name.startswith("export.finetune.run")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
     given = ("questions", "--test", folder / "test.jsonl", "--corpora", folder / "corpora")

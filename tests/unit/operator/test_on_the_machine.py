@@ -19,18 +19,18 @@ from coordinator.storage import open_database, records
 from coordinator.storage.errors import DatabaseUnexpected
 from coordinator.storage.mark import Mark
 from coordinator.upkeep import Upkeep
-from tacit.console import CommandFailed, ExitCode
 from tacit.reason import Reason
 from tacit.status import reason_of
 from tacit.v1 import federation_pb2 as pb
 from tests.support import party
 from tests.support.housed import housed
+from toolkit.console import CommandFailed, ExitCode
 
 
 @pytest.fixture(autouse=True)
 def _as_it_was(monkeypatch):
     """Keys of this run; and a command's own settings of the log stay out of this process."""
-    monkeypatch.setattr("tacit.logs.configure", lambda *_: None)
+    monkeypatch.setattr("toolkit.logs.configure", lambda *_: None)
     structlog.reset_defaults()
     for where in ("coordinator.operators", "coordinator.services.credentials"):
         monkeypatch.setattr(f"{where}.new_key", lambda: party.key(6))

@@ -8,7 +8,7 @@ import re
 import pytest
 import structlog
 
-from tacit.logs import configure
+from toolkit.logs import configure
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_client.privacy.accounting import (
+from learning.accounting.events import FixedLotGaussian, Laplace, SampledGaussian
+from learning.accounting.spend import (
     ORDERS,
     EventUnaccountable,
     Limit,
@@ -20,7 +21,6 @@ from edge_client.privacy.accounting import (
     spend,
     total,
 )
-from edge_client.privacy.events import FixedLotGaussian, Laplace, SampledGaussian
 
 ALPHA = np.array(ORDERS)
 NOTHING = np.zeros(len(ORDERS))

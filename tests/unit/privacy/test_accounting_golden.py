@@ -2,9 +2,9 @@
 
 import pytest
 
-from edge_client.privacy.accounting import Limit, epsilon_pld, epsilon_renyi, renyi, spend
-from edge_client.privacy.costs import event_of_round
-from edge_client.privacy.events import FixedLotGaussian, SampledGaussian
+from learning.accounting.costs import event_of_round
+from learning.accounting.events import FixedLotGaussian, SampledGaussian
+from learning.accounting.spend import Limit, epsilon_pld, epsilon_renyi, renyi, spend
 from tacit.mechanism import DpSgd, GaussianUpdate
 
 DELTA = 1e-5

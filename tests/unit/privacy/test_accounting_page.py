@@ -10,10 +10,10 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp import RdpAccountant
 
-from edge_client.privacy.accounting import Limit, epsilon_pld, epsilon_renyi, renyi
-from edge_client.privacy.calibration import calibrate, calibrate_pld, rounds_affordable
-from edge_client.privacy.costs import event_of_round
-from edge_client.privacy.events import FixedLotGaussian, SampledGaussian
+from learning.accounting.calibration import calibrate, calibrate_pld, rounds_affordable
+from learning.accounting.costs import event_of_round
+from learning.accounting.events import FixedLotGaussian, SampledGaussian
+from learning.accounting.spend import Limit, epsilon_pld, epsilon_renyi, renyi
 from secure_agg.discrete_gaussian import _TAIL_BITS, DiscreteGaussian
 from tacit.mechanism import GaussianUpdate
 

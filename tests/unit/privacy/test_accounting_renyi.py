@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from scipy import integrate, stats
 
-from edge_client.privacy import renyi as module
-from edge_client.privacy.accounting import ORDERS, EventUnaccountable, Limit, renyi, total
-from edge_client.privacy.events import DiscreteGaussianSum, FixedLotGaussian, Laplace, SampledGaussian
+from learning.accounting import renyi as module
+from learning.accounting.events import DiscreteGaussianSum, FixedLotGaussian, Laplace, SampledGaussian
+from learning.accounting.spend import ORDERS, EventUnaccountable, Limit, renyi, total
 
 ALPHA = np.array(ORDERS)
 WHOLE = np.array([order.is_integer() for order in ORDERS])

@@ -10,7 +10,8 @@ from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
 from scipy import optimize, stats
 
-from edge_client.privacy.accounting import (
+from learning.accounting.events import DiscreteGaussianSum, FixedLotGaussian, Laplace, SampledGaussian
+from learning.accounting.spend import (
     ORDERS,
     EventUnaccountable,
     Limit,
@@ -21,7 +22,6 @@ from edge_client.privacy.accounting import (
     spend,
     total,
 )
-from edge_client.privacy.events import DiscreteGaussianSum, FixedLotGaussian, Laplace, SampledGaussian
 
 ADD, REPLACE = NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE
 FIXED = FixedLotGaussian(multiplier=2, lot=10, population=100)

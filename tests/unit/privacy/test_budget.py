@@ -2,11 +2,11 @@
 
 import pytest
 
-from edge_client.privacy.accounting import Limit, spend
-from edge_client.privacy.budget import Budget, open_budget
-from edge_client.privacy.calibration import epsilon_at_gate, repeated
-from edge_client.privacy.ledger import LedgerUnwritable
-from edge_client.privacy.policy import Policy, PolicyRefusal
+from edge_client.ledger.budget import Budget, open_budget
+from edge_client.ledger.ledger import LedgerUnwritable
+from edge_client.policy.policy import Policy, PolicyRefusal
+from learning.accounting.calibration import epsilon_at_gate, repeated
+from learning.accounting.spend import Limit, spend
 from tacit.attempt import AttemptId
 from tacit.messages import Assignment
 from tacit.reason import Reason

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_client.privacy.accounting import ORDERS, EventUnaccountable, Limit, RenyiFilter, cost, epsilon_pld
-from edge_client.privacy.calibration import (
+from learning.accounting.calibration import (
     MOST_ROUNDS,
     NotAffordable,
     calibrate,
@@ -17,7 +16,8 @@ from edge_client.privacy.calibration import (
     repeated,
     rounds_affordable,
 )
-from edge_client.privacy.events import DiscreteGaussianSum, FixedLotGaussian, Laplace, SampledGaussian
+from learning.accounting.events import DiscreteGaussianSum, FixedLotGaussian, Laplace, SampledGaussian
+from learning.accounting.spend import ORDERS, EventUnaccountable, Limit, RenyiFilter, cost, epsilon_pld
 
 LIMIT = Limit(3.0, 1e-6)
 REPLACE = Limit(3.0, 1e-6, "replace-one")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import secure_agg
-from edge_client.contribution import Update
-from edge_client.privacy.mechanisms import protection_of
+from learning.mechanisms.contribution import Update
+from learning.mechanisms.protection import protection_of
 from tacit.context import promise_of
 from tacit.job import Aggregation, JobDocument
 from tacit.vector import grid_of, layout_of

@@ -10,12 +10,13 @@ from pydantic import ValidationError
 
 import secure_agg
 from coordinator.rounds.publish import next_version
-from edge_client.contribution import Update
-from edge_client.models import build, shared_parameters
-from edge_client.privacy import mechanisms
-from edge_client.privacy.events import DiscreteGaussianSum, FixedLotGaussian, Laplace, SampledGaussian
-from edge_client.privacy.mechanisms import LocalTraining, OwnNumbers, protection_of
-from edge_client.training.local import TrainingDiverged
+from learning.accounting.events import DiscreteGaussianSum, FixedLotGaussian, Laplace, SampledGaussian
+from learning.mechanisms import protection as mechanisms
+from learning.mechanisms.contribution import Update
+from learning.mechanisms.protection import OwnNumbers, protection_of
+from learning.models import build, shared_parameters
+from learning.training.local import TrainingDiverged
+from learning.training.task import LocalTraining
 from tacit.job import Aggregation, JobDocument, Rounds, Training
 from tacit.model import TextCNNModel
 from tacit.vector import layout_of

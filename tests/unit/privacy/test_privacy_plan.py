@@ -12,23 +12,23 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from edge_client.cli.privacy import app
-from edge_client.privacy.accounting import ORDERS, Limit, RenyiFilter, cost, epsilon_pld
-from edge_client.privacy.calibration import epsilon_at_gate, repeated, rounds_affordable
-from edge_client.privacy.costs import LotTooSmall, adjacency_of, event_of_job, event_of_round
-from edge_client.privacy.events import DiscreteGaussianSum, FixedLotGaussian, Laplace, SampledGaussian
-from edge_client.privacy.mechanisms import protection_of
-from edge_client.privacy.planning import (
+from learning.accounting.calibration import epsilon_at_gate, repeated, rounds_affordable
+from learning.accounting.costs import LotTooSmall, adjacency_of, event_of_job, event_of_round
+from learning.accounting.events import DiscreteGaussianSum, FixedLotGaussian, Laplace, SampledGaussian
+from learning.accounting.planning import (
     Setting,
     cost_of_job,
     noise_to_signal,
     rows_of,
     with_multiplier,
 )
+from learning.accounting.spend import ORDERS, Limit, RenyiFilter, cost, epsilon_pld
+from learning.mechanisms.protection import protection_of
 from secure_agg import Grid
-from tacit.console import CommandFailed, ExitCode
 from tacit.job import JobDocument, JobSpec
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate
 from tests.support.fleet import job_document
+from toolkit.console import CommandFailed, ExitCode
 
 MECHANISMS = [
     DpSgd(noise_multiplier=2.0, lot=50, steps=3),

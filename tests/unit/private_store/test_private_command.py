@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from edge_client.cli.private import app
-from edge_client.home import IdentityDocument
-from edge_client.text import word_tokenizer
-from tacit.console import CommandFailed, ExitCode
+from edge_client.identity.home import IdentityDocument
+from learning.text.encoder import word_tokenizer
 from tests.unit.private_store.private_states import FEDERATION, file_key, kept, loaded, made, store_of
+from toolkit.console import CommandFailed, ExitCode
 
 PASSPHRASE = "correct horse battery"
 WORD, VALUE = "myelodysplasia", 0.12345

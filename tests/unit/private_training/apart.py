@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from edge_client.models import TextClassifier
-from edge_client.training.clipping import ClippedGradients
+from learning.models import TextClassifier
+from learning.training.clipping import ClippedGradients
 
 
 def by_hand(module: TextClassifier, ids: Tensor, labels: Tensor, clip: float) -> tuple[dict[str, Tensor], list[float]]:

@@ -24,8 +24,8 @@ DELTA = 1e-5
 
 @pytest.mark.parametrize("mu", [0.5, 1.0, 2.0, 6.0])
 def test_epsilon_of_a_gaussian_is_the_accountants(mu):
-    from edge_client.privacy.accounting import Limit, spend
-    from edge_client.privacy.events import SampledGaussian
+    from learning.accounting.events import SampledGaussian
+    from learning.accounting.spend import Limit, spend
 
     found = epsilon_of_gaussian(mu, DELTA)
     by_pld = spend([SampledGaussian(multiplier=1 / mu, rate=1)], Limit(1.0, DELTA)).epsilon
@@ -175,8 +175,8 @@ def test_the_one_run_audit_sees_that_there_is_no_noise_and_no_clipping():
 
 
 def test_nothing_stays_broken():
-    from edge_client.privacy import noise
-    from edge_client.training import private
+    from learning.mechanisms import noise
+    from learning.training import private
 
     (subject,) = (each for each in subjects() if each.name == "dp-sgd")
     before = private.fill_gaussian, private.check_examples_apart, noise.add_gaussian

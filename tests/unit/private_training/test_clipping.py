@@ -8,16 +8,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from edge_client.models import build
-from edge_client.models.classifier import Dropout, TextClassifier
-from edge_client.training import clipping
-from edge_client.training.clipping import (
+from learning.models import build
+from learning.models.classifier import Dropout, TextClassifier
+from learning.training import clipping
+from learning.training.clipping import (
     ClippedGradients,
     PerExampleGradientsUnavailable,
     check_examples_apart,
     clip_factors,
 )
-from edge_client.training.local import TrainingDiverged
+from learning.training.local import TrainingDiverged
 from tacit.model import BiLSTMModel, TextCNNModel
 
 PAD, VOCABULARY, LABELS, BATCH = 3, 40, 4, 7
@@ -611,7 +611,7 @@ def test_every_batch_is_looked_at():
 
 
 def test_a_parameter_without_a_norm_is_refused(monkeypatch):
-    from edge_client.training import clipping
+    from learning.training import clipping
 
     whole = clipping._Linear.squared_norms
     module, (ids, labels) = textcnn(), texts()

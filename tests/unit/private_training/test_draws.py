@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from edge_client.privacy import noise
-from edge_client.privacy.noise import draw_fixed, draw_poisson
+from learning.mechanisms import noise
+from learning.mechanisms.noise import draw_fixed, draw_poisson
 from tests.unit.private_training.sources import Seeded, Written
 
 

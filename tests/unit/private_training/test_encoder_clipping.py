@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from edge_client.models import TextClassifier, build
-from edge_client.models.bilstm import BiLSTM
-from edge_client.models.lstm import LSTM
-from edge_client.training.clipping import ClippedGradients, PerExampleGradientsUnavailable, check_examples_apart
-from edge_client.training.private import train_private
+from learning.models import TextClassifier, build
+from learning.models.bilstm import BiLSTM
+from learning.models.lstm import LSTM
+from learning.training.clipping import ClippedGradients, PerExampleGradientsUnavailable, check_examples_apart
+from learning.training.private import train_private
 from tacit.job import Training
 from tacit.mechanism import DpSgd
 from tacit.model import BiLSTMModel, TransformerModel

@@ -8,8 +8,8 @@ import pytest
 import torch
 from scipy import stats
 
-from edge_client.privacy import noise
-from edge_client.privacy.noise import add_gaussian, add_laplace, fill_gaussian, gaussian_like
+from learning.mechanisms import noise
+from learning.mechanisms.noise import add_gaussian, add_laplace, fill_gaussian, gaussian_like
 from tests.unit.private_training.sources import Seeded, Written
 
 COUNT = 400_001  # Odd, and no multiple of a block.

@@ -9,14 +9,14 @@ from scipy import stats
 from torch import nn
 from torch.nn import functional
 
-from edge_client.models import build, shared_parameters
-from edge_client.models.draws import SecretDraws, TorchDraws
-from edge_client.privacy import noise
-from edge_client.privacy.noise import lattice_step
-from edge_client.training import private
-from edge_client.training.clipping import ClippedGradients, PerExampleGradientsUnavailable
-from edge_client.training.local import TrainingCancelled, TrainingDiverged, evaluate, train
-from edge_client.training.private import train_private
+from learning.mechanisms import noise
+from learning.mechanisms.noise import lattice_step
+from learning.models import build, shared_parameters
+from learning.models.draws import SecretDraws, TorchDraws
+from learning.training import private
+from learning.training.clipping import ClippedGradients, PerExampleGradientsUnavailable
+from learning.training.local import TrainingCancelled, TrainingDiverged, evaluate, train
+from learning.training.private import train_private
 from tacit.job import Training
 from tacit.mechanism import DpSgd
 from tacit.model import TextCNNModel

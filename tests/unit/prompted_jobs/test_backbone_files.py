@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import save_file as save_torch
 
-from edge_client.backbone import digest_of, folder_config, read_backbone, write_backbone
-from edge_client.backbone_layout import (
+from learning.backbones.layout import (
     FAMILIES,
     MOST_BYTES,
     BackboneInvalid,
@@ -23,6 +22,7 @@ from edge_client.backbone_layout import (
     layout_of,
     library_config,
 )
+from learning.backbones.stored import digest_of, folder_config, read_backbone, write_backbone
 from tests.unit.prompted_jobs.tiny_models import KINDS, library_model, saved
 
 torch.set_num_threads(1)
@@ -219,7 +219,7 @@ def test_tensors_are_views_of_the_file_that_nobody_writes(tmp_path):
 
 
 def test_what_prompts_are_built_on_takes_it_as_it_is(tmp_path):
-    from edge_client.prompts.backbone import Backbone
+    from learning.prompts.backbone import Backbone
 
     for kind in KINDS:
         config, _ = canonical(saved(tmp_path / kind, kind, tokenizer=False), tmp_path / "1")

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import structlog
 
-from edge_client.backbone import digest_of, folder_config, write_backbone
-from edge_client.backbone_layout import BackboneInvalid, layout_of
-from edge_client.backbone_sources import SOURCES, BackboneMissing, Backbones, Wanted, named_folders
-from edge_client.cache import BlobCache
-from edge_client.checkpoint import CheckpointInvalid
+from edge_client.downloads.backbones import SOURCES, BackboneMissing, Backbones, Wanted, named_folders
+from edge_client.downloads.cache import BlobCache
+from learning.backbones.checkpoint import CheckpointInvalid
+from learning.backbones.layout import BackboneInvalid, layout_of
+from learning.backbones.stored import digest_of, folder_config, write_backbone
 from tacit.blobs import BlobNotThere
 from tacit.prompt import PromptedModel
 from tests.unit.prompted_jobs.tiny_models import saved

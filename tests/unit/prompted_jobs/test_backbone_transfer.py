@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from coordinator.storage import open_blobs
-from edge_client.backbone import digest_of, read_backbone
-from edge_client.backbone_layout import checked_config, layout_of
-from edge_client.backbone_sources import BackboneMissing, Backbones, Wanted
-from edge_client.cache import BlobCache
+from edge_client.downloads.backbones import BackboneMissing, Backbones, Wanted
+from edge_client.downloads.cache import BlobCache
+from learning.backbones.layout import checked_config, layout_of
+from learning.backbones.stored import digest_of, read_backbone
 from tacit.blobs import CHUNK, BlobDamaged, fetch_blob
 from tacit.v1 import federation_pb2, federation_pb2_grpc
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from edge_client.cache import BlobCache
+from edge_client.downloads.cache import BlobCache
 
 
 def blob(cache: BlobCache, content: bytes, used: int) -> bytes:
@@ -77,7 +77,7 @@ def test_two_pins_on_one_blob_both_count(cache, tmp_path):
 def test_a_pin_ends_with_its_process(cache, tmp_path):
     backbone = blob(cache, b"b" * 20, 1)
     holds = (
-        "import sys; from pathlib import Path; from edge_client.cache import BlobCache\n"
+        "import sys; from pathlib import Path; from edge_client.downloads.cache import BlobCache\n"
         "pin = BlobCache(Path(sys.argv[1])).pin(bytes.fromhex(sys.argv[2])); print('held', flush=True)\n"
         "sys.stdin.read()"
     )

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_client.cloze import ClozeEncoder, TemplateInvalid, VerbaliserInvalid
-from edge_client.cloze_tokenizer import check_cloze_form, own_form
-from edge_client.text import TextEncoder, TokenizerInvalid
+from learning.text.cloze import ClozeEncoder, TemplateInvalid, VerbaliserInvalid
+from learning.text.cloze_tokenizer import check_cloze_form, own_form
+from learning.text.encoder import TextEncoder, TokenizerInvalid
 from tacit.prompt import PLAIN, PromptedModel, parse_template
 from tests.unit.prompted_jobs.tiny_models import FAMILIES, changed, tokenizer_of
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from edge_client.backbone import digest_of, read_backbone
-from edge_client.backbone_layout import layout_of
-from edge_client.backbone_model import build_prompted, injection_of, prompted_values
-from edge_client.cloze import ClozeEncoder
-from edge_client.cloze_tokenizer import check_cloze_form
-from edge_client.prompts import setting
 from export.prompted_bundle import BACKBONE_FILE, mapped, prompted_parts
+from learning.backbones.layout import layout_of
+from learning.backbones.stored import digest_of, read_backbone
+from learning.prompts import setting
+from learning.prompts.assembly import build_prompted, injection_of, prompted_values
+from learning.text.cloze import ClozeEncoder
+from learning.text.cloze_tokenizer import check_cloze_form
 from tacit.bundle import read_bundle, write_bundle
 from tacit.documents import DocumentInvalid
 from tacit.prompt import PromptedModel

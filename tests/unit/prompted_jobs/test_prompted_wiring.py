@@ -20,27 +20,26 @@ from coordinator.cli.job import _read_bundle
 from coordinator.services.job_check import check_job
 from coordinator.services.live import OperatorRefused
 from coordinator.storage.blobs import BlobStore, open_blobs
-from edge_client.backbone import read_backbone
-from edge_client.backbone_model import build_prompted, shared_backbone
-from edge_client.backbone_sources import Backbones
-from edge_client.cache import BlobCache
-from edge_client.corpus import Corpus, encoder_of
-from edge_client.data import Example
-from edge_client.dry_run import _show, plan_of
-from edge_client.models import values_of
-from edge_client.models.assembly import assembled
-from edge_client.privacy.budget import open_budget
-from edge_client.privacy.policy import Policy
+from edge_client.agent.dry_run import _show, plan_of
+from edge_client.agent.runner import Member, RunOptions, load_member
+from edge_client.downloads.backbones import Backbones
+from edge_client.downloads.cache import BlobCache
+from edge_client.ledger.budget import open_budget
+from edge_client.policy.policy import Policy
 from edge_client.private_store import PrivateStore
-from edge_client.runner import Member, RunOptions, load_member
 from edge_client.session.keeping import Keeper
 from edge_client.session.preparation import PreparationRefused, Preparer
 from export.bundle import make_job_bundle, read_job_bundle
 from export.onnx import export_model
 from export.predictor import Predictor
+from learning.backbones.stored import read_backbone
+from learning.models import values_of
+from learning.models.assembly import assembled
+from learning.prompts.assembly import build_prompted, shared_backbone
+from learning.text.corpus import Corpus, encoder_of
+from learning.text.data import Example
 from tacit.blobs import BlobNotThere
 from tacit.bundle import BACKBONE_FILE, BundleInvalid, ModelFacts
-from tacit.console import CommandFailed
 from tacit.documents import DocumentInvalid, sentence_of
 from tacit.job import JobDocument, JobSpec
 from tacit.messages import Assignment
@@ -48,6 +47,7 @@ from tacit.prompt import MOST_BACKBONE_BYTES
 from tacit.reason import Reason
 from tests.support import party
 from tests.unit.prompted_jobs.tiny_models import saved
+from toolkit.console import CommandFailed
 
 torch.set_num_threads(1)
 

@@ -15,20 +15,20 @@ import typer
 from pydantic import ValidationError
 
 from coordinator.cli.model import Material, _export, _tools, export
-from edge_client.backbone import read_backbone
 from edge_client.cli.predict import predict
-from edge_client.corpus import encoder_of
-from edge_client.models.assembly import assembled
 from export import predictor
 from export.bundle import make_job_bundle, read_job_bundle
 from export.onnx import export_model
 from export.predictor import Predictor
 from export.prompted import PromptFile, PromptInvalid
+from learning.backbones.stored import read_backbone
+from learning.models.assembly import assembled
+from learning.text.corpus import encoder_of
 from tacit.bundle import BundleIndex, BundleInvalid, ModelFacts, read_bundle, write_bundle
-from tacit.console import CommandFailed, ExitCode
 from tacit.documents import DocumentInvalid
 from tacit.job import JobSpec
 from tests.unit.prompted_jobs.tiny_models import saved
+from toolkit.console import CommandFailed, ExitCode
 
 torch.set_num_threads(1)
 

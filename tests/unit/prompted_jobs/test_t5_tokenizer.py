@@ -14,8 +14,8 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import T5TokenizerFast
 
 from benchmarks.record import SHARED
-from edge_client.cloze import ClozeEncoder
-from edge_client.cloze_tokenizer import check_cloze_form, own_form
+from learning.text.cloze import ClozeEncoder
+from learning.text.cloze_tokenizer import check_cloze_form, own_form
 from tacit.prompt import PLAIN, parse_template
 from tests.support.processes import EXAMPLES
 

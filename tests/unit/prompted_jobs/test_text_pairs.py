@@ -21,32 +21,31 @@ from pydantic import ValidationError
 
 import secure_agg
 from coordinator.cli.model import Material, _export, _tools
-from edge_client import runner
-from edge_client.backbone import read_backbone
-from edge_client.cache import BlobCache
+from edge_client.agent import runner
+from edge_client.agent.dry_run import _show, plan_of
+from edge_client.agent.exporting import Watch, _Fetched, _written
+from edge_client.agent.runner import Member, RunOptions, load_member, run_member
 from edge_client.cli.predict import predict
-from edge_client.cloze import ClozeEncoder
-from edge_client.cloze_tokenizer import own_form
-from edge_client.contribution import segments
-from edge_client.corpus import Corpus
-from edge_client.data import ColumnMissing, DataInvalid, Example, check_pairs, read_data, read_examples, text_rows
-from edge_client.dry_run import _show, plan_of
-from edge_client.exporting import Watch, _Fetched, _written
-from edge_client.privacy.budget import open_budget
-from edge_client.privacy.ledger import ledger_path
-from edge_client.privacy.overlap import digest_of_marks, marks_of
-from edge_client.privacy.policy import Policy
-from edge_client.privacy.verification import verify
+from edge_client.downloads.cache import BlobCache
+from edge_client.ledger.budget import open_budget
+from edge_client.ledger.ledger import ledger_path
+from edge_client.ledger.overlap import digest_of_marks, marks_of
+from edge_client.ledger.verification import verify
+from edge_client.policy.policy import Policy
 from edge_client.private_store import PrivateStore
-from edge_client.runner import Member, RunOptions, load_member, run_member
 from edge_client.session.keeping import Keeper
 from edge_client.session.preparation import PreparationRefused, Preparer
-from edge_client.text import TextEncoder
 from export.bundle import make_job_bundle, read_job_bundle
 from export.evaluate import evaluate_bundle
 from export.onnx import export_model
 from export.predictor import Predictor
-from tacit.console import CommandFailed
+from learning.backbones.stored import read_backbone
+from learning.mechanisms.contribution import segments
+from learning.text.cloze import ClozeEncoder
+from learning.text.cloze_tokenizer import own_form
+from learning.text.corpus import Corpus
+from learning.text.data import ColumnMissing, DataInvalid, Example, check_pairs, read_data, read_examples, text_rows
+from learning.text.encoder import TextEncoder
 from tacit.documents import DocumentInvalid
 from tacit.job import JobSpec
 from tacit.messages import Assignment
@@ -54,6 +53,7 @@ from tacit.prompt import PromptedModel, parse_template, reads_pairs
 from tacit.reason import Reason
 from tests.support import party
 from tests.unit.prompted_jobs.tiny_models import saved, tokenizer_of
+from toolkit.console import CommandFailed
 
 torch.set_num_threads(1)
 

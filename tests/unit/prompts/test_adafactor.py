@@ -4,9 +4,9 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from edge_client.models import build
-from edge_client.models.division import shared_parameters
-from edge_client.training.local import make_optimiser, train
+from learning.models import build
+from learning.models.division import shared_parameters
+from learning.training.local import make_optimiser, train
 from tacit.job import Training
 from tacit.model import TextCNNModel
 from tests.unit.prompts.tiny import prompted, texts

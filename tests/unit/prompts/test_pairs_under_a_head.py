@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from edge_client.prompts.model import PromptedModel
-from edge_client.prompts.setting import Head, Injection, LoRA, PromptTuning
-from edge_client.training.clipping import check_examples_apart
+from learning.prompts.model import PromptedModel
+from learning.prompts.setting import Head, Injection, LoRA, PromptTuning
+from learning.training.clipping import check_examples_apart
 from tests.unit.private_training.apart import assert_same, by_hand, clipped_sum
 from tests.unit.prompts.tiny import FAMILIES, INJECTIONS, LABELS, VOCABULARY, backbone, library
 

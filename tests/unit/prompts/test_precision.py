@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from edge_client.models import build
-from edge_client.models.division import shared_parameters
-from edge_client.training.local import evaluate, train
+from learning.models import build
+from learning.models.division import shared_parameters
+from learning.training.local import evaluate, train
 from tacit.job import Training
 from tacit.model import TextCNNModel
 from tests.unit.prompts.tiny import CLOZE, FAMILIES, LABELS, PAIRS, Head, prompted, texts

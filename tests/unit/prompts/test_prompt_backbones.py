@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from edge_client.prompts.backbone import (
+from learning.prompts.backbone import (
     Backbone,
     BackboneInvalid,
     check_backbone,

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from edge_client.prompts.injectors import Prompt
-from edge_client.prompts.model import PromptedModel
-from edge_client.prompts.setting import Head
-from edge_client.training.clipping import ClippedGradients, PerExampleGradientsUnavailable, check_examples_apart
-from edge_client.training.private import train_private
+from learning.prompts.injectors import Prompt
+from learning.prompts.model import PromptedModel
+from learning.prompts.setting import Head
+from learning.training.clipping import ClippedGradients, PerExampleGradientsUnavailable, check_examples_apart
+from learning.training.private import train_private
 from tacit.job import Training
 from tacit.mechanism import DpSgd
 from tests.unit.private_training.apart import assert_same, by_hand, clipped_sum

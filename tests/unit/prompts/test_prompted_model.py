@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from edge_client.models.division import division_of, load_shared, shared_parameters
-from edge_client.prompts.backbone import Backbone, BackboneInvalid
-from edge_client.prompts.model import LabelScores, PromptedModel
-from edge_client.prompts.setting import Cloze, Head, LoRA, PrefixTuning, PromptTuning, PTuning
-from edge_client.training.local import evaluate, train
+from learning.models.division import division_of, load_shared, shared_parameters
+from learning.prompts.backbone import Backbone, BackboneInvalid
+from learning.prompts.model import LabelScores, PromptedModel
+from learning.prompts.setting import Cloze, Head, LoRA, PrefixTuning, PromptTuning, PTuning
+from learning.training.local import evaluate, train
 from tacit.job import Training
 from tacit.method import FedAvg
 from tests.unit.prompts.tiny import (

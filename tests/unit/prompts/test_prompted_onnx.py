@@ -8,8 +8,8 @@ import onnxruntime
 import pytest
 import torch
 
-from edge_client.prompts.setting import Cloze, PromptTuning, PTuning
 from export.prompted import PromptedBackbone, PromptFile, PromptInvalid, convert_backbone, convert_prompted, prompt_file
+from learning.prompts.setting import Cloze, PromptTuning, PTuning
 from tests.unit.prompts.tiny import CLOZE, VOCABULARY, prompted, texts
 
 torch.set_num_threads(1)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from edge_client.prompts import LoRA, PrefixTuning, PromptTuning, PTuning, trained_values
-from edge_client.prompts.backbone import BackboneInvalid, check_backbone, tensor_shapes
-from edge_client.prompts.setting import Cloze, Head, prompt_positions
+from learning.prompts import LoRA, PrefixTuning, PromptTuning, PTuning, trained_values
+from learning.prompts.backbone import BackboneInvalid, check_backbone, tensor_shapes
+from learning.prompts.setting import Cloze, Head, prompt_positions
 from tests.unit.prompts.tiny import CLOZE, FAMILIES, INJECTIONS, LABELS, PAIRS, prompted
 
 BASE = {

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from edge_client.prompts.backbone import Backbone
-from edge_client.prompts.model import PromptedModel
-from edge_client.prompts.setting import Cloze, Head, Injection, LoRA, PrefixTuning, PromptTuning, PTuning, Task
+from learning.prompts.backbone import Backbone
+from learning.prompts.model import PromptedModel
+from learning.prompts.setting import Cloze, Head, Injection, LoRA, PrefixTuning, PromptTuning, PTuning, Task
 
 VOCABULARY, WIDTH, LABELS = 50, 16, 3
 SIZES = {

@@ -13,8 +13,8 @@ from coordinator.rounds.driver import JobDriver, Ports, state_of
 from coordinator.rounds.state import Aggregating, Parameters
 from coordinator.rounds.uploads import UploadDesk
 from coordinator.storage import open_blobs, open_database, records
-from edge_client.contribution import Update
-from edge_client.privacy.mechanisms import protection_of
+from learning.mechanisms.contribution import Update
+from learning.mechanisms.protection import protection_of
 from tacit.attempt import AttemptId
 from tacit.job import Aggregation
 from tacit.messages import AttemptEnded, AttemptMessage, AttemptOpened, AttemptRefusal

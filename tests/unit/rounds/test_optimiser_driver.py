@@ -24,8 +24,8 @@ from coordinator.rounds.uploads import UploadDesk
 from coordinator.storage import open_blobs, open_database, records
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.database import Database
-from edge_client.contribution import Update
-from edge_client.privacy.mechanisms import protection_of
+from learning.mechanisms.contribution import Update
+from learning.mechanisms.protection import protection_of
 from tacit.job import Aggregation
 from tacit.messages import Assignment, AttemptEnded, AttemptMessage, AttemptOpened, JobEnded
 from tacit.reason import Reason, sentence

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import secure_agg
 from coordinator.rounds.publish import ResultInvalid, next_version
-from edge_client.contribution import Update, segments
-from edge_client.privacy.mechanisms import protection_of
+from learning.mechanisms.contribution import Update, segments
+from learning.mechanisms.protection import protection_of
 from tacit.job import Aggregation
 from tacit.mechanism import GaussianUpdate, LaplaceUpdate
 from tacit.vector import layout_of

@@ -11,8 +11,8 @@ import secure_agg
 from coordinator.rounds import publish
 from coordinator.rounds.effects import GroupsSeen
 from coordinator.rounds.publish import GroupSum, ResultInvalid, next_version, next_version_of_groups
-from edge_client.contribution import Update
-from edge_client.privacy.mechanisms import protection_of
+from learning.mechanisms.contribution import Update
+from learning.mechanisms.protection import protection_of
 from tacit.job import Aggregation
 from tacit.mechanism import GaussianUpdate
 from tacit.vector import layout_of

@@ -9,8 +9,8 @@ import secure_agg
 from coordinator.rounds import publish
 from coordinator.rounds.optimiser import StateNeeded, StateVectors, state_names, state_start, step_of
 from coordinator.rounds.publish import GroupSum, ResultInvalid, next_version, next_version_of_groups
-from edge_client.contribution import Update
-from edge_client.privacy.mechanisms import protection_of
+from learning.mechanisms.contribution import Update
+from learning.mechanisms.protection import protection_of
 from tacit.job import Aggregation
 from tacit.mechanism import GaussianUpdate
 from tacit.server_optimiser import FedAdagradServer, FedAdamServer, FedAvgMServer, FedAvgServer, FedYogiServer

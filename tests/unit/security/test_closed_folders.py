@@ -18,13 +18,13 @@ from coordinator.cli import app
 from coordinator.closed import database_file, store_folder
 from coordinator.config import CoordinatorFolder, load_config, load_operator
 from coordinator.pki import Authority, AuthorityUnusable, authority_passphrase
-from edge_client.home import HomeUnusable, MemberIdentity
-from tacit import private_files
-from tacit.console import CommandFailed, ExitCode, secret_file
+from edge_client.identity.home import HomeUnusable, MemberIdentity
 from tacit.documents import DocumentInvalid
-from tacit.private_files import NotPrivate, check_private, check_secret, check_unwritable
 from tests.support import party
 from tests.support.housed import housed
+from toolkit import private_files
+from toolkit.console import CommandFailed, ExitCode, secret_file
+from toolkit.private_files import NotPrivate, check_private, check_secret, check_unwritable
 
 posix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="POSIX owners and modes")
 root = pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root gives files away")

@@ -13,8 +13,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from tacit.install import DISTRIBUTION
 from tests.support.processes import ROOT
+from toolkit.install import DISTRIBUTION
 
 SHIPPED = ("coordinator", "edge", "export")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -19,7 +19,6 @@ from tacit.guard import guarded
 from tacit.limits import MOST_FROM_COORDINATOR
 from tacit.reason import Reason
 from tacit.status import reason_of
-from tacit.text import MOST_STATUS, is_clean
 from tacit.v1 import (
     enrolment_pb2,
     enrolment_pb2_grpc,
@@ -29,6 +28,7 @@ from tacit.v1 import (
     operator_pb2_grpc,
 )
 from tests.property.decoders.test_texts import bound, every_text, paths, planted
+from toolkit.text import MOST_STATUS, is_clean
 
 HOSTILE = "\x1b[31m\x1b]0;title\x07\u202e" + "x" * 1_000_000
 METHODS = [

@@ -15,7 +15,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from coordinator.services.credentials import server_options
-from edge_client.connection import channel_options
+from edge_client.identity.connection import channel_options
 from tacit import wire
 from tacit.limits import MOST_FROM_COORDINATOR, MOST_FROM_MEMBER, MOST_MEMBERS
 from tacit.v1 import enrolment_pb2, federation_pb2, operator_pb2

@@ -17,7 +17,6 @@ from coordinator.services.member_limit import BURST_SECONDS, MemberLimit
 from coordinator.services.member_lines import MemberLines
 from tacit import wire
 from tacit.attempt import AttemptId
-from tacit.logs import configure
 from tacit.messages import Decline, Goodbye, Hello, Welcome
 from tacit.reason import Reason
 from tacit.status import reason_of
@@ -26,6 +25,7 @@ from tacit.v1 import federation_pb2_grpc
 from tests.support import party
 from tests.support.clock import Clock
 from tests.unit.operator.test_member_sessions import House, Stream
+from toolkit.logs import configure
 
 
 @pytest.fixture

@@ -35,11 +35,11 @@ KEYWORDS = {"shell", "allow_pickle", "trust_remote_code", "use_auth_token"}
 
 ALLOWED = {
     ("coordinator/heap.py", "ctypes.CDLL"): "mallopt and malloc_trim of the libc that is loaded already",
-    ("edge_client/models/__init__.py", "importlib.import_module"): "a module's name out of a table in the same file",
-    ("edge_client/hub.py", "huggingface_hub.snapshot_download"): (
+    ("learning/models/__init__.py", "importlib.import_module"): "a module's name out of a table in the same file",
+    ("learning/backbones/hub.py", "huggingface_hub.snapshot_download"): (
         "a base that a job names: safetensors and JSON alone are taken, and no code of it is run"
     ),
-    ("edge_client/privacy/conditions.py", "importlib.import_module"): 'the constant "psutil", where it is installed',
+    ("edge_client/policy/conditions.py", "importlib.import_module"): 'the constant "psutil", where it is installed',
 }
 
 

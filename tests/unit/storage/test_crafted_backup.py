@@ -22,8 +22,8 @@ from coordinator.storage.database import open_database
 from coordinator.storage.errors import BackupDamaged, BackupRefused, StorageError
 from coordinator.storage.restore import check_empty, restore_blobs, restore_rows
 from coordinator.storage.target import check_no_links, write_secret
-from tacit.console import CommandFailed
 from tests.support.stored_job import fill
+from toolkit.console import CommandFailed
 
 MADE_MS = 1_800_000_000_000
 SECRET = "a-value-of-a-row"

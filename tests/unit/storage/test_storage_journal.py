@@ -17,8 +17,8 @@ from coordinator.storage import chain, records, snapshot
 from coordinator.storage.database import Database, open_database
 from coordinator.storage.errors import DatabaseUnusable
 from coordinator.storage.journal import note_seldom, pages
-from tacit.console import CommandFailed
 from tacit.heads import KeptHead
+from toolkit.console import CommandFailed
 
 FIELDS: tuple[dict[str, Any], ...] = (
     {"by": "op", "names": ["z", "a"], "none": None, "true": True},

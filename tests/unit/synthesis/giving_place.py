@@ -8,15 +8,14 @@ from dataclasses import dataclass, field
 import grpc.aio
 
 from coordinator.corpus_rules import RowsCheck, check_statement
-from edge_client.data import Example
-from edge_client.giving.folder import CorpusFolder
-from edge_client.giving.giver import Giver
-from edge_client.giving.models import TrainedModel
-from edge_client.privacy.budget import open_budget
-from edge_client.privacy.faults import no_faults
-from edge_client.privacy.ledger import ledger_path
-from edge_client.privacy.policy import Policy
-from edge_client.privacy.verification import verify
+from edge_client.corpus_release.folder import CorpusFolder
+from edge_client.corpus_release.models import TrainedModel
+from edge_client.corpus_release.releaser import Giver
+from edge_client.ledger.budget import open_budget
+from edge_client.ledger.ledger import ledger_path
+from edge_client.ledger.verification import verify
+from edge_client.policy.policy import Policy
+from learning.text.data import Example
 from tacit.attempt import AttemptId
 from tacit.messages import Assignment
 from tacit.reason import Reason
@@ -24,6 +23,7 @@ from tacit.v1 import federation_pb2 as pb
 from tacit.v1 import federation_pb2_grpc
 from tests.unit.synthesis.toy_jobs import bundle_of, examples_of, trained
 from tests.unit.synthesis.toy_texts import Seeded
+from toolkit.durable import no_faults
 
 __all__ = ["Desk", "Killed", "Place", "Wire"]
 

@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
-from edge_client.synthesis.model import Coins, Rvae
-from edge_client.synthesis.quality import exposure
-from edge_client.synthesis.words import PublicWords
+from learning.synthesis.model import Coins, Rvae
+from learning.synthesis.quality import exposure
+from learning.synthesis.words import PublicWords
 from tests.unit.synthesis.toy_texts import DIGITS, toy_texts
 
 CANDIDATES, CANARIES = 66, 2

@@ -8,10 +8,10 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from edge_client.giving import giver as giver_module
-from edge_client.giving import sending
-from edge_client.giving.folder import CorpusFolder, CorpusState
-from edge_client.giving.sending import Answer, Asker, NotNow
+from edge_client.corpus_release import releaser as giver_module
+from edge_client.corpus_release import sending
+from edge_client.corpus_release.folder import CorpusFolder, CorpusState
+from edge_client.corpus_release.sending import Answer, Asker, NotNow
 from tacit.reason import Reason
 from tacit.v1 import federation_pb2 as pb
 from tests.support import party

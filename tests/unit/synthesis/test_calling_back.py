@@ -10,13 +10,14 @@ from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from edge_client.cli import app
-from edge_client.giving import folder as folder_module
-from edge_client.giving import sending
-from edge_client.giving.folder import CorpusUnusable
-from edge_client.privacy.ledger import ledger_path
-from edge_client.privacy.policy import Policy
-from edge_client.privacy.receipts import CorpusReceipt, ReceiptBook, receipt_from
-from edge_client.privacy.verification import verify
+from edge_client.corpus_release import folder as folder_module
+from edge_client.corpus_release import sending
+from edge_client.corpus_release.folder import CorpusUnusable
+from edge_client.ledger.ledger import ledger_path
+from edge_client.ledger.receipt_book import ReceiptBook
+from edge_client.ledger.receipts import CorpusReceipt, receipt_from
+from edge_client.ledger.verification import verify
+from edge_client.policy.policy import Policy
 from tests.support import party
 from tests.unit.synthesis.giving_place import Killed, Place
 from tests.unit.synthesis.toy_jobs import DP_SGD

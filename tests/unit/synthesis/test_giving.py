@@ -12,23 +12,24 @@ from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from edge_client.cli import app
-from edge_client.giving.folder import CorpusUnusable
-from edge_client.giving.giver import Giver
-from edge_client.giving.sending import CORPUS_CHUNK
-from edge_client.privacy.faults import CORPUS_POINTS
-from edge_client.privacy.ledger import ledger_path
-from edge_client.privacy.policy import Policy
-from edge_client.privacy.receipts import CorpusReceipt, ReceiptBook, receipt_from
-from edge_client.privacy.verification import export_lines, verify, verify_export
-from edge_client.synthesis import ordered, sampling
-from edge_client.synthesis.setting import NO_GUARANTEE
-from tacit.console import CommandFailed
+from edge_client.corpus_release.folder import CorpusUnusable
+from edge_client.corpus_release.releaser import Giver
+from edge_client.corpus_release.sending import CORPUS_CHUNK
+from edge_client.ledger.ledger import ledger_path
+from edge_client.ledger.points import CORPUS_POINTS
+from edge_client.ledger.receipt_book import ReceiptBook
+from edge_client.ledger.receipts import CorpusReceipt, receipt_from
+from edge_client.ledger.verification import export_lines, verify, verify_export
+from edge_client.policy.policy import Policy
+from learning.synthesis import ordered, sampling
+from learning.synthesis.setting import NO_GUARANTEE
 from tacit.reason import Reason
 from tacit.v1 import federation_pb2 as pb
 from tests.support import party
 from tests.unit.synthesis.giving_place import Killed, Place
 from tests.unit.synthesis.toy_jobs import DP_SGD
 from tests.unit.synthesis.toy_texts import LABELS, Seeded
+from toolkit.console import CommandFailed
 
 torch.set_num_threads(1)
 
@@ -491,7 +492,7 @@ def test_killed_at_a_point_and_started_again(place, point):
 
 
 def test_an_upload_that_breaks_goes_on_where_it_stopped(place, monkeypatch):
-    monkeypatch.setattr("edge_client.giving.sending.CORPUS_CHUNK", 64)
+    monkeypatch.setattr("edge_client.corpus_release.sending.CORPUS_CHUNK", 64)
     here = place()
     here.life(rounds=1)
     here.decide("approve")
@@ -654,7 +655,7 @@ def test_a_receipt_that_names_another_charge_for_its_model_is_found(place, wrong
 
 
 def test_a_receipt_that_names_a_charge_for_its_labels_that_was_for_something_else_is_found(place, monkeypatch):
-    monkeypatch.setattr("edge_client.giving.giver.HISTOGRAM", "dp-sgd")
+    monkeypatch.setattr("edge_client.corpus_release.releaser.HISTOGRAM", "dp-sgd")
     here = given(place)
     assert len(receipts(here)) == 2
     assert any("none for a histogram" in each for each in problems(here)), problems(here)

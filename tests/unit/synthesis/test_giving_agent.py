@@ -9,19 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from edge_client.cache import BlobCache
-from edge_client.exporting import _fetch
-from edge_client.journal import Memory
-from edge_client.privacy.budget import open_budget
-from edge_client.privacy.policy import Policy, PolicyRefusal
+from edge_client.agent.exporting import _fetch
+from edge_client.downloads.cache import BlobCache
+from edge_client.ledger.budget import open_budget
+from edge_client.policy.policy import Policy, PolicyRefusal
 from edge_client.private_store import PrivateStore
 from edge_client.session import agent as agent_module
 from edge_client.session import states
 from edge_client.session.agent import Agent
+from edge_client.session.journal import Memory
 from edge_client.session.keeping import Keeper
 from edge_client.session.preparation import Preparer
 from tacit.attempt import AttemptId
-from tacit.console import CommandFailed
 from tacit.messages import Assignment, JobEnded
 from tacit.reason import Reason
 from tacit.v1 import federation_pb2 as pb
@@ -29,6 +28,7 @@ from tests.support import party
 from tests.unit.synthesis.giving_place import Place
 from tests.unit.synthesis.toy_jobs import DP_SGD, bundle_of, examples_of
 from tests.unit.synthesis.toy_texts import Seeded
+from toolkit.console import CommandFailed
 
 torch.set_num_threads(1)
 
@@ -208,7 +208,7 @@ def test_a_start_goes_on_while_the_coordinator_has_no_answer_for_its_corpus(tmp_
     here = Place(tmp_path, identity, **ORDERED)
     here.life(rounds=1)
     here.decide("approve")
-    monkeypatch.setattr("edge_client.giving.sending._TRIES", 1)
+    monkeypatch.setattr("edge_client.corpus_release.sending._TRIES", 1)
     answer = here.desk.CorpusStatus
 
     async def unable(request, context):
@@ -265,8 +265,8 @@ def test_there_is_no_classifier_to_export(tmp_path, identity, monkeypatch):
         into.write_bytes(served[digest])
 
     stub = SimpleNamespace(OpenJobs=jobs, FetchBlob=None)
-    monkeypatch.setattr("edge_client.exporting.federation_pb2_grpc.FederationServiceStub", lambda channel: stub)
-    monkeypatch.setattr("edge_client.exporting.fetch_blob", fetched)
+    monkeypatch.setattr("edge_client.agent.exporting.federation_pb2_grpc.FederationServiceStub", lambda channel: stub)
+    monkeypatch.setattr("edge_client.agent.exporting.fetch_blob", fetched)
     with pytest.raises(CommandFailed, match="makes text up and labels none"):
         asyncio.run(_fetch(job.name, identity, BlobCache(tmp_path), None))
     assert np.frombuffer(bundle.weights, "<f4").size == job.values

@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from edge_client.privacy.accounting import epsilon_renyi
-from edge_client.privacy.calibration import epsilon_at_gate
-from edge_client.privacy.renyi import renyi
-from edge_client.synthesis.labels import allocated, deviation_for, histogram_event, noised_histogram
+from learning.accounting.calibration import epsilon_at_gate
+from learning.accounting.renyi import renyi
+from learning.accounting.spend import epsilon_renyi
+from learning.synthesis.labels import allocated, deviation_for, histogram_event, noised_histogram
 from tests.unit.synthesis.toy_texts import Seeded
 
 

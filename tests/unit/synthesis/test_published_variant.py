@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from edge_client.synthesis import NO_GUARANTEE, PublishedSetting, promise_of
-from edge_client.synthesis import published as published_module
-from edge_client.synthesis.published import published_step, rewrite, train_published
-from edge_client.synthesis.words import PAD_ID, UNKNOWN_ID
+from learning.synthesis import NO_GUARANTEE, PublishedSetting, promise_of
+from learning.synthesis import published as published_module
+from learning.synthesis.published import published_step, rewrite, train_published
+from learning.synthesis.words import PAD_ID, UNKNOWN_ID
 from tests.unit.synthesis.planted import mean_exposure, planted_ids
 from tests.unit.synthesis.toy_texts import SMALL, Seeded, toy_model, toy_texts, toy_words
 

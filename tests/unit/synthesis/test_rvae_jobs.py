@@ -11,26 +11,26 @@ from typer.testing import CliRunner
 from coordinator.services.job_check import check_job
 from coordinator.services.live import OperatorRefused
 from coordinator.storage.blobs import open_blobs
+from edge_client.agent.dry_run import _show, plan_of
+from edge_client.agent.runner import Member
 from edge_client.cli import app
-from edge_client.corpus import Corpus, words_of
-from edge_client.data import Example
-from edge_client.dry_run import _show, plan_of
-from edge_client.models.assembly import assembled
-from edge_client.privacy.accounting import spend
-from edge_client.privacy.policy import Policy, PolicyRefusal
-from edge_client.runner import Member
-from edge_client.synthesis.labels import histogram_event
-from edge_client.synthesis.setting import NO_GUARANTEE
-from edge_client.synthesis.training import measure
-from edge_client.synthesis.words import VocabularyNotPublic
-from edge_client.training.local import TrainingCancelled
-from edge_client.training.update import TrainingLost
-from tacit.console import CommandFailed
+from edge_client.policy.policy import Policy, PolicyRefusal
+from learning.accounting.spend import spend
+from learning.models.assembly import assembled
+from learning.synthesis.labels import histogram_event
+from learning.synthesis.setting import NO_GUARANTEE
+from learning.synthesis.training import measure
+from learning.synthesis.words import VocabularyNotPublic
+from learning.text.corpus import Corpus, words_of
+from learning.text.data import Example
+from learning.training.local import TrainingCancelled
+from learning.training.update import TrainingLost
 from tacit.manifest import Manifest
 from tacit.reason import Reason
 from tests.support import party
 from tests.unit.synthesis.toy_jobs import DP_SGD, bundle_of, examples_of, trained
 from tests.unit.synthesis.toy_texts import LABELS, Seeded
+from toolkit.console import CommandFailed
 
 torch.set_num_threads(1)
 

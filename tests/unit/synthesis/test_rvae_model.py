@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch.nn import functional
 
-from edge_client.synthesis.model import Coins, Rvae
-from edge_client.synthesis.quality import active_units
-from edge_client.synthesis.setting import RvaeSetting
-from edge_client.synthesis.training import measure, train_plain
-from edge_client.synthesis.words import PAD_ID, UNKNOWN_ID
-from edge_client.training.clipping import ClippedGradients, check_examples_apart
-from edge_client.training.local import evaluate
+from learning.synthesis.model import Coins, Rvae
+from learning.synthesis.quality import active_units
+from learning.synthesis.setting import RvaeSetting
+from learning.synthesis.training import measure, train_plain
+from learning.synthesis.words import PAD_ID, UNKNOWN_ID
+from learning.training.clipping import ClippedGradients, check_examples_apart
+from learning.training.local import evaluate
 from tacit.job import Training
 from tests.unit.synthesis.toy_texts import SMALL, toy_model, toy_texts, toy_words
 

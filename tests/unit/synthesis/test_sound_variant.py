@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from edge_client.privacy.accounting import spend
-from edge_client.privacy.calibration import calibrate, epsilon_at_gate
-from edge_client.privacy.costs import event_of_round
-from edge_client.privacy.filter import Limit
-from edge_client.privacy.mechanisms import LocalTraining, protection_of
-from edge_client.synthesis.labels import deviation_for, histogram_event
-from edge_client.synthesis.training import train_sound
+from learning.accounting.calibration import calibrate, epsilon_at_gate
+from learning.accounting.costs import event_of_round
+from learning.accounting.filter import Limit
+from learning.accounting.spend import spend
+from learning.mechanisms.protection import protection_of
+from learning.synthesis.labels import deviation_for, histogram_event
+from learning.synthesis.training import train_sound
+from learning.training.task import LocalTraining
 from tacit.job import JobDocument, Rounds, Training
 from tacit.mechanism import DpSgd
 from tacit.model import TextCNNModel
@@ -84,7 +85,7 @@ def test_a_frozen_embedding_stays_to_the_bit():
 def test_draws_are_from_the_whole_population(monkeypatch):
     rates = []
     monkeypatch.setattr(
-        "edge_client.training.private.draw_poisson",
+        "learning.training.private.draw_poisson",
         lambda count, rate, random: rates.append(rate) or np.zeros(0, dtype=np.int64),
     )
     ids, one = planted_ids(toy_words()), STEPS.model_copy(update={"steps": 1})
@@ -114,7 +115,7 @@ def test_the_same_source_gives_the_same_weights():
     ids=["dp-sgd", "gaussian-update", "none"],
 )
 def test_it_trains_as_any_model_of_a_job_does(mechanism):
-    """`edge_client.privacy.mechanisms` takes it as it is: ids with their labels in front, and labels of zeros."""
+    """`learning.mechanisms.protection` takes it as it is: ids with their labels in front, and labels of zeros."""
     module, ids = toy_model(), planted_ids(toy_words())
     before = {name: each.detach().clone() for name, each in module.named_parameters()}
     task = LocalTraining.of_all(

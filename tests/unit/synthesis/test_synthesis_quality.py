@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from edge_client.synthesis.quality import (
+from learning.synthesis.quality import (
     canaries_reproduced,
     exposure,
     longest_verbatim,

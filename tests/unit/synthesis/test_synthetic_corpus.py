@@ -5,8 +5,8 @@ import stat
 
 import pytest
 
-from edge_client.synthesis.sampling import SyntheticText
-from edge_client.synthesis.writing import CorpusWritten, write_corpus
+from learning.synthesis.sampling import SyntheticText
+from learning.synthesis.writing import CorpusWritten, write_corpus
 
 LABELS = ("bad", "good")
 TEXTS = [

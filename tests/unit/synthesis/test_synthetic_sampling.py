@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from edge_client.synthesis import sampling
-from edge_client.synthesis.model import Rvae
-from edge_client.synthesis.sampling import Sampling, draw_words, sample
-from edge_client.synthesis.training import train_plain
-from edge_client.synthesis.words import PAD_ID, UNKNOWN_ID
+from learning.synthesis import sampling
+from learning.synthesis.model import Rvae
+from learning.synthesis.sampling import Sampling, draw_words, sample
+from learning.synthesis.training import train_plain
+from learning.synthesis.words import PAD_ID, UNKNOWN_ID
 from secure_agg import SystemRandom
 from tacit.corpus import MOST_GUIDED_LABELS
 from tacit.job import Training

@@ -5,8 +5,8 @@ import hashlib
 import numpy as np
 import pytest
 
-from edge_client.synthesis.words import PAD_ID, UNKNOWN_ID, VocabularyNotPublic, public_words
-from edge_client.text import TokenizerInvalid, word_tokenizer, wordpiece_tokenizer
+from learning.synthesis.words import PAD_ID, UNKNOWN_ID, VocabularyNotPublic, public_words
+from learning.text.encoder import TokenizerInvalid, word_tokenizer, wordpiece_tokenizer
 from tests.unit.synthesis.toy_texts import LIST, toy_words
 
 

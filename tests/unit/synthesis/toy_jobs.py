@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_client.corpus import Corpus
-from edge_client.data import Example
-from edge_client.privacy.mechanisms import protection_of
-from edge_client.training.update import train_update
 from export.bundle import JobBundle, make_job_bundle, read_job_bundle
+from learning.mechanisms.protection import protection_of
+from learning.text.corpus import Corpus
+from learning.text.data import Example
+from learning.training.update import train_update
 from tacit.job import JobSpec
 from tests.unit.synthesis.toy_texts import LABELS, LIST, Seeded, toy_texts
 

@@ -4,10 +4,10 @@ import hashlib
 
 import numpy as np
 
-from edge_client.synthesis.model import Rvae
-from edge_client.synthesis.setting import RvaeSetting
-from edge_client.synthesis.words import PublicWords, public_words
-from edge_client.text import word_tokenizer
+from learning.synthesis.model import Rvae
+from learning.synthesis.setting import RvaeSetting
+from learning.synthesis.words import PublicWords, public_words
+from learning.text.encoder import word_tokenizer
 from tests.unit.private_training.sources import Seeded
 
 __all__ = ["DIGITS", "FEELINGS", "LABELS", "LIST", "SMALL", "Seeded", "toy_model", "toy_texts", "toy_words"]

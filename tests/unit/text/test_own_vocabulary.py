@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_client.text import TextEncoder, VocabularyInvalid, check_own_form
-from edge_client.vocabulary import own_tokenizer
+from learning.text.encoder import TextEncoder, VocabularyInvalid, check_own_form
+from learning.text.vocabulary import own_tokenizer
 
 TEXTS = ["The cat sat, the cat ran.", "A dog ran!", "the END", "Zebra zebra"]
 

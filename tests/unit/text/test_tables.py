@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from edge_client.tables import TableInvalid, entries_of, fill_from_table, width_of, words_of
-from edge_client.text import word_tokenizer, wordpiece_tokenizer
+from learning.text.encoder import word_tokenizer, wordpiece_tokenizer
+from learning.text.tables import TableInvalid, entries_of, fill_from_table, width_of, words_of
 
 WORDS = ["cat", "dog", "##s", "the"]
 IDS = entries_of(word_tokenizer(WORDS))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_client.text import (
+from learning.text.encoder import (
     TextEncoder,
     TokenizerInvalid,
     VocabularyInvalid,
@@ -79,7 +79,7 @@ ENCODERS = [TextEncoder(word_tokenizer(WORDS), 8, 2), TextEncoder(wordpiece_toke
 @pytest.mark.parametrize("kind", ["word", "wordpiece"])
 def test_the_same_list_gives_the_same_bytes_in_every_process(kind: str) -> None:
     program = (
-        f"import hashlib; from edge_client.text import {kind}_tokenizer as t; "
+        f"import hashlib; from learning.text.encoder import {kind}_tokenizer as t; "
         "print(hashlib.sha256(t(['[PAD]', '[UNK]'] + [f'w{n}' for n in range(500)])).hexdigest())"
     )
     # Another seed of Python's hashing, and of the library's own tables.

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from edge_client.models import build
-from edge_client.training.divergence import VersionDiverged, check_not_diverged
-from edge_client.training.local import TrainingDiverged, train
-from edge_client.training.private import train_private
+from learning.models import build
+from learning.training.divergence import VersionDiverged, check_not_diverged
+from learning.training.local import TrainingDiverged, train
+from learning.training.private import train_private
 from tacit.job import Training
 from tacit.mechanism import DpSgd
 from tacit.model import BiLSTMModel, TextCNNModel

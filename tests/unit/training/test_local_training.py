@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from edge_client.models import TextClassifier, build, shared_parameters
-from edge_client.training import local
-from edge_client.training.local import Progress, TrainingCancelled, TrainingDiverged, evaluate, train
-from edge_client.training.mixture import log_mixture, training_mixture
+from learning.models import TextClassifier, build, shared_parameters
+from learning.training import local
+from learning.training.local import Progress, TrainingCancelled, TrainingDiverged, evaluate, train
+from learning.training.mixture import log_mixture, training_mixture
 from tacit.job import Training
 from tacit.model import TextCNNModel
 

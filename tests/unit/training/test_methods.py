@@ -15,18 +15,19 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 from torch.nn import functional
 
-import edge_client.training.private
-from edge_client.corpus import Corpus
-from edge_client.data import Example
-from edge_client.methods import Setting, phases_of
-from edge_client.models import EVERYTHING_SHARED, TextClassifier, build, division_of
-from edge_client.models.division import EMBEDDING
-from edge_client.privacy.mechanisms import LocalTraining, protection_of
-from edge_client.text import word_tokenizer
-from edge_client.training import local
-from edge_client.training.local import Progress, TrainingDiverged, train
-from edge_client.training.phases import Phase
-from edge_client.training.update import train_update
+import learning.training.private
+from learning.mechanisms.protection import protection_of
+from learning.methods import Setting, phases_of
+from learning.models import EVERYTHING_SHARED, TextClassifier, build, division_of
+from learning.models.division import EMBEDDING
+from learning.text.corpus import Corpus
+from learning.text.data import Example
+from learning.text.encoder import word_tokenizer
+from learning.training import local
+from learning.training.local import Progress, TrainingDiverged, train
+from learning.training.phases import Phase
+from learning.training.task import LocalTraining
+from learning.training.update import train_update
 from tacit.job import JobDocument, Training
 from tacit.manifest import Manifest
 from tacit.method import FedAvg, FedProx, FedRecon, FedVocab, LgFedAvg, Local, Method
@@ -415,7 +416,7 @@ def test_noised_steps_go_over_the_parameters_of_each_phase(
         steps.append(mechanism.steps)
         return SimpleNamespace(loss_sum=0.0, correct=0, count=0)
 
-    monkeypatch.setattr(edge_client.training.private, "train_private", noted)
+    monkeypatch.setattr(learning.training.private, "train_private", noted)
     place = Place(method, DP_SGD)
     place.update()
     assert seen == names

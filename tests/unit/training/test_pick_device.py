@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from edge_client.training.device import DeviceUnavailable, pick_device
+from learning.training.device import DeviceUnavailable, pick_device
 
 
 @pytest.mark.parametrize(("cuda", "mps", "expected"), [(1, 1, "cuda"), (0, 1, "mps"), (0, 0, "cpu")])

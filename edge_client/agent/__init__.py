@@ -1,0 +1,1 @@
+"""The running member: `edge_client run`, its dry run, its progress and metrics, and `edge_client export`."""

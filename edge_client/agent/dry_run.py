@@ -1,0 +1,414 @@
+"""`edge_client run --dry-run`: what each open job would send from this machine, and what the policy says to it.
+
+It opens no session: the coordinator does not count on this member, nothing is trained, and of the member's data only
+the labels are looked at, and, where a job reads pairs, whether there are second texts; of its table of vectors how wide
+it is. A prompted job's backbone is not fetched.
+"""
+
+import asyncio
+import fnmatch
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+
+import secure_agg
+from edge_client.agent.runner import Member, RunOptions, load_member
+from edge_client.corpus_release.making import order_of
+from edge_client.downloads.backbones import Wanted
+from edge_client.identity.connection import exit_code_of, explain, open_channel
+from edge_client.policy.policy import PolicyRefusal
+from edge_client.private_store import PrivateStore, StoreError
+from edge_client.session.keeping import TableUnused, table_unused
+from learning.artifacts import fetch_job, fetch_manifest
+from learning.backbones.layout import BackboneInvalid
+from learning.mechanisms.protection import protection_of
+from learning.synthesis.setting import NO_GUARANTEE
+from learning.text.data import ColumnMissing, DataInvalid, check_labels, check_pairs
+from tacit.blobs import BlobDamaged, BlobNotThere, fetch_blob
+from tacit.context import context_of
+from tacit.documents import DocumentInvalid
+from tacit.job import JobDocument
+from tacit.manifest import Manifest
+from tacit.mechanism import DpSgd, NoMechanism
+from tacit.method import keeps_anything, keeps_state, private_parts
+from tacit.model import PromptedModel, RvaeModel
+from tacit.prompt import SOURCES, reads_pairs
+from tacit.v1 import federation_pb2 as pb
+from tacit.v1 import federation_pb2_grpc
+from tacit.vector import layout_of
+from toolkit.console import CommandFailed, print_json, printable
+
+__all__ = ["FrozenPart", "Plan", "StartingTable", "dry_run", "plan_of"]
+
+_ENTRIES = {"words": "words", "wordpiece": "word pieces"}
+
+
+@dataclass(frozen=True)
+class FrozenPart:
+    """A prompted job's backbone: digest, 32 bytes; kind, as its config has it; size in bytes; whether a file of that
+    name lies in this member's cache; else where it may come from, in the order of asking.
+    """
+
+    digest: bytes
+    kind: str
+    size: int
+    here: bool
+    sources: tuple[str, ...]
+
+    @classmethod
+    def of(cls, model: PromptedModel, member: Member) -> "FrozenPart":
+        """Raises: BackboneInvalid: a config of which there is no backbone."""
+        wanted = Wanted.of(model)
+        sources = tuple(
+            each for each in SOURCES if each in member.policy.backbones and (each != "hub" or wanted.hub is not None)
+        )
+        here = (member.home / "cache" / wanted.digest.hex()).exists()
+        return cls(wanted.digest, str(wanted.config["model_type"]), wanted.size, here, sources)
+
+    def as_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "digest": self.digest.hex(),
+            "bytes": self.size,
+            "here": self.here,
+            "sources": list(self.sources),
+        }
+
+
+@dataclass(frozen=True)
+class StartingTable:
+    """What the member's table of vectors is to one job: how wide it is, and how wide the job's embedding; why it is not
+    looked at, if it is not.
+    """
+
+    path: Path
+    width: int
+    needed: int | None = None
+    unused: TableUnused | None = None
+
+    @classmethod
+    def of(cls, job: JobDocument, member: Member) -> "StartingTable | None":
+        """None where the member names no table.
+
+        Raises:
+            StoreError: what the member keeps of this job is not this job's, or cannot be read. ValueError: a model that
+                there cannot be.
+        """
+        if member.table is None:
+            return None
+        path, width = member.table.path, member.table.width
+        store = PrivateStore(member.home, member.identity.federation, member.data_name)
+        exists = keeps_state(job.method) and store.has(job.name, job.digest())
+        if (unused := table_unused(job, exists=exists)) is not None:
+            return cls(path, width, unused=unused)
+        from learning.models import embedding_width
+
+        return cls(path, width, embedding_width(job.model))
+
+    @property
+    def refusal(self) -> str | None:
+        """The sentence of the job's first round, told before it."""
+        if self.needed in (None, self.width):
+            return None
+        return (
+            f"{self.path}: its vectors have {self.width} numbers where the job's embedding has {self.needed}; name a "
+            f"table of {self.needed} with --embedding, or leave --embedding out"
+        )
+
+    def note(self, job: JobDocument) -> str | None:
+        """What a table is not looked at for."""
+        match self.unused:
+            case None:
+                return None
+            case "embedding_not_private":
+                return f"--embedding is not looked at: {job.method.name} leaves you no whole embedding of your own"
+            case "private_state_exists":
+                return (
+                    "--embedding is not looked at: you have an embedding of this job already, and go on from it "
+                    f"(`edge_client private remove {job.name}` would give it up)"
+                )
+
+    def as_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {"width": self.width, "needed": self.needed, "unused": self.unused}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one job would make this member send."""
+
+    job: JobDocument
+    manifest: Manifest
+    # Sentences that stand against it; none: the member would take part.
+    refusals: tuple[str, ...]
+    # What one round, and all rounds together, would cost the data at the policy's delta; None: nothing is promised.
+    epsilon_a_round: float | None = None
+    epsilon_of_all_rounds: float | None = None
+    # Of a prompted job.
+    backbone: FrozenPart | None = None
+    # What the member should know, and takes part in spite of.
+    notes: tuple[str, ...] = ()
+    # Where the member names one.
+    table: StartingTable | None = None
+
+    def segments(self) -> list[secure_agg.Segment]:
+        """The masked vector's segments, of which a cohort's size changes only the scale."""
+        return list(layout_of(self.job, self.job.rounds.min_members).segments)
+
+    def bits(self, members: int) -> int:
+        """Of one value in the masked vector of a cohort of so many."""
+        return layout_of(self.job, members).bits
+
+    def bytes_a_round(self, members: int) -> int:
+        """Of the masked vector, packed, in a cohort of so many; keys, shares and signatures come on top."""
+        layout = layout_of(self.job, members)
+        return secure_agg.packed_size(layout.values, layout.bits)
+
+    def as_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "job": self.job.name,
+            "mechanism": self.job.mechanism.model_dump(mode="json"),
+            "epsilon_a_round": self.epsilon_a_round,
+            "epsilon_of_all_rounds": self.epsilon_of_all_rounds,
+            "parameters": {tensor.name: list(tensor.shape) for tensor in self.manifest.tensors},
+            "stays_here": _kept(self.job) if keeps_anything(self.job.method) else None,
+            "backbone": None if self.backbone is None else self.backbone.as_json(),
+            "embedding_table": None if self.table is None else self.table.as_json(),
+            "reads_pairs": reads_pairs(self.job.model),
+            "segments": {segment.name: segment.length for segment in self.segments()},
+            "bytes_a_round": self.bytes_a_round(self.job.rounds.min_members),
+            "most_bytes_a_round": self.bytes_a_round(self.job.rounds.target_members),
+            "orders_texts": None if (order := order_of(self.job)) is None else order.texts,
+            "takes_part": not self.refusals,
+            "refusals": list(self.refusals),
+            "notes": list(self.notes),
+        }
+
+
+def plan_of(job: JobDocument, manifest: Manifest, member: Member) -> Plan:
+    """The member's own verdict on a job, for the smallest cohort that the job allows."""
+    refusals = []
+    try:
+        member.policy.check_job(job, federation=member.identity.federation)
+        member.policy.check_manifest(manifest)
+    except PolicyRefusal as refusal:
+        refusals.append(refusal.detail)
+    try:
+        member.policy.check_attempt(_smallest_context(job, member.identity.federation))
+    except PolicyRefusal as refusal:
+        refusals.append(f"{refusal.detail} (in the smallest cohort that the job allows)")
+    against, notes = _of_data(job, member)
+    refusals += against
+    notes += _of_text(job, member)
+    table = None
+    try:
+        if (table := StartingTable.of(job, member)) is not None:
+            refusals += [] if table.refusal is None else [table.refusal]
+            notes += [] if (note := table.note(job)) is None else [note]
+    except (StoreError, ValueError) as error:
+        refusals.append(str(error))
+    backbone = None
+    if isinstance(job.model, PromptedModel):
+        try:
+            backbone = FrozenPart.of(job.model, member)
+        except BackboneInvalid as error:
+            refusals.append(str(error))
+    one, all_rounds = None, None
+    try:
+        one, all_rounds = _costs(job, member)
+    except ValueError as error:
+        refusals.append(str(error))
+    return Plan(job, manifest, tuple(refusals), one, all_rounds, backbone, tuple(notes), table)
+
+
+def _of_data(job: JobDocument, member: Member) -> tuple[list[str], list[str]]:
+    """What of the data stands against the job, and what it is trained without: under a mechanism no row is a reason to
+    refuse, since the coordinator would hear of it.
+    """
+    refusals: list[str] = []
+    left_out: list[str] = []
+    rows = refusals if isinstance(job.mechanism, NoMechanism) else left_out
+    try:
+        check_labels(member.examples, job.labels)
+    except DataInvalid as error:
+        rows.append(str(error))
+    if reads_pairs(job.model):
+        try:
+            check_pairs(member.examples, second_column=member.second_column)
+        except ColumnMissing as error:
+            refusals.append(str(error))
+        except DataInvalid as error:
+            rows.append(str(error))
+    notes = [f"such rows are left out, and the member takes part: {each}" for each in left_out]
+    if left_out and not any(
+        each.label in job.labels and (each.text_b is not None or not reads_pairs(job.model)) for each in member.examples
+    ):
+        notes.append("no row is left: a round would be charged, and would send noise alone")
+    held = {each.label for each in member.examples}.intersection(job.labels)
+    if job.training.logit_adjustment and len(held) == 1:
+        notes.append(
+            f"all of your rows have the label {held.pop()}: with adjusted logits they teach the model nothing, though "
+            "you take part and your own model gains"
+        )
+    return refusals, notes
+
+
+def _of_text(job: JobDocument, member: Member) -> list[str]:
+    """What comes after the last round, where the job orders text of its members, and what stands behind it."""
+    order = order_of(job)
+    notes = []
+    if isinstance(job.model, RvaeModel) and job.model.variant == "published":
+        notes.append(f"the published variant has {NO_GUARANTEE}, whatever its noise is called")
+    if order is None:
+        return notes
+    asked = {"always": "given away without asking", "ask": "given away once you approve them", "never": "refused"}
+    notes.append(
+        f"once it is finished, {order.texts:,} texts are made up here by the model that was trained here, and "
+        f"{asked[member.policy.corpora]}"
+    )
+    if order.histogram_deviation is not None:
+        notes.append(f"the histogram of your labels is one charge more: {_cost_of_histogram(job, member)}")
+    return notes
+
+
+def _cost_of_histogram(job: JobDocument, member: Member) -> str:
+    """In words; what it cannot be charged for is said, and the labels come in equal parts then."""
+    from learning.accounting.spend import EventUnaccountable, spend
+    from learning.synthesis.labels import histogram_event
+
+    order, limit = order_of(job), member.policy.limit()
+    if order is None or order.histogram_deviation is None:
+        return "none"
+    event = histogram_event(order.histogram_deviation, len(job.labels), limit.adjacency)
+    try:
+        return f"epsilon {spend([event], limit).epsilon:.3g} of its own, at delta {limit.delta:g}"
+    except EventUnaccountable as error:
+        return f"it has no formula here, and labels come in equal parts ({error})"
+
+
+def _costs(job: JobDocument, member: Member) -> tuple[float | None, float | None]:
+    """epsilon of one round and of all; None without a mechanism. Raises: ValueError: there is no formula for it."""
+    from learning.accounting.spend import spend
+
+    event = protection_of(
+        job,
+        len(member.examples),
+        own=member.policy.own(),
+        trust_central_noise=member.policy.trust_central_noise,
+    ).event
+    if event is None:
+        return None, None
+    limit = member.policy.limit()
+    whole = event.model_copy(update={"steps": event.steps * job.rounds.count})
+    return spend([event], limit).epsilon, spend([whole], limit).epsilon
+
+
+def _smallest_context(job: JobDocument, federation: bytes) -> secure_agg.RoundContext:
+    members = job.rounds.min_members
+    return context_of(job, federation=federation, round=1, attempt=1, model=job.weights, members=members)
+
+
+def dry_run(options: RunOptions) -> None:
+    """Prints the plans of all open jobs.
+
+    Raises:
+        CommandFailed: input that cannot be used, or no coordinator.
+    """
+    member = load_member(options)
+    try:
+        plans = asyncio.run(_plans(member, options.jobs))
+    except grpc.aio.AioRpcError as error:
+        raise CommandFailed(explain(error, member.identity), exit_code_of(error)) from error
+    except DocumentInvalid as error:
+        raise CommandFailed(f"{error}; the coordinator may be newer than this software") from error
+    except (BlobDamaged, BlobNotThere) as error:
+        raise CommandFailed(f"the coordinator does not serve what its jobs name ({error}); try again") from error
+    if options.as_json:
+        for plan in plans:
+            print_json(plan.as_json())
+    elif plans:
+        for plan in plans:
+            _show(plan, member)
+    else:
+        _print("No job is open to this member.")
+
+
+async def _plans(member: Member, patterns: tuple[str, ...]) -> list[Plan]:
+    async with open_channel(member.identity) as channel:
+        stub = federation_pb2_grpc.FederationServiceStub(channel)
+
+        async def blob(digest: bytes, limit: int) -> bytes:
+            data = bytearray()
+            await fetch_blob(stub.FetchBlob, digest, data, limit=limit)
+            return bytes(data)
+
+        response: pb.OpenJobsResponse = await stub.OpenJobs(pb.OpenJobsRequest(), timeout=30)
+        plans = []
+        for job in response.jobs:
+            if patterns and not any(fnmatch.fnmatchcase(job.name, pattern) for pattern in patterns):
+                continue
+            document = await fetch_job(blob, job.name, job.job_document)
+            manifest = await fetch_manifest(blob, document)
+            plans.append(plan_of(document, manifest, member))
+        return plans
+
+
+def _print(text: str = "") -> None:
+    import typer
+
+    typer.echo(printable(text))
+
+
+def _kept(job: JobDocument) -> str:
+    """What of the model stays with this member, in words."""
+    parts: list[str] = [*sorted(private_parts(job.method))] or ["some rows of the embedding"]
+    kept = f"{' and '.join(parts)}, by {job.method.name}"
+    if job.private is not None:
+        kept += f"; {job.private.values:,} values"
+    if job.vocabulary is not None:
+        kept += f"; and a vocabulary of your own, {job.vocabulary.size:,} {_ENTRIES[job.vocabulary.kind]} at most"
+    return kept
+
+
+def _show(plan: Plan, member: Member) -> None:
+    job = plan.job
+    # Under dp-sgd the mechanism counts the steps, and epochs say nothing.
+    work = f"{job.mechanism.steps} steps" if isinstance(job.mechanism, DpSgd) else f"{job.training.epochs} epochs"
+    _print(f"{job.name}: {len(member.examples)} examples here, {work} a round on {member.device}")
+    if reads_pairs(job.model):
+        _print("  reads pairs: of each row the text and the second one")
+    _print("  would send, masked, so that only the sum over the cohort can be read:")
+    for tensor in plan.manifest.tensors:
+        shape = " x ".join(str(size) for size in tensor.shape)
+        _print(f"    {tensor.name:<40} {shape:>16}  {tensor.size:>12,} values")
+    if keeps_anything(job.method):
+        _print(f"  stays here: {_kept(job)}")
+    if (table := plan.table) is not None and table.width == table.needed:
+        _print(f"  its embedding starts from {table.path}, whose vectors have {table.width} numbers as the job's have")
+    if (frozen := plan.backbone) is not None:
+        where = "in this member's cache" if frozen.here else f"to be had from {', then '.join(frozen.sources) or '-'}"
+        _print(f"  stays as it is: a {frozen.kind}, {frozen.digest.hex()[:16]}, {frozen.size / 1e6:,.1f} MB, {where}")
+    others = [segment.name for segment in plan.segments() if segment.name != "update"]
+    if others:
+        _print(f"    {', '.join(others):<40} {'1 each':>16}  {len(others):>12,} values")
+    sizes = sorted({job.rounds.min_members, job.rounds.target_members})
+    told = [f"{plan.bytes_a_round(size):,} in a cohort of {size} ({plan.bits(size)} bits a value)" for size in sizes]
+    _print(f"  bytes a round: {', '.join(told)}")
+    if plan.epsilon_a_round is None:
+        _print("  epsilon a round: none is promised; this job adds no noise")
+    else:
+        policy, rounds = member.policy, job.rounds.count
+        _print(
+            f"  epsilon {plan.epsilon_a_round:.3g} a round, {plan.epsilon_of_all_rounds:.3g} for all {rounds} rounds, "
+            f"by {job.mechanism.name}; the policy's limit for the data is {policy.epsilon:g}, at delta {policy.delta:g}"
+        )
+    for note in plan.notes:
+        _print(f"  note: {note}")
+    if plan.refusals:
+        for refusal in plan.refusals:
+            _print(f"  refused: {refusal}")
+    else:
+        _print("  the policy allows it: `edge_client run` would take part")

@@ -1,0 +1,333 @@
+"""`edge_client export`: a version of a job's model, with what this member keeps of it, as an ONNX bundle.
+
+Order: place and tools first, since what follows takes long; the member's identity and data; what the coordinator
+serves; what the member keeps, adapted; the bundle. Guarantees: it takes part in nothing, and tells nobody anything but
+which blobs it fetches. The member's own state stays as it is: what is adapted here goes into the bundle alone.
+"""
+
+import asyncio
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc.aio
+
+from edge_client.agent.runner import Member, RunOptions, load_member
+from edge_client.downloads.backbones import BackboneMissing, Backbones, Wanted, named_folders
+from edge_client.downloads.cache import BlobCache
+from edge_client.identity.connection import exit_code_of, explain, open_channel
+from edge_client.identity.home import MemberIdentity
+from edge_client.private_store import PrivateState, PrivateStore, store_key
+from edge_client.private_store.errors import StateForeign
+from edge_client.session.keeping import Keeper
+from learning.artifacts import fetch_job, fetch_manifest, fetch_private_start, fetch_tokenizer, fetch_version
+from learning.backbones.layout import BackboneInvalid
+from learning.text.corpus import Corpus
+from learning.text.data import DataInvalid, label_places, text_rows
+from learning.text.encoder import TokenizerInvalid
+from tacit.blobs import BlobDamaged, BlobNotThere, fetch_blob
+from tacit.bundle import INDEX, BundleInvalid, read_bundle
+from tacit.documents import DocumentInvalid
+from tacit.job import JobDocument
+from tacit.manifest import Manifest
+from tacit.method import keeps_anything, keeps_state
+from tacit.model import PromptedModel, RvaeModel
+from tacit.prompt import reads_pairs
+from tacit.v1 import federation_pb2 as pb
+from tacit.v1 import federation_pb2_grpc
+from toolkit.console import CommandFailed, ExitCode, fail
+from toolkit.install import install_with
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from export.onnx import ExportReport
+    from learning.backbones.stored import StoredBackbone
+
+__all__ = ["Exported", "Watch", "export_own"]
+
+# What making and comparing an ONNX file needs beyond what training does.
+_TOOLS = ("onnx", "onnxscript", "onnxruntime")
+_INSTALL = install_with("edge", "export")
+# Texts on which the ONNX file is compared with the model it came from.
+_SAMPLES = 64
+
+
+@dataclass(frozen=True)
+class Exported:
+    """version: its number. private: values in the bundle that are this member's own."""
+
+    job: str
+    version: int
+    digest: bytes
+    private: int
+    report: "ExportReport"
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Who is told how it goes. say: a sentence at each stage. step: (step, steps, loss) of adapting."""
+
+    say: Callable[[str], None] = lambda _: None
+    step: Callable[[int, int, float], None] = lambda step, steps, loss: None
+
+
+@dataclass(frozen=True)
+class _Fetched:
+    job: JobDocument
+    manifest: Manifest
+    version: bytes
+    number: int
+    digest: bytes
+    tokenizer: bytes | None
+    # What private parameters start from, where a member remembers none.
+    start: tuple[Manifest, bytes] | None
+    # Of a prompted job.
+    backbone: "StoredBackbone | None"
+
+
+def export_own(
+    name: str, options: RunOptions, out: Path, *, epochs: int | None = None, split: bool = False, watch: Watch = Watch()
+) -> Exported:
+    """Writes the bundle `out`. epochs: how long private parameters are adapted to the version; 0: not at all; None: as
+    the job's method has it (`training.personal`). split: of a prompted job, the prompt alone, beside its backbone.
+
+    Raises:
+        CommandFailed: input that cannot be used, no coordinator, nothing to export, or a model that cannot be exported.
+        StoreError: what the member keeps cannot be opened.
+    """
+    _check_place(out)
+    _check_tools()
+    member = load_member(options)
+    key = store_key(options.private_key_file)
+    with PrivateStore(member.home, member.identity.federation, options.data_name, key) as store:
+        found = _fetched(name, member, named_folders(options.backbones))
+        kept = _kept(found, Keeper(store, member.examples))
+    tokenizer = found.tokenizer if kept is None or kept.tokenizer is None else kept.tokenizer
+    if tokenizer is None:
+        fail(f"job {name} has no tokenizer, and this member keeps none", ExitCode.FAILED)
+    return _written(found, member, tokenizer, {} if kept is None else kept.arrays, out, epochs, split, watch)
+
+
+def _check_place(out: Path) -> None:
+    """Refuses what the bundle could not be written over; writing looks again."""
+    try:
+        if not out.exists() and not out.is_symlink():
+            return
+        if out.is_symlink() or not out.is_dir():
+            fail(f"{out} is not a folder; name a new one with --out", ExitCode.USAGE)
+        present = {entry.name for entry in out.iterdir()}
+        foreign = sorted(present - {INDEX, *read_bundle(out, "model", "prompt").files}) if present else []
+    except OSError as error:
+        fail(f"{out} cannot be looked into ({error.strerror}); name another folder with --out", ExitCode.USAGE)
+    except BundleInvalid:
+        fail(f"{out} is neither empty nor a whole earlier export; name a new folder with --out", ExitCode.USAGE)
+    if foreign:
+        fail(
+            f"{out} holds other files ({', '.join(foreign[:3])}) and would be replaced whole; name a new folder with "
+            "--out",
+            ExitCode.USAGE,
+        )
+
+
+def _check_tools() -> None:
+    missing = [name for name in _TOOLS if importlib.util.find_spec(name) is None]
+    if missing:
+        fail(f"making an ONNX file needs {', '.join(missing)}; {_INSTALL}", ExitCode.USAGE)
+
+
+def _fetched(name: str, member: Member, folders: Sequence[Path]) -> _Fetched:
+    cache = BlobCache(member.home / "cache")
+    backbones = Backbones(cache, folders=folders, allowed=member.policy.backbones)
+    try:
+        return asyncio.run(_fetch(name, member.identity, cache, backbones))
+    except grpc.aio.AioRpcError as error:
+        raise CommandFailed(explain(error, member.identity), exit_code_of(error)) from error
+    except BackboneMissing as error:
+        fail(str(error), ExitCode.NOT_FOUND)
+    except (DocumentInvalid, TokenizerInvalid, BackboneInvalid) as error:
+        fail(f"{error}; the coordinator may be newer than this software", ExitCode.FAILED)
+    except (BlobDamaged, BlobNotThere) as error:
+        fail(
+            f"the coordinator does not serve what job {name} names ({error}); try again, and tell the operator if that "
+            "does not help",
+            ExitCode.FAILED,
+        )
+    except OSError as error:
+        fail(f"what was fetched cannot be kept in {member.home / 'cache'}: {error}", ExitCode.FAILED)
+
+
+async def _fetch(name: str, identity: MemberIdentity, cache: BlobCache, backbones: Backbones) -> _Fetched:
+    async with open_channel(identity) as channel:
+        stub = federation_pb2_grpc.FederationServiceStub(channel)
+
+        async def blob(digest: bytes, limit: int) -> bytes:
+            path = cache.path(digest)
+            await fetch_blob(stub.FetchBlob, digest, path, limit=limit)
+            return await asyncio.to_thread(path.read_bytes)
+
+        response: pb.OpenJobsResponse = await stub.OpenJobs(pb.OpenJobsRequest(all=True), timeout=30)
+        found = next((each for each in response.jobs if each.name == name), None)
+        if found is None:
+            there = ", ".join(sorted(each.name for each in response.jobs)) or "none"
+            fail(f"there is no job {name}; this federation has: {there}", ExitCode.NOT_FOUND)
+        job = await fetch_job(blob, name, found.job_document)
+        if isinstance(job.model, RvaeModel):
+            fail(
+                f"job {name} trains a model that makes text up and labels none: there is no classifier to export. What "
+                f"it made here `edge_client corpus show {name}` shows; a classifier is trained from the corpora",
+                ExitCode.USAGE,
+            )
+        manifest = await fetch_manifest(blob, job)
+        version = await fetch_version(blob, job, manifest, found.version_number, found.version)
+        tokenizer = await fetch_tokenizer(blob, job)
+        start = None if keeps_state(job.method) else await fetch_private_start(blob, job)
+        backbone = None
+        if isinstance(job.model, PromptedModel):
+
+            async def fetch(digest: bytes, into: Path, limit: int) -> None:
+                await fetch_blob(stub.FetchBlob, digest, into, limit=limit)
+
+            backbone = await backbones.open(Wanted.of(job.model), fetch)
+        return _Fetched(job, manifest, version, found.version_number, found.version, tokenizer, start, backbone)
+
+
+def _kept(found: _Fetched, keeper: Keeper) -> PrivateState | None:
+    """What the member keeps of the job, or would begin a round with; None where the whole model is shared.
+
+    Raises:
+        CommandFailed: the job keeps a state, and there is none yet. StoreError: there is one that cannot be opened.
+    """
+    job = found.job
+    if not keeps_anything(job.method):
+        return None
+    if not keeps_state(job.method):
+        try:
+            return keeper.make(job, found.tokenizer, found.start)
+        except (DocumentInvalid, TokenizerInvalid) as error:
+            fail(f"what was served of job {job.name} cannot be used: {error}; tell the operator", ExitCode.FAILED)
+    try:
+        kept = keeper.look(job)
+    except StateForeign as error:
+        # What else it advises would cost a member that forgot an option all it keeps.
+        fail(f"{error}. If that is the data you mean, give its name with --data-name", ExitCode.USAGE)
+    if kept is None:
+        fail(
+            f"this member keeps nothing of {job.name} yet: it has taken part in no round of it; take part with "
+            "`edge_client run`",
+            ExitCode.NOT_FOUND,
+        )
+    return kept
+
+
+def _written(
+    found: _Fetched,
+    member: Member,
+    tokenizer: bytes,
+    kept: "Mapping[str, NDArray[np.float32]]",
+    out: Path,
+    epochs: int | None,
+    split: bool,
+    watch: Watch,
+) -> Exported:
+    from learning.training.local import TrainingDiverged
+
+    job, number = found.job, found.number
+    pairs = reads_pairs(job.model)
+    # As training leaves them out; of none at all the error says what is missing.
+    rows = [each for each in member.examples if each.text_b is not None or not pairs] or member.examples
+    try:
+        texts = text_rows(rows[:_SAMPLES], pairs=pairs)
+    except DataInvalid as error:
+        fail(str(error), ExitCode.USAGE)
+    try:
+        from export.onnx import export_model
+
+        private = _adapted(found, member, tokenizer, kept, epochs, watch) if kept else {}
+        mixture = _mixture(job, member) if job.training.logit_adjustment else None
+        watch.say(f"making the ONNX file of version {number}, and comparing it with the model on {len(texts)} texts")
+        report = export_model(
+            job,
+            found.manifest,
+            found.version,
+            tokenizer,
+            out,
+            texts,
+            private,
+            mixture=mixture,
+            backbone=found.backbone,
+            split=split,
+        )
+    except TrainingDiverged as error:
+        fail(
+            f"what this member keeps of {job.name} cannot be adapted to version {number}: {error}; --epochs 0 exports "
+            "it as it is",
+            ExitCode.FAILED,
+        )
+    except ImportError as error:
+        fail(f"making an ONNX file needs {error.name or error}; {_INSTALL}", ExitCode.USAGE)
+    except (ValueError, RuntimeError, OSError) as error:
+        fail(f"version {number} of {job.name} cannot be exported: {error}", ExitCode.FAILED)
+    own = sum(each.size for each in private.values()) + (0 if mixture is None else mixture.size)
+    return Exported(job.name, number, found.digest, own, report)
+
+
+def _mixture(job: JobDocument, member: Member) -> "NDArray[np.float32]":
+    """(L,) logarithms of the shares of this member's labels, which the job's members kept out of what they trained.
+
+    Raises:
+        CommandFailed: no example with a label of the job.
+    """
+    from learning.training.mixture import log_mixture
+
+    places = label_places(member.examples, job.labels)
+    if not (places >= 0).any():
+        fail(
+            f"none of the examples has a label of {job.name}, whose model is told by each member how frequent labels "
+            "are with it; give the data that you take part with",
+            ExitCode.USAGE,
+        )
+    return log_mixture(places[places >= 0], len(job.labels))
+
+
+def _adapted(
+    found: _Fetched,
+    member: Member,
+    tokenizer: bytes,
+    kept: "Mapping[str, NDArray[np.float32]]",
+    epochs: int | None,
+    watch: Watch,
+) -> "Mapping[str, NDArray[np.float32]]":
+    """Private parameters, trained for so many epochs beside the version's shared ones; None: the method's number.
+
+    Raises:
+        CommandFailed: no example to adapt on. TrainingDiverged. ValueError: parts that do not fit together.
+    """
+    from learning.models.assembly import assembled
+    from learning.training.personal import adapted, usual_epochs
+
+    job = found.job
+    epochs = usual_epochs(job.method) if epochs is None else epochs
+    corpus = Corpus(member.examples, job, tokenizer)
+    module, division = assembled(job, corpus, found.manifest, found.manifest.decode(found.version), kept)
+    if epochs:
+        if not len(corpus.read().usable):
+            fail(
+                f"none of the examples has a label of {job.name}; give the data that you take part with, or --epochs 0",
+                ExitCode.USAGE,
+            )
+        what = "an epoch" if epochs == 1 else f"{epochs} epochs"
+        watch.say(f"adapting what this member keeps of {job.name} to version {found.number}: {what}")
+    return adapted(
+        job,
+        module,
+        division,
+        corpus,
+        epochs=epochs,
+        seed=job.seed,
+        device=member.device,
+        progress=lambda at: watch.step(at.step, at.steps, at.loss),
+    )

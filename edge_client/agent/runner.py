@@ -1,0 +1,292 @@
+"""Putting a member together: identity, policy, data, journal, agent. What `edge_client run` does."""
+
+import asyncio
+import contextlib
+import fcntl
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal
+
+import structlog
+
+import secure_agg
+from edge_client.corpus_release.releaser import Giver
+from edge_client.downloads.backbones import Backbones, named_folders
+from edge_client.downloads.cache import BlobCache
+from edge_client.identity.home import HomeUnusable, MemberIdentity, home_path
+from edge_client.identity.renewal import Renewer
+from edge_client.ledger.budget import Budget, open_budget
+from edge_client.ledger.ledger import LedgerError
+from edge_client.policy.policy import Policy
+from edge_client.private_store import PrivateStore, StoreError, store_key
+from edge_client.session.agent import Agent, JobsUnfinished, Observer
+from edge_client.session.journal import Journal
+from edge_client.session.keeping import Keeper
+from edge_client.session.link import AgentStopped
+from edge_client.session.preparation import Preparer
+from edge_client.session.states import Environment
+from learning.text.data import DataInvalid, Example, read_data
+from learning.text.tables import TableInvalid, width_of
+from learning.training.device import DeviceUnavailable, pick_device
+from tacit.documents import DocumentInvalid
+from tacit.identity import Trust
+from tacit.verification import Verification
+from toolkit.console import ExitCode, fail
+from toolkit.logs import configure
+
+log = structlog.get_logger("edge_client")
+
+__all__ = ["Member", "RunOptions", "Table", "load_member", "run_member"]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The options of `edge_client run`; `edge_client export` has those that say whose data and machine it is."""
+
+    data: Path
+    text: str = "text"
+    label: str = "label"
+    # Of a pair's second text; None: `text_b`, where it is there.
+    text_b: str | None = None
+    jobs: tuple[str, ...] = ()
+    device: str = "auto"
+    policy: Path | None = None
+    home: Path | None = None
+    until_finished: bool = False
+    log_format: Literal["console", "json"] | None = None
+    as_json: bool = False
+    # The member's own name for the data: one privacy ledger for each.
+    data_name: str = "data"
+    metrics_port: int | None = None
+    metrics_file: Path | None = None
+    # Word vectors that private embeddings start from, and what seals them at rest.
+    embedding: Path | None = None
+    private_key_file: Path | None = None
+    # Where frozen models of prompted jobs may lie, beside TACIT_BACKBONES.
+    backbones: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """Word vectors that the member names with `--embedding`, and how many numbers each has."""
+
+    path: Path
+    width: int
+
+
+@dataclass(frozen=True)
+class Member:
+    """A member, ready to connect: everything was read and checked."""
+
+    home: Path
+    identity: MemberIdentity
+    policy: Policy
+    examples: list[Example]
+    device: str
+    # False where the data is a table without a column for a pair's second text.
+    second_column: bool = True
+    table: Table | None = None
+    # The member's own name for the data.
+    data_name: str = "data"
+
+
+def load_member(options: RunOptions) -> Member:
+    """Reads and checks identity, policy and data.
+
+    Raises:
+        CommandFailed: a sentence for whatever is wrong.
+    """
+    home = home_path(options.home)
+    try:
+        identity = MemberIdentity.load(home)
+    except HomeUnusable as error:
+        fail(str(error), ExitCode.USAGE)
+    try:
+        policy, _ = Policy.load(home, options.policy)
+        examples, second_column = read_data(options.data, text=options.text, label=options.label, text_b=options.text_b)
+        device = pick_device(options.device)
+        table = None
+        if options.embedding is not None:
+            # It is read in a job's first round only: a slip of the pen would decline that, hours later.
+            width = width_of(options.embedding, named="--embedding, a GloVe file or a checkpoint's folder")
+            table = Table(options.embedding, width)
+        if missing := [str(each) for each in options.backbones if not each.exists()]:
+            raise DataInvalid(
+                f"{missing[0]} does not exist; --backbone is a folder that transformers' save_pretrained wrote"
+            )
+    except (DocumentInvalid, DataInvalid, TableInvalid, DeviceUnavailable) as error:
+        fail(str(error), ExitCode.USAGE)
+    return Member(home, identity, policy, examples, device, second_column, table, options.data_name)
+
+
+@contextmanager
+def _alone(home: Path) -> Iterator[IO[str]]:
+    """One process a home: two would answer for one member and lose each other's secrets."""
+    try:
+        lock = (home / "run.lock").open("w")
+    except OSError as error:
+        fail(
+            f"{home} cannot be written ({error.strerror}); look at free space and the folder's rights: a member "
+            "writes down what it sends before it sends it",
+            ExitCode.USAGE,
+        )
+    with lock as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            fail(
+                f"another `edge_client run` uses {home}; end it, or give this one another --home",
+                ExitCode.USAGE,
+            )
+        yield file
+
+
+def run_member(options: RunOptions, observer: Observer | None = None) -> None:
+    """Runs until interrupted, or until every job is over if that was asked for.
+
+    Raises:
+        CommandFailed: input that cannot be used, a coordinator that refuses this member for good, or jobs that too many
+            members declined.
+    """
+    terminal = observer is None and options.log_format is None and sys.stderr.isatty() and not options.as_json
+    configure("json" if options.as_json else options.log_format or "console", "warning" if terminal else "info")
+    member = load_member(options)
+    with _alone(member.home):
+        try:
+            journal = Journal(member.home / "journal.db", member.identity.federation)
+        except ValueError as error:
+            fail(str(error), ExitCode.USAGE)
+        texts = (example.texts for example in member.examples)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.closing(journal))
+            try:
+                budget = stack.enter_context(
+                    open_budget(member.home, member.identity, member.policy, texts, name=options.data_name)
+                )
+            except LedgerError as error:
+                fail(str(error), ExitCode.REFUSED)
+            try:
+                key = store_key(options.private_key_file)
+                store = PrivateStore(member.home, member.identity.federation, options.data_name, key)
+                keeper = Keeper(stack.enter_context(store), member.examples, options.embedding)
+                keeper.recover(journal.memory(), member.identity.member)
+            except StoreError as error:
+                fail(str(error), ExitCode.REFUSED)
+            watcher = stack.enter_context(_watching(observer, terminal))
+            if options.metrics_port is not None or options.metrics_file is not None:
+                watcher = stack.enter_context(_metered(watcher, member.identity, options))
+            try:
+                asyncio.run(_run(member, journal, budget, keeper, watcher, options))
+            except AgentStopped as stopped:
+                fail(stopped.sentence, ExitCode.REFUSED)
+            except JobsUnfinished as unfinished:
+                fail(unfinished.sentence, ExitCode.FAILED)
+
+
+@contextmanager
+def _watching(observer: Observer | None, terminal: bool) -> Iterator[Observer]:
+    if observer is not None:
+        yield observer
+    elif terminal:
+        from edge_client.agent.watching import TerminalWatcher
+
+        with TerminalWatcher() as watcher:
+            yield watcher
+    else:
+        from edge_client.agent.watching import LogWatcher
+
+        yield LogWatcher()
+
+
+@contextmanager
+def _metered(watcher: Observer, identity: MemberIdentity, options: RunOptions) -> Iterator[Observer]:
+    from edge_client.agent.metrics import MemberMetrics
+    from edge_client.agent.metrics_file import MetricsFile, MetricsFileUnusable
+    from edge_client.agent.watching import MeteredWatcher
+
+    metrics, port = MemberMetrics(), options.metrics_port
+    metrics.certificate_expires(identity.expires.timestamp())
+    with contextlib.ExitStack() as stack:
+        if port is not None:
+            try:
+                server = metrics.serve(port)
+            except OSError as error:
+                fail(f"metrics cannot be served on port {port}: {error.strerror}; choose another one", ExitCode.USAGE)
+            stack.callback(server.server_close)
+            stack.callback(server.shutdown)
+            log.info("metrics_served", port=server.server_port)
+        if options.metrics_file is not None:
+            try:
+                stack.enter_context(MetricsFile(options.metrics_file, metrics))
+            except MetricsFileUnusable as error:
+                fail(str(error), ExitCode.USAGE)
+        yield MeteredWatcher(watcher, metrics)
+
+
+async def _run(
+    member: Member, journal: Journal, budget: Budget, keeper: Keeper, observer: Observer, options: RunOptions
+) -> None:
+    verification = Verification(member.identity.trust)
+
+    def trusted(trust: Trust) -> None:
+        verification.trust = trust
+
+    renewer = Renewer(member.identity, trusted=trusted)
+    if options.metrics_port is not None or options.metrics_file is not None:
+        from edge_client.agent.watching import MeteredWatcher
+
+        if isinstance(observer, MeteredWatcher):
+            metered = observer
+            renewer.listeners.append(lambda identity: metered.certificate_expires(identity.expires.timestamp()))
+    environment = Environment(
+        identity=member.identity,
+        federation=member.identity.federation,
+        verify=verification.verify,
+        key_of=verification.key_of,
+        random=secure_agg.SystemRandom(),
+        policy=member.policy,
+        certificate_of=verification.certificate_of,
+    )
+    if not member.policy.peers:
+        # Who holds the authority's key can enrol members of its own making: without pins the bound on corrupt members
+        # rests on its not doing so.
+        log.info("enrolment_is_trusted", federation=member.identity.federation.hex()[:16])
+    cache = BlobCache(member.home / "cache")
+    cache.trim()
+    preparer = Preparer(
+        member.examples,
+        member.identity.federation,
+        member.identity.member,
+        member.policy,
+        budget,
+        environment.random,
+        cache,
+        member.device,
+        observer,
+        keeper,
+        Backbones(cache, folders=named_folders(options.backbones), allowed=member.policy.backbones),
+        second_column=member.second_column,
+    )
+    agent = Agent(
+        member.identity,
+        environment,
+        journal,
+        preparer,
+        budget,
+        observer,
+        keeper,
+        admits=options.jobs,
+        until_finished=options.until_finished,
+        renewer=renewer,
+        giver=Giver(member.home, member.identity, member.policy, budget, member.examples, environment.random),
+    )
+    task = asyncio.ensure_future(agent.run())
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, task.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await task

@@ -1,0 +1,220 @@
+"""What a person sees of a member at work: progress bars on a terminal, fields in a log elsewhere."""
+
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from edge_client.ledger.budget import Figures
+from edge_client.session.agent import Observer
+from learning.mechanisms.contribution import Update
+from tacit.attempt import AttemptId
+from tacit.messages import Assignment, AttemptEnded, JobEnded
+from tacit.reason import Reason, sentence, word
+from toolkit.console import printable
+
+if TYPE_CHECKING:
+    from edge_client.agent.metrics import MemberMetrics
+
+__all__ = ["LogWatcher", "MeteredWatcher", "TerminalWatcher"]
+
+log = structlog.get_logger("edge_client")
+
+_LOG_SECONDS = 5.0
+
+
+class LogWatcher:
+    """One line an event; training every few seconds."""
+
+    def __init__(self) -> None:
+        self._last_training = 0.0
+
+    def connected(self, federation: str) -> None:
+        """A session is open."""
+        log.info("connected", federation=federation[:16])
+
+    def disconnected(self, sentence: str, seconds: float) -> None:
+        """It broke, or could not be made."""
+        log.warning("disconnected", why=sentence, next_try_seconds=f"{seconds:.2f}")
+
+    def assigned(self, assignment: Assignment) -> None:
+        """A round begins; the machine logs it."""
+
+    def training(self, job: str, round: int, step: int, steps: int, loss: float) -> None:
+        """One step."""
+        now = time.monotonic()
+        if step == steps or now - self._last_training >= _LOG_SECONDS:
+            self._last_training = now
+            log.info("training", job=job, round=round, step=step, steps=steps, loss=f"{loss:.4f}")
+
+    def ready(self, job: str, round: int, update: Update) -> None:
+        """The update is trained."""
+        # Under a mechanism nothing but the change is made, and so there is no accuracy.
+        measured = {"accuracy": f"{update.correct / update.count:.4f}"} if update.count else {}
+        log.info("ready", job=job, round=round, examples=update.examples, **measured)
+
+    def privacy(self, figures: Figures) -> None:
+        """What the ledger says now."""
+        left = f"{figures.share_left:.4f}"
+        log.info("privacy", epsilon=f"{figures.epsilon:.4g}", limit=figures.limit, share_left=left)
+
+    def encoded(self, attempt: AttemptId, vector: NDArray[np.uint32]) -> None:
+        """The vector is about to be masked."""
+
+    def uploading(self, attempt: AttemptId, sent: int, total: int) -> None:
+        """Bytes handed to the network."""
+
+    def attempt_ended(self, attempt: AttemptId, ended: AttemptEnded) -> None:
+        """How an attempt ended."""
+        outcome = "published" if ended.published else "abandoned"
+        reason = "" if ended.published else word(ended.reason)
+        log.info("attempt_ended", attempt=str(attempt), outcome=outcome, reason=reason, result=ended.result)
+
+    def job_over(self, ended: JobEnded) -> None:
+        """A job is finished, paused or aborted."""
+        log.info("job_over", job=ended.job, reason=word(ended.reason), version=ended.final_version)
+
+
+class TerminalWatcher:
+    """Bars for training and sending, a line for everything else."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[note]}", markup=False),
+            TimeRemainingColumn(),
+            console=self._console,
+            transient=True,
+        )
+        self._bars: dict[str, TaskID] = {}
+
+    def __enter__(self) -> "TerminalWatcher":
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def _bar(self, name: str, done: int, total: int, note: str) -> None:
+        if name not in self._bars:
+            self._bars[name] = self._progress.add_task(name, total=total, note=note)
+        self._progress.update(self._bars[name], completed=done, total=total, note=note)
+        if done >= total:
+            self._progress.remove_task(self._bars.pop(name))
+
+    def _line(self, text: str) -> None:
+        self._progress.console.print(printable(text), markup=False)
+
+    def connected(self, federation: str) -> None:
+        """A session is open."""
+        self._line(f"connected to the federation {federation[:16]}...")
+
+    def disconnected(self, sentence: str, seconds: float) -> None:
+        """It broke, or could not be made."""
+        self._line(f"not connected: {sentence}. Trying again in {seconds:.0f} s.")
+
+    def assigned(self, assignment: Assignment) -> None:
+        """A round begins."""
+        self._line(f"{assignment.job}: round {assignment.round} from version {assignment.version_number}")
+
+    def training(self, job: str, round: int, step: int, steps: int, loss: float) -> None:
+        """One step."""
+        self._bar(f"{job}: training, round {round}", step, steps, f"loss {loss:.3f}")
+
+    def ready(self, job: str, round: int, update: Update) -> None:
+        """The update is trained."""
+        self._line(f"{job}: update ready, waiting for the others")
+
+    def privacy(self, figures: Figures) -> None:
+        """What the ledger says now."""
+        if figures.epsilon:
+            self._line(
+                f"privacy: epsilon {figures.epsilon:.3g} of {figures.limit:g} spent, {figures.share_left:.0%} left"
+            )
+
+    def encoded(self, attempt: AttemptId, vector: NDArray[np.uint32]) -> None:
+        """The vector is about to be masked."""
+
+    def uploading(self, attempt: AttemptId, sent: int, total: int) -> None:
+        """Bytes handed to the network."""
+        self._bar(f"{attempt.job}: sending, masked", sent, total, f"{sent / 2**20:.1f} MiB")
+
+    def attempt_ended(self, attempt: AttemptId, ended: AttemptEnded) -> None:
+        """How an attempt ended."""
+        if ended.published:
+            self._line(f"{attempt.job}: round {attempt.round} is in version {ended.new_version.hex()[:12]}")
+        else:
+            self._line(f"{attempt.job}: attempt {attempt.attempt} ended: {ended.detail or sentence(ended.reason)}")
+
+    def job_over(self, ended: JobEnded) -> None:
+        """A job is finished, paused or aborted."""
+        if ended.reason == Reason.REASON_JOB_FINISHED:
+            self._line(f"{ended.job} is finished; its model is version {ended.final_version.hex()[:12]}")
+        else:
+            self._line(f"{ended.job}: {sentence(ended.reason)}")
+
+
+class MeteredWatcher:
+    """Another watcher, and the member's own metrics beside it."""
+
+    def __init__(self, watcher: Observer, metrics: "MemberMetrics") -> None:
+        self._watcher = watcher
+        self._metrics = metrics
+        self._sent: dict[AttemptId, int] = {}
+        # Everything that no figure is kept of goes through as it is.
+        self.training = watcher.training
+        self.encoded = watcher.encoded
+        self.job_over = watcher.job_over
+
+    def connected(self, federation: str) -> None:
+        """A session is open."""
+        self._metrics.connected(True)
+        self._watcher.connected(federation)
+
+    def certificate_expires(self, at: float) -> None:
+        """The member's certificate is another one, and ends then: seconds since 1970."""
+        self._metrics.certificate_expires(at)
+
+    def disconnected(self, sentence: str, seconds: float) -> None:
+        """It broke, or could not be made."""
+        self._metrics.connected(False)
+        self._watcher.disconnected(sentence, seconds)
+
+    def assigned(self, assignment: Assignment) -> None:
+        """A round begins."""
+        self._metrics.assigned()
+        self._watcher.assigned(assignment)
+
+    def ready(self, job: str, round: int, update: Update) -> None:
+        """The update is trained."""
+        self._metrics.ready()
+        self._watcher.ready(job, round, update)
+
+    def privacy(self, figures: Figures) -> None:
+        """What the ledger says now."""
+        self._metrics.privacy(figures)
+        self._watcher.privacy(figures)
+
+    def uploading(self, attempt: AttemptId, sent: int, total: int) -> None:
+        """Bytes handed to the network; an upload that goes on after a break counts what it sends again."""
+        self._metrics.uploaded(max(0, sent - self._sent.get(attempt, 0)))
+        self._sent[attempt] = sent
+        self._watcher.uploading(attempt, sent, total)
+
+    def attempt_ended(self, attempt: AttemptId, ended: AttemptEnded) -> None:
+        """How an attempt ended."""
+        self._sent.pop(attempt, None)
+        self._metrics.attempt_ended("published" if ended.published else word(ended.reason))
+        self._watcher.attempt_ended(attempt, ended)

@@ -1,0 +1,186 @@
+"""The last model that this member trained itself for a job that orders made-up text: HOME/synthesis/JOB.
+
+    job.json, tokenizer.json    of the job, so that nothing has to be fetched again
+    model.safetensors           weights by name; in its header round, version and the reservation that it was charged to
+    histogram.json              a noised histogram of labels, and the reservation that it was charged to
+
+Guarantees: a model is there as a whole or not at all; one without the charge that its mechanism asks for is never given
+out (`load` asks the ledger); the model of an earlier round never takes the place of a later one's. Readable by the
+owner alone: under `none` a model holds the texts without any noise.
+"""
+
+import contextlib
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import structlog
+
+from edge_client.ledger.receipts import HISTOGRAM
+from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Short
+from tacit.job import JobDocument
+from tacit.limits import MOST_LABELS
+from tacit.mechanism import NoMechanism
+from toolkit.durable import Faults, durable_file, no_faults, sync_folder
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["KeptModel", "LastModels", "NoisedHistogram", "TrainedModel"]
+
+log = structlog.get_logger("edge_client")
+
+# paid(reservation, job, document, mechanism): whether the ledger holds that charge (`Budget.paid`).
+Paid = Callable[[int, str, bytes, str], bool]
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """What one round left with this member: the version that it began from, and its own protected change on top."""
+
+    job: JobDocument
+    tokenizer: bytes
+    round: int
+    # Digest of the version that training began from.
+    version: bytes
+    arrays: "Mapping[str, NDArray[np.float32]]" = field(repr=False)
+
+
+@dataclass(frozen=True)
+class KeptModel:
+    """A model that may be sampled from. trained: the reservation that it was charged to; None under `none`."""
+
+    model: TrainedModel
+    trained: int | None
+
+
+class NoisedHistogram(Document):
+    """histogram.json: counts of labels with their noise, in the order of the job's labels."""
+
+    most_bytes: ClassVar[int] = 1024 * 1024
+
+    job_document: Digest
+    # Id of the ledger that it was charged to, hexadecimal, and the reservation there.
+    ledger: Short
+    reservation: int
+    counts: Annotated[tuple[int, ...], AtMost(MOST_LABELS)]
+
+
+class LastModels:
+    """The models of one home, of one federation and one ledger. Safe for threads."""
+
+    def __init__(self, home: Path, federation: bytes, ledger: bytes, faults: Faults = no_faults) -> None:
+        self._root = home / "synthesis"
+        self._federation = federation
+        self._ledger = ledger
+        self._faults = faults
+        self._turn = threading.Lock()
+        # By job: document, round and reservation of what was written last.
+        self._last: dict[str, tuple[bytes, int, int | None]] = {}
+
+    def jobs(self) -> Iterator[str]:
+        """Names of jobs that a model lies there for, whoever's it is."""
+        with contextlib.suppress(FileNotFoundError):
+            yield from sorted(path.parent.name for path in self._root.glob("*/model.safetensors"))
+
+    def keep(self, model: TrainedModel, reservation: int | None) -> None:
+        """In place of the round before. Only for an attempt whose charge is in the ledger.
+
+        Raises:
+            OSError: the disk does not take it; the model of the round before stays.
+        """
+        from safetensors.numpy import save
+
+        self._faults("model.charged")
+        document = model.job.digest()
+        this = (document, model.round, reservation)
+        with self._turn:
+            last = self._last.get(model.job.name)
+            if last is not None and last[0] == document and (last[1] > model.round or last == this):
+                return
+            folder = self._root / model.job.name
+            if not folder.exists():
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._root.chmod(0o700)
+                sync_folder(self._root)
+            for name, content in (("job.json", model.job.canonical()), ("tokenizer.json", model.tokenizer)):
+                path = folder / name
+                if not path.exists() or path.read_bytes() != content:
+                    durable_file(path, content, "material")
+            header = {
+                "federation": self._federation.hex(),
+                "ledger": self._ledger.hex(),
+                "job_document": document.hex(),
+                "round": str(model.round),
+                "version": model.version.hex(),
+                "reservation": "" if reservation is None else str(reservation),
+            }
+            durable_file(folder / "model.safetensors", save(dict(model.arrays), header), "model", self._faults)
+            self._last[model.job.name] = this
+
+    def document(self, job: str) -> JobDocument | None:
+        """Of the job that something is kept for; None: nothing is, or it cannot be read."""
+        try:
+            return JobDocument.from_file(self._root / job / "job.json", what="job.json")
+        except (OSError, DocumentInvalid):
+            return None
+
+    def load(self, job: str, paid: Paid) -> KeptModel | None:
+        """What may be sampled from; None where there is none, it is another federation's, ledger's or job's, or the
+        ledger does not hold its charge.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        folder = self._root / job
+        path = folder / "model.safetensors"
+        try:
+            with safe_open(path, framework="numpy") as file:
+                header = file.metadata() or {}
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a mapping
+            document = JobDocument.from_file(folder / "job.json", what="job.json")
+            tokenizer = (folder / "tokenizer.json").read_bytes()
+            round_, version = int(header["round"]), bytes.fromhex(header["version"])
+            reservation = int(header["reservation"]) if header["reservation"] else None
+        except FileNotFoundError:
+            return None
+        except (OSError, SafetensorError, DocumentInvalid, KeyError, ValueError) as error:
+            log.warning("model_unusable", job=job, path=str(path), why=str(error))
+            return None
+        ours = (self._federation.hex(), self._ledger.hex(), document.digest().hex())
+        if (header.get("federation"), header.get("ledger"), header.get("job_document")) != ours:
+            # Of an earlier enrolment, of other data, or of an earlier job of this name.
+            return None
+        if reservation is None and not isinstance(document.mechanism, NoMechanism):
+            return None
+        if reservation is not None and not paid(reservation, job, document.digest(), document.mechanism.name):
+            log.error("model_not_paid", job=job, reservation=reservation)
+            return None
+        return KeptModel(TrainedModel(document, tokenizer, round_, version, arrays), reservation)
+
+    def histogram(self, model: KeptModel, paid: Paid) -> NoisedHistogram | None:
+        """The one that was drawn for this job, if its charge is in the ledger."""
+        job = model.model.job
+        try:
+            found = NoisedHistogram.from_file(self._root / job.name / "histogram.json", what="histogram.json")
+        except (OSError, DocumentInvalid):
+            return None
+        document = job.digest()
+        ours = (document, self._ledger.hex(), len(job.labels))
+        if (found.job_document, found.ledger, len(found.counts)) != ours:
+            return None
+        return found if paid(found.reservation, job.name, document, HISTOGRAM) else None
+
+    def keep_histogram(self, job: str, histogram: NoisedHistogram) -> None:
+        """Of a charge that is in the ledger. Raises OSError."""
+        path = self._root / job / "histogram.json"
+        durable_file(path, histogram.canonical(), "histogram", self._faults)
+
+    def forget(self, job: str) -> None:
+        """The corpus is given away or given up: nothing is sampled from this model any more."""
+        with self._turn:
+            shutil.rmtree(self._root / job, ignore_errors=True)
+            self._last.pop(job, None)

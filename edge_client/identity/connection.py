@@ -1,0 +1,201 @@
+"""The member's way to the coordinator: one mutual-TLS channel, and sentences for what can go wrong on it.
+
+gRPC says "Socket closed" for a client certificate that was missing, unknown or expired, and UNAVAILABLE for
+nearly everything else. `explain` puts what the transport knows beside what the member knows (its certificate,
+its clock) and says the likeliest cause and what to do. It never decides anything; it is for people.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+
+import grpc
+import grpc.aio
+
+from edge_client.identity.home import MemberIdentity
+from tacit.guard import guarded
+from tacit.limits import MOST_FROM_COORDINATOR, MOST_FROM_MEMBER
+from tacit.reason import Reason
+from tacit.status import reason_of
+from toolkit.console import ExitCode
+
+__all__ = [
+    "CALL_BROKEN",
+    "NOT_SERVED",
+    "channel_options",
+    "exit_code_of",
+    "explain",
+    "open_channel",
+    "raise_if_told_to_stop",
+]
+
+# What a coordinator says to a call that it will never answer otherwise.
+NOT_SERVED = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+# How a call ends whose connection broke. A channel that is closed cancels its calls, and whoever awaits one of them
+# sees CancelledError, as if he himself were to stop.
+CALL_BROKEN = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.CancelledError)
+
+
+def raise_if_told_to_stop(error: BaseException) -> None:
+    """Of an error of `CALL_BROKEN`: raises it where it was this task that was cancelled, and not its call."""
+    task = asyncio.current_task()
+    if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+        raise error
+
+
+def channel_options() -> list[tuple[str, int]]:
+    """What every channel of a member is opened with."""
+    return [
+        # Several members in one process (simulations, phones' test benches) must not share one connection.
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.max_receive_message_length", MOST_FROM_COORDINATOR),
+        ("grpc.max_send_message_length", MOST_FROM_MEMBER),
+        # A session idles for minutes while others train: middleboxes forget silent connections, and a
+        # coordinator that vanished must be noticed. The coordinator's server options allow for it.
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 0),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.initial_reconnect_backoff_ms", 500),
+        ("grpc.max_reconnect_backoff_ms", 30_000),
+        # Refusals are the caller's to weigh; nothing is repeated behind its back.
+        ("grpc.enable_retries", 0),
+    ]
+
+
+def open_channel(identity: MemberIdentity, address: str | None = None) -> grpc.aio.Channel:
+    """A channel to the federation port (`identity.address` unless given). Dials on first use; the caller
+    closes it.
+
+    The one trust root is the federation's own; the machine's store of public authorities plays no part.
+    """
+    credentials = grpc.ssl_channel_credentials(
+        root_certificates=identity.root_pem,
+        private_key=identity.key_pem,
+        certificate_chain=identity.certificate_pem,
+    )
+    return guarded(grpc.aio.secure_channel(address or identity.address, credentials, options=channel_options()))
+
+
+def explain(
+    error: grpc.RpcError,
+    identity: MemberIdentity | None = None,
+    *,
+    address: str | None = None,
+    now: datetime | None = None,
+) -> str:
+    """A sentence for a person about a call that failed: what happened, then what to do.
+
+    `address` is what was dialled (`identity.address` unless given), `now` this machine's clock.
+    """
+    reason, details = reason_of(error)
+    if reason is not None:
+        return details
+    where = address or (identity.address if identity is not None else "the coordinator")
+    return _of_certificate(identity, now or datetime.now(UTC), details, where) or _of_transport(error, details, where)
+
+
+def _of_certificate(identity: MemberIdentity | None, now: datetime, details: str, where: str) -> str | None:
+    """What the member's own certificate explains, where the connection did not come about."""
+    closed = "failed to connect" in details and "socket closed" in details.lower()
+    if not closed or "handshake read failed" in details.lower():
+        return None
+    if identity is None:
+        return (
+            f"the coordinator closed the connection because no client certificate was shown: {where} is the "
+            "federation port, for members only; become one with `edge_client enrol TOKEN`"
+        )
+    if now > identity.expires:
+        return (
+            f"this member's certificate expired on {identity.expires:%Y-%m-%d %H:%M} UTC; ask the operator "
+            "for a new join token and run `edge_client enrol TOKEN --force`"
+        )
+    return (
+        f"the coordinator closed the connection on seeing this member's certificate ({identity.member}, "
+        f"valid until {identity.expires:%Y-%m-%d %H:%M} UTC): it belongs to another federation, or the two "
+        "clocks are apart; `edge_client doctor` says which"
+    )
+
+
+_UNNAMED = (
+    "the coordinator's certificate does not name {where}; the operator adds the name to `advertise` in "
+    "coordinator.toml and restarts"
+)
+_UNRESOLVED = "the name in {where} cannot be resolved; check its spelling and this machine's DNS"
+_SILENT = "{where} does not answer; check the network, and that a firewall lets the port through"
+_NO_ROUTE = "there is no network route to {where}; check this machine's network"
+
+# In this order: the first text that occurs in gRPC's details decides.
+_TRANSPORT: tuple[tuple[str, str], ...] = (
+    (
+        "http proxy returned response code",
+        "the HTTP proxy that this environment names did not open a tunnel to {where}; `edge_client doctor` says why",
+    ),
+    (
+        "certificate has expired",
+        "the certificate of the coordinator at {where} has expired by this machine's clock; check the clock, "
+        "then tell the operator to restart the coordinator, which renews it",
+    ),
+    (
+        "certificate is not yet valid",
+        "the certificate of the coordinator at {where} is not valid yet by this machine's clock; set the clock",
+    ),
+    (
+        "unsupported certificate purpose",
+        "what answers at {where} shows a certificate that may not serve: it is not the coordinator; check the "
+        "address, and tell the operator",
+    ),
+    (
+        "certificate_verify_failed",
+        "the server at {where} was not certified by this member's federation: another coordinator answers "
+        "there, or something in between opens the connection; check the address with the operator",
+    ),
+    ("hostname verification check failed", _UNNAMED),
+    ("is not in peer certificate", _UNNAMED),
+    (
+        "wrong_version_number",
+        "what answers at {where} does not speak TLS; check the port, and that no proxy is between",
+    ),
+    (
+        "handshake read failed",
+        "what answers at {where} closed the connection before TLS; check the port, and that no firewall is between",
+    ),
+    ("address lookup failed", _UNRESOLVED),
+    ("errors resolving", _UNRESOLVED),
+    ("dns resolution failed", _UNRESOLVED),
+    (
+        "connection refused",
+        "nobody listens at {where}; check that the coordinator runs and that the port is right",
+    ),
+    ("network is unreachable", _NO_ROUTE),
+    ("no route to host", _NO_ROUTE),
+    ("timed out", _SILENT),
+    ("timeout", _SILENT),
+    ("failed to connect", "{where} cannot be reached; `edge_client doctor` says where it ends"),
+)
+
+
+def _of_transport(error: grpc.RpcError, details: str, where: str) -> str:
+    lowered = details.lower()
+    for text, sentence in _TRANSPORT:
+        if text in lowered:
+            return sentence.format(where=where)
+    code = error.code() if isinstance(error, grpc.aio.AioRpcError | grpc.Call) else None
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return f"{where} did not answer in time; check the network, and that a firewall lets the port through"
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return f"what answers at {where} does not offer this service; check the port, or upgrade the older side"
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return f"the connection to {where} broke off: the coordinator went away or the network failed; try again"
+    name = code.name if code is not None else "an error without a status"
+    return f"{where} answered {name}: {details}"
+
+
+def exit_code_of(error: grpc.RpcError) -> ExitCode:
+    """REFUSED where the coordinator gave a reason, UNREACHABLE where the transport failed."""
+    reason, _ = reason_of(error)
+    if reason is None:
+        return ExitCode.UNREACHABLE
+    return ExitCode.FAILED if reason == Reason.REASON_INTERNAL else ExitCode.REFUSED

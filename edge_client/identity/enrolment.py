@@ -1,0 +1,320 @@
+"""How this machine becomes a member. The key is made here and never leaves.
+
+In this order, each step only after the one before it held:
+
+1. the token is whole, and not expired by this machine's clock;
+2. the server's chain holds the certificate that the token names by its fingerprint, or the server can prove that a
+   later authority follows on that one (`tacit.authorities`); a token that names a later authority, too, asks for that
+   proof in any case. Then: one that is trusted still signed the server's own certificate, which names the host that was
+   dialled: only now is the coordinator known;
+3. the key is on the disk: whatever breaks from here on, the same command repeats with the same key;
+4. the token's secret and the certificate request go out, over TLS that trusts that federation and nobody else;
+5. the answer certifies this key, for this member, in this federation; the two clocks agree;
+6. the whole identity moves into place in one step. One that is there already is only replaced on demand
+   (`force`).
+"""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import grpc
+import grpc.aio
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.x509.oid import NameOID
+
+from edge_client.identity.connection import channel_options, exit_code_of, explain
+from edge_client.identity.handshake import HandshakeFailed, find_root, shake_hands, verify_server
+from edge_client.identity.home import Home, HomeUnusable, IdentityDocument, IdentityFolder, MemberIdentity
+from edge_client.identity.renewal import asked_authorities
+from tacit import __version__
+from tacit.authorities import Authorities, AuthoritiesInvalid
+from tacit.guard import guarded
+from tacit.identity import CertificateInvalid, Role, Trust, federation_of, key_pem, new_key
+from tacit.reason import Reason
+from tacit.status import reason_of, time_of
+from tacit.token import JoinToken, TokenInvalid, split_address
+from tacit.v1 import enrolment_pb2, enrolment_pb2_grpc
+from toolkit.console import ExitCode, secret_file
+
+__all__ = ["MAX_CLOCK_SKEW", "EnrolmentFailed", "enrol"]
+
+# Certificates are backdated by as much.
+MAX_CLOCK_SKEW = timedelta(minutes=5)
+
+
+class EnrolmentFailed(Exception):
+    """This machine did not become a member. The sentence says why and what to do; `reason` is the
+    coordinator's."""
+
+    def __init__(self, sentence: str, code: ExitCode, reason: Reason | None = None) -> None:
+        super().__init__(sentence)
+        self.sentence = sentence
+        self.code = code
+        self.reason = reason
+
+
+async def enrol(
+    home: Path,
+    token_text: str,
+    *,
+    force: bool = False,
+    now: datetime | None = None,
+    timeout: float = 20.0,  # noqa: ASYNC109  it bounds the steps that block, too
+) -> MemberIdentity:
+    """Spends a join token and stores the identity under `home`.
+
+    `now` is this machine's clock (for tests); `timeout` bounds each of the two connections, in seconds.
+
+    Raises:
+        EnrolmentFailed: in every foreseen case, with the exit code that the command ends with.
+    """
+    now = now if now is not None else datetime.now(UTC)
+    token = _read(token_text)
+    folder = Home(home)
+    # A token that an earlier try has spent for a key that lies here is the coordinator's to judge.
+    if now > token.expires and not folder.pending(token.id).key.exists():
+        raise EnrolmentFailed(
+            f"the join token expired at {token.expires:%Y-%m-%d %H:%M} UTC (this machine's clock says "
+            f"{now.astimezone(UTC):%Y-%m-%d %H:%M}); if the clock is right, ask the operator for a new one "
+            "with `coordinator member invite`",
+            ExitCode.REFUSED,
+        )
+    try:
+        folder.prepare()
+        folder.settle()
+    except HomeUnusable as error:
+        raise EnrolmentFailed(str(error), ExitCode.USAGE) from error
+    if folder.identity.path.exists() and not force:
+        raise EnrolmentFailed(
+            f"{home} holds an identity already{_whose(folder.identity)}; use another folder with --home, or "
+            "give up that identity for the new one with --force",
+            ExitCode.USAGE,
+        )
+    authorities = await _recognise(token, now, timeout)
+    pending = folder.pending(token.id)
+    key = await asyncio.to_thread(_key, pending)
+    response, server_time = await _ask(token, key, authorities.trust, now, timeout)
+    _check_clock(server_time, now)
+    authorities = _told(response, token, authorities)
+    certificate = _judge(response, token, key, authorities.trust, now)
+    try:
+        _store(pending, token, authorities, certificate, response.federation_address)
+        folder.adopt(pending)
+    except OSError as error:
+        raise EnrolmentFailed(
+            f"the identity cannot be stored in {home} ({error.strerror}); make room or repair the disk and repeat "
+            "the same command: the token is kept for this machine's key",
+            ExitCode.FAILED,
+        ) from error
+    return MemberIdentity.load(home, now=now)
+
+
+def _read(text: str) -> JoinToken:
+    try:
+        return JoinToken.parse(text)
+    except TokenInvalid as error:
+        raise EnrolmentFailed(str(error), ExitCode.USAGE) from error
+
+
+def _whose(identity: IdentityFolder) -> str:
+    try:
+        return f" ({IdentityDocument.from_file(identity.document).member})"
+    except (OSError, ValueError):
+        return ""
+
+
+async def _recognise(token: JoinToken, now: datetime, limit: float) -> Authorities:
+    """The federation's authorities: its first root out of the chain that the server at the token's address shows, or
+    their whole list, from whoever answers there: it proves itself. Of a token that names a later authority the first
+    root in a chain counts for nothing: it may have been retired.
+    """
+    try:
+        shown = await asyncio.to_thread(shake_hands, token.address, timeout=limit)
+    except HandshakeFailed as error:
+        raise EnrolmentFailed(error.sentence, ExitCode.UNREACHABLE) from error
+    root = find_root(shown.chain, token.federation)
+    if token.newest is not None:
+        known = await _listed(token, token.newest, now, limit)
+    elif root is not None:
+        known = Authorities.first(root)
+    elif (followed := await _followed(token, limit)) is not None:
+        known = followed
+    else:
+        raise EnrolmentFailed(
+            f"the server at {token.address} is not of the federation that invited this machine: its chain "
+            f"lacks the authority {token.federation.hex()[:16]}... that the join token names. Nothing "
+            "secret was sent. Another server answers there, or something in between opens the connection; "
+            "ask the operator",
+            ExitCode.UNREACHABLE,
+        )
+    try:
+        verify_server(shown.chain, known.trust.roots, address=token.address, federation=token.federation, now=now)
+    except CertificateInvalid as error:
+        raise EnrolmentFailed(
+            f"the coordinator at {token.address} cannot be trusted: {error}. Nothing secret was sent",
+            ExitCode.UNREACHABLE,
+        ) from error
+    return known
+
+
+async def _listed(token: JoinToken, newest: bytes, now: datetime, limit: float) -> Authorities:
+    """The list of authorities that the server tells, no older than the one that the token was made with.
+
+    Raises:
+        EnrolmentFailed: it proves nothing, lacks the authority that the token names, or is from before a retirement.
+    """
+    try:
+        document = await asked_authorities(token.address, client=None, limit=limit)
+        found = Authorities.read(document, federation=token.federation)
+    except HandshakeFailed as error:
+        raise EnrolmentFailed(error.sentence, ExitCode.UNREACHABLE) from error
+    except grpc.aio.AioRpcError as error:
+        raise EnrolmentFailed(
+            f"the server at {token.address} did not tell the federation's authorities, and nothing secret was sent: "
+            f"{explain(error, address=token.address, now=now)}",
+            ExitCode.UNREACHABLE,
+        ) from error
+    except AuthoritiesInvalid as error:
+        raise EnrolmentFailed(
+            f"the server at {token.address} cannot be trusted: {error}. Nothing secret was sent; ask the operator",
+            ExitCode.UNREACHABLE,
+        ) from error
+    if newest not in {federation_of(root) for root in found.certificates}:
+        raise EnrolmentFailed(
+            f"the server at {token.address} is not of the federation that invited this machine: it does not know the "
+            f"authority {newest.hex()[:16]}... that the join token names. Nothing secret was sent. Another server "
+            "answers there, or somebody has the key of an earlier authority; ask the operator",
+            ExitCode.UNREACHABLE,
+        )
+    if found.number < token.number:
+        raise EnrolmentFailed(
+            f"the server at {token.address} tells an older list of authorities ({found.number}) than the one that the "
+            f"join token was made with ({token.number}). Nothing secret was sent. Somebody may have the key of a "
+            "retired authority, or the coordinator was set back to an earlier state; ask the operator",
+            ExitCode.UNREACHABLE,
+        )
+    return found
+
+
+async def _followed(token: JoinToken, limit: float) -> Authorities | None:
+    """The list of authorities that the server tells, if it proves itself to the token."""
+    try:
+        document = await asked_authorities(token.address, client=None, limit=limit)
+        return Authorities.read(document, federation=token.federation)
+    except (HandshakeFailed, grpc.aio.AioRpcError, AuthoritiesInvalid):
+        return None
+
+
+def _told(response: enrolment_pb2.EnrolResponse, token: JoinToken, known: Authorities) -> Authorities:
+    """What the answer says of the authorities, if it is newer than what is known."""
+    if not response.authorities:
+        return known
+    try:
+        found = Authorities.read(response.authorities, federation=token.federation)
+        return found if found.follows(known) else known
+    except AuthoritiesInvalid as error:
+        raise EnrolmentFailed(f"the coordinator cannot be trusted: {error}", ExitCode.FAILED) from error
+
+
+def _key(pending: IdentityFolder) -> rsa.RSAPrivateKey:
+    """The key of this enrolment: the one an earlier try with the same token left, else a new one, stored
+    first."""
+    try:
+        pending.path.mkdir(mode=0o700, exist_ok=True)
+        if pending.key.exists():
+            stored = serialization.load_pem_private_key(pending.key.read_bytes(), password=None)
+            if isinstance(stored, rsa.RSAPrivateKey):
+                return stored
+        key = new_key()
+        secret_file(pending.key, key_pem(key))
+    except (OSError, ValueError, TypeError) as error:
+        raise EnrolmentFailed(
+            f"the key in {pending.path} cannot be written or read ({error}); check the disk, or use another --home",
+            ExitCode.FAILED,
+        ) from error
+    return key
+
+
+async def _ask(
+    token: JoinToken, key: rsa.RSAPrivateKey, trust: Trust, now: datetime, limit: float
+) -> tuple[enrolment_pb2.EnrolResponse, datetime | None]:
+    # The name is for whoever reads a capture; the authority takes nothing from the request but the key.
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, token.member)])
+    csr = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
+    request = enrolment_pb2.EnrolRequest(
+        token_id=token.id,
+        secret=token.secret,
+        certificate_request=csr.public_bytes(serialization.Encoding.DER),
+        software_version=__version__,
+    )
+    credentials = grpc.ssl_channel_credentials(root_certificates=trust.pem)
+    async with guarded(grpc.aio.secure_channel(token.address, credentials, options=channel_options())) as channel:
+        stub = enrolment_pb2_grpc.EnrolmentServiceStub(channel)
+        call = stub.Enrol(request, timeout=limit)
+        try:
+            response = await call
+        except grpc.aio.AioRpcError as error:
+            reason, _ = reason_of(error)
+            _check_clock(time_of(error.trailing_metadata()), now)
+            raise EnrolmentFailed(
+                explain(error, address=token.address, now=now), exit_code_of(error), reason
+            ) from error
+        return response, time_of(await call.trailing_metadata())
+
+
+def _check_clock(server_time: datetime | None, now: datetime) -> None:
+    if server_time is None or abs(server_time - now) <= MAX_CLOCK_SKEW:
+        return
+    minutes = abs(server_time - now) / timedelta(minutes=1)
+    direction = "ahead of" if now > server_time else "behind"
+    raise EnrolmentFailed(
+        f"this machine's clock is {minutes:.0f} minutes {direction} the coordinator's "
+        f"({server_time:%Y-%m-%d %H:%M} UTC); set it (NTP) and repeat the same command: the token is kept "
+        "for this machine's key",
+        ExitCode.FAILED,
+        Reason.REASON_CLOCK_SKEW,
+    )
+
+
+def _judge(
+    response: enrolment_pb2.EnrolResponse,
+    token: JoinToken,
+    key: rsa.RSAPrivateKey,
+    trust: Trust,
+    now: datetime,
+) -> bytes:
+    """The member's certificate, DER, once it says exactly what was asked for."""
+    blame = "the coordinator answered with something else than a certificate for this machine"
+    if not response.certificate_chain:
+        raise EnrolmentFailed(f"{blame}: there is none; tell the operator", ExitCode.FAILED)
+    der = response.certificate_chain[0]
+    try:
+        certificate = trust.verify(der, role=Role.MEMBER, now=now)
+        split_address(response.federation_address)
+    except ValueError as error:
+        raise EnrolmentFailed(f"{blame}: {error}; tell the operator", ExitCode.FAILED) from error
+    if certificate.key != key.public_key():
+        raise EnrolmentFailed(f"{blame}: it certifies another key; tell the operator", ExitCode.FAILED)
+    if certificate.identity.name != token.member or response.member != token.member:
+        raise EnrolmentFailed(
+            f"{blame}: it names {certificate.identity.name}, and the token {token.member}; tell the operator",
+            ExitCode.FAILED,
+        )
+    return der
+
+
+def _store(
+    pending: IdentityFolder, token: JoinToken, authorities: Authorities, der: bytes, federation_address: str
+) -> None:
+    certificate = x509.load_der_x509_certificate(der)
+    document = IdentityDocument(federation=token.federation, member=token.member, address=federation_address)
+    secret_file(pending.certificate, certificate.public_bytes(serialization.Encoding.PEM))
+    first = x509.load_der_x509_certificate(authorities.roots[0])
+    secret_file(pending.root, first.public_bytes(serialization.Encoding.PEM))
+    if authorities.number:
+        secret_file(pending.authorities, authorities.canonical())
+    # Last: a pending folder that holds it is complete.
+    secret_file(pending.document, document.canonical() + b"\n")

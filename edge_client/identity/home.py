@@ -1,0 +1,384 @@
+"""The member's own folder: who this machine is, and the key that proves it.
+
+`--home`, else `TACIT_HOME`, else `~/.tacit`; mode 0700. Nothing in it ever leaves the machine. Of enrolment
+it holds
+
+    identity/                 complete, or not there at all
+      key.pem                 0600, made here
+      cert.pem                what the federation's authority made of it; replaced when it is renewed
+      root.pem                the certificate of the federation's first authority, which names it
+      authorities.json        the authorities since, each signed by the one before; not there before the second
+      identity.json           `IdentityDocument`
+    pending-TOKEN/            the same while the token of that id is being spent; key.pem comes first, so that
+    an
+                              enrolment that broke off is repeated with the same key
+    renewal.lock              held while the certificate is renewed
+
+The other rooms keep their files beside these (ledger, private parameters, receipts). A folder or a key that
+others may read is refused, not repaired: who could read a key may have copied it.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from pydantic import Field, field_validator
+
+from tacit.authorities import Authorities, AuthoritiesInvalid
+from tacit.documents import Digest, Document, DocumentInvalid, Short
+from tacit.identity import CertificateInvalid, Role, Trust, federation_of, issued_by, key_pem, name_is_valid, sign
+from tacit.token import split_address
+from toolkit.console import secret_file
+from toolkit.private_files import NotPrivate, check_private
+
+__all__ = [
+    "Home",
+    "HomeUnusable",
+    "IdentityDocument",
+    "IdentityFolder",
+    "MemberIdentity",
+    "NotEnrolled",
+    "home_path",
+]
+
+
+class HomeUnusable(Exception):
+    """The folder does not hold a usable identity; the sentence says what to do."""
+
+
+class NotEnrolled(HomeUnusable):
+    """There is no identity here yet."""
+
+
+class IdentityDocument(Document):
+    """identity.json."""
+
+    federation: Digest
+    member: Short
+    # host:port of the federation port.
+    address: str = Field(max_length=300)
+
+    @field_validator("member")
+    @classmethod
+    def _member(cls, value: str) -> str:
+        if not name_is_valid(value):
+            raise ValueError("no member's name")
+        return value
+
+    @field_validator("address")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        split_address(value)
+        return value
+
+
+def home_path(option: Path | None = None) -> Path:
+    """The folder to use: the option, else `TACIT_HOME`, else `~/.tacit`."""
+    if option is not None:
+        return option
+    return Path(os.environ.get("TACIT_HOME") or Path.home() / ".tacit")
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityFolder:
+    """The names of the files of one identity."""
+
+    path: Path
+
+    @property
+    def document(self) -> Path:
+        return self.path / "identity.json"
+
+    @property
+    def key(self) -> Path:
+        return self.path / "key.pem"
+
+    @property
+    def certificate(self) -> Path:
+        return self.path / "cert.pem"
+
+    @property
+    def root(self) -> Path:
+        return self.path / "root.pem"
+
+    @property
+    def authorities(self) -> Path:
+        return self.path / "authorities.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """A member's folder, and the one step that changes who the member is."""
+
+    path: Path
+
+    @property
+    def identity(self) -> IdentityFolder:
+        return IdentityFolder(self.path / "identity")
+
+    def pending(self, token_id: str) -> IdentityFolder:
+        """Where an enrolment with this token keeps what it has so far."""
+        return IdentityFolder(self.path / f"{_PENDING}{token_id}")
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "identity.lock"
+
+    @property
+    def _old(self) -> Path:
+        return self.path / "identity.old"
+
+    def prepare(self) -> None:
+        """Makes the folder, 0700, or checks the one that is there.
+
+        Raises:
+            HomeUnusable: it cannot be made, or others may look into it.
+        """
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise HomeUnusable(f"{self.path} cannot be made: {error.strerror}; choose another with --home") from error
+        self.check_modes()
+
+    def check_modes(self) -> None:
+        """Raises: HomeUnusable: others than the owner may look into the folder, or read or write the key."""
+        try:
+            check_private(self.path)
+            check_private(self.identity.path)
+            check_private(self.identity.key)
+        except NotPrivate as error:
+            raise HomeUnusable(f"{error}. If somebody else uses this machine, enrol anew") from error
+        except OSError as error:
+            raise HomeUnusable(f"{error.filename or self.path} cannot be read: {error.strerror}") from error
+
+    def adopt(self, pending: IdentityFolder) -> None:
+        """Makes a complete pending identity the member's own, in place of the present one if there is any."""
+        with self.locked():
+            if not pending.path.exists():
+                return  # Another process has settled it meanwhile.
+            if self.identity.path.exists():
+                self.identity.path.rename(self._old)
+            # A crash here leaves no identity; `settle` finishes the step.
+            pending.path.rename(self.identity.path)
+            self._clean()
+
+    def replace_certificate(self, certificate: bytes) -> None:
+        """The next certificate (DER) for the key that is there. In one step, on the disk before it returns."""
+        pem = x509.load_der_x509_certificate(certificate).public_bytes(serialization.Encoding.PEM)
+        secret_file(self.identity.certificate, pem)
+
+    def replace_key(self, key: rsa.RSAPrivateKey, certificate: bytes) -> None:
+        """The next certificate (DER) and the key that it is for. In one step, as an enrolment is adopted."""
+        pending = self.pending("renewal")
+        shutil.rmtree(pending.path, ignore_errors=True)
+        pending.path.mkdir(mode=0o700)
+        secret_file(pending.key, key_pem(key))
+        pem = x509.load_der_x509_certificate(certificate).public_bytes(serialization.Encoding.PEM)
+        secret_file(pending.certificate, pem)
+        for kept, copy in (
+            (self.identity.root, pending.root),
+            (self.identity.authorities, pending.authorities),
+            (self.identity.document, pending.document),
+        ):
+            # The document last: a pending folder that holds it is complete.
+            if kept.exists():
+                secret_file(copy, kept.read_bytes())
+        self.adopt(pending)
+
+    def keep_authorities(self, authorities: Authorities) -> None:
+        """What is known of the federation's authorities from now on."""
+        secret_file(self.identity.authorities, authorities.canonical())
+
+    def settle(self) -> None:
+        """Finishes an enrolment that was interrupted after everything was stored."""
+        if self.identity.path.exists() or not self._interrupted():
+            return
+        with self.locked():
+            left = self._interrupted()
+            if left and not self.identity.path.exists():
+                left[0].rename(self.identity.path)
+                self._clean()
+
+    def _interrupted(self) -> list[Path]:
+        # The document is written last, and only then is an old identity put aside: the newest complete one
+        # counts.
+        documents = sorted(self.path.glob(f"{_PENDING}*/identity.json"), key=lambda path: -path.stat().st_mtime_ns)
+        return [path.parent for path in documents] + ([self._old] if self._old.exists() else [])
+
+    def _clean(self) -> None:
+        for path in (self._old, *self.path.glob(f"{_PENDING}*")):
+            shutil.rmtree(path, ignore_errors=True)
+        folder = os.open(self.path, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """While the identity is replaced, or read by who must not meet it half way."""
+        with self.lock.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+_PENDING = "pending-"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MemberIdentity:
+    """A member, complete: it can dial the coordinator and sign. Its `repr` shows no key."""
+
+    home: Path
+    document: IdentityDocument
+    key: rsa.RSAPrivateKey
+    # DER.
+    certificate: bytes
+    expires: datetime
+    # Of the federation's first authority.
+    root: x509.Certificate
+    begins: datetime | None = None
+    # None: there has been one authority only.
+    known_authorities: Authorities | None = None
+
+    def __repr__(self) -> str:
+        return f"MemberIdentity({self.document.member!r}, federation={self.document.federation.hex()[:16]}...)"
+
+    @property
+    def member(self) -> str:
+        """The member's name in the federation."""
+        return self.document.member
+
+    @property
+    def federation(self) -> bytes:
+        """SHA-256 of the first root certificate, 32 bytes."""
+        return self.document.federation
+
+    @property
+    def authorities(self) -> Authorities:
+        """What this member knows of the federation's authorities."""
+        return self.known_authorities or Authorities.first(self.root)
+
+    @property
+    def trust(self) -> Trust:
+        """Whose certificates this member takes."""
+        return self.authorities.trust
+
+    @property
+    def fingerprint(self) -> bytes:
+        """SHA-256 of the certificate, 32 bytes."""
+        return hashlib.sha256(self.certificate).digest()
+
+    @property
+    def address(self) -> str:
+        """host:port of the federation port."""
+        return self.document.address
+
+    @property
+    def key_pem(self) -> bytes:
+        """The private key for gRPC, PEM."""
+        return key_pem(self.key)
+
+    @property
+    def certificate_pem(self) -> bytes:
+        """The member's certificate for gRPC, PEM."""
+        return x509.load_der_x509_certificate(self.certificate).public_bytes(serialization.Encoding.PEM)
+
+    @property
+    def root_pem(self) -> bytes:
+        """The roots that are trusted, for gRPC, PEM."""
+        return self.trust.pem
+
+    def issued_by_newest(self) -> bool:
+        """Whether the newest authority that this member knows issued its certificate."""
+        return issued_by(x509.load_der_x509_certificate(self.certificate), self.trust.roots[0])
+
+    def issued_by_trusted(self) -> bool:
+        """Whether one that is trusted still did: with any other certificate nobody takes this member."""
+        certificate = x509.load_der_x509_certificate(self.certificate)
+        return any(issued_by(certificate, root) for root in self.trust.roots)
+
+    def sign(self, message: bytes) -> bytes:
+        """RSA-PSS over a framed statement, as `tacit.identity` verifies it."""
+        return sign(self.key, message)
+
+    @classmethod
+    def load(cls, home: Path, *, now: datetime | None = None) -> "MemberIdentity":
+        """Reads and checks the whole identity: what it returns can be used at `now` (by default, at this
+        moment).
+
+        Raises:
+            NotEnrolled: there is none.
+            HomeUnusable: a part is missing, open to others, belongs to another federation or has expired.
+        """
+        folder = Home(home)
+        folder.settle()
+        try:
+            return cls._load(folder, now)
+        except HomeUnusable:
+            if not folder.lock.exists():
+                raise
+            # Another process may have been replacing it at this moment.
+            with folder.locked():
+                return cls._load(folder, now)
+
+    @classmethod
+    def _load(cls, folder: Home, now: datetime | None) -> "MemberIdentity":
+        home, names = folder.path, folder.identity
+        if not names.path.exists():
+            raise NotEnrolled(f"{home} holds no identity; join a federation with `edge_client enrol TOKEN`")
+        folder.check_modes()
+        try:
+            document = IdentityDocument.from_file(names.document)
+            key = serialization.load_pem_private_key(names.key.read_bytes(), password=None)
+            certificate = x509.load_pem_x509_certificate(names.certificate.read_bytes())
+            root = x509.load_pem_x509_certificate(names.root.read_bytes())
+            listed = names.authorities.read_bytes() if names.authorities.exists() else None
+        except OSError as error:
+            raise HomeUnusable(f"{error.filename} cannot be read: {error.strerror}; {_AGAIN}") from error
+        except DocumentInvalid as error:
+            raise HomeUnusable(f"{error}; {_AGAIN}") from error
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+            raise HomeUnusable(f"a certificate or the key in {home} cannot be read; {_AGAIN}") from error
+        if federation_of(root) != document.federation:
+            raise HomeUnusable(f"{names.root} is not the authority of the federation this member joined; {_AGAIN}")
+        try:
+            authorities = (
+                Authorities.first(root)
+                if listed is None
+                else Authorities.read(listed, federation=document.federation, what=str(names.authorities))
+            )
+        except AuthoritiesInvalid as error:
+            raise HomeUnusable(f"{error}; remove that file: this member asks the coordinator for it anew") from error
+        der = certificate.public_bytes(serialization.Encoding.DER)
+        present = now if now is not None else datetime.now(UTC)
+        if present > certificate.not_valid_after_utc:
+            raise HomeUnusable(
+                f"{names.certificate}: the certificate expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} "
+                f"UTC. While `edge_client run` runs it is renewed in time; this machine was off, or without the "
+                f"coordinator, for longer than that. {_AGAIN[0].upper()}{_AGAIN[1:]}"
+            )
+        try:
+            # Also of one that is retired: it may be exchanged for a new one.
+            verified = authorities.history.verify(der, role=Role.MEMBER, now=present)
+        except CertificateInvalid as error:
+            raise HomeUnusable(f"{names.certificate}: {error}; {_AGAIN}") from error
+        if verified.identity.name != document.member:
+            raise HomeUnusable(f"{names.certificate} belongs to {verified.identity.name}; {_AGAIN}")
+        if not isinstance(key, rsa.RSAPrivateKey) or key.public_key() != verified.key:
+            raise HomeUnusable(f"{names.key} is not the key of {names.certificate}; {_AGAIN}")
+        known = None if listed is None else authorities
+        return cls(home, document, key, der, verified.expires, root, verified.begins, known)
+
+
+_AGAIN = "ask the operator for a new join token and run `edge_client enrol TOKEN --force`"

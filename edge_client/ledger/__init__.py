@@ -1,0 +1,1 @@
+"""The privacy ledger of one data set: records, budget, receipts, and their verification."""

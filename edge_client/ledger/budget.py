@@ -1,0 +1,550 @@
+"""One data set's privacy budget, as a session spends it: policy, mechanism, ledger and receipts joined in one place.
+
+The session asks in this order, and nothing of an update leaves before the second answer:
+
+    reserve    before training        the ledger has room for the round's event
+    charge     before a vector leaves the event is on the disk, spent for good
+    sending    before a vector leaves the receipt of what is about to leave is signed and chained
+    ended      when its end is known  settled, and a receipt that says how
+    release    instead of charge      the update is thrown away and nothing of it left
+
+A job without a mechanism costs nothing and promises nothing, and leaves receipts all the same. Synchronous, for one
+thread; what refuses is a `PolicyRefusal`, whose reason the coordinator is told.
+"""
+
+import contextlib
+import hashlib
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+import secure_agg
+from edge_client.identity.home import MemberIdentity
+from edge_client.ledger.chain import Purpose
+from edge_client.ledger.ledger import (
+    BudgetSpent,
+    Ledger,
+    LedgerError,
+    LedgerRolledBack,
+    LedgerUnwritable,
+    ledger_path,
+)
+from edge_client.ledger.overlap import digest_of_marks, marks_key, marks_of
+from edge_client.ledger.receipt_book import ReceiptBook
+from edge_client.ledger.receipts import (
+    NO_ATTEMPT,
+    SENDING,
+    CorpusReceipt,
+    GroupNumbers,
+    Party,
+    Receipt,
+    Segment,
+    SparseNumbers,
+    receipt_from,
+)
+from edge_client.ledger.replay import as_events
+from edge_client.policy.policy import Policy, PolicyRefusal
+from learning.accounting.events import Adjacency, PrivacyEvent
+from learning.mechanisms.protection import Protection, protection_of
+from tacit.attempt import AttemptId
+from tacit.documents import DocumentInvalid
+from tacit.job import JobDocument
+from tacit.messages import Assignment, LedgerCounter, PrivacyReport
+from tacit.reason import Reason
+from tacit.vector import layout_of
+
+if TYPE_CHECKING:
+    from learning.accounting.spend import Limit
+
+__all__ = ["Budget", "CorpusGiven", "Figures", "Reserved", "Statement", "open_budget"]
+
+log = structlog.get_logger("edge_client")
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """What stands in the ledger for one update; `reservation` is None where it costs nothing."""
+
+    job: JobDocument
+    purpose: Purpose
+    reservation: int | None
+    # A vector sent once more is one more release.
+    each_attempt: bool
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a member's own metrics show. Epsilons at the limit's delta, charged and reserved together."""
+
+    epsilon: float
+    limit: float
+    share_left: float
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What was spent, as of one moment. Reading epsilons out of it takes up to seconds: do so in a thread."""
+
+    limit: "Limit"
+    share_left: float
+    events: tuple[PrivacyEvent, ...]
+    of_job: tuple[PrivacyEvent, ...]
+
+    def figures(self) -> Figures:
+        """Of the whole ledger."""
+        from learning.accounting.spend import spend
+
+        return Figures(spend(self.events, self.limit).epsilon, self.limit.epsilon, self.share_left)
+
+    def report(self) -> PrivacyReport | None:
+        """Of the job; None where nothing was spent for it."""
+        from learning.accounting.spend import spend
+
+        return PrivacyReport(spend(self.of_job, self.limit).epsilon, self.limit.delta) if self.of_job else None
+
+
+@dataclass(frozen=True)
+class CorpusGiven:
+    """A file of made-up text that leaves, as its receipt has it. Digests: SHA-256, 32 bytes. trained, histogram:
+    reservations of what made it.
+    """
+
+    job: str
+    round: int
+    job_document: bytes
+    version: bytes
+    mechanism: str
+    trained: int | None
+    histogram: int | None
+    corpus: bytes
+    size: int
+    rows: int
+    statement: bytes
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """What is about to leave, or left, in one attempt."""
+
+    attempt: AttemptId
+    reserved: Reserved
+    reservation: int | None
+    session: secure_agg.Session
+    masked: secure_agg.MaskedInput
+
+
+# Certificates whose attempts may be under way: attempts take minutes, renewals come days apart.
+_SIGNERS = 4
+
+
+class Budget:
+    """The budget of one data set in one federation."""
+
+    def __init__(
+        self, ledger: Ledger, policy: Policy, identity: MemberIdentity, receipts: ReceiptBook, data: bytes
+    ) -> None:
+        """data: SHA-256 that names the data used, 32 bytes; it never leaves this machine."""
+        self._ledger = ledger
+        self._policy = policy
+        self._identity = identity
+        # By certificate: an attempt's receipts are signed with the one that it was joined with.
+        self._signers: OrderedDict[bytes, MemberIdentity] = OrderedDict()
+        self._receipts = receipts
+        self._data = data
+        # Of attempts whose vector may have left: the reservation it was charged to.
+        self._charged: dict[AttemptId, int | None] = {}
+        self._sent: dict[AttemptId, _Sent] = {}
+
+    # ---- what it says --------------------------------------------------------------------------------------------
+
+    @property
+    def counter(self) -> LedgerCounter:
+        """What the coordinator is told, so that an older copy of the ledger is noticed."""
+        return LedgerCounter(self._ledger.id, self._ledger.sequence)
+
+    def check_reported(self, sequence: int) -> None:
+        """The coordinator's word for how far this ledger had come. Raises: PolicyRefusal: further than it is."""
+        try:
+            self._ledger.check_reported(sequence)
+        except LedgerRolledBack as error:
+            raise PolicyRefusal(Reason.REASON_LEDGER_ROLLED_BACK, str(error)) from error
+
+    def statement(self, job: str) -> Statement:
+        """What was charged and reserved so far: by everybody, and by one job of this federation."""
+        everything: Counter[PrivacyEvent] = Counter()
+        of_job: Counter[PrivacyEvent] = Counter()
+        ours = (self._identity.federation, job)
+        for each in self._ledger.reservations():
+            if each.released is None:
+                everything[each.event] += 1
+                if (each.purpose.federation, each.purpose.job) == ours:
+                    of_job[each.event] += 1
+        return Statement(
+            self._ledger.limit,
+            self._ledger.share_left(),
+            tuple(as_events(everything.items())),
+            tuple(as_events(of_job.items())),
+        )
+
+    @property
+    def reports(self) -> bool:
+        """Whether the policy lets the coordinator know what was spent."""
+        return self._policy.report_epsilon
+
+    def renewed(self, identity: MemberIdentity) -> None:
+        """What this member signs with from now on; attempts that it has joined go on with what they have."""
+        for each in (self._identity, identity):
+            self._signers[each.fingerprint] = each
+        self._identity = identity
+        while len(self._signers) > _SIGNERS:
+            self._signers.popitem(last=False)
+
+    def signer_of(self, receipt: Receipt) -> MemberIdentity:
+        """Who signs a receipt: this member, with the certificate that it joined the attempt with."""
+        return self._signers.get(receipt.certificate or b"", self._identity)
+
+    # ---- a round -------------------------------------------------------------------------------------------------
+
+    def protection(self, job: JobDocument, examples: int) -> Protection:
+        """What the job's mechanism is on this machine.
+
+        Raises:
+            PolicyRefusal: own numbers that the job has no room for.
+        """
+        try:
+            return protection_of(
+                job, examples, own=self._policy.own(), trust_central_noise=self._policy.trust_central_noise
+            )
+        except ValueError as error:
+            raise PolicyRefusal(Reason.REASON_POLICY_NOISE, str(error)) from error
+
+    def reserve(self, assignment: Assignment, job: JobDocument, protection: Protection) -> Reserved:
+        """Room for one round's event, before anything is trained.
+
+        Raises:
+            PolicyRefusal: the budget of the data set, the month or the job is spent; the event has no formula under
+                this ledger's neighbours; the ledger cannot be written.
+        """
+        purpose = Purpose(
+            federation=self._identity.federation,
+            job=job.name,
+            round=assignment.round,
+            version=assignment.version,
+            document=assignment.job_document,
+            mechanism=job.mechanism.name,
+            data=self._data,
+        )
+        number = None if protection.event is None else self._reserve(protection.event, purpose)
+        return Reserved(job, purpose, number, protection.each_attempt)
+
+    def charge(self, attempt: AttemptId, reserved: Reserved) -> None:
+        """Before anything of the update is encoded for an attempt: spent for good, on the disk. Twice is once.
+
+        Raises:
+            PolicyRefusal: a further release would pass the limit; the ledger cannot be written. Nothing may leave.
+        """
+        if attempt in self._charged:
+            return
+        number = reserved.reservation
+        if number is not None:
+            held = self._ledger.reservation(number)
+            again = held.charged and held.attempt(attempt.attempt) is None
+            if again and reserved.each_attempt:
+                number = self._reserve(held.event, reserved.purpose)
+            try:
+                self._ledger.charge(number, attempt.attempt)
+            except LedgerError as error:
+                if number != reserved.reservation:
+                    self._release(number, "it could not be charged")
+                raise self._failing(error) from error
+        self._charged[attempt] = number
+
+    def charged_to(self, attempt: AttemptId) -> int | None:
+        """The reservation that an attempt was charged to; None under a mechanism that costs nothing.
+
+        Raises:
+            KeyError: it was not charged.
+        """
+        return self._charged[attempt]
+
+    def sending(
+        self, attempt: AttemptId, reserved: Reserved, session: secure_agg.Session, message: secure_agg.MaskedInput
+    ) -> None:
+        """The receipt of what is about to leave. Raises: PolicyRefusal: it cannot be kept; nothing may leave."""
+        sent = _Sent(attempt, reserved, self._charged[attempt], session, message)
+        try:
+            self._write_receipt(sent, SENDING, b"", None)
+        except LedgerError as error:
+            raise self._failing(error) from error
+        self._sent[attempt] = sent
+
+    def ended(self, attempt: AttemptId, outcome: str, result: bytes, survivors: Collection[str] | None) -> None:
+        """How an attempt ended, as far as this member was told. What cannot be written is logged; it stays spent."""
+        charged, sent = self._charged.pop(attempt, None), self._sent.pop(attempt, None)
+        try:
+            if charged is not None:
+                self._ledger.settle(charged, attempt.attempt, outcome, result)
+            if sent is not None:
+                self._write_receipt(sent, outcome, result, survivors)
+        except (LedgerError, ValueError) as error:
+            log.error("ledger_failing", attempt=str(attempt), error=str(error))
+
+    def release(self, reserved: Reserved, why: str) -> None:
+        """The update is thrown away: what was reserved for it and never charged is free again."""
+        if reserved.reservation is not None:
+            self._release(reserved.reservation, why)
+
+    def forfeit(self, reserved: Reserved) -> None:
+        """Nothing is sent, but that the training failed is told, and may depend on the data: spent all the same.
+
+        A bound by the event's epsilon it is not: what is told has no noise. It makes asking again cost as much as
+        training does.
+        """
+        number = reserved.reservation
+        if number is None:
+            return
+        try:
+            self._ledger.charge(number, NO_ATTEMPT)
+            self._ledger.settle(number, NO_ATTEMPT, "training_failed", b"")
+        except LedgerError as error:
+            log.error("ledger_failing", job=reserved.job.name, error=str(error))
+
+    # ---- made-up text --------------------------------------------------------------------------------------------
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """The neighbours that the ledger counts by."""
+        return self._ledger.limit.adjacency
+
+    @property
+    def ledger(self) -> bytes:
+        """The ledger's id, 16 bytes."""
+        return self._ledger.id
+
+    def paid(self, reservation: int, job: str, document: bytes, mechanism: str) -> bool:
+        """Whether the ledger holds this reservation, charged, for this job (SHA-256 of its document) and mechanism."""
+        try:
+            held = self._ledger.reservation(reservation)
+        except LedgerError:
+            return False
+        purpose = held.purpose
+        ours = (self._identity.federation, job, document, mechanism)
+        return held.charged and (purpose.federation, purpose.job, purpose.document, purpose.mechanism) == ours
+
+    def charge_beside(
+        self, event: PrivacyEvent, job: JobDocument, *, round: int, version: bytes, mechanism: str
+    ) -> int:
+        """Charges an event that belongs to no attempt; the number of its reservation. Nothing of it may be drawn
+        before this returns.
+
+        round, version: of the model that it goes with. mechanism: what the ledger calls it.
+
+        Raises:
+            PolicyRefusal: a limit would be passed, there is no formula, or the ledger cannot be written.
+        """
+        purpose = Purpose(
+            federation=self._identity.federation,
+            job=job.name,
+            round=round,
+            version=version,
+            document=job.digest(),
+            mechanism=mechanism,
+            data=self._data,
+        )
+        number = self._reserve(event, purpose)
+        try:
+            self._ledger.charge(number, NO_ATTEMPT)
+        except LedgerError as error:
+            self._release(number, "it could not be charged")
+            raise self._failing(error) from error
+        try:
+            self._ledger.settle(number, NO_ATTEMPT, "made", b"")
+        except LedgerError as error:
+            # It is charged, and that is what counts.
+            log.error("ledger_failing", reservation=number, error=str(error))
+        return number
+
+    def corpus_sent(self, job: str, corpus: bytes) -> CorpusGiven | None:
+        """What the receipt said before the first byte of this file left (its SHA-256); None: there is none. For a file
+        that is called back: its statement may be gone.
+        """
+        for path in self._receipts.files():
+            if path.parent.name != job:
+                continue
+            try:
+                found = receipt_from(path.read_bytes())
+            except (OSError, DocumentInvalid):
+                # Verification names it.
+                continue
+            if isinstance(found, CorpusReceipt) and (found.outcome, found.corpus) == (SENDING, corpus):
+                return CorpusGiven(
+                    job=found.job,
+                    round=found.round,
+                    job_document=found.job_document,
+                    version=found.version,
+                    mechanism=found.mechanism,
+                    trained=found.trained,
+                    histogram=found.reservation,
+                    corpus=found.corpus,
+                    size=found.bytes,
+                    rows=found.rows,
+                    statement=found.statement,
+                )
+        return None
+
+    def corpus_receipt(self, given: CorpusGiven, outcome: str) -> None:
+        """The receipt of a file of made-up text: `SENDING` before its first byte leaves, then how that ended.
+
+        Raises:
+            PolicyRefusal: it cannot be kept; nothing may leave.
+        """
+        event = None if given.histogram is None else self._ledger.reservation(given.histogram).event
+        receipt = CorpusReceipt(
+            at_ms=time.time_ns() // 1_000_000,
+            federation=self._identity.federation,
+            member=self._identity.member,
+            certificate=self._identity.fingerprint,
+            job=given.job,
+            round=given.round,
+            job_document=given.job_document,
+            version=given.version,
+            mechanism=given.mechanism,
+            trained=given.trained,
+            event=event,
+            reservation=given.histogram,
+            corpus=given.corpus,
+            bytes=given.size,
+            rows=given.rows,
+            statement=given.statement,
+            outcome=outcome,
+            ledger=self._ledger.id.hex(),
+            previous=self._ledger.last_receipt,
+        )
+        try:
+            self._receipts.write(receipt, self._identity, self._ledger, self._identity.known_authorities)
+        except LedgerError as error:
+            raise self._failing(error) from error
+
+    # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _release(self, number: int, why: str) -> None:
+        if not self._ledger.reservation(number).outstanding:
+            return
+        try:
+            self._ledger.release(number, why)
+        except LedgerUnwritable as error:
+            # It counts as spent until the next start, which releases it.
+            log.error("ledger_failing", reservation=number, error=str(error))
+
+    def _write_receipt(self, sent: _Sent, outcome: str, result: bytes, survivors: Collection[str] | None) -> None:
+        context, purpose = sent.session.context, sent.reserved.purpose
+        layout = layout_of(sent.reserved.job, context.cohort)
+        event = None if sent.reservation is None else self._ledger.reservation(sent.reservation).event
+        receipt = Receipt(
+            at_ms=time.time_ns() // 1_000_000,
+            federation=purpose.federation,
+            member=self._identity.member,
+            job=purpose.job,
+            round=sent.attempt.round,
+            attempt=sent.attempt.attempt,
+            job_document=purpose.document,
+            version=purpose.version,
+            mechanism=sent.reserved.job.mechanism,
+            event=event,
+            reservation=sent.reservation,
+            vector=sent.masked.digest,
+            vector_bytes=secure_agg.packed_size(sent.masked.length, context.bits),
+            bits=context.bits,
+            segments=tuple(Segment(name=each.name, values=each.length) for each in layout.segments),
+            cohort=tuple(
+                Party(member=entry.member, certificate=hashlib.sha256(entry.certificate).digest())
+                for entry in sent.session.entries.values()
+            ),
+            cohort_size=context.cohort,
+            assumed_corrupt=context.assumed_corrupt,
+            threshold=context.threshold,
+            honest=context.honest,
+            sparse_graph=None if context.sparse is None else SparseNumbers(**asdict(context.sparse)),
+            groups=None if context.grouped is None else GroupNumbers(**asdict(context.grouped)),
+            survivors=None if survivors is None else tuple(sorted(survivors)),
+            outcome=outcome,
+            result=result or None,
+            ledger=self._ledger.id.hex(),
+            previous=self._ledger.last_receipt,
+        )
+        self._receipts.write(receipt, self.signer_of(receipt), self._ledger, self._identity.known_authorities)
+
+    def _reserve(self, event: PrivacyEvent, purpose: Purpose) -> int:
+        from learning.accounting.spend import EventUnaccountable
+
+        try:
+            self._check_job_limit(event, purpose.job)
+            return self._ledger.reserve(event, purpose).number
+        except EventUnaccountable as error:
+            raise PolicyRefusal(Reason.REASON_PRIVACY_UNACCOUNTABLE, str(error)) from error
+        except BudgetSpent as error:
+            # What was spent is this member's own affair, and its own log's.
+            log.warning("budget_spent", job=purpose.job, detail=str(error))
+            raise PolicyRefusal(
+                Reason.REASON_BUDGET_SPENT, "the next release would pass this member's limit for its data"
+            ) from error
+        except LedgerError as error:
+            raise self._failing(error) from error
+
+    def _check_job_limit(self, event: PrivacyEvent, job: str) -> None:
+        """The same filter as the ledger's, over one job's events. Raises: BudgetSpent, EventUnaccountable."""
+        most = self._policy.epsilon_a_job
+        if most is None:
+            return
+        from learning.accounting.spend import Limit, RenyiFilter, total
+
+        limit = Limit(most, self._policy.delta, self._policy.adjacency, self._policy.unit)
+        if not RenyiFilter(limit).admits(total(self.statement(job).of_job, limit), total([event], limit)):
+            raise BudgetSpent(f"epsilon_a_job: job {job} would pass epsilon {most:g} at delta {limit.delta:g}")
+
+    def _failing(self, error: Exception) -> PolicyRefusal:
+        log.error("ledger_failing", error=str(error))
+        return PolicyRefusal(Reason.REASON_LEDGER_FAILING, "this member cannot write its privacy ledger")
+
+
+@contextlib.contextmanager
+def open_budget(
+    home: Path,
+    identity: MemberIdentity,
+    policy: Policy,
+    texts: Iterable[str | tuple[str, str]],
+    *,
+    name: str = "data",
+) -> Iterator[Budget]:
+    """The budget of the data called `name`, for one process at a time. texts: of each row its text, or its pair.
+
+    Reservations of an earlier process are released, examples that another ledger of this home has seen are named.
+
+    Raises:
+        LedgerError: a sentence for whatever keeps the ledger from being used.
+    """
+    path = ledger_path(home, name)
+    marks = marks_of(marks_key(path.parent), texts)
+    with Ledger.open(path, name, policy.limit(), monthly=policy.epsilon_a_month) as ledger:
+        for found in ledger.recover():
+            log.warning(
+                "ledger_recovered",
+                job=found.purpose.job,
+                round=found.purpose.round,
+                kept="charged" if found.charged else "released",
+            )
+        ledger.data_seen(marks)
+        others = sorted(other for other in path.parent.glob("*.db") if other != path)
+        for other, count in ledger.overlap(others).items():
+            if count is None or count:
+                log.warning(
+                    "data_in_two_ledgers", this=name, other=other, examples="unknown" if count is None else count
+                )
+        receipts = ReceiptBook(home / "receipts")
+        receipts.recover(ledger)
+        yield Budget(ledger, policy, identity, receipts, digest_of_marks(marks.values))

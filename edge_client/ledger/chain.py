@@ -1,0 +1,269 @@
+"""The ledger's records: what a line says, and how each line holds the hash of the one before.
+
+A record is one line of canonical JSON (sorted keys, no white space, UTF-8) with the keys
+
+    at_ms      when, milliseconds since 1970 UTC; never less than the line before
+    body       what its kind says, see the classes below
+    kind       one of `BODIES`
+    previous   SHA-256 of the line before, hexadecimal; 64 zeros in the first
+    schema     1
+    sequence   1, 2, 3, ...
+
+and its digest is SHA-256 of that line, without a line end: `sha256sum` can follow the chain. The last digest therefore
+fixes every byte of every line. What the chain cannot show is that lines are missing at its end: that is what pins are
+for (`edge_client.ledger.pin`).
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints, ValidationError
+
+from learning.accounting.events import Adjacency, PrivacyEvent
+from tacit.documents import AtMost, Digest, Part, Short, sentence_of
+from tacit.mechanism import Unit
+
+__all__ = [
+    "BODIES",
+    "LAST_MS",
+    "ZERO",
+    "Body",
+    "Charged",
+    "DataSeen",
+    "LimitLowered",
+    "LimitNumbers",
+    "Opened",
+    "Purpose",
+    "ReceiptKept",
+    "Record",
+    "RecordInvalid",
+    "Recovered",
+    "Released",
+    "Reserved",
+    "Settled",
+    "digest_of",
+    "record_after",
+    "record_from",
+]
+
+# What the first record names as the one before it.
+ZERO = bytes(32)
+# The end of the year 9999; later times have no month.
+LAST_MS = 253_402_300_799_999
+
+_LedgerId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+_Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+_Number = Annotated[int, Field(ge=0, le=2**63 - 1)]
+_Time = Annotated[int, Field(ge=0, le=LAST_MS)]
+_Sequence = Annotated[int, Field(ge=1, le=2**63 - 1)]
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+# What one start can find open: a reservation for each job, and the attempts it was charged for.
+_MOST_RECOVERED = 10_000
+# Bytes of a line: the longest is that of a `Recovered`.
+_MOST_LINE = 1024 * 1024
+
+
+class RecordInvalid(ValueError):
+    """A line that is no record, or not the record that may stand there. The text says what is wrong with it."""
+
+
+class LimitNumbers(Part):
+    """epsilon at delta, for neighbours that differ in one `unit` as `adjacency` says."""
+
+    epsilon: _Positive
+    delta: float = Field(gt=0, lt=1)
+    adjacency: Adjacency
+    unit: Unit
+
+
+class Opened(Part):
+    """The first record."""
+
+    # 16 random bytes, hexadecimal.
+    ledger: _LedgerId
+    # The member's own name for the data.
+    name: _Name
+    limit: LimitNumbers
+    # epsilon of one calendar month (UTC) besides, at the same delta.
+    monthly: _Positive | None
+    # SHA-256 over the orders of the filter.
+    orders: Digest
+
+
+class Purpose(Part):
+    """What an event is for. Digests are SHA-256, 32 bytes; `data` is that of the data used."""
+
+    federation: Digest
+    job: _Name
+    round: _Number
+    version: Digest
+    document: Digest
+    mechanism: Short
+    data: Digest
+
+
+class Reserved(Part):
+    """An event is about to be made; its number is this record's."""
+
+    event: PrivacyEvent
+    purpose: Purpose
+
+
+class Charged(Part):
+    """The reservation's release may leave in this attempt, from now on. The first charge is what it costs."""
+
+    reservation: _Sequence
+    attempt: _Number
+
+
+class Released(Part):
+    """Nothing of the reservation left, and nothing will."""
+
+    reservation: _Sequence
+    why: Annotated[str, StringConstraints(max_length=2000)]
+
+
+class Settled(Part):
+    """How a charged attempt ended. The last one of an attempt counts."""
+
+    reservation: _Sequence
+    attempt: _Number
+    outcome: Short
+    # Digest of the sum that came back, where one did.
+    result: Digest | None
+
+
+class ReceiptKept(Part):
+    """A receipt was signed and stored: `receipt` is SHA-256 of its file."""
+
+    reservation: _Sequence | None
+    job: _Name
+    round: _Number
+    attempt: _Number
+    receipt: Digest
+    # SHA-256 of the signature's bytes.
+    signature: Digest
+
+
+class LimitLowered(Part):
+    """From here on these numbers hold."""
+
+    epsilon: _Positive
+    delta: float = Field(gt=0, lt=1)
+    monthly: _Positive | None
+
+
+class DataSeen(Part):
+    """Examples were marked in the table beside the chain (`edge_client.ledger.overlap`)."""
+
+    # Of the data as it was then.
+    examples: _Number
+    # Marked for the first time.
+    new: _Number
+    # All marks after it: how many, and SHA-256 over them in order.
+    marks: _Number
+    digest: Digest
+    # The first 8 bytes of SHA-256 of the key: marks of two keys cannot be compared.
+    key: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
+
+
+class Recovered(Part):
+    """What a start found open: reservations that are released by this record, charged attempts nobody heard of."""
+
+    released: Annotated[tuple[_Sequence, ...], AtMost(_MOST_RECOVERED)]
+    # (reservation, attempt)
+    unknown: Annotated[tuple[tuple[_Sequence, _Number], ...], AtMost(_MOST_RECOVERED)]
+
+
+Body = Opened | Reserved | Charged | Released | Settled | ReceiptKept | LimitLowered | DataSeen | Recovered
+
+BODIES: Mapping[str, type[Body]] = {
+    "opened": Opened,
+    "reserved": Reserved,
+    "charged": Charged,
+    "released": Released,
+    "settled": Settled,
+    "receipt": ReceiptKept,
+    "limit_lowered": LimitLowered,
+    "data_seen": DataSeen,
+    "recovered": Recovered,
+}
+_KINDS = {body: kind for kind, body in BODIES.items()}
+
+
+class _Line(Part):
+    """The frame around a body."""
+
+    at_ms: _Time
+    body: Annotated[dict[Short, Any], AtMost(64)]
+    kind: Short
+    previous: Digest
+    schema_: Literal[1] = Field(alias="schema")
+    sequence: _Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record. `line` is what is hashed, `digest` its SHA-256."""
+
+    sequence: int
+    at_ms: int
+    kind: str
+    body: Body
+    previous: bytes
+    line: bytes
+    digest: bytes
+
+
+def digest_of(line: bytes) -> bytes:
+    """SHA-256 of a line, 32 bytes."""
+    return hashlib.sha256(line).digest()
+
+
+def record_after(previous: bytes, sequence: int, at_ms: int, body: Body) -> Record:
+    """The record that follows one with the digest `previous`; `sequence` is its own."""
+    kind = _KINDS[type(body)]
+    line = _canonical(
+        {
+            "at_ms": at_ms,
+            "body": body.model_dump(mode="json"),
+            "kind": kind,
+            "previous": previous.hex(),
+            "schema": 1,
+            "sequence": sequence,
+        }
+    )
+    return Record(sequence, at_ms, kind, body, previous, line, digest_of(line))
+
+
+def record_from(line: bytes) -> Record:
+    """A record from its line.
+
+    Raises:
+        RecordInvalid: not canonical JSON, a kind or a key that is unknown or missing, a value out of range.
+    """
+    if len(line) > _MOST_LINE:
+        raise RecordInvalid(f"it has more than {_MOST_LINE} bytes")
+    try:
+        frame = _Line.model_validate(json.loads(line))
+        known = BODIES.get(frame.kind)
+        if known is None:
+            raise RecordInvalid(f"the kind {frame.kind!r} is unknown to this software")
+        found = record_after(frame.previous, frame.sequence, frame.at_ms, known.model_validate(frame.body))
+    except RecordInvalid:
+        raise
+    except ValidationError as error:
+        raise RecordInvalid(sentence_of(error)) from error
+    except (ValueError, RecursionError) as error:
+        raise RecordInvalid("it is not JSON") from error
+    # One content has one line: nothing can hide in white space, doubled keys or the spelling of a number.
+    if found.line != line:
+        raise RecordInvalid("it is not in canonical form")
+    return found
+
+
+def _canonical(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()

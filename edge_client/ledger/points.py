@@ -1,0 +1,44 @@
+"""The points at which tests kill a process that writes a ledger, a receipt or a corpus."""
+
+from toolkit.durable import FILE_STEPS
+
+__all__ = ["CORPUS_POINTS", "POINTS"]
+
+# All of them, in the order in which a first start with one charge and one receipt comes by.
+POINTS = (
+    "open.locking",
+    "open.locked",
+    "open.touched",
+    "open.connected",
+    "open.replayed",
+    "open.checked",
+    "open.wal",
+    "create.begun",
+    "create.tables",
+    "append.beginning",
+    "append.begun",
+    "append.inserted",
+    "append.committed",
+    "append.believed",
+    *(f"pin.{step}" for step in FILE_STEPS),
+    "open.done",
+    *(f"certificate.{step}" for step in FILE_STEPS),
+    *(f"signature.{step}" for step in FILE_STEPS),
+    *(f"receipt.{step}" for step in FILE_STEPS),
+    "close.closing",
+    "close.closed",
+)
+
+# Beside these: of a job that orders made-up text, from its last charge to the coordinator's receipt for the file.
+CORPUS_POINTS = (
+    "model.charged",
+    *(f"model.{step}" for step in FILE_STEPS),
+    "histogram.charging",
+    "histogram.charged",
+    *(f"histogram.{step}" for step in FILE_STEPS),
+    *(f"corpus.{step}" for step in FILE_STEPS),
+    *(f"statement.{step}" for step in FILE_STEPS),
+    *(f"corpus-state.{step}" for step in FILE_STEPS),
+    "corpus.sending",
+    "corpus.sent",
+)

@@ -1,0 +1,195 @@
+"""The folder of receipts, HOME/receipts: writes and signs them, finds them, and takes them into the ledger's chain."""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+
+from edge_client.ledger.history import LOST, LedgerRolledBack
+from edge_client.ledger.ledger import Ledger
+from edge_client.ledger.receipts import (
+    SENDING,
+    AnyReceipt,
+    CertificateMissing,
+    CorpusReceipt,
+    ReceiptInvalid,
+    certificate_from,
+    check_receipt,
+    receipt_from,
+)
+from edge_client.ledger.store import LedgerUnwritable
+from tacit.authorities import Authorities, AuthoritiesInvalid
+from tacit.documents import DocumentInvalid
+from toolkit.durable import Faults, durable_file, no_faults, sync_folder
+
+__all__ = ["ReceiptBook", "Signer"]
+
+
+class Signer(Protocol):
+    """What signs: `edge_client.identity.home.MemberIdentity`."""
+
+    @property
+    def certificate(self) -> bytes:
+        """DER."""
+
+    @property
+    def root_pem(self) -> bytes:
+        """The authorities' certificates, PEM."""
+
+    def sign(self, message: bytes) -> bytes:
+        """RSA-PSS, SHA-256, salt of 32 bytes."""
+
+
+class ReceiptBook:
+    """HOME/receipts. Files are added and never changed."""
+
+    def __init__(self, folder: Path, faults: Faults = no_faults) -> None:
+        self._folder = folder
+        self._faults = faults
+
+    def write(
+        self, receipt: AnyReceipt, signer: Signer, ledger: Ledger, authorities: Authorities | None = None
+    ) -> Path:
+        """Signs a receipt, stores it, and takes it into the ledger's chain. Returns its file. authorities: of a
+        federation that has had several.
+
+        Raises:
+            ReceiptInvalid: the cohort does not hold the signer's certificate. LedgerMisused: it does not follow.
+            LedgerUnwritable: it may be tried again; a receipt whose files are there is completed at the next start.
+        """
+        fingerprint = _fingerprint(signer.certificate)
+        if receipt.certificate != fingerprint:
+            raise ReceiptInvalid(
+                f"{receipt.member} takes part in {receipt.job} with another certificate than the one that would sign"
+            )
+        ledger.check_follows(receipt)
+        signature = signer.sign(receipt.canonical())
+        try:
+            path = self._stored(receipt, signature, signer, authorities)
+        except OSError as error:
+            raise LedgerUnwritable(
+                f"the receipt of {receipt.job}/{receipt.round}.{receipt.attempt} cannot be written "
+                f"({error.strerror}); look at free space and the rights of {self._folder}"
+            ) from error
+        ledger.receipt(receipt, signature)
+        return path
+
+    def _stored(self, receipt: AnyReceipt, signature: bytes, signer: Signer, authorities: Authorities | None) -> Path:
+        folders = (self._folder, self._folder / "certificates", self._folder / receipt.job)
+        for folder in folders:
+            if not folder.exists():
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                sync_folder(folder.parent)
+        listed = [] if authorities is None else list(authorities.roots)
+        roots = (_encoded(root) for root in x509.load_pem_x509_certificates(signer.root_pem))
+        for der in dict.fromkeys((signer.certificate, *roots, *listed)):
+            path = self._certificate(_fingerprint(der))
+            if not path.exists():
+                durable_file(path, _pem(der), "certificate", self._faults)
+        if authorities is not None:
+            stored = self.authorities(receipt.federation)
+            if stored is None or stored.number < authorities.number:
+                path = self._authorities(receipt.federation)
+                durable_file(path, authorities.canonical(), "certificate", self._faults)
+        path = self.path(receipt)
+        # The signature first: a receipt that is there can be checked.
+        durable_file(path.with_suffix(".sig"), signature, "signature", self._faults)
+        durable_file(path, receipt.canonical(), "receipt", self._faults)
+        return path
+
+    def path(self, receipt: AnyReceipt) -> Path:
+        """Where its file is, or belongs. Another one of the same numbers, from an earlier federation, stays there."""
+        name = f"{receipt.round}.{receipt.attempt}{'.sent' if receipt.outcome == SENDING else ''}"
+        plain = self._folder / receipt.job / f"{name}.json"
+        if not plain.exists() or plain.read_bytes() == receipt.canonical():
+            return plain
+        return plain.with_name(f"{name}.{receipt.digest().hex()[:8]}.json")
+
+    def candidates(self, job: str, round: int, attempt: int) -> Iterator[Path]:
+        """Files that may hold a receipt of an attempt."""
+        folder = self._folder / job
+        yield folder / f"{round}.{attempt}.json"
+        yield from sorted(folder.glob(f"{round}.{attempt}.*.json"))
+
+    def files(self) -> Iterator[Path]:
+        """All receipts' files."""
+        if self._folder.exists():
+            for folder in sorted(path for path in self._folder.iterdir() if path.is_dir()):
+                yield from sorted(folder.glob("*.json"))
+
+    def certificate(self, fingerprint: bytes) -> bytes:
+        """DER. Raises: CertificateMissing: it is not there, or it is another one."""
+        path = self._certificate(fingerprint)
+        try:
+            return certificate_from(fingerprint.hex(), path.read_bytes())
+        except (OSError, CertificateMissing) as error:
+            raise CertificateMissing(f"{path} is missing or damaged; put it back from a copy") from error
+
+    def authorities(self, federation: bytes) -> Authorities | None:
+        """Of a federation that has had several; None where it is not there or proves nothing."""
+        try:
+            return Authorities.read(self._authorities(federation).read_bytes(), federation=federation)
+        except (OSError, AuthoritiesInvalid):
+            return None
+
+    def certificates(self) -> Iterator[tuple[str, str]]:
+        """Fingerprint in hexadecimal and PEM of each that is stored."""
+        for path in sorted((self._folder / "certificates").glob("*.pem")):
+            yield path.stem, path.read_text()
+
+    def recover(self, ledger: Ledger) -> tuple[Path, ...]:
+        """At the start: takes receipts into the chain that a crash left outside. Returns their files.
+
+        Raises:
+            LedgerRolledBack: one of them is of a reservation that this ledger does not know: it is an older copy.
+            LedgerUnwritable.
+        """
+        waiting: dict[bytes, tuple[Path, AnyReceipt, bytes]] = {}
+        for path in self.files():
+            try:
+                data = path.read_bytes()
+                if ledger.holds(hashlib.sha256(data).digest()):
+                    continue
+                receipt = receipt_from(data, what=str(path))
+                # Before the signature is looked at, which takes several times as long as everything else.
+                if receipt.ledger != ledger.id.hex():
+                    continue
+                signature = path.with_suffix(".sig").read_bytes()
+                check_receipt(receipt, data, signature, self.certificate, self.authorities)
+            except (DocumentInvalid, OSError, ReceiptInvalid):
+                continue  # `ledger verify` names it.
+            newest = max(receipt.reservation or 0, (isinstance(receipt, CorpusReceipt) and receipt.trained) or 0)
+            if newest > ledger.sequence:
+                raise LedgerRolledBack(
+                    f"{path} is the receipt of record {newest} of ledger {receipt.ledger}, but "
+                    f"{ledger.path} ends at record {ledger.sequence}: an older copy was put in its place. Put the "
+                    f"newer one back. {LOST}"
+                )
+            waiting[receipt.previous] = (path, receipt, signature)
+        adopted = []
+        while (found := waiting.pop(ledger.last_receipt, None)) is not None:
+            path, receipt, signature = found
+            ledger.receipt(receipt, signature)
+            adopted.append(path)
+        return tuple(adopted)
+
+    def _certificate(self, fingerprint: bytes) -> Path:
+        return self._folder / "certificates" / f"{fingerprint.hex()}.pem"
+
+    def _authorities(self, federation: bytes) -> Path:
+        return self._folder / "certificates" / f"{federation.hex()}.authorities"
+
+
+def _encoded(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.DER)
+
+
+def _pem(der: bytes) -> bytes:
+    return x509.load_der_x509_certificate(der).public_bytes(serialization.Encoding.PEM)
+
+
+def _fingerprint(der: bytes) -> bytes:
+    return x509.load_der_x509_certificate(der).fingerprint(hashes.SHA256())

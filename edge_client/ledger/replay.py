@@ -1,0 +1,249 @@
+"""What a ledger's records amount to: the one way from a chain to a state.
+
+Guarantees: a state is a function of the records alone; `check` says no to every record that may not come next and
+changes nothing; `apply` does what was checked. The ledger checks before it writes, a start replays everything, and
+`verify` does it again: all three through this module.
+
+Spending is kept as counts of equal events, never as epsilons. What is reserved counts as spent, in the present month
+whichever month it was reserved in, so that at every moment (charged this month + reserved) is within the monthly limit,
+and a charge cannot push a month over it.
+
+Leaves to others: what an event costs and whether it fits (`edge_client.ledger.ledger`).
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from edge_client.ledger.chain import (
+    ZERO,
+    Body,
+    Charged,
+    DataSeen,
+    LimitLowered,
+    LimitNumbers,
+    Opened,
+    Purpose,
+    ReceiptKept,
+    Record,
+    RecordInvalid,
+    Recovered,
+    Released,
+    Reserved,
+    Settled,
+)
+from learning.accounting.events import PrivacyEvent
+
+__all__ = ["UNKNOWN", "Attempt", "LedgerState", "Reservation", "as_events", "month_of"]
+
+# The outcome of a charged attempt that a restart found open.
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt that a reservation was charged for. `outcome` None: nothing was heard of it yet."""
+
+    number: int
+    outcome: str | None = None
+    result: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """An event that is reserved, charged or released. `number` is the sequence number of its first record."""
+
+    number: int
+    event: PrivacyEvent
+    purpose: Purpose
+    attempts: tuple[Attempt, ...] = ()
+    # Milliseconds of the first charge.
+    charged_ms: int | None = None
+    released: str | None = None
+
+    @property
+    def charged(self) -> bool:
+        """Whether it is spent for good."""
+        return self.charged_ms is not None
+
+    @property
+    def outstanding(self) -> bool:
+        """Reserved, and neither charged nor released."""
+        return self.charged_ms is None and self.released is None
+
+    def attempt(self, number: int) -> Attempt | None:
+        """What is known of an attempt."""
+        return next((attempt for attempt in self.attempts if attempt.number == number), None)
+
+
+def month_of(at_ms: int) -> str:
+    """YYYY-MM, UTC."""
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m")
+
+
+def as_events(counts: Iterable[tuple[PrivacyEvent, int]]) -> list[PrivacyEvent]:
+    """Counted events as one event each, with so many times the steps: `steps` are equal releases."""
+    return [event.model_copy(update={"steps": event.steps * count}) for event, count in counts if count]
+
+
+@dataclass
+class LedgerState:
+    """What the records up to `sequence` amount to. Changed by `apply` only."""
+
+    sequence: int = 0
+    head: bytes = ZERO
+    at_ms: int = 0
+    opened: Opened | None = None
+    limit: LimitNumbers | None = None
+    monthly: float | None = None
+    reservations: dict[int, Reservation] = field(default_factory=dict)
+    charged: Counter[PrivacyEvent] = field(default_factory=Counter)
+    reserved: Counter[PrivacyEvent] = field(default_factory=Counter)
+    by_month: dict[str, Counter[PrivacyEvent]] = field(default_factory=dict)
+    # Digest of the newest receipt.
+    last_receipt: bytes = ZERO
+    # (job, round, attempt) and record of each receipt, by its digest.
+    receipts: dict[bytes, tuple[int, ReceiptKept]] = field(default_factory=dict)
+    data_seen: DataSeen | None = None
+    # Numbers of reservations that are neither charged nor released, and of (reservation, attempt) nobody settled.
+    outstanding: set[int] = field(default_factory=set)
+    unsettled: set[tuple[int, int]] = field(default_factory=set)
+
+    def spent(self) -> Counter[PrivacyEvent]:
+        """All that counts as spent: charged and reserved."""
+        return self.charged + self.reserved
+
+    def spent_in(self, month: str) -> Counter[PrivacyEvent]:
+        """What counts as spent in a month that is the present one."""
+        return self.by_month.get(month, Counter()) + self.reserved
+
+    def check(self, record: Record) -> None:
+        """Raises: RecordInvalid: it may not come next."""
+        if record.sequence != self.sequence + 1:
+            raise RecordInvalid(f"its number is {record.sequence}, where {self.sequence + 1} must stand")
+        if record.previous != self.head:
+            raise RecordInvalid("it does not hold the hash of the record before it")
+        if record.at_ms < self.at_ms:
+            raise RecordInvalid("its time lies before that of the record before it")
+        if (self.opened is None) != isinstance(record.body, Opened):
+            raise RecordInvalid("a ledger begins with `opened`, and holds it once")
+        self._check_body(record.body)
+
+    def _check_body(self, body: Body) -> None:
+        match body:
+            case Charged():
+                reservation = self._reservation(body.reservation)
+                if reservation.released is not None:
+                    raise RecordInvalid(f"reservation {body.reservation} was released: {reservation.released}")
+                if reservation.attempt(body.attempt) is not None:
+                    raise RecordInvalid(f"reservation {body.reservation} was charged for attempt {body.attempt} before")
+                if reservation.charged and reservation.event.kind == "discrete-gaussian-sum":
+                    raise RecordInvalid(
+                        f"reservation {body.reservation} is of a discrete Gaussian share and was charged before: each "
+                        "attempt draws a fresh share and is an event of its own"
+                    )
+            case Released():
+                self._check_outstanding(body.reservation)
+            case Settled():
+                if self._reservation(body.reservation).attempt(body.attempt) is None:
+                    raise RecordInvalid(
+                        f"reservation {body.reservation} was never charged for attempt {body.attempt}: there is "
+                        "nothing to settle"
+                    )
+            case Recovered():
+                for number in body.released:
+                    self._check_outstanding(number)
+                if not self.unsettled.issuperset(body.unknown):
+                    raise RecordInvalid("it names an attempt that was not open")
+                if len(set(body.released)) + len(set(body.unknown)) != len(body.released) + len(body.unknown):
+                    raise RecordInvalid("it names something twice")
+            case ReceiptKept():
+                if body.receipt in self.receipts:
+                    raise RecordInvalid("its receipt stands in the ledger already")
+                if body.reservation is not None and (self._reservation(body.reservation).attempt(body.attempt) is None):
+                    raise RecordInvalid(f"reservation {body.reservation} was never charged for attempt {body.attempt}")
+            case LimitLowered():
+                self._check_lowered(body)
+
+    def _reservation(self, number: int) -> Reservation:
+        found = self.reservations.get(number)
+        if found is None:
+            raise RecordInvalid(f"there is no reservation {number}")
+        return found
+
+    def _check_outstanding(self, number: int) -> None:
+        reservation = self._reservation(number)
+        if reservation.charged:
+            raise RecordInvalid(f"reservation {number} is charged: what may have left is never given back")
+        if reservation.released is not None:
+            raise RecordInvalid(f"reservation {number} was released before: {reservation.released}")
+
+    def _check_lowered(self, body: LimitLowered) -> None:
+        if self.limit is None:
+            raise RecordInvalid("there is no limit yet")
+        kept = body.monthly if body.monthly is not None else float("inf")
+        before = self.monthly if self.monthly is not None else float("inf")
+        if body.epsilon > self.limit.epsilon or body.delta > self.limit.delta or kept > before:
+            raise RecordInvalid("it raises a limit; a limit can only be lowered")
+
+    def apply(self, record: Record) -> None:
+        """The state after the record. Raises: RecordInvalid: nothing has changed."""
+        self.check(record)
+        match record.body:
+            case Opened() as body:
+                self.opened, self.limit, self.monthly = body, body.limit, body.monthly
+            case Reserved(event=event, purpose=purpose):
+                self.reservations[record.sequence] = Reservation(record.sequence, event, purpose)
+                self.reserved[event] += 1
+                self.outstanding.add(record.sequence)
+            case Charged() as body:
+                self._charge(body, record.at_ms)
+            case Released(reservation=number, why=why):
+                self._release(number, why)
+            case Settled() as body:
+                self._settle(body.reservation, body.attempt, body.outcome, body.result)
+            case Recovered() as body:
+                for number in body.released:
+                    self._release(number, "a restart found it open")
+                for number, attempt in body.unknown:
+                    self._settle(number, attempt, UNKNOWN, None)
+            case ReceiptKept() as body:
+                self.receipts[body.receipt] = (record.sequence, body)
+                self.last_receipt = body.receipt
+            case LimitLowered() as body:
+                assert self.limit is not None  # noqa: S101  checked above, for the type checker
+                self.limit = self.limit.model_copy(update={"epsilon": body.epsilon, "delta": body.delta})
+                self.monthly = body.monthly
+            case DataSeen() as body:
+                self.data_seen = body
+        self.sequence, self.head, self.at_ms = record.sequence, record.digest, record.at_ms
+
+    def _charge(self, body: Charged, at_ms: int) -> None:
+        reservation = self.reservations[body.reservation]
+        if not reservation.charged:
+            self._no_longer_reserved(reservation)
+            self.charged[reservation.event] += 1
+            self.by_month.setdefault(month_of(at_ms), Counter())[reservation.event] += 1
+            reservation = replace(reservation, charged_ms=at_ms)
+        self.reservations[body.reservation] = replace(
+            reservation, attempts=(*reservation.attempts, Attempt(body.attempt))
+        )
+        self.unsettled.add((body.reservation, body.attempt))
+
+    def _release(self, number: int, why: str) -> None:
+        reservation = self.reservations[number]
+        self._no_longer_reserved(reservation)
+        self.reservations[number] = replace(reservation, released=why)
+
+    def _no_longer_reserved(self, reservation: Reservation) -> None:
+        self.outstanding.discard(reservation.number)
+        self.reserved[reservation.event] -= 1
+
+    def _settle(self, number: int, attempt: int, outcome: str, result: bytes | None) -> None:
+        reservation = self.reservations[number]
+        attempts = tuple(
+            Attempt(attempt, outcome, result) if each.number == attempt else each for each in reservation.attempts
+        )
+        self.reservations[number] = replace(reservation, attempts=attempts)
+        self.unsettled.discard((number, attempt))

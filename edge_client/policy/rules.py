@@ -1,0 +1,654 @@
+"""What each key of a policy asks of a job, and when: the tables that `Policy.check_*` and `Policy.explain` share.
+
+Order in a table is the order of asking.
+
+Left to `verdicts`: how a rule is judged; to `model_rules`: what a job's model is made of; to `policy`: the document
+itself, and what follows from a verdict.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from edge_client.policy.conditions import DAYS, Conditions, Window
+from edge_client.policy.document import PolicyDocument
+from edge_client.policy.model_rules import MODEL
+from edge_client.policy.verdicts import (
+    Finding,
+    Job,
+    Offer,
+    Outcome,
+    Rule,
+    Verdict,
+    When,
+    fits_any,
+    free_verdict,
+    in_words,
+    judge,
+    listed,
+    open_verdict,
+)
+from learning.accounting.events import Adjacency
+from learning.synthesis.setting import NO_GUARANTEE
+from secure_agg import COMPLETE_GRAPH_LIMIT, ContextInvalid, RoundContext, default_thresholds
+from tacit.context import promise_of
+from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, Mechanism, NoMechanism
+from tacit.model import RvaeModel
+from tacit.reason import Reason
+from tacit.vector import NOISE_ROOM
+
+__all__ = [
+    "ATTEMPT",
+    "CONDITIONS",
+    "JOB",
+    "ROSTER",
+    "SUM",
+    "VECTOR",
+    "Keys",
+    "Numbers",
+    "SumInQuestion",
+    "VectorInQuestion",
+    "counted_multiplier",
+    "fingerprint",
+    "on_budget",
+    "on_job",
+]
+
+
+def fingerprint(key: bytes) -> bytes:
+    """What `peers` pins: SHA-256, 32 bytes, of a public key (SubjectPublicKeyInfo, DER)."""
+    return hashlib.sha256(key).digest()
+
+
+def counted_multiplier(mechanism: Mechanism, policy: PolicyDocument) -> float | None:
+    """The noise multiplier that a release is accounted with, but for the rounding of a grid; None: it has none.
+
+    Deviation of the noise divided by how far one unit can move what is released: of `gaussian-update` half the stated
+    number, since neighbouring changes lie up to 2 C apart; of `distributed-gaussian` the stated one is that of h shares
+    against one member's vector, so 1 / sqrt(h) of it where this member's share alone counts, and half where the unit
+    can move the vector across the ball, not from zero only (learning.mechanisms.protection says why).
+    """
+    own = policy.own_noise_multiplier
+    match mechanism:
+        case DpSgd():
+            return own or mechanism.noise_multiplier
+        case GaussianUpdate():
+            return (own or mechanism.noise_multiplier) / 2
+        case DistributedGaussian():
+            one = mechanism.unit == "member" and policy.adjacency == "add-remove"
+            shares = 1.0 if policy.trust_central_noise else math.sqrt(mechanism.honest)
+            return mechanism.noise_multiplier / shares / (1 if one else 2)
+        case _:
+            return None
+
+
+def on_job(policy: PolicyDocument, job: Job, federation: bytes | None) -> Iterator[Verdict]:
+    """What a job document alone tells, and the fingerprint of the authority that this member enrolled under."""
+    yield from judge(policy, JOB, Offer(job, federation))
+    yield from _on_attempts(policy, job)
+
+
+def on_budget(policy: PolicyDocument) -> Iterator[Verdict]:
+    """The budget's keys, so that no explanation goes without them; whether a job keeps them is the ledger's to say."""
+    for key in ("epsilon", "epsilon_a_month", "epsilon_a_job"):
+        if getattr(policy, key) is None:
+            yield free_verdict(key, When.LEDGER, Reason.REASON_BUDGET_SPENT)
+        else:
+            yield open_verdict(policy, key, When.LEDGER, Reason.REASON_BUDGET_SPENT)
+
+
+def _on_attempts(policy: PolicyDocument, job: Job) -> Iterator[Verdict]:
+    """The rules of attempts, before there is one: for the smallest cohort of the job that keeps them all, else for the
+    one that breaks the fewest.
+    """
+    sizes: dict[int, list[Verdict]] = {}
+    for cohort in _sizes(job.rounds.min_members, job.rounds.target_members):
+        try:
+            numbers = Numbers.of(promise_of(job, cohort))
+        except ContextInvalid:
+            continue
+        sizes[cohort] = list(judge(policy, ATTEMPT, numbers))
+    if not sizes:
+        yield from judge(policy, ATTEMPT, None)
+        return
+    broken = {size: sum(verdict.outcome is not Outcome.OK for verdict in found) for size, found in sizes.items()}
+    shown = min(sizes, key=lambda size: (broken[size], size if not broken[size] else -size))
+    largest = max(sizes)
+    for at, verdict in enumerate(sizes[shown]):
+        refused = [size for size, found in sizes.items() if found[at].outcome is Outcome.REFUSED]
+        # A rule that asks nothing says nothing of a cohort.
+        note = _cohorts_of(job, shown, largest, sizes[largest][at].job) if verdict.job else ""
+        if verdict.outcome is not Outcome.REFUSED and refused:
+            note += f"; attempts of {_ranges(refused, list(sizes))} members would be refused"
+            if refused[-1] > COMPLETE_GRAPH_LIMIT:
+                note += f" (above {COMPLETE_GRAPH_LIMIT} some sizes were tried)"
+        yield replace(verdict, sentence=verdict.sentence + note)
+
+
+def _cohorts_of(job: Job, shown: int, largest: int, found: str) -> str:
+    """Which cohort a verdict shows, of which there may be, and what the largest has there."""
+    least, most = job.rounds.min_members, job.rounds.target_members
+    if least == most:
+        return f" (cohorts of the job have {most} members)"
+    at_largest = f", in one of {largest} it is {found}" if largest != shown and found != str(largest) else ""
+    return f" (this is in a cohort of {shown}{at_largest}; cohorts of the job have {least} to {most} members)"
+
+
+def _sizes(least: int, most: int) -> list[int]:
+    """Sizes of cohorts to look at: every one that has a complete graph, and of larger ones, whose numbers change little
+    from one to the next, some a tenth apart; each attempt is looked at by itself when it comes.
+    """
+    sizes = list(range(least, min(most, COMPLETE_GRAPH_LIMIT) + 1))
+    size = max(least, COMPLETE_GRAPH_LIMIT + 1)
+    while size < most:
+        sizes.append(size)
+        size += size // 10
+    if most > COMPLETE_GRAPH_LIMIT:
+        sizes.append(most)
+    return sizes
+
+
+def _ranges(sizes: list[int], looked_at: list[int]) -> str:
+    """`3 to 9, 12` of sorted sizes; those that were looked at one after the other are one range."""
+    places = {size: place for place, size in enumerate(looked_at)}
+    spans: list[list[int]] = []
+    for size in sizes:
+        if spans and places[size] == places[spans[-1][-1]] + 1:
+            spans[-1][1:] = [size]
+        else:
+            spans.append([size])
+    return ", ".join(" to ".join(map(str, span)) for span in spans)
+
+
+# ---- the job document ---------------------------------------------------------------------------------
+
+
+def _jobs(policy: PolicyDocument, offer: Offer) -> Finding:
+    name = offer.job.name
+    return Finding(
+        name, listed(policy.jobs), fits_any(name, policy.jobs), "the job is {job}, the policy admits {policy}"
+    )
+
+
+def _mechanisms(policy: PolicyDocument, offer: Offer) -> Finding:
+    name = offer.job.mechanism.name
+    says = 'the job uses "{job}", the policy allows {policy}'
+    if isinstance(offer.job.model, RvaeModel) and offer.job.model.variant == "published":
+        says = f'the job uses "{{job}}", and its published variant has {NO_GUARANTEE}; the policy allows {{policy}}'
+    advice = f'to allow it, write mechanisms = ["{name}"] into policy.toml'
+    return Finding(name, listed(policy.mechanisms), name in policy.mechanisms, says, advice)
+
+
+def _unit(policy: PolicyDocument, offer: Offer) -> Finding:
+    # A bound for one unit is none for the other: the zeroed vector of an absent member is no neighbour of an exchanged
+    # example, and the reverse. So the ledger, opened in one unit, has no formula for the other.
+    mechanism = offer.job.mechanism
+    if isinstance(mechanism, NoMechanism):
+        return _no_noise(policy.unit, "protects nothing of the policy's unit, {policy}")
+    says = "the job protects one {job}, the policy's ledger counts by {policy}"
+    return Finding(mechanism.unit, policy.unit, mechanism.unit == policy.unit, says)
+
+
+def _adjacency(policy: PolicyDocument, offer: Offer) -> Finding:
+    adjacencies: tuple[Adjacency, ...]
+    match offer.job.mechanism:
+        case NoMechanism():
+            return _no_noise(policy.adjacency, "has no formula, for {policy} or else")
+        case DpSgd() | GaussianUpdate(sampling="poisson"):
+            adjacencies = ("add-remove",)
+        case GaussianUpdate():
+            adjacencies = ("replace-one",)
+        case LaplaceUpdate() | DistributedGaussian():
+            adjacencies = ("add-remove", "replace-one")
+    says = f"the job's {offer.job.mechanism.name} is accounted for under {{job}}, the policy's ledger under {{policy}}"
+    return Finding(" or ".join(adjacencies), policy.adjacency, policy.adjacency in adjacencies, says)
+
+
+def _least_noise(policy: PolicyDocument, offer: Offer) -> Finding:
+    wanted, counted = policy.least_noise_multiplier, counted_multiplier(offer.job.mechanism, policy)
+    if isinstance(offer.job.mechanism, NoMechanism):
+        return _no_noise(in_words(wanted), "is a matter of `mechanisms`, and {policy} of no noise")
+    if counted is None:
+        says = "{job} has no multiplier for the policy's {policy}; see most_epsilon_a_round"
+        return Finding(offer.job.mechanism.name, in_words(wanted), True, says)
+    says = (
+        f"the job's {offer.job.mechanism.name} counts with a noise multiplier of {{job}}, the policy wants {{policy}} "
+        "at least"
+    )
+    return Finding(in_words(counted), in_words(wanted), wanted is None or counted >= wanted, says)
+
+
+def _own_noise(policy: PolicyDocument, offer: Offer) -> Finding:
+    own = policy.own_noise_multiplier
+    match offer.job.mechanism:
+        case NoMechanism():
+            return _no_noise(in_words(own), "takes none of the policy's {policy} either")
+        case (DpSgd() | GaussianUpdate()) as mechanism:
+            least, most = mechanism.noise_multiplier, NOISE_ROOM * mechanism.noise_multiplier
+            says = "the job has room for a noise multiplier of {job}, the policy sets {policy}"
+            fits = own is None or least <= own <= most
+            return Finding(f"{in_words(least)} to {in_words(most)}", in_words(own), fits, says)
+        case mechanism:
+            says = "the job's {job} takes no multiplier of a member's own, the policy sets {policy}"
+            return Finding(mechanism.name, in_words(own), own is None, says)
+
+
+def _most_epsilon_a_round(policy: PolicyDocument, offer: Offer) -> Finding:
+    most, mechanism = policy.most_epsilon_a_round, offer.job.mechanism
+    if not isinstance(mechanism, LaplaceUpdate):
+        return Finding(
+            mechanism.name, in_words(most), True, "{job} states no epsilon a round for the policy's {policy}"
+        )
+    says = "a round of the job costs epsilon {job}, the policy allows {policy}"
+    return Finding(in_words(mechanism.epsilon), in_words(most), most is None or mechanism.epsilon <= most, says)
+
+
+def _no_noise(policy: str, says: str) -> Finding:
+    return Finding("none", policy, True, "the job's mechanism {job} " + says)
+
+
+def _authorities(policy: PolicyDocument, offer: Offer) -> Finding:
+    trusted = in_words(policy.authorities)
+    if offer.federation is None:
+        says = "this machine has {job}, the policy trusts {policy}"
+        return Finding("not enrolled, as far as was told", trusted, None, says)
+    says = "the federation's authority is {job}, the policy trusts {policy}"
+    return Finding(offer.federation.hex(), trusted, offer.federation in policy.authorities, says)
+
+
+def _ordered(job: Job) -> int | None:
+    """How many made-up texts the job orders of each member; None: none."""
+    return job.corpus.texts if job.corpus is not None and job.corpus.source == "members" else None
+
+
+_NO_ORDER = "no text"
+
+
+def _corpora(policy: PolicyDocument, offer: Offer) -> Finding:
+    texts = _ordered(offer.job)
+    if texts is None:
+        says = "the job orders {job} of its members; the policy gives some away {policy}"
+        return Finding(_NO_ORDER, policy.corpora, True, says)
+    says = (
+        f"the job orders {{job}} of each member, {_promise_of_text(offer.job)}; the policy gives them away {{policy}}"
+    )
+    if policy.corpora == "ask":
+        says = says.replace(
+            "the policy gives them away {policy}", "the policy has {policy}: its owner reads them first"
+        )
+    advice = 'to take part and decide once you have read them, write corpora = "ask" into policy.toml'
+    return Finding(f"{texts} made-up texts", policy.corpora, policy.corpora != "never", says, advice)
+
+
+def _promise_of_text(job: Job) -> str:
+    """What stands behind made-up texts, in a clause."""
+    if isinstance(job.model, RvaeModel) and job.model.variant == "published":
+        return f"by the published variant, with {NO_GUARANTEE}"
+    if isinstance(job.mechanism, NoMechanism):
+        return f"without noise, so with {NO_GUARANTEE}"
+    return f"differentially private by {job.mechanism.name}"
+
+
+def _most_corpus_texts(policy: PolicyDocument, offer: Offer) -> Finding:
+    texts = _ordered(offer.job)
+    says = "the job orders {job} of each member, the policy allows {policy}"
+    shown = _NO_ORDER if texts is None else f"{texts} made-up texts"
+    return Finding(shown, str(policy.most_corpus_texts), (texts or 0) <= policy.most_corpus_texts, says)
+
+
+JOB: tuple[Rule[Offer], ...] = (
+    Rule("jobs", When.JOB, Reason.REASON_JOB_NOT_ADMITTED, _jobs),
+    Rule("authorities", When.JOB, Reason.REASON_POLICY_AUTHORITY, _authorities, lambda p: not p.authorities),
+    *MODEL,
+    Rule("mechanisms", When.JOB, Reason.REASON_POLICY_MECHANISM, _mechanisms),
+    Rule("unit", When.JOB, Reason.REASON_PRIVACY_UNACCOUNTABLE, _unit),
+    Rule("adjacency", When.JOB, Reason.REASON_PRIVACY_UNACCOUNTABLE, _adjacency),
+    Rule(
+        "least_noise_multiplier",
+        When.JOB,
+        Reason.REASON_POLICY_NOISE,
+        _least_noise,
+        lambda p: p.least_noise_multiplier is None,
+    ),
+    Rule(
+        "own_noise_multiplier",
+        When.JOB,
+        Reason.REASON_POLICY_NOISE,
+        _own_noise,
+        lambda p: p.own_noise_multiplier is None,
+    ),
+    Rule(
+        "most_epsilon_a_round",
+        When.JOB,
+        Reason.REASON_POLICY_NOISE,
+        _most_epsilon_a_round,
+        lambda p: p.most_epsilon_a_round is None,
+    ),
+    Rule("corpora", When.JOB, Reason.REASON_POLICY_CORPUS, _corpora),
+    Rule("most_corpus_texts", When.JOB, Reason.REASON_POLICY_CORPUS, _most_corpus_texts),
+)
+
+
+# ---- the machine ----------------------------------------------------------------------------------
+
+_UNREADABLE = "what cannot be read here, and so is not met"
+
+
+def _hours(policy: PolicyDocument, conditions: Conditions) -> Finding:
+    now = conditions.now
+    # Not %a: a person's locale must not change what the operator reads.
+    moment = f"{DAYS[now.weekday()]} {now:%H:%M}"
+    inside = any(Window.parse(text).holds(now) for text in policy.hours)
+    return Finding(moment, listed(policy.hours), inside, "it is {job} here, the policy trains {policy}")
+
+
+def _devices(policy: PolicyDocument, conditions: Conditions) -> Finding:
+    says = "this machine trains on {job}, the policy allows {policy}"
+    return Finding(conditions.device or _UNREADABLE, listed(policy.devices), conditions.device in policy.devices, says)
+
+
+def _free_memory(policy: PolicyDocument, conditions: Conditions) -> Finding:
+    free, least = conditions.free_memory_mib, policy.least_free_memory_mib
+    says = "free memory in MiB is {job}, the policy wants {policy}"
+    return Finding(
+        _UNREADABLE if free is None else str(free),
+        in_words(least),
+        least is None or (free is not None and free >= least),
+        says,
+        "" if free is not None else "install psutil, or leave the key out",
+    )
+
+
+def _on_power(policy: PolicyDocument, conditions: Conditions) -> Finding:
+    power = conditions.on_power
+    has = {True: "mains power", False: "a battery", None: _UNREADABLE}[power]
+    says = "this machine runs on {job}, the policy has on_power_only = {policy}"
+    return Finding(
+        has,
+        in_words(policy.on_power_only),
+        power is True,
+        says,
+        "" if power is not None else "install psutil, or leave the key out",
+    )
+
+
+def _interfaces(policy: PolicyDocument, conditions: Conditions) -> Finding:
+    used = conditions.interfaces
+    says = "the default routes go through {job}, the policy allows {policy}"
+    wanted = listed(policy.interfaces)
+    if used is None:
+        return Finding(_UNREADABLE, wanted, False, says, "leave the key out where there is no /proc/net/route")
+    wrong = [name for name in used if not fits_any(name, policy.interfaces)]
+    return Finding(listed(wrong or used), wanted, bool(used) and not wrong, says)
+
+
+CONDITIONS: tuple[Rule[Conditions], ...] = (
+    Rule("hours", When.CONDITIONS, Reason.REASON_POLICY_CONDITIONS, _hours, lambda p: not p.hours),
+    Rule(
+        "devices",
+        When.CONDITIONS,
+        Reason.REASON_POLICY_CONDITIONS,
+        _devices,
+        lambda p: len(set(p.devices)) == 3,
+    ),
+    Rule(
+        "least_free_memory_mib",
+        When.CONDITIONS,
+        Reason.REASON_POLICY_CONDITIONS,
+        _free_memory,
+        lambda p: p.least_free_memory_mib is None,
+    ),
+    Rule("on_power_only", When.CONDITIONS, Reason.REASON_POLICY_CONDITIONS, _on_power, lambda p: not p.on_power_only),
+    Rule("interfaces", When.CONDITIONS, Reason.REASON_POLICY_CONDITIONS, _interfaces, lambda p: not p.interfaces),
+)
+
+
+# ---- an attempt -----------------------------------------------------------------------------------
+
+
+_MILLION = 10**6
+# What a job's cohorts above COMPLETE_GRAPH_LIMIT have (`tacit.context.thresholds_of`).
+_SIGMA_OF_JOBS = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """n, the fewest members a sum can have, n_C, h; of a sparse graph or groups their bits (None: the complete graph),
+    of a sparse graph gamma in millionths, of groups how many there are.
+    """
+
+    cohort: int
+    least_sum: int
+    assumed_corrupt: int
+    honest: int
+    sigma: int | None = None
+    corrupt_millionths: int | None = None
+    groups: int | None = None
+
+    @classmethod
+    def of(cls, context: RoundContext) -> "Numbers":
+        """Those of an attempt."""
+        graph, split = context.sparse, context.grouped
+        return cls(
+            cohort=context.cohort,
+            least_sum=context.least_survivors,
+            assumed_corrupt=context.assumed_corrupt,
+            honest=context.honest,
+            sigma=graph.sigma if graph else split.sigma if split else None,
+            groups=split.groups if split else None,
+            corrupt_millionths=graph.corrupt_millionths if graph else None,
+        )
+
+
+def _least_cohort(policy: PolicyDocument, attempt: Numbers) -> Finding:
+    says = "the attempt has {job} members, the policy wants {policy}"
+    return Finding(str(attempt.cohort), str(policy.least_cohort), attempt.cohort >= policy.least_cohort, says)
+
+
+def _least_honest(policy: PolicyDocument, attempt: Numbers) -> Finding:
+    says = "the attempt guarantees {job} honest inputs, the policy wants {policy}"
+    key = "a larger rounds.min_members" if attempt.sigma is None else "a larger aggregation.lost_share"
+    if attempt.groups is not None:
+        key = "fewer aggregation.groups"
+    advice = f"a job with {key} guarantees more, or lower least_honest"
+    return Finding(str(attempt.honest), str(policy.least_honest), attempt.honest >= policy.least_honest, says, advice)
+
+
+def _least_group(policy: PolicyDocument, attempt: Numbers) -> Finding:
+    if attempt.groups is None:
+        says = "the attempt has {job}, as large as its cohort; the policy wants {policy} inputs of a group"
+        return Finding("one sum", str(policy.least_group), True, says)
+    says = f"the cohort is split into {attempt.groups} groups, and the sum of one may hold {{job}} inputs, the policy "
+    says += "wants {policy}"
+    advice = "a job with fewer aggregation.groups or a larger rounds.min_members has more in each"
+    return Finding(
+        str(attempt.least_sum), str(policy.least_group), attempt.least_sum >= policy.least_group, says, advice
+    )
+
+
+def _assumed_corrupt(policy: PolicyDocument, attempt: Numbers) -> Finding:
+    wanted = policy.assumed_corrupt
+    if wanted is None and attempt.cohort <= COMPLETE_GRAPH_LIMIT:
+        try:
+            wanted = default_thresholds(attempt.cohort)[1]
+        except ContextInvalid:
+            # Two members, who can form no cohort with one of them corrupt.
+            wanted = 1
+    elif wanted is None:
+        # Of a large cohort the protocol fixes no number; the policy's share stands for it.
+        wanted = attempt.cohort * _millionths(policy.least_corrupt_share) // _MILLION
+    says = "the attempt assumes {job} corrupt members, the policy {policy}"
+    if attempt.cohort <= COMPLETE_GRAPH_LIMIT:
+        advice = "a member that trusts the coordinator's enrolment writes assumed_corrupt = 0"
+    elif policy.assumed_corrupt is None:
+        advice = (
+            f"above {COMPLETE_GRAPH_LIMIT} members least_corrupt_share stands for it: a job that assumes a larger "
+            "share would do, or a smaller least_corrupt_share of a member that trusts the coordinator's enrolment"
+        )
+    else:
+        advice = (
+            "a job that assumes more would do; a number meant for small cohorts is better left out, since above "
+            f"{COMPLETE_GRAPH_LIMIT} members least_corrupt_share then stands for it"
+        )
+    return Finding(str(attempt.assumed_corrupt), str(wanted), attempt.assumed_corrupt >= wanted, says, advice)
+
+
+def _millionths(share: float) -> int:
+    return round(share * _MILLION)
+
+
+def _least_corrupt_share(policy: PolicyDocument, attempt: Numbers) -> Finding:
+    least = policy.least_corrupt_share
+    advice = "a member that trusts the coordinator's enrolment writes least_corrupt_share = 0"
+    if attempt.groups is not None and attempt.cohort > COMPLETE_GRAPH_LIMIT:
+        # A share of a cohort makes whole members, rounded down as a job rounds it.
+        wanted = attempt.cohort * _millionths(least) // _MILLION
+        says = "the attempt's groups assume a share of {job} corrupt members, the policy wants {policy}"
+        share = in_words(round(attempt.assumed_corrupt / attempt.cohort, 6))
+        return Finding(share, in_words(least), attempt.assumed_corrupt >= wanted, says, advice)
+    if attempt.corrupt_millionths is None:
+        says = (
+            "the attempt's graph is {job}, which counts corrupt members and no share of them; the policy's is {policy}"
+        )
+        return Finding("complete" if attempt.groups is None else "in groups", in_words(least), True, says)
+    says = "the attempt's graph withstands a share of {job} corrupt members, the policy wants {policy}"
+    found = in_words(attempt.corrupt_millionths / _MILLION)
+    return Finding(found, in_words(least), attempt.corrupt_millionths >= _millionths(least), says, advice)
+
+
+def _two_party_sums(policy: PolicyDocument, attempt: Numbers) -> Finding:
+    says = "a sum of {job} members can be opened in this attempt; the policy has allow_two_party_sums = {policy}"
+    advice = "it shows each of two the other's input"
+    return Finding(str(attempt.least_sum), in_words(policy.allow_two_party_sums), attempt.least_sum >= 3, says, advice)
+
+
+def _least_sigma(policy: PolicyDocument, attempt: Numbers) -> Finding:
+    least = policy.least_sigma
+    if attempt.sigma is None:
+        return Finding(
+            "complete", str(least), True, "the attempt's graph is {job}, and the policy's {policy} bits are met"
+        )
+    says = "the attempt's graph keeps its promise but for 2^-{job}, the policy wants 2^-{policy}"
+    if attempt.groups is not None:
+        advice = (
+            f"jobs have {_SIGMA_OF_JOBS} bits and cannot ask for more; lower least_sigma, or keep to jobs with one sum"
+        )
+        return Finding(str(attempt.sigma), str(least), (attempt.sigma or 0) >= least, says, advice)
+    advice = (
+        f"jobs have {_SIGMA_OF_JOBS} bits and cannot ask for more; lower least_sigma, or keep to jobs of up to "
+        f"{COMPLETE_GRAPH_LIMIT} members"
+    )
+    return Finding(str(attempt.sigma), str(least), attempt.sigma >= least, says, advice)
+
+
+ATTEMPT: tuple[Rule[Numbers], ...] = (
+    Rule("least_cohort", When.ATTEMPT, Reason.REASON_POLICY_COHORT, _least_cohort),
+    Rule("least_honest", When.ATTEMPT, Reason.REASON_POLICY_COHORT, _least_honest),
+    Rule("least_group", When.ATTEMPT, Reason.REASON_POLICY_COHORT, _least_group),
+    Rule("assumed_corrupt", When.ATTEMPT, Reason.REASON_POLICY_CORRUPTION, _assumed_corrupt),
+    Rule("least_corrupt_share", When.ATTEMPT, Reason.REASON_POLICY_CORRUPTION, _least_corrupt_share),
+    Rule("least_sigma", When.ATTEMPT, Reason.REASON_POLICY_CORRUPTION, _least_sigma),
+    Rule(
+        "allow_two_party_sums",
+        When.ATTEMPT,
+        Reason.REASON_POLICY_TWO_PARTY_SUM,
+        _two_party_sums,
+        lambda p: p.allow_two_party_sums,
+    ),
+)
+
+
+# ---- roster, vector, sum, ledger ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    keys: Mapping[str, bytes]
+    assumed_corrupt: int
+    own: str
+
+
+def _peers(policy: PolicyDocument, roster: Keys) -> Finding:
+    unknown = sorted(
+        name
+        for name, key in roster.keys.items()
+        # This member knows itself; a pinned name under another key is a stranger.
+        if name != roster.own and policy.peers.get(name) != fingerprint(key)
+    )
+    says = "members of the roster that are not pinned with their key: {job}; the policy takes so many as the attempt "
+    says += "assumes corrupt, {policy}"
+    who = f"{len(unknown)} ({listed(unknown)})" if unknown else "0"
+    return Finding(who, str(roster.assumed_corrupt), len(unknown) <= roster.assumed_corrupt, says)
+
+
+ROSTER: tuple[Rule[Keys], ...] = (
+    Rule("peers", When.ROSTER, Reason.REASON_POLICY_PEERS, _peers, lambda p: not p.peers),
+)
+
+
+# ---- one update, one sum a version ------------------------------------------------------------------
+# Without noise only. docs/secure-aggregation.md, "Sums of one version", has the theorem that these rules make true.
+
+
+@dataclass(frozen=True, slots=True)
+class VectorInQuestion:
+    """A masked vector that may leave, and those that left before for the same version or round.
+
+    update: SHA-256 of the update that it carries. earlier: the same of each earlier vector. grouped: whether it goes
+    into the sum of a group.
+    """
+
+    update: bytes
+    earlier: tuple[bytes | None, ...]
+    grouped: bool
+
+
+def _one_update(policy: PolicyDocument, vector: VectorInQuestion) -> Finding:
+    sent = len(vector.earlier)
+    if vector.grouped:
+        says = "this member sent {job} vectors for this version; without noise, in groups, the policy allows {policy}"
+        advice = "groups are drawn anew in each attempt; the member takes part again with the next version"
+        return Finding(str(sent), "one", not sent, says, advice)
+    others = sum(each != vector.update for each in vector.earlier)
+    says = "this member sent {job} other updates for this version; without noise the policy allows {policy}"
+    advice = "the difference of two is this member's alone; it takes part again with the next version"
+    return Finding(str(others), "none", not others, says, advice)
+
+
+VECTOR: tuple[Rule[VectorInQuestion], ...] = (
+    Rule(
+        "allow_second_sum",
+        When.VECTOR,
+        Reason.REASON_POLICY_SECOND_SUM,
+        _one_update,
+        lambda p: p.allow_second_sum,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SumInQuestion:
+    """The members of a roster or of a list of survivors, and those of the sum that this member confirmed before."""
+
+    members: frozenset[str]
+    confirmed: frozenset[str]
+
+
+def _one_sum(policy: PolicyDocument, this: SumInQuestion) -> Finding:
+    differ = sorted(this.members ^ this.confirmed)
+    says = "this sum differs in {job} from the one this member confirmed for this version; the policy allows {policy}"
+    advice = "two sums can be subtracted; it goes on with exactly the same members, or with the next version"
+    who = f"{len(differ)} members ({listed(differ)})" if differ else "no member"
+    return Finding(who, "no difference", not differ, says, advice)
+
+
+SUM: tuple[Rule[SumInQuestion], ...] = (
+    Rule(
+        "allow_second_sum",
+        When.SUM,
+        Reason.REASON_POLICY_SECOND_SUM,
+        _one_sum,
+        lambda p: p.allow_second_sum,
+    ),
+)

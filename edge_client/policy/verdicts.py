@@ -1,0 +1,173 @@
+"""How rules of a policy are judged, whatever they are about, and what comes of it: a verdict for each.
+
+A rule is pure: from the policy and one subject (a job document, a manifest, a machine's conditions, the numbers of an
+attempt, ...) it makes a finding with both values and a sentence that names them.
+
+Left to `rules` and `model_rules`: the rules.
+"""
+
+import fnmatch
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+from edge_client.policy.document import PolicyDocument
+from tacit.job import JobDocument, JobSpec
+from tacit.reason import Reason
+
+__all__ = [
+    "Finding",
+    "Job",
+    "Offer",
+    "Outcome",
+    "Rule",
+    "Verdict",
+    "When",
+    "fits_any",
+    "free_verdict",
+    "in_words",
+    "judge",
+    "listed",
+    "open_verdict",
+]
+
+Job = JobDocument | JobSpec
+
+_S = TypeVar("_S")
+
+_MOST_SHOWN = 5
+
+
+class Outcome(StrEnum):
+    """What a rule says to a job."""
+
+    OK = "ok"
+    REFUSED = "refused"
+    OPEN = "open"  # Cannot be told from what was given.
+
+
+class When(StrEnum):
+    """When a rule is looked at, and who asks."""
+
+    JOB = "before anything but the job document is fetched"
+    MANIFEST = "before the data is read, once the manifest is there"
+    CONDITIONS = "before each training, on the machine"
+    LEDGER = "by the ledger, before each training"
+    ATTEMPT = "before keys are shown for an attempt"
+    ROSTER = "before shares are dealt to a roster"
+    VECTOR = "before a masked vector leaves"
+    SUM = "before the members of a sum are confirmed"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One rule on one job (or attempt, or machine): both values, and a sentence that begins with the rule's name.
+
+    rule: the policy's key. job: what the job has there; of a machine's condition, what the machine has. policy: what
+    the policy wants. reason: what a refusal is called on the wire.
+    """
+
+    rule: str
+    when: When
+    job: str
+    policy: str
+    outcome: Outcome
+    reason: Reason
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A job, and the fingerprint of the authority that this member enrolled under, 32 bytes; None: it has not."""
+
+    job: Job
+    federation: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Both values, whether they agree (None: cannot be told), and a clause that names them as {job} and {policy}."""
+
+    job: str
+    policy: str
+    ok: bool | None
+    says: str
+    # Of a refusal: what to do.
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule(Generic[_S]):
+    """A key of the policy, and what it makes of a subject. free: the policy asks nothing, whatever the subject is."""
+
+    key: str
+    when: When
+    reason: Reason
+    judge: Callable[[PolicyDocument, _S], Finding]
+    free: Callable[[PolicyDocument], bool] = lambda policy: False
+
+
+def judge(policy: PolicyDocument, rules: Iterable[Rule[_S]], subject: _S | None) -> Iterator[Verdict]:
+    """A verdict for each rule, in order. Without a subject, those that ask something stay open."""
+    for rule in rules:
+        if rule.free(policy):
+            yield free_verdict(rule.key, rule.when, rule.reason)
+        elif subject is None:
+            yield open_verdict(policy, rule.key, rule.when, rule.reason)
+        else:
+            yield _verdict(rule, rule.judge(policy, subject))
+
+
+def free_verdict(key: str, when: When, reason: Reason) -> Verdict:
+    """Of a key by which the policy asks nothing."""
+    return Verdict(key, when, "", "any", Outcome.OK, reason, f"{key}: the policy asks nothing")
+
+
+def open_verdict(policy: PolicyDocument, key: str, when: When, reason: Reason) -> Verdict:
+    """Of a key that asks something of a subject which is not there yet."""
+    wanted = in_words(getattr(policy, key))
+    sentence = f"{key}: the policy has {wanted}; looked at {when}"
+    return Verdict(key, when, "", wanted, Outcome.OPEN, reason, sentence)
+
+
+def _verdict(rule: Rule[_S], finding: Finding) -> Verdict:
+    sentence = f"{rule.key}: {finding.says.format(job=finding.job, policy=finding.policy)}"
+    outcome = {True: Outcome.OK, False: Outcome.REFUSED, None: Outcome.OPEN}[finding.ok]
+    if outcome is Outcome.REFUSED and finding.advice:
+        sentence += f"; {finding.advice}"
+    return Verdict(rule.key, rule.when, finding.job, finding.policy, outcome, rule.reason, sentence)
+
+
+# ---- words ------------------------------------------------------------------------------------------
+
+
+def listed(items: Iterable[str], most: int = _MOST_SHOWN) -> str:
+    """A few of them: what travels in a refusal is cut after some hundred characters."""
+    shown = list(items)
+    more = f" and {len(shown) - most} more" if len(shown) > most else ""
+    return ", ".join(shown[:most]) + more if shown else "nothing"
+
+
+def in_words(value: object) -> str:
+    """A value of a policy or a job, as a sentence names it."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case bytes():
+            return value.hex()
+        case float():
+            return f"{value:.10g}"
+        case dict():
+            return f"{len(value)} pinned"
+        case tuple():
+            return listed(map(in_words, value))
+        case None:
+            return "no value"
+        case _:
+            return str(value)
+
+
+def fits_any(name: str, patterns: Iterable[str]) -> bool:
+    """Whether one of the patterns, with * and ?, is the whole name."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

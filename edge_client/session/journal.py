@@ -1,0 +1,212 @@
+"""What a member must remember of attempts, on its disk before it acts: HOME/journal.db.
+
+Guarantees: the highest (round, attempt) of a job is stored before the member advertises. A masked vector, and the
+digest of the update that it carries, is stored before its first byte leaves. U3 is stored before it is confirmed, once,
+and no later call changes it. So no crash makes a member speak twice in one attempt, send two different updates for one
+version, or confirm two different sums of it. The table's triggers hold each row against every writer of the file, this
+class included; the home's lock keeps a second process of the member out. A journal that is copied back from a backup
+forgets: keep it where it is.
+"""
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tacit.attempt import AttemptId
+
+__all__ = ["Journal", "JournalUnusable", "Memory", "Sent"]
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS attempts (
+    federation BLOB NOT NULL,
+    job TEXT NOT NULL,
+    round INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    version BLOB NOT NULL,
+    document BLOB NOT NULL,
+    joined_ms INTEGER NOT NULL,
+    -- Set before the first byte of the masked vector leaves.
+    opened_ms INTEGER,
+    -- SHA-256 of the update that the vector carries; NULL under a mechanism.
+    update_digest BLOB,
+    -- U3, set before the member signs it: a JSON list.
+    survivors TEXT,
+    -- What the private parameters that were trained with this vector are staged under.
+    staged TEXT,
+    ended_ms INTEGER,
+    outcome TEXT,
+    result BLOB,
+    PRIMARY KEY (federation, job, attempt)
+) STRICT, WITHOUT ROWID;
+CREATE TRIGGER attempts_stay BEFORE DELETE ON attempts
+BEGIN SELECT RAISE(ABORT, 'the journal forgets nothing'); END;
+-- INSERT OR REPLACE deletes a row without the trigger above.
+CREATE TRIGGER attempts_once BEFORE INSERT ON attempts
+WHEN EXISTS (
+    SELECT 1 FROM attempts
+    WHERE (federation, job, attempt) = (NEW.federation, NEW.job, NEW.attempt)
+)
+BEGIN SELECT RAISE(ABORT, 'an attempt is joined once'); END;
+-- UPDATE OR REPLACE could move one row over another.
+CREATE TRIGGER attempts_keep BEFORE UPDATE ON attempts
+WHEN (OLD.federation, OLD.job, OLD.round, OLD.attempt, OLD.version, OLD.document)
+    IS NOT (NEW.federation, NEW.job, NEW.round, NEW.attempt, NEW.version, NEW.document)
+    OR (OLD.opened_ms IS NOT NULL
+        AND (OLD.opened_ms, OLD.update_digest) IS NOT (NEW.opened_ms, NEW.update_digest))
+    OR (OLD.survivors IS NOT NULL AND (OLD.survivors, OLD.staged) IS NOT (NEW.survivors, NEW.staged))
+BEGIN SELECT RAISE(ABORT, 'what was sent or signed does not change'); END;
+"""
+_VERSION = 1
+
+
+class JournalUnusable(ValueError):
+    """The file cannot be used; the sentence says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One masked vector whose first byte may have left."""
+
+    attempt: AttemptId
+    version: bytes
+    document: bytes
+    # SHA-256 of the update that it carries (`learning.mechanisms.contribution.update_digest`); None under a mechanism.
+    update: bytes | None = None
+    # U3, where the member has signed it; None where it never learned it.
+    survivors: frozenset[str] | None = None
+    # What private parameters were staged under with it; None where the job keeps none.
+    staged: str | None = None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the journal holds."""
+
+    # By job: the highest (round, attempt) ever joined.
+    highest: dict[str, tuple[int, int]]
+    sent: tuple[Sent, ...] = ()
+
+    def sent_for(self, job: str, round: int, version: bytes) -> tuple[Sent, ...]:
+        """Vectors that this member sent in this round of the job, or from this version of it.
+
+        Other jobs do not count. Honest jobs start from the same public weights, and each may have its sums. A
+        coordinator that asks for the same sum under another job's name could as well change one bit of the version,
+        and no digest shows that.
+        """
+        return tuple(
+            each
+            for each in self.sent
+            if each.attempt.job == job and (each.attempt.round == round or each.version == version)
+        )
+
+
+class Journal:
+    """One member's journal in one federation. Synchronous: a write has reached the disk when it returns."""
+
+    def __init__(self, path: Path, federation: bytes) -> None:
+        """Opens or creates the file. Raises: JournalUnusable: newer software wrote it, or the disk does not take it."""
+        self._federation = federation
+        try:
+            path.touch(mode=0o600, exist_ok=True)
+            self._connection = sqlite3.connect(path, isolation_level=None)
+            try:
+                self._begin(path)
+            except BaseException:
+                self._connection.close()
+                raise
+        except (OSError, sqlite3.Error) as error:
+            raise JournalUnusable(
+                f"{path} cannot be used ({error}); look at free space and the rights of {path.parent}. Without it "
+                "this member would not know what it has sent, so it takes part in nothing. Do not delete it"
+            ) from error
+
+    def _begin(self, path: Path) -> None:
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.execute("PRAGMA synchronous = FULL")
+        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        if version not in (0, _VERSION):
+            raise JournalUnusable(
+                f"{path} was written by other software (schema {version}); start the edge_client that wrote it"
+            )
+        # A member that starts on a full disk has nothing to write yet.
+        if version == 0:
+            self._create()
+
+    def _create(self) -> None:
+        """Table and version in one step: a process that is killed on the way leaves the file as it was."""
+        script = f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;"
+        self._connection.executescript(script)
+
+    def memory(self) -> Memory:
+        """What must not be forgotten."""
+        rows = self._connection.execute(
+            "SELECT job, MAX(round), MAX(attempt) FROM attempts WHERE federation = ? GROUP BY job",
+            (self._federation,),
+        )
+        highest = {job: (round_, attempt) for job, round_, attempt in rows}
+        rows = self._connection.execute(
+            "SELECT job, round, attempt, version, document, update_digest, survivors, staged FROM attempts "
+            "WHERE federation = ? AND opened_ms IS NOT NULL ORDER BY attempt",
+            (self._federation,),
+        )
+        sent = tuple(
+            Sent(
+                AttemptId(job, round_, attempt),
+                bytes(version),
+                bytes(document),
+                update,
+                None if survivors is None else frozenset(json.loads(survivors)),
+                staged,
+            )
+            for job, round_, attempt, version, document, update, survivors, staged in rows
+        )
+        return Memory(highest, sent)
+
+    def joined(self, attempt: AttemptId, version: bytes, document: bytes) -> None:
+        """The member takes part in an attempt. Raises sqlite3.IntegrityError if it did before."""
+        self._connection.execute(
+            "INSERT INTO attempts (federation, job, round, attempt, version, document, joined_ms) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (self._federation, attempt.job, attempt.round, attempt.attempt, version, document, _now_ms()),
+        )
+
+    def opened(self, attempt: AttemptId, update: bytes | None = None) -> None:
+        """The first byte of a masked vector may leave from now on. update: SHA-256 of what it carries, 32 bytes.
+
+        Raises:
+            sqlite3.IntegrityError: a vector was opened for this attempt before.
+        """
+        self._update("opened_ms = ?, update_digest = ?", (_now_ms(), update), attempt, once="opened_ms")
+
+    def signed(self, attempt: AttemptId, survivors: Iterable[str], staged: str | None = None) -> None:
+        """The member is about to confirm this U3, and with it what was staged with its vector.
+
+        Raises:
+            sqlite3.IntegrityError: it signed a U3 in this attempt before.
+        """
+        self._update("survivors = ?, staged = ?", (json.dumps(sorted(survivors)), staged), attempt, once="survivors")
+
+    def ended(self, attempt: AttemptId, outcome: str, result: bytes) -> None:
+        """How the attempt ended, as far as the member was told."""
+        self._update("ended_ms = ?, outcome = ?, result = ?", (_now_ms(), outcome, result or None), attempt)
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        self._connection.close()
+
+    def _update(self, assignment: str, values: tuple[object, ...], attempt: AttemptId, *, once: str = "") -> None:
+        """once: a column that must be empty still."""
+        unset = f" AND {once} IS NULL" if once else ""
+        changed = self._connection.execute(
+            f"UPDATE attempts SET {assignment} WHERE federation = ? AND job = ? AND attempt = ?{unset}",  # noqa: S608  constants
+            (*values, self._federation, attempt.job, attempt.attempt),
+        )
+        if changed.rowcount != 1:
+            raise sqlite3.IntegrityError(f"the journal has no attempt {attempt} of which this is new")
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

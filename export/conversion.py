@@ -1,0 +1,73 @@
+"""torch modules to ONNX files, the same for every architecture."""
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["OPSET", "converted"]
+
+OPSET = 18
+
+
+def converted(
+    module: Any, example: tuple[Any, ...], inputs: list[str], output: str, dimensions: tuple[dict[int, Any], ...]
+) -> bytes:
+    """The bytes of an ONNX file.
+
+    Args:
+        module: a torch module in evaluation mode.
+        example: one tensor for each input.
+        inputs: the inputs' names in the file.
+        output: the output's name in the file.
+        dimensions: for each input, which axes are dynamic, as `torch.export.Dim`.
+
+    Raises:
+        RuntimeError: torch gave no program.
+    """
+    import torch
+
+    with _quiet():
+        program = torch.onnx.export(
+            module,
+            example,
+            input_names=inputs,
+            output_names=[output],
+            dynamic_shapes=dimensions,
+            opset_version=OPSET,
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )
+    if program is None:
+        raise RuntimeError("torch.onnx.export gave no program")
+    return _without_traces(program.model_proto)
+
+
+def _without_traces(proto: Any) -> bytes:
+    """The model's bytes without the exporter's notes: stack traces and paths of the machine it ran on."""
+    graphs = [proto.graph, *proto.functions]
+    for owner in (proto, *graphs, *(node for graph in graphs for node in graph.node)):
+        del owner.metadata_props[:]
+        owner.doc_string = ""
+    # Shapes inside the graph are the exporter's; runtimes work them out, and quantisation stumbles over them.
+    for graph in graphs:
+        del graph.value_info[:]
+    data: bytes = proto.SerializeToString(deterministic=True)
+    return data
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter prints, logs and warns of its own inner life. What matters of it is raised."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            with contextlib.redirect_stderr(io.StringIO()):
+                yield
+    finally:
+        logging.disable(before)

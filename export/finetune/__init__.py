@@ -1,0 +1,1 @@
+"""`coordinator finetune`: a classifier from synthetic corpora."""

@@ -1,0 +1,1 @@
+"""Frozen language models on disk: checkpoints, the canonical file, and downloads from the hub."""

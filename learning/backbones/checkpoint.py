@@ -1,0 +1,201 @@
+"""Checkpoints in folders, as transformers saves them: tensors by name, and the entries of their vocabulary.
+
+Guarantees: of weights only safetensors are read (a pickle can run code), and none of a folder's own code is run; an
+index names files of its own folder and no others; numbers come as float32, whatever they were stored as.
+
+Leaves to others: which tensors and entries they want, and whether these fit together.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from learning.text.data import DataInvalid, read_text
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = [
+    "FILES",
+    "INDEX",
+    "WEIGHTS",
+    "CheckpointInvalid",
+    "Entries",
+    "present_name",
+    "read_entries",
+    "read_object",
+    "read_shapes",
+    "read_tensors",
+]
+
+_Read = TypeVar("_Read")
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+_VOCABULARY, _TOKENIZER = "vocab.txt", "tokenizer.json"
+# What is read of a folder, as patterns: all that a download needs.
+FILES = ("config.json", "*.safetensors", INDEX, _VOCABULARY, "tokenizer*.json")
+
+_PICKLES = {".bin", ".pt", ".pth"}
+# Types that numpy has; of the others torch makes numbers.
+_NUMPY_HAS = {"F16", "F32", "F64"}
+
+
+class CheckpointInvalid(ValueError):
+    """A folder that is no checkpoint. The text begins with the folder or file and says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """The entries of a checkpoint's vocabulary.
+
+    kind: "WordPiece" or "WordLevel"; another word, as the tokenizer has it, for one whose entries are no words or word
+    pieces, which are left out here; None where the folder says nothing. rows: (entry, its row of the embedding), by
+    row; an entry may stand twice.
+    """
+
+    kind: str | None
+    rows: tuple[tuple[str, int], ...]
+
+
+def read_entries(folder: Path) -> Entries:
+    """From vocab.txt, one entry a line, or else from tokenizer.json.
+
+    Raises:
+        CheckpointInvalid: a file of that name that is something else.
+    """
+    if (lines := folder / _VOCABULARY).is_file():
+        # Only \n ends an entry: vocabularies hold characters that splitlines() would cut at.
+        text = _text(lines).removesuffix("\n")
+        return Entries("WordPiece", tuple((line.removesuffix("\r"), row) for row, line in enumerate(text.split("\n"))))
+    path = folder / _TOKENIZER
+    whole = read_object(path)
+    if whole is None:
+        return Entries(None, ())
+    try:
+        model = whole["model"]
+        kind = str(model["type"])
+        if kind not in ("WordPiece", "WordLevel"):
+            return Entries(kind, ())
+        rows = [(str(entry), int(row)) for entry, row in model["vocab"].items() if int(row) >= 0]
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+        raise CheckpointInvalid(f"{path} is no tokenizer; download the checkpoint again") from None
+    return Entries(kind, tuple(sorted(rows, key=lambda each: each[1])))
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """A JSON object; None where there is no such file.
+
+    Raises:
+        CheckpointInvalid: it holds something else.
+    """
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(_text(path))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointInvalid(f"{path} is no JSON ({error}); download the checkpoint again") from None
+    if not isinstance(found, dict):
+        raise CheckpointInvalid(f"{path} is no JSON object; download the checkpoint again")
+    return found
+
+
+def read_tensors(folder: Path, wanted: Callable[[str], str | None]) -> "Iterator[tuple[str, NDArray[np.float32]]]":
+    """The tensors that are wanted, one after another: checkpoints are large.
+
+    wanted: from the name that a tensor is stored under to the one that it is given out under; None: not this one.
+
+    Raises:
+        CheckpointInvalid: no safetensors, one that the index names and that is not there, or damaged ones.
+    """
+    yield from _each(folder, wanted, _tensor)
+
+
+def read_shapes(folder: Path, wanted: Callable[[str], str | None]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """As `read_tensors`, but how large they are alone: no number is read."""
+    yield from _each(folder, wanted, _shape)
+
+
+def _each(
+    folder: Path, wanted: Callable[[str], str | None], read: Callable[[Path, Any, str], _Read]
+) -> Iterator[tuple[str, _Read]]:
+    """What `read` makes of each tensor that is wanted: of the file's path, the open file, the name stored under."""
+    from safetensors import SafetensorError, safe_open
+
+    for path in _weight_files(folder):
+        try:
+            with safe_open(path, framework="np") as file:
+                for stored in file.keys():  # noqa: SIM118  no mapping
+                    name = wanted(stored)
+                    if name is not None:
+                        yield name, read(path, file, stored)
+        except FileNotFoundError:
+            raise CheckpointInvalid(f"{folder} names {path.name} and does not hold it; download it again") from None
+        except (OSError, SafetensorError, UnicodeDecodeError) as error:
+            raise CheckpointInvalid(
+                f"{path} cannot be read as safetensors ({_one_line(error)}); download it again"
+            ) from None
+
+
+def present_name(stored: str) -> str:
+    """Old checkpoints call a normalisation's weight and bias gamma and beta."""
+    for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
+        if stored.endswith(old):
+            return stored.removesuffix(old) + new
+    return stored
+
+
+def _shape(_: Path, file: Any, stored: str) -> tuple[int, ...]:
+    return tuple(file.get_slice(stored).get_shape())
+
+
+def _tensor(path: Path, file: Any, stored: str) -> "NDArray[np.float32]":
+    import numpy as np
+    from safetensors import safe_open
+
+    if file.get_slice(stored).get_dtype() in _NUMPY_HAS:
+        return np.asarray(file.get_tensor(stored), dtype=np.float32)
+    with safe_open(path, framework="pt") as tensors:
+        tensor: Any = tensors.get_tensor(stored)
+        return np.asarray(tensor.float().numpy(), dtype=np.float32)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The whole, or else the parts that the index names, or else the parts that are there."""
+    whole = folder / WEIGHTS
+    if whole.is_file():
+        return [whole]
+    index = read_object(folder / INDEX)
+    if index is None:
+        parts = sorted(folder.glob("*.safetensors"))
+        if not parts:
+            raise CheckpointInvalid(_without_weights(folder))
+        return parts
+    try:
+        # A name with a folder in it is taken by its last part alone.
+        return [folder / Path(name).name for name in sorted({str(name) for name in index["weight_map"].values()})]
+    except (KeyError, AttributeError):
+        raise CheckpointInvalid(f"{folder / INDEX} is no index of weights; download the checkpoint again") from None
+
+
+def _without_weights(folder: Path) -> str:
+    pickled = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLES)
+    if not pickled:
+        return f"{folder} holds no {WEIGHTS}; transformers' save_pretrained writes it"
+    return (
+        f"{folder} holds {', '.join(pickled)} and no {WEIGHTS}: a pickle can run code when it is read. Load it where "
+        "you trust it and save it again (transformers' save_pretrained writes safetensors)"
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_text(path)
+    except DataInvalid as error:
+        raise CheckpointInvalid(str(error)) from None
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,85 @@
+"""Checkpoints by name, for the operator: a folder on this machine, or else the files of owner/name on the hub.
+
+The operator names these by hand, and they lie in the hub's own cache afterwards. What a job names to a member comes by
+`learning.backbones.hub_fetch`.
+
+Guarantees: the hub is asked for names, never for a path. Only files that `learning.backbones.checkpoint` reads are
+fetched (safetensors, configs, tokenizers), and no code.
+"""
+
+import re
+from pathlib import Path
+
+from learning.backbones.checkpoint import FILES, CheckpointInvalid
+
+__all__ = ["HUB_NAME", "checkpoint_folder", "hub_folder", "pinned_name", "what_the_hub_said"]
+
+HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@([0-9a-f]{40}))?", re.ASCII)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_SAVE = "name a folder that transformers' save_pretrained wrote"
+
+
+def checkpoint_folder(base: str) -> Path:
+    """The folder of this name, or the one that the hub's files were fetched into.
+
+    Raises:
+        CheckpointInvalid: neither is there.
+    """
+    folder = Path(base).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise CheckpointInvalid(f"{base} is a file; {_SAVE}")
+    if not HUB_NAME.fullmatch(base):
+        raise CheckpointInvalid(
+            f"there is no folder {base}, and a name on the hub is owner/name, such as google-bert/bert-base-uncased; "
+            f"{_SAVE}"
+        )
+    return hub_folder(base)
+
+
+def hub_folder(name: str) -> Path:
+    """The folder that the hub's files of owner/name, or of owner/name@COMMIT, were fetched into, now or before.
+
+    Raises:
+        CheckpointInvalid: no such name, or the hub does not give it.
+    """
+    if (match := HUB_NAME.fullmatch(name)) is None:
+        raise CheckpointInvalid(f"{name} is no name on the hub, which is owner/name")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(match[1], revision=match[2], allow_patterns=list(FILES)))
+    except Exception as error:  # Of the network, the hub, the name, the disk: the library has no common class.
+        raise CheckpointInvalid(
+            f"{name} is no folder here, and the hub did not give it: {what_the_hub_said(error)}. Save it into a "
+            "folder (transformers' save_pretrained) and name that"
+        ) from error
+
+
+def pinned_name(base: str, folder: Path) -> str:
+    """owner/name@COMMIT of what `hub_folder` fetched for a base into its folder, which the library names by the commit.
+
+    Raises:
+        CheckpointInvalid: the folder does not say which commit it holds.
+    """
+    match = HUB_NAME.fullmatch(base)
+    if match is None or not _COMMIT.fullmatch(folder.name):
+        raise CheckpointInvalid(f"which commit of {base} lies in {folder} is not known; name owner/name@COMMIT")
+    return f"{match[1]}@{folder.name}"
+
+
+def what_the_hub_said(error: Exception) -> str:
+    """Without the numbers of a request and the advice for another program, over several lines, that it comes with."""
+    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    match error:
+        case GatedRepoError():
+            return "its owner lets in only who agreed to the terms on the hub's page"
+        case RepositoryNotFoundError():
+            return "it has none of this name, or none that everybody may see"
+        case LocalEntryNotFoundError():
+            return "it cannot be reached from here, and no copy was fetched before"
+        case _:
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            return lines[0].strip().rstrip(".")[:300]

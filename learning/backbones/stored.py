@@ -1,0 +1,215 @@
+"""Backbones on the disk: one canonical file of a frozen language model, whatever files it came from.
+
+A backbone is named by the SHA-256 of its canonical file (`learning.backbones.layout`): a safetensors file of our own
+making, so that the same values have the same name whether they lay in one file or in shards, with or without a pooler,
+under old names or new ones. A folder in half precision has other bytes than its float32 original only where its values
+differ.
+
+Guarantees: of weights only safetensors are read (`learning.backbones.checkpoint`), one tensor in memory at a time;
+`read_backbone` looks at nothing but a length, a header that the config alone determines, and values that are finite and
+bounded, before it hands out read-only views of the file's memory map, without a copy.
+
+Assumption: the file is the member's own and nobody changes it while it is mapped. That its bytes are those of the
+digest is checked by who opens it (`edge_client.downloads.backbones`).
+"""
+
+import hashlib
+import math
+import mmap
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from learning.artifacts import LARGEST_WEIGHT
+from learning.backbones.checkpoint import CheckpointInvalid, present_name, read_object, read_tensors
+from learning.backbones.layout import (
+    FAMILIES,
+    BackboneInvalid,
+    Layout,
+    checked_config,
+    known_keys,
+    layout_of,
+    library_config,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["StoredBackbone", "digest_of", "folder_config", "read_backbone", "write_backbone"]
+
+_SAVE = "name a folder that transformers' save_pretrained wrote"
+_T5_HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True, eq=False)
+class StoredBackbone:
+    """A backbone as `learning.prompts` takes it.
+
+    config: as the library knows it. tensors: read-only float32 views of the mapped file, by the library's names.
+    """
+
+    config: Mapping[str, Any]
+    tensors: "Mapping[str, NDArray[np.float32]]"
+
+    def __repr__(self) -> str:
+        return f"StoredBackbone({self.config['model_type']}, {len(self.tensors)} tensors)"
+
+
+def digest_of(path: Path) -> bytes:
+    """SHA-256 of a file, 32 bytes. Raises: OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+# ---- from a folder ---------------------------------------------------------------------------------------------
+
+
+def folder_config(folder: Path) -> dict[str, Any]:
+    """The config of the backbone that lies in this folder, as a job's document has it; of the weights only names are
+    read, but for the two tables of a T5 that has two.
+
+    Raises:
+        BackboneInvalid: no config.json, of another kind, or without safetensors.
+    """
+    try:
+        raw = read_object(folder / "config.json")
+        if raw is None:
+            raise BackboneInvalid(f"{folder} holds no config.json; {_SAVE}")
+        return _config(folder, raw)
+    except CheckpointInvalid as error:
+        raise BackboneInvalid(str(error)) from None
+
+
+def write_backbone(folder: Path, config: Mapping[str, Any], into: Path) -> bytes:
+    """Writes the canonical file of the folder's backbone, durably, and returns its digest: 32 bytes.
+
+    config: as `folder_config` gives it. Memory: the largest tensor.
+
+    Raises:
+        BackboneInvalid: a tensor is missing, of another shape, not finite, or beyond what weights are.
+        OSError: the file cannot be written.
+    """
+    layout = layout_of(config)
+    kind, lacking = config["model_type"], set(layout.shapes)
+    try:
+        with into.open("w+b") as file:
+            file.write(layout.header)
+            # All of it, so that tensors can come in whatever order their files hold them in.
+            file.truncate(layout.size)
+            for name, values in read_tensors(folder, lambda stored: _canonical(stored, kind, layout)):
+                if name not in lacking:
+                    raise BackboneInvalid(f"{folder} holds {name} twice; save it again (save_pretrained)")
+                lacking.discard(name)
+                _check_values(name, values, layout.shapes[name])
+                file.seek(layout.places[name])
+                file.write(values.astype("<f4", order="C", copy=False).data)
+            if lacking:
+                raise BackboneInvalid(
+                    f"the safetensors in {folder} lack {len(lacking)} of the backbone's tensors, {min(lacking)} first; "
+                    "are they those of its config.json?"
+                )
+            file.flush()
+            os.fsync(file.fileno())
+            file.seek(0)
+            return hashlib.file_digest(file, "sha256").digest()
+    except CheckpointInvalid as error:
+        raise BackboneInvalid(str(error)) from None
+
+
+def _config(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
+    kind = raw.get("model_type")
+    if kind not in FAMILIES:
+        # It says which there are.
+        return checked_config({"model_type": kind})
+    if raw.get("sinusoidal_pos_embds") or raw.get("position_embedding_type", "absolute") != "absolute":
+        raise BackboneInvalid(f"{folder}: its positions are not learned vectors, one for each; take another base")
+    if raw.get("is_decoder") or raw.get("add_cross_attention"):
+        raise BackboneInvalid(f"{folder}: it is a decoder, which cannot read what stands behind a mask; take another")
+    known = {key: raw[key] for key in known_keys(kind) if raw.get(key) is not None}
+    if kind == "t5":
+        known.setdefault("num_decoder_layers", known.get("num_layers"))
+        # Checkpoints from before transformers 5 say it by whether the tables are tied.
+        known.setdefault("scale_decoder_outputs", raw.get("tie_word_embeddings") is not False)
+        return checked_config(known | {"lm_head": _has_own_table(folder)})
+    # As if the head were there: what of it is?
+    whole = checked_config(known | {"masked_lm": True})
+    layout, body = layout_of(whole), layout_of(whole | {"masked_lm": False})
+    names = {_canonical(stored, kind, layout) for stored in _names(folder)}
+    return whole | {"masked_lm": (layout.shapes.keys() - body.shapes.keys()) <= names}
+
+
+def _has_own_table(folder: Path) -> bool:
+    """Whether T5 scores words with another table than it reads them by; some files hold one table twice."""
+    import numpy as np
+
+    wanted = {"shared.weight", _T5_HEAD}
+    if _T5_HEAD not in _names(folder):
+        return False
+    found = dict(read_tensors(folder, lambda stored: stored if stored in wanted else None))
+    return "shared.weight" not in found or not np.array_equal(found["shared.weight"], found[_T5_HEAD])
+
+
+def _names(folder: Path) -> set[str]:
+    """What the folder's safetensors call their tensors; none is read."""
+    found: set[str] = set()
+
+    def told(stored: str) -> None:
+        found.add(stored)
+
+    for _ in read_tensors(folder, told):
+        pass
+    return found
+
+
+def _canonical(stored: str, kind: str, layout: Layout) -> str | None:
+    """The name in the canonical file; None for what is left out."""
+    name = present_name(stored)
+    if name in layout.shapes:
+        return name
+    # A bare encoder is saved without its model's prefix.
+    return f"{kind}.{name}" if f"{kind}.{name}" in layout.shapes else None
+
+
+# ---- the canonical file ----------------------------------------------------------------------------------------
+
+
+def read_backbone(path: Path, config: Mapping[str, Any]) -> StoredBackbone:
+    """Maps a canonical file. Looks at every value once: a gigabyte takes a second or so, and no memory of its own.
+
+    config: as a job's document has it. No sentence of an error names the path: what a file that the job's digest names
+    holds is the job's to answer for.
+
+    Raises:
+        BackboneInvalid: a config out of bounds, a file of another length or other tensors than the config's, or values
+            that are not finite or beyond what weights are.
+        OSError: it cannot be opened.
+    """
+    import numpy as np
+
+    layout = layout_of(checked_config(config))
+    with path.open("rb") as file:
+        if (size := os.fstat(file.fileno()).st_size) != layout.size:
+            raise BackboneInvalid(f"the backbone's file has {size} bytes, its config says {layout.size}")
+        if file.read(len(layout.header)) != layout.header:
+            raise BackboneInvalid("the backbone's file does not hold the tensors that its config says")
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    tensors = {}
+    for name, shape in layout.shapes.items():
+        values = np.frombuffer(mapped, "<f4", math.prod(shape), layout.places[name]).reshape(shape)
+        _check_values(name, values, shape)
+        tensors[name] = values
+    return StoredBackbone(library_config(config), tensors)
+
+
+def _check_values(name: str, values: "NDArray[np.float32]", shape: tuple[int, ...]) -> None:
+    """Far larger values than weights have are made to take arithmetic, and privacy with it, apart."""
+    if values.shape != shape:
+        raise BackboneInvalid(f"the backbone's {name} has shape {values.shape}, its config says {shape}")
+    # No copy of the size of the tensor; a comparison with what is no number does not hold.
+    if not (float(values.min()) >= -LARGEST_WEIGHT and float(values.max()) <= LARGEST_WEIGHT):
+        raise BackboneInvalid(
+            f"the backbone's {name} holds values that are not finite, or beyond {LARGEST_WEIGHT:g}; take another"
+        )

@@ -1,0 +1,266 @@
+"""Noise and draws that privacy rests on: Gaussian and Laplace values, and which examples a release is made from.
+
+Guarantees: every value comes from the cryptographic source that is handed in, and from nothing else; each call grows an
+AES-256-CTR stream of its own from 32 fresh bytes of it, so no stream is ever used twice; memory stays at one block,
+whatever the length. The same bytes of the source give the same values on the same machine.
+
+Assumptions beside the claims. (1) AES-256-CTR under a fresh uniform key is indistinguishable from uniform bytes, so
+differential privacy holds against adversaries who cannot tell the two apart. (2) The accounting is about real numbers.
+These are floating-point numbers, whose last bits can betray what the noise was added to (Mironov 2012, "On significance
+of the least significant bits for differential privacy"; Holohan and Braghin 2021, "Secure random sampling in
+differential privacy"). Nothing here is released as it is: it is float64 noise, added in float64 and rounded at once to
+a public lattice of 2^-10 to 2^-11 of the noise's deviation, or of a Laplace's scale (`learning.training.private` has
+the argument); for dp-sgd at each step, to the clipped sum; for the update mechanisms once, to the clipped change. The
+ring's grid, which can be finer than float32, is no part of it, nor is a copy that never sees it (what a member makes
+text up from). A caller who publishes these numbers unrounded has no such claim, and values of float32 are too coarse
+for one.
+
+Tails. A Gaussian radius is deviation * sqrt(-2 ln u) and a Laplace magnitude is -scale * ln u, for a uniform u in
+(0, 1) whose binary digits are drawn until float64 has 53 significant ones, however many zeros come first. So u is the
+ideal one to a relative 2^-52, in the tail as elsewhere, and every value of the lattice can come out. A sampler that
+stopped at the first 64 bits would end at 44 scales or 9.5 deviations, and would reach single values only before that:
+such an output tells what the noise was added to. Here the law ends where float64 does, at u = 2^-1074: 744 scales, or
+38 deviations. n values are within a total variation of n 2^-1074 of the ideal law. That adds at most (1 + e^epsilon) n
+2^-1074 to delta: P(S) <= P*(S) + eta <= e^epsilon Q*(S) + delta + eta <= e^epsilon (Q(S) + eta) + delta + eta. That is
+below 1e-200 for 2^64 values and epsilon up to 200. It is not zero, so Laplace noise has this delta and not none.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from secure_agg import RandomSource
+from secure_agg.randomness import KeyStream, StreamScratch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "add_gaussian",
+    "add_laplace",
+    "draw_fixed",
+    "draw_poisson",
+    "fill_gaussian",
+    "gaussian_like",
+    "lattice_step",
+]
+
+Floats = NDArray[np.float32] | NDArray[np.float64]
+# Gives so many fresh uniform words.
+MoreWords = Callable[[int], NDArray[np.uint64]]
+
+# Pairs of values made at a time: the buffers of a block stay in a core's cache.
+_PAIRS = 1 << 14
+_DRAWN_AT_ONCE = 1 << 20
+# log2 of the noise's deviation over its lattice's step, rounded up.
+_FINENESS = 10
+# A word from here up fills all 53 significant digits of a float64.
+_WHOLE = np.uint64(1 << 53)
+
+
+def add_gaussian(out: Floats, deviation: float, random: RandomSource) -> None:
+    """Adds an independent N(0, deviation^2) to every value of `out`, in place.
+
+    Raises:
+        ValueError: a deviation that is not a positive number, or an array that cannot be written to as one piece.
+    """
+    flat = _flat(out)
+    for first, values in _gaussian(flat.size, flat.dtype, deviation, random):
+        flat[first : first + len(values)] += values
+
+
+def add_laplace(out: Floats, scale: float, random: RandomSource) -> None:
+    """Adds an independent Laplace(0, scale) to every value of `out`, in place: density exp(-|x| / scale) / (2 scale).
+
+    Raises:
+        ValueError: a scale that is not a positive number, or an array that cannot be written to as one piece.
+    """
+    flat = _flat(out)
+    _check_positive("scale", scale)
+    block = 2 * _PAIRS
+    scratch = StreamScratch(8 * block)
+    stream = KeyStream(random.bytes(32), scratch)
+    more = _further(stream, scratch)
+    for first in range(0, flat.size, block):
+        part = flat[first : first + block]
+        part += _laplace(more(len(part)), scale, more).astype(part.dtype, copy=False)
+
+
+def gaussian_like(tensor: "Tensor", deviation: float, random: RandomSource) -> "Tensor":
+    """A tensor of the same shape, type and device, every value an independent N(0, deviation^2).
+
+    Raises:
+        ValueError: a deviation that is not a positive number.
+    """
+    import torch
+
+    made = torch.empty_like(tensor, memory_format=torch.contiguous_format, requires_grad=False)
+    fill_gaussian(made, deviation, random)
+    return made
+
+
+def fill_gaussian(tensor: "Tensor", deviation: float, random: RandomSource) -> None:
+    """Overwrites every value of a contiguous float tensor, on whatever device, with an independent N(0, deviation^2).
+
+    Raises:
+        ValueError: a deviation that is not a positive number.
+    """
+    import torch
+
+    # view(), not reshape(): of a tensor that is not contiguous, reshape would fill a copy.
+    flat = tensor.detach().view(-1)
+    dtype = np.dtype(np.float64 if tensor.dtype == torch.float64 else np.float32)
+    for first, values in _gaussian(flat.numel(), dtype, deviation, random):
+        flat[first : first + len(values)].copy_(torch.from_numpy(values))
+
+
+def lattice_step(deviation: float) -> float:
+    """2^k, k = floor(log2(deviation)) - 10: what values with noise of this deviation are rounded to multiples of.
+
+    Raises:
+        ValueError: a deviation that is no positive number, or one so small that float64 has no such lattice.
+    """
+    if not 2.0**-900 <= deviation < math.inf:
+        raise ValueError(
+            f"noise of deviation {deviation:g} has no lattice to be rounded to; raise the mechanism's noise_multiplier "
+            "or clip, or lower its lot"
+        )
+    return math.ldexp(1.0, math.frexp(deviation)[1] - 1 - _FINENESS)
+
+
+def draw_poisson(count: int, rate: float, random: RandomSource) -> NDArray[np.int64]:
+    """Of the examples 0 to count - 1 each one independently with probability `rate`; ascending, possibly none.
+
+    The probability is floor(rate * 2^64) / 2^64 exactly: never more than what is accounted for.
+
+    Raises:
+        ValueError: a negative count, or a rate outside (0, 1].
+    """
+    if count < 0:
+        raise ValueError(f"a draw is from a number of examples, got {count}")
+    if not 0 < rate <= 1:
+        raise ValueError(f"a sampling rate lies in (0, 1], got {rate}")
+    if rate == 1:
+        return np.arange(count, dtype=np.int64)
+    below = np.uint64(math.floor(rate * 2.0**64))
+    drawn = [
+        np.flatnonzero(_words(min(_DRAWN_AT_ONCE, count - first), random) < below) + first
+        for first in range(0, count, _DRAWN_AT_ONCE)
+    ]
+    return np.concatenate(drawn).astype(np.int64, copy=False) if drawn else np.zeros(0, dtype=np.int64)
+
+
+def draw_fixed(count: int, lot: int, random: RandomSource) -> NDArray[np.int64]:
+    """`lot` of the examples 0 to count - 1 without replacement, every set of that size equally likely; ascending.
+
+    Every example gets a 64-bit number and the smallest win. Given that no two numbers are equal, all orders are equally
+    likely, so equal ones are drawn again and no set is favoured.
+
+    Raises:
+        ValueError: a lot that is not between 0 and count.
+    """
+    if not 0 <= lot <= count:
+        raise ValueError(f"a lot of {lot} cannot be drawn from {count} examples without replacement")
+    while True:
+        numbers = _words(count, random)
+        order = np.argsort(numbers)
+        ascending = numbers[order]
+        if not bool((ascending[1:] == ascending[:-1]).any()):
+            return np.sort(order[:lot]).astype(np.int64, copy=False)
+
+
+def _gaussian(
+    count: int, dtype: np.dtype[Any], deviation: float, random: RandomSource
+) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Blocks of N(0, deviation^2), each with its place; the next block overwrites the last one.
+
+    Box and Muller 1958: of two uniforms one is a radius, the other an angle, and the two coordinates of that point are
+    independent Gaussians. The angle of a float32 comes from 32 bits and float32 functions: it has no part in the tail.
+    """
+    import torch
+
+    _check_positive("deviation", deviation)
+    narrow = dtype == np.float32
+    angle_bytes, angle_type = (4, np.uint32) if narrow else (8, np.uint64)
+    turn = dtype.type(2 * math.pi * 2.0 ** (-8 * angle_bytes))
+    pairs = min(_PAIRS, (count + 1) // 2)
+    scratch = StreamScratch((8 + angle_bytes) * pairs)
+    stream = KeyStream(random.bytes(32), scratch)
+    uniform, radius, angle = np.empty(pairs), np.empty(pairs, dtype), np.empty(pairs, dtype)
+    values = np.empty(2 * pairs, dtype)
+    # The same memory as torch sees it: its cosine of float64 is as exact as numpy's and takes a fifth of the time.
+    turns, cosines, sines = torch.from_numpy(angle), torch.from_numpy(values[:pairs]), torch.from_numpy(values[pairs:])
+    more = _further(stream, scratch)
+    for first in range(0, count, max(1, 2 * pairs)):
+        drawn = stream.read(scratch.capacity, scratch)
+        # Before the radii, which may read on over these bytes.
+        angle[:] = drawn[8 * pairs :].view(angle_type)
+        radius[:] = _radius(drawn[: 8 * pairs].view(np.uint64), deviation, more, uniform)
+        angle *= turn
+        torch.cos(turns, out=cosines)
+        torch.sin(turns, out=sines)
+        values.reshape(2, pairs)[:] *= radius
+        yield first, values[: count - first]
+
+
+def _laplace(bits: NDArray[np.uint64], scale: float, more: MoreWords) -> NDArray[np.float64]:
+    """Laplace values of this scale: the lowest bit is the sign, the other 63 begin the magnitude, -scale * ln u."""
+    signs = (bits & np.uint64(1)).astype(np.float64) * 2 - 1
+    values = _log_uniform(bits >> np.uint64(1), 63, more, np.empty(len(bits)))
+    values *= -scale
+    values *= signs
+    return values
+
+
+def _radius(
+    bits: NDArray[np.uint64], deviation: float, more: MoreWords, out: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Rayleigh-distributed lengths, deviation * sqrt(-2 ln u)."""
+    _log_uniform(bits, 64, more, out)
+    out *= -2
+    np.sqrt(out, out=out)
+    out *= deviation
+    return out
+
+
+def _log_uniform(
+    bits: NDArray[np.uint64], width: int, more: MoreWords, out: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """ln u of a uniform u in (0, 1), to the last bits of float64.
+
+    bits: u's first `width` binary digits. more: gives the words after them, to the few values (one in 2^(width - 53))
+    whose leading zeros leave less than 53 significant digits. It may overwrite `bits`. out: float64, as long as `bits`.
+    """
+    out[:] = bits
+    short = np.flatnonzero(bits < _WHOLE)
+    unit = 1.0
+    while short.size:
+        words = more(short.size)
+        unit *= 2.0**-64
+        still_short = (out[short] == 0) & (words < _WHOLE)
+        out[short] += words * unit
+        short = short[still_short]
+    out *= 2.0**-width
+    return np.log(out, out=out)
+
+
+def _further(stream: KeyStream, scratch: StreamScratch) -> MoreWords:
+    return lambda count: stream.read(8 * count, scratch).view(np.uint64)
+
+
+def _words(count: int, random: RandomSource) -> NDArray[np.uint64]:
+    return np.frombuffer(random.bytes(8 * count), dtype="<u8").astype(np.uint64, copy=False)
+
+
+def _flat(out: Floats) -> NDArray[Any]:
+    if out.dtype not in (np.float32, np.float64) or not out.flags.c_contiguous or not out.flags.writeable:
+        raise ValueError("noise is added in place to a writeable, contiguous array of float32 or float64")
+    return out.reshape(-1)
+
+
+def _check_positive(name: str, number: float) -> None:
+    if not (math.isfinite(number) and number > 0):
+        raise ValueError(f"the {name} of noise is a positive number, got {number}; no noise at all is mechanism none")

@@ -1,0 +1,20 @@
+"""fedvocab: the vocabulary and its embedding stay private (algorithm 1 of the FedVocab paper).
+
+A member that sat out some rounds has an embedding that belongs to shared parameters of long ago. Adaptive updating
+(section 3.3) brings it up to the new ones before they are trained together.
+"""
+
+from learning.methods.setting import Setting
+from learning.models.division import EMBEDDING
+from learning.training.phases import Phase
+from tacit.method import FedVocab
+
+__all__ = ["phases"]
+
+
+def phases(method: FedVocab, setting: Setting) -> tuple[Phase, ...]:
+    """One epoch on the embedding alone, if the job says so; then all parameters together."""
+    if not setting.trains_private:
+        return (Phase(setting.epochs, setting.names - {EMBEDDING}),)
+    together = Phase(setting.epochs, setting.names)
+    return (Phase(1, frozenset({EMBEDDING})), together) if method.adaptive else (together,)

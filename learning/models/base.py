@@ -1,0 +1,129 @@
+"""Base models: a job's starting point, read from a folder of the transformers library or fetched from the hub.
+
+Guarantees: every tensor that the encoder has was there, in its shape, finite; sentences of errors begin with
+`model.base:`, the key of the job that names the base; the hub is asked for names alone, never for a path.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from learning.backbones.checkpoint import CheckpointInvalid, present_name, read_entries, read_object, read_tensors
+from learning.backbones.hub import checkpoint_folder
+from learning.models.transformer import FAMILIES, EncoderInvalid, bare_encoder, check_config
+
+__all__ = ["Base", "read_base"]
+
+_WORDS = "embeddings.word_embeddings.weight"
+_SAVE = "name a folder that transformers' save_pretrained wrote"
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A pretrained encoder.
+
+    config: for the job's document. parameters: float32, by the names of `TransformerClassifier`, all but the head's.
+    vocabulary: the word pieces, whose places are the embedding's rows; None if the base has none (RoBERTa). tokenizer:
+    the bytes of tokenizer.json, if there. lower_case: whether its texts are to be in lower case; None if not said.
+    """
+
+    config: dict[str, Any]
+    parameters: dict[str, NDArray[np.float32]]
+    vocabulary: tuple[str, ...] | None
+    tokenizer: bytes | None
+    lower_case: bool | None
+
+
+def read_base(base: str, max_tokens: int) -> Base:
+    """Reads an encoder as transformers saves it, from a folder or, if there is no such folder, from the hub.
+
+    Raises:
+        EncoderInvalid: not there, of another model type, without safetensors, or with tensors that are not its
+            config's.
+    """
+    try:
+        return _read(checkpoint_folder(base), base, max_tokens)
+    except CheckpointInvalid as error:
+        raise _invalid(str(error)) from None
+
+
+def _invalid(sentence: str) -> EncoderInvalid:
+    return EncoderInvalid(f"model.base: {sentence}")
+
+
+def _read(folder: Path, base: str, max_tokens: int) -> Base:
+    raw = read_object(folder / "config.json")
+    if raw is None:
+        raise _invalid(f"{base} holds no config.json; {_SAVE}")
+    config = _config_of(raw, max_tokens)
+    shapes = {name: tuple(each.shape) for name, each in bare_encoder(config).named_parameters()}
+    tokenizer = folder / "tokenizer.json"
+    return Base(
+        config,
+        _read_parameters(folder, config, shapes),
+        _read_vocabulary(folder),
+        tokenizer.read_bytes() if tokenizer.is_file() else None,
+        _lower_case(folder),
+    )
+
+
+def _config_of(raw: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
+    """What a job needs to know of a config.json."""
+    kind = raw.get("model_type")
+    if raw.get("sinusoidal_pos_embds") or raw.get("position_embedding_type", "absolute") != "absolute":
+        raise _invalid("its positions are not learned vectors, one for each; take another base")
+    if raw.get("is_decoder") or raw.get("add_cross_attention") or raw.get("is_encoder_decoder"):
+        raise _invalid("it is no plain encoder (is_decoder, or cross attention); take another base")
+    family = FAMILIES.get(kind) if isinstance(kind, str) else None
+    known = {key: raw[key] for key in raw if family is None or key in family.keys}
+    return check_config(known, max_tokens, named="model.base")
+
+
+def _read_parameters(
+    folder: Path, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, NDArray[np.float32]]:
+    """The encoder's parameters of these shapes and the table of words, in the order of `TransformerClassifier`."""
+    prefix, names = f"{config['model_type']}.", {_WORDS, *shapes}
+
+    def wanted(stored: str) -> str | None:
+        name = present_name(stored.removeprefix(prefix))
+        return name if name in names else None
+
+    found = {name: np.ascontiguousarray(values) for name, values in read_tensors(folder, wanted)}
+    if missing := [name for name in (_WORDS, *shapes) if name not in found]:
+        raise _invalid(
+            f"its safetensors lack {len(missing)} of the encoder's tensors, {missing[0]} first; are they those of its "
+            "config.json?"
+        )
+    hidden = config[FAMILIES[config["model_type"]].hidden]
+    if found[_WORDS].ndim != 2 or found[_WORDS].shape[1] != hidden:
+        raise _invalid(f"its {_WORDS} has shape {found[_WORDS].shape}, its config says {hidden} columns")
+    for name, shape in shapes.items():
+        if found[name].shape != shape:
+            raise _invalid(f"its {name} has shape {found[name].shape}, its config says {shape}")
+    for name, values in found.items():
+        if not np.isfinite(values).all():
+            raise _invalid(f"its {name} holds values that are not finite numbers; download it again")
+    return {"embedding.weight": found[_WORDS]} | {f"encoder.{name}": found[name] for name in shapes}
+
+
+def _read_vocabulary(folder: Path) -> tuple[str, ...] | None:
+    """Word pieces in the order of the embedding's rows."""
+    entries = read_entries(folder)
+    if entries.kind != "WordPiece":
+        return None
+    if [row for _, row in entries.rows] != list(range(len(entries.rows))):
+        raise _invalid("the ids in its tokenizer.json have gaps; give it a vocab.txt, one piece a line")
+    return tuple(entry for entry, _ in entries.rows)
+
+
+def _lower_case(folder: Path) -> bool | None:
+    said = (read_object(folder / "tokenizer_config.json") or {}).get("do_lower_case")
+    if said is None:
+        normaliser = (read_object(folder / "tokenizer.json") or {}).get("normalizer")
+        said = normaliser.get("lowercase") if isinstance(normaliser, dict) else None
+    return None if said is None else bool(said)

@@ -1,0 +1,156 @@
+"""What of a model is shared and what stays on the member's machine: decided here, by parameter name, and nowhere else.
+
+Guarantees: every value of a model is either shared or private, never both and never neither; what is private is in no
+array that `shared` gives. A job's manifest lists the shared names; one that lists others does not load. The member's
+policy (`shared_parameters`) can refuse more, and cannot let out what is private here.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from learning.models.classifier import TextClassifier
+from tacit.method import FedRecon, Method, private_parts
+
+__all__ = [
+    "EVERYTHING_SHARED",
+    "Division",
+    "ParametersDiffer",
+    "division_of",
+    "load_shared",
+    "private_tokens",
+    "shared_parameters",
+]
+
+Arrays = dict[str, NDArray[np.float32]]
+
+EMBEDDING = "embedding.weight"
+
+
+class ParametersDiffer(ValueError):
+    """Named arrays that are not this module's."""
+
+
+@dataclass(frozen=True)
+class Division:
+    """A line through a model. `names` are private as a whole; of the embedding, if it is none of them, the rows `rows`
+    are private too (ascending ids) and the other rows, in their order, are shared.
+    """
+
+    names: frozenset[str] = frozenset()
+    rows: NDArray[np.int64] | None = None
+
+    def shared(self, module: torch.nn.Module) -> Arrays:
+        """Copies of what federates, by name, in the order of the manifest."""
+        return {
+            name: _copy(parameter, self._shared_rows(name, parameter))
+            for name, parameter in module.named_parameters()
+            if name not in self.names
+        }
+
+    def private(self, module: torch.nn.Module) -> Arrays:
+        """Copies of what stays."""
+        found = {}
+        for name, parameter in module.named_parameters():
+            if name in self.names:
+                found[name] = _copy(parameter, None)
+            elif self.rows is not None and name == EMBEDDING:
+                found[name] = _copy(parameter, self.rows)
+        return found
+
+    def load_shared(self, module: torch.nn.Module, tensors: Mapping[str, NDArray[np.float32]]) -> None:
+        """Puts shared values into a module, all of them or (on error) none. Raises: ParametersDiffer."""
+        places = {
+            name: (parameter, self._shared_rows(name, parameter))
+            for name, parameter in module.named_parameters()
+            if name not in self.names
+        }
+        _load(places, tensors)
+
+    def load_private(self, module: torch.nn.Module, tensors: Mapping[str, NDArray[np.float32]]) -> None:
+        """Puts private values into a module, all of them or (on error) none. Raises: ParametersDiffer."""
+        places: dict[str, tuple[torch.nn.Parameter, NDArray[np.int64] | None]] = {}
+        for name, parameter in module.named_parameters():
+            if name in self.names:
+                places[name] = (parameter, None)
+            elif self.rows is not None and name == EMBEDDING:
+                places[name] = (parameter, self.rows)
+        _load(places, tensors)
+
+    def _shared_rows(self, name: str, parameter: torch.nn.Parameter) -> NDArray[np.int64] | None:
+        """Of the embedding, the rows that are shared; None: all of a parameter."""
+        if self.rows is None or name != EMBEDDING:
+            return None
+        return np.setdiff1d(np.arange(len(parameter)), self.rows)
+
+
+EVERYTHING_SHARED = Division()
+
+
+def division_of(method: Method, module: TextClassifier, words: Sequence[str | None] = ()) -> Division:
+    """The line that a method draws through a module. words: by id, where the method goes by tokens (`fedrecon`).
+
+    Raises:
+        ValueError: no token of the vocabulary is private under `fedrecon`.
+    """
+    parts = private_parts(method)
+    names = frozenset(name for name, _ in module.named_parameters() if module.part_of(name) in parts)
+    if not isinstance(method, FedRecon):
+        return Division(names)
+    rows = private_tokens(method, words)
+    if not len(rows):
+        raise ValueError("method.tokens: the vocabulary holds none of the private tokens; take fedavg, or name others")
+    return Division(names, rows)
+
+
+def private_tokens(method: FedRecon, words: Sequence[str | None]) -> NDArray[np.int64]:
+    """Ids of the tokens whose embedding is private, ascending."""
+    if method.tokens == "digits":
+        found = [at for at, word in enumerate(words) if word and any(character.isdigit() for character in word)]
+    else:
+        wanted = set(method.tokens)
+        found = [at for at, word in enumerate(words) if word in wanted]
+    return np.array(found, dtype=np.int64)
+
+
+def shared_parameters(module: torch.nn.Module) -> Arrays:
+    """Copies of all parameters by name, where everything is shared."""
+    return EVERYTHING_SHARED.shared(module)
+
+
+def load_shared(module: torch.nn.Module, tensors: Mapping[str, NDArray[np.float32]]) -> None:
+    """Puts all parameters into a module, where everything is shared. Raises: ParametersDiffer."""
+    EVERYTHING_SHARED.load_shared(module, tensors)
+
+
+def _copy(parameter: torch.nn.Parameter, rows: NDArray[np.int64] | None) -> NDArray[np.float32]:
+    whole = parameter.detach().to("cpu", torch.float32)
+    found: NDArray[np.float32] = (whole.clone() if rows is None else whole[torch.from_numpy(rows)]).numpy()
+    return found
+
+
+def _load(
+    places: Mapping[str, tuple[torch.nn.Parameter, NDArray[np.int64] | None]],
+    tensors: Mapping[str, NDArray[np.float32]],
+) -> None:
+    if places.keys() != tensors.keys():
+        missing, surplus = sorted(places.keys() - tensors.keys()), sorted(tensors.keys() - places.keys())
+        raise ParametersDiffer(f"these weights are another model's: missing {missing}, surplus {surplus}")
+    for name, (parameter, rows) in places.items():
+        shape = tuple(parameter.shape) if rows is None else (len(rows), *parameter.shape[1:])
+        if shape != tensors[name].shape:
+            raise ParametersDiffer(
+                f"these weights are another model's: {name} has shape {list(tensors[name].shape)}, "
+                f"the job's model {list(shape)}"
+            )
+    with torch.no_grad():
+        for name, (parameter, rows) in places.items():
+            # A copy, since a view into a version's bytes is read-only.
+            values = torch.from_numpy(np.array(tensors[name], dtype=np.float32)).to(parameter.device)
+            if rows is None:
+                parameter.copy_(values)
+            else:
+                parameter[torch.from_numpy(rows).to(parameter.device)] = values

@@ -1,0 +1,20 @@
+"""Frozen language models that are steered by few trained values: prompts, P-tuning, prefixes, LoRA.
+
+This package knows backbones as configs and tensors, and texts as ids. Jobs, files, tokenizers and the network are
+others'. Everything is torch; nothing is imported with the package but its settings and counts.
+"""
+
+from learning.prompts.setting import Cloze, Head, Injection, LoRA, PrefixTuning, PromptTuning, PTuning, Task
+from learning.prompts.sizes import trained_values
+
+__all__ = [
+    "Cloze",
+    "Head",
+    "Injection",
+    "LoRA",
+    "PTuning",
+    "PrefixTuning",
+    "PromptTuning",
+    "Task",
+    "trained_values",
+]

@@ -1,0 +1,365 @@
+"""A pretrained language model that stays as it is: its config, its values, and modules of the library made of both.
+
+Guarantees: no value of a backbone is a parameter or a buffer of any module, so that manifests, optimisers, noise and
+clipping see none of them; none is ever written to, and any number of modules in a process look at the same memory, on
+each device that they are moved to (a network that computes in less than float32 is a copy, for as long); a config that
+is out of bounds, or a tensor that is missing, of another shape or not finite, is refused before anything is built.
+
+Families: BERT (MiniLM is one), RoBERTa, DistilBERT and ELECTRA (its generator answers, its discriminator has no head),
+with or without their masked-language-model head, and T5, v1.0 (ReLU, one table for reading and answering) and v1.1
+(gated, two tables). A config's sizes are those of `learning.models.transformer`; ELECTRA's are BERT's, with vectors
+of tokens that may be narrower than its states; T5's are checked here. Names of tensors are the library's own, with or
+without the model's prefix (bert., roberta., distilbert., electra.).
+"""
+
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from learning.models.transformer import FAMILIES as ENCODERS
+from learning.models.transformer import EncoderInvalid, bare_encoder, check_config
+from learning.prompts.attention import ATTENTION, register
+
+__all__ = [
+    "FAMILIES",
+    "Backbone",
+    "BackboneInvalid",
+    "Frozen",
+    "check_backbone",
+    "hollow",
+    "library_module",
+    "states_width_of",
+    "tensor_shapes",
+    "width_of",
+]
+
+# What each encoder calls its sizes.
+FAMILIES = {**ENCODERS, "electra": ENCODERS["bert"]}
+
+# As in `learning.models.transformer`: what a job may make a member build.
+_MOST = {
+    "d_model": 4096,
+    "d_kv": 4096,
+    "d_ff": 16384,
+    "num_layers": 48,
+    "num_decoder_layers": 48,
+    "num_heads": 128,
+    "relative_attention_num_buckets": 4096,
+    "relative_attention_max_distance": 65536,
+    "decoder_start_token_id": 1 << 22,
+}
+_LEAST = {"decoder_start_token_id": 0, "relative_attention_num_buckets": 4}
+_MOST_VALUES = 1 << 30
+_FEED_FORWARD = ("relu", "gated-gelu")
+# `check_examples_apart` and short texts need so many positions beside the prompt.
+_LEAST_ROOM = 16
+
+# The masked-language-model heads: what each of (dense, norm, word bias, own table) is called.
+_HEADS = {
+    "bert": ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.bias"),
+    "roberta": ("lm_head.dense", "lm_head.layer_norm", "lm_head.bias"),
+    "distilbert": ("vocab_transform", "vocab_layer_norm", "vocab_projector.bias"),
+    "electra": ("generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head.bias"),
+}
+_WORDS = "embeddings.word_embeddings.weight"
+_T5_WORDS, _T5_ANSWERS = "shared.weight", "lm_head.weight"
+
+
+class BackboneInvalid(ValueError):
+    """A config or tensors that no backbone can be made of. The text says what is wrong and what to do."""
+
+
+class Backbone:
+    """One loaded backbone. Build as many modules on it as there are tasks.
+
+    config: as the library's config.json has it; keys that say nothing of the computation are for the caller to leave
+    out. tensors: float32, by name; read-only memory maps will do, and are never copied on the CPU. Names that nothing
+    here needs (poolers, a tied table's second name) are left where they are.
+
+    Raises:
+        BackboneInvalid: a config or tensors that do not fit.
+    """
+
+    def __init__(self, config: Mapping[str, Any], tensors: Mapping[str, NDArray[np.float32]]) -> None:
+        self.config = check_backbone(config)
+        self.kind: str = self.config["model_type"]
+        named = {_plain_name(self.kind, name): values for name, values in tensors.items()}
+        words = named.get(self.words_name)
+        if words is None or words.ndim != 2:
+            raise BackboneInvalid(
+                f"the backbone has no table of words, {self.words_name}; save it with its model again"
+            )
+        self.vocabulary_size = len(words)
+        known = tensor_shapes(self.config, self.vocabulary_size)
+        self.has_words_head = all(name in named for name in known.head)
+        wanted = known.body | (known.head if self.has_words_head else {})
+        wanted |= {name: shape for name, shape in known.optional.items() if name in named}
+        self._on: dict[str, dict[str, Tensor]] = {"cpu": _checked_tensors(wanted, named)}
+        self._lock = threading.Lock()
+
+    @property
+    def words_name(self) -> str:
+        """What the table of words is called."""
+        return _T5_WORDS if self.kind == "t5" else _WORDS
+
+    @property
+    def answers_name(self) -> str:
+        """The table whose rows a state is multiplied with to score words: the one that is read by, where it is tied."""
+        return _T5_ANSWERS if _T5_ANSWERS in self._on["cpu"] and self.kind == "t5" else self.words_name
+
+    @property
+    def width(self) -> int:
+        """Values of a token's vector."""
+        return width_of(self.config)
+
+    @property
+    def states_width(self) -> int:
+        """Values of a token's state, as layers pass it on."""
+        return states_width_of(self.config)
+
+    @property
+    def head_names(self) -> tuple[str, str, str]:
+        """Of an encoder's masked-language-model head: its dense layer, its normalisation, the words' bias."""
+        return _HEADS[self.kind]
+
+    def on(self, device: torch.device | str) -> Mapping[str, Tensor]:
+        """The values on a device, by name; fetched there once."""
+        key = str(device)
+        with self._lock:
+            if key not in self._on:
+                self._on[key] = {name: values.to(device) for name, values in self._on["cpu"].items()}
+            return self._on[key]
+
+
+# ---- configs ---------------------------------------------------------------------------------------------------
+
+
+def check_backbone(config: Mapping[str, Any], room: int = 0) -> dict[str, Any]:
+    """The config with every key that its model type has here; what is left out is as transformers has it.
+
+    room: positions that prompt and text need together, where positions are learned vectors.
+
+    Raises:
+        BackboneInvalid: another model type, a key that is unknown, or a value that is out of bounds.
+    """
+    if config.get("model_type") == "t5":
+        return _checked_t5(config)
+    if config.get("model_type") not in FAMILIES:
+        raise BackboneInvalid(
+            f"model_type {config.get('model_type')!r} is no backbone that is known here; take one of "
+            f"{', '.join(sorted([*FAMILIES, 't5']))} (MiniLM is bert)"
+        )
+    sizes = {key: value for key, value in config.items() if key != "vocab_size"}
+    try:
+        if config["model_type"] == "electra":
+            return _checked_electra(sizes, max(room, _LEAST_ROOM))
+        return check_config(sizes, max(room, _LEAST_ROOM), named="backbone")
+    except EncoderInvalid as error:
+        raise BackboneInvalid(str(error)) from None
+
+
+def _checked_electra(sizes: Mapping[str, Any], room: int) -> dict[str, Any]:
+    """Raises: BackboneInvalid, EncoderInvalid."""
+    from transformers import AutoConfig
+
+    known = FAMILIES["electra"].keys | {"embedding_size"}
+    if surplus := sorted(sizes.keys() - known):
+        raise BackboneInvalid(f"backbone: the config has keys that electra does not use here: {', '.join(surplus)}")
+    defaults = AutoConfig.for_model("electra")
+    whole = {key: sizes.get(key, getattr(defaults, key)) for key in sorted(known)}
+    width = whole.pop("embedding_size")
+    if isinstance(width, bool) or not isinstance(width, int) or not 1 <= width <= _MOST["d_model"]:
+        raise BackboneInvalid(
+            f"backbone: embedding_size = {width!r} must be a whole number from 1 to {_MOST['d_model']}"
+        )
+    checked = check_config({**whole, "model_type": "bert"}, room, named="backbone")
+    return {**checked, "model_type": "electra", "embedding_size": width}
+
+
+def _checked_t5(config: Mapping[str, Any]) -> dict[str, Any]:
+    whole: dict[str, Any] = {
+        "model_type": "t5",
+        "d_model": 512,
+        "d_kv": 64,
+        "d_ff": 2048,
+        "num_layers": 6,
+        "num_heads": 8,
+        "relative_attention_num_buckets": 32,
+        "relative_attention_max_distance": 128,
+        "feed_forward_proj": "relu",
+        "layer_norm_epsilon": 1e-6,
+        "decoder_start_token_id": 0,
+        # v1.0 divides states by sqrt(d_model) before it scores words, v1.1 does not. Checkpoints from before
+        # transformers 5 say so by whether the tables are tied.
+        "scale_decoder_outputs": config.get("tie_word_embeddings") is not False,
+    }
+    whole["num_decoder_layers"] = config.get("num_layers", whole["num_layers"])
+    ignored = {"vocab_size", "tie_word_embeddings"}
+    if surplus := sorted(config.keys() - whole.keys() - ignored):
+        raise BackboneInvalid(f"backbone: the config has keys that t5 does not use here: {', '.join(surplus)}")
+    whole |= {key: value for key, value in config.items() if key in whole and value is not None}
+    for key, most in _MOST.items():
+        value, least = whole[key], _LEAST.get(key, 1)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise BackboneInvalid(f"backbone: {key} = {value!r} must be a whole number from {least} to {most}")
+    # The decoder's half of the buckets are for single steps, the rest for what lies between these and the distance.
+    if whole["relative_attention_max_distance"] <= whole["relative_attention_num_buckets"] // 2:
+        raise BackboneInvalid("backbone: relative_attention_max_distance is too small for its number of buckets")
+    if whole["feed_forward_proj"] not in _FEED_FORWARD:
+        raise BackboneInvalid(
+            f"backbone: feed_forward_proj = {whole['feed_forward_proj']!r} is not known; take one of "
+            f"{', '.join(_FEED_FORWARD)}"
+        )
+    epsilon = whole["layer_norm_epsilon"]
+    if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not 0 < epsilon <= 1:
+        raise BackboneInvalid(f"backbone: layer_norm_epsilon = {epsilon!r} must be a number above 0 and at most 1")
+    if not isinstance(whole["scale_decoder_outputs"], bool):
+        raise BackboneInvalid("backbone: scale_decoder_outputs must be true or false")
+    inner = whole["num_heads"] * whole["d_kv"]
+    layers = whole["num_layers"] + whole["num_decoder_layers"]
+    if (values := layers * whole["d_model"] * (8 * inner + 3 * whole["d_ff"])) > 2 * _MOST_VALUES:
+        raise BackboneInvalid(f"backbone: its layers have some {values:,} values, too many; take a smaller")
+    return whole
+
+
+# ---- tensors ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """Shapes of a backbone's tensors by name.
+
+    body: what every backbone has. head: what a cloze needs beside it; empty for T5, whose body has all. optional: an
+    own table for scoring words (T5 v1.1); where it is missing, the table of words is that too.
+    """
+
+    body: dict[str, tuple[int, ...]]
+    head: dict[str, tuple[int, ...]]
+    optional: dict[str, tuple[int, ...]]
+
+
+def tensor_shapes(config: Mapping[str, Any], vocabulary_size: int) -> Shapes:
+    """What `Backbone` needs, for a config as `check_backbone` gives it. Nothing of that size is made."""
+    kind = config["model_type"]
+    inside = {name: tuple(each.shape) for name, each in library_module(config).named_parameters()}
+    if kind == "t5":
+        table = (vocabulary_size, config["d_model"])
+        return Shapes({_T5_WORDS: table} | inside, {}, {_T5_ANSWERS: table})
+    width = width_of(config)
+    dense, norm, bias = _HEADS[kind]
+    head = {f"{dense}.weight": (width, states_width_of(config)), f"{dense}.bias": (width,)}
+    head |= {f"{norm}.weight": (width,), f"{norm}.bias": (width,), bias: (vocabulary_size,)}
+    return Shapes({_WORDS: (vocabulary_size, width)} | inside, head, {})
+
+
+def width_of(config: Mapping[str, Any]) -> int:
+    """Values of a token's vector, for a config as `check_backbone` gives it."""
+    return int(config.get("embedding_size", states_width_of(config)))
+
+
+def states_width_of(config: Mapping[str, Any]) -> int:
+    """Values of a token's state, for a config as `check_backbone` gives it: of ELECTRA alone another number."""
+    kind = config["model_type"]
+    return int(config["d_model" if kind == "t5" else FAMILIES[kind].hidden])
+
+
+def library_module(config: Mapping[str, Any]) -> nn.Module:
+    """The library's module without tables of words, pooler and buffers, on the meta device, attending as `ATTENTION`
+    does. config: as `check_backbone` gives it.
+    """
+    register()
+    kind = config["model_type"]
+    if kind in ENCODERS:
+        return bare_encoder(config, attention=ATTENTION)
+    from transformers import AutoConfig, AutoModel
+
+    if kind == "electra":
+        with torch.device("meta"):
+            encoder: Any = AutoModel.from_config(
+                AutoConfig.for_model(**{**config, "vocab_size": 1, "pad_token_id": 0}), attn_implementation=ATTENTION
+            )
+        encoder.embeddings.word_embeddings = None
+        # Ready-made positions and types, of which each call is given its own.
+        for name, _ in list(encoder.embeddings.named_buffers(recurse=False)):
+            delattr(encoder.embeddings, name)
+        hollowed: nn.Module = encoder
+        return hollowed
+    sizes = {key: value for key, value in config.items() if key not in ("model_type", "scale_decoder_outputs")}
+    with torch.device("meta"):
+        made: Any = AutoModel.from_config(
+            AutoConfig.for_model("t5", vocab_size=8, **sizes), attn_implementation=ATTENTION
+        )
+    made.shared = made.encoder.embed_tokens = made.decoder.embed_tokens = None
+    bare: nn.Module = made
+    return bare
+
+
+def _plain_name(kind: str, name: str) -> str:
+    """Without the model's prefix; old checkpoints call a normalisation's weight and bias gamma and beta."""
+    plain = name.removeprefix(f"{kind}.")
+    for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
+        if plain.endswith(old):
+            plain = plain.removesuffix(old) + new
+    return plain
+
+
+def _checked_tensors(
+    wanted: Mapping[str, tuple[int, ...]], named: Mapping[str, NDArray[np.float32]]
+) -> dict[str, Tensor]:
+    found = {}
+    for name, shape in wanted.items():
+        if name not in named:
+            raise BackboneInvalid(f"the backbone lacks the tensor {name}; are its tensors those of its config?")
+        values = named[name]
+        if values.shape != shape or values.dtype != np.float32:
+            raise BackboneInvalid(
+                f"the backbone's {name} is {values.dtype} of shape {values.shape}, its config says float32 of {shape}"
+            )
+        if not np.isfinite(values).all():
+            raise BackboneInvalid(f"the backbone's {name} holds values that are not finite numbers; fetch it again")
+        with warnings.catch_warnings():
+            # A map of a file cannot be written to, and nothing here does.
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            found[name] = torch.from_numpy(values)
+    return found
+
+
+# ---- modules whose values lie elsewhere ------------------------------------------------------------------------
+
+
+class Frozen:
+    """Places in one model's modules where a backbone's values lie by reference."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        self._backbone = backbone
+        self._places: list[tuple[nn.Module, str, Callable[[Mapping[str, Tensor]], Tensor]]] = []
+
+    def put(self, owner: nn.Module, attribute: str, fetch: Callable[[Mapping[str, Tensor]], Tensor]) -> None:
+        """From now on `owner.attribute` is what `fetch` takes of the backbone's values."""
+        owner._parameters.pop(attribute, None)
+        self._places.append((owner, attribute, fetch))
+
+    def bind(self, device: torch.device, kind: torch.dtype = torch.float32) -> None:
+        """Puts the values of this device into all places: the backbone's own memory, or copies of another kind, which
+        are gone with the next binding.
+        """
+        values = self._backbone.on(device)
+        for owner, attribute, fetch in self._places:
+            # No parameter and no buffer, but a plain attribute, where a layer finds it all the same.
+            setattr(owner, attribute, fetch(values).to(kind))
+
+
+def hollow(frozen: Frozen, module: nn.Module, prefix: str = "") -> None:
+    """Takes every parameter out of the module; the backbone's value of its name, behind `prefix`, is in its place."""
+    for name, layer in module.named_modules():
+        for attribute in [each for each, _ in layer.named_parameters(recurse=False)]:
+            full = ".".join(filter(None, (prefix, name, attribute)))
+            # Bound now: the loop goes on.
+            frozen.put(layer, attribute, lambda values, full=full: values[full])  # type: ignore[misc]

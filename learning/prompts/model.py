@@ -1,0 +1,324 @@
+"""A frozen backbone that answers for a task, and the few values that are trained for it.
+
+Guarantees: `named_parameters` holds what is trained and travels (a prompt with its encoder, a prefix, LoRA's matrices,
+a head) and nothing of the backbone, which lies in memory once however many modules look at it, has no gradients, and
+lets them through; padding is never attended to; every dropout draws from the one source that `seed` or
+`draw_from` starts; no example sees another, also not by a row of positions, a prompt or a prefix that is broadcast.
+
+    encoders     [prompt] [CLS] text [SEP]      The prompt stands before everything, as in the paper ("in the head") and
+                                                in Lester et al. 2021; positions count from its first vector.
+    T5           [prompt] text                  in front of the encoder's input; positions are relative.
+
+A cloze reads the state at the text's last mask. A text without one (made-up texts have none) is read at its last token:
+the place follows from the text alone, so that examples stay apart. Only that state goes through the vocabulary
+projection, and only the label words' rows of that exist here.
+
+T5 learnt to answer a text with <extra_id_0> in it with "<extra_id_0> word ...". So the decoder is given the start token
+and the sentinel, in one pass, and words are scored at its second position: at the first, where the library would begin
+to generate, it says <extra_id_0> whatever the text is. T5 reads no place, so that a text without a sentinel needs no
+rule.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import ClassVar, Self, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from learning.models.classifier import TextClassifier
+from learning.models.transformer import EncoderDropout
+from learning.prompts.backbone import Backbone, BackboneInvalid, Frozen
+from learning.prompts.injectors import Adapted, Prompt, prompt_for
+from learning.prompts.reading import EncoderReader, T5Reader, WordScores, clear_prefix, prefix_shape, reader_for
+from learning.prompts.setting import Cloze, Head, Injection, LoRA, PrefixTuning, PromptTuning, Task, prompt_positions
+from tacit.job import Precision
+from tacit.method import ModelPart
+
+__all__ = ["LabelScores", "PromptedModel"]
+
+_KINDS: Mapping[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# [CLS], a token, [SEP]: what the shortest text has.
+_LEAST_TOKENS = 3
+
+
+class LabelScores(nn.Module):
+    """Scores of words (B, words) to logits of labels (B, labels), as `Cloze` says."""
+
+    def __init__(self, task: Cloze) -> None:
+        super().__init__()
+        self.words = tuple(len(words) for words in task.label_words)
+        self._single = all(len(words) == 1 for words in task.label_words)
+        most = max(len(words) for words in task.label_words)
+        self._at: list[list[int]] = []
+        self._weights: list[list[float]] = []
+        first = 0
+        for words in task.label_words:
+            surplus = most - len(words)
+            self._at.append([*range(first, first + len(words)), *[first] * surplus])
+            # A number so low that it adds nothing: minus infinity has no gradient.
+            self._weights.append([-float(np.log(len(words)))] * len(words) + [-1e30] * surplus)
+            first += len(words)
+
+    def forward(self, scores: Tensor) -> Tensor:
+        """Logits (B, labels)."""
+        if self._single:
+            return scores
+        at, weights = torch.tensor(self._at, device=scores.device), scores.new_tensor(self._weights)
+        return (scores[:, at] + weights).logsumexp(dim=2)
+
+
+class PromptedModel(TextClassifier):
+    """ids (B, S) to logits (B, labels), S at most `room`.
+
+    pad_id: the padding's id. mask_id: what stands where a word is asked for; None with `Head`. separator_id: what ends
+    the first of two texts, where rows are pairs and nothing else tells them apart: of a family with two types of tokens
+    or more, those behind the first separator are of the second type. seed: of the values that
+    are trained; None: all zero, for values that are loaded next. dropout: of all of the backbone's dropouts, and the
+    head's. With a seed a prompt begins as rows of the table of words, LoRA as no change, a head as N(0, 0.02).
+
+    Raises:
+        BackboneInvalid: a backbone that cannot do the task, words outside its vocabulary, no room for a prompt.
+    """
+
+    parts: ClassVar[Mapping[str, ModelPart]] = {"prompt": "encoder", "lora": "encoder", "output": "head"}
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        injection: Injection,
+        task: Task,
+        labels: int,
+        pad_id: int,
+        mask_id: int | None,
+        seed: int | None,
+        dropout: float = 0.0,
+        separator_id: int | None = None,
+    ) -> None:
+        super().__init__()
+        _check_task(backbone, task, labels, mask_id)
+        self.pad_id, self.min_tokens, self.labels = pad_id, _LEAST_TOKENS, labels
+        self.mask_id, self.separator_id = mask_id, separator_id
+        self.backbone, self._device, self._kind = backbone, torch.device("cpu"), torch.float32
+        # Of the network, which may compute in less than float32, and of the tables of words beside it, which do not.
+        self._network, self._tables = Frozen(backbone), Frozen(backbone)
+        self.dropout = EncoderDropout(dropout)
+        with torch.device("meta"):
+            self.embedding = nn.Embedding(backbone.vocabulary_size, backbone.width)
+        self._tables.put(self.embedding, "weight", lambda values: values[backbone.words_name])
+        reader = reader_for(backbone, self._network, self.dropout)
+        self._reader = reader
+        self.room = _room(reader, injection)
+        layers, heads, size = prefix_shape(backbone.config)
+        self._prefix = (layers, 2, heads, size) if isinstance(injection, PrefixTuning) else None
+        # Trained parts are registered before the layers they lie in: the first name that leads to a parameter counts.
+        if (prompt := prompt_for(injection, backbone.width, layers * 2 * heads * size)) is not None:
+            self.prompt: Prompt = prompt
+        if isinstance(injection, LoRA):
+            self.lora = nn.ModuleDict()
+            for place, owner, name in reader.adapted:
+                adapted = Adapted(cast(nn.Linear, owner.get_submodule(name)), injection.rank, injection.alpha)
+                self.lora[place] = adapted
+                setattr(owner, name, adapted)
+        if isinstance(task, Cloze):
+            self.words = WordScores(backbone, self._tables, [word for each in task.label_words for word in each])
+            self.scores = LabelScores(task)
+        else:
+            with torch.device("meta"):
+                output = nn.Linear(backbone.states_width, labels)
+            self.output = output.to_empty(device="cpu")
+            for parameter in self.output.parameters():
+                parameter.data.zero_()
+        self.layers = reader.layers
+        self._bind()
+        if seed is not None:
+            self._start(np.random.Generator(np.random.Philox(seed)), isinstance(injection, PromptTuning))
+
+    # ---- from ids to logits ----------------------------------------------------------------------------------
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Logits (B, labels) for ids (B, S), `min_tokens` <= S <= `room`."""
+        return self.answer(ids, self.prompt_values(ids.shape[0]))
+
+    def classify(self, vectors: Tensor, seen: Tensor) -> Tensor:
+        """As `TextClassifier` has it. Without ids no mask is known: a cloze reads the last token."""
+        at = torch.arange(seen.shape[1], device=seen.device)
+        place = torch.where(seen, at, 0).amax(dim=1)
+        return self._logits(self._features(vectors, seen, place, self.prompt_values(seen.shape[0])))
+
+    def prompt_values(self, batch: int) -> Tensor | None:
+        """What the prompt is, (batch, tokens, values): vectors, or a prefix's keys and values; None where there is
+        none.
+        """
+        return self.prompt(batch) if "prompt" in self._modules else None
+
+    def answer(self, ids: Tensor, prompt: Tensor | None) -> Tensor:
+        """Logits as if the prompt were this one."""
+        return self._logits(self.features(ids, prompt))
+
+    def features(self, ids: Tensor, prompt: Tensor | None) -> Tensor:
+        """(B, width): what the label words' rows are multiplied with; under a head (B, width of states), but for its
+        dropout.
+        """
+        seen = ids != self.pad_id
+        at = torch.arange(ids.shape[1], device=ids.device)
+        place = torch.where(seen, at, 0).amax(dim=1)
+        if self.mask_id is not None:
+            masks = torch.where(ids == self.mask_id, at, -1).amax(dim=1)
+            place = torch.where(masks < 0, place, masks)
+        types = None
+        if self.separator_id is not None:
+            # Separators before a token: none in the first text, whose own is of it too; one in the second.
+            ends = (ids == self.separator_id).to(torch.int64)
+            types = (ends.cumsum(dim=1) - ends).clamp(max=1)
+        return self._features(self.embedding(ids), seen, place, prompt, types)
+
+    def readout(self) -> tuple[NDArray[np.float32], NDArray[np.float32], tuple[int, ...]]:
+        """What `features` are multiplied with, (words, width), what is added, (words,), and how many of these words
+        each label has; a head has one row a label. Copies.
+        """
+        if "words" not in self._modules:
+            weight, bias = (
+                each.detach().to("cpu", copy=True).numpy() for each in (self.output.weight, self.output.bias)
+            )
+            return weight, bias, (1,) * self.labels
+        rows = self.words.rows.to("cpu", copy=True).numpy()
+        added = np.zeros(len(rows), dtype=np.float32)
+        if self.words.bias is not None:
+            added = self.words.bias.to("cpu", copy=True).numpy()
+        return rows, added, self.scores.words
+
+    def _features(
+        self, vectors: Tensor, seen: Tensor, place: Tensor, prompt: Tensor | None, types: Tensor | None = None
+    ) -> Tensor:
+        if seen.shape[1] > self.room:
+            raise ValueError(f"a text has {seen.shape[1]} tokens where the prompt leaves {self.room}; cut texts sooner")
+        ahead, visible = 0, seen
+        if prompt is not None and self._prefix is None:
+            # Of this prompt: an exported backbone takes prompts of any length.
+            ahead = prompt.shape[1]
+            vectors = torch.cat([prompt, vectors], dim=1)
+            visible = torch.cat([seen.new_ones(prompt.shape[:2]), seen], dim=1)
+            if types is not None:
+                types = torch.cat([types.new_zeros(prompt.shape[:2]), types], dim=1)
+        try:
+            if prompt is not None and self._prefix is not None:
+                self._reader.place_prefix(prompt.unflatten(2, self._prefix).to(self._kind), seen.shape[1])
+            states = self._reader.states(vectors.to(self._kind), visible, types)
+        finally:
+            clear_prefix(self._reader.attentions)
+        # What stands where padding is would be read of a text without any token: it depends on how much there is.
+        states = states.masked_fill(~visible[:, :, None], 0)
+        if isinstance(self._reader, T5Reader):
+            begun = torch.tensor([self.backbone.config["decoder_start_token_id"], self.mask_id], device=seen.device)
+            # Repeated, not broadcast: LoRA's matrices lie in the decoder, too.
+            vectors = self.embedding(begun.repeat(seen.shape[0], 1)).to(self._kind)
+            return self.words.transformed(self._reader.answer(states, visible, vectors).to(torch.float32))
+        states = states[:, ahead:].to(torch.float32)
+        if "words" in self._modules:
+            return self.words.transformed(states[torch.arange(seen.shape[0], device=seen.device), place])
+        return states.sum(dim=1) / seen.sum(dim=1, keepdim=True).clamp(min=1)
+
+    def _logits(self, features: Tensor) -> Tensor:
+        if "words" in self._modules:
+            return cast(Tensor, self.scores(self.words.scored(features)))
+        return cast(Tensor, self.output(self.dropout(features)))
+
+    # ---- what a module is asked for --------------------------------------------------------------------------
+
+    @contextmanager
+    def narrowed(self, ids: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+        """Leaves everything as it is: the table of words is frozen, and other models look at the same memory.
+
+        Raises:
+            ValueError: an id outside the vocabulary.
+        """
+        if ids.size and not 0 <= ids.min() <= ids.max() < self.embedding.num_embeddings:
+            raise ValueError(
+                f"ids outside the backbone's {self.embedding.num_embeddings} words; is it the job's tokenizer?"
+            )
+        yield ids
+
+    @contextmanager
+    def computing_in(self, precision: Precision) -> Iterator[None]:
+        """The frozen network computes in this meanwhile. What is trained, what it is multiplied with at the end, and
+        every gradient of it stay float32.
+        """
+        self._kind = _KINDS[precision]
+        self._network.bind(self._device, self._kind)
+        try:
+            yield
+        finally:
+            self._kind = torch.float32
+            self._network.bind(self._device)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """`to` and its like: parameters move, and the backbone's values of that device take the others' places."""
+        super()._apply(fn, recurse)
+        device = next(self.parameters()).device
+        if device != self._device:
+            self._device = device
+            self._bind()
+        return self
+
+    def _bind(self) -> None:
+        self._network.bind(self._device, self._kind)
+        self._tables.bind(self._device)
+
+    def _start(self, random: np.random.Generator, from_words: bool) -> None:
+        if "prompt" in self._modules:
+            words = None
+            if from_words:
+                table = self.embedding.weight
+                rows = random.integers(len(table), size=self.prompt.tokens)
+                words = table[torch.from_numpy(rows)].numpy()
+            self.prompt.start(random, words)
+        if "lora" in self._modules:
+            for adapted in self.lora.values():
+                cast(Adapted, adapted).start(random)
+        if "output" in self._modules:
+            weight = self.output.weight
+            values = random.standard_normal(tuple(weight.shape), dtype=np.float32) * np.float32(0.02)
+            with torch.no_grad():
+                weight.copy_(torch.from_numpy(values))
+
+
+def _check_task(backbone: Backbone, task: Task, labels: int, mask_id: int | None) -> None:
+    if isinstance(task, Head):
+        if backbone.kind == "t5":
+            raise BackboneInvalid("a classification head sits on an encoder; give T5 a cloze")
+        return
+    if not backbone.has_words_head:
+        raise BackboneInvalid(
+            "the backbone has no head for masked words, which a cloze asks; take one that was saved with it (such as "
+            "BertForMaskedLM), or a classification head"
+        )
+    if mask_id is None or not 0 <= mask_id < backbone.vocabulary_size:
+        raise BackboneInvalid(
+            f"the mask's id is {mask_id}, no row of the backbone's {backbone.vocabulary_size} words; is it the job's "
+            "tokenizer?"
+        )
+    if len(task.label_words) != labels:
+        raise BackboneInvalid(f"there are words for {len(task.label_words)} labels, and {labels} labels")
+    if (largest := max(word for words in task.label_words for word in words)) >= backbone.vocabulary_size:
+        raise BackboneInvalid(
+            f"label word {largest} is no row of the backbone's {backbone.vocabulary_size} words; is it the job's "
+            "tokenizer?"
+        )
+
+
+def _room(reader: EncoderReader | T5Reader, injection: Injection) -> int:
+    """How many tokens of text fit beside the prompt."""
+    if isinstance(reader, T5Reader):
+        # Relative positions have no end; memory has.
+        return 1 << 16
+    room = reader.room - prompt_positions(injection)
+    # The texts that `check_examples_apart` makes up have seven.
+    if room < _LEAST_TOKENS + 4:
+        raise BackboneInvalid(
+            f"a prompt of {prompt_positions(injection)} tokens leaves {room} of the backbone's {reader.room} positions "
+            "to a text; take fewer"
+        )
+    return room

@@ -1,0 +1,231 @@
+"""How each family reads vectors: the library's layers over a backbone's frozen values.
+
+    EncoderReader    BERT, RoBERTa, DistilBERT, ELECTRA: vectors to states
+    T5Reader         vectors through the encoder; the decoder answers in one pass, from [start, sentinel]
+    WordScores       the head that turns a state into words' scores
+
+Guarantees: padding is never attended to, what stands in front of the text always is; every dropout is the one that is
+handed in; positions have a row for each example.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from learning.models.classifier import Dropout
+from learning.prompts.attention import Attending
+from learning.prompts.backbone import FAMILIES, Backbone, Frozen, hollow, library_module
+
+__all__ = ["EncoderReader", "Reader", "T5Reader", "WordScores", "clear_prefix", "prefix_shape", "reader_for"]
+
+# Where LoRA's matrices go: (a name of the place, the module that calls the layer, the layer's name there).
+Place = tuple[str, nn.Module, str]
+
+
+class Reader(Protocol):
+    """What `learning.prompts.model` knows of a family."""
+
+    # The library's layers, without values of their own.
+    layers: nn.Module
+    # Attentions that a prefix stands in front of, one a layer, and the matrices that LoRA adapts.
+    attentions: Sequence[nn.Module]
+    adapted: Sequence[Place]
+
+    def states(self, vectors: Tensor, visible: Tensor, types: Tensor | None = None) -> Tensor:
+        """(B, T, width of states) for vectors (B, T, width); `visible` (B, T) is false where padding is. types: (B, T),
+        of which of two texts a token is; None: there is one. A family that does not know types reads no matter which.
+        """
+
+    def place_prefix(self, prefix: Tensor, length: int) -> None:
+        """Puts keys and values in front of every layer's: (B, tokens, layers, 2, heads, size), for texts of `length`
+        positions.
+        """
+
+
+def prefix_shape(config: Mapping[str, Any]) -> tuple[int, int, int]:
+    """(layers, heads, size of a head) of what reads the text, for a checked config."""
+    if config["model_type"] == "t5":
+        return config["num_layers"], config["num_heads"], config["d_kv"]
+    family = FAMILIES[config["model_type"]]
+    return config[family.layers], config[family.heads], config[family.hidden] // config[family.heads]
+
+
+def reader_for(backbone: Backbone, frozen: Frozen, dropout: Dropout) -> "EncoderReader | T5Reader":
+    """The family's reader, its layers hollow; `frozen` knows what belongs into them."""
+    layers = library_module(backbone.config)
+    hollow(frozen, layers)
+    _replace_dropouts(layers, dropout)
+    return (T5Reader if backbone.kind == "t5" else EncoderReader)(layers, backbone.config, dropout)
+
+
+class EncoderReader:
+    """BERT, RoBERTa, DistilBERT and ELECTRA."""
+
+    def __init__(self, layers: nn.Module, config: Mapping[str, Any], dropout: Dropout) -> None:
+        family = FAMILIES[config["model_type"]]
+        self.layers = layers
+        self._has_types = family.types is not None
+        # RoBERTa was trained on the first type alone, however many its table has rows for.
+        self._tells_apart = config["model_type"] != "roberta" and config.get("type_vocab_size", 1) > 1
+        self._first_position = 0 if family.padding is None else int(config[family.padding]) + 1
+        self.room: int = config["max_position_embeddings"] - self._first_position
+        found: Any = layers
+        if config["model_type"] == "distilbert":
+            attentions, names = [layer.attention for layer in found.transformer.layer], ("q_lin", "v_lin")
+        else:
+            attentions, names = [layer.attention.self for layer in found.encoder.layer], ("query", "value")
+        self.attentions: Sequence[nn.Module] = attentions
+        self.adapted: Sequence[Place] = [
+            (f"layer{number}_{short}", attention, name)
+            for number, attention in enumerate(attentions)
+            for short, name in zip(("query", "value"), names, strict=True)
+        ]
+        for attention in attentions:
+            attention.attending = Attending(dropout)
+
+    def states(self, vectors: Tensor, visible: Tensor, types: Tensor | None = None) -> Tensor:
+        """As `Reader` has it."""
+        batch, length = visible.shape
+        # Repeated, not broadcast: a row for each example.
+        positions = torch.arange(length, device=visible.device).add(self._first_position).repeat(batch, 1)
+        if types is None or not self._tells_apart:
+            types = torch.zeros_like(positions)
+        more = {"token_type_ids": types} if self._has_types else {}
+        mask = _additive(visible, vectors.dtype)
+        found = self.layers(inputs_embeds=vectors, attention_mask=mask, position_ids=positions, **more)
+        return cast(Tensor, found.last_hidden_state)
+
+    def place_prefix(self, prefix: Tensor, length: int) -> None:
+        """As `Reader` has it. A prefix has no positions of its own."""
+        _place(self.attentions, prefix)
+
+
+class T5Reader:
+    """T5's encoder, and its decoder for one answer.
+
+    A prefix stands in the encoder only, where the text is: the decoder has two positions here. Its keys lie before the
+    text's first, as relative positions go.
+    """
+
+    def __init__(self, layers: nn.Module, config: Mapping[str, Any], dropout: Dropout) -> None:
+        self.layers = layers
+        tree: Any = layers
+        self._tree = tree
+        self.attentions: Sequence[nn.Module] = [block.layer[0].SelfAttention for block in tree.encoder.block]
+        places: list[Place] = []
+        stacks: list[tuple[Any, str]] = [(tree.encoder, "encoder"), (tree.decoder, "decoder")]
+        for stack, short in stacks:
+            for number, block in enumerate(stack.block):
+                own = [("", block.layer[0].SelfAttention)]
+                if short == "decoder":
+                    own.append(("cross_", block.layer[1].EncDecAttention))
+                for kind, attention in own:
+                    attention.attending = Attending(dropout)
+                    places += [(f"{short}{number}_{kind}{what}", attention, what[0]) for what in ("query", "value")]
+        self.adapted: Sequence[Place] = places
+
+    def states(self, vectors: Tensor, visible: Tensor, types: Tensor | None = None) -> Tensor:
+        """As `Reader` has it."""
+        found = self._tree.encoder(
+            inputs_embeds=vectors, attention_mask=_additive(visible, vectors.dtype), use_cache=False
+        )
+        return cast(Tensor, found.last_hidden_state)
+
+    def answer(self, states: Tensor, visible: Tensor, begun: Tensor) -> Tensor:
+        """The decoder's last state (B, width) when its inputs' vectors are `begun` (B, T, width), for the encoder's
+        states (B, S, width), of which `visible` (B, S) are attended to.
+        """
+        size = begun.shape[1]
+        onward = torch.ones(size, size, dtype=torch.bool, device=begun.device).tril()[None]
+        found = self._tree.decoder(
+            inputs_embeds=begun,
+            attention_mask=torch.zeros_like(onward, dtype=begun.dtype).masked_fill(
+                ~onward, torch.finfo(begun.dtype).min
+            )[:, None],
+            encoder_hidden_states=states,
+            encoder_attention_mask=_additive(visible, begun.dtype),
+            use_cache=False,
+        )
+        return cast(Tensor, found.last_hidden_state[:, -1])
+
+    def place_prefix(self, prefix: Tensor, length: int) -> None:
+        """As `Reader` has it."""
+        tokens = prefix.shape[1]
+        first: Any = self.attentions[0]
+        # Only the first layer has a table of positions; all use it.
+        bias = first.compute_bias(length, tokens, device=prefix.device, past_seen_tokens=tokens)
+        _place(self.attentions, prefix, bias)
+
+
+class WordScores(nn.Module):
+    """States at the mask (B, width of states) to scores of chosen words (B, words): the library's head for masked
+    words, its last matrix cut down to the words' rows before anything is multiplied. For T5 the rows alone.
+    """
+
+    def __init__(self, backbone: Backbone, frozen: Frozen, words: Sequence[int]) -> None:
+        super().__init__()
+        rows = torch.tensor(list(words), dtype=torch.int64)
+        table = backbone.answers_name
+        self.rows: Tensor
+        self.bias: Tensor | None = None
+        frozen.put(self, "rows", lambda values: values[table][rows.to(values[table].device)])
+        self._divide = 1.0
+        self._transformed = backbone.kind != "t5"
+        if not self._transformed:
+            if backbone.config["scale_decoder_outputs"]:
+                self._divide = backbone.width**0.5
+            return
+        from transformers.activations import ACT2FN
+
+        config, width = backbone.config, backbone.width
+        dense, norm, bias = backbone.head_names
+        family = FAMILIES[backbone.kind]
+        with torch.device("meta"):
+            self.dense = nn.Linear(backbone.states_width, width)
+            # What the library's DistilBERT has as a number, the others as a key.
+            self.norm = nn.LayerNorm(width, eps=config[family.epsilon] if family.epsilon else 1e-12)
+        hollow(frozen, self.dense, dense)
+        hollow(frozen, self.norm, norm)
+        frozen.put(self, "bias", lambda values: values[bias][rows.to(values[bias].device)])
+        # RoBERTa's and ELECTRA's heads have a GELU whatever their layers have.
+        always = backbone.kind in ("roberta", "electra")
+        self.activation: nn.Module = ACT2FN["gelu" if always else config[family.activation]]
+
+    def transformed(self, states: Tensor) -> Tensor:
+        """(B, width): what the words' rows are multiplied with."""
+        if self._transformed:
+            return cast(Tensor, self.norm(self.activation(self.dense(states))))
+        return states / self._divide
+
+    def scored(self, transformed: Tensor) -> Tensor:
+        """Scores (B, words) of what `transformed` gave, in the order of the words."""
+        return functional.linear(transformed, self.rows, self.bias)
+
+
+def _place(attentions: Sequence[nn.Module], prefix: Tensor, bias: Tensor | None = None) -> None:
+    for number, attention in enumerate(attentions):
+        keys, values = prefix[:, :, number].transpose(1, 3).unbind(dim=2)
+        here = cast(Attending, attention.attending)
+        here.keys, here.values, here.bias = keys, values, bias
+
+
+def clear_prefix(attentions: Sequence[nn.Module]) -> None:
+    """Nothing stands in front any more, and no graph is held."""
+    for attention in attentions:
+        here = cast(Attending, attention.attending)
+        here.keys = here.values = here.bias = None
+
+
+def _additive(visible: Tensor, kind: torch.dtype) -> Tensor:
+    """(B, 1, 1, T) to be added to scores. Not -inf: of a text without any token there would be no number left."""
+    return torch.zeros_like(visible, dtype=kind).masked_fill(~visible, torch.finfo(kind).min)[:, None, None, :]
+
+
+def _replace_dropouts(layers: nn.Module, dropout: Dropout) -> None:
+    for layer in list(layers.modules()):
+        for name, child in list(layer.named_children()):
+            if isinstance(child, nn.Dropout):
+                setattr(layer, name, dropout)

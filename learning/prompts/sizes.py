@@ -1,0 +1,65 @@
+"""How many values an injection trains and sends, from a backbone's config alone.
+
+Against Table II and Table VI of FedPrompt (base models, width 768, 20 tokens):
+
+    prompt tuning   20 * 768 = 15,360 (0.015 M), for all three. The paper has 0.015 M for T5 and 0.016 M for BERT and
+                    RoBERTa, which is 21 rows (16,128); a 21st row that no position uses, such as a reserved first one,
+                    would be noised and sent for nothing, so there is none here.
+    P-tuning        an LSTM of two layers in both directions, as wide as the vectors, and an MLP: 25,391,616 here. The
+                    paper's 25.420 M is that, 12,288 second biases of torch's LSTM (the same gradient twice, so they are
+                    left out) and the 21 rows of prompt tuning.
+    prefix tuning   T5's encoder, 5 tokens, a hidden layer of 512: 9,853,184, the paper's 9.853 M to the digit. Trained
+                    without that MLP, 5 tokens are 92,160 values.
+
+What P-tuning and prefix tuning send is mostly the encoder, which makes the same few vectors for every text; once the
+training is over, the vectors alone are what is needed (`PromptedModel.prompt_values`).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from learning.prompts.setting import Cloze, Injection, LoRA, PrefixTuning, PromptTuning, PTuning, Task
+
+__all__ = ["trained_values"]
+
+
+def trained_values(config: Mapping[str, Any], injection: Injection, task: Task, labels: int) -> int:
+    """How many values are trained and travel. Nothing of the backbone's size is made.
+
+    Raises:
+        BackboneInvalid: a config that no backbone can be made of.
+    """
+    # Torch is loaded with it.
+    from learning.prompts.backbone import check_backbone, states_width_of, width_of
+    from learning.prompts.reading import prefix_shape
+
+    whole = check_backbone(config)
+    width, states = width_of(whole), states_width_of(whole)
+    layers, heads, size = prefix_shape(whole)
+    head = 0 if isinstance(task, Cloze) else (states + 1) * labels
+    match injection:
+        case PromptTuning(tokens):
+            return head + tokens * width
+        case PTuning(tokens, "mlp", hidden):
+            return head + tokens * width + _linear(width, hidden) + _linear(hidden, hidden) + _linear(hidden, width)
+        case PTuning(tokens, _, hidden):
+            recurrent = 2 * (_lstm(width, hidden) + _lstm(2 * hidden, hidden))
+            return head + tokens * width + recurrent + _linear(2 * hidden, hidden) + _linear(hidden, width)
+        case PrefixTuning(tokens, None):
+            return head + tokens * layers * 2 * heads * size
+        case PrefixTuning(tokens, int() as hidden):
+            return head + tokens * width + _linear(width, hidden) + _linear(hidden, layers * 2 * heads * size)
+        case LoRA(rank, _):
+            # T5's decoder has two attentions a layer.
+            attentions = layers + (2 * whole["num_decoder_layers"] if whole["model_type"] == "t5" else 0)
+            return head + attentions * 2 * rank * (states + heads * size)
+        case _:
+            raise TypeError(f"{injection!r} is no injection")
+
+
+def _linear(inputs: int, outputs: int) -> int:
+    return (inputs + 1) * outputs
+
+
+def _lstm(width: int, hidden: int) -> int:
+    return 4 * hidden * (width + hidden + 1)

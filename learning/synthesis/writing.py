@@ -1,0 +1,69 @@
+"""A made-up corpus as a file of lines, {"text": ..., "label": ...}, as the product reads any data set.
+
+Guarantees: no row says where it comes from, which member made it or from what; empty texts and repeated rows are left
+out and counted; the file is never larger than its bound and ends with a whole row; it is there as a whole or not at
+all.
+Nothing here compares with private text: what is left out follows from the made-up texts alone.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from learning.synthesis.sampling import SyntheticText
+from toolkit.durable import Faults, durable_file, no_faults
+
+__all__ = ["CorpusWritten", "write_corpus"]
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusWritten:
+    """rows and bytes in the file; empty, repeated: left out; beyond: left out since the file was full."""
+
+    rows: int
+    bytes: int
+    empty: int
+    repeated: int
+    beyond: int
+
+
+def write_corpus(
+    path: Path,
+    texts: Iterable[SyntheticText],
+    labels: Sequence[str],
+    *,
+    most_bytes: int,
+    faults: Faults = no_faults,
+) -> CorpusWritten:
+    """Writes rows until the next one would pass `most_bytes`; those after it are counted, too.
+
+    Readable by the owner alone: a corpus is the member's until it consents to its upload.
+
+    Raises:
+        ValueError: a bound below 1, or a label that the job does not have.
+        OSError: the file cannot be written; what was there before stays.
+    """
+    if most_bytes < 1:
+        raise ValueError(f"a corpus has one byte at least, and this bound is {most_bytes}")
+    seen: set[tuple[str, int]] = set()
+    lines: list[bytes] = []
+    size = empty = repeated = beyond = 0
+    for each in texts:
+        if not 0 <= each.label < len(labels):
+            raise ValueError(f"place {each.label} is not one of {len(labels)} labels")
+        text = each.text.strip()
+        if not text:
+            empty += 1
+        elif (text, each.label) in seen:
+            repeated += 1
+        else:
+            seen.add((text, each.label))
+            line = json.dumps({"text": text, "label": labels[each.label]}, ensure_ascii=False).encode() + b"\n"
+            if beyond or size + len(line) > most_bytes:
+                beyond += 1
+            else:
+                lines.append(line)
+                size += len(line)
+    durable_file(path, b"".join(lines), "corpus", faults)
+    return CorpusWritten(len(lines), size, empty, repeated, beyond)

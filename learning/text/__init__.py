@@ -1,0 +1,1 @@
+"""Text in, token ids out: labelled data, tokenizers, vocabularies, embedding tables, cloze templates."""

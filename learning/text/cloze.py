@@ -1,0 +1,238 @@
+"""Texts to cloze tasks: a template around each text, as token ids, with exactly one mask in every row.
+
+Guarantees, of any text whatever its length and whatever stands in it:
+
+- the text is cut where the row would be too long, the template never is;
+- a row has the mask of a template once, and of none not at all: a text that spells a special token ("[MASK]", "</s>",
+  "<extra_id_0>") has an unknown token in that place, or its characters, never the special one; slots of a template are
+  found in the template alone, so that a text's "{mask}" is six characters;
+- padding stands behind, and nowhere else.
+
+Parts are cut into tokens one by one, so that what a template is cut into does not depend on the text. White space
+before a part belongs to it, as in the families where it makes another token of a word (RoBERTa, T5).
+
+Nothing but `tokenizers` and numpy is imported, and only when something is encoded. The same interface as
+`learning.text.encoder.TextEncoder`.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from learning.text.cloze_tokenizer import Family, family_of
+from learning.text.data import TextRow
+from learning.text.encoder import TokenizerInvalid
+from tacit.prompt import PromptedModel, Template
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["ClozeEncoder", "TemplateInvalid", "VerbaliserInvalid"]
+
+# Fewer tokens of a text say nothing about it.
+_LEAST_OF_A_TEXT = 4
+
+
+class TemplateInvalid(ValueError):
+    """A template that leaves no room for text."""
+
+
+class VerbaliserInvalid(ValueError):
+    """A label's word that cannot stand where the mask stands. The text names it, how it is cut, and what to do."""
+
+
+class ClozeEncoder:
+    """Texts, or pairs of them, to padded id matrices.
+
+    tokenizer_json: in a form of `cloze_tokenizer.own_form`. max_tokens: of text, template and special tokens together.
+    min_tokens: shorter batches are padded to this.
+
+    Raises:
+        TokenizerInvalid: not a tokenizer, or without a special token of its family.
+        TemplateInvalid: the template leaves no room for text.
+    """
+
+    def __init__(self, tokenizer_json: bytes, template: Template, max_tokens: int, min_tokens: int = 3) -> None:
+        from tokenizers import Tokenizer
+
+        self.family: Family = family_of(tokenizer_json)
+        try:
+            self._tokenizer: Any = Tokenizer.from_buffer(tokenizer_json)
+        except Exception as error:  # The library raises nothing more exact.
+            raise TokenizerInvalid(f"not a tokenizer.json that the tokenizers library reads: {error}") from error
+        self._tokenizer.no_padding()
+        self.template = template
+        self.max_tokens, self.min_tokens, self.frame = max_tokens, min_tokens, True
+        self.pad_id = self._special(self.family.pad)
+        self.unknown_id = self._special(self.family.unknown)
+        self.mask_id = self._special(self.family.mask)
+        self._before = [] if self.family.first is None else [self._special(self.family.first)]
+        self._behind = [self._special(self.family.last)]
+        # RoBERTa learnt from two between texts, BERT from one (Liu et al. 2019, Devlin et al. 2019).
+        self._between = self._behind * (2 if self.family.kind == "BPE" else 1)
+        self._forbidden = {self.pad_id, self.mask_id, *self._before, *self._behind}
+        # Ids may have gaps; an embedding needs a row up to the largest.
+        self.vocabulary_size: int = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
+        # A text's tokens by slot, everything else as it always stands.
+        self._parts: list[list[int] | str] = []
+        for number, piece in enumerate(template.pieces):
+            if piece.slot == "mask":
+                self._parts.append([self.mask_id])
+            elif piece.slot == "sep":
+                self._parts.append(self._between)
+            elif piece.slot:
+                self._parts.append(piece.slot)
+            else:
+                (words,) = self._cut([piece.text], piece.spaced or (number == 0 and self.family.opens))
+                self._parts.append(words)
+        self._spaced: dict[str, bool] = {
+            piece.slot: piece.spaced or (number == 0 and self.family.opens)
+            for number, piece in enumerate(template.pieces)
+            if piece.slot
+        }
+        fixed = sum(len(part) for part in self._parts if not isinstance(part, str))
+        fixed += len(self._before) + len(self._behind)
+        self._room = max_tokens - fixed
+        if self._room < _LEAST_OF_A_TEXT * len(template.slots):
+            raise TemplateInvalid(
+                f"model.max_tokens: template and special tokens are {fixed} tokens, which leaves {max(self._room, 0)} "
+                f"of max_tokens = {max_tokens} for the text; raise it, or shorten model.task.template"
+            )
+        # More of a text than has room is never looked at again.
+        self._tokenizer.enable_truncation(self._room)
+
+    @classmethod
+    def of(cls, model: PromptedModel, tokenizer_json: bytes) -> "ClozeEncoder":
+        """As a job's model has it. Raises: TokenizerInvalid, TemplateInvalid: as the constructor."""
+        return cls(tokenizer_json, model.template, model.max_tokens, model.min_tokens)
+
+    @property
+    def pairs(self) -> bool:
+        """Whether a row is two texts."""
+        return self.template.pairs
+
+    @property
+    def separator_id(self) -> int | None:
+        """What stands between two texts, and behind both; None where nothing does."""
+        return self._behind[0] if any(piece.slot == "sep" for piece in self.template.pieces) else None
+
+    def _special(self, token: str) -> int:
+        found: int | None = self._tokenizer.token_to_id(token)
+        if found is None:
+            raise TokenizerInvalid(f"the tokenizer has no {token} entry; take the backbone's own tokenizer.json")
+        return found
+
+    def words(self) -> list[str | None]:
+        """The vocabulary by id; None where no entry has an id."""
+        found: list[str | None] = [None] * self.vocabulary_size
+        for word, number in self._tokenizer.get_vocab(with_added_tokens=True).items():
+            found[number] = word
+        return found
+
+    def encode(self, texts: Sequence[TextRow]) -> "NDArray[np.int64]":
+        """Shape (B, S): ids, padded behind to the batch's longest and to min_tokens. Pairs where the template has two
+        slots: of a pair that is too long the longer one is cut first.
+
+        Half of a surrogate pair reads as a question mark.
+
+        Raises:
+            ValueError: a text where a pair is needed, or the other way round.
+        """
+        import numpy as np
+
+        slots = self.template.slots
+        rows = [(text,) if isinstance(text, str) else text for text in texts]
+        if any(len(row) != len(slots) for row in rows):
+            wanted = "a pair of texts" if self.pairs else "one text"
+            raise ValueError(f"the job's template takes {wanted} for each example; give as many")
+        cut = [self._cut([row[at] for row in rows], self._spaced[slot]) for at, slot in enumerate(slots)]
+        whole = []
+        for tokens in zip(*cut, strict=True):
+            kept = dict(zip(slots, _fitted(tokens, self._room), strict=True))
+            middle = [token for part in self._parts for token in (kept[part] if isinstance(part, str) else part)]
+            whole.append([*self._before, *middle, *self._behind])
+        length = max([self.min_tokens, *map(len, whole)])
+        ids = np.full((len(whole), length), self.pad_id, dtype=np.int64)
+        for row, found in zip(ids, whole, strict=True):
+            row[: len(found)] = found
+        return ids
+
+    def mask_places(self, ids: "NDArray[np.int64]") -> "NDArray[np.int64]":
+        """Shape (B,): where the mask stands in each row.
+
+        Raises:
+            ValueError: a row without one, or with two, which `encode` does not make of a template with a mask.
+        """
+        import numpy as np
+
+        masks = ids == self.mask_id
+        if not (masks.sum(axis=1) == 1).all():
+            raise ValueError("a row has no mask, or more than one: these ids were not made for this template")
+        places: NDArray[np.int64] = masks.argmax(axis=1).astype(np.int64)
+        return places
+
+    def label_words(self, words: Sequence[Sequence[str]]) -> tuple[tuple[int, ...], ...]:
+        """The ids of each label's words, in the form that they have where the mask stands.
+
+        Raises:
+            VerbaliserInvalid: a word that is more than one token there, or none that is known, or two that are one.
+        """
+        spaced = self._spaced.get("mask", False)
+        found = tuple(tuple(self._label_word(word, spaced) for word in each) for each in words)
+        owner: dict[int, str] = {}
+        for each, ids in zip(words, found, strict=True):
+            for word, number in zip(each, ids, strict=True):
+                if number in owner:
+                    raise VerbaliserInvalid(
+                        f"model.task.verbaliser: {owner[number]!r} and {word!r} are one token "
+                        f"({self._tokenizer.id_to_token(number)!r}) to this tokenizer; leave one of them out"
+                    )
+                owner[number] = word
+        return found
+
+    def _label_word(self, word: str, spaced: bool) -> int:
+        (tokens,) = self._cut([word], spaced)
+        if len(tokens) == 1 and tokens[0] != self.unknown_id:
+            return tokens[0]
+        where = "where the mask stands" + (
+            (" (with a space before it)" if spaced else " (no space before it)") if self.family.leading else ""
+        )
+        if not tokens or self.unknown_id in tokens:
+            raise VerbaliserInvalid(
+                f"model.task.verbaliser: {word!r} is not in the backbone's vocabulary {where}; take a word that is one "
+                "token there"
+            )
+        names = [self._tokenizer.id_to_token(token) for token in tokens]
+        hint = "take a word that is one token there"
+        if self.family.leading:
+            (other,) = self._cut([word], not spaced)
+            if len(other) == 1 and other[0] != self.unknown_id:
+                hint = (
+                    f"it is one token {'without' if spaced else 'with'} a space before it: "
+                    f"{'leave the space before {mask} out' if spaced else 'put a space before {mask}'}, or take another"
+                )
+        raise VerbaliserInvalid(
+            f"model.task.verbaliser: {word!r} is cut into {len(tokens)} tokens {where}, {' + '.join(names)}, and a "
+            f"mask is one; {hint}"
+        )
+
+    def _cut(self, texts: Iterable[str], spaced: bool) -> list[list[int]]:
+        """Tokens of each, none of them special; spaced: with white space before it."""
+        before = " " if spaced and self.family.leading else ""
+        whole = []
+        for text in texts:
+            known = (text if text.isascii() else text.encode(errors="replace").decode()).strip()
+            whole.append(before + known if known else "")
+        found = self._tokenizer.encode_batch_fast(whole, add_special_tokens=False)
+        # What a text spells is text, also where the vocabulary holds the special token as an entry (T5's does).
+        return [[self.unknown_id if token in self._forbidden else token for token in each.ids] for each in found]
+
+
+def _fitted(texts: tuple[list[int], ...], room: int) -> list[list[int]]:
+    """So many tokens together at most; of two the longer one is cut until they are as long, then both."""
+    if len(texts) == 1:
+        return [texts[0][:room]]
+    first, second = texts
+    for_first = max(room - len(second), (room + 1) // 2)
+    first = first[:for_first]
+    return [first, second[: room - len(first)]]

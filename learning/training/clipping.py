@@ -1,0 +1,592 @@
+"""Sums of clipped per-example gradients, without ever holding a gradient for each example.
+
+Ghost clipping (Goodfellow 2015; Li et al. 2022, "Large language models can be strong differentially private learners")
+with the book-keeping of Bu et al. 2023 ("Differentially private optimization on large model at small cost"): one
+backward pass leaves, for every layer, what went in (x) and the loss's gradient at what came out (g). Both have a row
+for every example, and its gradient's norm, and the weighted sum of all gradients, follow from them layer by layer:
+
+    1. forward          hooks keep x and the output of each layer that has trained parameters
+    2. backward         g of all these outputs; no weight gradients are made
+    3. norms            |gradient of example b|^2, summed over every trained parameter of the module
+    4. weights          min(1, clip / norm)
+    5. weighted sums    added to each parameter's .grad
+
+An LSTM is unrolled meanwhile: x is then a step's input beside the state before it, and g is taken where both meet, so
+that its tensors are those of linear layers over positions (`learning.models.lstm`).
+
+Guarantees: an example adds at most `clip` (L2, jointly over all trained parameters) to the sum, up to the rounding of
+float32 in the additions (below); an example whose gradient is not finite adds nothing, so it can spoil no sum.
+
+Whoever writes the weights chooses how large x and g are, so no norm may be lost to the range of float32. Norms and
+weights are float64 throughout, where squares of float32 numbers, and products of two of them, neither overflow nor
+underflow: a norm of 0 means a gradient of 0. Terms over positions may cancel in the exact norm, and do so in float32
+only up to their rounding; the norm that is clipped is therefore sqrt(|gradient|^2 + (2^-10 sum_t |x_t| |g_t|)^2), never
+less than the gradient's own and, where nothing is made to cancel, some 1e-5 more. An example whose x or weighted g
+passes 2^100 adds nothing: the other could lie where float32 has few bits left. With `scale` = 1 / clip, so that sums
+are in units of the clip, each product is rounded by 2^-24 of a term, and these terms' sum over positions is at most
+2^10: some 2^-14 an example, for every model and text, and 2^-24 or so where nothing cancels.
+
+All of this leans on the module: every trained parameter acts through one call of a layer that is known here, and no
+example sees another. `ClippedGradients` refuses what it can see to be otherwise, at every batch;
+`check_examples_apart` compares it, for the module at hand, with one backward pass an example. Neither can know a module
+that behaves so with these texts and otherwise with others: a `TextClassifier` must not.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.grad import conv1d_weight
+
+from learning.models import TextClassifier
+from learning.models.lstm import LSTM
+from learning.training.local import TrainingDiverged
+
+__all__ = [
+    "ClippedGradients",
+    "ModelUnsuitable",
+    "PerExampleGradientsUnavailable",
+    "check_examples_apart",
+    "clip_factors",
+    "probe_ids",
+]
+
+# The self-check's texts, and how far its two sides may be apart, relative to a clipped gradient's norm.
+_PROBE_TEXTS = 3
+_PROBE_TOLERANCE = 1e-3
+# Where softmax is saturated a gradient can be denormal: float32 keeps a few of its bits, and the two sides round them
+# differently. The clip is derived from gradients of at least this part of the largest one; smaller ones are compared
+# on the scale of the others.
+_SMALLEST_JUDGED = 2.0**-20
+# Below this, float32 has too few bits for any comparison.
+_VANISHED = 2.0**-100
+
+# How much of sum_t |x_t| |g_t| counts as a part of the norm, squared; and the largest x, or g with its weight, of an
+# example that counts at all.
+_CANCELLATION = 2.0**-20
+_LARGEST = 2.0**100
+
+
+class PerExampleGradientsUnavailable(ValueError):
+    """Gradients of this module cannot be told apart by example, so DP-SGD cannot clip them. The text says why."""
+
+
+class ModelUnsuitable(PerExampleGradientsUnavailable):
+    """The same, found by the self-check on made-up texts: it says nothing of the member's data."""
+
+
+class _Contribution(Protocol):
+    """One layer's part in one batch of B examples."""
+
+    def squared_norms(self) -> Mapping[str, Tensor]:
+        """For each trained parameter of the layer, by its name there, the squared norms (B,), in float64."""
+
+    def add_weighted(self, weights: Tensor) -> None:
+        """Adds the sum over examples of weights[b] times its gradient to each trained parameter's .grad.
+
+        weights: (B,) float64. They multiply in float64: next to a large gradient a weight alone may underflow.
+        """
+
+
+class _Embedding:
+    """An example's gradient has a row for each distinct id: the sum of g where the id stands. x (B, ...) ids."""
+
+    def __init__(self, layer: nn.Embedding, x: Tensor, g: Tensor) -> None:
+        self.layer = layer
+        ids, rows = x.reshape(len(x), -1), g.reshape(-1, layer.embedding_dim)
+        example = torch.arange(len(ids), device=ids.device).repeat_interleave(ids.shape[1])
+        pairs, place = torch.unique(example * layer.num_embeddings + ids.flatten(), return_inverse=True)
+        self.batch = len(ids)
+        self.example, self.id = pairs // layer.num_embeddings, pairs % layer.num_embeddings
+        self.sums = rows.new_zeros(len(pairs), layer.embedding_dim, dtype=torch.float64)
+        self.sums.index_add_(0, place, rows.double())
+        if layer.padding_idx is not None:
+            self.sums[self.id == layer.padding_idx] = 0
+
+    def squared_norms(self) -> Mapping[str, Tensor]:
+        return {"weight": self.sums.new_zeros(self.batch).index_add_(0, self.example, self.sums.square().sum(dim=1))}
+
+    def add_weighted(self, weights: Tensor) -> None:
+        _grad(self.layer.weight).index_add_(0, self.id, (self.sums * weights[self.example, None]).float())
+
+
+class _Linear:
+    """An example's weight gradient is the sum over positions of outer(g_t, x_t).
+
+    Its squared norm is the sum over t, u of <x_t, x_u> <g_t, g_u>.
+    """
+
+    def __init__(self, layer: nn.Linear, x: Tensor, g: Tensor) -> None:
+        self.layer = layer
+        self.x, self.g = x.reshape(len(x), -1, layer.in_features), g.reshape(len(g), -1, layer.out_features)
+
+    def squared_norms(self) -> Mapping[str, Tensor]:
+        found = {}
+        if self.layer.weight.requires_grad:
+            x, g = self.x.double(), self.g.double()
+            found["weight"] = _squared_norms(self.x, x @ x.transpose(1, 2), g @ g.transpose(1, 2))
+        if self.layer.bias is not None and self.layer.bias.requires_grad:
+            found["bias"] = self.g.double().sum(dim=1).square().sum(dim=1)
+        return found
+
+    def add_weighted(self, weights: Tensor) -> None:
+        g = (self.g * weights[:, None, None]).flatten(0, 1)
+        if self.layer.weight.requires_grad:
+            _grad(self.layer.weight).addmm_(g.float().T, self.x.flatten(0, 1))
+        if self.layer.bias is not None and self.layer.bias.requires_grad:
+            _grad(self.layer.bias).add_(g.sum(dim=0))
+
+
+class _Conv1d:
+    """A convolution is a linear layer over windows. x (B, channels, S), g (B, maps, T), T = S - width + 1.
+
+    The windows' products are sums along the diagonals of the positions' products, so windows are never laid out:
+    <window_t, window_u> = sum over k of <x_(t + k), x_(u + k)>.
+    """
+
+    def __init__(self, layer: nn.Conv1d, x: Tensor, g: Tensor) -> None:
+        self.layer, self.x, self.g = layer, x, g
+
+    def squared_norms(self) -> Mapping[str, Tensor]:
+        found = {}
+        if self.layer.weight.requires_grad:
+            length = self.g.shape[2]
+            x, g = self.x.double(), self.g.double()
+            positions = x.transpose(1, 2) @ x
+            windows = positions[:, :length, :length].clone()
+            for k in range(1, self.layer.kernel_size[0]):
+                windows += positions[:, k : k + length, k : k + length]
+            found["weight"] = _squared_norms(self.x, windows, g.transpose(1, 2) @ g)
+        if self.layer.bias is not None and self.layer.bias.requires_grad:
+            found["bias"] = self.g.double().sum(dim=2).square().sum(dim=1)
+        return found
+
+    def add_weighted(self, weights: Tensor) -> None:
+        g = self.g * weights[:, None, None]
+        if self.layer.weight.requires_grad:
+            _grad(self.layer.weight).add_(conv1d_weight(self.x, list(self.layer.weight.shape), g.float()))
+        if self.layer.bias is not None and self.layer.bias.requires_grad:
+            _grad(self.layer.bias).add_(g.sum(dim=(0, 2)))
+
+
+class _LSTM:
+    """An LSTM is two linear layers over positions, of x_t and of h_(t - 1), whose sum is the gates' input.
+
+    x (B, S, width), before (B, S, hidden) the states h_(t - 1), g (B, S, 4 hidden) at the gates' input.
+    """
+
+    def __init__(self, layer: LSTM, x: Tensor, g: Tensor) -> None:
+        self.layer, self.g = layer, g
+        self.seen = {"weight_ih": x[:, :, : -layer.hidden], "weight_hh": x[:, :, -layer.hidden :]}
+
+    def squared_norms(self) -> Mapping[str, Tensor]:
+        g = self.g.double()
+        of_g, found = g @ g.transpose(1, 2), {}
+        for name, x in self.seen.items():
+            if self.layer.get_parameter(name).requires_grad:
+                found[name] = _squared_norms(x, x.double() @ x.double().transpose(1, 2), of_g)
+        if self.layer.bias.requires_grad:
+            found["bias"] = g.sum(dim=1).square().sum(dim=1)
+        return found
+
+    def add_weighted(self, weights: Tensor) -> None:
+        g = (self.g * weights[:, None, None]).flatten(0, 1)
+        for name, x in self.seen.items():
+            if (parameter := self.layer.get_parameter(name)).requires_grad:
+                _grad(parameter).addmm_(g.float().T, x.flatten(0, 1))
+        if self.layer.bias.requires_grad:
+            _grad(self.layer.bias).add_(g.sum(dim=0))
+
+
+class _LayerNorm:
+    """An example's gradient is small, and made: the sum over positions of g times the normalised x, and of g.
+
+    x and g (B, ..., *normalized_shape).
+    """
+
+    def __init__(self, layer: nn.LayerNorm, x: Tensor, g: Tensor) -> None:
+        self.layer = layer
+        x, g = x.double(), g.double()
+        between = tuple(range(1, x.ndim - len(layer.normalized_shape)))
+        normal = functional.layer_norm(x, layer.normalized_shape, eps=layer.eps)
+        made = {"weight": g * normal, "bias": g}
+        self.samples = {
+            # An empty tuple would be all dimensions.
+            name: made[name].sum(dim=between) if between else made[name]
+            for name, _ in _trained(layer)
+        }
+
+    def squared_norms(self) -> Mapping[str, Tensor]:
+        return {name: sample.flatten(1).square().sum(dim=1) for name, sample in self.samples.items()}
+
+    def add_weighted(self, weights: Tensor) -> None:
+        for name, sample in self.samples.items():
+            _grad(self.layer.get_parameter(name)).add_(torch.tensordot(weights, sample, dims=1))
+
+
+class _Materialised:
+    """Any other layer that Opacus has a sampler for: its gradients for each example are made and held for the batch."""
+
+    def __init__(self, sampler: Callable[..., Any], layer: nn.Module, x: Tensor, g: Tensor) -> None:
+        names = {parameter: name for name, parameter in _trained(layer)}
+        self.layer = layer
+        self.samples: dict[str, Tensor] = {
+            names[parameter]: sample for parameter, sample in sampler(layer, [x], g).items() if parameter in names
+        }
+
+    def squared_norms(self) -> Mapping[str, Tensor]:
+        return {name: sample.double().flatten(1).square().sum(dim=1) for name, sample in self.samples.items()}
+
+    def add_weighted(self, weights: Tensor) -> None:
+        for name, sample in self.samples.items():
+            _grad(self.layer.get_parameter(name)).add_(torch.tensordot(weights, sample.double(), dims=1))
+
+
+def _squared_norms(x: Tensor, of_x: Tensor, of_g: Tensor) -> Tensor:
+    """(B,), no less than |sum_t outer(g_t, x_t)|^2, from what positions' products are, (B, T, T) float64.
+
+    Infinite for an example whose x (B, ...) holds what is too large to be added.
+    """
+    along_x, along_g = (each.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt() for each in (of_x, of_g))
+    apart = (along_x * along_g).sum(dim=1).square()
+    norms = (of_x * of_g).sum(dim=(1, 2)).clamp(min=0) + _CANCELLATION * apart
+    return norms.masked_fill(~(x.flatten(1).abs().amax(dim=1) <= _LARGEST), torch.inf)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A layer's call in the forward pass: what went in and what came out, or (LSTM) what its gradients lean on."""
+
+    name: str
+    x: Tensor
+    output: Tensor
+
+
+Make = Callable[[Any, Tensor, Tensor], _Contribution]
+
+
+class ClippedGradients:
+    """Keeps what layers see while the module runs forward, and turns it into clipped sums. A context manager.
+
+        with ClippedGradients(module) as clipped:
+            losses = functional.cross_entropy(module(ids), labels, reduction="none")
+            clipped.add(losses, clip=1.0)
+
+    Raises:
+        PerExampleGradientsUnavailable: a trained parameter outside the layers that are known here, or shared by two.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._layers: dict[str, nn.Module] = {}
+        self._makers: dict[str, Make] = {}
+        self._calls: list[_Call] = []
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        owners: dict[nn.Parameter, str] = {}
+        for name, layer in module.named_modules():
+            if not (trained := _trained(layer)):
+                continue
+            for short, parameter in trained:
+                full = f"{name}.{short}" if name else short
+                if parameter in owners:
+                    raise PerExampleGradientsUnavailable(
+                        f"parameter {full} is {owners[parameter]} too: the gradients of tied parameters cannot be told "
+                        "apart by example; untie them"
+                    )
+                owners[parameter] = full
+            self._layers[name] = layer
+            self._makers[name] = _maker(name, layer)
+        if not owners:
+            raise PerExampleGradientsUnavailable("the module has no parameter to train")
+
+    def __enter__(self) -> Self:
+        for name, layer in self._layers.items():
+            # partial binds the name now: a closure over the loop's variable would see the last one.
+            if type(layer) is LSTM:
+                layer.observe(partial(self._keep_unrolled, name))
+            else:
+                self._handles.append(layer.register_forward_hook(partial(self._keep, name), with_kwargs=True))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        for layer in self._layers.values():
+            if type(layer) is LSTM:
+                layer.observe(None)
+        self._handles, self._calls = [], []
+
+    def _keep_unrolled(self, name: str, x: Tensor, before: Tensor, inputs: Tensor) -> None:
+        if torch.is_grad_enabled():
+            self._calls.append(_Call(name, torch.cat([x, before], dim=2), inputs))
+
+    def _keep(self, name: str, _: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if not torch.is_grad_enabled():
+            return
+        if kwargs or len(args) != 1 or not isinstance(args[0], Tensor) or not isinstance(output, Tensor):
+            raise PerExampleGradientsUnavailable(
+                f"layer {name} is called with more than one tensor; its gradient cannot be told apart by example"
+            )
+        self._calls.append(_Call(name, args[0].detach(), output))
+
+    def gradients(self, loss: Tensor, batch: int, *, keep_graph: bool = False) -> dict[str, Tensor]:
+        """The gradient of `loss` () at each layer's output, for a forward pass with so many examples.
+
+        Raises:
+            PerExampleGradientsUnavailable: a layer was not called exactly once with a row for each example.
+        """
+        self._check_calls(batch)
+        outputs = [call.output for call in self._calls]
+        found = torch.autograd.grad(loss, outputs, allow_unused=True, retain_graph=keep_graph)
+        return {
+            call.name: torch.zeros_like(call.output) if g is None else g
+            for call, g in zip(self._calls, found, strict=True)
+        }
+
+    def add(self, losses: Tensor, clip: float, scale: float = 1.0) -> None:
+        """Adds scale * (sum over examples of min(1, clip / |gradient|) * gradient) to each trained parameter's .grad.
+
+        losses: (B,), each of its own example, from one forward pass inside this context, which this call uses up.
+
+        Raises:
+            PerExampleGradientsUnavailable: a layer was not called exactly once with a row for each example, or has no
+                norm for one of its parameters.
+        """
+        gradients = self.gradients(losses.sum(), len(losses))
+        calls, self._calls = self._calls, []
+        with torch.no_grad():
+            seen = [(call.name, call.x, gradients[call.name]) for call in calls]
+            made = [self._makers[name](self._layers[name], x, g) for name, x, g in seen]
+            squared = self._squared_norms([call.name for call in calls], made, len(losses))
+            weights = clip_factors(squared, clip) * scale
+            counts = torch.isfinite(squared)
+            for _, _, g in seen:
+                counts &= g.flatten(1).abs().amax(dim=1) * weights <= _LARGEST
+            if not bool(counts.any()):
+                return
+            if not bool(counts.all()):
+                # Left out, not multiplied by zero: what is not finite would stay so.
+                made = [self._makers[name](self._layers[name], x[counts], g[counts]) for name, x, g in seen]
+                weights = weights[counts]
+            for contribution in made:
+                contribution.add_weighted(weights)
+
+    def _squared_norms(self, names: list[str], made: list[_Contribution], batch: int) -> Tensor:
+        """(B,), over all trained parameters."""
+        parts = []
+        for name, contribution in zip(names, made, strict=True):
+            norms = contribution.squared_norms()
+            for short, _ in _trained(self._layers[name]):
+                if short not in norms or norms[short].shape != (batch,):
+                    raise PerExampleGradientsUnavailable(
+                        f"no norm for each of {batch} examples came out for parameter {name}.{short}"
+                    )
+            parts += [part.clamp(min=0) for part in norms.values()]
+        return torch.stack(parts).sum(dim=0)
+
+    def _check_calls(self, batch: int) -> None:
+        called = [call.name for call in self._calls]
+        for name in self._layers:
+            if called.count(name) != 1:
+                raise PerExampleGradientsUnavailable(
+                    f"layer {name} was called {called.count(name)} times in a forward pass; it must be once, or the "
+                    "norm of its gradient is not what it seems"
+                )
+        for call in self._calls:
+            for what, rows in (("takes", len(call.x)), ("gives", len(call.output))):
+                if rows != batch:
+                    raise PerExampleGradientsUnavailable(
+                        f"layer {call.name} {what} {rows} rows for {batch} examples (a tensor broadcast over the "
+                        "batch?); the batch would be clipped as if it were fewer; repeat its input for each example"
+                    )
+
+
+def clip_factors(squared_norms: Tensor, clip: float) -> Tensor:
+    """min(1, clip / norm) of each example, from squared norms (B,); float64."""
+    return clip / squared_norms.double().sqrt().clamp(min=clip)
+
+
+def check_examples_apart(module: TextClassifier, seed: int) -> None:
+    """Tries the module on a few made-up texts, with `ClippedGradients` and with one backward pass an example.
+
+    The texts are drawn from the seed and see no data, so neither does what is refused. A module could be made to behave
+    with the texts of a seed that is known beforehand: take one that nobody else can know. Run it in training mode, at
+    the start of each training: it costs some five small passes. Needs .grad of no parameter, and leaves none.
+
+    The two sides are compared on the scale of the gradients that float32 holds well. A saturated model is sound: an
+    example whose gradient has vanished beside the others' is no evidence against it.
+
+    Raises:
+        ModelUnsuitable: the two differ, an example's loss depends on another's, or the forward pass changes a buffer (a
+            running mean, say).
+        TrainingDiverged: a made-up text's logits, or its gradient, are not finite numbers.
+    """
+    try:
+        _check_examples_apart(module, np.random.Generator(np.random.Philox(seed)))
+    except PerExampleGradientsUnavailable as error:
+        raise ModelUnsuitable(str(error)) from error
+
+
+def _check_examples_apart(module: TextClassifier, random: np.random.Generator) -> None:
+    ids = probe_ids(module, random)
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    with ClippedGradients(module) as clipped:
+        logits = module(ids)
+        if logits.ndim != 2 or len(logits) != len(ids):
+            raise PerExampleGradientsUnavailable(
+                f"{len(ids)} texts give logits of shape {tuple(logits.shape)}; a text must have one row"
+            )
+        if not bool(torch.isfinite(logits).all()):
+            raise TrainingDiverged("the model's logits are not finite numbers before training begins")
+        for name, buffer in module.named_buffers():
+            if name not in buffers or not torch.equal(buffer, buffers[name]):
+                raise PerExampleGradientsUnavailable(
+                    f"a forward pass in training mode changes {name}: what it keeps of the texts has no noise; use a "
+                    "layer without running statistics"
+                )
+        # The least likely label of each text: where softmax is saturated, the likely ones have no gradient.
+        losses = functional.cross_entropy(logits, logits.detach().argmin(dim=1), reduction="none")
+        alone = []
+        for number in range(len(ids)):
+            for name, g in clipped.gradients(losses[number], len(ids), keep_graph=True).items():
+                others = torch.arange(len(ids), device=g.device) != number
+                if bool((g[others] != 0).any()):
+                    raise PerExampleGradientsUnavailable(
+                        f"an example's loss depends on other examples of its batch, seen at layer {name} (a "
+                        "normalisation over the batch?); use layers that treat each example alone"
+                    )
+            alone.append(torch.autograd.grad(losses[number], parameters, allow_unused=True, retain_graph=True))
+        norms = [sum(float(g.double().square().sum()) for g in each if g is not None) ** 0.5 for each in alone]
+        if not all(math.isfinite(norm) for norm in norms):
+            raise TrainingDiverged("the model's gradients are not finite numbers before training begins")
+        clip = _probe_clip(norms)
+        error = _probe_error(clipped, parameters, losses, alone, norms, clip)
+    if not error <= _PROBE_TOLERANCE * clip:
+        raise PerExampleGradientsUnavailable(
+            "clipped gradients are not those of a backward pass for each example: a parameter takes part outside its "
+            "layer's one call, or an output is changed in place"
+        )
+    _check_alone(module, ids)
+
+
+def _probe_clip(norms: Sequence[float]) -> float:
+    """Half the smallest norm that can be judged, so that each such example is clipped and a wrong norm is seen."""
+    largest = max(norms)
+    if not largest >= _VANISHED:
+        return 1.0
+    return min(norm for norm in norms if norm >= _SMALLEST_JUDGED * largest) / 2
+
+
+def _probe_error(
+    clipped: ClippedGradients,
+    parameters: list[nn.Parameter],
+    losses: Tensor,
+    alone: Sequence[Sequence[Tensor | None]],
+    norms: Sequence[float],
+    clip: float,
+) -> float:
+    """The largest L2 distance, over parameters, between our clipped sum and that of one backward pass an example."""
+    error = 0.0
+    with _zero_gradients(parameters):
+        clipped.add(losses, clip)
+        for place, parameter in enumerate(parameters):
+            expected = torch.zeros_like(parameter)
+            for each, norm in zip(alone, norms, strict=True):
+                if (g := each[place]) is not None:
+                    expected.add_((g.double() * (clip / max(norm, clip))).float())
+            error = max(error, float((_grad(parameter) - expected).double().norm()))
+    return error
+
+
+def _check_alone(module: TextClassifier, ids: Tensor) -> None:
+    """The contract of TextClassifier: a text's logits do not depend on its batch."""
+    training = module.training
+    module.eval()
+    try:
+        with torch.no_grad():
+            together = module(ids)
+            apart = torch.cat([module(ids[number : number + 1]) for number in range(len(ids))])
+    finally:
+        module.train(training)
+    # Sums of large terms are rounded on the scale of the terms, also where a logit itself is small.
+    scale = together.abs().amax(dim=1, keepdim=True).clamp(min=1.0)
+    if not bool(((together - apart).abs() <= 1e-3 * together.abs() + 1e-4 * scale).all()):
+        raise PerExampleGradientsUnavailable(
+            "a text's logits depend on the other texts of its batch; use layers that treat each example alone"
+        )
+
+
+def probe_ids(module: TextClassifier, random: np.random.Generator) -> Tensor:
+    """Made-up texts of different lengths, (B, S), some words more than once in a text and in several texts."""
+    embedding = module.embedding
+    words = np.setdiff1d(random.permutation(embedding.num_embeddings)[:8], [module.pad_id])
+    if not len(words):
+        raise PerExampleGradientsUnavailable("the embedding has no row besides the padding")
+    ids = random.choice(words, size=(_PROBE_TEXTS, module.min_tokens + 4))
+    for number in range(1, _PROBE_TEXTS):
+        ids[number, -number:] = module.pad_id
+    return torch.from_numpy(ids.astype(np.int64)).to(embedding.weight.device)
+
+
+@contextmanager
+def _zero_gradients(parameters: list[nn.Parameter]) -> Iterator[None]:
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.grad = None
+
+
+def _maker(name: str, layer: nn.Module) -> Make:
+    """How a layer's contribution is made. The type itself is asked for: a subclass may compute something else."""
+    if type(layer) is nn.Linear:
+        return _Linear
+    if type(layer) is nn.Embedding:
+        # These options look at the whole batch, or write to the rows that are looked up.
+        if layer.max_norm is None and not layer.scale_grad_by_freq and not layer.sparse:
+            return _Embedding
+    elif type(layer) is nn.Conv1d and _slides_simply(layer):
+        return _Conv1d
+    elif type(layer) is nn.LayerNorm:
+        return _LayerNorm
+    elif type(layer) is LSTM:
+        return _LSTM
+    else:
+        # Importing Opacus takes seconds: only where a layer needs it.
+        from opacus.grad_sample import GradSampleModule
+
+        if (sampler := GradSampleModule.GRAD_SAMPLERS.get(type(layer))) is not None:
+            return lambda layer, x, g: _Materialised(sampler, layer, x, g)
+    parameters = ", ".join(short for short, _ in _trained(layer))
+    raise PerExampleGradientsUnavailable(
+        f"no gradient for each example is known for {parameters} of {name or 'the module itself'} "
+        f"({type(layer).__name__}, with its options); put it into a layer that has one, or freeze it"
+    )
+
+
+def _slides_simply(layer: nn.Conv1d) -> bool:
+    simple = (layer.stride, layer.dilation, layer.groups) == ((1,), (1,), 1)
+    return simple and layer.padding in ((0,), "valid")
+
+
+def _trained(layer: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """The trained parameters that are the layer's own, not its children's."""
+    return [(name, parameter) for name, parameter in layer.named_parameters(recurse=False) if parameter.requires_grad]
+
+
+def _grad(parameter: Tensor) -> Tensor:
+    if parameter.grad is None:
+        raise RuntimeError("a parameter that gradients are added to has no .grad")
+    return parameter.grad

@@ -1,0 +1,45 @@
+"""Whether a version has diverged, seen before any training and without any data.
+
+The check runs the version on probe texts from a public seed. What it finds is a function of the version alone, so a
+member may tell the coordinator under any mechanism, and it costs no privacy.
+"""
+
+import numpy as np
+import torch
+
+from learning.models import TextClassifier
+from learning.training.clipping import probe_ids
+from learning.training.local import DIVERGED_BEYOND, TrainingDiverged, rates_of
+from tacit.job import Training
+
+__all__ = ["VersionDiverged", "check_not_diverged"]
+
+
+class VersionDiverged(TrainingDiverged):
+    """The version that a round starts from has diverged; every member sees the same."""
+
+
+def check_not_diverged(module: TextClassifier, recipe: Training, seed: int) -> None:
+    """Raises if the module's logits on probe texts are not finite, or saturate softmax on each of them.
+
+    module: in any mode, on the CPU; it is left as it was.
+    recipe: names the learning rates in the sentence.
+    seed: draws the texts; anybody may know it.
+
+    Raises:
+        VersionDiverged: with what to do.
+    """
+    training = module.training
+    module.eval()
+    try:
+        with torch.no_grad():
+            logits = module(probe_ids(module, np.random.Generator(np.random.Philox(seed))))
+    finally:
+        module.train(training)
+    spread = float((logits.amax(dim=1) - logits.amin(dim=1)).min())
+    # Also not for nan.
+    if not spread <= DIVERGED_BEYOND:
+        raise VersionDiverged(
+            f"the version has diverged: on probe texts its logits lie {spread:.3g} apart, so most examples have no "
+            f"gradient. Abort the job and start a new one with a lower {rates_of(recipe)}"
+        )

@@ -1,0 +1,87 @@
+"""A local training as data: a module, the examples, the recipe and the method. Mechanisms run it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from learning.methods import Setting, phases_of
+from learning.models.classifier import TextClassifier
+from learning.models.division import EVERYTHING_SHARED, Division
+from learning.training.local import Progress, TrainingResult, train
+from learning.training.phases import Phase
+from tacit.job import Training
+from tacit.method import FedAvg, Method
+
+__all__ = ["LocalTraining"]
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """A module and the examples to train it on, as training code takes them."""
+
+    module: TextClassifier
+    ids: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    recipe: Training
+    seed: int
+    device: str
+    progress: Callable[[Progress], None]
+    cancelled: Callable[[], bool]
+    # N, all of the member's examples, and which of them `ids` holds: others have labels that are not the job's. Draws
+    # are made from all of them, so that what was charged for N holds whatever their labels are.
+    population: int
+    usable: NDArray[np.int64]
+    method: Method = field(default_factory=FedAvg)
+    # None: everything is shared.
+    division: Division | None = None
+    # Whether private parameters move.
+    trains_private: bool = False
+
+    @classmethod
+    def of_all(
+        cls,
+        module: TextClassifier,
+        ids: NDArray[np.int64],
+        labels: NDArray[np.int64],
+        recipe: Training,
+        seed: int,
+        device: str,
+        progress: Callable[[Progress], None],
+        cancelled: Callable[[], bool],
+    ) -> "LocalTraining":
+        """Where every example's label is one of the job's."""
+        usable = np.arange(len(ids))
+        return cls(module, ids, labels, recipe, seed, device, progress, cancelled, len(ids), usable)
+
+    def rows_of(self, drawn: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Rows of `ids` for examples that were drawn out of all; those that are not usable count for nothing."""
+        place = np.full(self.population, -1, dtype=np.int64)
+        place[self.usable] = np.arange(len(self.usable))
+        rows = place[drawn]
+        return rows[rows >= 0]
+
+    def plain(self, rows: NDArray[np.int64] | None = None) -> TrainingResult:
+        """Plain local steps on these rows, all of them if not given."""
+        here = slice(None) if rows is None else rows
+        ids = self.ids[here]
+        return train(
+            self.module,
+            ids,
+            self.labels[here],
+            self.recipe,
+            seed=self.seed,
+            phases=self.phases(len(ids)),
+            device=self.device,
+            progress=self.progress,
+            cancelled=self.cancelled,
+        )
+
+    def phases(self, examples: int) -> tuple[Phase, ...]:
+        """What the job's method trains on so many examples, in this order."""
+        names = frozenset(name for name, each in self.module.named_parameters() if each.requires_grad)
+        rows = self.module.embedding.num_embeddings
+        division = EVERYTHING_SHARED if self.division is None else self.division
+        setting = Setting(names, division, examples, self.recipe.epochs, rows, self.trains_private, self.seed)
+        return phases_of(self.method, setting)

@@ -1,0 +1,100 @@
+"""How both command lines speak: exit codes, one way to fail, `--json`.
+
+A command that cannot do what it was asked raises `CommandFailed` with a sentence that says what happened and what to
+do. `run_app` prints it on standard error (as JSON with `--json`) and ends with its exit code.
+
+A sentence may hold what another machine said: `CommandFailed` takes out what a
+terminal would act on, and what is printed of another machine's words goes through `printable`.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, NoReturn
+
+from toolkit.text import MOST_SHOWN, clean
+
+__all__ = ["CommandFailed", "ExitCode", "fail", "json_requested", "print_json", "printable", "run_app", "secret_file"]
+
+
+class ExitCode(IntEnum):
+    """What a command ends with. The same table stands in docs/operations.md."""
+
+    OK = 0
+    FAILED = 1  # The work itself failed (a check, a parity test, a training run).
+    USAGE = 2  # Input that cannot be right: an option, a file, a document.
+    UNREACHABLE = 3  # Nobody answered at the address, or TLS failed.
+    REFUSED = 4  # The other side, or the member's own policy, said no.
+    NOT_FOUND = 5  # A job, member, version or file of that name does not exist.
+    INTERRUPTED = 130
+
+
+def printable(text: str) -> str:
+    """Text as it may be printed: line breaks and tabs stay, whatever else a terminal acts on does not."""
+    return clean(text, MOST_SHOWN, lines=True)
+
+
+class CommandFailed(Exception):
+    """A command's end with a sentence for a person."""
+
+    def __init__(self, sentence: str, code: ExitCode = ExitCode.FAILED) -> None:
+        sentence = printable(sentence)
+        super().__init__(sentence)
+        self.sentence = sentence
+        self.code = code
+
+
+def fail(sentence: str, code: ExitCode = ExitCode.FAILED) -> NoReturn:
+    """Raises CommandFailed."""
+    raise CommandFailed(sentence, code)
+
+
+def json_requested() -> bool:
+    """Whether `--json` stands anywhere in the command, or TACIT_JSON=1 in the environment."""
+    return "--json" in sys.argv[1:] or os.environ.get("TACIT_JSON") == "1"
+
+
+def print_json(value: Any) -> None:
+    """One JSON object on a line of standard output."""
+    sys.stdout.write(json.dumps(value, sort_keys=True, default=str) + "\n")
+    sys.stdout.flush()
+
+
+def run_app(app: Callable[[], object]) -> NoReturn:
+    """Runs a typer app; every foreseen failure becomes a sentence and an exit code, never a traceback."""
+    try:
+        app()
+    except CommandFailed as error:
+        if json_requested():
+            print_json({"error": error.sentence, "exit_code": int(error.code)})
+        else:
+            sys.stderr.write(f"error: {error.sentence}\n")
+        sys.exit(int(error.code))
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        sys.exit(int(ExitCode.INTERRUPTED))
+    except BrokenPipeError:
+        # The reader of our output went away (`| head`): nothing is wrong.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    sys.exit(0)
+
+
+def secret_file(path: Path, content: bytes) -> None:
+    """Writes a file that only its owner may read (0600), whole or not at all, and on the disk before it returns."""
+    partial = path.with_name(path.name + ".partial")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

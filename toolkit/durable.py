@@ -1,0 +1,50 @@
+"""Files that are on disk as a whole or not at all, and the named points at which tests kill the process.
+
+A point lies where the disk, or what the process believes of it, changes. In service nothing happens at a point.
+`benchmarks.ledger_faults` and the tests pass a function that kills the process.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+__all__ = ["FILE_STEPS", "Faults", "durable_file", "no_faults", "sync_folder"]
+
+# Called with the name of a point.
+Faults = Callable[[str], None]
+
+FILE_STEPS = ("opening", "opened", "written", "synced", "renamed", "folder-synced")
+
+
+def no_faults(point: str) -> None:
+    """In service: nothing."""
+
+
+def sync_folder(folder: Path) -> None:
+    """Names in the folder are on the disk when it returns."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def durable_file(path: Path, content: bytes, point: str, faults: Faults = no_faults) -> None:
+    """Writes a file (0600) that is there as a whole or not at all, and on the disk when it returns.
+
+    point: what its points are called, with one of FILE_STEPS behind it. Raises OSError.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    faults(f"{point}.opening")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        faults(f"{point}.opened")
+        file.write(content)
+        file.flush()
+        faults(f"{point}.written")
+        os.fsync(file.fileno())
+    faults(f"{point}.synced")
+    partial.replace(path)
+    faults(f"{point}.renamed")
+    sync_folder(path.parent)
+    faults(f"{point}.folder-synced")

@@ -1,0 +1,117 @@
+"""Logs: fields rather than sentences, on standard error, the same on both sides.
+
+An event is a short name in the past tense and its fields: `log.info("attempt_ended", job=..., reason=...)`.
+Times are UTC, ISO 8601. Console format is for people, json (one object a line) for collectors. Fields never
+carry text, tokens of text, keys, shares, secrets or unmasked vectors; bytes are digests and shown in
+hexadecimal.
+
+Libraries that log through the standard library come out in the same form, from warnings up.
+
+No value reaches the log with a character that a terminal or a log viewer acts on, whatever the caller handed in
+(`toolkit.text.clean`). Only a traceback keeps its line breaks.
+"""
+
+import logging
+import sys
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any, TextIO
+
+import structlog
+
+from toolkit.text import MOST_SHOWN, clean
+
+__all__ = ["configure"]
+
+_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+
+# Longer bytes are cut: a digest is 32, and nothing longer belongs into a log.
+_MOST_BYTES = 32
+# Characters of one value. A traceback may have more (`toolkit.text.MOST_SHOWN`).
+_MOST_VALUE = 4096
+_LINES = ("exception", "stack")
+
+
+def configure(
+    format: str,
+    level: str = "info",
+    *,
+    stream: TextIO | None = None,
+    first: Sequence[structlog.types.Processor] = (),
+) -> None:
+    """Sets up logging for the process; the last call counts.
+
+    Args:
+        format: console or json.
+        level: debug to error.
+        stream: where lines go; standard error unless given.
+        first: processors that see each line of ours before it is written, and may drop it.
+
+    Raises:
+        ValueError: a format or level that does not exist.
+    """
+    if format not in ("console", "json"):
+        raise ValueError(f"log format {format!r} does not exist; choose console or json")
+    threshold = _LEVELS.get(level)
+    if threshold is None:
+        raise ValueError(f"log level {level!r} does not exist; choose {', '.join(_LEVELS)}")
+    out = sys.stderr if stream is None else stream
+    shared: list[structlog.types.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
+        _hexadecimal,
+    ]
+    # Last before the renderer: what comes after it goes to the log as it is.
+    last: list[structlog.types.Processor] = [structlog.processors.format_exc_info, _cleaned]
+    renderer: structlog.types.Processor
+    if format == "json":
+        renderer = structlog.processors.JSONRenderer(sort_keys=True, default=str)
+    else:
+        renderer = structlog.dev.ConsoleRenderer(
+            colors=out.isatty(), timestamp_key="at", exception_formatter=structlog.dev.plain_traceback
+        )
+    structlog.configure(
+        processors=[*first, *shared, *last, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        logger_factory=structlog.WriteLoggerFactory(out),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last, renderer],
+            foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder()],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(max(threshold, logging.WARNING))
+
+
+def _hexadecimal(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    for key, value in event.items():
+        if isinstance(value, bytes | bytearray | memoryview):
+            data = bytes(value)
+            event[key] = data.hex() if len(data) <= _MOST_BYTES else f"{len(data)} bytes"
+    return event
+
+
+def _cleaned(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    for key in list(event):
+        value = event.pop(key)
+        if key in _LINES and isinstance(value, str):
+            event[key] = clean(value, MOST_SHOWN, lines=True)
+        else:
+            event[clean(str(key), _MOST_VALUE)] = _shown(value)
+    return event
+
+
+def _shown(value: object) -> object:
+    """A value of JSON, with clean text in it."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {clean(str(key), _MOST_VALUE): _shown(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_shown(item) for item in value]
+    return clean(str(value), _MOST_VALUE)
