@@ -1,7 +1,7 @@
 """Privacy mechanisms as a job states them: what noise every member adds on its own machine, and where.
 
 The numbers here are what all members of a job have in common. What they cost a member depends on its own data and is
-accounted for on its own machine (`edge_client.privacy`).
+accounted for on its own machine (`edge_client.ledger`).
 """
 
 from typing import Annotated, Literal

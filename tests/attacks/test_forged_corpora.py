@@ -21,7 +21,7 @@ from tacit.corpus_proof import AUTHORITIES, CERTIFICATE, SIGNATURE, STATEMENT, v
 from tacit.identity import Identity, Role, sign
 from tests.support import party
 from tests.support.ordered_corpora import lay_down, ordering_job, prove, statement_of
-from tests.unit.operator.test_corpora import FILE, House, housed, quiet
+from tests.unit.coordinator.services.test_corpora import FILE, House, housed, quiet
 
 __all__ = ["quiet"]
 

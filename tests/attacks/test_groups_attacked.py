@@ -17,8 +17,8 @@ from tacit.reason import Reason
 from tacit.vector import layout_of
 from tests.support import fleet as support
 from tests.support.fleet import VALUES, Fleet, job_document
-from tests.unit.secure_agg.group_fleet import GroupFleet
-from tests.unit.secure_agg.sum_fleet import names
+from tests.support.group_fleet import GroupFleet
+from tests.support.sum_fleet import names
 
 POLICY = Policy(mechanisms=("none",), assumed_corrupt=1)
 

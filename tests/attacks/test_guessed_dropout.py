@@ -20,7 +20,7 @@ from learning.training.private import _pieces, train_private
 from tacit.job import Training
 from tacit.mechanism import DpSgd
 from tacit.model import TextCNNModel
-from tests.unit.private_training.sources import Seeded
+from tests.support.random_sources import Seeded
 
 WORDS, LENGTH, TEXTS = 60, 12, 512
 MODEL = TextCNNModel(embedding=16, maps=16, max_tokens=LENGTH)

@@ -25,7 +25,7 @@ from learning.backbones.hub_fetch import MOST_SMALL_BYTES, fetch_checkpoint
 from learning.backbones.stored import digest_of, folder_config, write_backbone
 from tacit.blobs import BlobNotThere
 from tests.support.small_hub import COMMIT, small_hub
-from tests.unit.prompted_jobs.tiny_models import saved
+from tests.support.tiny_models import saved
 
 NAME = f"people/bert@{COMMIT}"
 HUGE = 10**15

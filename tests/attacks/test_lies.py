@@ -76,7 +76,7 @@ from tacit.vector import layout_of
 from tests.support.fleet import job_document
 from tests.support.lying import JOB, VICTIM, LyingFleet, LyingRelay, dealt_to, flipped, honest
 from tests.support.processes import EXAMPLES, Federation, behind
-from tests.unit.secure_agg.sum_fleet import SeededRandom
+from tests.support.sum_fleet import SeededRandom
 
 OTHER = bytes([7]) * 32
 

@@ -20,7 +20,7 @@ from coordinator.robust import shares
 from export.bundle import make_job_bundle, read_job_bundle
 from learning.text.data import Example
 from tacit.job import JobSpec
-from tests.unit.prompted_jobs.tiny_models import tokenizer_of
+from tests.support.tiny_models import tokenizer_of
 
 torch.set_num_threads(1)
 

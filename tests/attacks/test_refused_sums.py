@@ -18,7 +18,7 @@ from tacit.reason import Reason, sentence
 from tacit.vector import layout_of
 from tests.support import fleet as support
 from tests.support.fleet import VALUES, Fleet, job_document
-from tests.unit.secure_agg.sum_fleet import SeededRandom
+from tests.support.sum_fleet import SeededRandom
 
 LIAR, OWN = "m2", 1000
 HELD = {"m0": 51, "m1": 73, "m3": 60, LIAR: OWN}

@@ -24,9 +24,9 @@ from secure_agg.masking import MaskStream, apply_streams
 from secure_agg.member.unmask import AwaitingConfirmations
 from secure_agg.session import Session
 from secure_agg.shamir import combine_secret
-from tests.unit.secure_agg import sum_fleet
-from tests.unit.secure_agg.sum_fleet import Fleet
-from tests.unit.sparse_graph.sparse_fleet import SparseFleet, verify_once
+from tests.support import sum_fleet
+from tests.support.sparse_fleet import SparseFleet, verify_once
+from tests.support.sum_fleet import Fleet
 
 
 @dataclass

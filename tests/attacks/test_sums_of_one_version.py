@@ -26,8 +26,8 @@ from tacit.messages import Assignment, AttemptMessage, AttemptOpened, AttemptRef
 from tacit.reason import Reason
 from tacit.vector import layout_of
 from tests.support.fleet import VALUES, Fleet, job_document
+from tests.support.sum_fleet import FEDERATION
 from tests.support.sum_search import Rule, plans, random_plans, search
-from tests.unit.secure_agg.sum_fleet import FEDERATION
 
 
 def lying(policy, members, *cohorts, after_a_sum=lambda fleet: None):

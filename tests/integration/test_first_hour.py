@@ -150,7 +150,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # Behind the wheel's own folder: a path that is added in this way has no .pth files of its own looked at, and so not
     # the one by which this environment finds the working copy.
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    rooms = "tacit", "coordinator", "edge_client", "export", "secure_agg"
+    rooms = "tacit", "toolkit", "secure_agg", "learning", "coordinator", "edge_client", "export"
     code = f"import {', '.join(rooms)}; print(*(room.__path__[0] for room in ({', '.join(rooms)})))"
     found = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True, cwd=folder).stdout.split()
     assert found

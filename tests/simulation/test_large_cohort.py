@@ -22,7 +22,7 @@ from tacit.job import Aggregation
 from tacit.messages import AttemptOpened, AttemptRefusal
 from tacit.reason import Reason, word
 from tests.support.fleet import Fleet, job_document
-from tests.unit.sparse_graph.sparse_fleet import verify_once
+from tests.support.sparse_fleet import verify_once
 
 SIZE, FEW = 250, 210
 VICTIM = "m7"

@@ -24,7 +24,7 @@ from tacit.messages import AttemptEnded, AttemptMessage, AttemptOpened, AttemptR
 from tacit.reason import Reason
 from tacit.vector import layout_of
 from tests.support.fleet import Fleet, job_document
-from tests.unit.secure_agg.sum_fleet import TestIdentity, key_of
+from tests.support.sum_fleet import TestIdentity, key_of
 
 VICTIM = "m0"
 OTHER = bytes([7]) * 32

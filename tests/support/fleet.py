@@ -33,7 +33,7 @@ from tacit.job import Aggregation, Deadlines, JobDocument, Rounds
 from tacit.mechanism import NoMechanism
 from tacit.messages import Assignment, AttemptEnded, AttemptMessage, AttemptOpened, Decline, Ready
 from tacit.reason import Reason
-from tests.unit.secure_agg.sum_fleet import FEDERATION, SeededRandom, TestIdentity, key_of, verify
+from tests.support.sum_fleet import FEDERATION, SeededRandom, TestIdentity, key_of, verify
 
 VALUES = 6
 DELAY_MS = 5

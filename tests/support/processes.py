@@ -26,9 +26,9 @@ from typing import Any
 from coordinator.cli.common import operator_stub
 from tacit.v1 import operator_pb2 as pb
 from tests.support import warm
+from tests.support.places import ROOT
 
 BIN = Path(sys.executable).parent
-ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "desk"
 # Seconds until a test gives up: only a failing test takes as long. The one place for a slower machine: a factor.
 PATIENCE = 180.0 * float(os.environ.get("TACIT_TESTS_PATIENCE", "1"))

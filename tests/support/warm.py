@@ -26,9 +26,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.support.places import ROOT
+
 __all__ = ["Started", "knows", "start"]
 
-ROOT = Path(__file__).resolve().parents[2]
 _BIN = Path(sys.executable).parent
 _PROGRAMS = ("coordinator", "edge_client")
 # A command line and an environment: far below this.

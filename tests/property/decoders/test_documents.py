@@ -28,10 +28,10 @@ from tacit.job import JobDocument
 from tacit.manifest import Manifest, Tensor
 from tacit.token import JoinToken, TokenInvalid
 from tacit.vector import layout_of
-from tests.property.decoders.making import odd, written
 from tests.property.decoders.test_wire_decoders import peak
 from tests.support.fleet import job_document
-from tests.unit.secure_agg.test_vectors_encoding import JOBS
+from tests.support.made_inputs import odd, written
+from tests.unit.tacit.test_vectors_encoding import JOBS
 
 SOON = timedelta(seconds=10)
 quick = settings(max_examples=300, deadline=SOON, suppress_health_check=list(HealthCheck))

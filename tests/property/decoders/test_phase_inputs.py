@@ -21,10 +21,10 @@ from secure_agg import Abandoned, Dropped, Phase, Reason, Refusal, merkle, vecto
 from secure_agg import server as server_side
 from secure_agg.certificates import by_digest
 from secure_agg.session import advertisement_statement
-from tests.property.decoders.making import changed, leaves_of
 from tests.property.decoders.test_wire_decoders import peak
-from tests.unit.secure_agg.sum_fleet import Fleet
-from tests.unit.sparse_graph.sparse_fleet import SparseFleet
+from tests.support.made_inputs import changed, leaves_of
+from tests.support.sparse_fleet import SparseFleet
+from tests.support.sum_fleet import Fleet
 
 SOON = timedelta(seconds=10)
 quick = settings(max_examples=120, deadline=SOON, suppress_health_check=list(HealthCheck))

@@ -28,7 +28,7 @@ from coordinator.cli.status import jobs_table, text_of
 from tacit import wire
 from tacit.fields import DETAIL, FIELDS, TextInvalid, admit, neutralise
 from tacit.v1 import enrolment_pb2, federation_pb2, operator_pb2
-from tests.property.decoders.making import leaves_of
+from tests.support.made_inputs import leaves_of
 from toolkit import logs
 from toolkit.console import CommandFailed, printable
 from toolkit.text import MOST_SHOWN, clean, is_clean

@@ -21,7 +21,7 @@ from tacit import messages, wire
 from tacit.attempt import AttemptId
 from tacit.identity import name_is_valid
 from tacit.v1 import federation_pb2 as pb
-from tests.property.decoders.making import blobs, damaged, messages_of, names
+from tests.support.made_inputs import blobs, damaged, messages_of, names
 from toolkit.text import is_clean
 
 SOON = timedelta(seconds=10)

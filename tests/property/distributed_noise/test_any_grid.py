@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
-from sum_fleet import SeededRandom
 
 from secure_agg import (
     DiscreteGaussian,
@@ -16,6 +15,7 @@ from secure_agg import (
     encode_distributed,
     round_conditionally,
 )
+from tests.support.sum_fleet import SeededRandom
 
 
 @st.composite

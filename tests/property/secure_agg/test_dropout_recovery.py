@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sum_fleet import Fleet, names
 
 from secure_agg import Abandoned, Phase, Reason, Refusal
+from tests.support.sum_fleet import Fleet, names
 
 
 @st.composite

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from secure_agg import Abandoned, Phase, Reason
 from secure_agg.graph import HararyGraph
-from tests.unit.secure_agg.sum_fleet import names
-from tests.unit.sparse_graph.sparse_fleet import SparseFleet
+from tests.support.sparse_fleet import SparseFleet
+from tests.support.sum_fleet import names
 
 SHAPES = [(12, 0.1, 0.1), (15, 0.0, 0.2), (24, 0.1, 0.1), (24, 0.1, 0.2), (30, 0.05, 0.2)]
 

@@ -20,7 +20,7 @@ from learning.mechanisms.protection import protection_of
 from tacit.messages import Assignment, AttemptEnded, AttemptOpened, JobEnded
 from tacit.vector import layout_of
 from tests.support.fleet import VALUES, job_document
-from tests.unit.secure_agg.sum_fleet import FEDERATION, SeededRandom, key_of, verify
+from tests.support.sum_fleet import FEDERATION, SeededRandom, key_of, verify
 
 MEMBERS = ("m0", "m1", "m2")
 ROUNDS = 2

@@ -29,7 +29,7 @@ from learning.training.update import train_update
 from tacit.job import JobSpec
 from tacit.model import TextCNNModel
 from tacit.vector import layout_of
-from tests.unit.secure_agg.sum_fleet import SeededRandom
+from tests.support.sum_fleet import SeededRandom
 
 torch.set_num_threads(1)
 WORDS = ["what", "who", "where", "is", "the", "city", "man", "river", "name", "of"]

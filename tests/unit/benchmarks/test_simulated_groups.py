@@ -24,7 +24,7 @@ from secure_agg import ContextInvalid
 from secure_agg.groups import draw_groups
 from tacit.job import Aggregation, JobSpec
 from tacit.vector import layout_of
-from tests.unit.prompted_jobs.tiny_models import saved
+from tests.support.tiny_models import saved
 
 torch.set_num_threads(1)
 WORDS = ["what", "who", "where", "is", "the", "city", "man", "river", "name", "of"]

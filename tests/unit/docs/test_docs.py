@@ -35,9 +35,9 @@ from tacit.server_optimiser import (
     FedYogiServer,
     ServerOptimiser,
 )
+from tests.support.places import ROOT
 from toolkit.console import ExitCode
 
-ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
 
@@ -199,7 +199,11 @@ def test_every_key_of_a_policy():
 
 def test_every_key_of_the_configuration_and_every_variable():
     check_keys(section(DOCS / "operations.md", "Configuration"), CoordinatorConfig, frozenset({"schema_version"}))
-    sources = "".join(read(path) for room in ("coordinator", "edge_client", "proto") for path in sources_of(room))
+    sources = "".join(
+        read(path)
+        for room in ("coordinator", "edge_client", "learning", "proto", "toolkit")
+        for path in sources_of(room)
+    )
     known = {environment_name(key) for key in CoordinatorConfig.model_fields}
     for page in PAGES:
         for variable in re.findall(r"`(TACIT_[A-Z_]+)`", read(page)):
@@ -400,7 +404,7 @@ def test_links_inside_the_project_resolve(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_files_that_are_named_exist(page):
-    rooms = "coordinator|edge_client|secure_agg|export|examples|tests|docs|proto|deploy|benchmarks"
+    rooms = "coordinator|edge_client|secure_agg|export|learning|toolkit|examples|tests|docs|proto|deploy|benchmarks"
     for name in re.findall(rf"`((?:{rooms})/[\w./-]+)`", read(page)):
         assert (ROOT / name).exists(), f"{name_of(page)} names {name}"
 

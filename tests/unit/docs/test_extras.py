@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
-OURS = {"coordinator", "edge_client", "export", "secure_agg", "tacit"}
+from tests.support.places import ROOT
+
+OURS = {"coordinator", "edge_client", "export", "learning", "secure_agg", "tacit", "toolkit"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -19,6 +20,17 @@ def plain(requirement: str) -> str:
     name = re.match(r"[A-Za-z0-9._-]+", requirement)
     assert name is not None
     return re.sub(r"[-_.]+", "-", name[0]).lower()
+
+
+def brought_by(extras: list[str]) -> set[str]:
+    """Distributions of these extras, and of the extras that they include."""
+    found: set[str] = set()
+    for requirement in (each for extra in extras for each in PROJECT["optional-dependencies"][extra]):
+        if inner := re.fullmatch(r"tacit-federation\[([a-z,-]+)\]", requirement):
+            found |= brought_by(inner[1].split(","))
+        else:
+            found.add(plain(requirement))
+    return found
 
 
 def imported(room: str) -> dict[str, Path]:
@@ -39,16 +51,18 @@ def imported(room: str) -> dict[str, Path]:
 @pytest.mark.parametrize(
     ("room", "extras"),
     [
+        ("toolkit", []),
         ("proto/tacit", []),
         ("secure_agg", []),
         ("coordinator", ["coordinator"]),
         ("edge_client", ["edge"]),
         ("export", ["export"]),
+        ("learning", ["learning"]),
     ],
 )
 def test_an_extra_brings_what_its_room_imports(room, extras):
     declared = {plain(each) for each in PROJECT["dependencies"]}
-    declared |= {plain(each) for extra in extras for each in PROJECT["optional-dependencies"][extra]}
+    declared |= brought_by(extras)
     providers = packages_distributions()
     packages = imported(room)
     assert packages, "nothing was looked at"

@@ -3,14 +3,13 @@
 import json
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from deploy.site.picture import FILE, real_attempt, rendered
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 

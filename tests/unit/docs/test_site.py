@@ -15,8 +15,7 @@ from mkdocs.exceptions import Abort
 from mkdocs.utils.yaml import yaml_load
 
 from deploy.site.hooks import expand, rewrite_links
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.support.places import ROOT
 
 
 @pytest.fixture

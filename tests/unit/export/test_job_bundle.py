@@ -19,8 +19,9 @@ from tacit.bundle import JOB_FILES, BundleInvalid, read_bundle, write_bundle
 from tacit.documents import DocumentInvalid
 from tacit.job import Aggregation, JobDocument, JobSpec, VocabularyFile
 from tacit.model import TextCNNModel
+from tests.support.places import SHARED_DATA
 
-SHARED = Path(__file__).parents[3].parent / "shared" / "data"
+SHARED = SHARED_DATA
 
 
 def test_the_document_names_the_files_beside_it(spec: JobSpec, job: JobBundle, job_folder: Path) -> None:

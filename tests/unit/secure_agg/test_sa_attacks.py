@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from sum_fleet import Fleet
 
 from secure_agg import Confirmations, Phase, Reason, ReceivedDealings, Refusal, Survivors
 from secure_agg.agreement import agree, derive_key
@@ -20,6 +19,7 @@ from secure_agg.member import confirm
 from secure_agg.member.seat import HeldShares
 from secure_agg.secret import Secret
 from secure_agg.shamir import combine_secret
+from tests.support.sum_fleet import Fleet
 
 VICTIM = "m0"
 U3 = ("m0", "m3", "m4")

@@ -31,8 +31,8 @@ from secure_agg.groups import corrupt_in_group, draw_groups, largest_group, most
 from secure_agg.parameters import _log_probabilities
 from secure_agg.server import Opened
 from secure_agg.session import Session, advertisement_statement
-from tests.unit.secure_agg.group_fleet import GroupFleet, grouped_context
-from tests.unit.secure_agg.sum_fleet import make_context, names
+from tests.support.group_fleet import GroupFleet, grouped_context
+from tests.support.sum_fleet import make_context, names
 
 # ---- the bound -------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sum_fleet import Fleet, SeededRandom, TestIdentity, issue, key_of, make_context, verify
 
 from secure_agg import (
     Advertisement,
@@ -32,6 +31,7 @@ from secure_agg import (
 from secure_agg.agreement import agree, open_sealed, seal
 from secure_agg.member import mask as mask_phase
 from secure_agg.session import advertisement_statement
+from tests.support.sum_fleet import Fleet, SeededRandom, TestIdentity, issue, key_of, make_context, verify
 
 ME = "m1"
 

@@ -8,14 +8,12 @@ import json
 import os
 import pickle
 import threading
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sum_fleet import SeededRandom
 
 from secure_agg import Reason, Refusal, SystemRandom, agreement, masking, merkle
 from secure_agg.agreement import (
@@ -33,8 +31,10 @@ from secure_agg.masking import BLOCK_BYTES, MaskStream, apply_streams
 from secure_agg.randomness import KeyStream, StreamScratch
 from secure_agg.secret import Once, Secret
 from secure_agg.shamir import PRIME, ShareInvalid, combine, combine_secret, deal, deal_secret, read_share
+from tests.support import places
+from tests.support.sum_fleet import SeededRandom
 
-VECTORS = Path(__file__).parents[2] / "vectors" / "secure_agg"
+VECTORS = places.VECTORS / "secure_agg"
 PUBLISHED: dict[str, Any] = json.loads((VECTORS / "published.json").read_text())
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sum_fleet import SeededRandom
 
 from secure_agg import (
     EncodingInvalid,
@@ -20,6 +19,7 @@ from secure_agg import (
     clip_l2,
 )
 from secure_agg.randomness import KeyStream, StreamScratch
+from tests.support.sum_fleet import SeededRandom
 
 LAYOUT = Layout((Segment("update", 4, 1000.0, 2.0), Segment("weight", 1, 1.0, 100.0)), 24)
 

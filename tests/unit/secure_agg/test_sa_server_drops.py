@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sum_fleet import Fleet, SeededRandom, TestIdentity, key_of, make_context, names, verify
 
 from secure_agg import (
     Abandoned,
@@ -23,6 +22,7 @@ from secure_agg import (
 )
 from secure_agg.agreement import agree, open_sealed, seal
 from secure_agg.session import advertisement_statement
+from tests.support.sum_fleet import Fleet, SeededRandom, TestIdentity, key_of, make_context, names, verify
 
 ME = "m1"
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sum_fleet import Fleet, make_context
 
 from secure_agg import Layout, Phase, Segment
 from secure_agg.masking import MaskStream, apply_streams
 from secure_agg.session import roster_root
+from tests.support import places
+from tests.support.sum_fleet import Fleet, make_context
 
-VECTOR = Path(__file__).parents[2] / "vectors" / "secure_agg" / "attempt.json"
+VECTOR = places.VECTORS / "secure_agg" / "attempt.json"
 
 
 def flat(message: Any) -> Any:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import pytest
-from sum_fleet import make_context
 
 from secure_agg import (
     ContextInvalid,
@@ -24,8 +22,10 @@ from secure_agg import (
     thresholds_for,
 )
 from secure_agg.transcript import Purpose, digest, frame
+from tests.support import places
+from tests.support.sum_fleet import make_context
 
-VECTORS = Path(__file__).parents[2] / "vectors" / "secure_agg"
+VECTORS = places.VECTORS / "secure_agg"
 
 
 def load(name: str) -> Any:

@@ -9,7 +9,6 @@ must fail. RFC 8439 has nothing to say here: there is no ChaCha20 and no Poly130
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,10 +25,11 @@ from secure_agg.agreement import KeyInvalid, SealBroken, agree, check_public_key
 from secure_agg.randomness import KeyStream, StreamScratch
 from secure_agg.transcript import Purpose
 from tacit.identity import CertificateInvalid, sign, verify_signature
+from tests.support import places
 from tests.support.party import key
+from tests.support.places import ROOT
 
-VECTORS = Path(__file__).parents[2] / "vectors" / "secure_agg"
-ROOT = Path(__file__).parents[3]
+VECTORS = places.VECTORS / "secure_agg"
 
 
 def load(name: str) -> Any:

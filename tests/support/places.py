@@ -1,0 +1,7 @@
+"""Where the tests find the repository's files, and public data sets beside it."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARED_DATA = ROOT.parent / "shared" / "data"
+VECTORS = ROOT / "tests" / "vectors"

@@ -1,0 +1,228 @@
+"""A member that trained for a job that orders text, with a real ledger, and a coordinator that takes files."""
+
+import asyncio
+import contextlib
+import hashlib
+from dataclasses import dataclass, field
+
+import grpc.aio
+
+from coordinator.corpus_rules import RowsCheck, check_statement
+from edge_client.corpus_release.folder import CorpusFolder
+from edge_client.corpus_release.models import TrainedModel
+from edge_client.corpus_release.releaser import Giver
+from edge_client.ledger.budget import open_budget
+from edge_client.ledger.ledger import ledger_path
+from edge_client.ledger.verification import verify
+from edge_client.policy.policy import Policy
+from learning.text.data import Example
+from tacit.attempt import AttemptId
+from tacit.messages import Assignment
+from tacit.reason import Reason
+from tacit.v1 import federation_pb2 as pb
+from tacit.v1 import federation_pb2_grpc
+from tests.support.toy_jobs import bundle_of, examples_of, trained
+from tests.support.toy_texts import Seeded
+from toolkit.durable import no_faults
+
+__all__ = ["Desk", "Killed", "Place", "Wire"]
+
+
+class Killed(BaseException):
+    """What a fault point does to a process here: nothing catches it."""
+
+
+@dataclass
+class Desk(federation_pb2_grpc.FederationServiceServicer):
+    """The coordinator's side: what it holds is checked by the coordinator's own rules."""
+
+    place: "Place"
+    # After so many chunks of a call the connection breaks, once for each number.
+    breaks: list[int] = field(default_factory=list)
+    refuses: Reason | None = None
+    finished: bool = True
+    partial: bytearray = field(default_factory=bytearray)
+    file: bytes | None = None
+    statements: list[bytes] = field(default_factory=list)
+    signatures: list[bytes] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+    heard: list[pb.CorpusRef | pb.CorpusUpload] = field(default_factory=list)
+    declined: int = 0
+
+    async def CorpusStatus(self, request, context):  # noqa: N802
+        self.heard.append(request)
+        self.asked.append("declined" if request.declined else "file" if request.digest else "wanted")
+        if not self.finished:
+            return pb.CorpusReceipt(reason=Reason.REASON_CORPUS_NOT_WANTED, detail="job stories is running")
+        if request.declined:
+            self.declined += 1
+            return pb.CorpusReceipt()
+        if not request.digest:
+            return pb.CorpusReceipt(complete=self.file is not None)
+        if self.refuses is not None:
+            return pb.CorpusReceipt(reason=self.refuses, detail="why")
+        return pb.CorpusReceipt(received=len(self.partial), complete=self.file is not None)
+
+    async def UploadCorpus(self, requests, context):  # noqa: N802
+        header, chunks = None, 0
+        breaks = self.breaks.pop(0) if self.breaks else None
+        async for part in requests:
+            self.heard.append(part)
+            if header is None:
+                header = part.header
+                self.statements.append(header.statement)
+                self.signatures.append(header.signature)
+                assert header.offset == len(self.partial)
+                continue
+            self.partial += part.data
+            chunks += 1
+            if chunks == breaks:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "the line broke")
+        return await self.judged(header)
+
+    async def judged(self, header):
+        data, job = bytes(self.partial), self.place.bundle.document
+        if len(data) < header.ref.size:
+            return pb.CorpusReceipt(received=len(data), reason=Reason.REASON_UPLOAD_INCOMPLETE)
+        identity = self.place.identity
+        statement = check_statement(
+            header.statement,
+            header.signature,
+            federation=identity.federation,
+            job=job,
+            document=job.digest(),
+            member=identity.member,
+            key=identity.key.public_key(),
+            corpus=header.ref.digest,
+            size=header.ref.size,
+        )
+        rows = RowsCheck(job.labels, job.corpus.texts)
+        rows.take(data)
+        rows.finish(statement)
+        assert hashlib.sha256(data).digest() == header.ref.digest
+        self.file = data
+        return pb.CorpusReceipt(received=len(data), complete=True)
+
+
+class Wire:
+    """A coordinator on a port of this machine, and a stub; `link` and `broken` as the agent has them."""
+
+    def __init__(self, desk):
+        self.desk = desk
+
+    async def __aenter__(self):
+        self.server = grpc.aio.server()
+        federation_pb2_grpc.add_FederationServiceServicer_to_server(self.desk, self.server)
+        port = self.server.add_insecure_port("127.0.0.1:0")
+        await self.server.start()
+        self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", [("grpc.use_local_subchannel_pool", 1)])
+        self.stub = federation_pb2_grpc.FederationServiceStub(self.channel)
+        self.broken_calls = 0
+        return self
+
+    async def __aexit__(self, *_):
+        await self.channel.close()
+        await self.server.stop(None)
+
+    async def link(self):
+        return self.stub
+
+    async def broken(self, stub):
+        assert stub is self.stub
+        self.broken_calls += 1
+        if self.broken_calls > 20:
+            raise Killed
+
+
+class Place:
+    """One member's home. `life` is a process of it."""
+
+    def __init__(self, home, identity, **changes):
+        self.home, self.identity = home, identity
+        self.bundle = bundle_of(**changes)
+        self.examples = examples_of(120)
+        self.policy = Policy(mechanisms=("dp-sgd", "none"))
+        self.desk = Desk(self)
+        self.random = Seeded("giving")
+        self.rounds = 0
+
+    @property
+    def job(self):
+        return self.bundle.document.name
+
+    @property
+    def folder(self):
+        return CorpusFolder(self.home, self.job)
+
+    @contextlib.contextmanager
+    def process(self, faults=no_faults):
+        """A start of the client: its budget and its giver."""
+        texts = [each.text for each in self.examples]
+        with open_budget(self.home, self.identity, self.policy, texts) as budget:
+            yield (
+                budget,
+                Giver(self.home, self.identity, self.policy, budget, self.examples, self.random, faults=faults),
+            )
+
+    def round(self, budget, giver, *, charge=True):
+        """Trains, charges, keeps the model: what the agent does of a round as far as this is concerned."""
+        self.rounds += 1
+        job = self.bundle.document
+        assignment = Assignment(self.job, self.rounds, job.digest(), job.weights, self.rounds - 1, 1000)
+        reserved = budget.reserve(assignment, job, budget.protection(job, len(self.examples)))
+        update = trained(self.bundle, self.examples, random=Seeded(f"round {self.rounds}"))
+        values = self.bundle.manifest.decode(self.bundle.weights) + update.change
+        model = TrainedModel(
+            job, self.bundle.public_tokenizer, self.rounds, job.weights, self.bundle.manifest.unflatten(values)
+        )
+        if not charge:
+            return giver.keep(model, reserved.reservation)
+        attempt = AttemptId(self.job, self.rounds, 1)
+        budget.charge(attempt, reserved)
+        giver.keep(model, budget.charged_to(attempt))
+        budget.ended(attempt, "published", bytes(32), None)
+        return None
+
+    def give(self, giver, until=None, seconds=120.0):
+        """Runs the giver over a fresh connection until nothing is left to do, or `until()` holds."""
+
+        async def run():
+            async with Wire(self.desk) as wire:
+                giver.connected()
+                idle = asyncio.Event()
+                task = asyncio.create_task(
+                    giver.run(wire.link, wire.broken, lambda: idle.set() if until is None or until() else None)
+                )
+                waiting = asyncio.create_task(idle.wait())
+                done, _ = await asyncio.wait([task, waiting], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+                for each in (task, waiting):
+                    each.cancel()
+                await asyncio.gather(task, waiting, return_exceptions=True)
+                assert done, "nothing came of it in time"
+                if task in done:
+                    task.result()
+                return wire.broken_calls
+
+        return asyncio.run(run())
+
+    def life(self, *, rounds=0, **more):
+        """A process that trains so many rounds, gives what it can, and ends."""
+        with self.process() as (budget, giver):
+            for _ in range(rounds):
+                self.round(budget, giver)
+            return self.give(giver, **more)
+
+    def decide(self, choice):
+        self.folder.decide(self.folder.state(), choice)
+
+    def histograms(self):
+        """How many histograms the ledger was charged for."""
+        found = verify(ledger_path(self.home, "data"), self.home / "receipts")
+        assert found.sound, found.problems
+        return sum(
+            each.purpose.mechanism == "label-histogram" and each.charged for each in found.state.reservations.values()
+        )
+
+    def other_data(self):
+        """The same machine, with other people's texts in it."""
+        self.examples = [Example("nobody may read this", "good")] * 120

@@ -1,0 +1,328 @@
+"""The driver when something of ours fails: the job pauses and says so, and never lies deaf."""
+
+import asyncio
+import errno
+import hashlib
+import threading
+
+import numpy as np
+
+import secure_agg
+from coordinator.metrics import Metrics
+from coordinator.rounds import events as ev
+from coordinator.rounds.driver import JobDriver, Ports, state_of
+from coordinator.rounds.effects import Status
+from coordinator.rounds.state import Aggregating, Parameters
+from coordinator.rounds.uploads import UploadDesk
+from coordinator.services.sessions import Session, Sessions
+from coordinator.storage import open_blobs, open_database, records
+from tacit.attempt import AttemptId
+from tacit.messages import AttemptMessage, AttemptOpened, JobEnded, Standby
+from tacit.reason import Reason
+from tests.support.fleet import job_document
+from tests.support.sum_fleet import FEDERATION, SeededRandom, TestIdentity, key_of, verify
+
+
+class Sent(list):
+    """What members were sent, and a way to wait for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.arrived = asyncio.Event()
+
+    def send(self, member, message):
+        self.append((member, message))
+        self.arrived.set()
+
+    async def until(self, holds):
+        async with asyncio.timeout(20):
+            while not holds():
+                self.arrived.clear()
+                await self.arrived.wait()
+
+
+class Unreliable:
+    """A database whose next transactions fail."""
+
+    def __init__(self, real):
+        self.real = real
+        self.failures = 0
+
+    async def run(self, work):
+        if self.failures:
+            self.failures -= 1
+            raise OSError(errno.ENOSPC, "no space left")
+        return await self.real.run(work)
+
+
+async def started(tmp_path, verify=verify):
+    job = job_document()
+    database = Unreliable(open_database(f"sqlite:///{tmp_path}/tacit.db"))
+    stored = await database.run(
+        lambda session: records.create_job(
+            session, name=job.name, document=job.digest(), rounds_total=3, version=job.weights, now_ms=1
+        )
+    )
+    sent = Sent()
+    store = open_blobs(str(tmp_path / "store"))
+    ports = Ports(database, store, sent, Metrics("test"), UploadDesk(), lambda: None, lambda digest: None)
+    driver = JobDriver(state_of(stored, Parameters(job, job.digest(), FEDERATION, verify, key_of)), ports)
+    driver.start()
+    for name in ("m0", "m1", "m2"):
+        await driver.carry_out(ev.Connected(name, b"process" + name.encode()))
+    return driver, database, sent
+
+
+def ready(driver, *names):
+    for name in names:
+        driver.post(ev.SaidReady(name, driver.state.round, driver.state.version))
+
+
+def opened(sent):
+    return [each for each in sent if isinstance(getattr(each[1], "payload", None), AttemptOpened)]
+
+
+def test_a_database_that_fails_pauses_the_job_tells_the_members_and_can_be_resumed(tmp_path):
+    async def run():
+        driver, database, sent = await started(tmp_path)
+        # The attempt cannot be stored, nor, twice, that the job is paused.
+        database.failures = 3
+        ready(driver, "m0", "m1", "m2")
+        await sent.until(lambda: any(isinstance(message, JobEnded) for _, message in sent))
+        assert not opened(sent), "nobody may hear of an attempt that is not on the disk"
+        stored = await database.run(lambda session: records.load_job(session, "questions"))
+        assert (stored.status, stored.reason) == (records.JobStatus.PAUSED, "internal")
+        assert driver.state.status is Status.PAUSED
+        await driver.carry_out(ev.Resume())
+        ready(driver, "m0", "m1", "m2")
+        await sent.until(lambda: len(opened(sent)) == 3)
+        await driver.stop()
+        database.real.close()
+
+    asyncio.run(run())
+
+
+def test_a_message_that_breaks_our_own_code_costs_its_sender_and_nobody_else(tmp_path):
+    async def run():
+        driver, database, sent = await started(tmp_path)
+        ready(driver, "m0", "m1", "m2")
+        await sent.until(lambda: len(opened(sent)) == 3)
+        attempt = opened(sent)[0][1].attempt
+        # No protobuf message can be this; it stands for a mistake of ours that somebody finds.
+        await driver.carry_out(ev.Answered("m1", AttemptMessage(attempt, BreaksWhatLooksAtIt())))
+        assert driver.state.status is Status.RUNNING
+        assert driver.state.members["m1"].faults == 1
+        await driver.stop()
+        database.real.close()
+
+    asyncio.run(run())
+
+
+class Slow:
+    """A `verify` that does not come back before it is let go."""
+
+    def __init__(self):
+        self.asked, self.go = threading.Event(), threading.Event()
+        self.members = []
+
+    def verify(self, certificate, message, signature):
+        self.asked.set()
+        assert self.go.wait(20)
+        member = verify(certificate, message, signature)
+        self.members.append(member)
+        return member
+
+
+async def advertising(tmp_path, slow):
+    """A driver that waits for three advertisements, and those."""
+    driver, database, sent = await started(tmp_path, slow.verify)
+    ready(driver, "m0", "m1", "m2")
+    await sent.until(lambda: len(opened(sent)) == 3)
+    said = {}
+    for name, message in opened(sent):
+        _, payload = secure_agg.advertise(message.payload.context, TestIdentity(name), verify, SeededRandom(name))
+        said[name] = ev.Answered(name, AttemptMessage(message.attempt, payload))
+    return driver, database, sent, said
+
+
+def test_while_signatures_are_checked_other_jobs_and_whoever_asks_are_answered(tmp_path):
+    async def run():
+        slow = Slow()
+        driver, database, sent, said = await advertising(tmp_path / "one", slow)
+        beside, other_database, _ = await started(tmp_path / "other")
+        before = driver.state
+        for name in ("m2", "m0", "m1"):
+            driver.post(said[name])
+        assert await asyncio.to_thread(slow.asked.wait, 20)
+        # The loop is free: another job takes an event to its end, and this one says where it stands.
+        await beside.carry_out(ev.Connected("m9", b"process m9"))
+        assert "m9" in beside.state.members
+        assert driver.state is before
+        assert (driver.live().phase, driver.live().answered) == ("advertise", 0)
+        slow.go.set()
+        rosters = lambda: [each for each in sent if isinstance(getattr(each[1], "payload", None), secure_agg.Roster)]  # noqa: E731
+        await sent.until(lambda: len(rosters()) == 3)
+        assert slow.members == ["m2", "m0", "m1"], "events are worked out in the order in which they came"
+        for each, closed in ((driver, database), (beside, other_database)):
+            await each.stop()
+            closed.real.close()
+
+    (tmp_path / "one").mkdir()
+    (tmp_path / "other").mkdir()
+    asyncio.run(run())
+
+
+def test_a_driver_that_is_stopped_while_signatures_are_checked_takes_nothing_of_them(tmp_path):
+    async def run():
+        slow = Slow()
+        driver, database, sent, said = await advertising(tmp_path, slow)
+        before, heard = driver.state, len(sent)
+        driver.post(said["m0"])
+        assert await asyncio.to_thread(slow.asked.wait, 20)
+        async with asyncio.timeout(20):
+            await driver.stop()
+        slow.go.set()
+        # The thread has come to its end, and nobody takes what it found.
+        async with asyncio.timeout(20):
+            await asyncio.get_running_loop().shutdown_default_executor()
+        assert slow.members == ["m0"]
+        assert driver.state is before
+        assert len(sent) == heard
+        database.real.close()
+
+    asyncio.run(run())
+
+
+def test_what_was_worked_out_ahead_of_a_failure_is_worked_out_again_after_it(tmp_path):
+    """Four events in one go. The second asks for a transaction that fails and the job pauses: what the others would
+    have done in the attempt that never came to be is not done, and what they tell of members still counts.
+    """
+
+    async def run():
+        driver, database, sent = await started(tmp_path)
+        ready(driver, "m0")
+        await driver.carry_out(ev.Connected("m0", b"processm0"))
+        database.failures = 1
+        for event in (
+            ev.SaidReady("m1", 1, driver.state.version),
+            ev.SaidReady("m2", 1, driver.state.version),
+            ev.Disconnected("m0"),
+        ):
+            driver.post(event)
+        await driver.carry_out(ev.Connected("m3", b"processm3"))
+        assert driver.state.status is Status.PAUSED
+        assert not isinstance(driver.state.phase, Aggregating)
+        assert not opened(sent)
+        assert not driver.state.members["m0"].connected
+        assert driver.state.members["m3"].connected
+        assert any(name == "m3" and isinstance(message, JobEnded) for name, message in sent)
+        await driver.stop()
+        database.real.close()
+
+    asyncio.run(run())
+
+
+class BreaksWhatLooksAtIt:
+    """Raises on every comparison."""
+
+    def __eq__(self, other):
+        raise RuntimeError("a mistake of ours")
+
+    __hash__ = None
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_chunk_leaves_the_spool_as_it_was():
+    async def run():
+        attempt, values = AttemptId("questions", 1, 1), 1000
+        data = np.arange(values, dtype="<u4").tobytes()
+        message = secure_agg.MaskedInput("a", hashlib.sha256(data).digest(), values, b"")
+        desk = UploadDesk()
+        desk.open(attempt, frozenset("a"), values, 32)
+
+        class Judge:
+            def uploaded(self, member, attempt, message, digest):
+                assert digest == message.digest
+                self.task = asyncio.ensure_future(desk.accept(attempt, member))
+
+        class Full:
+            def __init__(self, real):
+                self.real = real
+
+            def write(self, chunk):
+                if len(chunk) < 200:
+                    raise OSError(errno.ENOSPC, "no space left")
+                return self.real.write(chunk[:100])
+
+            def __getattr__(self, name):
+                return getattr(self.real, name)
+
+        async def breaking():
+            yield data[:256]
+            spool = desk._desks[attempt].spools["a"]
+            spool.file = Full(spool.file)
+            yield data[256:512]
+
+        async def rest(start):
+            yield data[start:]
+
+        judge = Judge()
+        receipt = await desk.take(attempt, "a", 0, message, breaking(), judge)
+        assert (receipt.complete, receipt.received) == (False, 256)
+        spool = desk._desks[attempt].spools["a"]
+        spool.file = spool.file.real
+        receipt = await desk.take(attempt, "a", 256, message, rest(256), judge)
+        assert receipt.complete
+        assert desk.total(attempt).tobytes() == data
+
+    asyncio.run(run())
+
+
+def test_a_session_that_is_ended_counts_no_more_whether_its_goodbye_is_read_or_not():
+    async def run():
+        seen = []
+        sessions = Sessions(lambda session: seen.append("opened"), lambda session: seen.append("closed"))
+        session = Session("m", b"process", "1", ())
+        sessions.open(session)
+        sessions.end("m", Reason.REASON_CLIENT_CERTIFICATE_REVOKED)
+        assert seen == ["opened", "closed"]
+        assert not sessions.connected
+        sessions.close(session)
+        assert seen == ["opened", "closed"]
+        silent = Session("n", b"process", "1", ())
+        sessions.open(silent)
+        for _ in range(1001):
+            sessions.send("n", Standby())
+        assert "n" not in sessions.connected
+        assert silent.goodbye is not None
+
+    asyncio.run(run())
+
+
+def test_a_newer_session_of_a_member_replaces_the_older_in_order():
+    async def run():
+        seen = []
+        sessions = Sessions(
+            lambda session: seen.append(("opened", session.process)),
+            lambda session: seen.append(("closed", session.process)),
+        )
+        first, second = Session("m", b"1", "1", ()), Session("m", b"2", "1", ())
+        sessions.open(first)
+        sessions.open(second)
+        sessions.close(first)
+        assert seen == [("opened", b"1"), ("closed", b"1"), ("opened", b"2")]
+        assert first.goodbye.reason == Reason.REASON_SESSION_REPLACED
+
+    asyncio.run(run())
+
+
+def test_a_job_that_is_read_again_awaits_its_last_cohort(tmp_path):
+    job = job_document()
+
+    async def again():
+        driver, database, _ = await started(tmp_path)
+        await driver.stop()
+        await database.run(lambda session: records.open_attempt(session, job.name, 1, 1, ["m0", "m2"], 2))
+        stored = await database.run(lambda session: records.load_job(session, job.name))
+        return state_of(stored, driver.state.parameters)
+
+    assert asyncio.run(again()).awaited == {"m0", "m2"}

@@ -1,0 +1,175 @@
+"""What the rounds, the uploads and the database tell the metrics, where no process is needed to see it."""
+
+import asyncio
+import errno
+import hashlib
+import time
+
+import numpy as np
+import pytest
+
+import secure_agg
+from coordinator.metrics import Metrics
+from coordinator.rounds import events as ev
+from coordinator.rounds.driver import JobDriver, Ports, state_of
+from coordinator.rounds.state import Parameters
+from coordinator.rounds.uploads import UploadDesk
+from coordinator.storage import open_blobs, open_database, records
+from coordinator.storage.times import job_times
+from tacit.attempt import AttemptId
+from tacit.reason import Reason
+from tests.support.fleet import job_document
+from tests.support.sum_fleet import FEDERATION, key_of, verify
+
+ATTEMPT = AttemptId("questions", 1, 1)
+VALUES = 500
+
+
+class Unreliable:
+    """A database whose next transactions fail."""
+
+    def __init__(self, real):
+        self.real = real
+        self.failures = 0
+
+    async def run(self, work):
+        if self.failures:
+            self.failures -= 1
+            raise OSError(errno.ENOSPC, "no space left")
+        return await self.real.run(work)
+
+
+class Nobody:
+    def send(self, member, message):
+        pass
+
+
+def test_a_driver_tells_of_its_job_of_a_failure_and_of_its_return(tmp_path):
+    async def run():
+        job = job_document()
+        rounds = job.rounds
+        database = Unreliable(open_database(f"sqlite:///{tmp_path}/tacit.db"))
+        stored = await database.run(
+            lambda session: records.create_job(
+                session, name=job.name, document=job.digest(), rounds_total=3, version=job.weights, now_ms=1
+            )
+        )
+        metrics = Metrics("test")
+        store = open_blobs(str(tmp_path / "store"))
+        ports = Ports(database, store, Nobody(), metrics, UploadDesk(), lambda: None, lambda digest: None)
+        driver = JobDriver(state_of(stored, Parameters(job, job.digest(), FEDERATION, verify, key_of)), ports)
+
+        def told(name):
+            return metrics.value(name, job=job.name)
+
+        before = time.time()
+        driver.start()
+        for name in ("m0", "m1", "m2"):
+            await driver.carry_out(ev.Connected(name, b"process" + name.encode()))
+        assert told("job_running") == 1
+        assert told("members_needed") == rounds.min_members
+        assert told("rounds_planned") == rounds.count
+        limits = rounds.deadlines
+        attempt = limits.advertise + limits.share + limits.mask + limits.confirm + limits.unmask
+        assert told("round_deadline_seconds") == limits.training + rounds.attempts * attempt
+        assert before <= told("round_started_timestamp_seconds") <= time.time()
+        assert metrics.value("aggregation_cpu_seconds_total", job=job.name, phase="training") > 0
+        # One failure: the attempt could not be stored; then the pause could.
+        database.failures = 1
+        for name in ("m0", "m1", "m2"):
+            await driver.carry_out(ev.SaidReady(name, driver.state.round, driver.state.version))
+        assert told("job_failures_total") == 1
+        assert told("job_running") == 0
+        assert told("attempts_open") != 1
+        await driver.carry_out(ev.Resume())
+        assert told("job_running") == 1
+        await driver.carry_out(ev.Abort())
+        assert metrics.value("jobs", status="aborted") == 1
+        assert told("round_started_timestamp_seconds") == 0
+        await driver.stop()
+        database.real.close()
+
+    asyncio.run(run())
+
+
+def test_after_a_restart_a_round_is_as_old_as_it_is(tmp_path):
+    async def run():
+        job = job_document()
+        database = open_database(f"sqlite:///{tmp_path}/tacit.db")
+
+        def create(session):
+            records.create_job(
+                session, name=job.name, document=job.digest(), rounds_total=3, version=job.weights, now_ms=1_500
+            )
+
+        await database.run(create)
+        times = await database.run(lambda session: job_times(session, job.name))
+        assert (times.round_opened, times.published) == (None, 1.5)
+        await database.run(lambda session: records.open_round(session, job.name, 1, 7_250))
+        times = await database.run(lambda session: job_times(session, job.name))
+        assert (times.round_opened, times.published) == (7.25, 1.5)
+        nothing = await database.run(lambda session: job_times(session, "none"))
+        assert (nothing.round_opened, nothing.published) == (None, None)
+        database.close()
+
+    asyncio.run(run())
+
+
+class Sink:
+    """Gives each whole upload the verdict that it was made with."""
+
+    def __init__(self, desk, accept):
+        self.desk, self.accept = desk, accept
+
+    def uploaded(self, member, attempt, message, digest):
+        if self.accept:
+            self.task = asyncio.ensure_future(self.desk.accept(attempt, member))
+        else:
+            self.desk.reject(attempt, member, Reason.REASON_MASKED_INPUT_SIGNATURE_INVALID, "")
+
+
+async def take(desk, member, data, sink, upto=None):
+    message = secure_agg.MaskedInput(member, hashlib.sha256(data).digest(), VALUES, b"")
+
+    async def chunks():
+        for at in range(0, len(data) if upto is None else upto, 100):
+            yield data[at : at + 100]
+
+    return await desk.take(ATTEMPT, member, 0, message, chunks(), sink)
+
+
+@pytest.mark.parametrize("end", ["accept", "reject", "close"])
+def test_the_spool_is_as_large_as_what_waits_in_it(end):
+    async def run():
+        desk = UploadDesk()
+        desk.open(ATTEMPT, frozenset("ab"), VALUES, 32)
+        data = np.arange(VALUES, dtype="<u4").tobytes()
+        await take(desk, "a", data, Sink(desk, True), upto=700)
+        assert desk.spooled == 700
+        if end != "close":
+            await take(desk, "b", data, Sink(desk, end == "accept"))
+            # Its verdict was given: only what the other has sent so far still lies there.
+            assert desk.spooled == 700
+        desk.close(ATTEMPT, keep_sum=True)
+        desk.close(ATTEMPT, keep_sum=False)
+        assert desk.spooled == 0
+
+    asyncio.run(run())
+
+
+def test_a_disk_that_takes_no_upload_is_counted(monkeypatch):
+    async def run():
+        metrics = Metrics("test")
+        desk = UploadDesk(None, metrics.store_failed)
+        desk.open(ATTEMPT, frozenset("a"), VALUES, 32)
+
+        def full(file, data):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr("coordinator.rounds.uploads._write", full)
+        receipt = await take(desk, "a", bytes(4 * VALUES), Sink(desk, True))
+        assert not receipt.complete
+        assert metrics.value("store_failures_total") == 1
+        assert desk.spooled == 0
+
+    asyncio.run(run())

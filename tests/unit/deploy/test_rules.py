@@ -1,0 +1,196 @@
+"""Rules for Prometheus: valid, tested alert by alert, with a page for each, over metrics that there are."""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+import yaml
+
+from coordinator import metrics as coordinator_metrics
+from edge_client.agent import metrics as edge_metrics
+from tests.support.places import ROOT
+from tests.support.prometheus import binary
+
+FOLDER = ROOT / "deploy" / "prometheus"
+RULES = ("tacit.rules.yml", "tacit.alerts.yml", "member.alerts.yml")
+TESTS = ("coordinator.test.yml", "backup.test.yml", "member.test.yml")
+
+
+def rules(*files):
+    return [
+        rule
+        for file in files
+        for group in yaml.safe_load((FOLDER / file).read_text(encoding="utf-8"))["groups"]
+        for rule in group["rules"]
+    ]
+
+
+ALERTS = {rule["alert"]: rule for rule in rules(*RULES) if "alert" in rule}
+RECORDED = {rule["record"]: rule for rule in rules(*RULES) if "record" in rule}
+
+
+def promtool(*words):
+    done = subprocess.run(
+        (binary("promtool"), *words), cwd=FOLDER, capture_output=True, text=True, timeout=60, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_rules_and_examples_are_valid():
+    code, said = promtool("check", "rules", *RULES)
+    assert code == 0, said
+    for config in ("prometheus.yml", "member.yml"):
+        code, said = promtool("check", "config", config)
+        assert code == 0, said
+
+
+@pytest.mark.parametrize("file", TESTS)
+def test_every_alert_fires_where_it_must_and_nowhere_else(file):
+    code, said = promtool("test", "rules", f"tests/{file}")
+    assert code == 0, said
+
+
+def test_every_alert_is_tested_both_ways():
+    fires, silent = set(), set()
+    for file in TESTS:
+        for group in yaml.safe_load((FOLDER / "tests" / file).read_text(encoding="utf-8"))["tests"]:
+            for check in group["alert_rule_test"]:
+                (fires if check["exp_alerts"] else silent).add(check["alertname"])
+                for each in check["exp_alerts"]:
+                    assert not any("<error" in text for text in each["exp_annotations"].values())
+    assert fires == set(ALERTS)
+    assert silent == set(ALERTS)
+
+
+def slug(heading):
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_an_alert_says_how_bad_it_is_what_it_means_and_where_the_page_is(name):
+    alert = ALERTS[name]
+    assert alert["labels"] == {"severity": alert["labels"]["severity"]}
+    assert alert["labels"]["severity"] in ("critical", "warning")
+    notes = alert["annotations"]
+    assert notes.keys() == {"summary", "description", "runbook_url"}
+    # Where the pages can be read is told in one place, an external label of Prometheus.
+    base, _, rest = notes["runbook_url"].partition("}}")
+    assert base == "{{ $externalLabels.runbook_base "
+    page, _, anchor = rest.partition("#")
+    assert anchor == name.lower()
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert anchor in {slug(heading) for heading in re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)}
+    # What it means, what to look at, what to do.
+    section = text.split(f"### {name}\n")[1].split("\n#")[0]
+    assert len(section.split()) > 25, f"{name}: the page says next to nothing"
+
+
+@pytest.mark.parametrize(
+    "file", ["prometheus/prometheus.yml", "prometheus/member.yml", "docker/prometheus.yml"], ids=lambda file: file
+)
+def test_alertmanager_needs_only_the_comments_taken_away(file, tmp_path):
+    """What is commented out in the examples is valid, and tells where alerts go and where their pages are."""
+    text = (ROOT / "deploy" / file).read_text(encoding="utf-8")
+    switched_on = re.sub(r"^( *)#: ", r"\1", text, flags=re.MULTILINE)
+    config = yaml.safe_load(switched_on)
+    assert config["alerting"]["alertmanagers"]
+    (dropped,) = config["alerting"]["alert_relabel_configs"]
+    assert dropped == {"action": "labeldrop", "regex": "runbook_base"}
+    assert config["global"]["external_labels"]["runbook_base"].endswith("/")
+    assert not {"alerting", "external_labels"} & yaml.safe_load(text).keys()
+    for name in RULES:
+        shutil.copy(FOLDER / name, tmp_path)
+    (tmp_path / "prometheus.yml").write_text(switched_on)
+    done = subprocess.run(
+        (binary("promtool"), "check", "config", "prometheus.yml"),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_page_tells_of_an_alert_that_is_gone():
+    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^### (Tacit\w+)$", text, flags=re.MULTILINE)) == set(ALERTS)
+
+
+def names_in(expression):
+    return set(
+        re.findall(r"(?<![\w:])(?:(?:tacit_(?:coordinator|edge)|process)_\w+|(?:job|tacit):\w+:\w+)", expression)
+    )
+
+
+def series():
+    """Every name that a scrape can bring or a rule makes."""
+    found = set(RECORDED)
+    for module in (coordinator_metrics, edge_metrics):
+        for each in module.INSTRUMENTS:
+            name = each.full_name(module.PREFIX)
+            found.update((f"{name}_bucket", f"{name}_sum", f"{name}_count") if each.kind == "histogram" else (name,))
+    for family in coordinator_metrics.Metrics("0").registry.collect():
+        found.update(sample.name for sample in family.samples if sample.name.startswith("process_"))
+    return found
+
+
+def test_rules_ask_for_nothing_that_is_not_there():
+    known = series()
+    for rule in rules(*RULES):
+        asked = names_in(rule["expr"])
+        assert asked <= known, rule.get("alert") or rule["record"]
+        assert asked or "up{" in rule["expr"]
+
+
+def test_every_recorded_series_is_asked_for_by_somebody_and_stands_in_the_table():
+    asked = "".join(rule["expr"] for rule in rules(*RULES))
+    asked += "".join(path.read_text() for path in (ROOT / "deploy" / "grafana" / "dashboards").glob("*.json"))
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    for name in RECORDED:
+        assert name in asked
+        assert f"| `{name}` |" in page, f"docs/metrics.md says nothing of {name}"
+
+
+# ---- what the tests of the rules are worth: break a rule, and they must notice -------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("file", "test", "old", "new"),
+    [
+        pytest.param(
+            "tacit.rules.yml",
+            "coordinator",
+            "or 0 * sum by (instance, job) (tacit_coordinator_job_running)",
+            "",
+            id="zero",
+        ),
+        pytest.param(
+            "tacit.alerts.yml",
+            "coordinator",
+            "job:tacit_dropouts:ratio1h > 0.2",
+            "job:tacit_dropouts:ratio1h > 0.01",
+            id="dropout",
+        ),
+        pytest.param("tacit.alerts.yml", "backup", "_seconds offset 1d == 0", "_seconds == 0", id="first-day"),
+        pytest.param("tacit.alerts.yml", "backup", "> 2 * 86400", "> 3 * 86400", id="backup"),
+        pytest.param("tacit.alerts.yml", "coordinator", "seconds > 2 * tacit", "seconds > 9 * tacit", id="stalled"),
+    ],
+)
+def test_a_rule_that_is_broken_is_noticed(tmp_path, file, test, old, new):
+    folder = tmp_path / "prometheus"
+    shutil.copytree(FOLDER, folder)
+    text = (folder / file).read_text(encoding="utf-8")
+    assert text.count(old) == 1
+    (folder / file).write_text(text.replace(old, new), encoding="utf-8")
+    done = subprocess.run(
+        (binary("promtool"), "test", "rules", f"tests/{test}.test.yml"),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "FAILED" in done.stdout + done.stderr

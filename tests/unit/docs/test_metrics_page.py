@@ -1,0 +1,163 @@
+"""docs/metrics.md tells of every metric, and of no other; the dashboards are what their code makes."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from coordinator import metrics as coordinator_metrics
+from deploy.grafana import build
+from deploy.grafana.panels import BOARDS, COORDINATOR, substituted
+from edge_client.agent import metrics as edge_metrics
+from tests.support.places import ROOT
+
+PAGE = ROOT / "docs" / "metrics.md"
+
+
+def section(heading):
+    text = PAGE.read_text(encoding="utf-8").split(f"\n## {heading}\n")[1]
+    return text.split("\n## ")[0]
+
+
+def rows(heading):
+    lines = [line for line in section(heading).splitlines() if line.startswith("| `")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("heading", "module"),
+    [
+        pytest.param("Of the coordinator", coordinator_metrics, id="coordinator"),
+        pytest.param("Of a member", edge_metrics, id="member"),
+    ],
+)
+def test_the_table_is_what_is_declared_in_both_directions(heading, module):
+    declared = [
+        [f"`{each.full_name(module.PREFIX)}`", each.kind, ", ".join(each.labels), each.unit, each.help]
+        for each in module.INSTRUMENTS
+    ]
+    written = rows(heading)
+    missing = [row for row in declared if row not in written]
+    assert not missing, "docs/metrics.md should hold:\n" + "\n".join(f"| {' | '.join(row)} |" for row in missing)
+    assert [row for row in written if row not in declared] == []
+
+
+@pytest.mark.parametrize("module", [coordinator_metrics, edge_metrics], ids=["coordinator", "member"])
+def test_names_say_their_units_and_help_is_a_sentence(module):
+    names = [each.name for each in module.INSTRUMENTS]
+    assert len(names) == len(set(names))
+    for each in module.INSTRUMENTS:
+        assert each.help.endswith("."), each.name
+        assert each.name.endswith("_timestamp_seconds") == (each.unit == "seconds since 1970"), each.name
+        if each.unit == "seconds":
+            assert each.name.endswith("_seconds"), each.name
+        if each.unit == "bytes":
+            assert each.name.endswith("bytes"), each.name
+        assert (each.kind == "histogram") == bool(each.buckets), each.name
+        assert list(each.buckets) == sorted(set(each.buckets))
+        # No room for a member.
+        assert set(each.labels) <= {
+            *("job", "phase", "outcome", "reason", "status", "direction", "channel", "kind", "version"),
+        }, each.name
+
+
+def test_the_recorded_series_of_the_page_are_those_of_the_rules():
+    file = ROOT / "deploy" / "prometheus" / "tacit.rules.yml"
+    groups = yaml.safe_load(file.read_text(encoding="utf-8"))["groups"]
+    made = [rule["record"] for group in groups for rule in group["rules"]]
+    assert [row[0].strip("`") for row in rows("Recorded")] == made
+
+
+# ---- dashboards -----------------------------------------------------------------------------------------------------
+
+
+def test_the_committed_dashboards_are_what_the_code_makes():
+    script = str(ROOT / "deploy" / "grafana" / "build.py")
+    done = subprocess.run((sys.executable, script, "--check"), capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {path.name for path in build.FOLDER.glob("*.json")} == {f"{board.uid}.json" for board in BOARDS}
+
+
+def test_a_dashboard_that_was_edited_by_hand_is_noticed(tmp_path, monkeypatch, capsys):
+    edited = {tmp_path / "x.json": "what the code makes"}
+    monkeypatch.setattr(build, "rendered", lambda: edited)
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    assert build.main(["--check"]) == 1
+    assert build.main([]) == 0
+    assert build.main(["--check"]) == 0
+    (tmp_path / "x.json").write_text("edited")
+    assert build.main(["--check"]) == 1
+    assert "x.json is not what the code makes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.uid)
+def test_a_dashboard_holds_every_panel_with_its_queries_and_fills_its_lines(board):
+    made = json.loads((build.FOLDER / f"{board.uid}.json").read_text(encoding="utf-8"))
+    assert made["uid"] == board.uid
+    panels = [panel for panel in made["panels"] if panel["type"] != "row"]
+    assert [panel["title"] for panel in panels] == [panel.title for panel in board.panels]
+    for built, panel in zip(panels, board.panels, strict=True):
+        assert [(each["expr"], each["legendFormat"]) for each in built["targets"]] == [
+            (each.expr, each.legend) for each in panel.queries
+        ]
+        # One that is chosen at the top, not somebody's own.
+        assert built["datasource"]["uid"] == "${datasource}"
+        assert built["description"] == panel.description
+    places = [panel["gridPos"] for panel in made["panels"]]
+    taken = {
+        (x, y) for at in places for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])
+    }
+    assert len(taken) == sum(at["w"] * at["h"] for at in places), "panels lie over each other"
+    assert max(at["x"] + at["w"] for at in places) == 24
+    variables = [each["name"] for each in made["templating"]["list"]]
+    assert variables == ["datasource", *(each.name for each in board.variables)]
+
+
+@pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.uid)
+def test_panels_ask_for_series_that_there_are(board):
+    known = set()
+    for module in (coordinator_metrics, edge_metrics):
+        for each in module.INSTRUMENTS:
+            name = each.full_name(module.PREFIX)
+            known.update((f"{name}_bucket", f"{name}_sum", f"{name}_count") if each.kind == "histogram" else (name,))
+    known.update(row[0].strip("`") for row in rows("Recorded"))
+    for panel in board.panels:
+        for query in panel.queries:
+            assert "$" not in substituted(query.expr, interval="1m", span="1h")
+            asked = set(re.findall(r"(?<![\w:])(?:tacit_(?:coordinator|edge)_\w+|(?:job|tacit):\w+:\w+)", query.expr))
+            assert asked <= known, panel.title
+
+
+def test_every_metric_of_the_coordinator_is_shown_or_alarmed_by_somewhere():
+    """A figure that nobody looks at is one that nobody misses when it breaks."""
+    asked = "".join(query.expr for panel in COORDINATOR.panels for query in panel.queries)
+    asked += "".join(path.read_text() for path in (ROOT / "deploy" / "prometheus").glob("tacit.*.yml"))
+    names = {each.full_name(coordinator_metrics.PREFIX) for each in coordinator_metrics.INSTRUMENTS}
+    unseen = {name for name in names if not re.search(rf"{name}(?:_bucket|_sum|_count)?(?![a-z_])", asked)}
+    # For people with a question of their own.
+    assert unseen == {
+        "tacit_coordinator_round",
+        "tacit_coordinator_rounds_planned",
+        "tacit_coordinator_attempts_open",
+        "tacit_coordinator_cohort_answered",
+        "tacit_coordinator_evaluation_loss",
+        "tacit_coordinator_training_loss",
+    }
+
+
+def test_grafana_finds_the_dashboards_and_their_data():
+    folder = ROOT / "deploy" / "grafana" / "provisioning"
+    (source,) = yaml.safe_load((folder / "datasources" / "tacit.yml").read_text(encoding="utf-8"))["datasources"]
+    assert source["type"] == "prometheus"
+    interval = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text())["global"][
+        "scrape_interval"
+    ]
+    assert source["jsonData"]["timeInterval"] == interval
+    (provider,) = yaml.safe_load((folder / "dashboards" / "tacit.yml").read_text(encoding="utf-8"))["providers"]
+    compose = (ROOT / "deploy" / "compose.yaml").read_text(encoding="utf-8")
+    assert f"./grafana/dashboards:{provider['options']['path']}:ro" in compose
+    assert source["url"] == "${PROMETHEUS_URL}"
+    assert "PROMETHEUS_URL: " in compose

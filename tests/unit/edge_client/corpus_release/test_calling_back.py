@@ -1,0 +1,284 @@
+"""A file that is on its way already: its owner vetoes, its policy narrows, or it is no longer what was made."""
+
+import asyncio
+import fcntl
+import hashlib
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+from typer.testing import CliRunner
+
+from edge_client.cli import app
+from edge_client.corpus_release import folder as folder_module
+from edge_client.corpus_release import sending
+from edge_client.corpus_release.folder import CorpusUnusable
+from edge_client.ledger.ledger import ledger_path
+from edge_client.ledger.receipt_book import ReceiptBook
+from edge_client.ledger.receipts import CorpusReceipt, receipt_from
+from edge_client.ledger.verification import verify
+from edge_client.policy.policy import Policy
+from tests.support import party
+from tests.support.release_place import Killed, Place
+from tests.support.toy_jobs import DP_SGD
+
+torch.set_num_threads(1)
+
+ORDERED = {"mechanism": DP_SGD | {"noise_multiplier": 3.0}, "corpus": {"texts": 40, "histogram_deviation": 6.0}}
+
+
+@pytest.fixture(scope="module")
+def identity(tmp_path_factory):
+    return party.member(tmp_path_factory.mktemp("north") / "home", "localhost:7441")
+
+
+@pytest.fixture
+def approved(tmp_path, identity):
+    here = Place(tmp_path, identity, **ORDERED)
+    here.life(rounds=1)
+    here.decide("approve")
+    return here
+
+
+@pytest.fixture
+def on_its_way(approved):
+    """Killed before the first byte left, and after the disk has that it may have."""
+
+    def kill(at):
+        if at == "corpus-state.folder-synced":
+            raise Killed
+
+    def life():
+        with approved.process(kill) as (_, giver):
+            approved.give(giver)
+
+    with pytest.raises(Killed):
+        life()
+    assert approved.folder.state().stage == "sending"
+    return approved
+
+
+def outcomes(here):
+    """Of the receipts of its corpus, by when; and the ledger is as it must be."""
+    assert verify(ledger_path(here.home, "data"), here.home / "receipts").problems == ()
+    found = [receipt_from(path.read_bytes()) for path in ReceiptBook(here.home / "receipts").files()]
+    corpora = [each for each in found if isinstance(each, CorpusReceipt)]
+    return [each.outcome for each in sorted(corpora, key=lambda each: (each.at_ms, each.outcome != "sending"))]
+
+
+def given_up(here, stage="vetoed"):
+    state = here.folder.state()
+    assert (state.stage, state.told) == (stage, True)
+    assert here.desk.declined == 1
+    assert not here.folder.file.exists()
+    assert not (here.folder.path / "statement.json").exists()
+    assert not (here.home / "synthesis" / "stories").exists()
+    assert outcomes(here) == ["sending", stage]
+
+
+def test_a_veto_counts_until_the_coordinator_has_it_whole(on_its_way):
+    here = on_its_way
+    done = CliRunner().invoke(app, ["corpus", "veto", "stories", "--home", str(here.home)])
+    assert done.exit_code == 0
+    assert not here.folder.file.exists()
+    listed = CliRunner().invoke(app, ["corpus", "list", "--home", str(here.home)])
+    assert "stories: vetoed" in listed.output
+    here.life()
+    assert here.desk.file is None
+    assert bytes(here.desk.partial) == b""
+    given_up(here)
+    here.life()
+    assert here.desk.declined == 1
+
+
+def test_what_is_on_its_way_is_not_approved_once_more(on_its_way):
+    with pytest.raises(CorpusUnusable, match="on its way"):
+        on_its_way.decide("approve")
+
+
+def test_a_veto_by_who_saw_it_waiting_is_carried_out(approved):
+    seen = approved.folder.state()
+    vetoed = []
+
+    def veto(at):
+        if at == "corpus-state.folder-synced" and not vetoed:
+            vetoed.append(approved.folder.state().stage)
+
+    with approved.process(veto) as (_, giver):
+        sent = giver._sent
+
+        async def behind_the_back(folder, state, asker):
+            approved.folder.decide(seen, "veto")
+            return await sent(folder, state, asker)
+
+        giver._sent = behind_the_back
+        approved.give(giver)
+    assert vetoed == ["sending"]
+    assert approved.desk.file is None
+    given_up(approved)
+
+
+def test_a_veto_stops_an_upload_in_its_midst(approved, monkeypatch):
+    monkeypatch.setattr(sending, "CORPUS_CHUNK", 16)
+    here, size, take = approved, approved.folder.state().made.bytes, approved.desk.UploadCorpus
+    taken, parts_of = asyncio.Event(), sending._parts
+
+    async def upload(requests, context):
+        async def parts():
+            async for part in requests:
+                yield part
+                if len(here.desk.partial) == 32:
+                    here.decide("veto")
+                taken.set()
+
+        return await take(parts(), context)
+
+    async def one_by_one(*arguments):
+        """Each part once the coordinator has the one before: all would have left before anybody looked."""
+        async for part in parts_of(*arguments):
+            yield part
+            await taken.wait()
+            taken.clear()
+
+    here.desk.UploadCorpus = upload
+    monkeypatch.setattr(sending, "_parts", one_by_one)
+    here.life()
+    assert here.desk.file is None
+    assert len(here.desk.partial) == 32 < size
+    given_up(here)
+
+
+def test_a_veto_while_the_last_answer_comes_takes_the_file_back(approved):
+    def veto(at):
+        if at == "corpus.sent":
+            approved.decide("veto")
+
+    with approved.process(veto) as (_, giver):
+        approved.give(giver)
+    assert approved.desk.asked[-1] == "declined"
+    given_up(approved)
+
+
+def test_a_veto_after_a_kill_behind_the_receipt_ends_that_too(approved):
+    def kill(at):
+        if at == "corpus.sending":
+            raise Killed
+
+    def life():
+        with approved.process(kill) as (_, giver):
+            approved.give(giver)
+
+    with pytest.raises(Killed):
+        life()
+    assert approved.folder.state().stage == "made"
+    approved.decide("veto")
+    approved.life()
+    given_up(approved)
+
+
+def test_a_decision_and_the_first_step_out_never_overlap(approved, monkeypatch):
+    held = []
+
+    def is_held(at):
+        with (approved.folder.path / "lock").open("ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                held.append(at)
+
+    def stepping_out(at):
+        if at == "corpus.sending":
+            is_held(at)
+
+    with approved.process(stepping_out) as (_, giver):
+        approved.give(giver)
+    assert held == ["corpus.sending"]
+
+    approved.folder.write_state(approved.folder.state().model_copy(update={"stage": "made"}))
+    durable = folder_module.durable_file
+    monkeypatch.setattr(folder_module, "durable_file", lambda *each: (is_held(each[2]), durable(*each)))
+    approved.decide("veto")
+    assert held == ["corpus.sending", "decision"]
+
+
+def test_what_was_decided_on_is_what_was_read(approved):
+    read = approved.folder.state()
+    other = read.model_copy(update={"made": read.made.model_copy(update={"corpus": bytes(32)})})
+    approved.folder.write_state(other)
+    with pytest.raises(CorpusUnusable, match="another one by now"):
+        approved.folder.decide(read, "approve")
+
+
+@pytest.mark.parametrize("what", ["edited", "lost", "statement edited", "statement lost"])
+def test_a_file_that_can_never_be_whole_is_given_up(on_its_way, what):
+    here = on_its_way
+    path = here.folder.path / "statement.json" if "statement" in what else here.folder.file
+    if "lost" in what:
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes().replace(b"o", b"u"))
+    with capture_logs() as logs:
+        here.life()
+    (said,) = [line for line in logs if line["event"] == "corpus_withheld"]
+    assert path.name in said["why"]
+    assert here.desk.file is None
+    given_up(here)
+
+
+def test_a_disk_that_does_not_answer_is_no_veto(on_its_way, monkeypatch):
+    here = on_its_way
+    read = type(here.folder.file).read_bytes
+
+    def unreadable(path):
+        if path.name == "corpus.jsonl":
+            raise OSError(5, "Input/output error")
+        return read(path)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(type(here.folder.file), "read_bytes", unreadable)
+        here.life()
+    assert here.folder.state().stage == "sending"
+    assert here.desk.declined == 0
+    here.life()
+    assert here.folder.state().stage == "received"
+
+
+@pytest.mark.parametrize(
+    ("policy", "stage", "why"),
+    [
+        (Policy(corpora="never"), "vetoed", "never"),
+        (Policy(most_corpus_texts=39), "withheld", "most_corpus_texts"),
+        (Policy(mechanisms=("none",)), "withheld", "dp-sgd"),
+    ],
+)
+def test_a_policy_that_became_narrower_calls_it_back(on_its_way, policy, stage, why):
+    here = on_its_way
+    here.policy = policy
+    here.life()
+    assert here.desk.file is None
+    assert why in here.folder.state().detail
+    given_up(here, stage)
+
+
+def test_a_policy_that_became_narrower_since_the_approval_keeps_it_back(approved):
+    approved.policy = Policy(most_corpus_texts=39)
+    approved.life()
+    state = approved.folder.state()
+    assert (state.stage, state.told, approved.desk.declined) == ("withheld", True, 1)
+    assert (approved.desk.file, outcomes(approved)) == (None, [])
+    assert not approved.folder.file.exists()
+
+
+def test_what_the_policy_says_of_a_job_without_its_document_is_not_guessed(on_its_way):
+    here = on_its_way
+    (here.home / "synthesis" / "stories" / "job.json").unlink()
+    here.life()
+    assert here.desk.file is None
+    assert (here.folder.state().stage, here.desk.declined) == ("withheld", 1)
+
+
+def test_what_still_fits_goes_out_as_it_was_read(on_its_way):
+    here = on_its_way
+    here.life()
+    assert hashlib.sha256(here.desk.file).digest() == here.folder.state().made.corpus
+    assert outcomes(here) == ["sending", "received"]

@@ -1,0 +1,218 @@
+"""The budget as the session uses it: reserved before training, charged before sending, refused with a reason."""
+
+import pytest
+
+from edge_client.ledger.budget import Budget, open_budget
+from edge_client.ledger.ledger import LedgerUnwritable
+from edge_client.policy.policy import Policy, PolicyRefusal
+from learning.accounting.calibration import epsilon_at_gate, repeated
+from learning.accounting.spend import Limit, spend
+from tacit.attempt import AttemptId
+from tacit.messages import Assignment
+from tacit.reason import Reason
+from tests.support import party
+from tests.unit.learning.mechanisms.test_mechanisms import DP_SGD, GAUSSIAN, RING, job
+
+EXAMPLES = 200
+RING = {**RING, "noise_multiplier": 20.0}
+
+
+@pytest.fixture(scope="module")
+def identity(tmp_path_factory):
+    return party.member(tmp_path_factory.mktemp("north") / "home", "localhost:7441")
+
+
+@pytest.fixture
+def opened(tmp_path, identity):
+    """Opens the budget of the home once more, as a new process would."""
+    running = []
+
+    def open_again(**policy) -> Budget:
+        while running:
+            running.pop().__exit__(None, None, None)
+        manager = open_budget(tmp_path, identity, Policy(**policy), ["one", "two"])
+        running.append(manager)
+        return manager.__enter__()
+
+    yield open_again
+    while running:
+        running.pop().__exit__(None, None, None)
+
+
+def assignment(round_=1, name="questions"):
+    return Assignment(name, round_, b"d" * 32, bytes([round_]) * 32, round_ - 1, 1000)
+
+
+def reserved(budget, document, round_=1):
+    return budget.reserve(assignment(round_, document.name), document, budget.protection(document, EXAMPLES))
+
+
+def attempt(round_=1, number=1):
+    return AttemptId("questions", round_, number)
+
+
+def first_refusal(budget, document):
+    """Reserves round after round until one is refused."""
+    with pytest.raises(PolicyRefusal) as refused:
+        _ = [reserved(budget, document, round_) for round_ in range(1, 250)]
+    return refused
+
+
+def releases(budget, name="questions"):
+    """How many rounds' events count as spent."""
+    event = budget.protection(job(GAUSSIAN), EXAMPLES).event
+    return sum(each.steps for each in budget.statement(name).of_job) // event.steps
+
+
+def test_what_is_reserved_counts_and_what_is_released_does_not(opened):
+    budget = opened()
+    first = reserved(budget, job(GAUSSIAN))
+    assert releases(budget) == 1
+    second = reserved(budget, job(GAUSSIAN), 2)
+    assert releases(budget) == 2
+    budget.release(second, "not sent")
+    assert releases(budget) == 1
+    budget.charge(attempt(), first)
+    budget.release(first, "not sent")
+    assert releases(budget) == 1
+
+
+def test_a_restart_keeps_what_was_charged_and_frees_what_was_not(opened):
+    budget = opened()
+    budget.charge(attempt(), reserved(budget, job(GAUSSIAN)))
+    reserved(budget, job(GAUSSIAN), 2)
+    assert releases(opened()) == 1
+
+
+def test_the_same_noised_vector_is_one_event_however_often_it_is_sent(opened):
+    budget = opened()
+    held = reserved(budget, job(GAUSSIAN))
+    for number in (1, 2, 3):
+        budget.charge(attempt(number=number), held)
+        budget.ended(attempt(number=number), "phase_deadline", b"", None)
+    assert releases(budget) == 1
+
+
+def test_noise_in_the_ring_is_charged_for_each_attempt(opened):
+    budget, document = opened(), job(RING)
+    event = budget.protection(document, EXAMPLES).event
+    held = reserved(budget, document)
+    for number in (1, 2, 2, 3):
+        budget.charge(attempt(number=number), held)
+    assert budget.statement("questions").of_job == (event.model_copy(update={"steps": 3}),)
+
+
+def test_a_further_attempt_of_ring_noise_stops_at_the_limit(opened):
+    document = job(RING)
+    event = opened(epsilon=1000.0).protection(document, EXAMPLES).event
+    assert event is not None
+    # Room for two events by the gate, not for three.
+    budget = opened(epsilon=1.01 * epsilon_at_gate(repeated(event, 2), 1e-6, "add-remove"))
+    held = reserved(budget, document)
+    budget.charge(attempt(number=1), held)
+    budget.charge(attempt(number=2), held)
+    with pytest.raises(PolicyRefusal) as refused:
+        budget.charge(attempt(number=3), held)
+    assert refused.value.reason == Reason.REASON_BUDGET_SPENT
+
+
+def test_without_a_mechanism_nothing_is_spent(opened):
+    budget = opened(mechanisms=("none",))
+    held = reserved(budget, job("none"))
+    assert held.reservation is None
+    budget.charge(attempt(), held)
+    budget.ended(attempt(), "published", b"r" * 32, ("north",))
+    statement = budget.statement("questions")
+    assert (statement.events, statement.share_left, statement.report()) == ((), 1.0, None)
+
+
+def test_the_limit_refuses_and_its_sentence_does_not_travel(opened):
+    budget = opened(epsilon=0.5)
+    refused = first_refusal(budget, job(DP_SGD))
+    assert refused.value.reason == Reason.REASON_BUDGET_SPENT
+    assert not any(figure.isdigit() for figure in refused.value.detail)
+
+
+def test_one_job_can_have_a_limit_of_its_own(opened):
+    budget = opened(epsilon=100.0, epsilon_a_job=5.0)
+    other = job(GAUSSIAN).model_copy(update={"name": "other"})
+    refused = first_refusal(budget, job(GAUSSIAN))
+    assert refused.value.reason == Reason.REASON_BUDGET_SPENT
+    assert releases(budget) > 0
+    reserved(budget, other)
+
+
+def test_an_event_without_a_formula_is_refused(opened):
+    budget = opened()
+    with pytest.raises(PolicyRefusal) as refused:
+        reserved(budget, job({**RING, "unit": "member"}))
+    assert refused.value.reason == Reason.REASON_PRIVACY_UNACCOUNTABLE
+    with pytest.raises(PolicyRefusal) as refused:
+        reserved(budget, job({**GAUSSIAN, "sampling": "fixed"}))
+    assert refused.value.reason == Reason.REASON_PRIVACY_UNACCOUNTABLE
+
+
+def test_own_numbers_that_the_job_has_no_room_for_are_refused(opened):
+    with pytest.raises(PolicyRefusal, match="own_noise_multiplier") as refused:
+        opened(own_noise_multiplier=100.0).protection(job(GAUSSIAN), EXAMPLES)
+    assert refused.value.reason == Reason.REASON_POLICY_NOISE
+
+
+def test_a_ledger_that_cannot_be_written_lets_nothing_leave(opened, monkeypatch):
+    budget = opened()
+    held = reserved(budget, job(GAUSSIAN))
+
+    def full(*_: object) -> None:
+        raise LedgerUnwritable("no space left")
+
+    monkeypatch.setattr(budget._ledger._writer, "append", full)
+    with pytest.raises(PolicyRefusal) as refused:
+        budget.charge(attempt(), held)
+    assert refused.value.reason == Reason.REASON_LEDGER_FAILING
+    with pytest.raises(PolicyRefusal) as refused:
+        reserved(budget, job(GAUSSIAN), 2)
+    assert refused.value.reason == Reason.REASON_LEDGER_FAILING
+    # It stays reserved, and nothing is raised where nothing can be done about it.
+    budget.release(held, "not sent")
+    assert releases(budget) == 1
+
+
+def test_the_report_is_of_the_job_and_the_figures_are_of_the_ledger(opened):
+    budget = opened()
+    other = job(GAUSSIAN).model_copy(update={"name": "other"})
+    for round_ in (1, 2, 3):
+        reserved(budget, job(GAUSSIAN), round_)
+    reserved(budget, other)
+    event = budget.protection(job(GAUSSIAN), EXAMPLES).event
+    assert event is not None
+    limit = Limit(8.0, 1e-6)
+    statement = budget.statement("questions")
+    report = statement.report()
+    assert report is not None
+    assert report.delta == 1e-6
+    assert report.epsilon == pytest.approx(spend([event] * 3, limit).epsilon, rel=1e-6)
+    figures = statement.figures()
+    assert figures.epsilon == pytest.approx(spend([event] * 4, limit).epsilon, rel=1e-6)
+    assert figures.limit == 8.0
+    assert 0 < figures.share_left < 1
+
+
+def test_the_coordinators_number_stops_a_ledger_that_is_behind(opened):
+    budget = opened()
+    reserved(budget, job(GAUSSIAN))
+    budget.check_reported(0)
+    budget.check_reported(budget.counter.sequence)
+    with pytest.raises(PolicyRefusal) as refused:
+        budget.check_reported(budget.counter.sequence + 1)
+    assert refused.value.reason == Reason.REASON_LEDGER_ROLLED_BACK
+
+
+def test_another_federation_with_a_job_of_the_same_name_is_another_job(tmp_path, identity):
+    with open_budget(tmp_path, identity, Policy(), ["one"]) as budget:
+        reserved(budget, job(GAUSSIAN))
+    elsewhere = party.member(tmp_path / "elsewhere", "localhost:7441", of=party.authority(1))
+    with open_budget(tmp_path, elsewhere, Policy(), ["one"]) as budget:
+        # The earlier one's reservation was released at this start; this one's is another job's besides.
+        reserved(budget, job(GAUSSIAN))
+        assert releases(budget) == 1
+        assert len(budget.statement("questions").events) == 1

@@ -1,0 +1,121 @@
+"""kill -9 at every point that matters, at random ones, and the order in which things reach the disk.
+
+Processes are forked by a light interpreter of its own: this one may have threads.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edge_client.ledger.points import POINTS
+from tests.support.places import ROOT
+
+# Killing asks nothing of the disk, so memory will do.
+MEMORY = next((path for path in (Path("/dev/shm"),) if path.is_dir()), None)  # noqa: S108
+
+_RUN = """
+import json, sys, tempfile
+from pathlib import Path
+from benchmarks import ledger_faults
+with tempfile.TemporaryDirectory(dir=sys.argv[1] or None) as scratch:
+    print(json.dumps(vars(ledger_faults.{call})))
+assert not any(heavy in sys.modules for heavy in ("torch", "sqlalchemy", "grpc", "scipy"))
+"""
+
+
+def tallied(call: str) -> dict:
+    done = subprocess.run(
+        [sys.executable, "-c", _RUN.format(call=call), str(MEMORY or "")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def assert_nothing_lost(tally: dict) -> None:
+    found = {key: tally[key] for key in ("lost_charges", "blocked_starts", "broken_chains", "over_limit")}
+    assert not any(found.values()), (found, tally["sentences"])
+
+
+def test_killed_once_at_every_point_of_a_life():
+    """One release in two attempts, with receipts: each point of it, in a first life and in one after a killed one."""
+    tally = tallied("at_every_point(Path(scratch), (3,))")
+    assert_nothing_lost(tally)
+    assert set(tally["points"]) == set(POINTS)
+    assert tally["kills"] == tally["cycles"] - 2 > 150
+    assert tally["charges"] > 100
+
+
+@pytest.mark.long
+def test_killed_once_at_every_point_of_a_longer_life():
+    """A release in two attempts, one given back, and one more."""
+    tally = tallied("at_every_point(Path(scratch), (3, 4, 5))")
+    assert_nothing_lost(tally)
+    assert tally["kills"] == tally["cycles"] - 2 > 350
+
+
+def test_two_hundred_random_kills():
+    tally = tallied("at_random(Path(scratch), 200, 7)")
+    assert_nothing_lost(tally)
+    assert tally["cycles"] == 200
+    # Otherwise nothing was tried.
+    assert tally["kills"] > 80
+    assert tally["charges"] > 80
+    assert tally["refusals"] > 10
+    assert len(tally["points"]) > 20
+
+
+_CHARGE = """
+import os, sys
+from pathlib import Path
+from benchmarks.ledger_faults import EVENT, LIMIT, purpose_of, Member
+from edge_client.ledger.ledger import Ledger, ledger_path
+member = Member("north", None, b"", b"", bytes(32))
+with Ledger.open(ledger_path(Path(sys.argv[1]), "data"), "data", LIMIT) as ledger:
+    held = ledger.reserve(EVENT, purpose_of(member, "desk", 1))
+    os.write(1, b"CHARGING")
+    ledger.charge(held.number, 1)
+    os.write(1, b"CHARGED")
+"""
+
+
+def test_a_charge_is_flushed_before_it_returns_and_pinned_after_that(tmp_path):
+    """What the kernel was asked for, in its order: the log written and flushed, then the pin flushed and renamed."""
+    strace = shutil.which("strace")
+    if strace is None:
+        pytest.skip("strace is not installed")
+    trace = tmp_path / "trace"
+    calls = "openat,write,pwrite64,fsync,fdatasync,rename,renameat,renameat2"
+    done = subprocess.run(
+        [strace, "-y", "-o", trace, "-e", f"trace={calls}", sys.executable, "-c", _CHARGE, str(tmp_path / "home")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "ptrace" in done.stderr:
+        pytest.skip("this machine does not allow tracing")
+    assert done.returncode == 0, done.stderr
+    text = trace.read_text()
+    charge = text[text.index('"CHARGING"') : text.index('"CHARGED"')]
+    wal, pin = r"<[^>]*data\.db-wal>", r"<[^>]*\.data\.json\.partial>"
+    order = [
+        rf"pwrite64\(\d+{wal}",
+        rf"(?:fsync|fdatasync)\(\d+{wal}\)",
+        rf"write\(\d+{pin}",
+        rf"fsync\(\d+{pin}\)",
+        r'rename\w*\([^\n]*\.data\.json\.partial"',
+        r"fsync\(\d+<[^>]*/pins>\)",
+    ]
+    assert re.search(".*?".join(order), charge, flags=re.DOTALL), charge
+    # Nothing of the ledger is written after its flush.
+    flushed = list(re.finditer(order[1], charge))[-1].end()
+    assert not re.search(r"pwrite64\(\d+<[^>]*data\.db", charge[flushed:])

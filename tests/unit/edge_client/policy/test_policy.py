@@ -1,0 +1,130 @@
+"""The member's policy: every floor refuses, naming the rule and both values."""
+
+import pytest
+
+import secure_agg
+from edge_client.policy.policy import Policy, PolicyRefusal
+from tacit.documents import DocumentInvalid
+from tacit.mechanism import DpSgd
+from tacit.reason import Reason
+from tests.support.fleet import job_document
+from tests.support.sum_fleet import make_context
+
+
+def test_without_a_file_a_job_without_noise_is_refused():
+    with pytest.raises(PolicyRefusal) as refused:
+        Policy().check_job(job_document())
+    assert refused.value.reason == Reason.REASON_POLICY_MECHANISM
+    assert 'mechanisms = ["none"]' in refused.value.detail
+    Policy(mechanisms=("none",)).check_job(job_document())
+
+
+def test_jobs_are_admitted_by_name():
+    Policy(mechanisms=("none",), jobs=("quest*",)).check_job(job_document())
+    with pytest.raises(PolicyRefusal) as refused:
+        Policy(mechanisms=("none",), jobs=("other",)).check_job(job_document())
+    assert refused.value.reason == Reason.REASON_JOB_NOT_ADMITTED
+
+
+@pytest.mark.parametrize(
+    ("policy", "context", "reason", "values"),
+    [
+        (Policy(least_cohort=6), make_context(5), Reason.REASON_POLICY_COHORT, ("5", "6")),
+        (Policy(least_honest=4), make_context(5), Reason.REASON_POLICY_COHORT, ("3", "4")),
+        (Policy(), make_context(5, corrupt=0), Reason.REASON_POLICY_CORRUPTION, ("0", "1")),
+        (Policy(assumed_corrupt=2), make_context(6), Reason.REASON_POLICY_CORRUPTION, ("1", "2")),
+        (Policy(), make_context(20, corrupt=3), Reason.REASON_POLICY_CORRUPTION, ("3", "4")),
+        (
+            Policy(assumed_corrupt=0),
+            make_context(3, threshold=2, corrupt=0),
+            Reason.REASON_POLICY_TWO_PARTY_SUM,
+            ("2",),
+        ),
+        (
+            Policy(assumed_corrupt=0, least_cohort=2),
+            make_context(2),
+            Reason.REASON_POLICY_TWO_PARTY_SUM,
+            ("2",),
+        ),
+    ],
+)
+def test_a_weaker_number_is_a_refusal_that_names_both(policy, context, reason, values):
+    with pytest.raises(PolicyRefusal) as refused:
+        policy.check_attempt(context)
+    assert refused.value.reason == reason
+    assert all(value in refused.value.detail for value in values)
+
+
+def test_two_members_by_explicit_exception():
+    exception = Policy(assumed_corrupt=0, least_cohort=2, allow_two_party_sums=True)
+    exception.check_attempt(make_context(2))
+    with pytest.raises(PolicyRefusal):
+        Policy(assumed_corrupt=0, least_cohort=2).check_attempt(make_context(2))
+    with pytest.raises(PolicyRefusal):
+        Policy(least_cohort=2, allow_two_party_sums=True).check_attempt(make_context(2))
+
+
+@pytest.mark.parametrize("members", range(3, 30))
+def test_the_protocols_defaults_pass_the_default_policy(members):
+    Policy().check_attempt(make_context(members))
+
+
+def test_in_groups_one_vector_is_sent_for_one_version():
+    Policy().check_vector(bytes(32), (), grouped=True)
+    with pytest.raises(PolicyRefusal) as refused:
+        Policy().check_vector(bytes(32), (bytes(32),), grouped=True)
+    assert refused.value.reason == Reason.REASON_POLICY_SECOND_SUM
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("mechanisms = []", "schema"),
+        ("schema = 2", "schema = 2"),
+        ("schema = 1\nleast_cohrt = 5", "least_cohrt: unknown key"),
+        ("schema = 1\nleast_cohort = 1", "least_cohort"),
+        ('schema = 1\nmechanisms = ["noise"]', "mechanisms"),
+        ("schema = ", "not TOML"),
+        ('schema = 1\nhours = ["22-06"]', "hours.*22:00-06:00"),
+        ('schema = 1\nbase_models = ["ab"]', "base_models.*64 hexadecimal"),
+        ('schema = 1\n[peers]\nnorth = "ab"', "peers.north.*64 hexadecimal"),
+        ('schema = 1\n[peers]\n"No Name" = ""', "peers"),
+        ('schema = 1\ndevices = ["tpu"]', "devices"),
+        ("schema = 1\nleast_noise_multiplier = 0", "least_noise_multiplier"),
+        ("schema = 1\nvocabularies = []", 'vocabularies: names none.*write "own", "public" or both, or leave'),
+        ('schema = 1\nvocabularies = ["ours"]', "vocabularies.0: 'ours' is none of own, public"),
+        ('schema = 1\nvocabularies = "own"', "vocabularies: must be a list, not text"),
+    ],
+)
+def test_a_policy_that_cannot_be_right_says_where(tmp_path, text, complaint):
+    path = tmp_path / "policy.toml"
+    path.write_text(text)
+    with pytest.raises(DocumentInvalid, match=complaint):
+        Policy.from_toml(path)
+
+
+def test_a_file_with_nothing_but_its_version_takes_noise_and_nothing_else(tmp_path):
+    (tmp_path / "policy.toml").write_text("schema = 1\n")
+    policy, path = Policy.load(tmp_path)
+    assert path == tmp_path / "policy.toml"
+    assert policy == Policy()
+    noisy = job_document().model_copy(update={"mechanism": DpSgd(noise_multiplier=1.0)})
+    policy.check_job(noisy, federation=bytes(32))
+    with pytest.raises(PolicyRefusal):
+        policy.check_job(job_document(), federation=bytes(32))
+
+
+def test_which_file_is_in_force(tmp_path):
+    assert Policy.load(tmp_path) == (Policy(), None)
+    (tmp_path / "policy.toml").write_text("schema = 1\nleast_cohort = 4\n")
+    (tmp_path / "other.toml").write_text("schema = 1\nleast_cohort = 5\n")
+    assert Policy.load(tmp_path)[0].least_cohort == 4
+    assert Policy.load(tmp_path, tmp_path / "other.toml") == (Policy(least_cohort=5), tmp_path / "other.toml")
+    # A file that was named and is not there is no reason to fall back on anything.
+    with pytest.raises(DocumentInvalid, match="does not exist"):
+        Policy.load(tmp_path, tmp_path / "none.toml")
+
+
+def test_honest_inputs_are_what_the_threshold_leaves():
+    assert secure_agg.default_thresholds(5) == (4, 1)
+    assert make_context(5).honest == 3

@@ -1,0 +1,272 @@
+"""What the session does for a corpus: a model is kept once its attempt is charged, and `run` ends at the right time."""
+
+import asyncio
+import hashlib
+from types import SimpleNamespace
+
+import grpc
+import numpy as np
+import pytest
+import torch
+
+from edge_client.agent.exporting import _fetch
+from edge_client.downloads.cache import BlobCache
+from edge_client.ledger.budget import open_budget
+from edge_client.policy.policy import Policy, PolicyRefusal
+from edge_client.private_store import PrivateStore
+from edge_client.session import agent as agent_module
+from edge_client.session import states
+from edge_client.session.agent import Agent
+from edge_client.session.journal import Memory
+from edge_client.session.keeping import Keeper
+from edge_client.session.preparation import Preparer
+from tacit.attempt import AttemptId
+from tacit.messages import Assignment, JobEnded
+from tacit.reason import Reason
+from tacit.v1 import federation_pb2 as pb
+from tests.support import party
+from tests.support.release_place import Place
+from tests.support.toy_jobs import DP_SGD, bundle_of, examples_of
+from tests.support.toy_texts import Seeded
+from toolkit.console import CommandFailed
+
+torch.set_num_threads(1)
+
+ATTEMPT = AttemptId("stories", 1, 1)
+
+
+@pytest.fixture(scope="module")
+def identity(tmp_path_factory):
+    return party.member(tmp_path_factory.mktemp("north") / "home", "localhost:7441")
+
+
+def blobs_of(bundle):
+    parts = (bundle.document.canonical(), bundle.manifest.canonical(), bundle.weights, bundle.public_tokenizer)
+    return {hashlib.sha256(data).digest(): data for data in parts}
+
+
+def prepared(folder, identity, bundle, policy):
+    """What the preparer makes of the first round."""
+    served, examples = blobs_of(bundle), examples_of(40)
+
+    async def fetch(digest, into, limit):
+        into.parent.mkdir(exist_ok=True, parents=True)
+        into.write_bytes(served[digest])
+
+    with open_budget(folder, identity, policy, [each.text for each in examples]) as budget:
+        preparer = Preparer(
+            examples,
+            identity.federation,
+            identity.member,
+            policy,
+            budget,
+            Seeded("preparer"),
+            BlobCache(folder / "cache"),
+            "cpu",
+            SimpleNamespace(training=lambda *_: None),
+            Keeper(PrivateStore(folder, identity.federation, "data"), examples),
+        )
+        job = bundle.document
+        assignment = Assignment(job.name, 1, job.digest(), job.weights, 0, 1000)
+        return asyncio.run(preparer.prepare(assignment, fetch))
+
+
+def test_what_is_kept_is_the_version_and_the_change_that_is_sent(tmp_path, identity):
+    bundle = bundle_of(mechanism=DP_SGD | {"noise_multiplier": 3.0})
+    found = prepared(tmp_path, identity, bundle, Policy())
+    values = bundle.manifest.flatten(found.model.arrays)
+    assert (values == bundle.manifest.decode(bundle.weights) + found.update.change).all()
+    assert (values != bundle.manifest.decode(bundle.weights)).any()
+    assert (found.model.round, found.model.version) == (1, bundle.document.weights)
+    # Nothing of it lies on the disk before its charge does.
+    assert not (tmp_path / "synthesis").exists()
+
+
+def test_of_a_job_that_orders_nothing_of_its_members_nothing_is_kept(tmp_path, identity):
+    bundle = bundle_of(mechanism=DP_SGD | {"noise_multiplier": 3.0}, corpus={"source": "operator"})
+    assert prepared(tmp_path, identity, bundle, Policy()).model is None
+
+
+def test_the_log_says_of_a_published_job_that_it_promises_nothing(tmp_path, identity):
+    from structlog.testing import capture_logs
+
+    bundle = bundle_of(model={"variant": "published"})
+    with capture_logs() as logs:
+        prepared(tmp_path, identity, bundle, Policy(mechanisms=("none",)))
+    (said,) = [line for line in logs if line["event"] == "no_guarantee"]
+    assert said["promise"].startswith("no differential privacy guarantee (the published formula gives 999.08")
+
+
+def giver(happened, busy=False, handled=False):
+    return SimpleNamespace(
+        keep=lambda model, reservation: happened.append(("kept", model, reservation)),
+        finished=lambda job: happened.append(("finished", job)),
+        aborted=lambda job: happened.append(("aborted", job)),
+        busy=busy,
+        handled=handled,
+    )
+
+
+def agent_of(happened, budget, made=None, **options):
+    preparer = SimpleNamespace(job_over=lambda job: None)
+    observer = SimpleNamespace(job_over=lambda ended: None)
+    environment = SimpleNamespace(random=None)
+    journal = SimpleNamespace(memory=lambda: Memory({}))
+    return Agent(None, environment, journal, preparer, budget, observer, None, giver=made, **options)
+
+
+@pytest.mark.parametrize("charged", [True, False])
+def test_a_model_is_kept_after_its_charge_and_before_anything_leaves(charged):
+    happened, version = [], bytes(32)
+
+    def charge(attempt, reserved):
+        if not charged:
+            raise PolicyRefusal(Reason.REASON_BUDGET_SPENT, "spent")
+        happened.append(("charged",))
+
+    def encode(*_):
+        happened.append(("encoded",))
+        raise MemoryError
+
+    budget = SimpleNamespace(counter=None, charge=charge, charged_to=lambda attempt: 7)
+    held = agent_module._Held(
+        Assignment("stories", 1, bytes(32), version, 0, 0), None, SimpleNamespace(encode=encode), None, None, "model"
+    )
+
+    async def run():
+        made = agent_of(happened, budget, giver(happened))
+        made._held["stories"] = held
+        made._carry_out(states.MaskAndUpload(ATTEMPT, None, version, 3, None))
+        await asyncio.gather(*made._uploads.values(), return_exceptions=True)
+
+    asyncio.run(run())
+    assert happened == ([("charged",), ("kept", "model", 7), ("encoded",)] if charged else [])
+
+
+@pytest.mark.parametrize(
+    ("busy", "handled", "taken", "over", "ends"),
+    [
+        (False, False, {"a"}, {"a"}, True),
+        (True, True, {"a"}, {"a"}, False),
+        (False, True, {"a"}, set(), False),
+        # A start after an approval: all that there was to do was to send.
+        (False, True, set(), set(), True),
+        (False, False, set(), set(), False),
+    ],
+)
+def test_run_ends_once_corpora_are_given_away_or_wait(busy, handled, taken, over, ends):
+    made = agent_of([], SimpleNamespace(counter=None), giver([], busy, handled), until_finished=True)
+    made._taken, made._over = taken, over
+    made._end_if_over()
+    assert made._finished.is_set() == ends
+
+
+def test_a_finished_job_is_looked_at_before_run_may_end():
+    happened = []
+    made = agent_of(happened, SimpleNamespace(counter=None), giver(happened), until_finished=True)
+    made._taken = {"stories"}
+    made._carry_out(states.JobOver(JobEnded("stories", Reason.REASON_JOB_ABORTED)))
+    assert happened == [("aborted", "stories")]
+    made._carry_out(states.JobOver(JobEnded("stories", Reason.REASON_JOB_PAUSED)))
+    assert happened == [("aborted", "stories")]
+    made._carry_out(states.JobOver(JobEnded("stories", Reason.REASON_JOB_FINISHED)))
+    assert happened == [("aborted", "stories"), ("finished", "stories")]
+    assert made._finished.is_set()
+
+
+ORDERED = {"mechanism": DP_SGD | {"noise_multiplier": 3.0}, "corpus": {"texts": 40}}
+
+
+def ends(here):
+    """Whether a start with `--until-finished` ends once nothing is left to do for corpora, before any job comes."""
+    with here.process() as (_, made):
+        agent = agent_of([], SimpleNamespace(counter=None), made, until_finished=True)
+
+        def idle():
+            agent._end_if_over()
+            return True
+
+        here.give(made, until=idle)
+        return agent._finished.is_set()
+
+
+def test_a_start_for_another_job_is_not_ended_by_corpora_of_earlier_ones(tmp_path, identity):
+    here = Place(tmp_path, identity, **ORDERED)
+    here.life(rounds=1)
+    # It waits for its owner, who was told by the process before.
+    assert not ends(here)
+    here.decide("approve")
+    # All that this start had to do.
+    assert ends(here)
+    assert here.folder.state().stage == "received"
+    asked = len(here.desk.asked)
+    assert not ends(here)
+    assert len(here.desk.asked) == asked
+
+
+def test_a_start_goes_on_while_the_coordinator_has_no_answer_for_its_corpus(tmp_path, identity, monkeypatch):
+    here = Place(tmp_path, identity, **ORDERED)
+    here.life(rounds=1)
+    here.decide("approve")
+    monkeypatch.setattr("edge_client.corpus_release.sending._TRIES", 1)
+    answer = here.desk.CorpusStatus
+
+    async def unable(request, context):
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "its disk is full")
+
+    here.desk.CorpusStatus = unable
+    assert not ends(here)
+    here.desk.CorpusStatus = answer
+    assert ends(here)
+
+
+def test_a_job_that_is_said_to_be_finished_once_more_counts(tmp_path, identity):
+    here = Place(tmp_path, identity, **ORDERED)
+    here.life(rounds=1)
+    with here.process() as (_, made):
+        named = []
+
+        def idle():
+            assert made.handled == bool(named)
+            if not named:
+                named.append("stories")
+                made.finished("stories")
+                return False
+            return True
+
+        here.give(made, until=idle)
+
+
+@pytest.mark.parametrize("answer", ["vetoed", "waits"])
+def test_a_start_ends_once_the_corpus_of_its_own_job_is_vetoed_or_waits(tmp_path, identity, answer):
+    here = Place(tmp_path, identity, **ORDERED)
+    if answer == "vetoed":
+        here.life(rounds=1)
+        here.decide("veto")
+    else:
+        with here.process() as (budget, made):
+            here.round(budget, made)
+    assert ends(here)
+    assert not ends(here)
+
+
+def test_there_is_no_classifier_to_export(tmp_path, identity, monkeypatch):
+    bundle = bundle_of()
+    served, job = blobs_of(bundle), bundle.document
+    listed = pb.OpenJobsResponse(
+        jobs=[pb.OpenJob(name=job.name, job_document=job.digest(), version=job.weights, version_number=0)]
+    )
+
+    async def jobs(request, **_):
+        return listed
+
+    async def fetched(method, digest, into, *, limit):
+        into.parent.mkdir(exist_ok=True, parents=True)
+        into.write_bytes(served[digest])
+
+    stub = SimpleNamespace(OpenJobs=jobs, FetchBlob=None)
+    monkeypatch.setattr("edge_client.agent.exporting.federation_pb2_grpc.FederationServiceStub", lambda channel: stub)
+    monkeypatch.setattr("edge_client.agent.exporting.fetch_blob", fetched)
+    with pytest.raises(CommandFailed, match="makes text up and labels none"):
+        asyncio.run(_fetch(job.name, identity, BlobCache(tmp_path), None))
+    assert np.frombuffer(bundle.weights, "<f4").size == job.values

@@ -1,0 +1,364 @@
+"""Before READY: policy first, data second, budget third, training last; and what did not end well is given back."""
+
+import asyncio
+import errno
+import hashlib
+import json
+import os
+
+import numpy as np
+import pytest
+
+import secure_agg
+from edge_client.downloads.cache import BlobCache
+from edge_client.ledger.budget import open_budget
+from edge_client.policy.policy import Policy
+from edge_client.private_store import PrivateStore, StoreError
+from edge_client.session.keeping import Keeper
+from edge_client.session.preparation import PreparationRefused, Preparer
+from learning.text.data import Example
+from learning.text.encoder import word_tokenizer
+from learning.training.clipping import ModelUnsuitable
+from learning.training.divergence import VersionDiverged
+from learning.training.local import TrainingDiverged
+from learning.training.update import TrainingLost
+from tacit.manifest import Manifest
+from tacit.messages import Assignment
+from tacit.reason import Reason
+from tests.support import party
+from tests.unit.learning.mechanisms.test_mechanisms import GAUSSIAN, job
+
+MANIFEST = Manifest.of(
+    {"embedding.weight": np.zeros((5, 4), np.float32), "output.weight": np.zeros((2, 3), np.float32)}
+)
+BASE = bytes(4 * MANIFEST.values)
+TOKENIZER = word_tokenizer(["a", "text", "another"])
+
+
+class Guarded(list):
+    """Examples nobody may look at yet."""
+
+    read = False
+
+    def __iter__(self):
+        self.read = True
+        return super().__iter__()
+
+    def __getitem__(self, index):
+        self.read = True
+        return super().__getitem__(index)
+
+
+class Watcher:
+    def training(self, *_):
+        raise AssertionError("nothing can be trained here")
+
+
+class Place:
+    """A member's machine and a coordinator that serves blobs by digest."""
+
+    def __init__(self, folder, identity, budget, policy, document, *more):
+        self.document = document
+        self.served = {
+            hashlib.sha256(data).digest(): data
+            for data in (document.canonical(), MANIFEST.canonical(), BASE, TOKENIZER, *more)
+        }
+        self.fetched = []
+        self.examples = Guarded([Example("a text", "a"), Example("another", "b")])
+        self.budget = budget
+        self.preparer = Preparer(
+            self.examples,
+            identity.federation,
+            identity.member,
+            policy,
+            budget,
+            secure_agg.SystemRandom(),
+            BlobCache(folder / "cache"),
+            "cpu",
+            Watcher(),
+            Keeper(PrivateStore(folder, identity.federation, "data"), self.examples),
+        )
+
+    async def fetch(self, digest, into, limit):
+        self.fetched.append(digest)
+        data = self.served[digest]
+        assert len(data) <= limit
+        into.parent.mkdir(exist_ok=True, parents=True)
+        into.write_bytes(data)
+
+    async def prepare(self, base=BASE, number=0):
+        version = hashlib.sha256(base).digest()
+        assignment = Assignment("questions", 1, self.document.digest(), version, number, 1000)
+        return await self.preparer.prepare(assignment, self.fetch)
+
+    def refused(self, base=BASE, number=0):
+        with pytest.raises(PreparationRefused) as refused:
+            asyncio.run(self.prepare(base, number))
+        return refused.value
+
+    def reserved(self):
+        return sum(each.steps for each in self.budget.statement("questions").of_job)
+
+
+@pytest.fixture(scope="module")
+def identity(tmp_path_factory):
+    return party.member(tmp_path_factory.mktemp("north") / "home", "localhost:7441")
+
+
+@pytest.fixture
+def place(tmp_path, identity):
+    opened = []
+
+    def make(mechanism=GAUSSIAN, served=(), tokenizer=TOKENIZER, **rules):
+        document = job(mechanism, values=MANIFEST.values).model_copy(
+            update={
+                "manifest": hashlib.sha256(MANIFEST.canonical()).digest(),
+                "tokenizer": hashlib.sha256(tokenizer).digest(),
+                "weights": hashlib.sha256(BASE).digest(),
+            }
+        )
+        policy = Policy(**rules)
+        manager = open_budget(tmp_path, identity, policy, ["a text"])
+        opened.append(manager)
+        return Place(tmp_path, identity, manager.__enter__(), policy, document, tokenizer, *served)
+
+    yield make
+    for manager in opened:
+        manager.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("rules", "reason", "fetched"),
+    [
+        ({"mechanisms": ("dp-sgd",)}, Reason.REASON_POLICY_MECHANISM, 1),
+        ({"jobs": ("other",)}, Reason.REASON_JOB_NOT_ADMITTED, 1),
+        ({"least_noise_multiplier": 50.0}, Reason.REASON_POLICY_NOISE, 1),
+        ({"adjacency": "replace-one"}, Reason.REASON_PRIVACY_UNACCOUNTABLE, 1),
+        ({"authorities": ("ab" * 32,)}, Reason.REASON_POLICY_AUTHORITY, 1),
+        ({"shared_parameters": ("output.*",)}, Reason.REASON_POLICY_PARAMETERS, 2),
+        ({"least_free_memory_mib": 2**40}, Reason.REASON_POLICY_CONDITIONS, 2),
+        ({"devices": ("cuda",)}, Reason.REASON_POLICY_CONDITIONS, 2),
+    ],
+    ids=str,
+)
+def test_what_the_policy_refuses_is_refused_before_the_data_is_looked_at(place, rules, reason, fetched):
+    made = place(**rules)
+    assert made.refused().reason == reason
+    assert not made.examples.read
+    assert len(made.fetched) == fetched
+    assert made.reserved() == 0
+
+
+def test_a_disk_that_takes_nothing_is_named_here_and_only_hinted_at_to_others(place):
+    made = place()
+
+    async def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/home/of/a/member/cache/ab")
+
+    made.fetch = full
+    refused = made.refused()
+    assert "disk" in refused.detail
+    assert "/home/of" not in refused.detail
+    assert "/home/of/a/member/cache/ab cannot be written (No space left on device); make room" in refused.private
+    assert not made.examples.read
+    assert made.reserved() == 0
+
+
+def lost(*_, **__):
+    raise TrainingLost("the third text was too long")
+
+
+def test_the_federation_that_the_policy_trusts_is_not_refused(place, identity, monkeypatch):
+    monkeypatch.setattr("learning.training.update.train_update", lost)
+    made = place(authorities=(identity.federation.hex(),))
+    assert made.refused().reason == Reason.REASON_TRAINING_FAILED
+
+
+def test_a_spent_budget_is_found_before_training_and_after_the_model_came(place):
+    made = place(epsilon=0.01)
+    assert made.refused().reason == Reason.REASON_BUDGET_SPENT
+    # A member at its limit goes on receiving models.
+    assert hashlib.sha256(BASE).digest() in made.fetched
+
+
+def with_pattern():
+    """A tokenizer that cannot read a text which holds a certain word."""
+    document = json.loads(TOKENIZER)
+    document["normalizer"] = {"type": "Replace", "pattern": {"Regex": "(?=diabetes)"}, "content": "\u0000"}
+    return json.dumps(document).encode()
+
+
+@pytest.mark.parametrize("tokenizer", [with_pattern(), b"-", b"{}", b'{"model": 1}', TOKENIZER + b" "], ids=range(5))
+@pytest.mark.parametrize("mechanism", ["none", GAUSSIAN], ids=["none", "noise"])
+def test_a_tokenizer_of_another_form_is_refused_before_it_reads_a_text(place, tokenizer, mechanism):
+    made = place(mechanism, tokenizer=tokenizer, mechanisms=("none", "gaussian-update"))
+    assert made.refused().reason == Reason.REASON_BUNDLE_UNSUITABLE
+    assert not made.examples.read
+    assert made.reserved() == 0
+
+
+def test_a_version_with_weights_that_no_training_leaves_is_refused(place):
+    huge = (np.frombuffer(BASE, "<f4") + np.float32(1.1e4)).tobytes()
+    made = place(served=(huge,))
+    assert made.refused(huge, 1).reason == Reason.REASON_BUNDLE_UNSUITABLE
+    assert not made.examples.read
+
+
+def test_a_manifest_of_another_size_is_refused_before_the_model_comes(place):
+    made = place()
+    made.document = made.document.model_copy(update={"values": MANIFEST.values + 1})
+    made.served[made.document.digest()] = made.document.canonical()
+    refused = made.refused()
+    assert (refused.reason, refused.detail) == (
+        Reason.REASON_BUNDLE_UNSUITABLE,
+        f"the manifest has {MANIFEST.values} values, the job document {MANIFEST.values + 1}",
+    )
+    assert len(made.fetched) == 2
+
+
+def test_a_document_that_is_another_jobs_is_refused_before_anything_else_comes(place):
+    made = place()
+    made.document = made.document.model_copy(update={"name": "answers"})
+    made.served[made.document.digest()] = made.document.canonical()
+    refused = made.refused()
+    assert refused.reason == Reason.REASON_BUNDLE_UNSUITABLE
+    assert refused.detail == "the job document is not that of questions in its canonical form"
+    assert len(made.fetched) == 1
+
+
+def test_version_zero_is_the_weights_that_the_job_names(place):
+    other = (np.frombuffer(BASE, "<f4") + np.float32(1)).tobytes()
+    made = place(served=(other,))
+    assert made.refused(other, 0).reason == Reason.REASON_BUNDLE_UNSUITABLE
+    assert not made.examples.read
+
+
+def test_labels_that_are_not_the_jobs_are_told_only_where_there_is_no_mechanism(place, monkeypatch):
+    monkeypatch.setattr("learning.training.update.train_update", lost)
+    for mechanism, reason in (("none", Reason.REASON_DATA_UNSUITABLE), (GAUSSIAN, Reason.REASON_TRAINING_FAILED)):
+        made = place(mechanism, mechanisms=("none", "gaussian-update"))
+        made.examples.append(Example("a third", "something else"))
+        assert made.refused().reason == reason
+        made.budget._ledger.close()
+
+
+def test_what_does_not_fit_together_costs_nothing(place):
+    made = place()
+    # The manifest is not that of the job's model.
+    assert made.refused().reason == Reason.REASON_BUNDLE_UNSUITABLE
+    assert made.reserved() == 0
+
+
+def test_a_training_that_fails_once_the_data_was_looked_at_is_paid_for_and_says_nothing(place, monkeypatch):
+    monkeypatch.setattr("learning.training.update.train_update", lost)
+    made = place()
+    refused = made.refused()
+    assert refused.reason == Reason.REASON_TRAINING_FAILED
+    assert "third" not in refused.detail
+    assert "third" in refused.private
+    assert made.reserved() == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (VersionDiverged("the version has diverged: lower the rate"), Reason.REASON_TRAINING_DIVERGED),
+        (ModelUnsuitable("a layer is called twice"), Reason.REASON_BUNDLE_UNSUITABLE),
+    ],
+    ids=repr,
+)
+def test_what_is_wrong_with_the_version_itself_is_told_and_costs_nothing(place, monkeypatch, error, reason):
+    def fails(**_):
+        raise error
+
+    monkeypatch.setattr("learning.training.update.train_update", fails)
+    made = place()
+    refused = made.refused()
+    assert refused.reason == reason
+    assert refused.detail == str(error).replace("the version", "version 0")
+    assert made.reserved() == 0
+
+
+def test_a_training_that_diverged_is_called_that_without_a_mechanism(place, monkeypatch):
+    def fails(**_):
+        raise TrainingDiverged("training diverged: lower the rate")
+
+    monkeypatch.setattr("learning.training.update.train_update", fails)
+    refused = place("none", mechanisms=("none",)).refused()
+    assert (refused.reason, refused.detail) == (
+        Reason.REASON_TRAINING_DIVERGED,
+        "training diverged: lower the rate",
+    )
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError("a vocabulary too large"), StoreError("no space for 99 entries")], ids=repr
+)
+def test_nothing_that_fails_once_the_data_is_looked_at_is_free_under_a_mechanism(place, monkeypatch, error):
+    """Building a vocabulary, cutting texts, staging: each could fail for one text more; asking again is not free."""
+
+    def fails(*_):
+        raise error
+
+    made = place()
+    monkeypatch.setattr(made.preparer, "_corpus_of", fails)
+    refused = made.refused()
+    assert (refused.reason, refused.detail) == (
+        Reason.REASON_TRAINING_FAILED,
+        "training failed; the member's own log says how",
+    )
+    assert str(error) in refused.private
+    assert made.reserved() == 1
+
+
+def test_without_a_mechanism_a_failure_has_its_own_name(place, monkeypatch):
+    def fails(*_):
+        raise StoreError("no space for 99 entries")
+
+    made = place("none", mechanisms=("none",))
+    monkeypatch.setattr(made.preparer, "_corpus_of", fails)
+    assert made.refused().reason == Reason.REASON_PRIVATE_STATE_UNUSABLE
+
+
+def test_a_training_that_is_cancelled_gives_back_what_was_reserved(place, monkeypatch):
+    made = place()
+    seen = []
+
+    async def run():
+        began = asyncio.Event()
+
+        async def train(*_):
+            seen.append(made.reserved())
+            began.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(made.preparer, "_train", train)
+        task = asyncio.create_task(made.prepare())
+        await began.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
+    assert seen == [1]
+    assert made.reserved() == 0
+
+
+def test_a_jobs_texts_are_read_once_for_all_its_rounds_and_anew_for_another_job(place, monkeypatch):
+    corpora = []
+
+    def looked(*, corpus, **_):
+        corpora.append(corpus)
+        corpus.read()
+        raise TrainingLost("after the texts were read")
+
+    monkeypatch.setattr("learning.training.update.train_update", looked)
+    made = place(epsilon=1000)
+    made.refused()
+    made.refused()
+    assert corpora[0] is corpora[1]
+    made.document = made.document.model_copy(update={"labels": ("b", "a")})
+    made.served[made.document.digest()] = made.document.canonical()
+    made.refused()
+    assert corpora[0].read().labels.tolist() == [0, 1]
+    assert corpora[2].read().labels.tolist() == [1, 0]

@@ -1,0 +1,269 @@
+"""Noise is what it says: goodness of fit, exact tails, one stream for each call, nothing but the source."""
+
+import math
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from learning.mechanisms import noise
+from learning.mechanisms.noise import add_gaussian, add_laplace, fill_gaussian, gaussian_like
+from tests.support.random_sources import Seeded, Written
+
+COUNT = 400_001  # Odd, and no multiple of a block.
+
+
+def gaussian(dtype, count=COUNT, deviation=1.0, seed="gauss"):
+    out = np.zeros(count, dtype)
+    add_gaussian(out, deviation, Seeded(seed))
+    return out
+
+
+def laplace(dtype, count=COUNT, scale=1.0, seed="laplace"):
+    out = np.zeros(count, dtype)
+    add_laplace(out, scale, Seeded(seed))
+    return out
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("made", "expected", "moments"),
+    # E x^2, E x^4, E x^6, E x^8: (2k - 1)!! and (2k)!.
+    [(gaussian, stats.norm(), (1, 3, 15, 105)), (laplace, stats.laplace(), (2, 24, 720, 40_320))],
+    ids=["gaussian", "laplace"],
+)
+def test_values_fit_their_distribution(dtype, made, expected, moments):
+    values = made(dtype).astype(np.float64)
+    assert stats.kstest(values, expected.cdf).pvalue > 0.01
+    # Each half of a block comes from another function, neighbours from neighbouring bits.
+    assert stats.kstest(values[: noise._PAIRS], expected.cdf).pvalue > 0.01
+    assert stats.kstest(values[noise._PAIRS : 2 * noise._PAIRS], expected.cdf).pvalue > 0.01
+    for power in (1, 2, 3, 4):
+        moment = 0 if power % 2 else moments[power // 2 - 1]
+        error = math.sqrt((moments[power - 1] - moment**2) / COUNT)
+        assert abs((values**power).mean() - moment) < 4 * error, power
+    for quantile in (1e-2, 1e-3, 1e-4):
+        for beyond in ((values > expected.isf(quantile)).sum(), (values < expected.ppf(quantile)).sum()):
+            assert abs(beyond - COUNT * quantile) < 4.5 * math.sqrt(COUNT * quantile)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_values_are_independent_of_each_other(dtype):
+    values = gaussian(dtype).astype(np.float64)
+    for lag in (1, 2, noise._PAIRS, 2 * noise._PAIRS):
+        for function in (lambda x: x, np.abs, np.square):
+            x = function(values) - function(values).mean()
+            correlation = (x[lag:] * x[:-lag]).mean() / x.var()
+            assert abs(correlation) < 4.5 / math.sqrt(COUNT), lag
+
+
+def test_the_scale_is_the_one_that_was_asked_for():
+    assert gaussian(np.float64, deviation=3.5).std() == pytest.approx(3.5, rel=0.005)
+    assert gaussian(np.float32, deviation=1e-6).std() == pytest.approx(1e-6, rel=0.005)
+    # E|x| of Laplace is its scale, its deviation sqrt 2 times that.
+    assert np.abs(laplace(np.float64, scale=0.25)).mean() == pytest.approx(0.25, rel=0.01)
+    assert laplace(np.float64, scale=0.25).std() == pytest.approx(0.25 * math.sqrt(2), rel=0.01)
+
+
+class Words:
+    """A stream of written words, in place of AES-256-CTR; zeros of the counting tests follow one another."""
+
+    def __init__(self, words):
+        self.words = list(words)
+
+    def __call__(self, count):
+        given, self.words = self.words[:count], self.words[count:]
+        return np.array(given, dtype=np.uint64)
+
+    def read(self, n, scratch):
+        return self(n // 8).view(np.uint8)
+
+
+def magnitude(kind, index, words):
+    """Of the uniform number whose first 64 * words bits (Laplace: one less, the first is the sign's) are `index`."""
+    digits = [index >> 64 * place & (2**64 - 1) for place in reversed(range(words))]
+    if kind == "gaussian":
+        found = noise._radius(np.array(digits[:1], dtype=np.uint64), 1.0, Words(digits[1:]), np.empty(1))
+    else:
+        found = noise._laplace(np.array([digits[0] << 1 | 1], dtype=np.uint64), 1.0, Words(digits[1:]))
+    return float(found[0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "beyond"),
+    [
+        *(("gaussian", beyond) for beyond in (0.01, 1.0, 4.0, 8.0, 9.3, 9.6, 12.0, 20.0)),
+        *(("laplace", beyond) for beyond in (0.01, 1.0, 20.0, 43.0, 45.0, 80.0, 120.0, 200.0)),
+    ],
+)
+def test_the_tail_is_exact_however_far_out(kind, beyond):
+    """No sample shows a probability of 1e-87. Counting the digits that lead there does: exp(-r^2 / 2), exp(-x)."""
+    words = 6
+    width = 64 * words - (kind == "laplace")
+    low, high = -1, 2**width - 1
+    # Magnitudes fall as u grows.
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if magnitude(kind, middle, words) > beyond else (low, middle)
+    counted = math.log(low + 1) - width * math.log(2)
+    assert counted == pytest.approx(-(beyond**2) / 2 if kind == "gaussian" else -beyond, rel=1e-13, abs=1e-13)
+
+
+@pytest.mark.parametrize(("add", "ends"), [(add_gaussian, 9.5), (add_laplace, 44.4)], ids=["gaussian", "laplace"])
+def test_the_law_does_not_end_with_a_word(add, ends, monkeypatch):
+    """An end that moves with what the noise was added to would give it away: here no word is the last one."""
+    if add is add_gaussian:
+        # Two radii, two angles at 0, then the further digits of the first radius.
+        written = [0, 2**63, 0, 0, 2**50, 2**63]
+    else:
+        written = [1, 2**63, 2**63, 2**63, 2**50, 2**63]
+    monkeypatch.setattr(noise, "KeyStream", lambda key, scratch: Words(written))
+    out = np.zeros(4)
+    add(out, 1.0, Seeded("tail"))
+    u = 2.0 ** (50 - 64 - (64 if add is add_gaussian else 63))
+    assert out[0] == pytest.approx(math.sqrt(-2 * math.log(u)) if add is add_gaussian else -math.log(u))
+    assert out[0] > ends
+
+
+def test_no_value_of_the_lattice_is_out_of_reach_in_the_tail():
+    """The rarest 63 bits stood for one value each, with hundreds of empty cells of the lattice between them: an output
+    told from which of two changes it came. With the digits after them every cell between is reached.
+    """
+    rare, count = 1, 1 << 14
+    further = Words(np.linspace(0, 2**64 - 2**12, count).astype(np.uint64).tolist())
+    values = noise._laplace(np.full(count, rare << 1 | 1, dtype=np.uint64), 1.0, further)
+    cells = np.unique(np.rint(values / noise.lattice_step(1.0))).astype(int)
+    between = math.log(2) / noise.lattice_step(1.0)
+    assert len(cells) == cells[-1] - cells[0] + 1 == pytest.approx(between, abs=2)
+
+
+def test_every_bit_pattern_gives_a_finite_value():
+    bits = np.array([0, 1, 2**32, 2**63 - 1, 2**63, 2**64 - 2, 2**64 - 1], dtype=np.uint64)
+    for width in (63, 64):
+        more = Words([7] * 100)
+        logarithms = noise._log_uniform(bits >> np.uint64(64 - width), width, more, np.empty(len(bits)))
+        assert np.isfinite(logarithms).all()
+        assert (logarithms <= 0).all()
+
+
+def test_what_the_end_of_the_tail_adds_to_delta_is_next_to_nothing():
+    """(1 + e^epsilon) n 2^-1074, as the docstring and docs/accounting.md have it."""
+    smallest = np.nextafter(0.0, 1.0)
+    assert smallest == 2.0**-1074
+    assert -math.log(smallest) == pytest.approx(744.4, abs=0.1)
+    assert math.sqrt(-2 * math.log(smallest)) == pytest.approx(38.6, abs=0.05)
+    assert 0 < (1 + math.exp(200)) * 2.0**64 * smallest < 1e-200
+
+
+@pytest.mark.parametrize("add", [add_gaussian, add_laplace])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_key_is_a_stream(add, dtype):
+    key, other = bytes(range(32)), bytes(range(1, 33))
+    made = []
+    for each in (key, key, other):
+        out, source = np.zeros(100_000, dtype), Written(each)
+        add(out, 1.0, source)
+        assert source.left == b""  # 32 bytes, and nothing else.
+        made.append(out)
+    assert np.array_equal(made[0], made[1])
+    assert abs(np.corrcoef(made[0], made[2])[0, 1]) < 0.02
+    assert not np.intersect1d(made[0].astype(np.float64), made[2].astype(np.float64)).size > 10_000
+
+
+@pytest.mark.parametrize("made", [gaussian, laplace])
+def test_no_value_comes_twice(made):
+    values = made(np.float64)
+    assert len(np.unique(values)) == len(values)
+    # Two calls on one source: two streams.
+    source = Seeded("twice")
+    first, second = np.zeros(1000), np.zeros(1000)
+    add_gaussian(first, 1.0, source)
+    add_gaussian(second, 1.0, source)
+    assert not np.intersect1d(first, second).size
+
+
+def test_the_stream_is_the_written_one():
+    """Golden values for the key 00 01 .. 1f, from AES-256-CTR by hand: Box-Muller of the first words."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+    key = bytes(range(32))
+    stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(bytes(16 * 3))
+    words = [int.from_bytes(stream[8 * k : 8 * k + 8], "little") for k in range(6)]
+    radii = [math.sqrt(-2 * math.log((word + 0.5) / 2**64)) for word in words[:3]]
+    angles = [2 * math.pi * word / 2**64 for word in words[3:]]
+    expected = [r * math.cos(a) for r, a in zip(radii, angles, strict=True)]
+    expected += [r * math.sin(a) for r, a in zip(radii, angles, strict=True)]
+    out = np.zeros(6)
+    add_gaussian(out, 1.0, Written(key))
+    assert out == pytest.approx(expected, rel=1e-12)
+    # And they are these, on any machine.
+    assert out.tolist() == pytest.approx(GOLDEN, abs=1e-9)
+    magnitudes = np.zeros(6)
+    add_laplace(magnitudes, 2.0, Written(key))
+    by_hand = [-2.0 * math.log(((word >> 1) + 0.5) / 2**63) * (1 if word & 1 else -1) for word in words]
+    assert magnitudes == pytest.approx(by_hand, rel=1e-12)
+
+
+GOLDEN = [0.0437140691, -0.0716535626, -0.3774950463, 0.6382741966, -1.1721343644, -0.273800455]
+
+
+def test_noise_is_added_to_what_is_there():
+    out = np.arange(50_000, dtype=np.float64).reshape(100, 500)
+    before = out.copy()
+    add_gaussian(out, 2.0, Seeded("added"))
+    expected = np.zeros(50_000)
+    add_gaussian(expected, 2.0, Seeded("added"))
+    assert np.allclose(out - before, expected.reshape(100, 500), atol=1e-9)
+    empty = np.zeros(0)
+    add_gaussian(empty, 1.0, Seeded("none"))
+    add_laplace(empty, 1.0, Seeded("none"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_tensors_get_the_same_stream(dtype):
+    like = torch.full((123, 457), 7.0, dtype=dtype)
+    made = gaussian_like(like, 0.5, Seeded("tensor"))
+    expected = np.zeros((123, 457), np.float32 if dtype == torch.float32 else np.float64)
+    add_gaussian(expected, 0.5, Seeded("tensor"))
+    assert made.dtype == dtype
+    assert np.array_equal(made.numpy(), expected)
+    assert bool((like == 7).all())
+    parameter = torch.nn.Parameter(like.clone())
+    fill_gaussian(parameter, 0.5, Seeded("tensor"))
+    assert torch.equal(parameter.detach(), made)
+    assert gaussian_like(like.T, 0.5, Seeded("tensor")).shape == (457, 123)
+    with pytest.raises(RuntimeError, match="view"):
+        fill_gaussian(like.T, 0.5, Seeded("tensor"))  # Would be the noise of a copy.
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, math.inf, math.nan])
+def test_a_scale_that_is_no_positive_number_is_refused(wrong):
+    for add in (add_gaussian, add_laplace):
+        out = np.zeros(10)
+        with pytest.raises(ValueError, match="positive number"):
+            add(out, wrong, Seeded("wrong"))
+        assert not out.any()
+    with pytest.raises(ValueError, match="positive number"):
+        gaussian_like(torch.zeros(3), wrong, Seeded("wrong"))
+
+
+def test_noise_that_would_go_nowhere_is_refused():
+    read_only = np.zeros(10)
+    read_only.flags.writeable = False
+    for out in (np.zeros(10, dtype=np.int64), np.zeros((10, 10)).T[::2], read_only):
+        for add in (add_gaussian, add_laplace):
+            with pytest.raises(ValueError, match="in place"):
+                add(out, 1.0, Seeded("wrong"))
+
+
+@pytest.mark.parametrize("add", [add_gaussian, add_laplace])
+def test_memory_is_one_block(add):
+    out = np.zeros(4_000_000, dtype=np.float32)
+    tracemalloc.start()
+    try:
+        add(out, 1.0, Seeded("memory"))
+        assert tracemalloc.get_traced_memory()[1] < 3_000_000
+    finally:
+        tracemalloc.stop()

@@ -1,0 +1,81 @@
+"""What a model takes is known before any of it is made."""
+
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+
+from learning.models import build, values_of
+from learning.models.assembly import assembled, check_size
+from learning.text.vocabulary import own_tokenizer
+from learning.training import start
+from learning.training.start import first_private
+from tacit.documents import DocumentInvalid
+from tacit.manifest import Manifest
+from tacit.model import BiLSTMModel, RvaeModel, TextCNNModel, TransformerModel
+from tests.unit.edge_client.session.test_keeping import PUBLIC, document
+
+BERT = {
+    "model_type": "bert",
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 12,
+    "max_position_embeddings": 20,
+}
+MODELS = [
+    TextCNNModel(embedding=5, widths=(1, 3), maps=4, max_tokens=8),
+    BiLSTMModel(embedding=5, hidden=3),
+    TransformerModel(config=BERT, max_tokens=16),
+    TransformerModel(config={"model_type": "distilbert", "dim": 8, "n_layers": 1, "n_heads": 2, "hidden_dim": 12}),
+    RvaeModel(embedding=5, hidden=3, latent=2, words=20),
+    RvaeModel(embedding=5, hidden=3, latent=2, words=20, tied=True, freeze_embedding=True),
+]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.architecture)
+def test_it_is_the_number_of_values_that_the_module_has(model):
+    for vocabulary, labels in ((7, 2), (30, 5)):
+        module = build(model, vocabulary, labels, 0)
+        assert values_of(model, vocabulary, labels) == sum(each.numel() for each in module.parameters())
+
+
+class Entries:
+    vocabulary_size, pad_id = 7, 0
+
+    def words(self):
+        raise AssertionError("nothing is built for a model of another size")
+
+
+def test_a_model_that_a_manifest_has_no_values_for_is_not_built():
+    """A kilobyte of document could ask for half a terabyte; the manifest beside it lists one value."""
+    job = document(
+        own=False,
+        model={"architecture": "textcnn", "embedding": 4096, "maps": 8192, "widths": [4096], "max_tokens": 4096},
+    )
+    shared = {"output.bias": np.zeros(1, np.float32)}
+    with pytest.raises(DocumentInvalid, match=r"has 1374\d+ values with 7 entries, and what is there for it has 1$"):
+        assembled(job, Entries(), Manifest.of(shared), np.zeros(1, np.float32), {})
+    begun = Manifest.of({"embedding.weight": np.zeros((7, 3), np.float32)})
+    with pytest.raises(DocumentInvalid, match="and what is there for it has 127"):
+        first_private(job, PUBLIC, (begun, begun.encode(np.zeros(21, np.float32))), None)
+    own = document(model=job.model.model_dump())
+    with pytest.raises(DocumentInvalid, match="more than 1073741824 values"):
+        first_private(own, PUBLIC, None, None)
+
+
+def test_how_many_entries_an_own_vocabulary_has_is_told_by_no_refusal(monkeypatch):
+    """The limit is on what the job asks for: with the member's own number a refusal would count its words, exactly."""
+    asked = document(vocabulary={"kind": "words", "size": 9})
+    limit = values_of(asked.model, 9, 2)
+    for most, refuses in ((limit, False), (limit - 1, True)):
+        monkeypatch.setattr(start, "_MOST_VALUES", most)
+        for texts in (["a"], ["a b c d e f g"]):
+            tokenizer = own_tokenizer(texts, "words", 9)
+            with pytest.raises(DocumentInvalid, match="has more than") if refuses else nullcontext():
+                first_private(asked, tokenizer, None, None)
+
+
+def test_a_model_of_the_right_size_passes():
+    job = document(own=False)
+    check_size(job, 7, values_of(job.model, 7, 2))

@@ -1,0 +1,161 @@
+"""Gradients of every injection on every backbone, told apart by example, against one backward pass an example.
+
+A text alone in its batch is the definition; nothing of the code under test takes part in its gradient.
+"""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from learning.prompts.injectors import Prompt
+from learning.prompts.model import PromptedModel
+from learning.prompts.setting import Head
+from learning.training.clipping import ClippedGradients, PerExampleGradientsUnavailable, check_examples_apart
+from learning.training.private import train_private
+from tacit.job import Training
+from tacit.mechanism import DpSgd
+from tests.support.apart import assert_same, by_hand, clipped_sum
+from tests.support.random_sources import Seeded
+from tests.support.tiny_prompts import INJECTIONS, PAIRS, prompted, texts
+
+torch.set_num_threads(1)
+of_each_pair = pytest.mark.parametrize(("family", "injection"), PAIRS, ids=["-".join(pair) for pair in PAIRS])
+with_each = pytest.mark.parametrize("injection", INJECTIONS)
+
+
+@of_each_pair
+def test_the_clipped_sum_is_that_of_a_backward_pass_for_each_example(family, injection) -> None:
+    module = prompted(family, injection)
+    ids, labels = texts(family)
+    _, norms = by_hand(module, ids, labels, 1.0)
+    assert min(norms[:-1]) > 0  # The last text is empty, and may have none.
+    for share in (0.3, 1.0, 100.0):  # All, half and none of the examples are clipped.
+        clip = share * float(np.median(norms))
+        expected, _ = by_hand(module, ids, labels, clip)
+        found = clipped_sum(module, ids, labels, clip)
+        assert_same(found, expected, clip * len(ids))
+        for name, parameter in expected.items():
+            assert float((found[name] - parameter).norm()) <= 2e-4 * float(parameter.norm()) + 1e-6 * clip, name
+
+
+@pytest.mark.parametrize("family", ["bert", "t5"])
+@with_each
+def test_every_example_has_its_own_norm_in_every_layer(family, injection) -> None:
+    module = prompted(family, injection)
+    ids, labels = texts(family)
+    with ClippedGradients(module) as clipped:
+        losses = functional.cross_entropy(module(ids), labels, reduction="none")
+        gradients = clipped.gradients(losses.sum(), len(ids), keep_graph=True)
+        found = {
+            f"{call.name}.{short}": norms
+            for call in clipped._calls
+            for short, norms in clipped._makers[call.name](clipped._layers[call.name], call.x, gradients[call.name])
+            .squared_norms()
+            .items()
+        }
+    names = dict(module.named_parameters())
+    assert found.keys() == names.keys()
+    for row in range(len(ids)):
+        loss = functional.cross_entropy(module(ids[row : row + 1]), labels[row : row + 1])
+        alone = torch.autograd.grad(loss, list(names.values()))
+        # Where a softmax is all but decided, a layer's gradient is nothing but float32's rounding of the others.
+        rounding = 1e-6 * float(torch.cat([g.flatten() for g in alone]).norm())
+        for name, g in zip(names, alone, strict=True):
+            norm, expected = float(found[name][row]) ** 0.5, float(g.double().norm())
+            # Never less than it is, and little more where nothing cancels.
+            assert norm == pytest.approx(expected, rel=2e-2, abs=rounding), name
+            assert norm >= expected * (1 - 1e-5) - rounding, name
+
+
+@of_each_pair
+def test_they_pass_the_check_that_every_private_training_makes(family, injection) -> None:
+    for dropout in (0.0, 0.3):
+        module = prompted(family, injection, dropout=dropout)
+        module.seed(1)
+        check_examples_apart(module, 2)
+        assert all(parameter.grad is None for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("family", ["roberta", "distilbert", "electra"])
+@with_each
+def test_a_classification_head_is_told_apart_too(family, injection) -> None:
+    module = prompted(family, injection, Head())
+    ids, labels = texts(family)
+    check_examples_apart(module, 2)
+    expected, norms = by_hand(module, ids, labels, 0.2)
+    assert max(norms) > 0.2
+    assert_same(clipped_sum(module, ids, labels, 0.2), expected, 0.2 * len(ids))
+    assert {module.part_of(name) for name in expected} == {"encoder", "head"}
+
+
+# ---- the trap: one prompt for the whole batch ----------------------------------------------------------------
+
+
+def broadcast(module: PromptedModel) -> PromptedModel:
+    """What peft does: one row is made, and repeated behind the layers that it came from."""
+    prompt = module.prompt
+
+    def once(batch: int) -> Tensor:
+        ids = torch.arange(prompt.tokens)[None]
+        return prompt._encoded(prompt.vectors(ids)).expand(batch, -1, -1)
+
+    prompt.forward = once  # type: ignore[method-assign]
+    return module
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "t5"])
+@pytest.mark.parametrize("injection", ["prompt", "mlp", "lstm", "prefix", "prefix-mlp"])
+def test_one_prompt_for_the_batch_is_refused(family, injection) -> None:
+    module = broadcast(prompted(family, injection))
+    ids, _ = texts(family)
+    with torch.no_grad():  # Nobody who looks at what comes out sees it.
+        torch.testing.assert_close(module(ids), prompted(family, injection)(ids))
+    with pytest.raises(PerExampleGradientsUnavailable, match=r"layer prompt\.\S+ takes 1 rows for 3 examples"):
+        check_examples_apart(module, 0)
+
+
+def test_what_that_trap_would_do_to_the_sum() -> None:
+    """Clipped as one example, a batch adds `clip` and no more, whoever is in it; the true sum is another one."""
+    module = broadcast(prompted("bert"))
+    ids, labels = texts("bert")
+    expected, norms = by_hand(module, ids, labels, 0.1)
+    loss = functional.cross_entropy(module(ids), labels, reduction="sum")
+    (g,) = torch.autograd.grad(loss, [module.prompt.vectors.weight])
+    as_one = g * min(1.0, 0.1 / float(g.norm()))
+    assert min(norms[:-1]) > 0.1
+    assert float(as_one.norm()) == pytest.approx(0.1, rel=1e-5)
+    assert float((as_one - expected["prompt.vectors.weight"]).norm()) > 0.1
+
+
+def test_a_prompt_that_repeats_only_without_gradients_gives_the_same() -> None:
+    for injection in ("prompt", "lstm", "prefix-mlp"):
+        prompt: Prompt = prompted("bert", injection).prompt
+        with torch.no_grad():
+            once = prompt(5)
+        torch.testing.assert_close(once, prompt(5).detach())
+        assert once.stride(0) == 0
+        assert prompt(5).is_contiguous()
+
+
+# ---- noise -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["bert", "t5"])
+@with_each
+def test_noise_is_on_every_trained_value_and_on_nothing_else(family, injection) -> None:
+    module = prompted(family, injection, dropout=0.1)
+    ids, labels = texts(family, batch=20)
+    before = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+    frozen = {name: each.clone() for name, each in module.backbone.on("cpu").items()}
+    mechanism = DpSgd(noise_multiplier=1.0, clip=0.5, lot=8, steps=2)
+    recipe = Training(optimiser="sgd", learning_rate=0.1, batch=8)
+    train_private(module, ids.numpy(), labels.numpy(), recipe, mechanism, random=Seeded("a"), seed=1)
+    for name, parameter in module.named_parameters():
+        assert float((parameter != before[name]).float().mean()) > 0.95, name
+    for name, each in module.backbone.on("cpu").items():
+        assert torch.equal(each, frozen[name]), name
+        assert each.grad is None
+        assert not each.requires_grad
+    assert not [layer for layer in module.modules() if isinstance(layer, nn.Dropout)]

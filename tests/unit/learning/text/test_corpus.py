@@ -1,0 +1,56 @@
+"""A corpus looks at the data when it is told to, once, and gives the ids and labels of what is usable."""
+
+import numpy as np
+import pytest
+
+from learning.text.corpus import Corpus
+from learning.text.data import Example
+from learning.text.encoder import TextEncoder, TokenizerInvalid, word_tokenizer
+from tests.unit.learning.mechanisms.test_mechanisms import GAUSSIAN, job
+
+TOKENIZER = word_tokenizer(["what", "is", "the", "city"])
+EXAMPLES = [Example("what is", "b"), Example("the city", "nobody's"), Example("city the what", "a")]
+
+
+def test_ids_and_labels_are_those_of_the_usable_examples() -> None:
+    document = job(GAUSSIAN)
+    corpus = Corpus(EXAMPLES, document, TOKENIZER)
+    read = corpus.read()
+    encoder = TextEncoder(TOKENIZER, document.model.max_tokens, max(document.model.widths))
+    assert np.array_equal(read.ids, encoder.encode(["what is", "city the what"]))
+    assert read.usable.tolist() == [0, 2]
+    assert [document.labels[place] for place in read.labels] == ["b", "a"]
+    assert (corpus.population, corpus.vocabulary_size, corpus.pad_id) == (3, 6, 0)
+
+
+def test_nothing_is_looked_at_before_and_everything_once() -> None:
+    looks = []
+
+    class Watched(list[Example]):
+        def __iter__(self):  # type: ignore[no-untyped-def]
+            looks.append(1)
+            return super().__iter__()
+
+    corpus = Corpus(Watched(EXAMPLES), job(GAUSSIAN), TOKENIZER)
+    assert not looks
+    first = corpus.read()
+    assert looks == [1]
+    assert corpus.read() is first
+    assert looks == [1]
+    with pytest.raises(ValueError, match="read-only"):
+        first.ids[0] = 0
+
+
+def test_it_serves_jobs_that_read_the_examples_alike() -> None:
+    document = job(GAUSSIAN)
+    corpus = Corpus(EXAMPLES, document, TOKENIZER)
+    assert corpus.serves(document.model_copy(update={"seed": 5}), TOKENIZER)
+    longer = document.model.model_copy(update={"max_tokens": document.model.max_tokens + 1})
+    for changed in ({"labels": ("b", "a")}, {"model": longer}):
+        assert not corpus.serves(document.model_copy(update=changed), TOKENIZER)
+    assert not corpus.serves(document, word_tokenizer(["other", "words"]))
+
+
+def test_bytes_that_are_no_tokenizer_are_refused_at_once() -> None:
+    with pytest.raises(TokenizerInvalid):
+        Corpus(EXAMPLES, job(GAUSSIAN), b"{}")

@@ -1,0 +1,276 @@
+"""Rosters that name certificates by digest, on the complete graph and on the sparse one."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+
+import numpy as np
+import pytest
+
+from secure_agg import (
+    Advertisement,
+    DigestAdvertisement,
+    DigestRoster,
+    Dropped,
+    IdentityInvalid,
+    Phase,
+    Reason,
+    Refusal,
+    SystemRandom,
+    advertise,
+    by_digest,
+    certificate_digest,
+    open_attempt,
+    roster_by_digest,
+)
+from secure_agg.session import roster_root
+from tests.support.sparse_fleet import SparseFleet
+from tests.support.sum_fleet import Fleet, TestIdentity, key_of, names, verify
+
+ME = "m1"
+
+
+class Shelf:
+    """The caller's part: certificates that `verify` accepted, for as long as `expires` says."""
+
+    def __init__(self) -> None:
+        self.known: dict[bytes, tuple[bytes, int]] = {}
+        self.now = 0
+        self.chains = 0
+
+    def verify(self, certificate: bytes, message: bytes, signature: bytes) -> str:
+        member = verify(certificate, message, signature)
+        digest = certificate_digest(certificate)
+        if digest not in self.known or self.known[digest][1] <= self.now:
+            self.chains += 1
+            self.known[digest] = (certificate, self.now + 10)
+        return member
+
+    def certificate_of(self, digest: bytes) -> bytes | None:
+        certificate, expires = self.known.get(digest, (None, 0))
+        return certificate if self.now < expires else None
+
+
+def standing(shelf: Shelf | None, fleet: Fleet | None = None, member: str = ME) -> tuple:
+    """A member that has advertised, and the roster by digest it is part of."""
+    fleet = fleet or Fleet(5)
+    state, advertisement = advertise(
+        fleet.context,
+        fleet.identities[member],
+        shelf.verify if shelf else verify,
+        SystemRandom(),
+        key_of=key_of,
+        certificate_of=shelf.certificate_of if shelf else None,
+    )
+    for name in fleet.identities:
+        message = advertisement if name == member else fleet.act(name, Phase.ADVERTISE)
+        fleet.deliver(name, message)
+    server, inbox, _ = fleet.server.close()
+    fleet.server = server
+    return fleet, state, roster_by_digest(inbox[member])
+
+
+def certificates(fleet: Fleet) -> dict[bytes, bytes]:
+    return {hashlib.sha256(i.certificate).digest(): i.certificate for i in fleet.identities.values()}
+
+
+@pytest.mark.parametrize("kind", [Fleet, SparseFleet])
+def test_it_says_which_certificates_it_lacks_and_takes_them(kind) -> None:
+    fleet, state, roster = standing(None, kind(24))
+    own = certificate_digest(fleet.identities[ME].certificate)
+    missing = state.missing(roster)
+    assert set(missing) == set(certificates(fleet)) - {own}
+    assert missing == tuple(e.certificate_digest for e in roster.advertisements if e.member != ME)
+    after, _ = state.on_roster(roster, [certificates(fleet)[digest] for digest in reversed(missing)])
+    assert after.seat.session.id == fleet.server.session.id
+    assert dict(after.seat.session.entries) == dict(fleet.server.session.entries)
+
+
+def test_what_was_verified_once_is_not_asked_for_again_until_it_expires() -> None:
+    shelf = Shelf()
+    fleet, state, roster = standing(shelf)
+    state.on_roster(roster, certificates(fleet).values())
+    assert shelf.chains == 5
+    fleet, state, roster = standing(shelf)
+    assert state.missing(roster) == ()
+    state.on_roster(roster)
+    assert shelf.chains == 5
+    shelf.now = 10
+    fleet, state, roster = standing(shelf)
+    assert len(state.missing(roster)) == 4
+    state.on_roster(roster, certificates(fleet).values())
+    assert shelf.chains == 10
+
+
+def test_a_certificate_that_was_kept_is_verified_again_with_every_signature() -> None:
+    """A book that keeps too long makes a refusal, never an acceptance."""
+    shelf = Shelf()
+    fleet, state, roster = standing(shelf)
+    state.on_roster(roster, certificates(fleet).values())
+    fleet, state, roster = standing(shelf)
+
+    def revoked(certificate: bytes, message: bytes, signature: bytes) -> str:
+        if certificate == fleet.identities["m3"].certificate:
+            raise IdentityInvalid("not valid any more")
+        return verify(certificate, message, signature)
+
+    with pytest.raises(Refusal) as caught:
+        dataclasses.replace(state, _verify=revoked).on_roster(roster)
+    assert (caught.value.reason, caught.value.member) == (Reason.ROSTER_SIGNATURE_INVALID, "m3")
+
+
+def test_without_a_certificate_there_is_no_going_on_and_the_state_stays() -> None:
+    fleet, state, roster = standing(None)
+    handed = {d: c for d, c in certificates(fleet).items() if c != fleet.identities["m3"].certificate}
+    with pytest.raises(Refusal) as caught:
+        state.on_roster(roster, handed.values())
+    assert (caught.value.reason, caught.value.member) == (Reason.ROSTER_CERTIFICATE_MISSING, "m3")
+    assert certificate_digest(fleet.identities["m3"].certificate).hex() in caught.value.detail
+    state.on_roster(roster, certificates(fleet).values())
+
+
+def test_a_certificate_under_another_digest_is_none() -> None:
+    """Neither what is handed in nor what is looked up can put a certificate in another's place."""
+    fleet, state, roster = standing(None)
+    m3, m4 = fleet.identities["m3"].certificate, fleet.identities["m4"].certificate
+    swapped = {**certificates(fleet), certificate_digest(m3): m4}
+    liar = dataclasses.replace(state, _certificate_of=swapped.get)
+    assert liar.missing(roster) == (certificate_digest(m3),)
+    with pytest.raises(Refusal, match="no certificate with the digest"):
+        liar.on_roster(roster)
+
+
+def test_a_digest_altered_on_the_way_is_refused() -> None:
+    fleet, state, roster = standing(None)
+    other = TestIdentity("m3", key_from="somebody else's key")
+    entries = tuple(
+        dataclasses.replace(entry, certificate_digest=certificate_digest(other.certificate))
+        if entry.member == "m3"
+        else entry
+        for entry in roster.advertisements
+    )
+    with pytest.raises(Refusal) as caught:
+        state.on_roster(DigestRoster(entries), [*certificates(fleet).values(), other.certificate])
+    assert (caught.value.reason, caught.value.member) == (Reason.ROSTER_SIGNATURE_INVALID, "m3")
+    own = tuple(
+        dataclasses.replace(entry, certificate_digest=entries[3].certificate_digest) if entry.member == ME else entry
+        for entry in roster.advertisements
+    )
+    with pytest.raises(Refusal) as caught:
+        state.on_roster(DigestRoster(own), [*certificates(fleet).values(), other.certificate])
+    assert caught.value.reason is Reason.ROSTER_OWN_ENTRY_ALTERED
+
+
+def test_two_entries_under_one_certificate_are_refused() -> None:
+    fleet, state, roster = standing(None)
+    first = roster.advertisements[3]
+    entries = tuple(
+        dataclasses.replace(entry, certificate_digest=first.certificate_digest) if entry.member == "m4" else entry
+        for entry in roster.advertisements
+    )
+    with pytest.raises(Refusal) as caught:
+        state.on_roster(DigestRoster(entries), certificates(fleet).values())
+    assert caught.value.reason is Reason.ROSTER_CERTIFICATE_DUPLICATE
+
+
+@pytest.mark.parametrize(("copies", "reason"), [(0, Reason.ROSTER_TOO_SMALL), (2, Reason.ROSTER_TOO_LARGE)])
+def test_nothing_is_fetched_for_a_roster_of_another_size(copies: int, reason: Reason) -> None:
+    _, state, roster = standing(None)
+    with pytest.raises(Refusal) as caught:
+        state.missing(DigestRoster(roster.advertisements * copies))
+    assert caught.value.reason is reason
+
+
+@pytest.mark.parametrize("digest", [b"", bytes(31), bytes(33), bytes(1_000_000)], ids=len)
+def test_a_digest_of_another_length_is_refused_before_anything_is_fetched_or_said_about_it(digest: bytes) -> None:
+    fleet, state, roster = standing(None)
+    entries = tuple(
+        dataclasses.replace(entry, certificate_digest=digest) if entry.member == "m3" else entry
+        for entry in roster.advertisements
+    )
+    for act in (state.missing, lambda bent: state.on_roster(bent, certificates(fleet).values())):
+        with pytest.raises(Refusal) as caught:
+            act(DigestRoster(entries))
+        assert (caught.value.reason, caught.value.member) == (Reason.ROSTER_MALFORMED, "m3")
+        assert len(caught.value.detail) <= 100
+    state.on_roster(roster, certificates(fleet).values())
+
+
+def test_a_roster_in_either_form_has_one_root_and_meets_the_keys_once() -> None:
+    fleet, state, roster = standing(None)
+    after, _ = state.on_roster(roster, certificates(fleet).values())
+    assert roster_root(after.seat.session.entries.values()) == roster_root(fleet.server.session.entries.values())
+    with pytest.raises(Refusal, match="second_roster"):
+        state.missing(roster)
+    with pytest.raises(Refusal, match="second_roster"):
+        state.on_roster(roster)
+
+
+# ---- the server -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [Fleet, SparseFleet])
+def test_a_whole_attempt_with_digests_both_ways_gives_the_same_sum(kind) -> None:
+    fleet = kind(24)
+    shelf = certificates(fleet)
+    fleet.server = open_attempt(fleet.context, names(24), verify, key_of=key_of, certificate_of=shelf.get)
+    # A repeat in any form, then or later, changes nothing.
+    for member in names(24):
+        message = fleet.act(member, Phase.ADVERTISE)
+        fleet.sent[Phase.ADVERTISE][member] = message
+        assert not isinstance(fleet.deliver(member, by_digest(message)), Dropped)
+        assert fleet.server.receive(member, by_digest(message)) is fleet.server
+        assert fleet.server.receive(member, message) is fleet.server
+    assert all(isinstance(answer, Advertisement) for answer in fleet.server.answers.values())
+    fleet.server, inbox, _ = fleet.server.close()
+    first = by_digest(fleet.sent[Phase.ADVERTISE][ME])
+    assert fleet.server.receive(ME, first) is fleet.server
+    other = dataclasses.replace(first, nonce=bytes(32))
+    late = fleet.server.receive(ME, other)
+    assert isinstance(late, Dropped)
+    assert late.reason is Reason.MESSAGE_NOT_EXPECTED
+    for member in names(24):
+        roster = roster_by_digest(inbox[member])
+        state = fleet.states[member]
+        fleet.states[member], message = state.on_roster(roster, [shelf[digest] for digest in state.missing(roster)])
+        fleet.deliver(member, message)
+    fleet.server, fleet.inbox, _ = fleet.server.close()
+    for _ in range(3):
+        assert fleet.play() is None
+    fleet.server.unmask(fleet.sum.total)
+    np.testing.assert_array_equal(fleet.sum.total, fleet.plain_sum(names(24)))
+
+
+def test_the_server_asks_for_the_certificate_it_does_not_know() -> None:
+    fleet = Fleet(5)
+    message = fleet.act(ME, Phase.ADVERTISE)
+    unknown = fleet.server.receive(ME, by_digest(message))
+    assert isinstance(unknown, Dropped)
+    assert unknown.reason is Reason.ADVERTISEMENT_SIGNATURE_INVALID
+    assert "send the certificate itself" in unknown.detail
+    taken = fleet.server.receive(ME, message)
+    assert taken.receive(ME, by_digest(message)) is taken
+
+
+def test_a_digest_that_is_not_what_was_signed_is_dropped() -> None:
+    fleet = Fleet(5)
+    shelf = certificates(fleet)
+    server = open_attempt(fleet.context, names(5), verify, key_of=key_of, certificate_of=shelf.get)
+    message = by_digest(fleet.act(ME, Phase.ADVERTISE))
+    theirs = certificate_digest(fleet.identities["m3"].certificate)
+    dropped = server.receive(ME, dataclasses.replace(message, certificate_digest=theirs))
+    assert isinstance(dropped, Dropped)
+    assert dropped.reason is Reason.ADVERTISEMENT_SIGNATURE_INVALID
+    assert server.receive("a stranger", message) == Dropped("a stranger", Reason.SENDER_NOT_EXPECTED)
+    lost = server.drop(ME, Reason.DISCONNECTED)
+    assert lost.receive(ME, message) == Dropped(ME, Reason.DISCONNECTED)
+
+
+def test_the_two_forms_differ_in_the_certificate_alone() -> None:
+    message = Fleet(5).act(ME, Phase.ADVERTISE)
+    brief = by_digest(message)
+    assert isinstance(brief, DigestAdvertisement)
+    assert brief.certificate_digest == hashlib.sha256(message.certificate).digest()
+    shared = {"member", "masking_key", "sealing_key", "nonce", "signature"}
+    assert all(getattr(brief, name) == getattr(message, name) for name in shared)

@@ -1,0 +1,712 @@
+"""Every document is bounded in each of its parts, and refusing one costs little, whatever it holds.
+
+The walk is by reflection, so that a new field without a bound fails here, and so does a new document that nobody made
+an example of.
+"""
+
+import importlib
+import json
+import pkgutil
+import re
+import time
+import types
+from collections.abc import Iterator
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import annotated_types
+import pytest
+from pydantic import BaseModel, StringConstraints
+from pydantic.fields import FieldInfo
+
+import coordinator
+import edge_client
+import export
+import learning
+import tacit
+from coordinator.config import CoordinatorConfig, OperatorConfig
+from coordinator.storage.backup import Manifest as BackupManifest
+from coordinator.storage.mark import Mark
+from edge_client.corpus_release.folder import CorpusState, Decision
+from edge_client.corpus_release.models import NoisedHistogram
+from edge_client.identity.home import IdentityDocument
+from edge_client.ledger.pin import Pin
+from edge_client.ledger.receipts import CorpusReceipt, Receipt
+from edge_client.policy.document import PolicyDocument
+from edge_client.policy.policy import Policy
+from edge_client.private_store.backup import BackupHeader
+from edge_client.private_store.container import StateHeader
+from export.finetune.run import Provenance
+from tacit.authorities import Authorities
+from tacit.bundle import BundleIndex, Labels
+from tacit.corpus import CorpusStatement
+from tacit.documents import MOST_MISTAKES, AtMost, Document, DocumentInvalid
+from tacit.job import JobBody, JobDocument, JobSpec
+from tacit.manifest import Manifest
+from tacit.reading import MOST_DEPTH
+from tacit.token import JoinToken
+from tests.property.decoders.test_documents import GOOD, HEX
+from tests.property.decoders.test_wire_decoders import peak
+
+# ---- every field has a bound ----------------------------------------------------------------------------------------
+
+
+def _models() -> list[type[BaseModel]]:
+    for package in (tacit, coordinator, edge_client, export, learning):
+        for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+            if ".migrations" not in module.name and not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
+    ours = ("tacit.", "coordinator.", "edge_client.", "export.", "learning.")
+    found, left = [], [BaseModel]
+    while left:
+        below = left.pop().__subclasses__()
+        left += below
+        found += [each for each in below if each.__module__.startswith(ours)]
+    return sorted(set(found), key=lambda each: (each.__module__, each.__name__))
+
+
+def _longest(pattern: str) -> int | None:
+    """Characters of the longest text that matches; None: without end."""
+    if not (pattern.startswith("^") and pattern.endswith("$")):
+        return None
+    longest = re._parser.parse(pattern).getwidth()[1]
+    return longest if longest < 10_000 else None
+
+
+def _bound(metadata: tuple[Any, ...]) -> int | None:
+    found = []
+    flat = [inner for each in metadata for inner in (each.metadata if isinstance(each, FieldInfo) else [each])]
+    for each in flat:
+        if isinstance(each, AtMost):
+            found.append(each.most)
+        for constraint in each if isinstance(each, annotated_types.GroupedMetadata) else [each]:
+            if isinstance(constraint, annotated_types.MaxLen):
+                found.append(constraint.max_length)
+        if (pattern := getattr(each, "pattern", None)) and (longest := _longest(pattern)):
+            found.append(longest)
+        if isinstance(each, StringConstraints) and each.max_length:
+            found.append(each.max_length)
+    return min(found, default=None)
+
+
+def _unbounded(kind: Any, metadata: tuple[Any, ...], at: str) -> Iterator[str]:
+    """Where in a field's type something has no bound."""
+    origin = get_origin(kind)
+    if origin is Annotated:
+        inner, *more = get_args(kind)
+        yield from _unbounded(inner, (*metadata, *more), at)
+    elif origin in (Union, types.UnionType):
+        for each in get_args(kind):
+            yield from _unbounded(each, metadata, at)
+    elif kind in (str, bytes):
+        if _bound(metadata) is None:
+            yield at
+    elif origin in (tuple, list, dict, set, frozenset):
+        inner = get_args(kind)
+        if origin is not tuple or inner[-1] is Ellipsis:
+            if not any(isinstance(each, AtMost) for each in metadata):
+                yield at
+            if origin is tuple:
+                inner = inner[:1]
+        for each in inner:
+            yield from _unbounded(each, (), f"{at}[]")
+    elif kind in (tuple, list, dict, set, frozenset, object):
+        yield at
+
+
+def test_every_field_of_every_table_has_a_bound():
+    models = _models()
+    assert len(models) > 70
+    found = [
+        where
+        for model in models
+        for name, field in model.model_fields.items()
+        for where in _unbounded(field.annotation, tuple(field.metadata), f"{model.__name__}.{name}")
+    ]
+    assert found == []
+
+
+def test_the_walk_finds_what_has_no_bound():
+    class Loose(BaseModel):
+        text: str
+        open_ended: Annotated[str, StringConstraints(pattern=r"^a+$")]
+        several: tuple[Annotated[str, StringConstraints(max_length=3)], ...]
+        inner: Annotated[tuple[str, ...], AtMost(2)]
+        named: dict[str, int]
+
+    found = [
+        where
+        for name, field in Loose.model_fields.items()
+        for where in _unbounded(field.annotation, tuple(field.metadata), name)
+    ]
+    assert found == ["text", "open_ended", "several", "inner[]", "named", "named[]"]
+
+
+# ---- at every limit, and one past it --------------------------------------------------------------------------------
+
+_STATE = {"sha256": HEX, "size": 1}
+_SCORES = {
+    "rows": 1,
+    "accuracy": 1.0,
+    "standard_error": 0.0,
+    "macro_f1": 1.0,
+    "majority": 1.0,
+    "majority_label": "a",
+    "labels": [{"label": "a", "rows": 1, "precision": 1.0, "recall": 1.0, "f1": 1.0}],
+}
+_NETWORK = {"architecture": "bilstm"}
+_SPEC = {
+    "schema": 1,
+    "name": "desk",
+    "labels": ["a", "b"],
+    "vocabulary": {"kind": "words", "file": "words.txt"},
+}
+_PROMPTED = {
+    "architecture": "prompted",
+    "base": "owner/name",
+    "task": {"name": "cloze", "verbaliser": {"a": ["x"], "b": ["y"]}},
+}
+_STATEMENT = {
+    "schema": 1,
+    "federation": HEX,
+    "job": "desk",
+    "job_document": HEX,
+    "member": "north",
+    "corpus": HEX,
+    "bytes": 1,
+    "rows": 1,
+    "labels": [{"label": "a", "rows": 1}],
+    "round": 1,
+    "version": HEX,
+    "mechanism": "dp-sgd",
+    "variant": "sound",
+    "promise": "none",
+    "histogram": "even",
+    "made_ms": 0,
+}
+_CORPUS_RECEIPT = {
+    "schema": 1,
+    "kind": "tacit-corpus-receipt",
+    "at_ms": 1,
+    "federation": HEX,
+    "member": "north",
+    "certificate": HEX,
+    "job": "desk",
+    "round": 1,
+    "attempt": 0,
+    "job_document": HEX,
+    "version": HEX,
+    "mechanism": "none",
+    "trained": None,
+    "event": None,
+    "reservation": None,
+    "corpus": HEX,
+    "bytes": 1,
+    "rows": 1,
+    "statement": HEX,
+    "outcome": "received",
+    "ledger": "00" * 16,
+    "previous": HEX,
+}
+_ROOT = "AAAA"
+
+# A good document of each kind.
+EXAMPLES: dict[type[Document], dict[str, Any]] = {
+    JobDocument: GOOD["job"][0],
+    JobSpec: _SPEC,
+    Manifest: GOOD["manifest"][0],
+    Receipt: GOOD["receipt"][0],
+    CorpusReceipt: _CORPUS_RECEIPT,
+    JoinToken: GOOD["token"][0],
+    Labels: {"schema": 1, "labels": ["a", "b"]},
+    BundleIndex: {
+        "schema": 1,
+        "kind": "model",
+        "files": dict.fromkeys(("model.onnx", "tokenizer.json", "labels.json"), _STATE),
+        "model": {
+            "job": "desk",
+            "version": HEX,
+            "max_tokens": 8,
+            "min_tokens": 1,
+            "template": "{text} is {mask}.",
+            "parity": 0.0,
+            "texts": 1,
+        },
+    },
+    CorpusStatement: _STATEMENT,
+    Authorities: {"schema": 1, "federation": HEX, "roots": [_ROOT], "successions": [], "signature": _ROOT},
+    Policy: {"schema": 1},
+    PolicyDocument: {"schema": 1},
+    CoordinatorConfig: {"schema": 1, "advertise": ["localhost"]},
+    OperatorConfig: {"schema": 1, "address": "localhost:7441", "federation": HEX},
+    Mark: {"schema": 1, "place": "sqlite:///x", "entry": 1, "head": HEX},
+    BackupManifest: {
+        "schema": 1,
+        "made_ms": 0,
+        "software": "1",
+        "federation": HEX,
+        "revision": "0001",
+        "head_entry": 0,
+        "head": HEX,
+        "tables": [
+            {"name": "a", "columns": [{"name": "a", "form": "plain"}], "rows": 0, "sha256": HEX, "size": 0},
+        ],
+        "blobs": [_STATE],
+        "missing": [HEX],
+        "keys": [{"path": "coordinator.toml", "sha256": HEX, "size": 1}],
+    },
+    CorpusState: {
+        "schema": 1,
+        "federation": HEX,
+        "job": "desk",
+        "job_document": HEX,
+        "stage": "withheld",
+        "made": None,
+        "detail": "",
+    },
+    Decision: {"schema": 1, "corpus": HEX, "choice": "approve", "at_ms": 0},
+    NoisedHistogram: {"schema": 1, "job_document": HEX, "ledger": "00", "reservation": 1, "counts": [1]},
+    IdentityDocument: {"schema": 1, "federation": HEX, "member": "north", "address": "localhost:7441"},
+    Pin: {"schema": 1, "ledger": "00", "sequence": 1, "head": HEX},
+    BackupHeader: {
+        "schema": 1,
+        "federation": HEX,
+        "member": "north",
+        "made_ms": 0,
+        "states": [{"job": "desk", "length": 1, "sealed": False}],
+    },
+    StateHeader: {
+        "schema": 1,
+        "job": "desk",
+        "document": HEX,
+        "federation": HEX,
+        "data": "mine",
+        "round": 1,
+        "version": HEX,
+        "counter": 1,
+        "token": "1-aa",
+        "flags": ["personalised"],
+        "length": 0,
+    },
+    Provenance: {
+        "schema": 1,
+        "federation": HEX,
+        "job": "desk",
+        "job_document": HEX,
+        "version": HEX,
+        "promise": "none",
+        "corpora": [{"member": "north", "corpus": HEX, "rows": 1, "promise": "none", "mechanism": "none"}],
+        "labels": ["a", "b"],
+        "without_text": ["a"],
+        "settings": {"base": "x", "table": "x"},
+        "training": {
+            "rows": 1,
+            "validation_rows": 0,
+            "epochs": 1,
+            "kept": 1,
+            "validation_loss": None,
+            "validation_accuracy": None,
+        },
+        "test": {"digest": HEX, "also_made_up": 0, "scores": _SCORES},
+    },
+}
+
+# Other shapes of the same documents, for fields that the first has no place for.
+MORE: list[tuple[type[Document], dict[str, Any]]] = [
+    (JobSpec, {**_SPEC, "model": _PROMPTED, "vocabulary": None}),
+    (JobSpec, {**_SPEC, "method": {"name": "fedrecon", "tokens": ["x"]}, "model": _NETWORK}),
+    (JobSpec, {**_SPEC, "model": {"architecture": "textcnn", "widths": [2]}}),
+    (JobSpec, {**_SPEC, "vocabulary": {"kind": "words", "file": "x", "pretrained": "y"}}),
+    (
+        JobSpec,
+        {
+            **_SPEC,
+            "model": {"architecture": "transformer", "base": "x"},
+            "vocabulary": {"kind": "wordpiece", "file": "x"},
+        },
+    ),
+    (
+        Policy,
+        {
+            "schema": 1,
+            "jobs": ["x"],
+            "architectures": ["x"],
+            "base_models": [HEX],
+            "backbones": ["disk"],
+            "shared_parameters": ["x"],
+            "vocabularies": ["own"],
+            "authorities": [HEX],
+            "mechanisms": ["none"],
+            "peers": {"north": HEX},
+            "hours": ["00:00-24:00"],
+            "devices": ["cpu"],
+            "interfaces": ["x"],
+        },
+    ),
+    (
+        CoordinatorConfig,
+        {
+            "schema": 1,
+            "advertise": ["localhost"],
+            "listen_host": "x",
+            "metrics_host": "x",
+            "database_url": "x",
+            "store_url": "x",
+        },
+    ),
+]
+
+
+def test_there_is_an_example_of_every_document():
+    documents = {each for each in _models() if issubclass(each, Document)}
+    assert {each.__name__ for each in documents - {Document, JobBody}} == {each.__name__ for each in EXAMPLES}
+    for kind, example in [*EXAMPLES.items(), *MORE]:
+        assert kind.from_json(json.dumps(example).encode())
+
+
+def _word(number: int) -> str:
+    """Short, and another one for each number."""
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    word = letters[number % 26]
+    while number := number // 26:
+        word = letters[number % 26] + word
+    return word
+
+
+def _hex(number: int) -> str:
+    return f"{number:064x}"
+
+
+def _row(**other: Any) -> Any:
+    return lambda number: {"name": _word(number), **other}
+
+
+def _same(value: Any) -> Any:
+    return lambda _: value
+
+
+_COLUMN = {"name": "a", "form": "plain"}
+_JOB = GOOD["job"][0]
+_TRANSFORMER = {"architecture": "transformer", "config": {}}
+_FROZEN = {**_PROMPTED, "base": None, "config": {}, "backbone": HEX, "task": {"name": "head"}}
+_POLICY = {"schema": 1}
+_BACKUP = EXAMPLES[BackupManifest]
+_MADE = EXAMPLES[Provenance]
+
+# Every list and table of every document: where it is, its limit, and what its entries are.
+LISTS: dict[str, tuple[type[Document], dict[str, Any], str, int, Any]] = {
+    "JobBody.labels": (JobSpec, _SPEC, "labels", 10_000, _word),
+    "FedRecon.tokens": (*MORE[1], "method.tokens", 10_000, _word),
+    "TextCNNModel.widths": (*MORE[2], "model.widths", 16, lambda number: number + 1),
+    "TransformerModel.config": (JobDocument, {**_JOB, "model": _TRANSFORMER}, "model.config", 64, {_word: 1}),
+    "PromptedModel.config": (
+        JobDocument,
+        {**_JOB, "method": {"name": "fedavg"}, "model": _FROZEN},
+        "model.config",
+        64,
+        {_word: 1},
+    ),
+    "Cloze.verbaliser": (*MORE[0], "model.task.verbaliser", 1000, {_word: lambda number: ["w" + _word(number)]}),
+    "Cloze.verbaliser[]": (*MORE[0], "model.task.verbaliser.a", 100, lambda number: "w" + _word(number)),
+    "Tensor.shape": (Manifest, GOOD["manifest"][0], "tensors.0.shape", 16, _same(1)),
+    "Manifest.tensors": (Manifest, GOOD["manifest"][0], "tensors", 10_000, _row(shape=[1])),
+    "Labels.labels": (Labels, EXAMPLES[Labels], "labels", 10_000, _word),
+    "BundleIndex.files": (BundleIndex, EXAMPLES[BundleIndex], "files", 64, {_word: _STATE}),
+    "Receipt.segments": (Receipt, GOOD["receipt"][0], "segments", 64, _row(values=1)),
+    "Receipt.cohort": (
+        Receipt,
+        GOOD["receipt"][0],
+        "cohort",
+        10_000,
+        lambda number: {"member": _word(number), "certificate": HEX},
+    ),
+    "Receipt.survivors": (Receipt, GOOD["receipt"][0], "survivors", 10_000, _word),
+    "CorpusStatement.labels": (
+        CorpusStatement,
+        _STATEMENT,
+        "labels",
+        10_000,
+        lambda number: {"label": _word(number), "rows": 1},
+    ),
+    "PolicyDocument.jobs": (Policy, _POLICY, "jobs", 1000, _word),
+    "PolicyDocument.architectures": (Policy, _POLICY, "architectures", 1000, _word),
+    "PolicyDocument.base_models": (Policy, _POLICY, "base_models", 1000, _hex),
+    "PolicyDocument.backbones": (Policy, _POLICY, "backbones", 16, _same("disk")),
+    "PolicyDocument.shared_parameters": (Policy, _POLICY, "shared_parameters", 1000, _word),
+    "PolicyDocument.vocabularies": (Policy, _POLICY, "vocabularies", 16, _same("own")),
+    "PolicyDocument.authorities": (Policy, _POLICY, "authorities", 1000, _hex),
+    "PolicyDocument.mechanisms": (Policy, _POLICY, "mechanisms", 16, _same("none")),
+    "PolicyDocument.peers": (Policy, _POLICY, "peers", 10_000, {_word: _hex}),
+    "PolicyDocument.hours": (Policy, _POLICY, "hours", 1000, _same("00:00-24:00")),
+    "PolicyDocument.devices": (Policy, _POLICY, "devices", 16, _same("cpu")),
+    "PolicyDocument.interfaces": (Policy, _POLICY, "interfaces", 1000, _word),
+    "CoordinatorConfig.advertise": (CoordinatorConfig, _POLICY, "advertise", 64, _word),
+    "Manifest.tables": (BackupManifest, _BACKUP, "tables", 100, _row(columns=[_COLUMN], rows=0, **_STATE)),
+    "TablePart.columns": (BackupManifest, _BACKUP, "tables.0.columns", 100, _same(_COLUMN)),
+    "Manifest.blobs": (BackupManifest, _BACKUP, "blobs", 500_000, _same(_STATE)),
+    "Manifest.missing": (BackupManifest, _BACKUP, "missing", 500_000, _same(HEX)),
+    "Manifest.keys": (
+        BackupManifest,
+        _BACKUP,
+        "keys",
+        1000,
+        lambda number: {"path": f"server/{_word(number)}", **_STATE},
+    ),
+    "NoisedHistogram.counts": (NoisedHistogram, EXAMPLES[NoisedHistogram], "counts", 10_000, _same(1)),
+    "BackupHeader.states": (
+        BackupHeader,
+        EXAMPLES[BackupHeader],
+        "states",
+        10_000,
+        lambda number: {"job": _word(number), "length": 1, "sealed": False},
+    ),
+    "StateHeader.flags": (StateHeader, EXAMPLES[StateHeader], "flags", 16, _word),
+    "Provenance.corpora": (Provenance, _MADE, "corpora", 10_000, _same(_MADE["corpora"][0])),
+    "Provenance.labels": (Provenance, _MADE, "labels", 10_000, _word),
+    "Provenance.without_text": (Provenance, _MADE, "without_text", 10_000, _word),
+    "TestScores.labels": (Provenance, _MADE, "test.scores.labels", 10_000, _same(_SCORES["labels"][0])),
+}
+# Authorities come with one signature fewer than roots; private parts are two, each named once; a ledger's lines
+# are read by `record_from`.
+ELSEWHERE = {
+    "Authorities.roots",
+    "LgFedAvg.private",
+    "Authorities.successions",
+    "Recovered.released",
+    "Recovered.unknown",
+    "_Line.body",
+}
+
+
+def _lists(kind: Any, metadata: tuple[Any, ...], at: str) -> Iterator[str]:
+    origin = get_origin(kind)
+    if origin is Annotated:
+        inner, *more = get_args(kind)
+        yield from _lists(inner, (*metadata, *more), at)
+    elif origin in (Union, types.UnionType):
+        for each in get_args(kind):
+            yield from _lists(each, metadata, at)
+    elif origin in (tuple, dict):
+        if any(isinstance(each, AtMost) for each in metadata):
+            yield at
+        for each in get_args(kind):
+            yield from _lists(each, (), f"{at}[]")
+
+
+def test_every_list_and_table_is_in_the_list_of_limits():
+    found = {
+        where
+        for model in _models()
+        for name, field in model.model_fields.items()
+        if name in model.__annotations__
+        for where in _lists(field.annotation, tuple(field.metadata), f"{model.__name__}.{name}")
+    }
+    assert found - ELSEWHERE == set(LISTS)
+
+
+def _put(document: Any, path: tuple[str, ...], value: Any) -> Any:
+    if not path:
+        return value
+    step: Any = int(path[0]) if isinstance(document, list) else path[0]
+    changed = dict(document) if isinstance(document, dict) else list(document)
+    old = changed.get(step) if isinstance(changed, dict) else changed[step]
+    changed[step] = _put(old, path[1:], value)
+    return changed
+
+
+def _at(document: Any, path: tuple[str, ...]) -> Any:
+    for step in path:
+        document = document[int(step)] if isinstance(document, list) else document.get(step, {})
+    return document
+
+
+def _sized(entry: Any, size: int, old: Any) -> Any:
+    if not isinstance(entry, dict):
+        return [entry(number) for number in range(size)]
+    ((key, value),) = entry.items()
+    made = dict(old or {})
+    # Words of four letters, which are none of the old ones.
+    for number in range(26**3, 26**3 + size - len(made)):
+        made[key(number)] = value(number) if callable(value) else value
+    return made
+
+
+def _refusal(kind: type[Document], document: dict[str, Any]) -> str | None:
+    """Why it is not read; None: it is."""
+    try:
+        kind.from_json(json.dumps(document, separators=(",", ":")).encode(), what="it")
+    except DocumentInvalid as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    "where", [pytest.param(each, marks=pytest.mark.long if LISTS[each][3] > 100_000 else ()) for each in LISTS]
+)
+def test_a_list_is_read_at_its_limit_and_one_past_it_is_refused_shortly(where):
+    kind, document, dotted, most, entry = LISTS[where]
+    path = tuple(dotted.split("."))
+    old = _at(document, path)
+    good = _put(document, path, _sized(entry, most, old))
+    if where == "Cloze.verbaliser":
+        good["labels"] = list(good["model"]["task"]["verbaliser"])
+    assert _refusal(kind, good) is None
+    said = _refusal(kind, _put(document, path, _sized(entry, most + 1, old)))
+    assert said is not None
+    assert str(most) in said
+    assert len(said) < 300
+
+
+def test_authorities_are_read_at_their_limit():
+    document = {**EXAMPLES[Authorities], "roots": ["AAAA"] * 16, "successions": ["AAAA"] * 15}
+    assert _refusal(Authorities, document) is None
+    for key in ("roots", "successions"):
+        assert "at most" in str(_refusal(Authorities, {**document, key: [*document[key], "AAAA"]}))
+
+
+def _texts(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    if isinstance(value, str):
+        yield path
+    inside = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    for name, each in inside:
+        yield from _texts(each, (*path, str(name)))
+
+
+def test_a_text_longer_than_any_may_be_is_refused_shortly():
+    for kind, document in [*EXAMPLES.items(), *MORE]:
+        for path in _texts(document):
+            said = _refusal(kind, _put(document, path, "a" * 6000))
+            assert said is not None, (kind, path)
+            assert len(said) < 700, (kind, path, said)
+
+
+@pytest.mark.parametrize(
+    ("kind", "document", "path", "most"),
+    [
+        (JobSpec, _SPEC, "labels.0", 200),
+        (JobSpec, _SPEC, "vocabulary.file", 4096),
+        (Manifest, GOOD["manifest"][0], "tensors.0.name", 512),
+        (Receipt, GOOD["receipt"][0], "outcome", 200),
+        (CorpusStatement, _STATEMENT, "mechanism", 200),
+        (Policy, MORE[5][1], "shared_parameters.0", 512),
+        (CoordinatorConfig, MORE[6][1], "listen_host", 253),
+        (CoordinatorConfig, MORE[6][1], "store_url", 4096),
+        (Mark, EXAMPLES[Mark], "place", 4096),
+        (BackupManifest, _BACKUP, "software", 200),
+    ],
+)
+def test_a_text_is_read_at_its_limit_and_one_past_it_is_refused(kind, document, path, most):
+    steps = tuple(path.split("."))
+    assert _refusal(kind, _put(document, steps, "a" * most)) is None
+    said = str(_refusal(kind, _put(document, steps, "a" * (most + 1))))
+    assert f"{most} characters" in said
+    assert len(said) < 300
+
+
+@pytest.mark.parametrize("kind", EXAMPLES, ids=lambda kind: kind.__name__)
+def test_a_document_is_read_at_its_bytes_and_one_past_them_is_not_parsed(kind, tmp_path):
+    data = json.dumps(EXAMPLES[kind]).encode()
+    full = data + b" " * (kind.most_bytes - len(data))
+    path = tmp_path / "document.json"
+    path.write_bytes(full)
+    assert kind.from_file(path) == kind.from_json(data)
+    path.write_bytes(full + b" ")
+    for read in (lambda: kind.from_json(full + b" ", what="it"), lambda: kind.from_file(path, what="it")):
+        with pytest.raises(DocumentInvalid, match=f"it has more than {kind.most_bytes} bytes"):
+            read()
+
+
+# ---- what the worst costs -------------------------------------------------------------------------------------------
+
+
+def _keys(before: bytes, most: int, after: bytes) -> bytes:
+    return before + b"".join(b',"%d":0' % at for at in range((most - 200) // 12)) + after
+
+
+_VERBALISER = b'{"schema":1,"model":{"architecture":"prompted","task":{"name":"cloze","verbaliser":{"a":0'
+WORST = {
+    "labels": lambda most: b'{"schema":1,"labels":[' + b"{}," * (most // 3 - 40) + b"1]}",
+    "tensors": lambda most: b'{"schema":1,"tensors":[' + b"{}," * (most // 3 - 40) + b"1]}",
+    "numbers": lambda most: b'{"schema":1,"jobs":[' + b"1.5," * (most // 4 - 40) + b"1]}",
+    "keys": lambda most: _keys(b'{"schema":1', most, b"}"),
+    "keys of a table": lambda most: _keys(b'{"schema":1,"rounds":{"a":0', most, b"}}"),
+    "words": lambda most: _keys(_VERBALISER, most, b"}}}}"),
+    "peers": lambda most: _keys(b'{"schema":1,"peers":{"a":0', most, b"}}"),
+    "a long key": lambda most: b'{"schema":1,"' + b"k" * (most - 40) + b'":1}',
+    "depth": lambda most: b"[" * most,
+}
+
+
+@pytest.mark.parametrize("what", WORST)
+@pytest.mark.parametrize("kind", [JobDocument, Manifest, Policy, CoordinatorConfig], ids=lambda kind: kind.__name__)
+def test_the_worst_of_its_length_is_refused_for_little(kind, what):
+    """What is left are Python's own values of the JSON, tens of bytes for each of its bytes."""
+    data = WORST[what](kind.most_bytes)
+    assert len(data) <= kind.most_bytes
+
+    def refuse() -> None:
+        with pytest.raises(DocumentInvalid) as refused:
+            kind.from_json(data, what="it")
+        assert len(str(refused.value)) < 1500
+
+    started = time.process_time()
+    refuse()
+    assert time.process_time() - started < 3
+    if kind is JobDocument:
+        assert peak(refuse) < 60 * kind.most_bytes
+
+
+def test_sixteen_megabytes_of_labels_are_not_parsed():
+    """The attack: 5.5 million labels, each a mistake of its own, took 47 s and 6.2 GiB before a policy was asked."""
+    data = b'{"schema":1,"labels":[' + b"{}," * 5_500_000 + b"1]}"
+
+    def refuse() -> None:
+        with pytest.raises(DocumentInvalid, match="has more than 1048576 bytes"):
+            JobDocument.from_json(data, what="the job document")
+
+    assert peak(refuse) < 100_000
+
+
+def test_a_sentence_names_the_first_mistakes_and_counts_the_others():
+    said = str(_refusal(JobDocument, {"schema": 1, **{f"key-{number}": 0 for number in range(20)}}))
+    assert said.count(";") == 2 * MOST_MISTAKES or said.count("missing") + said.count("unknown key") == MOST_MISTAKES
+    assert said.endswith(" more")
+    # Of a list the first.
+    said = str(_refusal(JobSpec, {**_SPEC, "labels": [""] * 10_000}))
+    assert said.count("labels") == 1
+
+
+# ---- TOML -----------------------------------------------------------------------------------------------------------
+
+DEEP = {
+    "lists": "x = " + "[" * 5000 + "]" * 5000,
+    "tables": "x = " + "{a=" * 5000 + "1" + "}" * 5000,
+    "a dotted key": "a." * 30_000 + "b = 1",
+    "a dotted header": "[" + "a." * 30_000 + "b]",
+    "a quoted key": "'é'.\"a b\" . " * 2000 + "b = 1",
+    "behind a text": 'x = {a = """q"""", ' + "b." * 30_000 + "c = 1}",
+    "an open text": '"""' + '\\"""' * 15_000,
+    "quotes": '"\\' * 30_000,
+    "a number": "x = " + "9" * 5000,
+    "a large schema": "schema = 0x1" + "f" * 6000,
+    "a large text": "x = '" + "a" * 3_000_000 + "'",
+    "bytes": "x = '\udcff'",
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+@pytest.mark.parametrize("kind", [JobSpec, OperatorConfig], ids=lambda kind: kind.__name__)
+def test_toml_that_no_parser_bears_is_a_sentence(kind, name, tmp_path):
+    path = tmp_path / "it.toml"
+    path.write_bytes(DEEP[name].encode("utf-8", "surrogateescape"))
+    started = time.process_time()
+    with pytest.raises(DocumentInvalid) as refused:
+        kind.from_toml(path)
+    assert time.process_time() - started < 3
+    assert len(str(refused.value)) < 500 + len(str(path))
+
+
+def test_texts_with_dots_and_brackets_are_no_nesting(tmp_path):
+    path = tmp_path / "policy.toml"
+    many = "[{" * MOST_DEPTH + "a." * 40
+    path.write_text(f"schema = 1  # {many}\njobs = [\"{many}\", '{many}', \"\"\"{many}\"\"\", '''{many}''']\n")
+    assert Policy.from_toml(path).jobs == (many,) * 4

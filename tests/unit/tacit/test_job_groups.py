@@ -1,0 +1,194 @@
+"""Groups in a job: keys that go together, what attempts get of them, and documents from before there were any."""
+
+import pytest
+from pydantic import ValidationError
+
+import secure_agg
+from tacit import wire
+from tacit.attempt import AttemptId
+from tacit.context import context_of, largest_cohort, promise_of, thresholds_of
+from tacit.job import Aggregation, JobDocument
+from tacit.messages import AttemptMessage, AttemptOpened
+from tacit.vector import grid_of, layout_of, most_in_sum, sends_weight
+from tests.support.fleet import job_document
+from tests.support.group_fleet import grouped_context
+
+
+def a_job(aggregation=None, *, mechanism=None, **rounds):
+    """A job of 9 to 30 members in three groups, one of them assumed corrupt, but for the changes."""
+    keys = {"groups": 3, "assumed_corrupt": 1} | (aggregation or {})
+    numbers = {"min_members": 9, "target_members": 30} | rounds
+    document = job_document(**numbers).model_dump() | {"aggregation": keys}
+    if mechanism:
+        document["mechanism"] = mechanism
+    return JobDocument.model_validate(document)
+
+
+def test_a_document_without_groups_says_nothing_of_them_and_one_with_them_says_what_is_not_usual():
+    bare = job_document().canonical().decode()
+    assert not any(f'"{key}"' in bare for key in ("groups", "least_groups", "combine", "trim", "noise_after"))
+    assert Aggregation(groups=3).model_dump().keys() - Aggregation().model_dump().keys() == {"groups"}
+    said = Aggregation(groups=5, combine="trimmed-mean", trim=2, least_groups=5, noise_after=0.5).model_dump()
+    assert (said["groups"], said["combine"], said["trim"], said["least_groups"]) == (5, "trimmed-mean", 2, 5)
+    for job in (a_job({"combine": "median"}), a_job({"noise_after": 0.25}), job_document()):
+        assert JobDocument.from_json(job.canonical()) == job
+    assert a_job({"combine": "median"}).digest() != a_job({"combine": "reject-outliers"}).digest()
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"groups": None, "combine": "median"}, "combine: there is one sum"),
+        ({"groups": None, "trim": 2}, "trim: there is one sum"),
+        ({"groups": None, "trim": 1}, "trim: there is one sum"),
+        ({"trim": 1}, "trim: mean trims nothing"),
+        ({"combine": "median", "trim": 1}, "trim: median trims nothing"),
+        ({"groups": None, "least_groups": 2}, "least_groups: there is one sum"),
+        ({"groups": 1}, "groups"),
+        ({"groups": 2, "combine": "median"}, "groups: median needs 3 or more to outvote one, got 2"),
+        ({"groups": 4, "combine": "trimmed-mean", "trim": 2}, "trimmed-mean needs 5"),
+        ({"combine": "median", "trim": 2}, "trim: median trims nothing"),
+        ({"combine": "median", "least_groups": 2}, "least_groups: median of 3 groups needs 3 to 3"),
+        ({"least_groups": 4}, "needs 1 to 3"),
+        ({"combine": "krum"}, "combine"),
+        ({"noise_after": -1}, "noise_after"),
+        ({"groups": 15}, "groups, aggregation.assumed_corrupt or rounds.min_members: 9 members make 2 to 4 groups"),
+        ({"assumed_corrupt": 2}, "aggregation.groups, aggregation.assumed_corrupt or rounds.min_members: "),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_keys_that_do_not_go_together_name_themselves(keys, says):
+    with pytest.raises(ValidationError) as refused:
+        a_job(keys)
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "needed"),
+    [
+        ({}, 2),
+        ({"combine": "median"}, 3),
+        ({"groups": 4, "combine": "reject-outliers"}, 3),
+        ({"groups": 8, "combine": "median"}, 5),
+        ({"groups": 8, "combine": "trimmed-mean", "trim": 3}, 7),
+        ({"least_groups": 1}, 1),
+        ({"groups": None}, 1),
+    ],
+    ids=str,
+)
+def test_as_many_groups_are_needed_as_leave_the_good_ones_a_majority_that_counts(keys, needed):
+    assert Aggregation(**{"groups": 3} | keys).groups_needed == needed
+
+
+def test_what_an_attempt_in_groups_gets():
+    job = a_job()
+    graph, threshold, corrupt = thresholds_of(job, 30)
+    assert (graph, threshold, corrupt) == secure_agg.grouped_thresholds(30, 3, 1, least=2)
+    context = context_of(job, federation=bytes(32), round=1, attempt=1, model=bytes(32), members=30)
+    assert context.grouped == graph
+    assert (context.cohort, context.largest_sum) == (30, 10)
+    assert context.bits == layout_of(job, 30).bits
+    # A sum of ten has the ring of ten.
+    one = job_document(Aggregation(assumed_corrupt=1), min_members=9, target_members=30)
+    alike = JobDocument.model_validate(one.model_dump() | {"mechanism": {"name": "dp-sgd", "noise_multiplier": 1.0}})
+    assert layout_of(job, 30) == layout_of(alike, 10)
+    # No weight and no metrics, which would be the same numbers in every drawing.
+    assert [segment.name for segment in layout_of(job, 30).segments] == ["update"]
+    assert not sends_weight(job)
+    assert sends_weight(one)
+    assert not sends_weight(alike)
+    assert most_in_sum(job, 10) == 4
+    # Above 200 members the share stands for n_C, as it does for the sparse graph.
+    large = a_job({"assumed_corrupt": None, "groups": 10, "corrupt_share": 0.05}, min_members=250, target_members=1000)
+    assert thresholds_of(large, 1000)[2] == 50
+
+
+def test_noise_in_the_ring_counts_on_the_honest_of_a_group():
+    noise = {"name": "distributed-gaussian", "noise_multiplier": 8.0, "honest": 2}
+    job = a_job(mechanism=noise)
+    assert promise_of(job, 9).honest == 2
+    assert grid_of(job).members == 10
+    with pytest.raises(ValidationError, match=r"a cohort of 9 guarantees 2 honest inputs.*ask for fewer"):
+        a_job(mechanism=noise | {"honest": 3})
+    # The members of the whole cohort would give as much: it is groups that cost it.
+    document = job_document(min_members=9, target_members=30).model_dump() | {
+        "mechanism": noise | {"honest": 3},
+        "aggregation": {"assumed_corrupt": 1},
+    }
+    assert JobDocument.model_validate(document)
+
+
+def honest_of_every_size(job):
+    """h of each cohort that has a split."""
+    found = {}
+    for size in range(job.rounds.min_members, job.rounds.target_members + 1):
+        try:
+            found[size] = promise_of(job, size).honest
+        except secure_agg.ContextInvalid:
+            continue
+    return found
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "keys"),
+    [
+        (19, 22, {}),
+        (16, 60, {}),
+        (180, 420, {}),
+        (180, 420, {"groups": 4, "corrupt_share": 0.05}),
+        (24, 90, {"groups": 4}),
+        (190, 260, {"groups": 3, "assumed_corrupt": 20}),
+        (300, 900, {"groups": 8}),
+        (199, 260, {}),
+    ],
+    ids=str,
+)
+def test_the_least_honest_cohort_is_found_between_the_ends_too(least, most, keys):
+    noise = {"name": "distributed-gaussian", "noise_multiplier": 8.0, "honest": 1}
+    job = a_job({"assumed_corrupt": None} | keys, mechanism=noise, min_members=least, target_members=most)
+    every = honest_of_every_size(job)
+    honest, size = job._least_honest()
+    assert honest == min(every.values()) == every[size]
+
+
+def test_noise_that_a_cohort_between_the_ends_does_not_bear_is_refused():
+    # By default a fifth is corrupt: 19 members have 3 of them, 20 and 21 have 4.
+    noise = {"name": "distributed-gaussian", "noise_multiplier": 8.0, "honest": 3}
+    every = honest_of_every_size(a_job({"assumed_corrupt": None}, min_members=19, target_members=22))
+    assert every == {19: 3, 20: 2, 21: 2, 22: 3}
+    with pytest.raises(ValidationError, match="a cohort of 20 guarantees 2 honest inputs"):
+        a_job({"assumed_corrupt": None}, mechanism=noise, min_members=19, target_members=22)
+    assert a_job({"assumed_corrupt": None}, mechanism=noise | {"honest": 2}, min_members=19, target_members=22)
+
+
+def test_a_cohort_that_has_no_split_waits_for_one_that_has():
+    # By default a fifth is assumed corrupt: 24 members make four groups of which each is a sum, 25 to 27 do not.
+    job = a_job({"assumed_corrupt": None, "groups": 4, "least_groups": 4}, min_members=24, target_members=36)
+    sizes = {members: largest_cohort(job, members) for members in range(24, 37)}
+    assert [sizes[members] for members in range(24, 31)] == [24, 24, 24, 24, 28, 29, 29]
+    for members, size in sizes.items():
+        assert size <= members
+        promise_of(job, size)
+        for skipped in range(size + 1, members + 1):
+            with pytest.raises(secure_agg.ContextInvalid):
+                promise_of(job, skipped)
+
+
+def test_groups_travel_whole_or_are_missed_by_name():
+    message = AttemptMessage(AttemptId("triage", 7, 1), AttemptOpened(grouped_context(12, 3, 1)))
+    packed = wire.to_member(message)
+    assert wire.from_coordinator(packed) == message
+    for field in ("groups", "least", "sigma", "absent"):
+        packed = wire.to_member(message)
+        packed.attempt_opened.groups.ClearField(field)
+        with pytest.raises(secure_agg.ContextInvalid, match=f"its groups leaves out {field}"):
+            _ = wire.from_coordinator(packed).payload.context
+    packed = wire.to_member(message)
+    packed.attempt_opened.sparse_graph.degree = 20
+    with pytest.raises(secure_agg.ContextInvalid, match=r"leaves out|one of the two"):
+        _ = wire.from_coordinator(packed).payload.context
+    # Left out, it is another attempt, whose threshold is far too low for one sum.
+    packed = wire.to_member(message)
+    packed.attempt_opened.ClearField("groups")
+    with pytest.raises(secure_agg.ContextInvalid, match="2t > n"):
+        _ = wire.from_coordinator(packed).payload.context

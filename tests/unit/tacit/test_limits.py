@@ -1,0 +1,185 @@
+"""Every list, text and bytes that the other side may send has a bound, found by walking the contract's descriptors.
+
+For each such field of the two messages of a session one is made that is far too long. What becomes of it must be
+one of three: the decoder refuses it, cuts it, or hands it on as one of `CARRIED`, where the size of the whole message
+bounds it (`tacit.limits`), and who looks at it next refuses it by its length or finds nothing under it. A field that is
+new, and not thought of, fails here.
+"""
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
+
+from coordinator.services.credentials import server_options
+from edge_client.identity.connection import channel_options
+from tacit import wire
+from tacit.limits import MOST_FROM_COORDINATOR, MOST_FROM_MEMBER, MOST_MEMBERS
+from tacit.v1 import enrolment_pb2, federation_pb2, operator_pb2
+
+# More than any list may have; longer than any text or bytes of ours.
+MANY, LONG = MOST_MEMBERS + 1, 100_000
+# Of a text that is kept, whatever was sent.
+KEPT = 500
+
+PHASE = "the phase of secure_agg that receives it refuses another length than its own (tests/property/decoders)"
+NAMED = "looked up among digests that are known, and found or not; another length is not found"
+CARRIED = {
+    "MemberMessage.hello.process": "compared with the process of the session before it, and forgotten with the session",
+    "MemberMessage.ready.version": NAMED,
+    **dict.fromkeys(
+        (
+            *(f"MemberMessage.advertisement.{name}" for name in ("certificate", "masking_key", "sealing_key", "nonce")),
+            "MemberMessage.advertisement.signature",
+            *(f"MemberMessage.dealing.{name}" for name in ("seed_commitment", "signature")),
+            *(f"MemberMessage.dealing.shares.{n}" for n in ("sealed", "masking_commitment", "seed_commitment")),
+            "MemberMessage.confirmation.signature",
+            "MemberMessage.unmasking.seed_shares.share",
+            "MemberMessage.unmasking.masking_shares.share",
+        ),
+        PHASE,
+    ),
+}
+
+
+def long_fields(kind: Descriptor, path: tuple[FieldDescriptor, ...] = ()) -> Iterator[tuple[FieldDescriptor, ...]]:
+    """The way to every list, text and bytes below a message."""
+    for field in kind.fields:
+        way = (*path, field)
+        if field.is_repeated or field.type in (field.TYPE_STRING, field.TYPE_BYTES):
+            yield way
+        if field.type == field.TYPE_MESSAGE and field.message_type not in [each.message_type for each in path]:
+            yield from long_fields(field.message_type, way)
+
+
+def name_of(kind: type[Message], way: tuple[FieldDescriptor, ...]) -> str:
+    return ".".join((kind.DESCRIPTOR.name, *(field.name for field in way)))
+
+
+def fill(message: Message) -> None:
+    """What the decoders ask for before they come to the field in question: an attempt that is named."""
+    for field in message.DESCRIPTOR.fields:
+        if field.name == "ref":
+            message.ref.job, message.ref.round, message.ref.attempt = "q", 1, 1
+
+
+def oversized(kind: type[Message], way: tuple[FieldDescriptor, ...]) -> Message:
+    """A message with one field that is too long: a list of very many, or one text or bytes of very much."""
+    whole = place = kind()
+    *heads, last = way
+    for field in heads:
+        if field.is_repeated:
+            place = getattr(place, field.name).add()
+        else:
+            place = getattr(place, field.name)
+            place.SetInParent()
+        fill(place)
+    if not last.is_repeated:
+        setattr(place, last.name, "x" * LONG if last.type == last.TYPE_STRING else b"x" * LONG)
+    elif last.type == last.TYPE_MESSAGE:
+        for _ in range(MANY):
+            getattr(place, last.name).add()
+    else:
+        one = {last.TYPE_STRING: "x", last.TYPE_BYTES: b"x"}.get(last.type, 1)
+        getattr(place, last.name).extend([one] * MANY)
+    fill(place)
+    return whole
+
+
+def largest(value: Any) -> int:
+    """The longest list, text or bytes anywhere in what was read."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, tuple | list | frozenset | set):
+        return max([len(value), *map(largest, value)])
+    if isinstance(value, dict):
+        return max([len(value), *map(largest, value.values())])
+    if is_dataclass(value):
+        return max((largest(getattr(value, each.name)) for each in fields(value)), default=0)
+    return 0
+
+
+FROM_MEMBER = {
+    name_of(federation_pb2.MemberMessage, way): way for way in long_fields(federation_pb2.MemberMessage.DESCRIPTOR)
+}
+FROM_COORDINATOR = {
+    name_of(federation_pb2.CoordinatorMessage, way): way
+    for way in long_fields(federation_pb2.CoordinatorMessage.DESCRIPTOR)
+}
+
+
+@pytest.mark.parametrize("name", FROM_MEMBER)
+def test_what_a_member_sends_too_much_of_is_refused_cut_or_known(name):
+    message = oversized(federation_pb2.MemberMessage, FROM_MEMBER[name])
+    assert message.ByteSize() > MANY
+    try:
+        read = wire.from_member(message)
+    except wire.WireInvalid:
+        assert name not in CARRIED, "the decoder refuses it: it need not stand there"
+        return
+    if largest(read) > KEPT:
+        assert name in CARRIED
+        assert not FROM_MEMBER[name][-1].is_repeated, "a list is bounded by the decoder, before anything is made of it"
+    else:
+        assert name not in CARRIED, "the decoder cuts it: it need not stand there"
+
+
+def test_what_is_said_to_be_carried_is_in_the_contract():
+    assert CARRIED.keys() <= FROM_MEMBER.keys()
+
+
+@pytest.mark.parametrize("name", [name for name, way in FROM_COORDINATOR.items() if way[-1].is_repeated])
+def test_lists_of_a_coordinator_are_refused_before_anything_is_made_of_them(name):
+    with pytest.raises(wire.WireInvalid, match=r"at most"):
+        wire.from_coordinator(oversized(federation_pb2.CoordinatorMessage, FROM_COORDINATOR[name]))
+
+
+@pytest.mark.parametrize("name", [name for name, way in FROM_COORDINATOR.items() if not way[-1].is_repeated])
+def test_texts_and_bytes_of_a_coordinator_cost_a_member_no_more_than_the_message(name):
+    message = oversized(federation_pb2.CoordinatorMessage, FROM_COORDINATOR[name])
+    try:
+        read = wire.from_coordinator(message)
+    except wire.WireInvalid:
+        return
+    assert largest(read) <= message.ByteSize()
+
+
+# ---- what no decoder of ours sees before gRPC has it whole -------------------------------------------------------
+
+
+def option(options: list[tuple[str, Any]], name: str) -> Any:
+    return dict(options)[name]
+
+
+def test_both_sides_tell_grpc_what_one_message_may_weigh():
+    assert option(server_options(), "grpc.max_receive_message_length") == MOST_FROM_MEMBER
+    assert option(channel_options(), "grpc.max_receive_message_length") == MOST_FROM_COORDINATOR
+    # What is held at once: a handful of these, and not a machine's memory.
+    assert MOST_FROM_MEMBER <= 8 * 2**20
+    assert MOST_FROM_COORDINATOR <= 32 * 2**20
+
+
+# Of every request outside of a session: what bounds its lists. Texts and bytes are bounded by the message.
+LISTS = {
+    "FetchCertificatesRequest.digests": "CERTIFICATES_AT_ONCE (coordinator/services/test_member_sessions.py)",
+}
+
+
+def test_no_request_outside_of_a_session_holds_a_list_that_nobody_bounds():
+    services = {
+        **federation_pb2.DESCRIPTOR.services_by_name,
+        **operator_pb2.DESCRIPTOR.services_by_name,
+        **enrolment_pb2.DESCRIPTOR.services_by_name,
+    }
+    assert set(services) == {"FederationService", "OperatorService", "EnrolmentService"}
+    found = set()
+    for service in services.values():
+        for method in service.methods:
+            if method.input_type.name != "MemberMessage":
+                for way in long_fields(method.input_type):
+                    if way[-1].is_repeated:
+                        found.add(".".join((method.input_type.name, *(field.name for field in way))))
+    assert found == LISTS.keys()
