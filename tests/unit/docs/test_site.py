@@ -85,6 +85,12 @@ def test_a_page_loads_nothing_from_a_foreign_host(repository):
         assert "url(http" not in sheet.read_text(encoding="utf-8"), sheet.name
 
 
+def test_no_page_needs_a_script_to_show_a_diagram():
+    """A browser would fetch mermaid from a foreign host: a diagram is text, or a picture that a script here draws."""
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"]
+    assert not [page.name for page in pages if "```mermaid" in page.read_text(encoding="utf-8")]
+
+
 @pytest.mark.parametrize(
     ("file", "text", "warning"),
     [
