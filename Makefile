@@ -15,7 +15,7 @@ FEDERATIONS ?= 4
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long check audit gen format bench bench-secagg clean
+.PHONY: help demo test test-long check docs audit gen format bench bench-secagg clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -38,13 +38,17 @@ test: $(STAMP) ## every test but the slow sweeps
 test-long: $(STAMP) ## the slow sweeps
 	$(BIN)/python -m pytest -q -m long
 
-check: $(STAMP) ## ruff with its security rules, mypy --strict, import-linter, generated code, pins and licences
+check: $(STAMP) ## ruff with its security rules, mypy --strict, import-linter, generated code, the site, pins and licences
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python proto/generate.py --check
+	@$(MAKE) --no-print-directory docs
 	$(BIN)/python -m pytest -q tests/unit/security/test_dependencies.py tests/unit/security/test_no_code_from_data.py
+
+docs: $(STAMP) ## the documentation site, in site/: a dead link fails it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 audit: ## known holes in what constraints.txt pins: asks an advisory service on the network
 	test -x $(AUDIT)/bin/python || $(PYTHON) -m venv $(AUDIT)
@@ -67,5 +71,5 @@ format: $(STAMP) ## put the code in order
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) $(AUDIT) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+clean: ## remove the virtual environment, the site and caches
+	rm -rf $(VENV) $(AUDIT) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache site

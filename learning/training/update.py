@@ -60,7 +60,7 @@ def train_update(
     `cancelled` is asked before every step.
 
     Raises:
-        TrainingCancelled.
+        TrainingCancelled: `cancelled` answered yes.
         TrainingLost: it failed after the data was looked at.
         VersionDiverged, ModelUnsuitable: the version or the model is to blame, whatever the data is.
         TrainingDiverged: this member's training diverged; only without a mechanism.

@@ -1,0 +1,140 @@
+"""The documentation site: its links, its navigation, and a build that a dead link fails."""
+
+import json
+import logging
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
+from mkdocs.exceptions import Abort
+from mkdocs.utils.yaml import yaml_load
+
+from deploy.site.hooks import expand, rewrite_links
+from tests.support.places import ROOT
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A small repository with this project's own settings of the site."""
+    # Reading this project's sources takes seconds, and this repository has none.
+    plugins = [each for each in yaml_load((ROOT / "mkdocs.yml").read_text())["plugins"] if "mkdocstrings" not in each]
+    files = {
+        "README.md": "# Start\n\n[A page](docs/page.md#a-heading---its-anchor) under [a licence](LICENSE).\n",
+        "CHANGELOG.md": "# Changes\n\n[Back](README.md)\n",
+        "LICENSE": "",
+        "examples/job.toml": "",
+        "docs/page.md": "# Page\n\n## A heading - its `anchor`\n\n[A job](../examples/job.toml), [top](../README.md)\n",
+        "docs/notes/one.md": "# One\n\n[The page](../page.md), [what changed](../../CHANGELOG.md)\n",
+        "deploy/site/hooks.py": (ROOT / "deploy" / "site" / "hooks.py").read_text(encoding="utf-8"),
+        "mkdocs.yml": f"INHERIT: {ROOT}/mkdocs.yml\nplugins: {json.dumps(plugins)}\n"
+        "nav: [index.md, page.md, changelog.md, {Notes: notes/*.md}]\n",
+    }
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def built(repository: Path) -> dict[str, str]:
+    """The site's pages by path, from a strict build as `make docs` runs it."""
+    build(load_config(str(repository / "mkdocs.yml"), strict=True))
+    site = repository / "site"
+    return {path.relative_to(site).as_posix(): path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
+
+
+def test_every_file_is_a_page_and_every_link_leads_somewhere(repository):
+    pages = built(repository)
+    assert pages.keys() == {"404.html", "index.html", "page.html", "changelog.html", "notes/one.html"}
+    assert 'href="page.html#a-heading---its-anchor"' in pages["index.html"]
+    assert "a licence (<code>LICENSE</code>)" in pages["index.html"]
+    assert "A job (<code>examples/job.toml</code>)" in pages["page.html"]
+    assert 'href="../changelog.html"' in pages["notes/one.html"]
+
+
+class Fetched(HTMLParser):
+    """Collects what a browser loads by itself with a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+        self.classes: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.classes |= set((given.get("class") or "").split())
+        if tag == "link" or "src" in given:
+            self.addresses.append(given.get("href") or given.get("src") or "")
+
+
+def test_a_page_loads_nothing_from_a_foreign_host(repository):
+    for name, text in built(repository).items():
+        page = Fetched()
+        page.feed(text)
+        assert page.addresses, name
+        # The page for addresses that lead nowhere names everything from the root.
+        assert not [each for each in page.addresses if "//" in each], name
+        # The theme fetches a script for this class.
+        assert "mermaid" not in page.classes, name
+    for sheet in (repository / "site" / "assets").rglob("*.css"):
+        assert "url(http" not in sheet.read_text(encoding="utf-8"), sheet.name
+
+
+def test_no_page_needs_a_script_to_show_a_diagram():
+    """A browser would fetch mermaid from a foreign host: a diagram is text, or a picture that a script here draws."""
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"]
+    assert not [page.name for page in pages if "```mermaid" in page.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "warning"),
+    [
+        ("docs/page.md", "# Page\n\n[Nowhere](missing.md)\n", "missing.md"),
+        ("docs/page.md", "# Page\n\n[Nowhere](../examples/missing.toml)\n", "missing.toml"),
+        ("docs/page.md", "# Page\n\n[Nowhere](notes/one.md#missing)\n", "missing"),
+        ("docs/page.md", "# Page\n\n![Nothing](missing.svg)\n", "missing.svg"),
+        ("docs/page.md", "# Page\n\n[The root](/page.md)\n", "/page.md"),
+        ("README.md", "# Start\n\n[Nowhere](docs/missing.md)\n", "missing.md"),
+        ("docs/forgotten.md", "# Forgotten\n", "forgotten.md"),
+    ],
+    ids=["page", "file", "anchor", "picture", "absolute", "readme", "not-in-the-navigation"],
+)
+def test_a_fault_fails_the_build(repository, caplog, file, text, warning):
+    (repository / file).write_text(text, encoding="utf-8")
+    with caplog.at_level(logging.WARNING), pytest.raises(Abort, match="strict"):
+        built(repository)
+    assert [record for record in caplog.records if warning in record.getMessage()]
+
+
+def test_the_command_of_make_docs_fails_on_a_dead_link(repository):
+    (command,) = re.findall(r"-m (mkdocs .*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    ends = []
+    for text in (
+        "# Page\n\n## A heading - its anchor\n",
+        "# Page\n\n## A heading - its anchor\n\n[Nowhere](missing.md)\n",
+    ):
+        (repository / "docs" / "page.md").write_text(text, encoding="utf-8")
+        words = [sys.executable, "-m", *command.split()]
+        ends.append(subprocess.run(words, cwd=repository, capture_output=True, timeout=100, check=False).returncode)
+    assert ends == [0, 1]
+
+
+def test_links_in_code_stay_as_they_are():
+    text = "```text\n[a](../LICENSE)\n```\n[b](../LICENSE)\n"
+    written = rewrite_links(text, ROOT / "docs" / "page.md", "page.md", ROOT)
+    assert written == "```text\n[a](../LICENSE)\n```\nb (`LICENSE`)\n"
+
+
+def test_a_pattern_takes_the_pages_that_are_not_named():
+    pages = ["notes/README.md", "notes/b.md", "notes/a.md", "page.md"]
+    nav = ["page.md", {"Notes": ["notes/README.md", "notes/*.md"]}, {"Nothing yet": "other/*.md"}, {"Alone": "page.md"}]
+    assert expand(nav, pages) == [
+        "page.md",
+        {"Notes": ["notes/README.md", "notes/a.md", "notes/b.md"]},
+        {"Alone": "page.md"},
+    ]
