@@ -161,7 +161,7 @@ class AttemptOpened:
 class AttemptRefusal:
     """An honest member goes no further in this attempt.
 
-    member: whose entry or message was at fault; empty where it was no other member's, or older software does not say.
+    member: whose entry or message was at fault; empty where it was no other member's.
     """
 
     reason: Reason

@@ -19,7 +19,7 @@ from tacit.attempt import AttemptId
 from tacit.bundle import Labels
 from tacit.context import application_digest, context_of, promise_of, thresholds_of
 from tacit.corpus import LabelCount
-from tacit.documents import DocumentInvalid
+from tacit.documents import DocumentInvalid, Part
 from tacit.job import Aggregation, JobDocument, JobSpec
 from tacit.manifest import Manifest
 from tacit.messages import AttemptMessage
@@ -382,6 +382,40 @@ def test_an_attempt_of_any_size_has_the_numbers_of_its_job(members):
         # So many may stay away before the roster, and as many again after it.
         assert members - context.least_survivors == members // 10
         assert members - context.least_roster >= members // 20
+
+
+def keys_left_out(part, written):
+    """Fields of a document, and of the tables in it, that its canonical form does not say."""
+    found = {f"{type(part).__name__}.{key}" for key in type(part).model_fields} - {
+        f"{type(part).__name__}.{'schema_version' if key == 'schema' else key}" for key in written
+    }
+    for key in type(part).model_fields:
+        value = getattr(part, key)
+        if isinstance(value, Part):
+            found |= keys_left_out(value, written[key])
+    return found
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {
+            "model": {
+                "architecture": "prompted",
+                "config": {"model_type": "bert"},
+                "backbone": "ab" * 32,
+                "task": "head",
+            }
+        },
+        {"method": "fedvocab", "vocabulary": {"kind": "words"}, "tokenizer": None},
+    ],
+    ids=["plain", "prompted", "own vocabulary"],
+)
+def test_a_document_says_every_key_also_where_it_is_the_default(changes):
+    """A member with other defaults would train another job under the same digest."""
+    job = JobDocument.model_validate(job_document().model_dump() | changes)
+    assert keys_left_out(job, json.loads(job.canonical())) == set()
 
 
 def test_the_shares_of_a_job_are_in_its_digest():

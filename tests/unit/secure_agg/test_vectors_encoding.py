@@ -83,7 +83,7 @@ FROM_MEMBERS: dict[str, Any] = {
     ),
     "confirmation": AttemptMessage(AT, secure_agg.Confirmation("m0", some("signed"))),
     "unmasking": AttemptMessage(AT, secure_agg.Unmasking("m0", (share("m0"), share("m1")), (share("m2"),))),
-    # As software from before `member` sends it.
+    # Nobody else's message was at fault.
     "refusal": AttemptMessage(AT, messages.AttemptRefusal(Reason.REASON_ROSTER_SIGNATURE_INVALID, "m1: why")),
     "refusal that names a member": AttemptMessage(
         AT, messages.AttemptRefusal(Reason.REASON_DEALINGS_CIPHERTEXT_INVALID, "m1: why", "m1")
