@@ -53,11 +53,10 @@ class PrivacyReport:
 class Hello:
     """A member opens its session."""
 
-    protocol_versions: tuple[int, ...]
+    protocol_version: int
     software_version: str
     process: bytes
     admits: tuple[str, ...] = ()
-    capabilities: tuple[str, ...] = ()
     ledger: LedgerCounter | None = None
 
 

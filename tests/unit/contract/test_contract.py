@@ -23,6 +23,7 @@ from tacit.documents import DocumentInvalid, Part
 from tacit.job import Aggregation, JobDocument, JobSpec
 from tacit.manifest import Manifest
 from tacit.messages import AttemptMessage
+from tacit.protocol import PROTOCOL_VERSION, disagreement
 from tacit.reason import Reason, from_word, of_protocol, sentence, word
 from tacit.v1 import federation_pb2 as pb
 from tacit.vector import layout_of
@@ -50,9 +51,9 @@ def advertisement(member):
 
 
 MEMBER_SAYS = [
-    messages.Hello((1, 2), "0.1.0", bytes(16), ("quest*",), ("packed",)),
+    messages.Hello(1, "0.1.0", bytes(16), ("quest*",)),
     messages.Decline("questions", 3, Reason.REASON_POLICY_COHORT, "why"),
-    messages.Hello((1,), "0.1.0", bytes(16), ledger=messages.LedgerCounter(bytes(range(16)), 2**63 - 1)),
+    messages.Hello(1, "0.1.0", bytes(16), ledger=messages.LedgerCounter(bytes(range(16)), 2**63 - 1)),
     messages.Ready("questions", 3, bytes(32)),
     messages.Ready("questions", 3, bytes(32), messages.PrivacyReport(2.5, 1e-6), messages.LedgerCounter(bytes(16), 7)),
     AttemptMessage(ATTEMPT, advertisement("a")),
@@ -465,7 +466,7 @@ def test_a_certificate_nobody_issued_is_looked_at_no_further():
 
 @pytest.mark.parametrize("admits", [("a" * 64,), ("*",) * 65, ("Job",), ("a\n",), ("",)])
 def test_patterns_that_cost_too_much_are_no_hello(admits):
-    message = wire.to_coordinator(messages.Hello((1,), "1", bytes(16), admits))
+    message = wire.to_coordinator(messages.Hello(1, "1", bytes(16), admits))
     with pytest.raises(wire.WireInvalid):
         wire.from_member(message)
 
@@ -551,12 +552,12 @@ def test_more_entries_than_any_cohort_has_are_refused_before_anything_is_made_of
     assert made == []
 
 
-def test_a_hello_has_so_many_protocol_versions_and_no_more():
-    hello = from_a_member(pb.MemberMessage(hello=pb.Hello(protocol_versions=range(64))))
-    assert isinstance(hello, messages.Hello)
-    assert len(hello.protocol_versions) == 64
-    with pytest.raises(wire.WireInvalid, match="65 protocol versions"):
-        from_a_member(pb.MemberMessage(hello=pb.Hello(protocol_versions=range(65))))
+def test_two_protocol_versions_that_differ_say_which_side_to_upgrade():
+    assert disagreement(member=PROTOCOL_VERSION, coordinator=PROTOCOL_VERSION) is None
+    assert disagreement(member=1, coordinator=2) == (
+        "the member speaks protocol version 1, the coordinator version 2; upgrade the member's software"
+    )
+    assert disagreement(member=2, coordinator=1).endswith("upgrade the coordinator's software")
 
 
 # Every place in which a message names a member.
@@ -605,7 +606,7 @@ def test_text_from_the_other_side_is_one_short_printable_line():
     assert isinstance(arrived, messages.Decline)
     assert arrived.detail.isprintable()
     assert len(arrived.detail) == 500
-    hello = wire.from_member(wire.to_coordinator(messages.Hello((1,), "9" * 100_000, bytes(16))))
+    hello = wire.from_member(wire.to_coordinator(messages.Hello(1, "9" * 100_000, bytes(16))))
     assert isinstance(hello, messages.Hello)
     assert len(hello.software_version) == 64
 

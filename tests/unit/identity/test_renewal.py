@@ -239,7 +239,7 @@ class _Stream:
 async def _session(house, identity):
     async with house.stub(identity) as stub:
         stream = _Stream(stub.Session())
-        hello = Hello((1,), "0.1.0", b"p" * 16, capabilities=("authorities",))
+        hello = Hello(1, "0.1.0", b"p" * 16)
         await stream.call.write(wire.to_coordinator(hello))
         await stream.until(Welcome)
         yield stream

@@ -73,7 +73,7 @@ def test_who_is_connected_is_told_before_anything_that_the_next_authority_signed
             north, south = await _housed(house, monkeypatch, "north", "south")
             async with house.stub(north) as stub:
                 call = stub.Session()
-                hello = Hello((1,), "0.1.0", b"p" * 16, capabilities=("authorities",))
+                hello = Hello(1, "0.1.0", b"p" * 16)
                 await call.write(wire.to_coordinator(hello))
                 assert isinstance(wire.from_coordinator(await call.read()), Welcome)
                 await _rotated(house)

@@ -60,9 +60,9 @@ def share(dealer: str) -> secure_agg.RevealedShare:
 
 FROM_MEMBERS: dict[str, Any] = {
     "hello": messages.Hello(
-        (1, 2), "0.1.0", some("process", 16), ("quest*", "triage"), ("packed",), messages.LedgerCounter(bytes(16), 9)
+        1, "0.1.0", some("process", 16), ("quest*", "triage"), messages.LedgerCounter(bytes(16), 9)
     ),
-    "hello without a ledger": messages.Hello((1,), "0.1.0", some("process", 16)),
+    "hello without a ledger": messages.Hello(1, "0.1.0", some("process", 16)),
     "decline": messages.Decline("questions", 300, Reason.REASON_POLICY_COHORT, "too few"),
     "ready": messages.Ready(
         "questions", 300, some("version"), messages.PrivacyReport(2.5, 1e-6), messages.LedgerCounter(some("l", 16), 300)
