@@ -1,7 +1,7 @@
 """A database as it was at one moment, read beside whoever writes: for backups, and to look at one that nobody serves.
 
 Guarantees: everything read in the block is of the same moment, nobody is kept from writing, and nothing is written, not
-even the schema: a database of older software is read as it is.
+even the schema: a database at an earlier revision is read as it is.
 """
 
 import contextlib

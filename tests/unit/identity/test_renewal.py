@@ -93,7 +93,6 @@ def test_what_stands_is_answer_enough_only_for_this_key_this_authority_and_the_f
     assert not standing(at=issued_ms - 6 * 60_000)
     assert not standing(key=3)
     assert not standing(authority=1)
-    assert not standing(of=records.Served(served.current))
 
 
 # ---- over the wire ---------------------------------------------------------------------------------------------------
