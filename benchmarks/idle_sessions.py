@@ -20,8 +20,9 @@ from cryptography.hazmat.primitives import serialization
 
 from edge_client.identity.connection import open_channel
 from edge_client.identity.home import MemberIdentity
-from tacit import PROTOCOL_VERSIONS, __version__, wire
+from tacit import __version__, wire
 from tacit.messages import Hello
+from tacit.protocol import PROTOCOL_VERSION
 from tacit.v1 import federation_pb2 as pb
 from tacit.v1 import federation_pb2_grpc
 from toolkit.logs import configure
@@ -33,7 +34,7 @@ _DIALLING = 8
 
 
 async def _session(home: Path, dialling: asyncio.Semaphore) -> None:
-    hello = wire.to_coordinator(Hello(PROTOCOL_VERSIONS, __version__, os.urandom(16), ("nothing",)))
+    hello = wire.to_coordinator(Hello(PROTOCOL_VERSION, __version__, os.urandom(16), ("nothing",)))
 
     async def said() -> AsyncIterator[pb.MemberMessage]:
         yield hello

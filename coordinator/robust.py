@@ -56,8 +56,8 @@ def combine(rows: _Rows, numbers: Aggregation, kept: Sequence[float] = ()) -> ND
             _check_enough(groups, 3)
             return np.asarray(np.median(rows, axis=0), dtype=np.float64)
         case "trimmed-mean":
-            _check_enough(groups, 2 * numbers.trim + 1)
-            return np.asarray(np.sort(rows, axis=0)[numbers.trim : groups - numbers.trim].mean(axis=0))
+            _check_enough(groups, 2 * numbers.trimmed + 1)
+            return np.asarray(np.sort(rows, axis=0)[numbers.trimmed : groups - numbers.trimmed].mean(axis=0))
         case "reject-outliers":
             if len(kept) != groups or not any(kept):
                 raise ValueError(f"{len(kept)} shares for {groups} groups: one is needed for each, and some above 0")

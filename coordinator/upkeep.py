@@ -20,7 +20,6 @@ from coordinator.metrics import Metrics
 from coordinator.pki import AuthorityUnusable, LifetimeOutOfRange
 from coordinator.runtime import Runtime
 from coordinator.services.credentials import refresh_server_certificate
-from coordinator.services.federation import AUTHORITIES
 from coordinator.services.operators import end_revoked
 from coordinator.storage import mark, records
 from coordinator.storage.errors import StorageError
@@ -102,14 +101,13 @@ class Upkeep:
         await asyncio.to_thread(refresh_server_certificate, self._folder, self._config, book.serving, present)
         # Nothing waits between these: whoever opens a session meanwhile is told by what it finds here.
         self._runtime.trust(book.trust)
-        deaf = self._runtime.sessions.tell(AuthoritiesChanged(book.document), AUTHORITIES)
+        self._runtime.sessions.tell(AuthoritiesChanged(book.document))
         self._anchors.book = book
         log.info(
             "authorities_changed",
             newest=book.issuing.fingerprint.hex()[:16],
             trusted=len(book.trust.roots),
             number=book.authorities.number,
-            members_not_told=deaf,
         )
 
     async def _certificate(self) -> None:

@@ -159,8 +159,7 @@ def _late(machine: Machine, book: "AuthorityBook | None", now: "datetime") -> tu
     members = [
         name
         for name, (certificate, expires_ms) in stored.items()
-        if expires_ms > now_ms
-        and (certificate is None or not issued_by(x509.load_der_x509_certificate(certificate), newest))
+        if expires_ms > now_ms and not issued_by(x509.load_der_x509_certificate(certificate), newest)
     ]
     good = {
         item.name

@@ -185,7 +185,7 @@ def _check_groups(numbers: Aggregation, valid: Sequence[bool]) -> None:
         raise ResultInvalid(
             f"{sum(valid)} of {opened} groups have a sum that can be one of valid inputs, the job needs {needed}"
         )
-    withstood = {"mean": opened, "trimmed-mean": numbers.trim}.get(numbers.combine, (opened - 1) // 2)
+    withstood = {"mean": opened, "trimmed-mean": numbers.trimmed}.get(numbers.combine, (opened - 1) // 2)
     if opened - sum(valid) > withstood:
         raise ResultInvalid(
             f"{opened - sum(valid)} of {opened} groups have a sum that no valid inputs make, and {numbers.combine} "

@@ -39,7 +39,7 @@ from coordinator.services.unusable import come_again
 from coordinator.storage import records
 from coordinator.storage.errors import BlobMissing, StorageError
 from coordinator.storage.members import MAX_LEDGERS
-from tacit import PROTOCOL_VERSIONS, __version__, wire
+from tacit import __version__, wire
 from tacit.attempt import AttemptId
 from tacit.identity import Certificate, Role
 from tacit.limits import CERTIFICATES_AT_ONCE, CERTIFICATES_IN_A_PART
@@ -57,12 +57,13 @@ from tacit.messages import (
     Standby,
     Welcome,
 )
+from tacit.protocol import PROTOCOL_VERSION, disagreement
 from tacit.reason import Reason, sentence
 from tacit.status import abort_with, stamp
 from tacit.v1 import federation_pb2 as pb
 from tacit.v1 import federation_pb2_grpc
 
-__all__ = ["AUTHORITIES", "CHUNK", "FederationServicer", "SharedEncoder"]
+__all__ = ["CHUNK", "FederationServicer", "SharedEncoder"]
 
 log = structlog.get_logger("coordinator.federation")
 
@@ -94,10 +95,6 @@ _TO_ALL = (
 _SHARED_AT_ONCE = 8
 
 Context = grpc.aio.ServicerContext[Any, Any]
-
-
-# What a member's Hello says that reads `AuthoritiesChanged`.
-AUTHORITIES = "authorities"
 
 
 @dataclass
@@ -350,25 +347,21 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
                 self._runtime.sessions.close(session)
 
     async def _opened(self, member: str, context: Context) -> tuple[sessions.Session | None, _Ledger, Certificate]:
-        """Hello and Welcome; None where the two sides speak no common version, which is told."""
+        """Hello and Welcome; None where the two sides speak different protocol versions, which the member is told."""
         hello = await self._hello(context)
         # Once more: its Hello may have taken as long as another key needs to take its place.
         certificate = await self._certificate(context)
-        version = max(set(hello.protocol_versions) & set(PROTOCOL_VERSIONS), default=None)
-        if version is None:
-            detail = (
-                f"this coordinator ({__version__}) speaks {list(PROTOCOL_VERSIONS)}, "
-                f"the member ({hello.software_version}) {list(hello.protocol_versions)}"
-            )
+        detail = disagreement(member=hello.protocol_version, coordinator=PROTOCOL_VERSION)
+        if detail is not None:
             await context.write(wire.to_member(Goodbye(Reason.REASON_PROTOCOL_VERSION_UNSUPPORTED, detail)))
             return None, _Ledger(None, 0, None), certificate
-        session = sessions.Session(member, hello.process, hello.software_version, hello.admits, hello.capabilities)
+        session = sessions.Session(member, hello.process, hello.software_version, hello.admits)
         now_ms = time.time_ns() // 1_000_000
         ledger = await self._named_ledger(member, hello.ledger)
         await context.write(
-            wire.to_member(Welcome(version, __version__, self._federation.hex(), now_ms, ledger.before))
+            wire.to_member(Welcome(PROTOCOL_VERSION, __version__, self._federation.hex(), now_ms, ledger.before))
         )
-        if self._renewals is not None and self._renewals.document and AUTHORITIES in hello.capabilities:
+        if self._renewals is not None and self._renewals.document:
             # Before anything that the next authority may have signed.
             session.outgoing.put_nowait(AuthoritiesChanged(self._renewals.document))
         return session, ledger, certificate

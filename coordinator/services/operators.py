@@ -45,7 +45,7 @@ async def operator_peer(
     """Who is calling. Ends the call with a reason unless it is an operator that was not cut off."""
     found = await peer(context, Role.OPERATOR, federation, root, now)
     fingerprint = _fingerprint(found)
-    begins_ms, expires_ms = (int(moment.timestamp() * 1000) for moment in (found.begins, found.expires))
+    begins_ms = int(found.begins.timestamp() * 1000)
     now_ms = int(now.timestamp() * 1000)
     met = await database.run(
         lambda s: records.meet_operator(
@@ -53,18 +53,16 @@ async def operator_peer(
             found.identity.name,
             fingerprint,
             begins_ms=begins_ms,
-            expires_ms=expires_ms,
-            issuer=found.issuer,
-            federation=federation,
             now_ms=now_ms,
         )
     )
     if met is not records.Met.RECORDED:
-        event = "operator_met" if met.let_in else "operator_refused"
-        log.warning(event, operator=found.identity.name, certificate=fingerprint.hex()[:16], record=met.value)
+        log.warning(
+            "operator_refused", operator=found.identity.name, certificate=fingerprint.hex()[:16], record=met.value
+        )
     if met is records.Met.REVOKED:
         await abort_with(context, Reason.REASON_CLIENT_CERTIFICATE_REVOKED, _CUT_OFF)
-    if not met.let_in:
+    if met is records.Met.UNKNOWN:
         await abort_with(context, Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN, _UNKNOWN)
     calls.watch(fingerprint)
     return found

@@ -45,8 +45,6 @@ def stands(served: records.Served, key: rsa.RSAPublicKey, issuer: x509.Certifica
     """Whether the certificate that a member is served under is answer enough: this key, the newest authority, and less
     than half of its life over. issuer: the newest authority's.
     """
-    if served.certificate is None:
-        return False
     try:
         known = x509.load_der_x509_certificate(served.certificate)
     except ValueError:
@@ -109,13 +107,13 @@ class Renewals:
         if served is None:
             raise RenewalRefused(Reason.REASON_CLIENT_CERTIFICATE_REVOKED, f"{name} was removed from the federation")
         if not request:
-            return self._chain(served.certificate or caller.der)
+            return self._chain(served.certificate)
         try:
             key = certify_request(request)
         except RequestUnsuitable as error:
             raise RenewalRefused(Reason.REASON_KEY_UNSUITABLE, str(error)) from error
         if stands(served, key, book.issuing.certificate, now_ms):
-            return self._chain(served.certificate or b"")
+            return self._chain(served.certificate)
         same = key == caller.key
         if not same and served.issued_ms <= now_ms < served.issued_ms + _BETWEEN_KEYS_MS:
             raise RenewalRefused(

@@ -28,8 +28,6 @@ class Session:
     process: bytes
     software_version: str
     admits: tuple[str, ...]
-    # Of what its Hello says it can do.
-    capabilities: tuple[str, ...] = ()
     outgoing: asyncio.Queue[FromCoordinator] = field(default_factory=lambda: asyncio.Queue(_QUEUE))
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     goodbye: Goodbye | None = None
@@ -80,12 +78,10 @@ class Sessions:
         except asyncio.QueueFull:
             self.end(member, Reason.REASON_DISCONNECTED, "messages were not read")
 
-    def tell(self, message: FromCoordinator, capability: str) -> int:
-        """Queues a message for everybody who can read it; says how many there are who cannot."""
-        able = [name for name, session in self._sessions.items() if capability in session.capabilities]
-        for name in able:
+    def tell(self, message: FromCoordinator) -> None:
+        """Queues a message for every member with a session."""
+        for name in list(self._sessions):
             self.send(name, message)
-        return len(self._sessions) - len(able)
 
     def end(self, member: str, reason: Reason, detail: str = "") -> None:
         """Ends a member's session: from now on it is not counted on, whether it reads its goodbye or not."""

@@ -409,12 +409,12 @@ def _named(connection: Connection, store: BlobStore, allow_missing: bool) -> Ite
     """Every blob that the rows name, of themselves and by the documents they name."""
     tables = {table.name: table for table in snapshot.tables_of(connection)}
     jobs, versions = tables["jobs"], tables["versions"]
-    # First: a member may take its file back while the others are copied. A database of older software has none.
-    if (given := tables.get("corpora")) is not None:
-        # The files of those that were replaced are deleted; what was signed of them stands in their rows.
-        kept = select(given.c.digest).where(given.c.digest.is_not(None), given.c.replaced_ms.is_(None))
-        for (digest,) in connection.execute(kept.order_by(given.c.id)):
-            yield bytes(digest)
+    # First: a member may take its file back while the others are copied.
+    given = tables["corpora"]
+    # The files of those that were replaced are deleted; what was signed of them stands in their rows.
+    kept = select(given.c.digest).where(given.c.digest.is_not(None), given.c.replaced_ms.is_(None))
+    for (digest,) in connection.execute(kept.order_by(given.c.id)):
+        yield bytes(digest)
     for name, digest in connection.execute(select(jobs.c.name, jobs.c.document).order_by(jobs.c.name)):
         document = bytes(digest)
         yield document
@@ -430,9 +430,9 @@ def _named(connection: Connection, store: BlobStore, allow_missing: bool) -> Ite
             raise BackupRefused(f"{error}; make the backup with the software that serves this database") from error
     for (digest,) in connection.execute(select(versions.c.digest).order_by(versions.c.job, versions.c.number)):
         yield bytes(digest)
-    if (states := tables.get("server_states")) is not None:
-        for (digest,) in connection.execute(select(states.c.digest).order_by(*states.primary_key.columns)):
-            yield bytes(digest)
+    states = tables["server_states"]
+    for (digest,) in connection.execute(select(states.c.digest).order_by(*states.primary_key.columns)):
+        yield bytes(digest)
 
 
 def _blob_path(folder: Path, digest: bytes) -> Path:

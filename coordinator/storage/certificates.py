@@ -20,7 +20,6 @@ from sqlalchemy.orm import Session
 from coordinator.storage.errors import NotFound
 from coordinator.storage.journal import note, note_seldom
 from coordinator.storage.models import (
-    JournalRow,
     MemberCertificateRow,
     MemberRow,
     OperatorCertificateRow,
@@ -54,9 +53,9 @@ class Served:
     """Under which certificates an enrolled member is served. Fingerprints are SHA-256, 32 bytes."""
 
     current: bytes
-    # DER; None where it enrolled before certificates were stored.
-    certificate: bytes | None = None
-    issued_ms: int = 0
+    # DER.
+    certificate: bytes
+    issued_ms: int
     # Good beside the current one until then; the current one was never used.
     previous: bytes | None = None
     previous_expires_ms: int | None = None
@@ -69,18 +68,11 @@ class Served:
 
 
 class Met(StrEnum):
-    """What the record says of an operator's certificate. The first two are let in."""
+    """What the record says of an operator's certificate. Only one on record is let in."""
 
     RECORDED = "recorded"
-    # From before there was a record: in it from now on.
-    TAKEN = "taken"
     REVOKED = "revoked"
     UNKNOWN = "unknown"
-
-    @property
-    def let_in(self) -> bool:
-        """Whether the operator may call."""
-        return self in (Met.RECORDED, Met.TAKEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +97,7 @@ def served(s: Session, name: str, using: bytes | None = None) -> Served | None:
     row = s.get(MemberRow, name)
     if row is None or row.status != _ENROLLED or row.fingerprint is None:
         return None
-    kept = s.get(MemberCertificateRow, name)
-    if kept is None:
-        return Served(row.fingerprint)
+    kept = s.get_one(MemberCertificateRow, name)
     if using == row.fingerprint and kept.previous is not None:
         kept.previous = kept.previous_expires_ms = None
     return Served(row.fingerprint, kept.certificate, kept.issued_ms, kept.previous, kept.previous_expires_ms)
@@ -160,10 +150,10 @@ def forget(s: Session, name: str) -> None:
         s.delete(kept)
 
 
-def member_certificates(s: Session) -> dict[str, tuple[bytes | None, int]]:
-    """Of every enrolled member: its certificate (DER; None where it is not stored) and its end, milliseconds."""
+def member_certificates(s: Session) -> dict[str, tuple[bytes, int]]:
+    """Certificate (DER) of every enrolled member, and its end in milliseconds since 1970."""
     query = select(MemberRow.name, MemberRow.certificate_expires_ms, MemberCertificateRow.certificate).join_from(
-        MemberRow, MemberCertificateRow, isouter=True
+        MemberRow, MemberCertificateRow
     )
     rows = s.execute(query.where(MemberRow.status == _ENROLLED).order_by(MemberRow.name))
     return {name: (certificate, expires_ms or 0) for name, expires_ms, certificate in rows}
@@ -192,44 +182,21 @@ def meet_operator(
     fingerprint: bytes,
     *,
     begins_ms: int,
-    expires_ms: int,
-    issuer: bytes,
-    federation: bytes,
     now_ms: int,
 ) -> Met:
-    """What becomes of an operator that comes with this certificate, which is valid. Whatever is not on record is told
-    in the journal: `operator_met` where it is taken, `operator_refused` (once a day for each name) where not.
+    """Whether an operator with this certificate, which is valid, is let in. A refusal is told in the journal
+    (`operator_refused`), once a day for each name.
 
-    issuer, federation: SHA-256 of the authority that issued it, and of the federation's first one.
+    begins_ms: start of the certificate's validity.
     """
     row = s.get(OperatorCertificateRow, fingerprint)
     if row is not None and row.name == name and row.revoked_ms is None:
         return Met.RECORDED
-    # Held until the end of the transaction: a revocation that comes meanwhile finds what is added here.
-    operator = s.get(OperatorRow, name, with_for_update=True)
+    operator = s.get(OperatorRow, name)
     revoked_ms = None if operator is None else operator.revoked_ms
     if row is not None or (revoked_ms is not None and begins_ms <= revoked_ms):
         return _refused(s, name, fingerprint, Met.REVOKED, Reason.REASON_CLIENT_CERTIFICATE_REVOKED, now_ms)
-    if issuer != federation or not _before_the_record(s, begins_ms):
-        return _refused(s, name, fingerprint, Met.UNKNOWN, Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN, now_ms)
-    _known(s, name)
-    s.add(
-        OperatorCertificateRow(
-            fingerprint=fingerprint, name=name, known_ms=now_ms, expires_ms=expires_ms, issuer=issuer
-        )
-    )
-    note(s, "operator_met", name, now_ms, fingerprint=fingerprint.hex(), expires_ms=expires_ms)
-    s.flush()
-    return Met.TAKEN
-
-
-def _before_the_record(s: Session, begins_ms: int) -> bool:
-    """Whether a certificate can be from before the record of operators. The journal of a federation whose record is
-    whole begins with the first operator: `coordinator init` writes it. Later authorities have always been recorded.
-    """
-    issued = select(JournalRow.id, JournalRow.at_ms).where(JournalRow.kind == "operator_issued")
-    first = s.execute(issued.order_by(JournalRow.id).limit(1)).one_or_none()
-    return first is None or (first.id > 1 and begins_ms <= first.at_ms)
+    return _refused(s, name, fingerprint, Met.UNKNOWN, Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN, now_ms)
 
 
 def _refused(s: Session, name: str, fingerprint: bytes, met: Met, reason: Reason, now_ms: int) -> Met:

@@ -57,6 +57,8 @@ T = TypeVar("T")
 # Called after every transaction with its seconds, and whether the database refused it.
 Observe = Callable[[float, bool], None]
 
+# The migrations that are installed with this program.
+MIGRATIONS = str(resources.files("coordinator.storage") / "migrations")
 BUSY_TIMEOUT_MS = 30_000
 # How long a coordinator that starts waits for the place of one that is just ending: PostgreSQL takes a moment to notice
 # that its client was killed.
@@ -345,10 +347,9 @@ def _sqlite_begin(connection: Connection) -> None:
 
 
 def scripts() -> tuple[Config, ScriptDirectory]:
-    """The migrations as they are installed."""
+    """The migrations of this program."""
     config = Config()
-    folder = str(resources.files("coordinator.storage") / "migrations")
-    config.set_main_option("script_location", folder.replace("%", "%%"))
+    config.set_main_option("script_location", MIGRATIONS.replace("%", "%%"))
     return config, ScriptDirectory.from_config(config)
 
 

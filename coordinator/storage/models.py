@@ -390,7 +390,7 @@ class CorpusRow(Base):
 
 
 class JournalRow(Base):
-    """The audit journal. Triggers refuse to change, remove or replace a row (see the migrations 0001 and 0008).
+    """The audit journal. Triggers refuse to change, remove or replace a row (see the migration 0001).
 
     Numbers follow one another without a gap, given by `journal.note`: two entries cannot follow the same one.
     """

@@ -1,7 +1,7 @@
 """A database as it was at one moment, read beside whoever writes: for backups, and to look at one that nobody serves.
 
 Guarantees: everything read in the block is of the same moment, nobody is kept from writing, and nothing is written, not
-even the schema: a database of older software is read as it is.
+even the schema: a database at an earlier revision is read as it is.
 """
 
 import contextlib
@@ -71,14 +71,11 @@ def journal(connection: Connection) -> Iterator[JournalEntry]:
     """The journal in order.
 
     Raises:
-        DatabaseUnusable: there is none, or it is from before it was chained.
+        DatabaseUnusable: there is none.
     """
     table = next((table for table in tables_of(connection) if table.name == "journal"), None)
-    if table is None or "hash" not in table.c:
-        raise DatabaseUnusable(
-            "this database has no chained journal: it is another one, or of software before 0.2; start the coordinator "
-            "on it once, which chains the entries that are there"
-        )
+    if table is None:
+        raise DatabaseUnusable("this database has no journal, so no coordinator made it; check database_url")
     after = 0
     while True:
         query = select(table).where(table.c.id > after).order_by(table.c.id).limit(_AT_ONCE)

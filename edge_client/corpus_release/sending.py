@@ -3,7 +3,7 @@
 `Asker` speaks to the coordinator; it knows neither disk nor ledger. It waits for a session as long as it takes, and
 tries again what a broken line or a coordinator that restarts explains, with growing pauses; an upload that moves is
 tried for ever, one that does not gives up its turn (`NotNow`), so that no job waits for another one's trouble. A
-coordinator of before there were corpora answers UNIMPLEMENTED: `NotServed`.
+coordinator whose answer will not change raises `NotServed`.
 """
 
 import asyncio

@@ -22,11 +22,11 @@ Nothing else that this key signs begins with the first byte of a receipt, `{`: s
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Annotated, Any, ClassVar, Final, Literal, Protocol
+from typing import Annotated, ClassVar, Final, Literal, Protocol
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from pydantic import Field, SerializerFunctionWrapHandler, StringConstraints, model_serializer
+from pydantic import Field, StringConstraints
 
 from edge_client.ledger.store import LedgerError
 from learning.accounting.events import PrivacyEvent
@@ -148,7 +148,7 @@ class Receipt(Document):
     honest: _Number
     # None: the complete graph.
     sparse_graph: SparseNumbers | None
-    # None: one sum. It is left out of the document then, as in those from before there were groups.
+    # None: one sum.
     groups: GroupNumbers | None = None
     # U3, whose inputs the sum holds; None where this member never learned it.
     survivors: Annotated[tuple[Short, ...], AtMost(MOST_MEMBERS)] | None
@@ -158,13 +158,6 @@ class Receipt(Document):
     # 32 hexadecimal digits, and the digest of the receipt before this one there (zeros in the first).
     ledger: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
     previous: Digest
-
-    @model_serializer(mode="wrap")
-    def _without_groups(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        said: dict[str, Any] = handler(self)
-        if self.groups is None:
-            said.pop("groups", None)
-        return said
 
     @property
     def certificate(self) -> bytes | None:

@@ -33,7 +33,7 @@ from edge_client.session.machine import transition
 from edge_client.session.preparation import Preparation, PreparationRefused, Preparer
 from learning.mechanisms.contribution import Update, update_digest
 from learning.mechanisms.protection import Protection
-from tacit import PROTOCOL_VERSIONS, __version__, wire
+from tacit import __version__, wire
 from tacit.attempt import AttemptId
 from tacit.mechanism import NoMechanism
 from tacit.messages import (
@@ -49,6 +49,7 @@ from tacit.messages import (
     PrivacyReport,
     Welcome,
 )
+from tacit.protocol import PROTOCOL_VERSION
 from tacit.reason import Reason, of_protocol, word
 from tacit.v1 import federation_pb2 as pb
 
@@ -68,8 +69,6 @@ _TAKE_A_WHILE = (
 )
 # Messages of the coordinator that are read and not worked out yet: a roster has up to 13 MiB.
 _MESSAGES_AHEAD = 16
-# That this member's line (`link`) reads `AuthoritiesChanged`.
-_CAPABILITIES = ("authorities",)
 
 
 def _takes_a_while(event: m.Event) -> bool:
@@ -258,10 +257,7 @@ class Agent:
     # ---- the line ---------------------------------------------------------------------------------------------------
 
     def _hello(self) -> Hello:
-        able = () if self._renewer is None else _CAPABILITIES
-        return Hello(
-            PROTOCOL_VERSIONS, __version__, self._process, self._admits, capabilities=able, ledger=self._budget.counter
-        )
+        return Hello(PROTOCOL_VERSION, __version__, self._process, self._admits, ledger=self._budget.counter)
 
     def _welcomed(self, welcome: Welcome) -> None:
         try:

@@ -31,6 +31,7 @@ from tacit.messages import (
     Standby,
     Welcome,
 )
+from tacit.protocol import PROTOCOL_VERSION, disagreement
 from tacit.reason import Reason, sentence
 from tacit.status import reason_of
 from tacit.v1 import federation_pb2 as pb
@@ -266,6 +267,9 @@ class Link:
         stub: federation_pb2_grpc.FederationServiceStub,
         outgoing: "asyncio.Queue[FromMember]",
     ) -> None:
+        why = disagreement(member=PROTOCOL_VERSION, coordinator=welcome.protocol_version)
+        if why is not None:
+            raise AgentStopped(Reason.REASON_PROTOCOL_VERSION_UNSUPPORTED, why)
         self._on_welcome(welcome)
         self._stood = True
         self._stub, self._outgoing = stub, outgoing

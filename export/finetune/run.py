@@ -139,8 +139,7 @@ class Provenance(Document):
     # A corpus of each of `MOST_MEMBERS`, and figures for each of `MOST_LABELS`.
     most_bytes: ClassVar[int] = 8 * 1024 * 1024
 
-    # Not there in bundles from before statements were verified in a folder.
-    federation: Digest | None = None
+    federation: Digest | None
     job: Short
     job_document: Digest | None
     version: Digest

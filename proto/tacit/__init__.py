@@ -5,9 +5,6 @@
 (`reason`) and the way protocol messages travel (`wire`).
 """
 
-__all__ = ["PROTOCOL_VERSIONS", "__version__"]
+__all__ = ["__version__"]
 
 __version__ = "0.1.0"
-
-# Versions of tacit.v1 this software speaks, best last. Hello carries them.
-PROTOCOL_VERSIONS: tuple[int, ...] = (1,)

@@ -79,7 +79,6 @@ FIELDS: dict[str, TextKind] = {
     # federation.proto
     "RenewRequest.software_version": _SOFTWARE,
     "Hello.software_version": _SOFTWARE,
-    "Hello.capabilities": _SOFTWARE,
     "Hello.admits": _ADMITS,
     "Welcome.software_version": _SOFTWARE,
     "Welcome.federation": _FEDERATION,

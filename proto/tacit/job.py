@@ -5,14 +5,12 @@ trains under a job document and nothing else; its digest is part of every round'
 """
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import (
     BeforeValidator,
     Field,
-    SerializerFunctionWrapHandler,
     StringConstraints,
-    model_serializer,
     model_validator,
 )
 
@@ -46,7 +44,7 @@ from tacit.method import (
 )
 from tacit.model import Model, PromptedModel, RvaeModel, TextCNNModel, TransformerModel
 from tacit.prompt import check_prompted_method
-from tacit.server_optimiser import FedAvgServer, ServerOptimiser, older_name
+from tacit.server_optimiser import FedAvgServer, ServerOptimiser
 from tacit.vector import check_layout
 
 __all__ = [
@@ -115,18 +113,6 @@ class Training(Part):
     # A member's own mixture of labels stands beside the logits while it trains, so that the model need not learn it.
     logit_adjustment: bool = False
 
-    @model_serializer(mode="wrap")
-    def _older(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Documents from before there were these keys keep their bytes, and so their digests.
-        said: dict[str, Any] = handler(self)
-        if self.embedding_learning_rate is None:
-            said.pop("embedding_learning_rate", None)
-        if self.precision == "float32":
-            said.pop("precision", None)
-        if not self.logit_adjustment:
-            said.pop("logit_adjustment", None)
-        return said
-
 
 class Deadlines(Part):
     """Seconds. Each phase has one deadline."""
@@ -155,14 +141,6 @@ class Rounds(Part):
     # Deadlines that a member misses in a row before it is left out for a while, if enough others are there.
     losses: int = Field(default=2, ge=1, le=1000)
     deadlines: Deadlines = Deadlines()
-
-    @model_serializer(mode="wrap")
-    def _older(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Documents from before there was this key keep their bytes, and so their digests.
-        said: dict[str, Any] = handler(self)
-        if self.losses == 2:
-            said.pop("losses", None)
-        return said
 
     @model_validator(mode="after")
     def _order(self) -> Self:
@@ -197,8 +175,8 @@ class Aggregation(Part):
     least_groups: int | None = Field(default=None, ge=1, le=MOST_GROUPS)
     # How the groups' means become one (`coordinator.robust`).
     combine: Combine = "mean"
-    # Groups that trimmed-mean leaves out at either end of each coordinate.
-    trim: int = Field(default=1, ge=1, le=MOST_GROUPS // 2)
+    # Groups that trimmed-mean leaves out at each end of each coordinate; none = 1. Other combinations take no number.
+    trim: int | None = Field(default=None, ge=1, le=MOST_GROUPS // 2)
     # Deviation of Gaussian noise that the coordinator adds to every coordinate of the combined change; 0 = none. It is
     # no member's privacy mechanism: nothing of it is counted in a ledger, since it asks to trust the coordinator.
     noise_after: float = Field(default=0.0, ge=0, le=1e6)
@@ -211,34 +189,31 @@ class Aggregation(Part):
         return self.least_groups or max(self.groups // 2 + 1, self._needed_to_combine)
 
     @property
+    def trimmed(self) -> int:
+        """Groups that trimmed-mean leaves out at each end of each coordinate."""
+        return self.trim or 1
+
+    @property
     def _needed_to_combine(self) -> int:
-        """Groups of which `combine` can still outvote one (trimmed-mean: `trim`)."""
+        """Groups of which `combine` can still outvote one (trimmed-mean: `trimmed`)."""
         match self.combine:
             case "mean":
                 return 1
             case "trimmed-mean":
-                return 2 * self.trim + 1
+                return 2 * self.trimmed + 1
             case _:
                 return 3
-
-    @model_serializer(mode="wrap")
-    def _unsaid(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Documents from before there were groups keep their bytes, and so their digests.
-        said: dict[str, Any] = handler(self)
-        return {
-            key: value for key, value in said.items() if key not in _GROUP_KEYS or getattr(self, key) != _unset(key)
-        }
 
     @model_validator(mode="after")
     def _groups(self) -> Self:
         if self.groups is None:
             for key in ("least_groups", "combine", "trim"):
-                if getattr(self, key) != _unset(key) or (key == "trim" and key in self.model_fields_set):
+                if getattr(self, key) != Aggregation.model_fields[key].default:
                     raise ValueError(
                         f"{key}: there is one sum, so nothing to combine; say groups = 3, or leave {key} out"
                     )
             return self
-        if self.combine != "trimmed-mean" and "trim" in self.model_fields_set:
+        if self.combine != "trimmed-mean" and self.trim is not None:
             raise ValueError(f'trim: {self.combine} trims nothing; leave it out, or say combine = "trimmed-mean"')
         needed = self._needed_to_combine
         if self.groups < needed:
@@ -262,13 +237,6 @@ class Aggregation(Part):
                 "must stay below 1: those who are left must be a majority of the honest members; lower one of them"
             )
         return self
-
-
-_GROUP_KEYS = ("groups", "least_groups", "combine", "trim", "noise_after")
-
-
-def _unset(key: str) -> object:
-    return Aggregation.model_fields[key].default
 
 
 class PrivateStart(Part):
@@ -323,7 +291,7 @@ class JobBody(Document):
 
     name: Name
     labels: Annotated[tuple[Label, ...], AtMost(MOST_LABELS)] = Field(min_length=2)
-    # Before there were others, a model was a TextCNN; it still need not say so.
+    # A table without `architecture` describes a TextCNN.
     model: Annotated[Model, table_of(Model, "architecture", default="textcnn")] = TextCNNModel()
     # `local` is a method of simulations (`_check_method`).
     method: Annotated[Method, table_of(Method, "name", in_a_word=True, unsaid=("local",))] = FedAvg()
@@ -332,9 +300,9 @@ class JobBody(Document):
     rounds: Rounds = Rounds()
     aggregation: Aggregation = Aggregation()
     # What the coordinator does with the mean change.
-    server: Annotated[
-        ServerOptimiser, table_of(ServerOptimiser, "optimiser", default="fedavg", in_a_word=True), older_name
-    ] = FedAvgServer()
+    server: Annotated[ServerOptimiser, table_of(ServerOptimiser, "optimiser", default="fedavg", in_a_word=True)] = (
+        FedAvgServer()
+    )
     # The operator always names one; in the document it stands only where members build their own, and a tokenizer
     # otherwise.
     vocabulary: Vocabulary | None = None
@@ -342,12 +310,6 @@ class JobBody(Document):
     seed: int = Field(default=0, ge=0, lt=2**63)
     # Of a model that makes text up, and only there.
     corpus: CorpusOrder | None = None
-
-    @model_serializer(mode="wrap")
-    def _older(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Documents from before there was made-up text keep their bytes, and so their digests.
-        said: dict[str, Any] = handler(self)
-        return said if self.corpus is not None else {key: value for key, value in said.items() if key != "corpus"}
 
     @model_validator(mode="after")
     def _checks(self) -> Self:

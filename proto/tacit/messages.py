@@ -53,11 +53,10 @@ class PrivacyReport:
 class Hello:
     """A member opens its session."""
 
-    protocol_versions: tuple[int, ...]
+    protocol_version: int
     software_version: str
     process: bytes
     admits: tuple[str, ...] = ()
-    capabilities: tuple[str, ...] = ()
     ledger: LedgerCounter | None = None
 
 
@@ -161,7 +160,7 @@ class AttemptOpened:
 class AttemptRefusal:
     """An honest member goes no further in this attempt.
 
-    member: whose entry or message was at fault; empty where it was no other member's, or older software does not say.
+    member: whose entry or message was at fault; empty where it was no other member's.
     """
 
     reason: Reason

@@ -5,16 +5,14 @@ machine for good. What a member does with that is `learning.methods`, a file for
 """
 
 import reprlib
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     BeforeValidator,
     Field,
-    SerializerFunctionWrapHandler,
     StringConstraints,
     ValidationInfo,
     field_validator,
-    model_serializer,
 )
 
 from tacit.documents import AtMost, Part
@@ -169,14 +167,6 @@ class OwnVocabulary(Part):
         if not table_words and info.data.get("kind") == "wordpiece":
             raise ValueError('is for kind = "words"; word pieces take no words of a table anyway: leave this key out')
         return table_words
-
-    @model_serializer(mode="wrap")
-    def _older(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Documents from before there was this key keep their bytes, and so their digests.
-        said: dict[str, Any] = handler(self)
-        if self.table_words:
-            said.pop("table_words", None)
-        return said
 
 
 def private_parts(method: Method) -> frozenset[ModelPart]:

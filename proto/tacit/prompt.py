@@ -19,10 +19,8 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
-    SerializerFunctionWrapHandler,
     StringConstraints,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
@@ -269,12 +267,6 @@ class Head(Part):
     name: Literal["head"] = "head"
     # Whether a row is two texts, as in [CLS] text [SEP] text_b [SEP]. A cloze's template says so itself.
     pairs: bool = False
-
-    @model_serializer(mode="wrap")
-    def _unsaid(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Documents from before there were pairs keep their bytes, and so their digests.
-        said: dict[str, Any] = handler(self)
-        return {key: value for key, value in said.items() if key != "pairs" or self.pairs}
 
 
 Task = Annotated[Cloze | Head, Field(discriminator="name")]

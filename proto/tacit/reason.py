@@ -19,7 +19,7 @@ _SENTENCES: dict[str, str] = {
     "client_certificate_unknown": "This federation did not issue the certificate, or no longer knows its holder.",
     "client_certificate_revoked": "The operator has revoked this member; ask for a new invitation.",
     "client_role_wrong": "The certificate has another role than this service needs.",
-    "protocol_version_unsupported": "The two sides have no common protocol version; upgrade the older one.",
+    "protocol_version_unsupported": "Member and coordinator speak different protocol versions; upgrade the older one.",
     "session_replaced": "The same member opened another session; only one is kept.",
     "coordinator_stopping": "The coordinator is stopping; members reconnect by themselves when it is back.",
     "coordinator_restarted": "The coordinator was restarted during the attempt; the round is opened again.",

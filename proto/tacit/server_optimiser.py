@@ -4,9 +4,9 @@ The formulas are `coordinator.rounds.optimiser`'s. None of them sees anything bu
 a round opens: under a privacy mechanism what they make of it is post-processing, and costs no member anything.
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from tacit.documents import Part
 
@@ -17,7 +17,6 @@ __all__ = [
     "FedAvgServer",
     "FedYogiServer",
     "ServerOptimiser",
-    "older_name",
 ]
 
 _Rate = Annotated[float, Field(gt=0, le=10)]
@@ -34,12 +33,6 @@ class FedAvgServer(Part):
 
     optimiser: Literal["fedavg"] = "fedavg"
     learning_rate: _Rate = 1.0
-
-    @model_serializer(mode="wrap")
-    def _older(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Documents from before there were others keep their bytes, and so their digests.
-        said: dict[str, Any] = handler(self)
-        return {"name": said.pop("optimiser"), **said}
 
 
 class FedAvgMServer(Part):
@@ -106,17 +99,3 @@ class FedYogiServer(_Adaptive):
 ServerOptimiser = Annotated[
     FedAvgServer | FedAvgMServer | FedAdagradServer | FedAdamServer | FedYogiServer, Field(discriminator="optimiser")
 ]
-
-
-def _renamed(value: object) -> object:
-    """A table from before there were others, which said `name`; it could say nothing but fedavg."""
-    if not isinstance(value, dict) or "name" not in value or "optimiser" in value:
-        return value
-    table: dict[str, Any] = {**value}
-    if table.pop("name") != "fedavg":
-        raise ValueError('name: only "fedavg" is written so, by older software; say optimiser = "..." instead')
-    return table
-
-
-# Goes after `table_of`, so that it is asked first.
-older_name = BeforeValidator(_renamed)

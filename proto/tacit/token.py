@@ -10,11 +10,10 @@ The token names the federation by the fingerprint of its root certificate. Whoev
 therefore recognise the coordinator before a byte of the secret has left the machine. A coordinator keeps
 `secret_hash` only.
 
-`tacit2.BODY.CHECK` is the same, made after the federation's authority was replaced: the body holds also the newest
-authority's fingerprint and the number of the list of authorities at that time (`tacit.authorities`). Fingerprint and
-number are needed both: without the one a retired authority's key could make a list of its own, without the other its
-holder could show the true list from before it was retired. The prefix differs so that software from before says that it
-has to be upgraded.
+A token that was made after the federation's authority was replaced holds also the newest authority's fingerprint
+and the number of the list of authorities at that time (`tacit.authorities`). Fingerprint and number are needed
+both: without the one a retired authority's key could make a list of its own, without the other its holder could
+show the true list from before it was retired. Other tokens leave both out, since people copy them.
 """
 
 import base64
@@ -43,8 +42,7 @@ from tacit.identity import name_is_valid
 __all__ = ["JoinToken", "TokenCutOff", "TokenInvalid", "join_address", "secret_hash", "split_address"]
 
 SECRET_BYTES = 32
-# Of a token that names the first authority only, and of one that names a later one, too.
-_FIRST, _LATER = "tacit1.", "tacit2."
+_PREFIX = "tacit1."
 _CHECK_DIGITS = 8
 # Characters of what is pasted. A token has about 500.
 _MOST_TOKEN = 8192
@@ -202,11 +200,7 @@ class JoinToken(Document):
     def format(self) -> str:
         """The text to hand out. It holds the secret."""
         body = _encode(self.canonical())
-        return f"{self._prefix}{body}.{_check(body)}"
-
-    @property
-    def _prefix(self) -> str:
-        return _LATER if self.number else _FIRST
+        return f"{_PREFIX}{body}.{_check(body)}"
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -225,17 +219,16 @@ class JoinToken(Document):
         text = "".join(text.split()).strip("'\"`")
         if not text.isascii():
             raise TokenInvalid("this is not a join token: those are plain ASCII; copy it again")
-        prefix = next((each for each in (_FIRST, _LATER) if text.startswith(each)), None)
-        if prefix is None:
-            if text and any(each.startswith(text) for each in (_FIRST, _LATER)):
+        if not text.startswith(_PREFIX):
+            if text and _PREFIX.startswith(text):
                 raise TokenCutOff(_CUT_OFF)
             if re.match(r"tacit[0-9]+\.", text):
                 raise TokenInvalid("the join token is of a newer kind than this software reads; upgrade it")
             raise TokenInvalid(
-                "this is not a join token: those start with `tacit1.` or `tacit2.`; "
+                f"this is not a join token: those start with `{_PREFIX}`; "
                 "copy the whole line that `coordinator member invite` printed"
             )
-        body, dot, check = text[len(prefix) :].partition(".")
+        body, dot, check = text[len(_PREFIX) :].partition(".")
         if not dot or len(check) < _CHECK_DIGITS:
             raise TokenCutOff(_CUT_OFF)
         if check != _check(body):
@@ -244,17 +237,11 @@ class JoinToken(Document):
                 "copy the whole line that `coordinator member invite` printed"
             )
         try:
-            token = cls.from_json(_decode(body), what="the join token")
+            return cls.from_json(_decode(body), what="the join token")
         except DocumentInvalid as error:
             raise TokenInvalid(f"{error}; ask the operator for a new one") from error
         except (binascii.Error, ValueError) as error:
             raise TokenInvalid("the join token cannot be read; ask the operator for a new one") from error
-        if token._prefix != prefix:
-            raise TokenInvalid(
-                f"the join token says `{prefix}` and holds what belongs into `{token._prefix}`; ask the operator for a "
-                "new one"
-            )
-        return token
 
 
 _CUT_OFF = "the join token is cut off: its end is missing; copy the whole line that `coordinator member invite` printed"

@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 
-_MOST_PATTERNS = _MOST_VERSIONS = 64
+_MOST_PATTERNS = 64
 
 
 class WireInvalid(ValueError):
@@ -89,9 +89,8 @@ def to_coordinator(message: FromMember) -> pb.MemberMessage:
     match message:
         case messages.Hello():
             hello = pb.Hello(
-                protocol_versions=message.protocol_versions,
+                protocol_version=message.protocol_version,
                 software_version=message.software_version,
-                capabilities=message.capabilities,
                 admits=message.admits,
                 process=message.process,
                 ledger=_ledger_to_pb(message.ledger),
@@ -164,11 +163,10 @@ def from_member(message: pb.MemberMessage) -> FromMember:
         case "hello":
             hello = message.hello
             return messages.Hello(
-                protocol_versions=tuple(_few(hello.protocol_versions, _MOST_VERSIONS, "protocol versions")),
+                protocol_version=hello.protocol_version,
                 software_version=hello.software_version,
                 process=hello.process,
                 admits=_patterns(hello.admits),
-                capabilities=tuple(hello.capabilities[:_MOST_PATTERNS]),
                 ledger=_ledger_from_pb(hello),
             )
         case "decline":

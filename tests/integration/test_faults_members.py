@@ -159,7 +159,7 @@ def channel(federation):
 
 def hello():
     """As bytes."""
-    return wire.to_coordinator(Hello((1,), "rogue", os.urandom(16), ("nothing",))).SerializeToString()
+    return wire.to_coordinator(Hello(1, "rogue", os.urandom(16), ("nothing",))).SerializeToString()
 
 
 def heard(answers):

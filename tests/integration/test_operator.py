@@ -125,9 +125,11 @@ class House:
     channels: list[grpc.aio.Channel] = field(default_factory=list)
 
     def stub(self, who: Role = Role.OPERATOR, of: int = 0, port: int | None = None) -> Any:
-        authority = federation(of)
         key = party.key(3)
-        certificate = authority.issue(key.public_key(), who, "op", now=party.present())
+        if who is Role.OPERATOR and of == 0:
+            certificate = party.operator_on_record(self.database)
+        else:
+            certificate = federation(of).issue(key.public_key(), who, "op", now=party.present())
         credentials = grpc.ssl_channel_credentials(pem(party.authority().certificate), key_pem(key), pem(certificate))
         options = [("grpc.use_local_subchannel_pool", 1)]
         self.channels.append(grpc.aio.secure_channel(f"localhost:{port or self.port}", credentials, options=options))
@@ -137,7 +139,10 @@ class House:
         folder = self.tmp / f"operator-{of}-{port}-{host}"
         folder.mkdir(mode=0o700, exist_ok=True)
         authority, key = federation(of), party.key(3)
-        certificate = authority.issue(key.public_key(), Role.OPERATOR, "op", now=party.present())
+        if of == 0:
+            certificate = party.operator_on_record(self.database)
+        else:
+            certificate = authority.issue(key.public_key(), Role.OPERATOR, "op", now=party.present())
         secret_file(folder / "key.pem", key_pem(key))
         (folder / "cert.pem").write_bytes(pem(certificate))
         (folder / "root.pem").write_bytes(pem(authority.certificate))

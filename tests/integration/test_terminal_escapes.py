@@ -11,9 +11,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
 from edge_client.session.link import Link
-from tacit import PROTOCOL_VERSIONS
 from tacit.identity import new_key
 from tacit.messages import Hello
+from tacit.protocol import PROTOCOL_VERSION
 from tacit.token import JoinToken
 from tacit.v1 import enrolment_pb2, enrolment_pb2_grpc
 from tacit.v1 import federation_pb2 as pb
@@ -107,7 +107,7 @@ class Lying(FederationPort):
     async def Session(self, requests, context):  # noqa: N802
         await anext(aiter(requests))
         federation = self.federation.hex()
-        yield pb.CoordinatorMessage(welcome=pb.Welcome(protocol_version=PROTOCOL_VERSIONS[-1], federation=federation))
+        yield pb.CoordinatorMessage(welcome=pb.Welcome(protocol_version=PROTOCOL_VERSION, federation=federation))
         yield self.said
 
 
@@ -139,7 +139,7 @@ def test_a_member_refuses_a_hostile_coordinator_in_a_short_clean_sentence(tmp_pa
             link = Link(
                 party.member(tmp_path / "home", f"localhost:{port.port}"),
                 None,
-                hello=lambda: Hello(tuple(PROTOCOL_VERSIONS), "1", bytes(16)),
+                hello=lambda: Hello(PROTOCOL_VERSION, "1", bytes(16)),
                 on_welcome=lambda _: None,
                 on_message=on_message,
                 on_break=on_break,

@@ -26,7 +26,7 @@ import numpy as np
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
-from google.protobuf import text_format
+from google.protobuf import descriptor_pb2, text_format
 
 from coordinator.cli.common import operator_stub
 from coordinator.config import CoordinatorFolder, load_config
@@ -42,9 +42,10 @@ from learning.text.encoder import TextEncoder
 from secure_agg import pack_in_place, packed_size, unpack_into
 from secure_agg.session import NONCE_BYTES, SEALED_BYTES
 from secure_agg.shamir import SHARE_BYTES
-from tacit import PROTOCOL_VERSIONS, __version__
+from tacit import __version__
 from tacit.blobs import put_blob
 from tacit.job import JobDocument, JobSpec
+from tacit.protocol import PROTOCOL_VERSION
 from tacit.reason import Reason
 from tacit.token import JoinToken
 from tacit.v1 import federation_pb2 as pb
@@ -448,11 +449,9 @@ def allowed(run):
 
     fields = {path: sized(length) for path, length in SIZES.items()}
     fields |= {
-        "Session.hello.protocol_versions": within(PROTOCOL_VERSIONS),
+        "Session.hello.protocol_version": equal(PROTOCOL_VERSION),
         "Session.hello.software_version": equal(__version__),
         "Session.hello.admits": equal(f"*-{run.name}"),
-        # That it reads which authorities there are.
-        "Session.hello.capabilities": equal("authorities"),
         "Session.hello.ledger.id": equal(ledger),
         "Session.hello.ledger.sequence": lambda value, _: 1 <= value <= sequence,
         "Session.decline.job": within(declined),
@@ -891,7 +890,6 @@ def test_the_list_refuses_what_does_not_belong(first):
     assert refused(Recorded(0, "FederationService/Session", b"\xff\xff\xff"))
     # Fields that the contract has and that nothing else is sent in today.
     for left_out in (
-        "hello { capabilities: 'x' }",
         "refusal { detail: 'x' }",
         "unmasking { masking_shares { share: 'x' } }",
     ):
@@ -939,7 +937,7 @@ def test_numbers_are_found_however_they_are_written():
     assert canaries.within(noise) == []
     written = [
         *(np.array(ids, dtype=kind).tobytes() for kind in ("<i8", ">i8", "<i4", ">i4", "<i2", ">i2")),
-        pb.Hello(protocol_versions=ids).SerializeToString(),
+        descriptor_pb2.SourceCodeInfo.Location(path=ids).SerializeToString(),
         json.dumps(ids).encode(),
         str(np.array(ids).tolist()).encode(),
         b"%f" % 1.0986122886681098,

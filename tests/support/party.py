@@ -11,6 +11,8 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from coordinator.config import CoordinatorConfig, CoordinatorFolder, write_config
 from coordinator.pki import Authority, key_pem, new_key, pem
 from coordinator.services.credentials import SERVER_NAME
+from coordinator.storage import records
+from coordinator.storage.database import Database
 from edge_client.identity.home import Home, IdentityDocument, MemberIdentity
 from tacit.identity import Role
 from toolkit.console import secret_file
@@ -55,6 +57,24 @@ def coordinator_folder(
         ),
     )
     return folder
+
+
+def operator_on_record(database: Database) -> x509.Certificate:
+    """A certificate of the operator `op` with key 3, recorded as `coordinator operator issue` does."""
+    made = authority().issue(key(3).public_key(), Role.OPERATOR, "op", now=present())
+    expires_ms = int(made.not_valid_after_utc.timestamp() * 1000)
+    now_ms = int(present().timestamp() * 1000)
+    database.run_now(
+        lambda s: records.record_operator(
+            s,
+            "op",
+            made.fingerprint(hashes.SHA256()),
+            expires_ms=expires_ms,
+            issuer=authority().fingerprint,
+            now_ms=now_ms,
+        )
+    )
+    return made
 
 
 def expired(certificate: x509.Certificate, of: Authority, *, shift: timedelta) -> x509.Certificate:

@@ -90,20 +90,18 @@ class CoordinatorMessage(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., attempt_opened: _Optional[_Union[AttemptOpened, _Mapping]] = ..., roster: _Optional[_Union[Roster, _Mapping]] = ..., received_dealings: _Optional[_Union[ReceivedDealings, _Mapping]] = ..., survivors: _Optional[_Union[Survivors, _Mapping]] = ..., confirmations: _Optional[_Union[Confirmations, _Mapping]] = ..., attempt_ended: _Optional[_Union[AttemptEnded, _Mapping]] = ..., job_ended: _Optional[_Union[JobEnded, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ..., digest_roster: _Optional[_Union[DigestRoster, _Mapping]] = ..., authorities_changed: _Optional[_Union[AuthoritiesChanged, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_versions", "software_version", "capabilities", "admits", "process", "ledger")
-    PROTOCOL_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("protocol_version", "software_version", "admits", "process", "ledger")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
-    CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     ADMITS_FIELD_NUMBER: _ClassVar[int]
     PROCESS_FIELD_NUMBER: _ClassVar[int]
     LEDGER_FIELD_NUMBER: _ClassVar[int]
-    protocol_versions: _containers.RepeatedScalarFieldContainer[int]
+    protocol_version: int
     software_version: str
-    capabilities: _containers.RepeatedScalarFieldContainer[str]
     admits: _containers.RepeatedScalarFieldContainer[str]
     process: bytes
     ledger: LedgerCounter
-    def __init__(self, protocol_versions: _Optional[_Iterable[int]] = ..., software_version: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., admits: _Optional[_Iterable[str]] = ..., process: _Optional[bytes] = ..., ledger: _Optional[_Union[LedgerCounter, _Mapping]] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., software_version: _Optional[str] = ..., admits: _Optional[_Iterable[str]] = ..., process: _Optional[bytes] = ..., ledger: _Optional[_Union[LedgerCounter, _Mapping]] = ...) -> None: ...
 
 class LedgerCounter(_message.Message):
     __slots__ = ("id", "sequence")

@@ -195,8 +195,6 @@ REF = pb.AttemptRef(job="q", round=1, attempt=1)
 MANY = 30_000
 # Entries with nothing in them, two bytes each on the wire, and entries that are nearly as small; then long fields.
 LARGE: dict[str, Message] = {
-    "hello, versions": pb.MemberMessage(hello=pb.Hello(protocol_versions=[1000] * MANY)),
-    "hello, capabilities": pb.MemberMessage(hello=pb.Hello(capabilities=[""] * MANY)),
     "hello, patterns": pb.MemberMessage(hello=pb.Hello(admits=[""] * MANY)),
     "dealing": pb.MemberMessage(dealing=pb.Dealing(ref=REF, shares=[pb.DealtShare()] * MANY)),
     "unmasking": pb.MemberMessage(unmasking=pb.Unmasking(ref=REF, seed_shares=[pb.RevealedShare()] * MANY)),
@@ -268,9 +266,8 @@ def long_fields(message: Message) -> list[bytes]:
 @quick
 @given(st.lists(names, max_size=3), blobs)
 def test_what_is_shown_of_the_other_side_is_one_short_line(texts: list[str], process: bytes) -> None:
-    hello = pb.Hello(software_version="".join(texts), process=process, capabilities=texts)
+    hello = pb.Hello(software_version="".join(texts), process=process)
     read = wire.from_member(pb.MemberMessage(hello=hello))
     assert isinstance(read, messages.Hello)
-    for text in (read.software_version, *read.capabilities):
-        assert len(text) <= 64
-        assert is_clean(text)
+    assert len(read.software_version) <= 64
+    assert is_clean(read.software_version)

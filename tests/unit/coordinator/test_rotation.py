@@ -73,7 +73,7 @@ def test_who_is_connected_is_told_before_anything_that_the_next_authority_signed
             north, south = await _housed(house, monkeypatch, "north", "south")
             async with house.stub(north) as stub:
                 call = stub.Session()
-                hello = Hello((1,), "0.1.0", b"p" * 16, capabilities=("authorities",))
+                hello = Hello(1, "0.1.0", b"p" * 16)
                 await call.write(wire.to_coordinator(hello))
                 assert isinstance(wire.from_coordinator(await call.read()), Welcome)
                 await _rotated(house)
@@ -294,7 +294,7 @@ def test_who_has_the_authoritys_key_makes_no_operator(tmp_path, monkeypatch):
     asyncio.run(scenario())
 
 
-FIRST, LATER = b"i" * 32, b"j" * 32
+FIRST = b"i" * 32
 
 
 @pytest.fixture
@@ -303,40 +303,32 @@ def database(tmp_path):
         yield found
 
 
-def _meet(database, digit, begins_ms, issuer=FIRST, now_ms=50):
-    return database.run_now(
-        lambda s: records.meet_operator(
-            s, "anna", digit * 32, begins_ms=begins_ms, expires_ms=99, issuer=issuer, federation=FIRST, now_ms=now_ms
-        )
-    )
+def _meet(database, digit, begins_ms, now_ms=50):
+    return database.run_now(lambda s: records.meet_operator(s, "anna", digit * 32, begins_ms=begins_ms, now_ms=now_ms))
 
 
 def _kinds(database):
     return [entry.kind for entry in database.run_now(records.journal)]
 
 
-def test_an_operators_certificate_from_before_there_was_a_record_is_taken_once_and_told(database):
+def test_an_operators_certificate_that_is_not_on_record_is_refused_however_old_it_is(database):
+    """Whoever has the authority's key can date a certificate back before everything in the journal."""
     database.run_now(lambda s: records.invite(s, "north", "t", b"h" * 32, 10**15, 1))
-    assert _meet(database, b"1", 1) is records.Met.TAKEN
-    assert _meet(database, b"1", 1) is records.Met.RECORDED
-    told = database.run_now(records.journal)[-1]
-    assert (told.kind, told.subject, told.fields["fingerprint"]) == ("operator_met", "anna", (b"1" * 32).hex())
-    # Those of a later authority are on record, all of them.
-    assert _meet(database, b"2", 1, LATER) is records.Met.UNKNOWN
-    # The first that is issued begins the record: what began after it would be in it.
+    assert _meet(database, b"1", 0) is records.Met.UNKNOWN
     database.run_now(lambda s: records.record_operator(s, "bert", b"b" * 32, expires_ms=99, issuer=FIRST, now_ms=20))
-    assert _meet(database, b"3", 21) is records.Met.UNKNOWN
-    assert _meet(database, b"4", 20) is records.Met.TAKEN
-    assert _kinds(database).count("operator_met") == 2
+    assert _meet(database, b"1", 0) is records.Met.UNKNOWN
+    assert database.run_now(lambda s: [each.name for each in records.operators(s)]) == ["bert"]
 
 
-def test_an_operators_certificate_from_before_the_record_falls_with_its_name(database):
-    assert _meet(database, b"1", 1) is records.Met.TAKEN
+def test_a_revocation_covers_every_certificate_of_the_name_that_began_before_it(database):
+    database.run_now(lambda s: records.record_operator(s, "anna", b"1" * 32, expires_ms=99, issuer=FIRST, now_ms=1))
     database.run_now(lambda s: records.revoke_operator(s, "anna", 6))
     assert _meet(database, b"1", 1) is records.Met.REVOKED
+    # Not on record, either: the operator hears of the revocation.
     assert _meet(database, b"2", 6) is records.Met.REVOKED
-    assert _meet(database, b"3", 7) is records.Met.TAKEN
-    assert _kinds(database).count("operator_refused") == 1
+    assert _meet(database, b"3", 7) is records.Met.UNKNOWN
+    database.run_now(lambda s: records.record_operator(s, "anna", b"3" * 32, expires_ms=99, issuer=FIRST, now_ms=7))
+    assert _meet(database, b"3", 7) is records.Met.RECORDED
 
 
 def test_a_record_that_begins_with_the_federation_takes_nobody_who_is_not_in_it(database):

@@ -19,10 +19,11 @@ from tacit.attempt import AttemptId
 from tacit.bundle import Labels
 from tacit.context import application_digest, context_of, promise_of, thresholds_of
 from tacit.corpus import LabelCount
-from tacit.documents import DocumentInvalid
+from tacit.documents import DocumentInvalid, Part
 from tacit.job import Aggregation, JobDocument, JobSpec
 from tacit.manifest import Manifest
 from tacit.messages import AttemptMessage
+from tacit.protocol import PROTOCOL_VERSION, disagreement
 from tacit.reason import Reason, from_word, of_protocol, sentence, word
 from tacit.v1 import federation_pb2 as pb
 from tacit.vector import layout_of
@@ -50,9 +51,9 @@ def advertisement(member):
 
 
 MEMBER_SAYS = [
-    messages.Hello((1, 2), "0.1.0", bytes(16), ("quest*",), ("packed",)),
+    messages.Hello(1, "0.1.0", bytes(16), ("quest*",)),
     messages.Decline("questions", 3, Reason.REASON_POLICY_COHORT, "why"),
-    messages.Hello((1,), "0.1.0", bytes(16), ledger=messages.LedgerCounter(bytes(range(16)), 2**63 - 1)),
+    messages.Hello(1, "0.1.0", bytes(16), ledger=messages.LedgerCounter(bytes(range(16)), 2**63 - 1)),
     messages.Ready("questions", 3, bytes(32)),
     messages.Ready("questions", 3, bytes(32), messages.PrivacyReport(2.5, 1e-6), messages.LedgerCounter(bytes(16), 7)),
     AttemptMessage(ATTEMPT, advertisement("a")),
@@ -384,6 +385,40 @@ def test_an_attempt_of_any_size_has_the_numbers_of_its_job(members):
         assert members - context.least_roster >= members // 20
 
 
+def keys_left_out(part, written):
+    """Fields of a document, and of the tables in it, that its canonical form does not say."""
+    found = {f"{type(part).__name__}.{key}" for key in type(part).model_fields} - {
+        f"{type(part).__name__}.{'schema_version' if key == 'schema' else key}" for key in written
+    }
+    for key in type(part).model_fields:
+        value = getattr(part, key)
+        if isinstance(value, Part):
+            found |= keys_left_out(value, written[key])
+    return found
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {
+            "model": {
+                "architecture": "prompted",
+                "config": {"model_type": "bert"},
+                "backbone": "ab" * 32,
+                "task": "head",
+            }
+        },
+        {"method": "fedvocab", "vocabulary": {"kind": "words"}, "tokenizer": None},
+    ],
+    ids=["plain", "prompted", "own vocabulary"],
+)
+def test_a_document_says_every_key_also_where_it_is_the_default(changes):
+    """A member with other defaults would train another job under the same digest."""
+    job = JobDocument.model_validate(job_document().model_dump() | changes)
+    assert keys_left_out(job, json.loads(job.canonical())) == set()
+
+
 def test_the_shares_of_a_job_are_in_its_digest():
     jobs = (large(), large(corrupt_share=0.11), large(lost_share=0.11))
     assert len({job.digest() for job in jobs}) == 3
@@ -431,7 +466,7 @@ def test_a_certificate_nobody_issued_is_looked_at_no_further():
 
 @pytest.mark.parametrize("admits", [("a" * 64,), ("*",) * 65, ("Job",), ("a\n",), ("",)])
 def test_patterns_that_cost_too_much_are_no_hello(admits):
-    message = wire.to_coordinator(messages.Hello((1,), "1", bytes(16), admits))
+    message = wire.to_coordinator(messages.Hello(1, "1", bytes(16), admits))
     with pytest.raises(wire.WireInvalid):
         wire.from_member(message)
 
@@ -517,12 +552,12 @@ def test_more_entries_than_any_cohort_has_are_refused_before_anything_is_made_of
     assert made == []
 
 
-def test_a_hello_has_so_many_protocol_versions_and_no_more():
-    hello = from_a_member(pb.MemberMessage(hello=pb.Hello(protocol_versions=range(64))))
-    assert isinstance(hello, messages.Hello)
-    assert len(hello.protocol_versions) == 64
-    with pytest.raises(wire.WireInvalid, match="65 protocol versions"):
-        from_a_member(pb.MemberMessage(hello=pb.Hello(protocol_versions=range(65))))
+def test_two_protocol_versions_that_differ_say_which_side_to_upgrade():
+    assert disagreement(member=PROTOCOL_VERSION, coordinator=PROTOCOL_VERSION) is None
+    assert disagreement(member=1, coordinator=2) == (
+        "the member speaks protocol version 1, the coordinator version 2; upgrade the member's software"
+    )
+    assert disagreement(member=2, coordinator=1).endswith("upgrade the coordinator's software")
 
 
 # Every place in which a message names a member.
@@ -571,7 +606,7 @@ def test_text_from_the_other_side_is_one_short_printable_line():
     assert isinstance(arrived, messages.Decline)
     assert arrived.detail.isprintable()
     assert len(arrived.detail) == 500
-    hello = wire.from_member(wire.to_coordinator(messages.Hello((1,), "9" * 100_000, bytes(16))))
+    hello = wire.from_member(wire.to_coordinator(messages.Hello(1, "9" * 100_000, bytes(16))))
     assert isinstance(hello, messages.Hello)
     assert len(hello.software_version) == 64
 

@@ -1,4 +1,4 @@
-"""Groups in a job: keys that go together, what attempts get of them, and documents from before there were any."""
+"""Groups in a job: keys that go together, and what attempts get of them."""
 
 import pytest
 from pydantic import ValidationError
@@ -24,13 +24,12 @@ def a_job(aggregation=None, *, mechanism=None, **rounds):
     return JobDocument.model_validate(document)
 
 
-def test_a_document_without_groups_says_nothing_of_them_and_one_with_them_says_what_is_not_usual():
-    bare = job_document().canonical().decode()
-    assert not any(f'"{key}"' in bare for key in ("groups", "least_groups", "combine", "trim", "noise_after"))
-    assert Aggregation(groups=3).model_dump().keys() - Aggregation().model_dump().keys() == {"groups"}
+def test_a_document_with_groups_or_without_is_read_as_it_was_written():
     said = Aggregation(groups=5, combine="trimmed-mean", trim=2, least_groups=5, noise_after=0.5).model_dump()
     assert (said["groups"], said["combine"], said["trim"], said["least_groups"]) == (5, "trimmed-mean", 2, 5)
-    for job in (a_job({"combine": "median"}), a_job({"noise_after": 0.25}), job_document()):
+    trimmed = a_job({"combine": "trimmed-mean"})
+    assert (trimmed.aggregation.trim, trimmed.aggregation.trimmed) == (None, 1)
+    for job in (a_job({"combine": "median"}), a_job({"noise_after": 0.25}), trimmed, job_document()):
         assert JobDocument.from_json(job.canonical()) == job
     assert a_job({"combine": "median"}).digest() != a_job({"combine": "reject-outliers"}).digest()
 

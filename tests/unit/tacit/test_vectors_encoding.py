@@ -60,9 +60,9 @@ def share(dealer: str) -> secure_agg.RevealedShare:
 
 FROM_MEMBERS: dict[str, Any] = {
     "hello": messages.Hello(
-        (1, 2), "0.1.0", some("process", 16), ("quest*", "triage"), ("packed",), messages.LedgerCounter(bytes(16), 9)
+        1, "0.1.0", some("process", 16), ("quest*", "triage"), messages.LedgerCounter(bytes(16), 9)
     ),
-    "hello without a ledger": messages.Hello((1,), "0.1.0", some("process", 16)),
+    "hello without a ledger": messages.Hello(1, "0.1.0", some("process", 16)),
     "decline": messages.Decline("questions", 300, Reason.REASON_POLICY_COHORT, "too few"),
     "ready": messages.Ready(
         "questions", 300, some("version"), messages.PrivacyReport(2.5, 1e-6), messages.LedgerCounter(some("l", 16), 300)
@@ -83,7 +83,7 @@ FROM_MEMBERS: dict[str, Any] = {
     ),
     "confirmation": AttemptMessage(AT, secure_agg.Confirmation("m0", some("signed"))),
     "unmasking": AttemptMessage(AT, secure_agg.Unmasking("m0", (share("m0"), share("m1")), (share("m2"),))),
-    # As software from before `member` sends it.
+    # Nobody else's message was at fault.
     "refusal": AttemptMessage(AT, messages.AttemptRefusal(Reason.REASON_ROSTER_SIGNATURE_INVALID, "m1: why")),
     "refusal that names a member": AttemptMessage(
         AT, messages.AttemptRefusal(Reason.REASON_DEALINGS_CIPHERTEXT_INVALID, "m1: why", "m1")

@@ -1,6 +1,9 @@
 """The first schema.
 
-The journal only grows: triggers refuse to change or remove one of its rows, whoever asks.
+The journal only grows: triggers refuse to change, remove or replace one of its rows, whoever asks. SQLite deletes the
+row that an INSERT OR REPLACE conflicts with, and runs no DELETE trigger for it unless the connection that writes has
+set `recursive_triggers` (https://www.sqlite.org/lang_conflict.html). So a trigger takes an entry only after the
+newest one. PostgreSQL has no REPLACE, and runs the UPDATE trigger for ON CONFLICT DO UPDATE.
 """
 
 import sqlalchemy as sa
@@ -10,6 +13,8 @@ revision = "0001"
 down_revision = None
 branch_labels = None
 depends_on = None
+
+_ONE_COUNTS = sa.text("replaced_ms IS NULL")
 
 
 def upgrade() -> None:
@@ -36,6 +41,8 @@ def upgrade() -> None:
         sa.Column("kind", sa.String(length=64), nullable=False),
         sa.Column("subject", sa.String(length=128), nullable=False),
         sa.Column("fields", sa.JSON(), nullable=False),
+        sa.Column("hash", sa.LargeBinary(length=32), nullable=False),
+        sa.CheckConstraint("hash IS NULL OR length(hash) = 32", name=op.f("ck_journal_hash_is_a_digest")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_journal")),
     )
     op.create_index("ix_journal_subject", "journal", ["subject", "id"], unique=False)
@@ -185,12 +192,126 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("job", "attempt", "member", name=op.f("pk_dropouts")),
     )
+    op.create_table(
+        "ledger_counters",
+        sa.Column("member", sa.String(length=63), nullable=False),
+        sa.Column("ledger", sa.LargeBinary(length=16), nullable=False),
+        sa.Column("sequence", sa.BigInteger(), nullable=False),
+        sa.CheckConstraint("ledger IS NULL OR length(ledger) = 16", name=op.f("ck_ledger_counters_ledger_is_an_id")),
+        sa.CheckConstraint("sequence >= 0", name=op.f("ck_ledger_counters_sequence_not_negative")),
+        sa.ForeignKeyConstraint(["member"], ["members.name"], name=op.f("fk_ledger_counters_member")),
+        sa.PrimaryKeyConstraint("member", "ledger", name=op.f("pk_ledger_counters")),
+    )
+    op.create_table(
+        "member_certificates",
+        sa.Column("member", sa.String(length=63), nullable=False),
+        sa.Column("certificate", sa.LargeBinary(), nullable=False),
+        sa.Column("issued_ms", sa.BigInteger(), nullable=False),
+        sa.Column("previous", sa.LargeBinary(length=32), nullable=True),
+        sa.Column("previous_expires_ms", sa.BigInteger(), nullable=True),
+        sa.CheckConstraint(
+            "previous IS NULL OR length(previous) = 32", name=op.f("ck_member_certificates_previous_is_a_digest")
+        ),
+        sa.CheckConstraint(
+            "(previous IS NULL) = (previous_expires_ms IS NULL)", name=op.f("ck_member_certificates_previous_at_once")
+        ),
+        sa.ForeignKeyConstraint(["member"], ["members.name"], name=op.f("fk_member_certificates_member")),
+        sa.PrimaryKeyConstraint("member", name=op.f("pk_member_certificates")),
+    )
+    op.create_table(
+        "operators",
+        sa.Column("name", sa.String(length=63), nullable=False),
+        sa.Column("revoked_ms", sa.BigInteger(), nullable=True),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_operators")),
+    )
+    op.create_table(
+        "operator_certificates",
+        sa.Column("fingerprint", sa.LargeBinary(length=32), nullable=False),
+        sa.Column("name", sa.String(length=63), nullable=False),
+        sa.Column("known_ms", sa.BigInteger(), nullable=False),
+        sa.Column("expires_ms", sa.BigInteger(), nullable=False),
+        sa.Column("issuer", sa.LargeBinary(length=32), nullable=False),
+        sa.Column("revoked_ms", sa.BigInteger(), nullable=True),
+        sa.CheckConstraint(
+            "fingerprint IS NULL OR length(fingerprint) = 32",
+            name=op.f("ck_operator_certificates_fingerprint_is_a_digest"),
+        ),
+        sa.ForeignKeyConstraint(["name"], ["operators.name"], name=op.f("fk_operator_certificates_name")),
+        sa.PrimaryKeyConstraint("fingerprint", name=op.f("pk_operator_certificates")),
+    )
+    op.create_index(op.f("ix_operator_certificates_name"), "operator_certificates", ["name"])
+    op.create_table(
+        "restored_members",
+        sa.Column("member", sa.String(length=63), nullable=False),
+        sa.Column("since_ms", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(["member"], ["members.name"], name=op.f("fk_restored_members_member")),
+        sa.PrimaryKeyConstraint("member", name=op.f("pk_restored_members")),
+    )
+    op.create_table(
+        "server_states",
+        sa.Column("job", sa.String(length=63), nullable=False),
+        sa.Column("version", sa.Integer(), nullable=False),
+        sa.Column("name", sa.String(length=64), nullable=False),
+        sa.Column("digest", sa.LargeBinary(length=32), nullable=False),
+        sa.CheckConstraint("digest IS NULL OR length(digest) = 32", name=op.f("ck_server_states_digest_is_a_digest")),
+        sa.CheckConstraint("name IN ('momentum', 'accumulator')", name=op.f("ck_server_states_name_known")),
+        sa.ForeignKeyConstraint(
+            ["job", "version"], ["versions.job", "versions.number"], name=op.f("fk_server_states_job_version")
+        ),
+        sa.PrimaryKeyConstraint("job", "version", "name", name=op.f("pk_server_states")),
+    )
+    op.create_table(
+        "corpora",
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("job", sa.String(length=63), nullable=False),
+        sa.Column("member", sa.String(length=63), nullable=False),
+        sa.Column("digest", sa.LargeBinary(length=32), nullable=True),
+        sa.Column("size", sa.BigInteger(), nullable=True),
+        sa.Column("row_count", sa.Integer(), nullable=True),
+        sa.Column("statement", sa.LargeBinary(), nullable=True),
+        sa.Column("signature", sa.LargeBinary(), nullable=True),
+        sa.Column("certificate", sa.LargeBinary(), nullable=True),
+        sa.Column("received_ms", sa.BigInteger(), nullable=True),
+        sa.Column("declined_ms", sa.BigInteger(), nullable=True),
+        sa.Column("replaced_ms", sa.BigInteger(), nullable=True),
+        sa.CheckConstraint("digest IS NULL OR length(digest) = 32", name=op.f("ck_corpora_digest_is_a_digest")),
+        sa.CheckConstraint(
+            "(received_ms IS NULL) <> (declined_ms IS NULL)", name=op.f("ck_corpora_received_or_declined")
+        ),
+        sa.CheckConstraint(
+            "received_ms IS NULL OR (digest IS NOT NULL AND size > 0 AND row_count > 0 AND statement IS NOT NULL "
+            "AND signature IS NOT NULL AND certificate IS NOT NULL)",
+            name=op.f("ck_corpora_received_whole"),
+        ),
+        sa.CheckConstraint("declined_ms IS NULL OR digest IS NULL", name=op.f("ck_corpora_declined_without_file")),
+        sa.ForeignKeyConstraint(["job"], ["jobs.name"], name=op.f("fk_corpora_job")),
+        sa.ForeignKeyConstraint(["member"], ["members.name"], name=op.f("fk_corpora_member")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_corpora")),
+    )
+    op.create_index(
+        "uq_corpora_one_counts",
+        "corpora",
+        ["job", "member"],
+        unique=True,
+        sqlite_where=_ONE_COUNTS,
+        postgresql_where=_ONE_COUNTS,
+    )
+    op.create_index("ix_corpora_digest", "corpora", ["digest"])
+    _journal_only_grows()
+
+
+def _journal_only_grows() -> None:
     if op.get_bind().dialect.name == "sqlite":
         for act in ("UPDATE", "DELETE"):
             op.execute(
                 f"CREATE TRIGGER journal_only_grows_{act.lower()} BEFORE {act} ON journal "
                 "BEGIN SELECT RAISE(ABORT, 'the journal only grows'); END"
             )
+        op.execute(
+            "CREATE TRIGGER journal_only_grows_insert BEFORE INSERT ON journal "
+            "WHEN NEW.id IS NOT (SELECT coalesce(max(id), 0) + 1 FROM journal) "
+            "BEGIN SELECT RAISE(ABORT, 'the journal only grows'); END"
+        )
     else:
         op.execute(
             "CREATE FUNCTION journal_only_grows() RETURNS trigger LANGUAGE plpgsql AS "

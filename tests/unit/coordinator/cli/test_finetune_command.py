@@ -132,7 +132,7 @@ def test_it_says_on_whose_word_a_promise_rests_or_looks_itself(folder, capsys):
     assert not (folder / "refused").exists()
 
 
-def test_a_folder_from_before_signatures_were_read_is_downloaded_again_or_promises_nothing(folder, capsys):
+def test_a_folder_without_signatures_is_downloaded_again_or_promises_nothing(folder, capsys):
     for path in [*(folder / "corpora").glob("*.sig"), folder / "corpora" / "authorities.json"]:
         path.unlink()
     given = ("questions", "--test", folder / "test.jsonl", "--corpora", folder / "corpora", *SMALL, "--epochs", "1")

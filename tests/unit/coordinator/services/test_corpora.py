@@ -154,7 +154,7 @@ class House:
         return Member(self, name)
 
     def operator(self) -> operator_pb2_grpc.OperatorServiceStub:
-        certificate = party.authority().issue(party.key(3).public_key(), Role.OPERATOR, "op", now=party.present())
+        certificate = party.operator_on_record(self.database)
         return operator_pb2_grpc.OperatorServiceStub(self._channel(party.key(3), certificate))
 
     def _channel(self, key, certificate):
@@ -168,7 +168,7 @@ class House:
         folder = self.tmp / "operator"
         if not folder.exists():
             folder.mkdir(mode=0o700)
-            certificate = party.authority().issue(party.key(3).public_key(), Role.OPERATOR, "op", now=party.present())
+            certificate = party.operator_on_record(self.database)
             secret_file(folder / "key.pem", key_pem(party.key(3)))
             (folder / "cert.pem").write_bytes(pem(certificate))
             (folder / "root.pem").write_bytes(pem(party.authority().certificate))

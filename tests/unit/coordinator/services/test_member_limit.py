@@ -163,7 +163,7 @@ async def refused(call) -> tuple[grpc.StatusCode, Reason, str]:
 def test_a_member_that_floods_its_session_is_told_and_comes_back_later(tmp_path, clock):
     async def scenario(house, stub) -> None:
         stream = Stream(stub.Session())
-        await stream.say(Hello((1,), "0.1.0", b"p" * 16, ("*",)))
+        await stream.say(Hello(1, "0.1.0", b"p" * 16, ("*",)))
         await stream.until(Welcome)
         reading = asyncio.create_task(stream.until(Goodbye))
         said = 0
@@ -179,13 +179,13 @@ def test_a_member_that_floods_its_session_is_told_and_comes_back_later(tmp_path,
         assert house.metrics.value("members_limited_total", kind="messages") == 1
         # At once, it is refused; when a quarter of its bucket is back, taken.
         again = stub.Session()
-        await again.write(wire.to_coordinator(Hello((1,), "0.1.0", b"p" * 16, ("*",))))
+        await again.write(wire.to_coordinator(Hello(1, "0.1.0", b"p" * 16, ("*",))))
         code, reason, sentence = await refused(again.read())
         assert (code, reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, Reason.REASON_MEMBER_TOO_FREQUENT)
         assert "wait 5 s" in sentence
         clock.now += 5
         stream = Stream(stub.Session())
-        await stream.say(Hello((1,), "0.1.0", b"p" * 16, ("*",)))
+        await stream.say(Hello(1, "0.1.0", b"p" * 16, ("*",)))
         await stream.until(Welcome)
         await stream.call.done_writing()
         await stream.until(Goodbye)

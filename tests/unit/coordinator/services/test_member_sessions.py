@@ -36,6 +36,7 @@ from tacit.messages import (
     Standby,
     Welcome,
 )
+from tacit.protocol import PROTOCOL_VERSION
 from tacit.reason import Reason
 from tacit.status import reason_of
 from tacit.token import secret_hash
@@ -88,15 +89,16 @@ class House:
         await self.server.start()
 
     @contextlib.asynccontextmanager
-    async def session(self, ledger=None):
-        """A stream whose Hello names a ledger, and the coordinator's Welcome."""
+    async def session(self, ledger=None, protocol_version=PROTOCOL_VERSION):
+        """A stream whose Hello names a ledger, and the coordinator's Welcome if both speak one version."""
         credentials = grpc.ssl_channel_credentials(
             pem(party.authority().certificate), key_pem(party.key(2)), pem(self.certificate)
         )
         async with grpc.aio.secure_channel(f"localhost:{self.port}", credentials) as channel:
             stream = Stream(federation_pb2_grpc.FederationServiceStub(channel).Session())
-            await stream.say(Hello((1,), "0.1.0", b"p" * 16, ("*",), ledger=ledger))
-            stream.welcome = await stream.until(Welcome)
+            await stream.say(Hello(protocol_version, "0.1.0", b"p" * 16, ("*",), ledger=ledger))
+            if protocol_version == PROTOCOL_VERSION:
+                stream.welcome = await stream.until(Welcome)
             yield stream
             await stream.call.done_writing()
             await stream.until(Goodbye)
@@ -171,6 +173,18 @@ async def test_ready_speaks_of_the_ledger_that_hello_named(house):
         await stream.say(ready())
         await stream.worked_out()
     assert await house.ledgers() == 1
+
+
+@housed
+async def test_a_member_of_another_protocol_version_is_refused_and_told_which_side_to_upgrade(house):
+    for version, side in ((PROTOCOL_VERSION + 1, "coordinator"), (PROTOCOL_VERSION - 1, "member")):
+        async with house.session(LedgerCounter(ONE, 5), protocol_version=version) as stream:
+            goodbye = await stream.until(Goodbye)
+            assert goodbye.reason == Reason.REASON_PROTOCOL_VERSION_UNSUPPORTED
+            assert f"the member speaks protocol version {version}" in goodbye.detail
+            assert goodbye.detail.endswith(f"upgrade the {side}'s software")
+    assert await house.ledgers() == 0
+    assert house.runtime.sessions.connected == {}
 
 
 @housed

@@ -60,7 +60,7 @@ async def refusal_of(identity, call="OpenJobs", request=None):
 
 async def opened(stub, process):
     call = stub.Session()
-    await call.write(wire.to_coordinator(Hello((1,), "0.1.0", process)))
+    await call.write(wire.to_coordinator(Hello(1, "0.1.0", process)))
     return call
 
 
@@ -111,7 +111,7 @@ def test_a_key_that_was_replaced_opens_no_session_though_its_call_came_before(tm
                 async with house.stub(second) as mine:
                     session = await opened(mine, b"p" * 16)
                     assert isinstance(wire.from_coordinator(await session.read()), Welcome)
-                    await late.write(wire.to_coordinator(Hello((1,), "0.1.0", b"t" * 16)))
+                    await late.write(wire.to_coordinator(Hello(1, "0.1.0", b"t" * 16)))
                     with contextlib.suppress(grpc.aio.AioRpcError):
                         while await asyncio.wait_for(late.read(), 20) is not grpc.aio.EOF:
                             pass

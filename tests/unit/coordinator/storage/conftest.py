@@ -24,6 +24,15 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
+def another_url(request: pytest.FixtureRequest, database_url: str, tmp_path: Path) -> str:
+    """An empty database of the same kind."""
+    if database_url.startswith("sqlite"):
+        return f"sqlite:///{tmp_path / 'another.db'}"
+    server: Postgres = request.getfixturevalue("postgres")
+    return server.database()
+
+
+@pytest.fixture
 def database(database_url: str) -> Iterator[Database]:
     database = open_database(database_url)
     yield database

@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from alembic import command
 from sqlalchemy import create_engine, select, text
 
 from coordinator.services.token_desk import Refused
@@ -17,12 +16,13 @@ from coordinator.storage import backup, chain, records, snapshot
 from coordinator.storage import restore as restoring
 from coordinator.storage.blobs import BlobStore, open_blobs
 from coordinator.storage.certificates import served
-from coordinator.storage.database import Database, open_database, scripts
+from coordinator.storage.database import Database, open_database
 from coordinator.storage.errors import BackupDamaged, BackupRefused, DatabaseInUse, NotFound
 from coordinator.storage.journal import pages
 from coordinator.storage.members import spend_token
 from coordinator.storage.restore import GAP, check_empty, restore_blobs, restore_rows
 from tacit.heads import KeptHead
+from tests.support.next_schema import with_next_schema
 from tests.support.postgres import Postgres
 from tests.support.stored_job import SECRET, fill
 
@@ -408,25 +408,17 @@ def test_a_backup_of_newer_software_is_refused(filled, store, folder, tmp_path):
         restored(newer, f"sqlite:///{tmp_path / 'restored.db'}")
 
 
-@pytest.mark.parametrize("revision", ["0003", "0004", "0005", "0006"])
-def test_a_backup_of_an_older_schema_is_brought_up_to_date(filled, store, folder, target_url, tmp_path, revision):
-    """The same rows, in a database as older software left it."""
-    older = f"sqlite:///{tmp_path / 'older.db'}"
-    config, _ = scripts()
-    engine = create_engine(older)
-    with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, revision)
-        tables = {table.name: table for table in snapshot.tables_of(connection)}
-        for name, found in rows(filled).items():
-            if name in tables and found:
-                columns = list(tables[name].columns.keys())
-                connection.execute(tables[name].insert(), [dict(zip(columns, row, strict=True)) for row in found])
-    engine.dispose()
-    made = make(older, store, folder)
-    assert made.snapshot.manifest.revision == revision
+def test_a_backup_of_the_first_schema_is_restored_at_the_next_one(
+    filled, store, folder, target_url, tmp_path, monkeypatch
+):
+    made = make(filled, store, folder)
+    assert made.snapshot.manifest.revision == "0001"
+    monkeypatch.setattr("coordinator.storage.database.MIGRATIONS", with_next_schema(tmp_path))
     target, done = restored(made.snapshot, target_url)
     assert done.jobs == (("desk", 2),)
+    assert target.run_now(lambda s: s.execute(text("SELECT DISTINCT region FROM tokens ORDER BY 1")).all()) == [
+        (f"of desk-{where}",) for where in ("east", "north", "south")
+    ]
     assert target.run_now(lambda s: chain.verify(pages(s))).entries > 10
     target.close()
 

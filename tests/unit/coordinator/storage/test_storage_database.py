@@ -14,11 +14,12 @@ from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, inspect, select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from coordinator.storage import chain, open_blobs, records, snapshot
-from coordinator.storage.database import migrated, open_database, scripts
+from coordinator.storage import chain, open_blobs, records
+from coordinator.storage.database import open_database
 from coordinator.storage.errors import DatabaseTooNew, DatabaseUnusable, StoreUnusable
 from coordinator.storage.journal import pages
 from coordinator.storage.models import Base, JobRow, JournalRow
+from tests.support.next_schema import NEXT, with_next_schema
 from tests.support.small_disk import SmallDisk, needs_small_disks
 from tests.support.stored_job import fill
 
@@ -178,21 +179,29 @@ def test_models_and_migrations_agree(database_url):
     engine.dispose()
 
 
-def test_migrations_build_the_same_checks_as_the_models(database_url, tmp_path, sqlite_only):
-    # compare_metadata does not look at check constraints.
+def test_migrations_build_the_same_checks_and_partial_indexes_as_the_models(database_url, another_url):
+    # compare_metadata looks at neither.
     open_database(database_url).close()
-    migrated, direct = create_engine(database_url), create_engine("sqlite://")
+    migrated, direct = create_engine(database_url), create_engine(another_url)
     Base.metadata.create_all(direct)
 
-    def checks(engine):
+    def built(engine):
         found = inspect(engine)
         return {
-            table: sorted((check["name"], check["sqltext"]) for check in found.get_check_constraints(table))
+            table: (
+                sorted((check["name"], check["sqltext"]) for check in found.get_check_constraints(table)),
+                sorted(
+                    (index["name"], index["unique"], sorted((k, str(v)) for k, v in index["dialect_options"].items()))
+                    for index in found.get_indexes(table)
+                ),
+            )
             for table in Base.metadata.tables
         }
 
-    assert checks(migrated) == checks(direct)
-    assert sum(len(found) for found in checks(direct).values()) > 20
+    assert built(migrated) == built(direct)
+    assert sum(len(checks) for checks, _ in built(direct).values()) > 20
+    migrated.dispose()
+    direct.dispose()
 
 
 def test_opening_again_changes_nothing(database_url):
@@ -204,37 +213,103 @@ def test_opening_again_changes_nothing(database_url):
     second.close()
 
 
-@pytest.mark.parametrize("revision", [each.revision for each in reversed(list(scripts()[1].walk_revisions()))])
-def test_every_released_schema_is_brought_up_to_date_with_what_is_in_it(database_url, tmp_path, revision):
-    """Rows in every table that the older schema has; what came later is filled by the migrations."""
-    newest = f"sqlite:///{tmp_path / 'newest.db'}"
-    source = open_database(newest)
-    fill(source, open_blobs(f"file://{tmp_path / 'store'}"))
-    source.close()
-    older = create_engine(database_url)
-    with snapshot.of_database(newest) as reading, older.begin() as connection:
-        migrated(connection, revision)
-        tables = {table.name: table for table in snapshot.tables_of(connection)}
-        for table in snapshot.tables_of(reading):
-            rows = [row._asdict() for row in reading.execute(select(table))]
-            if table.name in tables and rows:
-                kept = tables[table.name].c.keys()
-                connection.execute(tables[table.name].insert(), [{key: row[key] for key in kept} for row in rows])
-    older.dispose()
+def test_the_next_schema_keeps_what_is_in_the_database(database_url, tmp_path, monkeypatch):
+    first = open_database(database_url)
+    fill(first, open_blobs(f"file://{tmp_path / 'store'}"))
+    first.close()
+    monkeypatch.setattr("coordinator.storage.database.MIGRATIONS", with_next_schema(tmp_path))
     database = open_database(database_url)
-    heads = database.run_now(lambda s: MigrationContext.configure(s.connection()).get_current_heads())
-    assert heads == (scripts()[1].get_current_head(),)
+    assert schema_of(database) == (NEXT,)
+    regions = database.run_now(lambda s: list(s.execute(text("SELECT member, region FROM tokens ORDER BY member"))))
+    assert [tuple(row) for row in regions] == [
+        (f"desk-{where}", f"of desk-{where}") for where in ("east", "north", "south")
+    ]
     job = database.run_now(lambda s: records.load_job(s, "desk"))
     assert (job.version_number, job.round, job.round_open, job.attempt) == (2, 3, True, 3)
-    first, second, _ = database.run_now(lambda s: records.rounds(s, "desk"))
-    assert math.isinf(first.attempts[0].training.loss)
+    first_round, second, _ = database.run_now(lambda s: records.rounds(s, "desk"))
+    assert math.isinf(first_round.attempts[0].training.loss)
     assert [lost.member for lost in second.attempts[0].dropouts] == ["desk-north"]
     assert database.run_now(lambda s: records.enrolled(s, "desk-north")) is not None
-    # The journal is whole, whatever schema its entries are from, and takes more.
+    # The journal is whole and takes more.
     database.run_now(note(1))
     assert database.run_now(lambda s: chain.verify(pages(s))).entries > 15
     database.run_now(lambda s: records.heard_ledger(s, "desk-north", b"l" * 16, 60))
     database.close()
+    # This program does not know that schema.
+    monkeypatch.undo()
+    with pytest.raises(DatabaseTooNew, match=f"{NEXT} by newer software"):
+        open_database(database_url)
+
+
+def schema_of(database):
+    return database.run_now(lambda s: MigrationContext.configure(s.connection()).get_current_heads())
+
+
+# Killed after its first statement, its second, ... and at last not at all.
+_KILLED = """
+    import os, signal, sys
+    from sqlalchemy import event
+    from sqlalchemy.engine import Engine
+    from coordinator.storage import database
+
+    url, migrations = sys.argv[1:]
+    database.MIGRATIONS = migrations
+
+    def work(last):
+        done = 0
+
+        def dying(*_):
+            nonlocal done
+            done += 1
+            if done == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        event.listen(Engine, "after_cursor_execute", dying)
+        database.open_database(url).close()
+        os._exit(0)
+
+    last, status = 0, None
+    while status != 0:
+        last += 1
+        child = os.fork()
+        if child == 0:
+            work(last)
+        _, status = os.waitpid(child, 0)
+        assert status in (0, signal.SIGKILL), status
+        print(last if status else "done", flush=True)
+        if status:
+            sys.stdin.readline()
+"""
+
+
+def test_a_migration_that_is_killed_at_any_step_is_done_once_more(database_url, tmp_path):
+    """After each kill the database is at the first schema, whole, and this program serves from it."""
+    first = open_database(database_url)
+    fill(first, open_blobs(f"file://{tmp_path / 'store'}"))
+    first.close()
+    words = [sys.executable, "-c", textwrap.dedent(_KILLED), database_url, with_next_schema(tmp_path)]
+    kills = 0
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            if line.strip() == "done":
+                break
+            kills += 1
+            database = open_database(database_url)
+            assert schema_of(database) == ("0001",)
+            assert "region" not in database.run_now(columns_of_tokens)
+            assert len(database.run_now(lambda s: s.execute(text("SELECT member FROM tokens")).all())) == 3
+            assert database.run_now(lambda s: records.load_job(s, "desk")).version_number == 2
+            database.close()
+            process.stdin.write("\n")
+            process.stdin.flush()
+    assert process.returncode == 0
+    assert kills > 5
+    with pytest.raises(DatabaseTooNew):
+        open_database(database_url)
+
+
+def columns_of_tokens(s):
+    return {column["name"] for column in inspect(s.connection()).get_columns("tokens")}
 
 
 def test_two_that_start_at_once_migrate_once(database_url):

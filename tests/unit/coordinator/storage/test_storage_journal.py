@@ -194,7 +194,7 @@ def test_what_is_no_coordinators_database_is_a_sentence(tmp_path):
     (tmp_path / "empty.db").touch()
     with snapshot.of_database(f"sqlite:///{tmp_path}/empty.db") as connection:
         assert snapshot.revision_of(connection) is None
-        with pytest.raises(DatabaseUnusable, match="no chained journal"):
+        with pytest.raises(DatabaseUnusable, match="no journal"):
             list(snapshot.journal(connection))
     with (
         pytest.raises(DatabaseUnusable, match="cannot be read: unable to open"),

@@ -210,7 +210,7 @@ def test_nothing_is_made_before_the_coordinator_wants_it(place):
     assert here.folder.state().stage == "made"
 
 
-def test_an_older_coordinator_is_left_alone(place):
+def test_a_coordinator_that_serves_no_corpora_is_left_alone(place):
     here = place()
 
     async def unknown(request, context):

@@ -23,10 +23,11 @@ from edge_client.session import link, states
 from edge_client.session.agent import Agent, JobsUnfinished
 from edge_client.session.journal import Memory
 from learning.mechanisms.contribution import Update, update_digest
-from tacit import PROTOCOL_VERSIONS, wire
+from tacit import wire
 from tacit.attempt import AttemptId
 from tacit.limits import CERTIFICATES_AT_ONCE, MOST_CERTIFICATE_BYTES
 from tacit.messages import Assignment, AttemptMessage, AttemptRefusal, Decline, JobEnded, LedgerCounter, Ready, Welcome
+from tacit.protocol import PROTOCOL_VERSION
 from tacit.reason import Reason
 from tacit.v1 import federation_pb2 as pb
 from tests.support.fleet import VALUES, Fleet, job_document
@@ -327,7 +328,7 @@ class Line:
         return self
 
     async def __aiter__(self):
-        yield wire.to_member(Welcome(max(PROTOCOL_VERSIONS), "0.1.0", "ab" * 32, time.time_ns() // 1_000_000))
+        yield wire.to_member(Welcome(PROTOCOL_VERSION, "0.1.0", "ab" * 32, time.time_ns() // 1_000_000))
         for _ in range(self.rosters):
             self.taken += 1
             yield wire.to_member(AttemptMessage(ATTEMPT, secure_agg.DigestRoster(())))
@@ -377,6 +378,31 @@ def test_no_more_than_sixteen_messages_are_read_ahead_of_the_one_that_is_worked_
     assert max(ahead) == 16
     # None is lost for having waited.
     assert [each.round for each in said] == list(range(1, rosters + 1))
+
+
+@pytest.mark.parametrize(("version", "side"), [(PROTOCOL_VERSION + 1, "member"), (PROTOCOL_VERSION - 1, "coordinator")])
+def test_a_coordinator_of_another_protocol_version_gets_nothing_but_the_hello(monkeypatch, version, side):
+    class Welcoming(Line):
+        async def __aiter__(self):
+            yield wire.to_member(Welcome(version, "0.1.0", "ab" * 32, time.time_ns() // 1_000_000))
+            await self.hung.wait()
+
+    @contextlib.asynccontextmanager
+    async def channel(identity):
+        yield None
+
+    async def run():
+        stub = SimpleNamespace(Session=Welcoming(0))
+        monkeypatch.setattr(link, "open_channel", channel)
+        monkeypatch.setattr(link.federation_pb2_grpc, "FederationServiceStub", lambda channel: stub)
+        made = agent()
+        with pytest.raises(link.AgentStopped, match=f"upgrade the {side}'s software") as stopped:
+            await asyncio.wait_for(made._link._session(), 20)
+        assert stopped.value.reason == Reason.REASON_PROTOCOL_VERSION_UNSUPPORTED
+        # No call is made over this session.
+        assert made._link._stub is None
+
+    asyncio.run(run())
 
 
 # ---- certificates ---------------------------------------------------------------------------------------------------

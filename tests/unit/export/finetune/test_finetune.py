@@ -91,9 +91,6 @@ def test_provenance_is_in_the_bundle_and_says_whose_texts_how_and_under_which_pr
         assert (each["mechanism"], each["promise"]) == ("dp-sgd", "differentially-private")
     assert (said["promise"], said["job_document"]) == ("differentially-private", JOB.digest().hex())
     assert said["federation"] == party.authority().federation.hex()
-    # Written before there was a federation in it.
-    older = {key: value for key, value in said.items() if key != "federation"}
-    assert Provenance.from_json(json.dumps(older).encode()).federation is None
     assert provenance.test.digest == data_digest(folder / "test.jsonl")
     run = provenance.training
     assert run.rows + run.validation_rows == 120

@@ -109,7 +109,7 @@ def test_anothers_file_under_a_members_name_is_refused(tmp_path):
 
 @pytest.mark.parametrize("missing", ["authorities.json", "north.statement.sig", "north.certificate.pem"])
 def test_what_nobody_can_verify_is_taken_only_when_asked_for_and_promises_nothing(tmp_path, missing):
-    """Folders from before signatures were read have no list, and whoever changes a folder can take any file away."""
+    """Whoever can change a folder can take any file out of it."""
     lay_down(tmp_path)
     (tmp_path / missing).unlink()
     with pytest.raises(CorporaInvalid, match=rf"{missing} is not there, .*download the corpora again .* --unverified"):
