@@ -14,16 +14,16 @@ from pathlib import Path
 import structlog
 from cryptography import x509
 
+from coordinator.domain.jobs import JobStatus, LiveJob
 from coordinator.metrics import Metrics
 from coordinator.rounds import events as ev
 from coordinator.rounds.driver import JobDriver, Ports, state_of
-from coordinator.rounds.effects import Status
 from coordinator.rounds.state import Aggregating, Parameters
 from coordinator.rounds.uploads import UploadDesk
 from coordinator.rounds.waiting import waiting
 from coordinator.services.calls import Calls
 from coordinator.services.corpora import Corpora
-from coordinator.services.live import JobChange, LiveJob, OperatorRefused
+from coordinator.services.live import JobChange, OperatorRefused
 from coordinator.services.sessions import Session, Sessions
 from coordinator.storage import records
 from coordinator.storage.blobs import BlobStore
@@ -74,7 +74,7 @@ class Runtime:
     async def start(self) -> None:
         """Closes what a crash left open and starts every job."""
         now_ms = time.time_ns() // 1_000_000
-        reason = word(Reason.REASON_COORDINATOR_RESTARTED)
+        reason = Reason.REASON_COORDINATOR_RESTARTED
         lost = await self.database.run(lambda session: records.abandon_open_attempts(session, now_ms, reason))
         for attempt in lost:
             log.warning("attempt_lost", job=attempt.job, round=attempt.round, attempt=attempt.attempt)
@@ -176,10 +176,10 @@ class Runtime:
                 missing=True,
             )
         status = driver.state.status
-        allowed: dict[JobChange, tuple[Status, ...]] = {
-            "pause": (Status.RUNNING,),
-            "resume": (Status.PAUSED,),
-            "abort": (Status.RUNNING, Status.PAUSED),
+        allowed: dict[JobChange, tuple[JobStatus, ...]] = {
+            "pause": (JobStatus.RUNNING,),
+            "resume": (JobStatus.PAUSED,),
+            "abort": (JobStatus.RUNNING, JobStatus.PAUSED),
         }
         if status not in allowed[change]:
             raise OperatorRefused(Reason.REASON_UNSPECIFIED, f"job {name} is {status}: there is nothing to {change}")

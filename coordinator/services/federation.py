@@ -24,9 +24,9 @@ from grpc.aio import EOF  # type: ignore[attr-defined]  # its stubs do not know 
 
 import secure_agg
 from coordinator.authority import Anchors
+from coordinator.domain.jobs import JobStatus
 from coordinator.metrics import Metrics
 from coordinator.rounds import events as ev
-from coordinator.rounds.effects import Status
 from coordinator.rounds.uploads import Receipt
 from coordinator.runtime import Runtime
 from coordinator.services import sessions
@@ -517,7 +517,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
             done()
         else:
             # What comes late is not counted: the metrics have forgotten a job that is over.
-            if driver.state.status not in (Status.FINISHED, Status.ABORTED):
+            if driver.state.status not in (JobStatus.FINISHED, JobStatus.ABORTED):
                 self._count_privacy(session.member, message)
             driver.post(event, done)
 
@@ -548,7 +548,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
                         version=state.version,
                     )
                     for state in states
-                    if request.all or state.status is Status.RUNNING
+                    if request.all or state.status is JobStatus.RUNNING
                 ]
             )
 

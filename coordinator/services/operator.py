@@ -23,6 +23,7 @@ from cryptography import x509
 
 from coordinator.authority import Anchors
 from coordinator.corpus_rules import ordered_of_members
+from coordinator.domain.jobs import JobStatus, TrainingMetrics
 from coordinator.metrics import Metrics
 from coordinator.services.job_check import check_job
 from coordinator.services.live import JobChange, Live, OperatorRefused
@@ -74,10 +75,10 @@ MAX_INVITATION_SECONDS = 30 * 24 * 3600
 _FIRST_SECONDS = 30.0
 
 _STATUS = {
-    records.JobStatus.RUNNING: operator_pb2.JOB_STATUS_RUNNING,
-    records.JobStatus.PAUSED: operator_pb2.JOB_STATUS_PAUSED,
-    records.JobStatus.FINISHED: operator_pb2.JOB_STATUS_FINISHED,
-    records.JobStatus.ABORTED: operator_pb2.JOB_STATUS_ABORTED,
+    JobStatus.RUNNING: operator_pb2.JOB_STATUS_RUNNING,
+    JobStatus.PAUSED: operator_pb2.JOB_STATUS_PAUSED,
+    JobStatus.FINISHED: operator_pb2.JOB_STATUS_FINISHED,
+    JobStatus.ABORTED: operator_pb2.JOB_STATUS_ABORTED,
 }
 _CHANGES: dict[int, JobChange] = {
     operator_pb2.JOB_CHANGE_PAUSE: "pause",
@@ -580,7 +581,7 @@ def _attempt(item: records.StoredAttempt) -> operator_pb2.Attempt:
             operator_pb2.Dropout(
                 member=dropout.member,
                 phase=dropout.phase,
-                reason=from_word(dropout.reason),
+                reason=dropout.reason,
                 detail=dropout.detail,
             )
             for dropout in item.dropouts
@@ -603,7 +604,7 @@ def _version(item: records.StoredVersion) -> operator_pb2.Version:
     )
 
 
-def _training(item: records.StoredTraining) -> operator_pb2.TrainingMetrics:
+def _training(item: TrainingMetrics) -> operator_pb2.TrainingMetrics:
     return operator_pb2.TrainingMetrics(examples=item.examples, loss=item.loss, accuracy=item.accuracy)
 
 

@@ -12,9 +12,9 @@ from sqlalchemy import event, func, select
 from structlog.testing import capture_logs
 
 import secure_agg
+from coordinator.domain.jobs import JobStatus
 from coordinator.metrics import Metrics
 from coordinator.pki import key_pem, pem
-from coordinator.rounds.effects import Status
 from coordinator.runtime import Runtime
 from coordinator.services.credentials import federation_credentials, load_root, server_options
 from coordinator.services.federation import FederationServicer, SharedEncoder
@@ -339,7 +339,7 @@ async def test_who_is_ready_is_not_at_its_limit_whether_it_reports_or_not(house)
             assert epsilon is None or value("privacy_epsilon_largest") == epsilon
         # A job that is over is counted no more, and after a restart neither, when the metrics know nothing of its end.
         await house.runtime.change_job("questions", "abort")
-        assert house.runtime.drivers["questions"].state.status is Status.ABORTED
+        assert house.runtime.drivers["questions"].state.status is JobStatus.ABORTED
         assert value("privacy_epsilon_largest") == 2.0
         house.metrics._over.clear()
         await stream.say(ready(epsilon=7.0))
