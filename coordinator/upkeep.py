@@ -20,8 +20,8 @@ from coordinator.metrics import Metrics
 from coordinator.pki import AuthorityUnusable, LifetimeOutOfRange
 from coordinator.runtime import Runtime
 from coordinator.services.credentials import refresh_server_certificate
-from coordinator.services.federation import AUTHORITIES
 from coordinator.services.operators import end_revoked
+from coordinator.services.sessions import AUTHORITIES
 from coordinator.storage import mark, records
 from coordinator.storage.errors import StorageError
 from coordinator.storage.journal import newest_of

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Literal, Protocol
 
 from coordinator.domain.jobs import LiveJob
+from tacit.job import JobDocument
 from tacit.reason import Reason
 
 __all__ = ["JobChange", "Live", "OperatorRefused"]
@@ -34,9 +35,8 @@ class OperatorRefused(Exception):
 class Live(Protocol):
     """The rounds that are running, as the operator sees and moves them."""
 
-    async def create_job(self, document: bytes) -> None:
-        """Creates and starts the job whose document has this digest; document and blobs are stored and
-        checked.
+    async def create_job(self, document: bytes, job: JobDocument) -> None:
+        """Creates and starts a job. `document`: its document's digest; document and blobs are stored and checked.
 
         Raises:
             OperatorRefused: a job of that name exists.

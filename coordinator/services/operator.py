@@ -288,10 +288,10 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     async def CreateJob(self, request: operator_pb2.CreateJobRequest, context: Context) -> operator_pb2.Job:
         """Checks the job and all it needs, then starts it."""
         async with self._call(context) as operator:
-            document = await asyncio.to_thread(check_job, self._store, request.document)
-            await self._act(document.name, operator, "create", document=request.document.hex())
-            await self._live.create_job(request.document)
-            return await self._present(document.name)
+            job = await asyncio.to_thread(check_job, self._store, request.document)
+            await self._act(job.name, operator, "create", document=request.document.hex())
+            await self._live.create_job(request.document, job)
+            return await self._present(job.name)
 
     async def ChangeJob(self, request: operator_pb2.ChangeJobRequest, context: Context) -> operator_pb2.Job:
         """Pauses, resumes or aborts."""

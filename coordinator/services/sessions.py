@@ -13,11 +13,13 @@ import structlog
 from tacit.messages import FromCoordinator, Goodbye
 from tacit.reason import Reason, word
 
-__all__ = ["Session", "Sessions"]
+__all__ = ["AUTHORITIES", "Session", "Sessions"]
 
 log = structlog.get_logger("coordinator.sessions")
 
 _QUEUE = 1000
+# What a member's Hello says that reads `AuthoritiesChanged`.
+AUTHORITIES = "authorities"
 
 
 @dataclass(eq=False)

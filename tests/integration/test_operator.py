@@ -26,6 +26,7 @@ from coordinator.config import OperatorConfig, operator_toml
 from coordinator.domain.jobs import Dropout, EndAttempt, JobStatus, LiveJob, TrainingMetrics
 from coordinator.metrics import Metrics
 from coordinator.pki import Authority, key_pem, pem
+from coordinator.runtime import Runtime
 from coordinator.services.credentials import federation_credentials
 from coordinator.services.live import OperatorRefused
 from coordinator.services.operator import OperatorServicer, check_job
@@ -63,10 +64,8 @@ class Rounds:
         self.declines: dict[str, dict[str, str]] = {}
         self.disconnected: list[str] = []
         self._event = asyncio.Event()
-        self.store: Any = None
 
-    async def create_job(self, document: bytes) -> None:
-        job = JobDocument.from_json(self.store.get(document))
+    async def create_job(self, document: bytes, job: JobDocument) -> None:
         await self.database.run(
             lambda s: records.create_job(
                 s,
@@ -190,7 +189,6 @@ async def started(tmp: Path) -> AsyncIterator[House]:
     database = open_database(f"sqlite:///{tmp / 'tacit.db'}")
     store = open_blobs(f"file://{tmp / 'store'}")
     metrics, rounds, clock = Metrics(__version__), Rounds(database), [int(party.present().timestamp() * 1000)]
-    rounds.store = store
     server = grpc.aio.server()
     servicer = OperatorServicer(
         database=database,
@@ -620,6 +618,28 @@ def test_a_job_that_could_not_be_run_is_refused(tmp_path, job, without, words):
     with pytest.raises(OperatorRefused, match=words) as caught:
         check_job(store, digest)
     assert caught.value.reason == Reason.REASON_BUNDLE_UNSUITABLE
+
+
+def test_a_new_job_is_parsed_once(house, monkeypatch):
+    """With the real coordinator behind the service: from the check of a document to its driver."""
+    parsed: list[str] = []
+    read = JobDocument.from_json
+
+    def counting(data: bytes, what: str = "") -> JobDocument:
+        parsed.append(what)
+        return read(data, what=what)
+
+    monkeypatch.setattr(JobDocument, "from_json", staticmethod(counting))
+
+    async def scenario(house: House) -> None:
+        runtime = Runtime(house.database, house.store, house.metrics, party.authority().certificate)
+        monkeypatch.setattr(house.rounds, "create_job", runtime.create_job)
+        await created(house)
+        assert list(runtime.drivers) == ["desk"]
+        await runtime.stop()
+
+    house(scenario)
+    assert parsed == ["the job document"]
 
 
 def test_what_is_no_job_document_is_refused(tmp_path):

@@ -426,7 +426,7 @@ async def test_nothing_is_waited_for_without_end(house):
         told = await call
         refused(told, INCOMPLETE, "nothing came for")
         assert told.received == 30
-        patched.setattr(house.servicer, "_first_seconds", 0.1)
+        patched.setattr(house.servicer._transfers, "_first_seconds", 0.1)
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await north.stub.UploadCorpus(timeout=20)
         assert reason_of(error.value)[0] == Reason.REASON_MESSAGE_MALFORMED

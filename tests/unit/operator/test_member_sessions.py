@@ -17,7 +17,8 @@ from coordinator.metrics import Metrics
 from coordinator.pki import key_pem, pem
 from coordinator.runtime import Runtime
 from coordinator.services.credentials import federation_credentials, load_root, server_options
-from coordinator.services.federation import FederationServicer, SharedEncoder
+from coordinator.services.encoder import SharedEncoder
+from coordinator.services.federation import FederationServicer
 from coordinator.storage import open_blobs, open_database, records
 from coordinator.storage.members import MAX_LEDGERS
 from coordinator.storage.models import LedgerCounterRow
@@ -84,7 +85,8 @@ class House:
         desk = records.DatabaseTokenDesk(self.database)
         await desk.spend("t1", hashed, key, now)
         await desk.record("t1", "north", (der,), now + timedelta(days=1), "0.1.0", now)
-        await self.runtime.create_job(self.store.put(job_document().canonical()))
+        job = job_document()
+        await self.runtime.create_job(self.store.put(job.canonical()), job)
         await self.server.start()
 
     @contextlib.asynccontextmanager
