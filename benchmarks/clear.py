@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from coordinator.domain.jobs import EndAttempt, JobStatus
 from coordinator.rounds import effects as fx
 from coordinator.rounds import events as ev
 from coordinator.rounds.driver import JobDriver, Ports
@@ -45,7 +46,7 @@ class ClearDriver(JobDriver):
         return self._state.parameters.job.rounds.min_members
 
     async def _step(self, event: ev.Event) -> None:
-        if self._state.status is not fx.Status.RUNNING:
+        if self._state.status is not JobStatus.RUNNING:
             return
         match event:
             case ev.Connected():
@@ -98,7 +99,7 @@ class ClearDriver(JobDriver):
         result, step = await asyncio.to_thread(_open, state, len(cohort), ports.uploads.total(attempt), base)
         version = await asyncio.to_thread(ports.store.put, step.values.tobytes())
         number = state.version_number + 1
-        end = fx.EndAttempt(attempt, True, Reason.REASON_UNSPECIFIED, "", cohort, (), result, version, step.training)
+        end = EndAttempt(attempt, True, Reason.REASON_UNSPECIFIED, "", cohort, (), result, version, step.training)
         await self._persist(
             (
                 fx.PublishVersion(number, version, state.round),
@@ -114,8 +115,8 @@ class ClearDriver(JobDriver):
         if number < state.parameters.job.rounds.count:
             await self._open_round()
             return
-        await self._persist((fx.SetStatus(fx.Status.FINISHED, Reason.REASON_JOB_FINISHED),))
-        self._state = replace(self._state, status=fx.Status.FINISHED)
+        await self._persist((fx.SetStatus(JobStatus.FINISHED, Reason.REASON_JOB_FINISHED),))
+        self._state = replace(self._state, status=JobStatus.FINISHED)
         for member in cohort:
             ports.sessions.send(member, JobEnded(state.name, Reason.REASON_JOB_FINISHED, version))
 

@@ -37,7 +37,7 @@ from tacit.model import PromptedModel
 from tacit.vector import layout_of
 
 if TYPE_CHECKING:
-    from coordinator.rounds.effects import GroupsSeen
+    from coordinator.domain.jobs import GroupsSeen
     from coordinator.rounds.optimiser import StateVectors
     from coordinator.rounds.publish import Step
     from export.bundle import JobBundle

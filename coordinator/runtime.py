@@ -14,16 +14,16 @@ from pathlib import Path
 import structlog
 from cryptography import x509
 
+from coordinator.domain.jobs import JobStatus, LiveJob
 from coordinator.metrics import Metrics
 from coordinator.rounds import events as ev
 from coordinator.rounds.driver import JobDriver, Ports, state_of
-from coordinator.rounds.effects import Status
 from coordinator.rounds.state import Aggregating, Parameters
 from coordinator.rounds.uploads import UploadDesk
 from coordinator.rounds.waiting import waiting
 from coordinator.services.calls import Calls
 from coordinator.services.corpora import Corpora
-from coordinator.services.live import JobChange, LiveJob, OperatorRefused
+from coordinator.services.live import JobChange, OperatorRefused
 from coordinator.services.sessions import Session, Sessions
 from coordinator.storage import records
 from coordinator.storage.blobs import BlobStore
@@ -74,25 +74,24 @@ class Runtime:
     async def start(self) -> None:
         """Closes what a crash left open and starts every job."""
         now_ms = time.time_ns() // 1_000_000
-        reason = word(Reason.REASON_COORDINATOR_RESTARTED)
+        reason = Reason.REASON_COORDINATOR_RESTARTED
         lost = await self.database.run(lambda session: records.abandon_open_attempts(session, now_ms, reason))
         for attempt in lost:
             log.warning("attempt_lost", job=attempt.job, round=attempt.round, attempt=attempt.attempt)
         self.corpora.start()
         for stored in await self.database.run(records.load_jobs):
-            await self._start_job(stored)
+            # In a thread: reading a document takes longer than the loop may wait.
+            await self._start_job(stored, await asyncio.to_thread(self._document, stored))
 
     async def stop(self) -> None:
         """Ends every driver. What is under way is lost, as in a crash; the next start says so."""
         await asyncio.gather(*(driver.stop() for driver in self.drivers.values()))
         await self.corpora.stop()
 
-    def _document(self, digest: bytes, name: str = "a new job") -> JobDocument:
-        """For a thread: reading a document takes longer than the loop may wait."""
-        return JobDocument.from_json(self.store.get(digest), what=f"the document of {name}")
+    def _document(self, stored: records.StoredJob) -> JobDocument:
+        return JobDocument.from_json(self.store.get(stored.document), what=f"the document of {stored.name}")
 
-    async def _start_job(self, stored: records.StoredJob) -> None:
-        job = await asyncio.to_thread(self._document, stored.document, stored.name)
+    async def _start_job(self, stored: records.StoredJob, job: JobDocument) -> None:
         self.fetchable.update((stored.document, *job.blobs, stored.version))
         parameters = Parameters(
             job=job,
@@ -146,9 +145,8 @@ class Runtime:
 
     # ---- Live -----------------------------------------------------------------------------------------------------
 
-    async def create_job(self, document: bytes) -> None:
+    async def create_job(self, document: bytes, job: JobDocument) -> None:
         """Creates and starts a job; see `Live`."""
-        job = await asyncio.to_thread(self._document, document)
         now_ms = time.time_ns() // 1_000_000
         try:
             stored = await self.database.run(
@@ -163,7 +161,7 @@ class Runtime:
             )
         except records.JobExists as error:
             raise OperatorRefused(Reason.REASON_NAME_TAKEN, str(error)) from error
-        await self._start_job(stored)
+        await self._start_job(stored, job)
         self._note_change()
 
     async def change_job(self, name: str, change: JobChange) -> None:
@@ -176,10 +174,10 @@ class Runtime:
                 missing=True,
             )
         status = driver.state.status
-        allowed: dict[JobChange, tuple[Status, ...]] = {
-            "pause": (Status.RUNNING,),
-            "resume": (Status.PAUSED,),
-            "abort": (Status.RUNNING, Status.PAUSED),
+        allowed: dict[JobChange, tuple[JobStatus, ...]] = {
+            "pause": (JobStatus.RUNNING,),
+            "resume": (JobStatus.PAUSED,),
+            "abort": (JobStatus.RUNNING, JobStatus.PAUSED),
         }
         if status not in allowed[change]:
             raise OperatorRefused(Reason.REASON_UNSPECIFIED, f"job {name} is {status}: there is nothing to {change}")

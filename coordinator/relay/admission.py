@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
-from coordinator.services.buckets import Allowance, Bucket
+from coordinator.buckets import Allowance, Bucket
 
 __all__ = ["Admitted", "Hall", "Refusal", "Turnstile"]
 

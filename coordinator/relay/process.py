@@ -23,11 +23,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from coordinator.buckets import Allowance
 from coordinator.descriptors import raise_limit
 from coordinator.relay.admission import Admitted, Hall, Turnstile
-from coordinator.relay.names import socket_name
-from coordinator.services.buckets import Allowance
-from coordinator.services.rate_limit import network_of
+from coordinator.relay.names import network_of, socket_name
 
 __all__ = ["BACKLOG", "HELLO_SECONDS", "LIFE_SECONDS", "MOST_BYTES", "Settings", "main"]
 

@@ -23,15 +23,17 @@ import structlog
 from numpy.typing import NDArray
 
 import secure_agg
+from coordinator.domain.jobs import EndAttempt, JobStatus, LiveJob
 from coordinator.metrics import Metrics
+from coordinator.rounds import counts
 from coordinator.rounds import effects as fx
 from coordinator.rounds import events as ev
 from coordinator.rounds.machine import transition
 from coordinator.rounds.publish import GroupSum, ResultInvalid, Step, next_version, next_version_of_groups
 from coordinator.rounds.server_state import stored_state
 from coordinator.rounds.state import Aggregating, Halted, JobState, Parameters, Publishing, Training
+from coordinator.rounds.timers import Timer
 from coordinator.rounds.uploads import UploadDesk
-from coordinator.services.live import LiveJob
 from coordinator.storage import records
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.database import Database
@@ -93,7 +95,7 @@ def state_of(stored: records.StoredJob, parameters: Parameters) -> JobState:
     """A job as it stands in the database, at rest: what was in flight when the process ended is gone."""
     state = JobState(
         parameters=parameters,
-        status=fx.Status(stored.status.value),
+        status=stored.status,
         reason=from_word(stored.reason or "unspecified"),
         round=stored.round,
         round_open=stored.round_open,
@@ -117,7 +119,7 @@ class JobDriver:
         self._state = state
         self._ports = ports
         self._events: asyncio.Queue[tuple[ev.Event, Callable[[], None]]] = asyncio.Queue()
-        self._timers: dict[tuple[str | int, ...], asyncio.TimerHandle] = {}
+        self._timers: dict[Timer, asyncio.TimerHandle] = {}
         self._computing: set[asyncio.Task[None]] = set()
         # Events taken from the queue, the present one first; and what was worked out of them so far.
         self._taken: deque[ev.Event] = deque()
@@ -251,21 +253,21 @@ class JobDriver:
         reason = Reason.REASON_INTERNAL
         members = self._state.members
         if isinstance(event, ev.Connected | ev.Disconnected):
-            halted = replace(self._state, status=fx.Status.PAUSED, phase=Halted())
+            halted = replace(self._state, status=JobStatus.PAUSED, phase=Halted())
             members = transition(halted, event, self._ports.now_ms())[0].members
-        self._state = replace(self._state, status=fx.Status.PAUSED, reason=reason, phase=Halted(), members=members)
+        self._state = replace(self._state, status=JobStatus.PAUSED, reason=reason, phase=Halted(), members=members)
         self._ports.metrics.job_failed(self._state.name)
-        await self._store_failure(word(reason))
+        await self._store_failure(reason)
         for member in self._state.available:
             self._ports.sessions.send(member, JobEnded(self._state.name, reason, self._state.version))
 
-    async def _store_failure(self, reason: str) -> None:
+    async def _store_failure(self, reason: Reason) -> None:
         name = self._state.name
 
         def pause(session: records.Session) -> records.StoredJob:
             now_ms = self._ports.now_ms()
             records.abandon_open_attempts(session, now_ms, reason, job=name)
-            records.set_job_status(session, name, records.JobStatus.PAUSED, reason, now_ms)
+            records.set_job_status(session, name, JobStatus.PAUSED, word(reason), now_ms)
             return records.load_job(session, name)
 
         pause_seconds = 0.1
@@ -365,40 +367,45 @@ class JobDriver:
             self.post(ev.Computed(effect.attempt, result, version, *found))
 
     def _count(self, effect: fx.Count) -> None:
-        metrics, job, fields = self._ports.metrics, self._state.name, effect.fields
-        match effect.what:
-            case "round":
-                metrics.round_ended(job, _outcome(fields), _reason(fields))
-            case "attempt":
-                metrics.attempt_ended(job, _outcome(fields), _reason(fields))
-            case "round_opened":
-                metrics.round_opened(job, int(fields["round"]))
-            case "attempt_opened":
-                metrics.attempt_opened(job, int(fields["cohort"]))
-            case "phase":
-                metrics.phase_ended(job, str(fields["phase"]), float(fields["seconds"]))
-            case "dropout":
-                metrics.dropout(job, str(fields["phase"]), str(fields["reason"]))
-            case "groups_lost":
-                metrics.groups(job, "lost", int(fields["lost"]))
-            case "groups":
-                for outcome in ("combined", "invalid", "outliers"):
-                    metrics.groups(job, outcome, int(fields[outcome]))
-            case "refusal":
-                metrics.refusal(job, str(fields["reason"]))
-            case "decline":
-                metrics.decline(job, str(fields["reason"]))
-            case "left_out":
+        metrics, job = self._ports.metrics, self._state.name
+        match effect:
+            case counts.RoundPublished():
+                metrics.round_ended(job, "published", None)
+            case counts.RoundAbandoned():
+                metrics.round_ended(job, "abandoned", effect.reason)
+            case counts.AttemptPublished():
+                metrics.attempt_ended(job, "published", None)
+            case counts.AttemptAbandoned():
+                metrics.attempt_ended(job, "abandoned", effect.reason)
+            case counts.RoundOpened():
+                metrics.round_opened(job, effect.round)
+            case counts.AttemptOpened():
+                metrics.attempt_opened(job, effect.cohort)
+            case counts.PhaseEnded():
+                metrics.phase_ended(job, effect.phase, effect.seconds)
+            case counts.DroppedOut():
+                metrics.dropout(job, effect.phase, effect.reason)
+            case counts.GroupsLost():
+                metrics.groups(job, "lost", effect.lost)
+            case counts.GroupsCombined():
+                metrics.groups(job, "combined", effect.groups.combined)
+                metrics.groups(job, "invalid", effect.groups.invalid)
+                metrics.groups(job, "outliers", effect.groups.outliers)
+            case counts.Refused():
+                metrics.refusal(job, effect.reason)
+            case counts.Declined():
+                metrics.decline(job, effect.reason)
+            case counts.LeftOut():
                 metrics.member_left_out(job)
-            case "window_extended":
+            case counts.WindowExtended():
                 metrics.training_window_extended(job)
-            case "version":
-                metrics.version_published(job, int(fields["number"]))
-            case "training":
-                metrics.training(job, loss=float(fields["loss"]), accuracy=float(fields["accuracy"]))
-            case "status":
-                metrics.job_status(job, str(fields["status"]))
-        self._log.info(effect.what, **fields)
+            case counts.VersionPublished():
+                metrics.version_published(job, effect.number)
+            case counts.TrainingMeasured():
+                metrics.training(job, loss=effect.loss, accuracy=effect.accuracy)
+            case counts.StatusChanged():
+                metrics.job_status(job, effect.status.value)
+        self._log.info(effect.what, **effect.fields)
 
 
 async def _in_thread(
@@ -448,14 +455,6 @@ def _work_out(state: JobState, events: Sequence[ev.Event], now_ms: int) -> list[
     return worked
 
 
-def _outcome(fields: dict[str, str | int | float]) -> records.Outcome:
-    return "published" if fields["outcome"] == "published" else "abandoned"
-
-
-def _reason(fields: dict[str, str | int | float]) -> str | None:
-    return None if fields["outcome"] == "published" else str(fields["reason"])
-
-
 def _open(
     effect: fx.Compute, state: JobState, totals: Mapping[int, NDArray[np.uint32]], base: bytes, store: BlobStore
 ) -> tuple[bytes, Step, Mapping[str, bytes]]:
@@ -498,26 +497,8 @@ def _write(session: records.Session, job: str, entry: fx.Record, now_ms: int) ->
             records.open_attempt(session, job, attempt.round, attempt.attempt, entry.cohort, now_ms)
         case fx.FixSurvivors():
             records.fix_survivors(session, job, entry.attempt.attempt, entry.survivors)
-        case fx.EndAttempt():
-            training = entry.training
-            records.end_attempt(
-                session,
-                job,
-                entry.attempt.round,
-                entry.attempt.attempt,
-                "published" if entry.published else "abandoned",
-                None if entry.published else word(entry.reason),
-                entry.detail,
-                entry.survivors,
-                [
-                    records.StoredDropout(lost.member, lost.phase, word(lost.reason), lost.detail)
-                    for lost in entry.dropouts
-                ],
-                entry.result,
-                entry.version,
-                records.StoredTraining(training.examples, training.loss, training.accuracy) if training else None,
-                now_ms,
-            )
+        case EndAttempt():
+            records.end_attempt(session, entry, now_ms)
         case fx.EndRound():
             outcome: records.Outcome = "published" if entry.published else "abandoned"
             reason = None if entry.published else word(entry.reason)
@@ -534,6 +515,5 @@ def _write(session: records.Session, job: str, entry: fx.Record, now_ms: int) ->
                 server_state=entry.server_state,
             )
         case fx.SetStatus():
-            status = records.JobStatus(entry.status.value)
-            reason = None if status is records.JobStatus.RUNNING else word(entry.reason)
-            records.set_job_status(session, job, status, reason, now_ms)
+            reason = None if entry.status is JobStatus.RUNNING else word(entry.reason)
+            records.set_job_status(session, job, entry.status, reason, now_ms)

@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 import secure_agg
+from coordinator.domain.jobs import EndAttempt, JobStatus
+from coordinator.rounds.counts import Count
+from coordinator.rounds.timers import Timer
 from tacit.attempt import AttemptId
 from tacit.messages import Assignment, AttemptMessage, CoordinatorPayload, JobEnded
 from tacit.reason import Reason
@@ -15,12 +17,10 @@ __all__ = [
     "CloseUploads",
     "Compute",
     "Count",
-    "Dropout",
     "Effect",
     "EndAttempt",
     "EndRound",
     "FixSurvivors",
-    "GroupsSeen",
     "OpenAttempt",
     "OpenRound",
     "OpenUploads",
@@ -31,50 +31,7 @@ __all__ = [
     "Send",
     "SetStatus",
     "SetTimer",
-    "Status",
-    "Training",
 ]
-
-
-class Status(StrEnum):
-    """A job's status, as stored."""
-
-    RUNNING = "running"
-    PAUSED = "paused"
-    FINISHED = "finished"
-    ABORTED = "aborted"
-
-
-@dataclass(frozen=True, slots=True)
-class Training:
-    """Means over all examples of U3, from the masked vector's metric segments."""
-
-    examples: float
-    loss: float
-    accuracy: float
-
-
-@dataclass(frozen=True, slots=True)
-class GroupsSeen:
-    """What became of the groups of a cohort, each counted once: combined into the version, lost before their sum was
-    opened, invalid (opened to a sum that no valid inputs make; median and trimmed-mean outvote it, the others leave it
-    out), or left out as outliers.
-    """
-
-    combined: int
-    lost: int
-    invalid: int
-    outliers: int
-
-
-@dataclass(frozen=True, slots=True)
-class Dropout:
-    """A member lost to an attempt, in a phase, for a reason."""
-
-    member: str
-    phase: str
-    reason: Reason
-    detail: str = ""
 
 
 # ---- persist --------------------------------------------------------------------------------------------------------
@@ -104,21 +61,6 @@ class FixSurvivors:
 
 
 @dataclass(frozen=True, slots=True)
-class EndAttempt:
-    """How an attempt ended."""
-
-    attempt: AttemptId
-    published: bool
-    reason: Reason
-    detail: str
-    survivors: tuple[str, ...]
-    dropouts: tuple[Dropout, ...]
-    result: bytes | None = None
-    version: bytes | None = None
-    training: Training | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class EndRound:
     """How a round ended."""
 
@@ -142,7 +84,7 @@ class PublishVersion:
 class SetStatus:
     """The job's status changes."""
 
-    status: Status
+    status: JobStatus
     reason: Reason
 
 
@@ -169,17 +111,17 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class SetTimer:
-    """A TimerFired with this name after so many seconds; a timer of the same name is replaced."""
+    """A TimerFired with this key after `seconds`; it replaces a timer of the same key."""
 
-    timer: tuple[str | int, ...]
+    timer: Timer
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class CancelTimer:
-    """The timer of this name will not fire."""
+    """The timer of this key will not fire."""
 
-    timer: tuple[str | int, ...]
+    timer: Timer
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,17 +173,6 @@ class Compute:
     attempt: AttemptId
     opened: secure_agg.Opened
     survivors: tuple[str, ...]
-
-
-# ---- count ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Count:
-    """A figure for the metrics and a line in the log. `fields` stay few: phase, reason, outcome."""
-
-    what: str
-    fields: dict[str, str | int | float] = field(default_factory=dict)
 
 
 Effect = (

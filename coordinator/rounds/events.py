@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import secure_agg
-from coordinator.rounds.effects import GroupsSeen, Training
+from coordinator.domain.jobs import GroupsSeen, TrainingMetrics
+from coordinator.rounds.timers import Timer
 from tacit.attempt import AttemptId
 from tacit.messages import AttemptMessage, MemberPayload
 from tacit.reason import Reason
@@ -97,7 +98,7 @@ class Misbehaved:
 class TimerFired:
     """A timer that the machine set has run out."""
 
-    timer: tuple[str | int, ...]
+    timer: Timer
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ class Computed:
     attempt: AttemptId
     result: bytes
     version: bytes
-    training: Training | None
+    training: TrainingMetrics | None
     groups: GroupsSeen | None = None
     server_state: Mapping[str, bytes] = field(default_factory=dict)
     # Some member sent metrics that cannot be; the version is none the worse for them.

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator import robust
-from coordinator.rounds.effects import GroupsSeen, Training
+from coordinator.domain.jobs import GroupsSeen, TrainingMetrics
 from coordinator.rounds.optimiser import ServerState, StateNeeded, state_names, step_of
 from secure_agg import Layout, RandomSource, SystemRandom
 from tacit.job import Aggregation, JobDocument
@@ -39,7 +39,7 @@ class Step:
     """The next version's values, float32 (d,), the round's training metrics, and what became of groups."""
 
     values: NDArray[np.float32]
-    training: Training | None
+    training: TrainingMetrics | None
     groups: GroupsSeen | None = None
     # Metrics travelled, and no valid inputs make them.
     metrics_invalid: bool = False
@@ -240,7 +240,9 @@ def _share(job: JobDocument, survivors: int, sums: Mapping[str, NDArray[np.float
     return largest / weight
 
 
-def _metrics(job: JobDocument, survivors: int, sums: Mapping[str, NDArray[np.float64]]) -> tuple[Training | None, bool]:
+def _metrics(
+    job: JobDocument, survivors: int, sums: Mapping[str, NDArray[np.float64]]
+) -> tuple[TrainingMetrics | None, bool]:
     """The training metrics, None where there are no examples or no valid inputs make them; and whether it is that.
 
     The sum is not refused for them: else one member could stop a job by a number that moves no version, and hear by
@@ -249,4 +251,4 @@ def _metrics(job: JobDocument, survivors: int, sums: Mapping[str, NDArray[np.flo
     count, correct = float(sums["count"][0]), float(sums["correct"][0])
     if not 0 <= correct <= count <= survivors * float(job.aggregation.max_weight):
         return None, True
-    return (Training(count, float(sums["loss_sum"][0]) / count, correct / count) if count else None), False
+    return (TrainingMetrics(count, float(sums["loss_sum"][0]) / count, correct / count) if count else None), False

@@ -1,11 +1,6 @@
 """What a job knows of itself between two events. All of it is immutable.
 
-            Started, Resume
-    Halted ----------------> Training --enough ready--> Aggregating --sum opened--> Publishing
-      ^                        ^   ^                        |                          |
-      |                        |   +---- attempt abandoned -+                          |
-      +---- Pause, Abort, all rounds done,   +------------- next round ----------------+
-            too few left, rounds failing
+`transitions` has the table of what leads from state to state.
 
 A round is open from its first Training until it is published or its attempts are used up; Pause keeps it open.
 """
@@ -14,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import secure_agg
-from coordinator.rounds.effects import Dropout, Status
+from coordinator.domain.jobs import Dropout, JobStatus
 from secure_agg import server as protocol
 from tacit.attempt import AttemptId
 from tacit.job import JobDocument
@@ -118,7 +113,7 @@ class JobState:
     """One job."""
 
     parameters: Parameters
-    status: Status
+    status: JobStatus
     reason: Reason
     round: int
     round_open: bool

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from coordinator.rounds.effects import Status
+from coordinator.domain.jobs import JobStatus
 from coordinator.rounds.state import JobState, Training
 from tacit.reason import Reason, sentence
 
@@ -17,8 +17,8 @@ _SELF_PAUSED = frozenset({Reason.REASON_ROUNDS_FAILING, Reason.REASON_MEMBERS_DE
 def waiting(state: JobState) -> str:
     """Why the job stands, or has paused itself, and who is left out; empty while it goes on with everybody."""
     needed = state.parameters.job.rounds.min_members
-    training = state.status is Status.RUNNING and isinstance(state.phase, Training)
-    paused = state.status is Status.PAUSED and state.reason in _SELF_PAUSED
+    training = state.status is JobStatus.RUNNING and isinstance(state.phase, Training)
+    paused = state.status is JobStatus.PAUSED and state.reason in _SELF_PAUSED
     short = len(state.available) < needed
     said = []
     if training and short:
@@ -31,7 +31,7 @@ def waiting(state: JobState) -> str:
         said += _listed(
             f"{name} declined: {(detail or sentence(reason))[:_LONGEST]}" for name, (reason, detail) in declined
         )
-    if paused or state.status is Status.RUNNING:
+    if paused or state.status is JobStatus.RUNNING:
         said += _listed(_silent(state, paused))
     return "; ".join(said)
 

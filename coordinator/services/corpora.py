@@ -30,6 +30,7 @@ from typing import Any
 import structlog
 
 from coordinator.corpus_rules import CorpusInvalid, RowsCheck, check_size, check_statement, ordered_of_members
+from coordinator.domain.jobs import JobStatus
 from coordinator.metrics import Metrics
 from coordinator.storage import records
 from coordinator.storage.blobs import BlobStore
@@ -519,7 +520,7 @@ class Corpora:
             standing = await self._database.run(lambda s: records.corpus_standing(s, job))
         except NotFound as error:
             raise _Refused(Reason.REASON_CORPUS_NOT_WANTED, error.sentence) from error
-        if standing.status is not records.JobStatus.FINISHED:
+        if standing.status is not JobStatus.FINISHED:
             detail = f"job {job} is {standing.status}: made-up text is taken once it is finished"
             raise _Refused(Reason.REASON_CORPUS_NOT_WANTED, detail)
         data = await asyncio.to_thread(self._store.get, standing.document)

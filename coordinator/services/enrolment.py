@@ -20,10 +20,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from coordinator.authority import Anchors, AuthorityBook
+from coordinator.domain.tokens import GrantedBefore, Refused, TokenDesk
 from coordinator.pki import Authority, LifetimeOutOfRange, RequestUnsuitable, certify_request
 from coordinator.relay.names import peer_of
 from coordinator.services.rate_limit import EnrolmentLimit
-from coordinator.services.token_desk import GrantedBefore, Refused, TokenDesk
 from coordinator.services.unusable import come_again
 from coordinator.storage.errors import TokenWithdrawn
 from tacit.identity import Role

@@ -7,12 +7,13 @@ for a person.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from coordinator.domain.jobs import LiveJob
+from tacit.job import JobDocument
 from tacit.reason import Reason
 
-__all__ = ["JobChange", "Live", "LiveJob", "OperatorRefused"]
+__all__ = ["JobChange", "Live", "OperatorRefused"]
 
 JobChange = Literal["pause", "resume", "abort"]
 
@@ -31,24 +32,11 @@ class OperatorRefused(Exception):
         self.missing = missing
 
 
-@dataclass(frozen=True, slots=True)
-class LiveJob:
-    """A job's present moment: what only the process that drives it knows."""
-
-    phase: str  # training, advertise, share, mask, confirm, unmask, publish or idle.
-    connected: int  # Members with a session that this job may count on.
-    ready: int  # Of those, how many hold a trained update for the present round.
-    cohort: int  # Members of the present attempt, 0 outside one.
-    answered: int  # Of those, how many have answered in the present phase.
-    waiting: str = ""  # What holds the job up, with members' names.
-
-
 class Live(Protocol):
     """The rounds that are running, as the operator sees and moves them."""
 
-    async def create_job(self, document: bytes) -> None:
-        """Creates and starts the job whose document has this digest; document and blobs are stored and
-        checked.
+    async def create_job(self, document: bytes, job: JobDocument) -> None:
+        """Creates and starts a job. `document`: its document's digest; document and blobs are stored and checked.
 
         Raises:
             OperatorRefused: a job of that name exists.

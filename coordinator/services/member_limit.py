@@ -13,7 +13,7 @@ certificates of a large cohort (20 for 10,000), and two or three a second for a 
 import math
 from collections.abc import Callable
 
-from coordinator.services.buckets import Allowance, Buckets
+from coordinator.buckets import Allowance, Buckets
 
 __all__ = ["BURST_SECONDS", "MemberLimit", "too_frequent"]
 

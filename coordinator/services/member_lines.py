@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from coordinator.services.buckets import Allowance, Buckets
+from coordinator.buckets import Allowance, Buckets
 
 __all__ = ["MemberLines"]
 

@@ -23,6 +23,7 @@ from cryptography import x509
 
 from coordinator.authority import Anchors
 from coordinator.corpus_rules import ordered_of_members
+from coordinator.domain.jobs import JobStatus, TrainingMetrics
 from coordinator.metrics import Metrics
 from coordinator.services.job_check import check_job
 from coordinator.services.live import JobChange, Live, OperatorRefused
@@ -74,10 +75,10 @@ MAX_INVITATION_SECONDS = 30 * 24 * 3600
 _FIRST_SECONDS = 30.0
 
 _STATUS = {
-    records.JobStatus.RUNNING: operator_pb2.JOB_STATUS_RUNNING,
-    records.JobStatus.PAUSED: operator_pb2.JOB_STATUS_PAUSED,
-    records.JobStatus.FINISHED: operator_pb2.JOB_STATUS_FINISHED,
-    records.JobStatus.ABORTED: operator_pb2.JOB_STATUS_ABORTED,
+    JobStatus.RUNNING: operator_pb2.JOB_STATUS_RUNNING,
+    JobStatus.PAUSED: operator_pb2.JOB_STATUS_PAUSED,
+    JobStatus.FINISHED: operator_pb2.JOB_STATUS_FINISHED,
+    JobStatus.ABORTED: operator_pb2.JOB_STATUS_ABORTED,
 }
 _CHANGES: dict[int, JobChange] = {
     operator_pb2.JOB_CHANGE_PAUSE: "pause",
@@ -287,10 +288,10 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     async def CreateJob(self, request: operator_pb2.CreateJobRequest, context: Context) -> operator_pb2.Job:
         """Checks the job and all it needs, then starts it."""
         async with self._call(context) as operator:
-            document = await asyncio.to_thread(check_job, self._store, request.document)
-            await self._act(document.name, operator, "create", document=request.document.hex())
-            await self._live.create_job(request.document)
-            return await self._present(document.name)
+            job = await asyncio.to_thread(check_job, self._store, request.document)
+            await self._act(job.name, operator, "create", document=request.document.hex())
+            await self._live.create_job(request.document, job)
+            return await self._present(job.name)
 
     async def ChangeJob(self, request: operator_pb2.ChangeJobRequest, context: Context) -> operator_pb2.Job:
         """Pauses, resumes or aborts."""
@@ -580,7 +581,7 @@ def _attempt(item: records.StoredAttempt) -> operator_pb2.Attempt:
             operator_pb2.Dropout(
                 member=dropout.member,
                 phase=dropout.phase,
-                reason=from_word(dropout.reason),
+                reason=dropout.reason,
                 detail=dropout.detail,
             )
             for dropout in item.dropouts
@@ -603,7 +604,7 @@ def _version(item: records.StoredVersion) -> operator_pb2.Version:
     )
 
 
-def _training(item: records.StoredTraining) -> operator_pb2.TrainingMetrics:
+def _training(item: TrainingMetrics) -> operator_pb2.TrainingMetrics:
     return operator_pb2.TrainingMetrics(examples=item.examples, loss=item.loss, accuracy=item.accuracy)
 
 

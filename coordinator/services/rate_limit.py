@@ -12,17 +12,15 @@ very address translation that an honest member stands behind, or one from very m
 one's permits too for as long as it lasts; it is then refused with the seconds to wait, and loses nothing.
 """
 
-import ipaddress
 import urllib.parse
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from coordinator.services.buckets import Allowance, Bucket, Buckets
+from coordinator.buckets import Allowance, Bucket, Buckets
+from coordinator.relay.names import network_of
 
-__all__ = ["Allowance", "EnrolmentLimit", "Permit", "address_of", "network_of"]
+__all__ = ["Allowance", "EnrolmentLimit", "Permit", "address_of"]
 
-# An institution has one IPv6 network, and may take its addresses one after the other.
-_IPV6_NETWORK = 64
 _BY_ADDRESS, _IN_ALL = Allowance(burst=60, rate=1.0), Allowance(burst=300, rate=20.0)
 
 
@@ -83,14 +81,3 @@ def address_of(peer: str) -> str:
         return network_of(host)
     except ValueError:
         return peer[:64]
-
-
-def network_of(host: str) -> str:
-    """What a host is counted as: its IPv4 address, or its IPv6 network (/64). Raises: ValueError: no IP address."""
-    address = ipaddress.ip_address(host.partition("%")[0])
-    if isinstance(address, ipaddress.IPv6Address):
-        mapped = address.ipv4_mapped
-        if mapped is None:
-            return str(ipaddress.ip_network((address, _IPV6_NETWORK), strict=False))
-        address = mapped
-    return str(address)

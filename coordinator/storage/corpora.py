@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from coordinator.domain.jobs import JobStatus
 from coordinator.storage.errors import NotFound, OutOfOrder
-from coordinator.storage.jobs import JobStatus
 from coordinator.storage.journal import note, note_seldom
 from coordinator.storage.members import MemberStatus
 from coordinator.storage.models import AttemptRow, CorpusRow, JobRow, MemberRow, RoundRow, VersionRow

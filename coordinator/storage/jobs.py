@@ -11,12 +11,12 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Literal
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from coordinator.domain.jobs import Dropout, EndAttempt, JobStatus, TrainingMetrics
 from coordinator.storage.errors import JobExists, NotFound, OutOfOrder
 from coordinator.storage.journal import note, note_seldom
 from coordinator.storage.models import (
@@ -28,17 +28,15 @@ from coordinator.storage.models import (
     ServerStateRow,
     VersionRow,
 )
+from tacit.attempt import AttemptId
+from tacit.reason import Reason, from_word, word
 
 __all__ = [
-    "AttemptKey",
-    "JobStatus",
     "Outcome",
     "StoredAttempt",
-    "StoredDropout",
     "StoredEvaluation",
     "StoredJob",
     "StoredRound",
-    "StoredTraining",
     "StoredVersion",
     "abandon_open_attempts",
     "create_job",
@@ -59,34 +57,6 @@ __all__ = [
 ]
 
 Outcome = Literal["published", "abandoned"]
-
-
-class JobStatus(StrEnum):
-    """Whether a job's rounds go on. The last two are for ever."""
-
-    RUNNING = "running"
-    PAUSED = "paused"
-    FINISHED = "finished"
-    ABORTED = "aborted"
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTraining:
-    """The training metrics of one sum, from inside the masked vectors. Loss and accuracy may be nan."""
-
-    examples: float
-    loss: float
-    accuracy: float
-
-
-@dataclass(frozen=True, slots=True)
-class StoredDropout:
-    """A member that did not finish an attempt."""
-
-    member: str
-    phase: str
-    reason: str
-    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +95,10 @@ class StoredAttempt:
     detail: str
     cohort: tuple[str, ...]
     survivors: tuple[str, ...]
-    dropouts: tuple[StoredDropout, ...]
+    dropouts: tuple[Dropout, ...]
     result: bytes | None
     new_version: bytes | None
-    training: StoredTraining | None
+    training: TrainingMetrics | None
     opened_ms: int
     ended_ms: int | None
 
@@ -166,18 +136,9 @@ class StoredJob:
     version: bytes
     created_ms: int
     evaluation: StoredEvaluation | None  # The newest, of the newest version that was measured.
-    training: StoredTraining | None  # Of the newest attempt that was published.
+    training: TrainingMetrics | None  # Of the newest attempt that was published.
     # Of the newest version: see `StoredVersion`.
     server_state: Mapping[str, bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptKey:
-    """Which attempt."""
-
-    job: str
-    round: int
-    attempt: int
 
 
 # ---- jobs --------------------------------------------------------------------------------------------------
@@ -379,37 +340,26 @@ def fix_survivors(s: Session, job: str, attempt: int, survivors: Sequence[str]) 
     s.flush()
 
 
-def end_attempt(
-    s: Session,
-    job: str,
-    round: int,
-    attempt: int,
-    outcome: Outcome,
-    reason: str | None,
-    detail: str,
-    survivors: Sequence[str],
-    dropouts: Sequence[StoredDropout],
-    result: bytes | None,
-    new_version: bytes | None,
-    training: StoredTraining | None,
-    now_ms: int,
-) -> None:
-    """Ends an attempt. `survivors` is U3; `result` the digest of the opened sum, which every member was told.
+def end_attempt(s: Session, ended: EndAttempt, now_ms: int) -> None:
+    """Ends an attempt.
 
     Raises:
         OutOfOrder: the attempt is not open, or belongs to another round.
     """
+    job, round, attempt = ended.attempt.job, ended.attempt.round, ended.attempt.attempt
+    outcome: Outcome = "published" if ended.published else "abandoned"
     row = s.get(AttemptRow, (job, attempt))
     if row is None or row.round != round or row.outcome != "open":
         found = "does not exist" if row is None else f"is {row.outcome}, in round {row.round}"
         raise OutOfOrder(f"attempt {attempt} of {job} in round {round} cannot end as {outcome}: it {found}")
-    row.outcome, row.reason, row.detail, row.ended_ms = outcome, reason, detail, now_ms
-    row.survivors, row.result, row.new_version = list(survivors), result, new_version
-    if training is not None:
-        row.training_examples = training.examples
-        row.training_loss, row.training_accuracy = _not_nan(training.loss), _not_nan(training.accuracy)
+    row.outcome, row.detail, row.ended_ms = outcome, ended.detail, now_ms
+    row.reason = None if ended.published else word(ended.reason)
+    row.survivors, row.result, row.new_version = list(ended.survivors), ended.result, ended.version
+    if ended.training is not None:
+        row.training_examples = ended.training.examples
+        row.training_loss, row.training_accuracy = _not_nan(ended.training.loss), _not_nan(ended.training.accuracy)
     # A member leaves an attempt once; whatever else it did afterwards is not another dropout.
-    first = {dropout.member: dropout for dropout in reversed(dropouts)}
+    first = {dropout.member: dropout for dropout in reversed(ended.dropouts)}
     for dropout in first.values():
         s.add(
             DropoutRow(
@@ -417,7 +367,7 @@ def end_attempt(
                 attempt=attempt,
                 member=dropout.member,
                 phase=dropout.phase,
-                reason=dropout.reason,
+                reason=word(dropout.reason),
                 detail=dropout.detail,
             )
         )
@@ -429,26 +379,26 @@ def end_attempt(
         round=round,
         attempt=attempt,
         outcome=outcome,
-        reason=reason,
-        survivors=list(survivors),
+        reason=row.reason,
+        survivors=row.survivors,
         dropouts=sorted(first),
-        result=_hex(result),
-        new_version=_hex(new_version),
+        result=_hex(ended.result),
+        new_version=_hex(ended.version),
     )
     s.flush()
 
 
-def abandon_open_attempts(s: Session, now_ms: int, reason: str, *, job: str | None = None) -> list[AttemptKey]:
+def abandon_open_attempts(s: Session, now_ms: int, reason: Reason, *, job: str | None = None) -> list[AttemptId]:
     """Ends open attempts, of one job or of all, as abandoned; their rounds stay open.
 
     For the start after a crash: an attempt's secrets were in memory only.
     """
     query = select(AttemptRow).where(AttemptRow.outcome == "open").order_by(AttemptRow.job)
     rows = list(s.scalars(query if job is None else query.where(AttemptRow.job == job)))
-    for row in rows:
-        kept = tuple(row.survivors)
-        end_attempt(s, row.job, row.round, row.number, "abandoned", reason, "", kept, (), None, None, None, now_ms)
-    return [AttemptKey(row.job, row.round, row.number) for row in rows]
+    attempts = [AttemptId(row.job, row.round, row.number) for row in rows]
+    for row, attempt in zip(rows, attempts, strict=True):
+        end_attempt(s, EndAttempt(attempt, False, reason, "", tuple(row.survivors), ()), now_ms)
+    return attempts
 
 
 def rounds(s: Session, job: str, *, last: int | None = None) -> list[StoredRound]:
@@ -463,7 +413,7 @@ def rounds(s: Session, job: str, *, last: int | None = None) -> list[StoredRound
     if not found:
         return []
     attempts: dict[int, list[StoredAttempt]] = defaultdict(list)
-    dropouts: dict[int, list[StoredDropout]] = defaultdict(list)
+    dropouts: dict[int, list[Dropout]] = defaultdict(list)
     mine = (AttemptRow.job == job, AttemptRow.round >= found[0].number)
     for dropped in s.scalars(
         select(DropoutRow)
@@ -471,7 +421,9 @@ def rounds(s: Session, job: str, *, last: int | None = None) -> list[StoredRound
         .where(*mine)
         .order_by(DropoutRow.member)
     ):
-        dropouts[dropped.attempt].append(StoredDropout(dropped.member, dropped.phase, dropped.reason, dropped.detail))
+        dropouts[dropped.attempt].append(
+            Dropout(dropped.member, dropped.phase, from_word(dropped.reason), dropped.detail)
+        )
     for row in s.scalars(select(AttemptRow).where(*mine).order_by(AttemptRow.number)):
         attempts[row.round].append(_stored_attempt(row, dropouts[row.number]))
     return [
@@ -495,7 +447,7 @@ def _open_attempt(s: Session, job: str) -> AttemptRow | None:
     return s.scalar(select(AttemptRow).where(AttemptRow.job == job, AttemptRow.outcome == "open"))
 
 
-def _stored_attempt(row: AttemptRow, dropouts: Sequence[StoredDropout]) -> StoredAttempt:
+def _stored_attempt(row: AttemptRow, dropouts: Sequence[Dropout]) -> StoredAttempt:
     return StoredAttempt(
         number=row.number,
         outcome=row.outcome,
@@ -512,13 +464,13 @@ def _stored_attempt(row: AttemptRow, dropouts: Sequence[StoredDropout]) -> Store
     )
 
 
-def _training(row: AttemptRow) -> StoredTraining | None:
+def _training(row: AttemptRow) -> TrainingMetrics | None:
     if row.training_examples is None:
         return None
-    return StoredTraining(row.training_examples, _or_nan(row.training_loss), _or_nan(row.training_accuracy))
+    return TrainingMetrics(row.training_examples, _or_nan(row.training_loss), _or_nan(row.training_accuracy))
 
 
-def _newest_training(s: Session, job: str) -> StoredTraining | None:
+def _newest_training(s: Session, job: str) -> TrainingMetrics | None:
     row = s.scalars(
         select(AttemptRow)
         .where(AttemptRow.job == job, AttemptRow.training_examples.is_not(None))

@@ -13,7 +13,7 @@ from enum import StrEnum
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
-from coordinator.services.token_desk import Granted, SpendOutcome, StoredToken, judge
+from coordinator.domain.tokens import Granted, SpendOutcome, StoredToken, judge
 from coordinator.storage import certificates
 from coordinator.storage.database import Database
 from coordinator.storage.errors import NameTaken, NotFound, TokenWithdrawn
@@ -183,7 +183,7 @@ def revoke_member(s: Session, name: str, now_ms: int, *, by: str = "") -> Stored
 
 
 def spend_token(s: Session, token_id: str, secret_hash: bytes, key_fingerprint: bytes, now: datetime) -> SpendOutcome:
-    """Judges a token and binds it to the key where that is granted. See `coordinator.services.token_desk`."""
+    """Judges a token and binds it to the key where that is granted. See `coordinator.domain.tokens`."""
     # Locked, because on PostgreSQL another coordinator may be looking at the same row.
     row = s.get(TokenRow, token_id, with_for_update=True)
     outcome = judge(

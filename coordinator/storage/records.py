@@ -48,15 +48,11 @@ from coordinator.storage.errors import (
     TokenWithdrawn,
 )
 from coordinator.storage.jobs import (
-    AttemptKey,
-    JobStatus,
     Outcome,
     StoredAttempt,
-    StoredDropout,
     StoredEvaluation,
     StoredJob,
     StoredRound,
-    StoredTraining,
     StoredVersion,
     abandon_open_attempts,
     create_job,
@@ -88,13 +84,11 @@ from coordinator.storage.members import (
 )
 
 __all__ = [
-    "AttemptKey",
     "CorpusOffered",
     "CorpusStanding",
     "DatabaseTokenDesk",
     "Head",
     "JobExists",
-    "JobStatus",
     "JournalEntry",
     "MemberStatus",
     "Met",
@@ -107,13 +101,11 @@ __all__ = [
     "StorageError",
     "StoredAttempt",
     "StoredCorpus",
-    "StoredDropout",
     "StoredEvaluation",
     "StoredJob",
     "StoredMember",
     "StoredOperator",
     "StoredRound",
-    "StoredTraining",
     "StoredVersion",
     "TokenWithdrawn",
     "abandon_open_attempts",

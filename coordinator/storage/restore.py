@@ -29,6 +29,7 @@ from sqlalchemy import JSON, Connection, Table, func, insert, select, text
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
+from coordinator.domain.jobs import JobStatus
 from coordinator.storage import chain, jobs, snapshot
 from coordinator.storage.backup import Snapshot, form_of, read_rows
 from coordinator.storage.blobs import BlobStore
@@ -258,21 +259,22 @@ def _leave_a_gap(s: Session, now_ms: int) -> list[tuple[str, int]]:
 
     A number counts as used when it stands in a row: the gap is a round with an attempt that never was.
     """
-    reason = word(Reason.REASON_COORDINATOR_RESTARTED)
-    jobs.abandon_open_attempts(s, now_ms, reason)
+    restarted = Reason.REASON_COORDINATOR_RESTARTED
+    reason = word(restarted)
+    jobs.abandon_open_attempts(s, now_ms, restarted)
     going_on = []
     for job in jobs.load_jobs(s):
-        if job.status in (jobs.JobStatus.FINISHED, jobs.JobStatus.ABORTED):
+        if job.status in (JobStatus.FINISHED, JobStatus.ABORTED):
             continue
         if job.round_open:
             jobs.end_round(s, job.name, job.round, "abandoned", reason, now_ms)
         round_, attempt = job.round + GAP, job.attempt + GAP
         jobs.open_round(s, job.name, round_, now_ms)
         jobs.open_attempt(s, job.name, round_, attempt, (), now_ms)
-        jobs.abandon_open_attempts(s, now_ms, reason, job=job.name)
+        jobs.abandon_open_attempts(s, now_ms, restarted, job=job.name)
         jobs.end_round(s, job.name, round_, "abandoned", reason, now_ms)
-        if job.status is jobs.JobStatus.RUNNING:
-            jobs.set_job_status(s, job.name, jobs.JobStatus.PAUSED, word(Reason.REASON_JOB_PAUSED), now_ms)
+        if job.status is JobStatus.RUNNING:
+            jobs.set_job_status(s, job.name, JobStatus.PAUSED, word(Reason.REASON_JOB_PAUSED), now_ms)
         # None of this is the members' failure.
         jobs.forgive(s, job.name)
         going_on.append((job.name, job.version_number))

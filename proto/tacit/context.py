@@ -6,7 +6,6 @@ Member and coordinator work the numbers out from the job document and the cohort
 import hashlib
 import math
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 from secure_agg import (
     COMPLETE_GRAPH_LIMIT,
@@ -19,12 +18,9 @@ from secure_agg import (
     grouped_thresholds,
     thresholds_for,
 )
+from tacit.job_parts import Aggregation, Numbers, Sized
 from tacit.mechanism import DistributedGaussian
 from tacit.vector import WIDEST_RING, layout_of
-
-# A document that validates itself asks for its cohorts' thresholds (`tacit.job`), so that it cannot be imported here.
-if TYPE_CHECKING:
-    from tacit.job import Aggregation, JobDocument, JobSpec
 
 __all__ = [
     "application_digest",
@@ -40,7 +36,7 @@ __all__ = [
 _LEAST_HONEST = 2
 
 
-def thresholds_of(job: "JobDocument | JobSpec", members: int) -> tuple[Graph | SparseGraph | GroupedGraph, int, int]:
+def thresholds_of(job: Numbers, members: int) -> tuple[Graph | SparseGraph | GroupedGraph, int, int]:
     """(graph, t, n_C) of an attempt of this job over a cohort of `members`.
 
     Raises:
@@ -49,7 +45,7 @@ def thresholds_of(job: "JobDocument | JobSpec", members: int) -> tuple[Graph | S
     return _thresholds(job.aggregation, members)
 
 
-def _thresholds(numbers: "Aggregation", members: int) -> tuple[Graph | SparseGraph | GroupedGraph, int, int]:
+def _thresholds(numbers: Aggregation, members: int) -> tuple[Graph | SparseGraph | GroupedGraph, int, int]:
     if numbers.groups is not None:
         corrupt = _corrupt_of_groups(numbers, members)
         return grouped_thresholds(members, numbers.groups, corrupt, least=numbers.groups_needed)
@@ -58,7 +54,7 @@ def _thresholds(numbers: "Aggregation", members: int) -> tuple[Graph | SparseGra
     )
 
 
-def _corrupt_of_groups(numbers: "Aggregation", members: int) -> int:
+def _corrupt_of_groups(numbers: Aggregation, members: int) -> int:
     """n_C of a cohort in groups: the job's, else a fifth, and of a large cohort a share, as for a sparse graph."""
     if numbers.assumed_corrupt is not None:
         return numbers.assumed_corrupt
@@ -67,7 +63,7 @@ def _corrupt_of_groups(numbers: "Aggregation", members: int) -> int:
     return max(1, members // 5)
 
 
-def least_honest_between(numbers: "Aggregation", least: int, most: int, found: tuple[int, int]) -> tuple[int, int]:
+def least_honest_between(numbers: Aggregation, least: int, most: int, found: tuple[int, int]) -> tuple[int, int]:
     """(h, n) of the cohort in groups with the least h, of those between that have a split; `found` at the ends.
 
     By halves. From the fewest members and the largest n_C of a half follows a bound on all its sizes: s - c does not
@@ -91,7 +87,7 @@ def least_honest_between(numbers: "Aggregation", least: int, most: int, found: t
     return found
 
 
-def _honest_in_group(numbers: "Aggregation", members: int, corrupt: int) -> int | None:
+def _honest_in_group(numbers: Aggregation, members: int, corrupt: int) -> int | None:
     """h of a cohort in groups of which so many are corrupt; None where it has no split."""
     if numbers.groups is None:
         return None
@@ -103,7 +99,7 @@ def _honest_in_group(numbers: "Aggregation", members: int, corrupt: int) -> int 
     return _context_of_nothing(members, *split).honest
 
 
-def promise_of(job: "JobDocument | JobSpec", members: int) -> RoundContext:
+def promise_of(job: Numbers, members: int) -> RoundContext:
     """A context with the numbers that a cohort of `members` gets, and of no attempt: for what those numbers promise.
 
     Raises:
@@ -112,7 +108,7 @@ def promise_of(job: "JobDocument | JobSpec", members: int) -> RoundContext:
     return promised(job.aggregation, members)
 
 
-def promised(numbers: "Aggregation", members: int) -> RoundContext:
+def promised(numbers: Aggregation, members: int) -> RoundContext:
     """`promise_of` by a job's numbers alone, for who checks a job that is none yet.
 
     Raises:
@@ -140,7 +136,7 @@ def _context_of_nothing(
     )
 
 
-def largest_cohort(job: "JobDocument", members: int) -> int:
+def largest_cohort(job: Sized, members: int) -> int:
     """The most of so many members that make a cohort whose sum holds the honest inputs that the noise counts on; 0
     where no cohort of this job does. All of them but for `distributed-gaussian` on sparse graphs, where h falls and
     rises by one from size to size, and for groups, of which not every size has thresholds: a few members then wait for
@@ -159,9 +155,7 @@ def largest_cohort(job: "JobDocument", members: int) -> int:
     return 0
 
 
-def context_of(
-    job: "JobDocument", *, federation: bytes, round: int, attempt: int, model: bytes, members: int
-) -> RoundContext:
+def context_of(job: Sized, *, federation: bytes, round: int, attempt: int, model: bytes, members: int) -> RoundContext:
     """The context of an attempt of this job: what the coordinator opens, and what a member expects.
 
     federation: 32 bytes, the fingerprint of its root; model: 32 bytes, the starting version's digest; members: n.
@@ -188,6 +182,6 @@ def context_of(
     )
 
 
-def application_digest(job: "JobDocument", layout: Layout) -> bytes:
+def application_digest(job: Sized, layout: Layout) -> bytes:
     """Digest of all that an update depends on besides the starting version: 32 bytes for the round's context."""
     return hashlib.sha256(b"tacit/application/v1" + job.digest() + layout.digest()).digest()

@@ -5,14 +5,10 @@ Member and coordinator work it out from the job document and the cohort's size, 
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from secure_agg import Grid, Layout, Segment
+from tacit.job_parts import Numbers, Sized
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, NoMechanism
-
-# A document that validates itself asks whether its sums have room (`tacit.job`), so that it cannot be imported here.
-if TYPE_CHECKING:
-    from tacit.job import JobBody, JobDocument
 
 __all__ = [
     "NOISE_ROOM",
@@ -36,7 +32,7 @@ _FINEST, _COARSEST_SCALE = 40, 2.0**-128
 _LARGEST_LAPLACE = 64 * math.log(2)
 
 
-def grid_of(job: "JobDocument") -> Grid:
+def grid_of(job: Sized) -> Grid:
     """The grid of a `distributed-gaussian` job; of no attempt, so that what one costs is known before it is opened.
 
     Raises:
@@ -47,7 +43,7 @@ def grid_of(job: "JobDocument") -> Grid:
     return _grid(job, job.mechanism, job.values)
 
 
-def _grid(job: "JobBody", mechanism: DistributedGaussian, values: int) -> Grid:
+def _grid(job: Numbers, mechanism: DistributedGaussian, values: int) -> Grid:
     return Grid(
         clip=mechanism.clip,
         noise_multiplier=mechanism.noise_multiplier,
@@ -57,13 +53,13 @@ def _grid(job: "JobBody", mechanism: DistributedGaussian, values: int) -> Grid:
     )
 
 
-def most_in_sum(job: "JobBody", members: int) -> int:
+def most_in_sum(job: Numbers, members: int) -> int:
     """The most inputs of one sum in a cohort of so many: all, with groups those of the largest."""
     groups = job.aggregation.groups
     return members if groups is None else -(-members // groups)
 
 
-def sends_weight(job: "JobBody") -> bool:
+def sends_weight(job: Numbers) -> bool:
     """Whether a member's weight and metrics travel beside its change: without a mechanism, in one sum.
 
     Under a mechanism they do not, since they depend on the data too. Nor do they in groups: a member's number of
@@ -73,7 +69,7 @@ def sends_weight(job: "JobBody") -> bool:
     return isinstance(job.mechanism, NoMechanism) and job.aggregation.groups is None
 
 
-def layout_of(job: "JobDocument", members: int) -> Layout:
+def layout_of(job: Sized, members: int) -> Layout:
     """The segments of the masked vector for a cohort of `members` (n, which sets scales and the ring's width; with
     groups the largest one's members do).
 
@@ -93,7 +89,7 @@ def layout_of(job: "JobDocument", members: int) -> Layout:
     return layout
 
 
-def check_layout(job: "JobBody", values: int) -> None:
+def check_layout(job: Numbers, values: int) -> None:
     """That a sum of the largest cohort has room: smaller ones then have it, since a sum needs more bits the more there
     are.
 
@@ -126,7 +122,7 @@ def check_layout(job: "JobBody", values: int) -> None:
     )
 
 
-def _fitted(job: "JobBody", values: int, members: int) -> tuple[tuple[Segment, ...], int]:
+def _fitted(job: Numbers, values: int, members: int) -> tuple[tuple[Segment, ...], int]:
     """Segments and bits of `layout_of`, whether the sum fits or not. Raises LayoutInvalid: there is no grid."""
     wanted = _segments(job, values)
     bits = job.aggregation.bits or min(WIDEST_RING, max(_bits_needed(segment, members) for segment, _ in wanted))
@@ -136,7 +132,7 @@ def _fitted(job: "JobBody", values: int, members: int) -> tuple[tuple[Segment, .
     return tuple(segments), bits
 
 
-def _segments(job: "JobBody", values: int) -> tuple[tuple[Segment, float | None], ...]:
+def _segments(job: Numbers, values: int) -> tuple[tuple[Segment, float | None], ...]:
     """Each segment with the scale it should have at least, and the finest it may have; None where it is fixed."""
 
     def update(bound: float, step: float) -> tuple[Segment, float]:

@@ -17,11 +17,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from coordinator.config import CoordinatorFolder
+from coordinator.domain.tokens import StoredToken
 from coordinator.pki import Authority, RequestUnsuitable, key_pem, pem
 from coordinator.services import credentials
 from coordinator.services.credentials import enrolment_credentials, server_options
 from coordinator.services.enrolment import EnrolmentServicer, key_fingerprint
-from coordinator.services.token_desk import StoredToken
 from edge_client.identity import enrolment as edge
 from edge_client.identity.enrolment import EnrolmentFailed, enrol
 from edge_client.identity.home import Home, MemberIdentity

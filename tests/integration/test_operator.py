@@ -23,13 +23,16 @@ from sqlalchemy import text
 
 from coordinator.cli import model
 from coordinator.config import OperatorConfig, operator_toml
+from coordinator.domain.jobs import Dropout, EndAttempt, JobStatus, LiveJob, TrainingMetrics
 from coordinator.metrics import Metrics
 from coordinator.pki import Authority, key_pem, pem
+from coordinator.runtime import Runtime
 from coordinator.services.credentials import federation_credentials
-from coordinator.services.live import LiveJob, OperatorRefused
+from coordinator.services.live import OperatorRefused
 from coordinator.services.operator import OperatorServicer, check_job
 from coordinator.storage import Database, open_blobs, open_database, records
 from tacit import __version__
+from tacit.attempt import AttemptId
 from tacit.blobs import BlobNotThere, fetch_blob, put_blob
 from tacit.bundle import write_bundle
 from tacit.identity import Role, federation_of
@@ -61,10 +64,8 @@ class Rounds:
         self.declines: dict[str, dict[str, str]] = {}
         self.disconnected: list[str] = []
         self._event = asyncio.Event()
-        self.store: Any = None
 
-    async def create_job(self, document: bytes) -> None:
-        job = JobDocument.from_json(self.store.get(document))
+    async def create_job(self, document: bytes, job: JobDocument) -> None:
         await self.database.run(
             lambda s: records.create_job(
                 s,
@@ -79,12 +80,12 @@ class Rounds:
 
     async def change_job(self, name: str, change: str) -> None:
         status, reason = {
-            "pause": (records.JobStatus.PAUSED, "job_paused"),
-            "resume": (records.JobStatus.RUNNING, None),
-            "abort": (records.JobStatus.ABORTED, "job_aborted"),
+            "pause": (JobStatus.PAUSED, "job_paused"),
+            "resume": (JobStatus.RUNNING, None),
+            "abort": (JobStatus.ABORTED, "job_aborted"),
         }[change]
         stored = await self.database.run(lambda s: records.load_job(s, name))
-        if stored.status is records.JobStatus.ABORTED:
+        if stored.status is JobStatus.ABORTED:
             raise OperatorRefused(Reason.REASON_JOB_ABORTED, f"job {name} is aborted: there is nothing to {change}")
         if stored.status is status:
             raise OperatorRefused(Reason.REASON_UNSPECIFIED, f"job {name} is {status}: there is nothing to {change}")
@@ -193,7 +194,6 @@ async def started(tmp: Path) -> AsyncIterator[House]:
     database = open_database(f"sqlite:///{tmp / 'tacit.db'}")
     store = open_blobs(f"file://{tmp / 'store'}")
     metrics, rounds, clock = Metrics(__version__), Rounds(database), [int(party.present().timestamp() * 1000)]
-    rounds.store = store
     server = grpc.aio.server()
     servicer = OperatorServicer(
         database=database,
@@ -625,6 +625,28 @@ def test_a_job_that_could_not_be_run_is_refused(tmp_path, job, without, words):
     assert caught.value.reason == Reason.REASON_BUNDLE_UNSUITABLE
 
 
+def test_a_new_job_is_parsed_once(house, monkeypatch):
+    """With the real coordinator behind the service: from the check of a document to its driver."""
+    parsed: list[str] = []
+    read = JobDocument.from_json
+
+    def counting(data: bytes, what: str = "") -> JobDocument:
+        parsed.append(what)
+        return read(data, what=what)
+
+    monkeypatch.setattr(JobDocument, "from_json", staticmethod(counting))
+
+    async def scenario(house: House) -> None:
+        runtime = Runtime(house.database, house.store, house.metrics, party.authority().certificate)
+        monkeypatch.setattr(house.rounds, "create_job", runtime.create_job)
+        await created(house)
+        assert list(runtime.drivers) == ["desk"]
+        await runtime.stop()
+
+    house(scenario)
+    assert parsed == ["the job document"]
+
+
 def test_what_is_no_job_document_is_refused(tmp_path):
     store = open_blobs(f"file://{tmp_path / 'store'}")
     unknown = json.dumps(json.loads(make_job().document.canonical()) | {"surprise": 1}).encode()
@@ -725,19 +747,18 @@ def one_round(job: Job, number: int = 1) -> Callable[[records.Session], None]:
         s_ = (s, "desk", number)
         records.open_round(*s_, 3000)
         records.open_attempt(*s_, number, ["a", "b", "c"], 3100)
-        records.end_attempt(
-            *s_,
-            number,
-            "published",
-            None,
-            "all well",
-            ["a", "b"],
-            [records.StoredDropout("c", "mask", "phase_deadline", "nothing came")],
-            b"r" * 32,
-            job.document.weights,
-            records.StoredTraining(200, 0.5, 0.75),
-            3200,
+        ended = EndAttempt(
+            AttemptId("desk", number, number),
+            published=True,
+            reason=Reason.REASON_UNSPECIFIED,
+            detail="all well",
+            survivors=("a", "b"),
+            dropouts=(Dropout("c", "mask", Reason.REASON_PHASE_DEADLINE, "nothing came"),),
+            result=b"r" * 32,
+            version=job.document.weights,
+            training=TrainingMetrics(200, 0.5, 0.75),
         )
+        records.end_attempt(s, ended, 3200)
         records.publish_version(s, "desk", number, job.document.weights, number, 3200)
         records.end_round(*s_, "published", None, 3300)
 
@@ -1123,9 +1144,7 @@ def test_following_measures_every_version_once_until_the_job_ends(house, tools, 
                 house.rounds.change()
                 if number in (4, 8):
                     await measured(number)
-            await house.database.run(
-                lambda s: records.set_job_status(s, "desk", records.JobStatus.FINISHED, "job_finished", 9)
-            )
+            await house.database.run(lambda s: records.set_job_status(s, "desk", JobStatus.FINISHED, "job_finished", 9))
             house.rounds.change()
             await following
             # The connections broke on the way and that was no matter.

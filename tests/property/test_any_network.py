@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import secure_agg
+from coordinator.domain.jobs import JobStatus
 from coordinator.rounds import effects as fx
 from coordinator.rounds import events as ev
-from coordinator.rounds.effects import Status
 from edge_client.policy.policy import Policy
 from tests.support.fleet import DELAY_MS, Fleet, job_document
 
@@ -115,7 +115,7 @@ def play(members, network, happenings):
 
 def check(fleet):
     fleet.check()
-    assert fleet.state.status is Status.FINISHED
+    assert fleet.state.status is JobStatus.FINISHED
     cohorts = {record.attempt: record.cohort for record in fleet.records if isinstance(record, fx.OpenAttempt)}
     for end in fleet.ends():
         if end.published:

@@ -5,9 +5,10 @@ import dataclasses
 import pytest
 
 import secure_agg
+from coordinator.domain.jobs import JobStatus
 from coordinator.rounds import effects as fx
 from coordinator.rounds import events as ev
-from coordinator.rounds.effects import Status
+from coordinator.rounds.timers import Absence, PhaseDeadline, Window
 from edge_client.policy.model_rules import MANIFEST
 from edge_client.policy.policy import Policy
 from edge_client.policy.rules import JOB
@@ -33,7 +34,7 @@ PHASES = {
 def test_a_job_runs_to_its_end():
     fleet = Fleet(5).connect().run()
     fleet.check()
-    assert fleet.state.status is Status.FINISHED
+    assert fleet.state.status is JobStatus.FINISHED
     assert fleet.state.version_number == 3
     assert len(fleet.results) == 3
     assert all(len(survivors) == 5 for survivors, _ in fleet.results.values())
@@ -98,7 +99,7 @@ def test_below_the_threshold_the_attempt_is_abandoned_and_the_next_one_works(mes
     assert first.reason == Reason.REASON_THRESHOLD_LOST
     assert {dropout.member for dropout in first.dropouts} == lost
     assert first.attempt not in fleet.results
-    assert fleet.state.status is Status.FINISHED
+    assert fleet.state.status is JobStatus.FINISHED
 
 
 @pytest.mark.parametrize("message", PHASES, ids=PHASES.values())
@@ -135,7 +136,7 @@ def test_the_coordinator_killed_in_any_phase_reopens_the_round(message):
     fleet.connect().run()
     fleet.check()
     assert crashed
-    assert fleet.state.status is Status.FINISHED
+    assert fleet.state.status is JobStatus.FINISHED
     assert fleet.state.version_number == 3
     rounds = [record.round for record in fleet.records if isinstance(record, fx.OpenRound)]
     assert rounds == [1, 2, 3]
@@ -209,7 +210,7 @@ def test_a_window_below_the_minimum_is_extended_and_the_updates_stay_good():
     assert [count for count in fleet.counts if count.what == "window_extended"]
     fleet.connect("m2").run()
     fleet.check()
-    assert fleet.state.status is Status.FINISHED
+    assert fleet.state.status is JobStatus.FINISHED
     assert len(fleet.results) == 3
 
 
@@ -218,7 +219,7 @@ def test_pause_resume_abort():
     fleet.connect().run(lambda: fleet.state.version_number == 1)
     fleet.post(ev.Pause())
     fleet.run()
-    assert fleet.state.status is Status.PAUSED
+    assert fleet.state.status is JobStatus.PAUSED
     paused_at = fleet.state.version_number
     assert all(Reason.REASON_JOB_PAUSED in member.over for member in fleet.members.values())
     fleet.post(ev.Resume())
@@ -226,12 +227,12 @@ def test_pause_resume_abort():
     fleet.check()
     fleet.post(ev.Abort())
     fleet.run()
-    assert fleet.state.status is Status.ABORTED
+    assert fleet.state.status is JobStatus.ABORTED
     assert not fleet.state.round_open
     assert all(member.over[-1] == Reason.REASON_JOB_ABORTED for member in fleet.members.values())
     fleet.post(ev.Resume())
     fleet.run()
-    assert fleet.state.status is Status.ABORTED
+    assert fleet.state.status is JobStatus.ABORTED
 
 
 @pytest.mark.parametrize("message", PHASES, ids=PHASES.values())
@@ -252,7 +253,7 @@ def test_a_pause_in_any_phase_abandons_the_attempt_and_keeps_the_round(message):
     if not first.published:  # The last phase can be over before the pause arrives.
         assert first.reason == Reason.REASON_JOB_PAUSED
         assert fleet.ends()[1].attempt.round == first.attempt.round
-    assert fleet.state.status is Status.FINISHED
+    assert fleet.state.status is JobStatus.FINISHED
 
 
 def test_a_member_back_after_three_rounds_takes_part_again():
@@ -272,7 +273,7 @@ def test_a_policy_that_refuses_is_heard_and_the_others_go_on():
     strict.environment = dataclasses.replace(strict.environment, policy=Policy(mechanisms=("none",), least_cohort=50))
     fleet.connect().run()
     fleet.check()
-    assert fleet.state.status is Status.FINISHED
+    assert fleet.state.status is JobStatus.FINISHED
     declined = fleet.state.members["m0"].declined
     assert declined is not None
     assert declined[0] == Reason.REASON_POLICY_COHORT
@@ -299,7 +300,7 @@ def test_a_job_that_a_policy_refuses_is_offered_once_and_one_that_it_puts_off_ev
     fleet.before = before
     fleet.lose = lambda name, message: name == "m0" and isinstance(message, Ready)
     fleet.connect().run()
-    assert fleet.state.status is Status.FINISHED
+    assert fleet.state.status is JobStatus.FINISHED
     assert asked == [1, 2, 3][:times]
 
 
@@ -310,7 +311,7 @@ def test_a_decline_of_another_round_says_nothing_of_this_one(paused):
     fleet.connect().run(lambda: fleet.state.version_number == 1)
     if paused:
         fleet.post(ev.Pause())
-        fleet.run(lambda: fleet.state.status is Status.PAUSED)
+        fleet.run(lambda: fleet.state.status is JobStatus.PAUSED)
     fleet.post(ev.Declined("m0", 110, Reason.REASON_BUNDLE_UNSUITABLE, "no job has a blob d19749dc7901"))
     if paused:
         fleet.run()
@@ -318,7 +319,7 @@ def test_a_decline_of_another_round_says_nothing_of_this_one(paused):
         fleet.post(ev.Resume())
     fleet.run()
     fleet.check()
-    assert fleet.state.status is Status.FINISHED
+    assert fleet.state.status is JobStatus.FINISHED
     assert "m0" in [record for record in fleet.records if isinstance(record, fx.OpenAttempt)][-1].cohort
 
 
@@ -332,7 +333,7 @@ def test_rounds_that_keep_failing_pause_the_job():
     fleet = Fleet(5, job=job_document(attempts=2, failures=2))
     fleet.lose = lambda name, message: isinstance(getattr(message, "payload", None), secure_agg.Dealing)
     fleet.connect().run()
-    assert fleet.state.status is Status.PAUSED
+    assert fleet.state.status is JobStatus.PAUSED
     assert fleet.state.reason == Reason.REASON_ROUNDS_FAILING
     assert len(fleet.ends()) == 4
 
@@ -347,7 +348,7 @@ def test_an_update_for_something_that_is_over_is_not_counted():
     assert fleet_ready(fleet) == 0
     fleet.run()
     fleet.check()
-    assert fleet.state.status is Status.FINISHED
+    assert fleet.state.status is JobStatus.FINISHED
 
 
 def stale(fleet):
@@ -374,9 +375,9 @@ def test_a_timer_that_fires_late_ends_nothing_else():
     fleet = Fleet(5)
     fleet.connect().run(lambda: phase_of(fleet) == "share")
     before = fleet.state
-    fleet._coordinator(ev.TimerFired(("phase", 1, "advertise")))
-    fleet._coordinator(ev.TimerFired(("window", 1, 0)))
-    fleet._coordinator(ev.TimerFired(("absent", "m0", 1)))
+    fleet._coordinator(ev.TimerFired(PhaseDeadline(1, "advertise")))
+    fleet._coordinator(ev.TimerFired(Window(1, 0)))
+    fleet._coordinator(ev.TimerFired(Absence("m0", 1)))
     assert fleet.state == before
     fleet.run()
     assert all(not end.dropouts for end in fleet.ends())
@@ -417,7 +418,7 @@ def test_a_crash_between_the_last_version_and_the_status_is_made_good():
     rounds = sum(isinstance(record, fx.OpenRound) for record in fleet.records)
     fleet.crash_coordinator()
     fleet.run()
-    assert fleet.state.status is Status.FINISHED
+    assert fleet.state.status is JobStatus.FINISHED
     assert sum(isinstance(record, fx.OpenRound) for record in fleet.records) == rounds
 
 

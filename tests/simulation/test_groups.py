@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import secure_agg
+from coordinator.domain.jobs import JobStatus
 from coordinator.rounds import effects as fx
-from coordinator.rounds.effects import Status
 from edge_client.policy.policy import Policy
 from secure_agg.member import share
 from tacit.job import Aggregation
@@ -45,7 +45,7 @@ def counted(fleet, what):
 def test_a_job_in_groups_runs_to_its_end_and_every_group_is_its_own_sum():
     fleet = grouped(count=3).connect().run()
     fleet.check()
-    assert fleet.state.status is Status.FINISHED
+    assert fleet.state.status is JobStatus.FINISHED
     assert fleet.state.version_number == 3
     assert not fleet.results
     draws = []

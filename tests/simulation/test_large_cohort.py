@@ -15,6 +15,7 @@ from coordinator.rounds import effects as fx
 from coordinator.rounds import events as ev
 from coordinator.rounds.machine import transition as coordinators
 from coordinator.rounds.state import Aggregating, Publishing
+from coordinator.rounds.timers import Look
 from edge_client.session import states
 from edge_client.session.machine import transition
 from secure_agg import sparse_thresholds
@@ -311,9 +312,9 @@ def test_the_last_answer_that_comes_opens_the_sum_though_many_stay_silent():
     assert state.phase.protocol.enough
     # The driver is asked to look soon, and looking closes the phase; a look for another phase does not.
     (timer,) = timers
-    assert timer.timer == ("look", 1, "unmask")
+    assert timer.timer == Look(1, "unmask")
     assert timer.seconds <= 2
-    unmoved, _ = coordinators(state, ev.TimerFired(("look", 1, "confirm")), fleet.now_ms)
+    unmoved, _ = coordinators(state, ev.TimerFired(Look(1, "confirm")), fleet.now_ms)
     assert unmoved.phase is state.phase
     closed, effects = coordinators(state, ev.TimerFired(timer.timer), fleet.now_ms)
     assert isinstance(closed.phase, Publishing)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import secure_agg
+from coordinator.domain.jobs import JobStatus
 from coordinator.rounds import effects as fx
 from coordinator.rounds import events as ev
-from coordinator.rounds.effects import Status
 from coordinator.rounds.machine import transition
 from coordinator.rounds.waiting import waiting
 from edge_client.policy.policy import Policy
@@ -45,7 +45,7 @@ def test_one_training_that_failed_is_asked_again_in_the_next_round():
     failing_once(fleet, "m0")
     fleet.connect().run()
     fleet.check()
-    assert fleet.state.status is Status.FINISHED
+    assert fleet.state.status is JobStatus.FINISHED
     ends = [record for record in fleet.records if isinstance(record, fx.EndRound)]
     assert [end.published for end in ends] == [False, True, True, True]
     assert ends[0].reason == Reason.REASON_TOO_FEW_READY
@@ -71,7 +71,7 @@ def test_a_dealing_that_does_not_open_costs_an_attempt_and_not_the_job():
     fleet.connect().run()
     fleet.check()
     assert done
-    assert fleet.state.status is Status.FINISHED
+    assert fleet.state.status is JobStatus.FINISHED
     assert {lost.reason for lost in fleet.ends()[0].dropouts} >= {Reason.REASON_DEALINGS_CIPHERTEXT_INVALID}
 
 
@@ -112,7 +112,7 @@ def test_a_dealer_that_commits_to_no_polynomial_is_left_out_of_the_next_attempt(
     fleet = Fleet(5, policy=policy, job=job_document(count=4).model_copy(update={"mechanism": mechanism}))
     fleet.connect().run()
     fleet.check()
-    assert fleet.state.status is Status.FINISHED
+    assert fleet.state.status is JobStatus.FINISHED
     # The second sum of a round is the first one's less the dealer.
     assert [(end.published, "m4" in end.survivors) for end in fleet.ends()] == [(False, True), (True, False)] * 3 + [
         (True, False)
@@ -127,7 +127,7 @@ def test_without_noise_one_such_dealer_ends_a_job_whose_members_keep_the_default
     less, and the coordinator, that members do not trust, could have opened the first one.
     """
     fleet = Fleet(5).connect().run()
-    assert (fleet.state.status, fleet.state.reason) == (Status.PAUSED, Reason.REASON_ROUNDS_FAILING)
+    assert (fleet.state.status, fleet.state.reason) == (JobStatus.PAUSED, Reason.REASON_ROUNDS_FAILING)
     assert fleet.state.version_number == 0
     refused = {count.fields["reason"] for count in fleet.counts if count.what == "refusal"}
     assert refused == {"policy_second_sum"}
@@ -137,7 +137,7 @@ def test_without_noise_one_such_dealer_ends_a_job_whose_members_keep_the_default
     before = len(fleet.ends())
     fleet.post(ev.Resume())
     fleet.run()
-    assert fleet.state.status is Status.PAUSED
+    assert fleet.state.status is JobStatus.PAUSED
     assert len(fleet.ends()) > before
     # Whatever was tried, they confirmed the sum with the dealer and no other.
     assert {end.survivors for end in fleet.ends() if end.survivors} == {("m0", "m1", "m2", "m3", "m4")}
@@ -171,7 +171,7 @@ def test_a_dealer_that_seals_rubbish_for_as_many_as_stop_an_attempt_is_named_and
     fleet = sealing_rubbish(Fleet(members, job=job_document(count=4)), dealer, {f"m{each}" for each in range(victims)})
     fleet.connect().run()
     fleet.check()
-    assert fleet.state.status is Status.FINISHED
+    assert fleet.state.status is JobStatus.FINISHED
     assert barred(fleet) == [dealer] * 3
     assert [(end.published, dealer in end.survivors) for end in fleet.ends()] == [(False, False), (True, False)] * 3 + [
         (True, False)
@@ -255,7 +255,7 @@ def test_more_than_n_c_of_a_cohort_must_name_a_dealer(names, about, reason, left
     assert barred(fleet) == left_out
     fleet.run()
     fleet.check()
-    assert fleet.state.status is Status.FINISHED
+    assert fleet.state.status is JobStatus.FINISHED
     assert barred(fleet) == left_out
 
 
@@ -330,7 +330,7 @@ def test_members_whose_certificates_ran_out_are_not_drawn_for_ever():
 
     fleet.state = replace(fleet.state, parameters=replace(fleet.parameters, verify=verify))
     fleet.connect().run()
-    assert fleet.state.status is Status.FINISHED
+    assert fleet.state.status is JobStatus.FINISHED
     assert all(set(end.survivors) == {"m0", "m1", "m2"} for end in fleet.ends() if end.published)
 
 
@@ -351,7 +351,7 @@ def test_a_confirmed_sum_is_tried_again_with_the_same_members_and_vectors():
     # Another member is here from now on, and would fit.
     fleet.connect("m5").run()
     fleet.check()
-    assert fleet.state.status is Status.FINISHED
+    assert fleet.state.status is JobStatus.FINISHED
     cohorts = [record.cohort for record in fleet.records if isinstance(record, fx.OpenAttempt)]
     assert cohorts[:4] == [("m0", "m1", "m2", "m3", "m4")] * 4
     assert "m5" in cohorts[4]
@@ -375,7 +375,7 @@ def test_a_retry_that_loses_a_member_does_not_replace_the_confirmed_sum():
     fleet.connect().run()
     fleet.check()
     assert lost
-    assert fleet.state.status is Status.FINISHED
+    assert fleet.state.status is JobStatus.FINISHED
     first = next(end for end in fleet.ends() if end.published)
     assert first.survivors == ("m0", "m1", "m2", "m3", "m4")
     assert not [count for count in fleet.counts if count.what == "refusal"]
@@ -388,7 +388,7 @@ def test_a_restarted_coordinator_knows_which_members_confirmed_a_sum():
     assert fleet.state.confirmed_sums == (frozenset({"m0", "m1", "m2", "m3", "m4"}),)
     fleet.connect("m5").run()
     fleet.check()
-    assert fleet.state.status is Status.FINISHED
+    assert fleet.state.status is JobStatus.FINISHED
     assert not [count for count in fleet.counts if count.what == "refusal"]
 
 
@@ -398,7 +398,7 @@ def test_members_that_were_in_no_confirmed_sum_go_on_without_those_that_were():
     fleet.kill("m4")
     fleet.connect("m5", "m6", "m7", "m8").run()
     fleet.check()
-    assert fleet.state.status is Status.FINISHED
+    assert fleet.state.status is JobStatus.FINISHED
     published = [end for end in fleet.ends() if end.published]
     assert set(published[0].survivors) == {"m5", "m6", "m7", "m8"}
     # The next version is everybody's again.
@@ -423,7 +423,7 @@ def test_what_cannot_even_be_judged_costs_its_sender_the_attempt_and_nobody_else
     fleet._coordinator(ev.Misbehaved("m2", "its Answered could not be worked out"))
     fleet.run()
     fleet.check()
-    assert fleet.state.status is Status.FINISHED
+    assert fleet.state.status is JobStatus.FINISHED
     assert [(lost.member, lost.reason) for lost in fleet.ends()[0].dropouts] == [
         ("m2", Reason.REASON_MESSAGE_MALFORMED)
     ]
@@ -431,9 +431,9 @@ def test_what_cannot_even_be_judged_costs_its_sender_the_attempt_and_nobody_else
 
 def test_resuming_a_job_that_has_all_its_versions_finishes_it():
     fleet = Fleet(3).connect().run()
-    paused = replace(fleet.state, status=Status.PAUSED, reason=Reason.REASON_JOB_PAUSED)
+    paused = replace(fleet.state, status=JobStatus.PAUSED, reason=Reason.REASON_JOB_PAUSED)
     state, effects = transition(paused, ev.Resume(), 0)
-    assert state.status is Status.FINISHED
+    assert state.status is JobStatus.FINISHED
     records = [record for effect in effects if isinstance(effect, fx.Persist) for record in effect.records]
     assert not any(isinstance(record, fx.OpenRound) for record in records)
 
@@ -451,7 +451,7 @@ def test_a_ready_that_was_lost_is_asked_for_again():
     fleet.lose = lose
     fleet.connect().run()
     assert lost
-    assert fleet.state.status is Status.FINISHED
+    assert fleet.state.status is JobStatus.FINISHED
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -503,7 +503,7 @@ def chaos(seed):
     fleet.at(quiet_ms + 30_000, outlasting(lambda: fleet.post(ev.Resume())))
     fleet.connect().run()
     fleet.check()
-    assert fleet.state.status is Status.FINISHED
+    assert fleet.state.status is JobStatus.FINISHED
     for member in fleet.members.values():
         assert len(member.joined) == len(set(member.joined))
         assert len(member.opened) == len(set(member.opened))
@@ -536,7 +536,7 @@ def test_a_member_that_sits_the_job_out_hears_of_its_end():
             trained(member, assignment)
 
     fleet._trained = unwilling
-    fleet.connect().run(lambda: fleet.state.status is Status.FINISHED)
+    fleet.connect().run(lambda: fleet.state.status is JobStatus.FINISHED)
     fleet.run(hours=1)
     assert fleet.members["m0"].over == [Reason.REASON_JOB_FINISHED]
     # It was asked anew each round: a limit by month opens again.
@@ -578,7 +578,7 @@ def test_one_silent_member_of_four_does_not_stop_cohorts_of_three():
     fleet = silent(Fleet(4, job=job_document(target_members=3, count=10)), "m0")
     fleet.connect().run()
     fleet.check()
-    assert fleet.state.status is Status.FINISHED
+    assert fleet.state.status is JobStatus.FINISHED
     assert fleet.state.failed_rounds == 0
     # One lost attempt: from then on members without a missed deadline come first.
     assert [end.published for end in fleet.ends()] == [False, *[True] * 10]
@@ -589,7 +589,7 @@ def test_of_four_members_one_silent_costs_the_deadline_in_few_rounds():
     fleet = silent(Fleet(4, job=job_document(count=40)), "m3")
     fleet.connect().run()
     fleet.check()
-    assert fleet.state.status is Status.FINISHED
+    assert fleet.state.status is JobStatus.FINISHED
     # Rounds 1 and 2, and then after 1, 2, 4, 8, and 16 rounds without it.
     assert [int(attempt.split("/")[1].split(".")[0]) for attempt in sorted(late(fleet), key=_number)] == [
         1,
@@ -617,7 +617,7 @@ def test_without_the_limit_a_silent_member_costs_the_deadline_in_every_round():
 def test_three_members_of_which_one_is_silent_stop_with_its_name():
     fleet = silent(Fleet(3), "m2").connect().run()
     fleet.check()
-    assert (fleet.state.status, fleet.state.reason) == (Status.PAUSED, Reason.REASON_ROUNDS_FAILING)
+    assert (fleet.state.status, fleet.state.reason) == (JobStatus.PAUSED, Reason.REASON_ROUNDS_FAILING)
     assert set(left_out(fleet)) == {"m2"}
     assert "m2 missed" in waiting(fleet.state)
 
@@ -627,7 +627,7 @@ def test_a_member_that_never_gets_ready_costs_the_window_in_few_rounds():
     fleet.lose = lambda name, message: name == "m3" and isinstance(message, Ready)
     fleet.connect().run()
     fleet.check()
-    assert fleet.state.status is Status.FINISHED
+    assert fleet.state.status is JobStatus.FINISHED
     missed = [count for count in fleet.counts if count.what == "deadline_missed"]
     assert {(count.fields["member"], count.fields["phase"]) for count in missed} == {("m3", "training")}
     assert len(missed) == 7
@@ -655,7 +655,7 @@ def test_a_member_that_restarts_in_every_attempt_is_left_out():
     fleet.before = restarts
     fleet.connect().run()
     fleet.check()
-    assert fleet.state.status is Status.FINISHED
+    assert fleet.state.status is JobStatus.FINISHED
     assert len(left_out(fleet)) == 6
 
 
@@ -679,7 +679,7 @@ def test_resuming_a_job_forgets_missed_deadlines():
     fleet = silent(Fleet(3), "m2", while_=lambda fleet: fleet.now_ms < 3_600_000 * 40).connect().run()
     assert fleet.state.members["m2"].losses
     fleet.post(ev.Resume())
-    fleet.run(lambda: fleet.state.status is Status.RUNNING)
+    fleet.run(lambda: fleet.state.status is JobStatus.RUNNING)
     assert fleet.state.members["m2"].losses == 0
 
 
@@ -715,7 +715,7 @@ def test_a_job_that_too_many_members_declined_for_good_ends_and_says_so(names, r
     fleet = declining(Fleet(3), *names, reason=reason, from_round=3)
     fleet.connect().run(hours=6)
     fleet.check()
-    assert (fleet.state.status, fleet.state.reason) == (Status.PAUSED, Reason.REASON_MEMBERS_DECLINED)
+    assert (fleet.state.status, fleet.state.reason) == (JobStatus.PAUSED, Reason.REASON_MEMBERS_DECLINED)
     assert fleet.state.version_number == 2
     # Also those who would have gone on are told.
     assert all(member.over[-1] == Reason.REASON_MEMBERS_DECLINED for member in fleet.members.values())
@@ -730,18 +730,18 @@ def test_declines_that_may_pass_do_not_end_a_job_that_way():
 def test_a_job_waits_for_members_that_were_never_here_and_says_for_how_many():
     fleet = declining(Fleet(3), "m0", reason=Reason.REASON_POLICY_MECHANISM)
     fleet.connect("m0", "m1").run(hours=6)
-    assert fleet.state.status is Status.RUNNING
+    assert fleet.state.status is JobStatus.RUNNING
     assert waiting(fleet.state) == "1 of the 3 members needed are here; m0 declined: it has its reasons"
 
 
 def test_others_are_enough_where_one_declined_for_good():
     fleet = declining(Fleet(4), "m0", reason=Reason.REASON_POLICY_MECHANISM).connect().run()
-    assert fleet.state.status is Status.FINISHED
+    assert fleet.state.status is JobStatus.FINISHED
 
 
 def test_such_a_job_goes_on_by_itself_when_enough_members_are_back():
     fleet = declining(Fleet(3), "m0", reason=Reason.REASON_POLICY_MECHANISM)
-    fleet.connect().run(lambda: fleet.state.status is Status.PAUSED)
+    fleet.connect().run(lambda: fleet.state.status is JobStatus.PAUSED)
     assert fleet.state.reason == Reason.REASON_MEMBERS_DECLINED
     # Another process of the same member, with another policy.
     fleet._trained = Fleet._trained.__get__(fleet)
@@ -750,13 +750,13 @@ def test_such_a_job_goes_on_by_itself_when_enough_members_are_back():
     fleet.restart("m0")
     fleet.run()
     fleet.check()
-    assert fleet.state.status is Status.FINISHED
+    assert fleet.state.status is JobStatus.FINISHED
 
 
 def test_resuming_such_a_job_asks_again_who_had_spent_its_budget():
     fleet = declining(Fleet(3), "m0", reason=Reason.REASON_BUDGET_SPENT)
-    fleet.connect().run(lambda: fleet.state.status is Status.PAUSED)
+    fleet.connect().run(lambda: fleet.state.status is JobStatus.PAUSED)
     fleet._trained = Fleet._trained.__get__(fleet)
     fleet.post(ev.Resume())
     fleet.run()
-    assert fleet.state.status is Status.FINISHED
+    assert fleet.state.status is JobStatus.FINISHED

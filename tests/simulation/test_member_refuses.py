@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 import secure_agg
-from coordinator.rounds.effects import Status
+from coordinator.domain.jobs import JobStatus
 from edge_client.policy.policy import Policy
 from edge_client.policy.rules import fingerprint
 from edge_client.session import states
@@ -117,7 +117,7 @@ def test_an_attempt_that_is_not_above_every_earlier_one_is_a_replay():
         return message
 
     fleet.bend = bend
-    fleet.connect().run(lambda: fleet.state.status is Status.FINISHED)
+    fleet.connect().run(lambda: fleet.state.status is JobStatus.FINISHED)
     assert len(opened) == 2
     assert refusals(fleet) == [Reason.REASON_ATTEMPT_REPLAYED]
     assert fleet.members[VICTIM].joined == [AttemptId("questions", 1, 1)]
@@ -238,7 +238,7 @@ def test_after_a_refusal_the_rest_of_the_round_is_sat_out_and_the_next_one_is_no
     fleet.connect().run()
     fleet.check()
     assert refusals(fleet) == [Reason.REASON_ROSTER_TOO_SMALL]
-    assert fleet.state.status is Status.FINISHED
+    assert fleet.state.status is JobStatus.FINISHED
     last = fleet.ends()[-1]
     assert VICTIM in last.survivors
 
@@ -252,7 +252,7 @@ def test_a_cohort_of_two_needs_both_exceptions():
     allowed = Policy(mechanisms=("none",), least_cohort=2, assumed_corrupt=0, allow_two_party_sums=True)
     willing = Fleet(2, job=two, policy=allowed).connect().run()
     willing.check()
-    assert willing.state.status is Status.FINISHED
+    assert willing.state.status is JobStatus.FINISHED
 
 
 def test_an_attempt_that_guarantees_fewer_honest_shares_of_noise_is_refused():

@@ -5,8 +5,8 @@ import hashlib
 import numpy as np
 import pytest
 
+from coordinator.domain.jobs import JobStatus
 from coordinator.rounds import effects as fx
-from coordinator.rounds.effects import Status
 from coordinator.rounds.optimiser import StateVectors
 from coordinator.rounds.publish import GroupSum, next_version, next_version_of_groups
 from edge_client.policy.policy import Policy
@@ -60,7 +60,7 @@ def check_versions(fleet):
 @pytest.mark.parametrize("groups", [None, 3], ids=["one-sum", "groups"])
 def test_every_version_is_that_of_what_was_opened(name, groups):
     fleet = a_fleet(SERVERS[name], 0, groups).run()
-    assert fleet.state.status is Status.FINISHED
+    assert fleet.state.status is JobStatus.FINISHED
     assert check_versions(fleet) == fleet.job.rounds.count
 
 
@@ -72,7 +72,7 @@ def test_crashes_at_any_moment_lose_no_state(seed):
         fleet.at(int(at), fleet.crash_coordinator)
     fleet.run()
     fleet.check()
-    assert fleet.state.status is Status.FINISHED
+    assert fleet.state.status is JobStatus.FINISHED
     assert check_versions(fleet) == 4
     assert fleet.state.server_state == next(
         record.server_state for record in reversed(fleet.records) if isinstance(record, fx.PublishVersion)

@@ -15,13 +15,15 @@ from typing import Any
 import numpy as np
 
 import secure_agg
+from coordinator.domain.jobs import JobStatus
 from coordinator.rounds import effects as fx
 from coordinator.rounds import events as ev
-from coordinator.rounds.effects import Status
 from coordinator.rounds.machine import transition
 from coordinator.rounds.optimiser import StateVectors
 from coordinator.rounds.publish import GroupSum, ResultInvalid, next_version, next_version_of_groups
 from coordinator.rounds.state import JobState, Parameters
+from coordinator.rounds.timers import Timer
+from coordinator.rounds.transitions import Phase, is_allowed
 from edge_client.policy.policy import Policy
 from edge_client.session import states
 from edge_client.session.journal import Memory
@@ -103,7 +105,9 @@ class Fleet:
         self.group_results: dict[AttemptId, dict[int, tuple[tuple[str, ...], np.ndarray]]] = {}
         self._queue: list[tuple[int, int, Callable[[], None]]] = []
         self._order = itertools.count()
-        self._timers: dict[tuple[str | int, ...], int] = {}
+        # (state, event, state), by their types.
+        self.transitions: set[tuple[type, type, type]] = set()
+        self._timers: dict[Timer, int] = {}
         self._totals: dict[AttemptId, dict[int, np.ndarray]] = {}
         self._groups: dict[AttemptId, Any] = {}
         self._bits: dict[AttemptId, int] = {}
@@ -118,7 +122,7 @@ class Fleet:
         self.before: Callable[[str, Any], None] = lambda member, message: None
         self.parameters = Parameters(self.job, self.job.digest(), FEDERATION, verify, key_of)
         self.state = JobState(
-            self.parameters, Status.RUNNING, Reason.REASON_UNSPECIFIED, 0, False, 0, 0, 0, 0, self.job.weights
+            self.parameters, JobStatus.RUNNING, Reason.REASON_UNSPECIFIED, 0, False, 0, 0, 0, 0, self.job.weights
         )
         self.members: dict[str, Member] = {}
         # What a coordinator serves of the certificates that a roster names by digest; tests change it.
@@ -196,7 +200,7 @@ class Fleet:
 
     def _stored(self) -> JobState:
         """The job as its records have it."""
-        state = replace(self.state, members={}, status=Status.RUNNING)
+        state = replace(self.state, members={}, status=JobStatus.RUNNING)
         values: dict[str, Any] = {
             "round": 0,
             "round_open": False,
@@ -207,7 +211,7 @@ class Fleet:
             "version": self.job.weights,
             "confirmed_sums": (),
             "reason": Reason.REASON_UNSPECIFIED,
-            "status": Status.RUNNING,
+            "status": JobStatus.RUNNING,
         }
         for record in self.records:
             match record:
@@ -234,9 +238,16 @@ class Fleet:
         self.at(delay_ms, lambda: self._coordinator(event))
 
     def _coordinator(self, event: ev.Event) -> None:
+        before = self.state.phase
         self.state, effects = transition(self.state, event, self.now_ms)
+        self._check_transition(before, event)
         for effect in effects:
             self._effect(effect)
+
+    def _check_transition(self, before: Phase, event: ev.Event) -> None:
+        after = self.state.phase
+        assert is_allowed(before, event, after), f"the table has no {event} from {before} to {after}"
+        self.transitions.add((type(before), type(event), type(after)))
 
     def _effect(self, effect: fx.Effect) -> None:
         match effect:
@@ -269,7 +280,7 @@ class Fleet:
             case fx.Count():
                 self.counts.append(effect)
 
-    def _fire(self, timer: tuple[str | int, ...], number: int) -> None:
+    def _fire(self, timer: Timer, number: int) -> None:
         if self._timers.get(timer) == number:
             del self._timers[timer]
             self._coordinator(ev.TimerFired(timer))

@@ -8,8 +8,10 @@ from typing import Any
 
 from cryptography.hazmat.primitives import serialization
 
+from coordinator.domain.jobs import EndAttempt, JobStatus
 from coordinator.pki import Authority
 from coordinator.storage import records
+from tacit.attempt import AttemptId
 from tacit.authorities import Authorities
 from tacit.corpus import CorpusOrder, CorpusStatement, LabelCount, signed_bytes
 from tacit.corpus_proof import AUTHORITIES, files_beside
@@ -17,6 +19,7 @@ from tacit.identity import Role, sign
 from tacit.job import JobDocument
 from tacit.mechanism import DpSgd
 from tacit.model import RvaeModel
+from tacit.reason import Reason
 from tests.support import party
 from tests.support.fleet import job_document
 
@@ -101,7 +104,7 @@ def finished_job(
     s: records.Session,
     document: JobDocument,
     survivors: Iterable[str],
-    status: records.JobStatus = records.JobStatus.FINISHED,
+    status: JobStatus = JobStatus.FINISHED,
     *,
     outcome: records.Outcome = "published",
 ) -> None:
@@ -112,9 +115,12 @@ def finished_job(
     members, published = list(survivors), outcome == "published"
     records.open_attempt(s, name, ROUND, 1, members, 3)
     version = VERSION if published else None
-    records.end_attempt(s, name, ROUND, 1, outcome, None, "", members, (), None, version, None, 4)
+    ended = EndAttempt(
+        AttemptId(name, ROUND, 1), published, Reason.REASON_UNSPECIFIED, "", tuple(members), (), None, version
+    )
+    records.end_attempt(s, ended, 4)
     if published:
         records.publish_version(s, name, 1, VERSION, ROUND, 4)
     records.end_round(s, name, ROUND, outcome, None, 5)
-    if status is not records.JobStatus.RUNNING:
+    if status is not JobStatus.RUNNING:
         records.set_job_status(s, name, status, None, 6)

@@ -6,13 +6,16 @@ from typing import Any
 
 import numpy as np
 
+from coordinator.domain.jobs import Dropout, EndAttempt, TrainingMetrics
 from coordinator.storage import records
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.database import Database
 from coordinator.storage.members import record_certificate, spend_token
 from coordinator.storage.models import CorpusRow
+from tacit.attempt import AttemptId
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
+from tacit.reason import Reason
 
 __all__ = ["SECRET", "fill", "make_job"]
 
@@ -63,11 +66,20 @@ def fill(database: Database, store: BlobStore, name: str = "desk", *, rounds: in
         at: tuple[Any, ...] = (s, name, number)
         records.open_round(*at, _NOW_MS + number)
         records.open_attempt(*at, number, members[:2], _NOW_MS + number)
-        lost = records.StoredDropout(members[1], "mask", "disconnected", "gone")
-        trained = records.StoredTraining(10.0, float("inf") if number == 1 else 0.1, float("nan"))
-        records.end_attempt(
-            *at, number, "published", None, "", members[:1], [lost], b"r" * 32, digest, trained, _NOW_MS + number
+        lost = Dropout(members[1], "mask", Reason.REASON_DISCONNECTED, "gone")
+        trained = TrainingMetrics(10.0, float("inf") if number == 1 else 0.1, float("nan"))
+        ended = EndAttempt(
+            AttemptId(name, number, number),
+            published=True,
+            reason=Reason.REASON_UNSPECIFIED,
+            detail="",
+            survivors=tuple(members[:1]),
+            dropouts=(lost,),
+            result=b"r" * 32,
+            version=digest,
+            training=trained,
         )
+        records.end_attempt(s, ended, _NOW_MS + number)
         carried = {
             each: store.put(np.full(job.values, number + scale, "<f4").tobytes())
             for each, scale in (("momentum", 0.25), ("accumulator", 0.5))

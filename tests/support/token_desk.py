@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Protocol
 
-from coordinator.services.token_desk import (
+from coordinator.domain.tokens import (
     Granted,
     GrantedBefore,
     Refused,

@@ -8,10 +8,10 @@ import pytest
 import secure_agg
 from benchmarks.clear import ClearDriver
 from benchmarks.members import clear_input, made_up_update
+from coordinator.domain.jobs import JobStatus
 from coordinator.metrics import Metrics
 from coordinator.rounds import events as ev
 from coordinator.rounds.driver import Ports, state_of
-from coordinator.rounds.effects import Status
 from coordinator.rounds.publish import next_version
 from coordinator.rounds.state import Parameters
 from coordinator.rounds.uploads import UploadDesk
@@ -109,9 +109,9 @@ def test_every_version_is_that_of_the_plain_sum(tmp_path):
             ended = [each.payload for each in inbox.of(AttemptEnded)[-len(MEMBERS) :]]
             assert {each.new_version for each in ended} == {store.put(base.tobytes())}
         await inbox.until(JobEnded, len(MEMBERS))
-        assert driver.state.status is Status.FINISHED
+        assert driver.state.status is JobStatus.FINISHED
         stored = await ports.database.run(lambda session: records.load_job(session, job.name))
-        assert (stored.status, stored.version_number) == (records.JobStatus.FINISHED, ROUNDS)
+        assert (stored.status, stored.version_number) == (JobStatus.FINISHED, ROUNDS)
         await driver.stop()
         ports.database.close()
 
@@ -142,7 +142,7 @@ def test_a_member_that_leaves_fails_the_round_loudly(tmp_path):
         _, driver, ports, inbox = await started(tmp_path, open_blobs(str(tmp_path / "store")))
         await inbox.until(Assignment, len(MEMBERS))
         await driver.carry_out(ev.Disconnected("m1"))
-        assert driver.state.status is Status.PAUSED
+        assert driver.state.status is JobStatus.PAUSED
         await driver.stop()
         ports.database.close()
 

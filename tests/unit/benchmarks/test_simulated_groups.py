@@ -14,7 +14,7 @@ from benchmarks.clear import ClearDriver
 from benchmarks.simulation import Member, backbone_of, corpora_of, draw, federate, play_round, stepped
 from benchmarks.virtual_members import Crew, Held, SeededRandom, World
 from benchmarks.virtual_members import play_round as virtual_round
-from coordinator.rounds.effects import GroupsSeen
+from coordinator.domain.jobs import GroupsSeen
 from coordinator.rounds.publish import GroupSum, ResultInvalid, next_version_of_groups
 from export.bundle import make_job_bundle, read_job_bundle
 from learning.mechanisms.contribution import Update

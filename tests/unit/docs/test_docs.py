@@ -14,6 +14,7 @@ from pydantic_core import PydanticUndefined
 
 from coordinator.cli import app as coordinator_app
 from coordinator.config import CoordinatorConfig, environment_name
+from coordinator.rounds.counts import Count
 from edge_client.cli import app as edge_app
 from edge_client.policy.policy import Policy, PolicyRefusal
 from edge_client.policy.verdicts import Outcome
@@ -235,7 +236,8 @@ _LOGGED = r'log\.(?:debug|info|warning|error)\(\s*"(\w+)"'
 
 def test_every_event_of_the_logs():
     coordinator, member = (section(DOCS / "logs.md", f"Events of {side}") for side in ("the coordinator", "a member"))
-    assert set(first_cells(coordinator)) == events_of("coordinator", _LOGGED, *_CHOSEN, r'step\.count\(\s*"(\w+)"')
+    counted = {kind.what for kind in Count.__subclasses__()}
+    assert set(first_cells(coordinator)) == events_of("coordinator", _LOGGED, *_CHOSEN) | counted
     assert set(first_cells(member)) == events_of("edge_client", _LOGGED, r'Note\(\s*"(\w+)"')
 
 

@@ -8,6 +8,7 @@ from tacit import wire
 from tacit.attempt import AttemptId
 from tacit.context import context_of, largest_cohort, promise_of, thresholds_of
 from tacit.job import Aggregation, JobDocument
+from tacit.job_checks import least_honest
 from tacit.messages import AttemptMessage, AttemptOpened
 from tacit.vector import grid_of, layout_of, most_in_sum, sends_weight
 from tests.support.fleet import job_document
@@ -146,7 +147,7 @@ def test_the_least_honest_cohort_is_found_between_the_ends_too(least, most, keys
     noise = {"name": "distributed-gaussian", "noise_multiplier": 8.0, "honest": 1}
     job = a_job({"assumed_corrupt": None} | keys, mechanism=noise, min_members=least, target_members=most)
     every = honest_of_every_size(job)
-    honest, size = job._least_honest()
+    honest, size = least_honest(job)
     assert honest == min(every.values()) == every[size]
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from coordinator.config import OperatorConfig, operator_toml
+from coordinator.domain.jobs import JobStatus
 from export.predictor import Predictor
 from learning.text.encoder import word_tokenizer
 from tests.support import party
@@ -174,9 +175,8 @@ async def test_from_the_coordinator_it_takes_what_members_gave(house: House):
 
 @housed
 async def test_while_a_job_runs_nobody_is_asked_yet(house: House):
-    from coordinator.storage import records
 
-    await house.job(status=records.JobStatus.RUNNING)
+    await house.job(status=JobStatus.RUNNING)
     (house.tmp / "test.jsonl").write_bytes(rows_of(4, 9))
     given = ("finetune", "questions", "--test", str(house.tmp / "test.jsonl"), "--out", str(house.tmp / "out"))
     _, err = await house.cli(*given, code=4)

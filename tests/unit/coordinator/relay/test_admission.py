@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.buckets import Allowance, Buckets
 from coordinator.descriptors import FILES_OF_ITS_OWN, divide
 from coordinator.relay.admission import Admitted, Hall, Turnstile
 from coordinator.relay.names import peer_of, socket_name
-from coordinator.services.buckets import Allowance, Buckets
 from coordinator.services.rate_limit import address_of
 from tests.support.clock import Clock
 

@@ -20,7 +20,9 @@ class Jumping(Fleet):
     def _coordinator(self, event):
         self.after -= 1
         now_ms = self.now_ms + (self.jump_ms if self.after < 0 else 0)
+        before = self.state.phase
         self.state, effects = transition(self.state, event, now_ms)
+        self._check_transition(before, event)
         for effect in effects:
             if isinstance(effect, fx.Send) and isinstance(effect.message, Assignment):
                 self.windows.append(effect.message.window_ms)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from coordinator.domain.jobs import JobStatus
 from coordinator.rounds import effects as fx
 from coordinator.rounds import events as ev
 from coordinator.rounds.machine import transition
@@ -40,7 +41,7 @@ def test_a_size_whose_sum_holds_too_few_honest_inputs_is_made_smaller():
 def test_an_attempt_is_opened_over_that_many_of_those_who_are_ready(ready):
     job = noisy(min_members=201, target_members=1000)
     parameters = Parameters(job, job.digest(), FEDERATION, lambda *_: "", lambda _: b"")
-    state = JobState(parameters, fx.Status.RUNNING, Reason.REASON_UNSPECIFIED, 0, False, 0, 0, 0, 0, job.weights)
+    state = JobState(parameters, JobStatus.RUNNING, Reason.REASON_UNSPECIFIED, 0, False, 0, 0, 0, 0, job.weights)
     state, _ = transition(state, ev.Started(), 0)
     names = [f"m{number}" for number in range(ready)]
     for name in names:

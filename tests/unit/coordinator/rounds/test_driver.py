@@ -8,10 +8,10 @@ import threading
 import numpy as np
 
 import secure_agg
+from coordinator.domain.jobs import JobStatus
 from coordinator.metrics import Metrics
 from coordinator.rounds import events as ev
 from coordinator.rounds.driver import JobDriver, Ports, state_of
-from coordinator.rounds.effects import Status
 from coordinator.rounds.state import Aggregating, Parameters
 from coordinator.rounds.uploads import UploadDesk
 from coordinator.services.sessions import Session, Sessions
@@ -91,8 +91,8 @@ def test_a_database_that_fails_pauses_the_job_tells_the_members_and_can_be_resum
         await sent.until(lambda: any(isinstance(message, JobEnded) for _, message in sent))
         assert not opened(sent), "nobody may hear of an attempt that is not on the disk"
         stored = await database.run(lambda session: records.load_job(session, "questions"))
-        assert (stored.status, stored.reason) == (records.JobStatus.PAUSED, "internal")
-        assert driver.state.status is Status.PAUSED
+        assert (stored.status, stored.reason) == (JobStatus.PAUSED, "internal")
+        assert driver.state.status is JobStatus.PAUSED
         await driver.carry_out(ev.Resume())
         ready(driver, "m0", "m1", "m2")
         await sent.until(lambda: len(opened(sent)) == 3)
@@ -110,7 +110,7 @@ def test_a_message_that_breaks_our_own_code_costs_its_sender_and_nobody_else(tmp
         attempt = opened(sent)[0][1].attempt
         # No protobuf message can be this; it stands for a mistake of ours that somebody finds.
         await driver.carry_out(ev.Answered("m1", AttemptMessage(attempt, BreaksWhatLooksAtIt())))
-        assert driver.state.status is Status.RUNNING
+        assert driver.state.status is JobStatus.RUNNING
         assert driver.state.members["m1"].faults == 1
         await driver.stop()
         database.real.close()
@@ -210,7 +210,7 @@ def test_what_was_worked_out_ahead_of_a_failure_is_worked_out_again_after_it(tmp
         ):
             driver.post(event)
         await driver.carry_out(ev.Connected("m3", b"processm3"))
-        assert driver.state.status is Status.PAUSED
+        assert driver.state.status is JobStatus.PAUSED
         assert not isinstance(driver.state.phase, Aggregating)
         assert not opened(sent)
         assert not driver.state.members["m0"].connected

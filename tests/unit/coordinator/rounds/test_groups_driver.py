@@ -18,7 +18,7 @@ from learning.mechanisms.protection import protection_of
 from tacit.attempt import AttemptId
 from tacit.job import Aggregation
 from tacit.messages import AttemptEnded, AttemptMessage, AttemptOpened, AttemptRefusal
-from tacit.reason import Reason
+from tacit.reason import Reason, word
 from tests.support.fleet import VALUES, job_document
 from tests.support.sum_fleet import FEDERATION, SeededRandom, TestIdentity, key_of, names, verify
 
@@ -162,7 +162,7 @@ def test_a_group_that_is_lost_is_counted_and_its_members_are_told(tmp_path):
     assert counted(metrics) == {"combined": 2, "lost": 1, "invalid": 0, "outliers": 0}
     told = [name for name, ended in crowd.ended.items() if ended.published]
     assert len(told) == 8
-    reasons = sorted(lost.reason for lost in attempt.dropouts)
+    reasons = sorted(word(lost.reason) for lost in attempt.dropouts)
     assert reasons == ["group_too_small", "group_too_small", "survivors_too_few", "survivors_too_few"]
 
 

@@ -10,12 +10,12 @@ import pytest
 from structlog.testing import capture_logs
 
 import secure_agg
+from coordinator.domain.jobs import JobStatus
 from coordinator.metrics import Metrics
 from coordinator.rounds import driver as driving
 from coordinator.rounds import events as ev
 from coordinator.rounds import publish
 from coordinator.rounds.driver import JobDriver, Ports, state_of
-from coordinator.rounds.effects import Status
 from coordinator.rounds.optimiser import StateVectors
 from coordinator.rounds.publish import next_version
 from coordinator.rounds.server_state import StoredState
@@ -144,7 +144,7 @@ class Coordinator:
         async def process():
             crowd, changed = Crowd(self.job), asyncio.Event()
             database = self.database()
-            await database.run(lambda s: records.abandon_open_attempts(s, 2, "coordinator_restarted"))
+            await database.run(lambda s: records.abandon_open_attempts(s, 2, Reason.REASON_COORDINATOR_RESTARTED))
             stored = await database.run(lambda s: records.load_job(s, self.job.name))
             ports = Ports(database, self.store, crowd, self.metrics, UploadDesk(), changed.set, lambda digest: None)
             parameters = Parameters(self.job, self.job.digest(), FEDERATION, verify, key_of)
@@ -156,7 +156,7 @@ class Coordinator:
                 driver.post(ev.Connected(name, b"process" + name.encode()))
 
             def over():
-                return driver.state.status is not Status.RUNNING and crowd.ended
+                return driver.state.status is not JobStatus.RUNNING and crowd.ended
 
             def killed():
                 ours = [driver._task, *driver._computing, *self.computed]
@@ -297,7 +297,7 @@ def test_killed_there_version_and_state_are_both_there_or_neither_and_the_job_en
     assert (stored.version, stored.server_state) == (newest.digest, newest.server_state)
     died, _ = coordinator.run()
     assert not died
-    assert coordinator.read(records.load_job).status is records.JobStatus.FINISHED
+    assert coordinator.read(records.load_job).status is JobStatus.FINISHED
     assert kept(coordinator) == expected
     assert list((coordinator.folder / "store" / "incoming").iterdir()) == []
 
@@ -350,7 +350,7 @@ def test_a_lost_state_pauses_the_job_at_once_as_a_lost_version_does_and_put_back
     # One attempt, and no more: each costs members.
     assert crowd.opened == len(MEMBERS)
     stored = coordinator.read(records.load_job)
-    assert (stored.status, stored.reason, stored.version_number) == (records.JobStatus.PAUSED, "internal", 2)
+    assert (stored.status, stored.reason, stored.version_number) == (JobStatus.PAUSED, "internal", 2)
     attempt = coordinator.read(records.rounds)[-1].attempts[-1]
     assert (attempt.outcome, attempt.reason) == ("abandoned", "internal")
     if what != "version":

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import secure_agg
+from coordinator.domain.jobs import GroupsSeen
 from coordinator.rounds import publish
-from coordinator.rounds.effects import GroupsSeen
 from coordinator.rounds.publish import GroupSum, ResultInvalid, next_version, next_version_of_groups
 from learning.mechanisms.contribution import Update
 from learning.mechanisms.protection import protection_of

@@ -14,7 +14,7 @@ from coordinator import heap
 from coordinator.metrics import Metrics
 from coordinator.rounds import uploads
 from coordinator.rounds.uploads import UploadDesk
-from coordinator.services.federation import FederationServicer
+from coordinator.services.transfers import Transfers
 from coordinator.services.turns import Turns
 from tacit.attempt import AttemptId
 from tacit.reason import Reason
@@ -312,6 +312,11 @@ def test_who_waits_for_a_chunk_or_for_the_verdict_holds_none():
     asyncio.run(run())
 
 
+def transfers_of(receiving):
+    """Transfers that only receive."""
+    return Transfers(None, Metrics("test"), Turns(1, 60.0), receiving, first_seconds=30.0, chunk_seconds=120.0)
+
+
 def test_the_service_holds_no_message_while_it_waits_for_the_next():
     class Part:
         def __init__(self, data):
@@ -329,9 +334,9 @@ def test_the_service_holds_no_message_while_it_waits_for_the_next():
             return Part(b"part")
 
     async def run():
-        servicer = FederationServicer(None, Metrics("test"), b"", None)
+        transfers = transfers_of(Turns(1, 60.0))
         stream, taken = Stream(3), 0
-        async for chunk in servicer._chunks(stream):
+        async for chunk in transfers.chunks(stream):
             taken += len(chunk)
             del chunk
         assert taken == 3 * len(b"part")
@@ -351,10 +356,9 @@ def test_a_stream_is_read_when_it_has_its_turn_and_holds_it_no_longer_than_that(
             return SimpleNamespace(data=b"part")
 
     async def run():
-        servicer = FederationServicer(None, Metrics("test"), b"", None)
-        servicer._receiving = Turns(1, 3600.0)
+        transfers = transfers_of(Turns(1, 3600.0))
         first, second = Stream(), Stream()
-        chunks = [servicer._chunks(stream) for stream in (first, second)]
+        chunks = [transfers.chunks(stream) for stream in (first, second)]
         reading = [asyncio.create_task(anext(each)) for each in chunks]
         await first.read_begun.wait()
         for _ in range(20):

@@ -18,6 +18,7 @@ from sqlalchemy import select, text
 from coordinator import authority
 from coordinator.authority import Anchors, AuthorityBook
 from coordinator.config import OperatorConfig, load_config, operator_toml
+from coordinator.domain.jobs import JobStatus
 from coordinator.metrics import Metrics
 from coordinator.operators import issue_operator
 from coordinator.pki import key_pem, pem
@@ -425,7 +426,7 @@ async def test_nothing_is_waited_for_without_end(house):
         told = await call
         refused(told, INCOMPLETE, "nothing came for")
         assert told.received == 30
-        patched.setattr(house.servicer, "_first_seconds", 0.1)
+        patched.setattr(house.servicer._transfers, "_first_seconds", 0.1)
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await north.stub.UploadCorpus(timeout=20)
         assert reason_of(error.value)[0] == Reason.REASON_MESSAGE_MALFORMED
@@ -514,11 +515,11 @@ async def test_only_who_took_part_in_a_finished_job_that_orders_it_gives_anythin
     cases = {
         "west": (await house.job(), "west took part in no sum"),
         "running": (
-            await house.job(ordering_job(name="running"), status=records.JobStatus.RUNNING),
+            await house.job(ordering_job(name="running"), status=JobStatus.RUNNING),
             "is running: made-up text is taken once it is finished",
         ),
-        "paused": (await house.job(ordering_job(name="paused"), status=records.JobStatus.PAUSED), "is paused"),
-        "aborted": (await house.job(ordering_job(name="aborted"), status=records.JobStatus.ABORTED), "is aborted"),
+        "paused": (await house.job(ordering_job(name="paused"), status=JobStatus.PAUSED), "is paused"),
+        "aborted": (await house.job(ordering_job(name="aborted"), status=JobStatus.ABORTED), "is aborted"),
         "bare": (await house.job(ordering_job(name="bare", order=None)), "orders no made-up text of its members"),
         "own": (
             await house.job(ordering_job(name="own", order=CorpusOrder(source="operator"))),
@@ -543,10 +544,10 @@ async def test_only_who_took_part_in_a_finished_job_that_orders_it_gives_anythin
 
 @housed
 async def test_a_job_that_finishes_takes_files_from_then_on(house):
-    job = await house.job(status=records.JobStatus.RUNNING)
+    job = await house.job(status=JobStatus.RUNNING)
     north = house.member("north")
     refused(await north.status(), NOT_WANTED, "is running")
-    finished = records.JobStatus.FINISHED
+    finished = JobStatus.FINISHED
     await house.database.run(lambda s: records.set_job_status(s, "questions", finished, "job_finished", 9))
     assert (await north.give(job, FILE)).complete
 
@@ -1132,7 +1133,7 @@ async def test_no_guarantee_is_said_in_words(house):
 @housed
 async def test_jobs_that_order_nothing_or_are_under_way_are_told_apart(house):
     await house.job(ordering_job(order=None))
-    await house.job(ordering_job(name="running"), status=records.JobStatus.RUNNING)
+    await house.job(ordering_job(name="running"), status=JobStatus.RUNNING)
     _, err = await house.cli("job", "corpora", "questions", code=4)
     assert "orders no made-up text of its members" in err
     _, err = await house.cli("job", "corpora", "nothing", code=5)

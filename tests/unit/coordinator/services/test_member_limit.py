@@ -194,7 +194,7 @@ def test_a_member_that_floods_its_session_is_told_and_comes_back_later(tmp_path,
 
 
 def test_a_member_that_calls_too_often_is_refused_before_the_database_is_asked(tmp_path, clock, monkeypatch):
-    monkeypatch.setattr("coordinator.services.federation._REFUSED_AFTER", 0.0)
+    monkeypatch.setattr("coordinator.services.callers._REFUSED_AFTER", 0.0)
 
     async def scenario(house, stub) -> None:
         for _ in range(int(1 * BURST_SECONDS)):
@@ -227,7 +227,7 @@ def test_a_member_that_calls_too_often_is_refused_before_the_database_is_asked(t
 
 
 def test_calls_that_a_member_leaves_open_are_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr("coordinator.services.federation._CALLS_AT_ONCE", 3)
+    monkeypatch.setattr("coordinator.services.callers._CALLS_AT_ONCE", 3)
 
     async def scenario(house, stub) -> None:
         uploads = [stub.UploadMasked() for _ in range(3)]

@@ -12,12 +12,13 @@ from sqlalchemy import event, func, select
 from structlog.testing import capture_logs
 
 import secure_agg
+from coordinator.domain.jobs import JobStatus
 from coordinator.metrics import Metrics
 from coordinator.pki import key_pem, pem
-from coordinator.rounds.effects import Status
 from coordinator.runtime import Runtime
 from coordinator.services.credentials import federation_credentials, load_root, server_options
-from coordinator.services.federation import FederationServicer, SharedEncoder
+from coordinator.services.encoder import SharedEncoder
+from coordinator.services.federation import FederationServicer
 from coordinator.storage import open_blobs, open_database, records
 from coordinator.storage.members import MAX_LEDGERS
 from coordinator.storage.models import LedgerCounterRow
@@ -85,7 +86,8 @@ class House:
         desk = records.DatabaseTokenDesk(self.database)
         await desk.spend("t1", hashed, key, now)
         await desk.record("t1", "north", (der,), now + timedelta(days=1), "0.1.0", now)
-        await self.runtime.create_job(self.store.put(job_document().canonical()))
+        job = job_document()
+        await self.runtime.create_job(self.store.put(job.canonical()), job)
         await self.server.start()
 
     @contextlib.asynccontextmanager
@@ -353,7 +355,7 @@ async def test_who_is_ready_is_not_at_its_limit_whether_it_reports_or_not(house)
             assert epsilon is None or value("privacy_epsilon_largest") == epsilon
         # A job that is over is counted no more, and after a restart neither, when the metrics know nothing of its end.
         await house.runtime.change_job("questions", "abort")
-        assert house.runtime.drivers["questions"].state.status is Status.ABORTED
+        assert house.runtime.drivers["questions"].state.status is JobStatus.ABORTED
         assert value("privacy_epsilon_largest") == 2.0
         house.metrics._over.clear()
         await stream.say(ready(epsilon=7.0))

@@ -11,9 +11,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.domain.tokens import StoredToken
 from coordinator.services.enrolment import EnrolmentServicer
 from coordinator.services.rate_limit import Allowance, EnrolmentLimit, address_of
-from coordinator.services.token_desk import StoredToken
 from tacit.reason import Reason
 from tacit.status import reason_of
 from tacit.token import JoinToken, secret_hash

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from coordinator.services.token_desk import StoredToken
+from coordinator.domain.tokens import StoredToken
 from coordinator.storage import records
 from coordinator.storage.database import open_database
 from tests.support.token_desk import MemoryTokenDesk, TokenDeskSuite

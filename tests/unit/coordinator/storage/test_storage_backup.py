@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, select, text
 
-from coordinator.services.token_desk import Refused
+from coordinator.domain.jobs import JobStatus
+from coordinator.domain.tokens import Refused
 from coordinator.storage import backup, chain, records, snapshot
 from coordinator.storage import restore as restoring
 from coordinator.storage.blobs import BlobStore, open_blobs
@@ -22,6 +23,7 @@ from coordinator.storage.journal import pages
 from coordinator.storage.members import spend_token
 from coordinator.storage.restore import GAP, check_empty, restore_blobs, restore_rows
 from tacit.heads import KeptHead
+from tacit.reason import Reason
 from tests.support.next_schema import with_next_schema
 from tests.support.postgres import Postgres
 from tests.support.stored_job import SECRET, fill
@@ -433,7 +435,7 @@ def test_no_number_of_a_round_or_attempt_is_said_again(filled, store, folder, ta
     job = database.run_now(lambda s: records.load_job(s, "desk"))
     # Round 3 with attempt 3 was open: it is over, and so is the gap; none of it counts as a failure.
     assert (job.round, job.attempt, job.round_open, job.failed_rounds) == (3 + GAP, 3 + GAP, False, 0)
-    assert (job.version_number, job.status) == (2, records.JobStatus.PAUSED)
+    assert (job.version_number, job.status) == (2, JobStatus.PAUSED)
     found = database.run_now(lambda s: records.rounds(s, "desk"))
     assert [(each.number, each.outcome) for each in found[2:]] == [(3, "abandoned"), (3 + GAP, "abandoned")]
     (entry,) = [entry for entry in database.run_now(records.journal) if entry.kind == "restored"]
@@ -445,8 +447,8 @@ def test_no_number_of_a_round_or_attempt_is_said_again(filled, store, folder, ta
 
 def test_a_finished_job_stays_as_it_is(filled, store, folder, tmp_path):
     database = open_database(filled)
-    database.run_now(lambda s: records.abandon_open_attempts(s, 1, "internal"))
-    database.run_now(lambda s: records.set_job_status(s, "desk", records.JobStatus.ABORTED, None, 1))
+    database.run_now(lambda s: records.abandon_open_attempts(s, 1, Reason.REASON_INTERNAL))
+    database.run_now(lambda s: records.set_job_status(s, "desk", JobStatus.ABORTED, None, 1))
     database.close()
     target, done = restored(make(filled, store, folder).snapshot, f"sqlite:///{tmp_path / 'restored.db'}")
     assert done.jobs == ()

@@ -4,6 +4,7 @@ import pytest
 from sqlalchemy import update
 from sqlalchemy.exc import IntegrityError
 
+from coordinator.domain.jobs import JobStatus
 from coordinator.storage import records
 from coordinator.storage.corpora import MOST_ANSWERS
 from coordinator.storage.errors import NotFound, OutOfOrder
@@ -103,7 +104,7 @@ def test_asking_whether_an_answer_would_be_kept_changes_nothing(filled):
 
 def test_a_job_takes_answers_of_its_members_once_it_is_over(filled):
     running = ordering_job(name="running")
-    filled.run_now(lambda s: finished_job(s, running, ["north"], records.JobStatus.RUNNING))
+    filled.run_now(lambda s: finished_job(s, running, ["north"], JobStatus.RUNNING))
     with pytest.raises(OutOfOrder, match="running is not finished"):
         filled.run_now(lambda s: records.keep_corpus(s, "running", "north", offered(1), 10))
     with pytest.raises(OutOfOrder, match="running is not finished"):
@@ -124,7 +125,7 @@ def test_who_took_part_survived_what_was_published(filled):
     assert filled.run_now(lambda s: records.took_part(s, JOB.name)) == {"north", "south"}
     assert filled.run_now(lambda s: records.took_part(s, "failed")) == set()
     standing = filled.run_now(lambda s: records.corpus_standing(s, JOB.name))
-    assert (standing.status, standing.document) == (records.JobStatus.FINISHED, JOB.digest())
+    assert (standing.status, standing.document) == (JobStatus.FINISHED, JOB.digest())
     with pytest.raises(NotFound):
         filled.run_now(lambda s: records.corpus_standing(s, "nothing"))
 

@@ -9,9 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy.exc import IntegrityError
 
+from coordinator.domain.jobs import Dropout, EndAttempt, JobStatus, TrainingMetrics
 from coordinator.storage import records as r
 from coordinator.storage.database import Database, open_database
 from coordinator.storage.models import AttemptRow, RoundRow, ServerStateRow
+from tacit.attempt import AttemptId
+from tacit.reason import Reason
 
 DOCUMENT, START, NEXT, SUM = (bytes([number]) * 32 for number in range(1, 5))
 
@@ -32,34 +35,21 @@ def load(database: Database) -> r.StoredJob:
 
 
 def end(database, round, attempt, outcome="abandoned", *, dropouts=(), training=None, now_ms=50, **fields):
+    published = outcome == "published"
     given = {
-        "reason": None if outcome == "published" else "threshold_lost",
+        "reason": Reason.REASON_UNSPECIFIED if published else Reason.REASON_THRESHOLD_LOST,
         "detail": "",
         "survivors": ("a", "b"),
-        "result": SUM if outcome == "published" else None,
-        "new_version": NEXT if outcome == "published" else None,
+        "result": SUM if published else None,
+        "version": NEXT if published else None,
     } | fields
-    do(
-        database,
-        r.end_attempt,
-        "desk",
-        round,
-        attempt,
-        outcome,
-        given["reason"],
-        given["detail"],
-        given["survivors"],
-        dropouts,
-        given["result"],
-        given["new_version"],
-        training,
-        now_ms,
-    )
+    ended = EndAttempt(AttemptId("desk", round, attempt), published, dropouts=dropouts, training=training, **given)
+    do(database, r.end_attempt, ended, now_ms)
 
 
 def test_a_new_job_is_running_at_version_zero(database, job):
     stored = load(database)
-    assert (stored.name, stored.status, stored.reason) == ("desk", r.JobStatus.RUNNING, None)
+    assert (stored.name, stored.status, stored.reason) == ("desk", JobStatus.RUNNING, None)
     assert (stored.document, stored.rounds_total, stored.created_ms) == (DOCUMENT, 20, 1000)
     assert (stored.version_number, stored.version) == (0, START)
     assert (stored.round, stored.round_open, stored.attempt, stored.attempts_in_round) == (0, False, 0, 0)
@@ -69,7 +59,7 @@ def test_a_new_job_is_running_at_version_zero(database, job):
 
 
 def test_a_name_is_used_once_for_ever(database, job):
-    do(database, r.set_job_status, "desk", r.JobStatus.ABORTED, "job_aborted", 2000)
+    do(database, r.set_job_status, "desk", JobStatus.ABORTED, "job_aborted", 2000)
     with pytest.raises(r.JobExists, match="desk exists"):
         do(database, r.create_job, name="desk", document=DOCUMENT, rounds_total=1, version=START, now_ms=3000)
 
@@ -78,15 +68,15 @@ def test_a_round_from_opening_to_version(database, job):
     do(database, r.open_round, "desk", 1, 2000)
     do(database, r.open_attempt, "desk", 1, 1, ["a", "b", "c"], 2100)
     assert load(database).round_open
-    lost = [r.StoredDropout("c", "mask", "phase_deadline", "nothing came")]
-    end(database, 1, 1, "published", dropouts=lost, training=r.StoredTraining(300.0, 0.5, 0.75), now_ms=2200)
+    lost = [Dropout("c", "mask", Reason.REASON_PHASE_DEADLINE, "nothing came")]
+    end(database, 1, 1, "published", dropouts=tuple(lost), training=TrainingMetrics(300.0, 0.5, 0.75), now_ms=2200)
     do(database, r.publish_version, "desk", 1, NEXT, 1, 2200)
     do(database, r.end_round, "desk", 1, "published", None, 2300)
 
     stored = load(database)
     assert (stored.round, stored.round_open, stored.attempt, stored.attempts_in_round) == (1, False, 1, 1)
     assert (stored.version_number, stored.version) == (1, NEXT)
-    assert stored.training == r.StoredTraining(300.0, 0.5, 0.75)
+    assert stored.training == TrainingMetrics(300.0, 0.5, 0.75)
     (found,) = do(database, r.rounds, "desk")
     assert (found.number, found.outcome, found.reason) == (1, "published", None)
     assert (found.opened_ms, found.ended_ms) == (2000, 2300)
@@ -98,10 +88,10 @@ def test_a_round_from_opening_to_version(database, job):
         detail="",
         cohort=("a", "b", "c"),
         survivors=("a", "b"),
-        dropouts=(r.StoredDropout("c", "mask", "phase_deadline", "nothing came"),),
+        dropouts=(Dropout("c", "mask", Reason.REASON_PHASE_DEADLINE, "nothing came"),),
         result=SUM,
         new_version=NEXT,
-        training=r.StoredTraining(300.0, 0.5, 0.75),
+        training=TrainingMetrics(300.0, 0.5, 0.75),
         opened_ms=2100,
         ended_ms=2200,
     )
@@ -113,9 +103,9 @@ def test_a_crash_abandons_the_attempts_and_keeps_the_rounds_open(database, job):
     for name in ("desk", "other"):
         do(database, r.open_round, name, 4, 10)
         do(database, r.open_attempt, name, 4, 7, ["a", "b"], 20)
-    lost = do(database, r.abandon_open_attempts, 30, "coordinator_restarted")
-    assert lost == [r.AttemptKey("desk", 4, 7), r.AttemptKey("other", 4, 7)]
-    assert do(database, r.abandon_open_attempts, 40, "coordinator_restarted") == []
+    lost = do(database, r.abandon_open_attempts, 30, Reason.REASON_COORDINATOR_RESTARTED)
+    assert lost == [AttemptId("desk", 4, 7), AttemptId("other", 4, 7)]
+    assert do(database, r.abandon_open_attempts, 40, Reason.REASON_COORDINATOR_RESTARTED) == []
     stored = do(database, r.load_job, "desk")
     assert (stored.round, stored.round_open, stored.attempt, stored.attempts_in_round) == (4, True, 7, 1)
     assert stored.cohort == ("a", "b")
@@ -131,7 +121,7 @@ def test_attempts_of_one_job_can_be_abandoned_alone(database, job):
     for name in ("desk", "other"):
         do(database, r.open_round, name, 1, 10)
         do(database, r.open_attempt, name, 1, 1, ["a", "b"], 20)
-    assert do(database, r.abandon_open_attempts, 30, "internal", job="other") == [r.AttemptKey("other", 1, 1)]
+    assert do(database, r.abandon_open_attempts, 30, Reason.REASON_INTERNAL, job="other") == [AttemptId("other", 1, 1)]
     assert do(database, r.rounds, "desk")[0].attempts[0].outcome == "open"
 
 
@@ -242,7 +232,7 @@ def test_whatever_is_tried_the_numbers_only_grow(acts):
                     case "end round":
                         do(database, r.end_round, "desk", before.round, "abandoned", "internal", 1)
                     case "crash":
-                        do(database, r.abandon_open_attempts, 1, "coordinator_restarted")
+                        do(database, r.abandon_open_attempts, 1, Reason.REASON_COORDINATOR_RESTARTED)
             except r.OutOfOrder:
                 assert load(database) == before
             after = load(database)
@@ -276,21 +266,21 @@ def test_failures_in_a_row_are_counted_from_the_last_good_round(database, job):
 def test_resuming_forgives(database, job):
     failed_round(database, 1)
     failed_round(database, 2)
-    do(database, r.set_job_status, "desk", r.JobStatus.PAUSED, "rounds_failing", 30)
+    do(database, r.set_job_status, "desk", JobStatus.PAUSED, "rounds_failing", 30)
     stored = load(database)
-    assert (stored.status, stored.reason, stored.failed_rounds) == (r.JobStatus.PAUSED, "rounds_failing", 2)
-    do(database, r.set_job_status, "desk", r.JobStatus.RUNNING, None, 40)
+    assert (stored.status, stored.reason, stored.failed_rounds) == (JobStatus.PAUSED, "rounds_failing", 2)
+    do(database, r.set_job_status, "desk", JobStatus.RUNNING, None, 40)
     stored = load(database)
-    assert (stored.status, stored.reason, stored.failed_rounds) == (r.JobStatus.RUNNING, None, 0)
+    assert (stored.status, stored.reason, stored.failed_rounds) == (JobStatus.RUNNING, None, 0)
     failed_round(database, 3)
     assert load(database).failed_rounds == 1
 
 
-@pytest.mark.parametrize("last", [r.JobStatus.FINISHED, r.JobStatus.ABORTED])
+@pytest.mark.parametrize("last", [JobStatus.FINISHED, JobStatus.ABORTED])
 def test_the_end_of_a_job_is_for_ever(database, job, last):
     do(database, r.set_job_status, "desk", last, "job_finished", 30)
     with pytest.raises(r.OutOfOrder, match="stays so"):
-        do(database, r.set_job_status, "desk", r.JobStatus.RUNNING, None, 40)
+        do(database, r.set_job_status, "desk", JobStatus.RUNNING, None, 40)
     assert load(database).status is last
 
 
@@ -301,7 +291,7 @@ def test_the_end_of_a_job_is_for_ever(database, job, last):
         lambda s: r.rounds(s, "nobody"),
         lambda s: r.versions(s, "nobody"),
         lambda s: r.open_round(s, "nobody", 1, 1),
-        lambda s: r.set_job_status(s, "nobody", r.JobStatus.PAUSED, None, 1),
+        lambda s: r.set_job_status(s, "nobody", JobStatus.PAUSED, None, 1),
     ],
 )
 def test_a_job_that_is_not_there_is_a_sentence(database, work):
@@ -364,7 +354,7 @@ def test_what_is_not_a_number_survives_the_database(database, job):
     assert math.isnan(load(database).evaluation.loss)
     do(database, r.open_round, "desk", 1, 10)
     do(database, r.open_attempt, "desk", 1, 1, ["a"], 10)
-    end(database, 1, 1, "published", training=r.StoredTraining(10.0, math.nan, math.inf))
+    end(database, 1, 1, "published", training=TrainingMetrics(10.0, math.nan, math.inf))
     training = load(database).training
     assert training.examples == 10.0
     assert math.isnan(training.loss)
@@ -375,7 +365,7 @@ def test_the_newest_rounds_of_a_long_job(database, job):
     for number in range(1, 8):
         do(database, r.open_round, "desk", number, number)
         do(database, r.open_attempt, "desk", number, number, ["a", "b"], number)
-        end(database, number, number, dropouts=[r.StoredDropout("b", "share", "disconnected")])
+        end(database, number, number, dropouts=(Dropout("b", "share", Reason.REASON_DISCONNECTED),))
         do(database, r.end_round, "desk", number, "abandoned", "threshold_lost", number)
     found = do(database, r.rounds, "desk", last=3)
     assert [item.number for item in found] == [5, 6, 7]
@@ -386,7 +376,7 @@ def test_the_newest_rounds_of_a_long_job(database, job):
 def test_a_member_drops_out_once(database, job):
     do(database, r.open_round, "desk", 1, 10)
     do(database, r.open_attempt, "desk", 1, 1, ["a", "b"], 10)
-    twice = [r.StoredDropout("b", "share", "disconnected"), r.StoredDropout("b", "mask", "phase_deadline")]
+    twice = (Dropout("b", "share", Reason.REASON_DISCONNECTED), Dropout("b", "mask", Reason.REASON_PHASE_DEADLINE))
     end(database, 1, 1, dropouts=twice)
     (attempt,) = do(database, r.rounds, "desk")[0].attempts
     assert attempt.dropouts == (twice[0],)
@@ -401,7 +391,7 @@ def test_every_outcome_is_in_the_journal(database, job):
     end(database, 1, 1, "published", now_ms=30)
     do(database, r.publish_version, "desk", 1, NEXT, 1, 40)
     do(database, r.end_round, "desk", 1, "published", None, 50)
-    do(database, r.set_job_status, "desk", r.JobStatus.FINISHED, "job_finished", 60)
+    do(database, r.set_job_status, "desk", JobStatus.FINISHED, "job_finished", 60)
     entries = do(database, r.journal, subject="desk")
     assert [entry.kind for entry in entries] == [
         "job_created",

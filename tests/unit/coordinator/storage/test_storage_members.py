@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import event
 
-from coordinator.services.token_desk import Granted, GrantedBefore, Refused
+from coordinator.domain.tokens import Granted, GrantedBefore, Refused
 from coordinator.storage import records as r
 from coordinator.storage.database import open_database
 from coordinator.storage.members import spend_token

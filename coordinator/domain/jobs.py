@@ -1,0 +1,77 @@
+"""The values of a job: its status, how an attempt ended, and the present moment that the operator sees."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tacit.attempt import AttemptId
+from tacit.reason import Reason
+
+__all__ = ["Dropout", "EndAttempt", "GroupsSeen", "JobStatus", "LiveJob", "TrainingMetrics"]
+
+
+class JobStatus(StrEnum):
+    """Whether a job's rounds go on. The last two are final."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    FINISHED = "finished"
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingMetrics:
+    """Means over all examples of U3, from the masked vector's metric segments. Loss and accuracy may be nan."""
+
+    examples: float
+    loss: float
+    accuracy: float
+
+
+@dataclass(frozen=True, slots=True)
+class Dropout:
+    """A member lost to an attempt, in a phase, for a reason."""
+
+    member: str
+    phase: str
+    reason: Reason
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EndAttempt:
+    """How an attempt ended."""
+
+    attempt: AttemptId
+    published: bool
+    reason: Reason  # REASON_UNSPECIFIED where it was published.
+    detail: str
+    survivors: tuple[str, ...]  # U3.
+    dropouts: tuple[Dropout, ...]
+    result: bytes | None = None  # Digest of the opened sum, which every member was told.
+    version: bytes | None = None  # Digest of the version that came of it.
+    training: TrainingMetrics | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsSeen:
+    """What became of the groups of a cohort, each counted once: combined into the version, lost before their sum was
+    opened, invalid (opened to a sum that no valid inputs make; median and trimmed-mean outvote it, the others leave it
+    out), or left out as outliers.
+    """
+
+    combined: int
+    lost: int
+    invalid: int
+    outliers: int
+
+
+@dataclass(frozen=True, slots=True)
+class LiveJob:
+    """A job's present moment: what only the process that drives it knows."""
+
+    phase: str  # training, advertise, share, mask, confirm, unmask, publish or idle.
+    connected: int  # Members with a session that this job may count on.
+    ready: int  # Of those, how many hold a trained update for the present round.
+    cohort: int  # Members of the present attempt, 0 outside one.
+    answered: int  # Of those, how many have answered in the present phase.
+    waiting: str = ""  # What holds the job up, with members' names.

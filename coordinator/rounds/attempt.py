@@ -1,0 +1,186 @@
+"""An attempt: it opens over a cohort, takes answers and vectors, and drops members."""
+
+from dataclasses import replace
+
+import secure_agg
+from coordinator.domain.jobs import Dropout
+from coordinator.rounds import counts
+from coordinator.rounds import effects as fx
+from coordinator.rounds import events as ev
+from coordinator.rounds.phases import SILENT, advance_if_settled, enter_phase, note_dropout, tell_dropped
+from coordinator.rounds.standing import bar, note_silence
+from coordinator.rounds.state import Aggregating, Collecting, Publishing
+from coordinator.rounds.step import Step, look_timer, window_timer
+from secure_agg import server as protocol
+from tacit.attempt import AttemptId
+from tacit.context import context_of
+from tacit.messages import AttemptEnded, AttemptMessage, AttemptOpened, AttemptRefusal
+from tacit.reason import Reason, of_protocol, sentence, word
+
+__all__ = ["answered", "drop", "open_attempt", "uploaded"]
+
+# What a receiver refuses of a dealer, and the coordinator cannot see: the seal is not under the dealer's signature.
+_BADLY_DEALT = frozenset(
+    {
+        Reason.REASON_DEALINGS_MALFORMED,
+        Reason.REASON_DEALINGS_SIGNATURE_INVALID,
+        Reason.REASON_DEALINGS_CIPHERTEXT_INVALID,
+        Reason.REASON_DEALINGS_SHARE_MISMATCH,
+    }
+)
+
+# How often, of the answers of a large cohort, it is looked whether the shares that are here open the sum; and of how
+# many of the last each is worth a look.
+_LOOKS, _LAST = 64, 16
+
+_LOOK_SECONDS = 1.0
+
+
+def open_attempt(step: Step, ready: tuple[str, ...]) -> None:
+    state, parameters = step.state, step.state.parameters
+    cohort = tuple(sorted(ready))
+    step.do(fx.CancelTimer(window_timer(state)))
+    members = {name: replace(view, ready=view.ready and name not in cohort) for name, view in state.members.items()}
+    state = replace(state, attempt=state.attempt + 1, attempts_in_round=state.attempts_in_round + 1, members=members)
+    attempt = state.attempt_id()
+    context = context_of(
+        parameters.job,
+        federation=parameters.federation,
+        round=state.round,
+        attempt=state.attempt,
+        model=state.version,
+        members=len(cohort),
+    )
+    opening = protocol.open_attempt(context, cohort, parameters.verify, key_of=parameters.key_of)
+    outbox = {member: AttemptOpened(context) for member in cohort}
+    step.state = replace(state, phase=Aggregating(attempt, cohort, opening, step.now_ms, outbox))
+    step.do(fx.Persist((fx.OpenAttempt(attempt, cohort),)))
+    step.do(counts.AttemptOpened(cohort=len(cohort), attempt=attempt))
+    enter_phase(step)
+
+
+def answered(step: Step, event: ev.Answered) -> None:
+    phase = step.state.phase
+    if not isinstance(phase, Aggregating) or event.message.attempt != phase.attempt:
+        _tell_stale(step, event.member, event.message.attempt)
+        return
+    payload = event.message.payload
+    if isinstance(payload, AttemptRefusal):
+        if event.member not in phase.cohort:
+            return
+        said = payload.detail or sentence(payload.reason)
+        step.do(counts.Refused(reason=word(payload.reason), member=event.member, detail=said))
+        _hear_complaint(step, phase, event.member, payload)
+        drop(step, event.member, payload.reason, payload.detail)
+        return
+    _take(step, phase, event.member, phase.protocol.receive(event.member, payload))
+
+
+def _tell_stale(step: Step, member: str, attempt: AttemptId) -> None:
+    phase = step.state.phase
+    if isinstance(phase, Publishing) and attempt == phase.attempt:
+        return  # A repeat that came after enough answers: its end is told when the version is out.
+    ended = AttemptEnded(False, Reason.REASON_ATTEMPT_STALE)
+    step.do(fx.Send(member, AttemptMessage(attempt, ended)))
+
+
+def uploaded(step: Step, event: ev.Uploaded) -> None:
+    phase = step.state.phase
+    if (
+        not isinstance(phase, Aggregating)
+        or event.attempt != phase.attempt
+        or not isinstance(phase.protocol, protocol.CollectingMasked)
+    ):
+        step.do(fx.RejectVector(event.attempt, event.member, Reason.REASON_UPLOAD_CLOSED, ""))
+        return
+    verdict = phase.protocol.receive(event.member, event.input, event.digest)
+    if isinstance(verdict, secure_agg.Dropped):
+        reason = of_protocol(verdict.reason)
+        step.do(fx.RejectVector(event.attempt, event.member, reason, verdict.detail))
+    elif verdict is not phase.protocol:
+        step.do(fx.AddVector(event.attempt, event.member))
+    _take(step, phase, event.member, verdict)
+
+
+def _take(step: Step, phase: Aggregating, member: str, verdict: Collecting | secure_agg.Dropped) -> None:
+    if isinstance(verdict, secure_agg.Dropped):
+        # Whoever may not speak (any more) changes nothing; whoever misbehaves is out.
+        if member in phase.protocol.waiting or member in phase.protocol.answers:
+            drop(step, member, of_protocol(verdict.reason), verdict.detail, fault=True)
+        return
+    if verdict is phase.protocol:
+        return  # A repeat of what is known.
+    step.state = replace(step.state, phase=replace(phase, protocol=verdict))
+    if _may_be_settled(verdict):
+        advance_if_settled(step)
+    elif verdict.context.graph is not secure_agg.Graph.COMPLETE:
+        # The last word of those who speak is looked at, whoever else stays silent.
+        step.do(fx.SetTimer(look_timer(phase), _LOOK_SECONDS))
+
+
+def _may_be_settled(collecting: Collecting) -> bool:
+    """Whether an answer more can have ended the phase: to be sure takes a look at everybody, and of a large cohort each
+    answer would pay for all the others. That too few are left comes of losses, and is looked at with each of them. On a
+    sparse graph, where an answer can show it as well, and in groups, everybody is looked at once no answer has come for
+    a second.
+    """
+    answers, expected = len(collecting.answers), len(collecting.expected)
+    if answers + len(collecting.lost) >= expected:
+        return True
+    if not isinstance(collecting, protocol.CollectingUnmaskings):
+        return False
+    context = collecting.context
+    if context.sparse is not None:
+        # Every member's neighbours must have given t of k shares: so, taken together, no less a part of all.
+        possible = answers * context.sparse.degree >= context.threshold * expected
+    elif context.grouped is not None:
+        possible = answers >= context.threshold * context.grouped.least
+    else:
+        return True
+    return possible and (answers % (expected // _LOOKS + 1) == 0 or expected - answers <= _LAST)
+
+
+def drop(step: Step, member: str, reason: Reason, detail: str = "", *, fault: bool = False) -> None:
+    """A member is lost to the attempt; the attempt goes on while its thresholds hold."""
+    phase = step.state.phase
+    if not isinstance(phase, Aggregating) or member in {dropout.member for dropout in phase.dropouts}:
+        return
+    collecting = phase.protocol.drop(member, _protocol_reason(reason), detail)
+    if collecting is phase.protocol:
+        return  # It was not expected here: lost before, or never part of this phase.
+    note_dropout(step, replace(phase, protocol=collecting), Dropout(member, collecting.phase.value, reason, detail))
+    tell_dropped(step, phase.attempt, member, reason, detail)
+    if fault:
+        bar(step, member, reason)
+    elif reason in SILENT:
+        note_silence(step, member, collecting.phase.value)
+    advance_if_settled(step)
+
+
+def _hear_complaint(step: Step, phase: Aggregating, member: str, refusal: AttemptRefusal) -> None:
+    """A refusal that names a dealer. A receiver's word against a dealer's proves nothing, so that it takes more of a
+    cohort than the coordinator assumes corrupt to have the dealer left out: one of them at least is honest.
+    """
+    collecting, dealer = phase.protocol, refusal.member
+    if (
+        refusal.reason not in _BADLY_DEALT
+        or not isinstance(collecting, protocol.CollectingMasked)
+        # Only who was given something by this dealer, and has not taken it, can say so.
+        or member not in collecting.waiting
+        or dealer == member
+        or dealer not in collecting.expected
+        or dealer not in collecting.session.dealers_to(member)
+    ):
+        return
+    against = step.state.complaints.get(dealer, frozenset()) | {member}
+    step.state = replace(step.state, complaints={**step.state.complaints, dealer: against})
+    # Those of an earlier attempt count where they are of this cohort: n_C bounds the corrupt ones of one cohort.
+    enough = len(against & frozenset(phase.cohort)) > collecting.context.assumed_corrupt
+    if enough and step.state.members[dealer].barred_until <= step.state.round:
+        bar(step, dealer, refusal.reason)
+
+
+def _protocol_reason(reason: Reason) -> secure_agg.Reason:
+    name = word(reason).upper()
+    known = secure_agg.Reason.__members__
+    return known.get(name, secure_agg.Reason.MEMBER_REFUSED)

@@ -1,0 +1,127 @@
+"""Whether an attempt opens: enough members are ready, or the training window has closed.
+
+Members without a missed deadline come first, in a cohort and while one is waited for.
+
+Without noise a member confirms one sum of a version. So once a list of survivors was given out and the attempt failed,
+the next one opens with exactly those survivors, or with members that were in no such list. Where a window closes with
+too few of either, it opens with all members that are ready: members whose policy does not allow it refuse.
+"""
+
+from dataclasses import replace
+
+from coordinator.domain.jobs import JobStatus
+from coordinator.rounds import counts
+from coordinator.rounds import effects as fx
+from coordinator.rounds.attempt import open_attempt
+from coordinator.rounds.course import assign, halt, round_over
+from coordinator.rounds.standing import FOR_GOOD, LASTING, note_silence, too_few_are_left
+from coordinator.rounds.state import JobState, Training
+from coordinator.rounds.step import Step, window_timer
+from tacit.context import largest_cohort
+from tacit.reason import Reason
+
+__all__ = ["consider_opening"]
+
+
+def consider_opening(step: Step, *, window_closed: bool = False) -> None:
+    """Opens an attempt when enough are ready."""
+    state = step.state
+    rounds = state.parameters.job.rounds
+    if not window_closed and isinstance(state.phase, Training) and len(state.phase.ready_order) < rounds.min_members:
+        return
+    everyone = _ready_now(state)
+    if again := _confirmed_and_ready(state, everyone):
+        open_attempt(step, again)
+        return
+    ready = _free_to_confirm(state, everyone)
+    if window_closed and len(ready) < rounds.min_members:
+        # Their policies may allow it. Where they do not, members refuse before anything of theirs has left.
+        ready = everyone
+    # Sorting is stable: first come, first served among members with as many missed deadlines.
+    ready = tuple(sorted(ready, key=lambda name: state.members[name].losses))
+    enough = _target_is_ready(state, ready) or (
+        len(ready) >= rounds.min_members and (window_closed or _everyone(state, everyone))
+    )
+    most = largest_cohort(state.parameters.job, min(len(ready), rounds.target_members)) if enough else 0
+    if most:
+        if window_closed:
+            _note_missed_window(step, everyone)
+        open_attempt(step, ready[:most])
+    elif window_closed:
+        _window_closed_early(step, ready)
+
+
+def _confirmed_and_ready(state: JobState, ready: tuple[str, ...]) -> tuple[str, ...]:
+    """The members of a sum that was confirmed and not published, if all of them are ready; else nobody."""
+    rounds = state.parameters.job.rounds
+    for members in reversed(state.confirmed_sums):
+        size = len(members)
+        if (
+            members <= frozenset(ready)
+            and rounds.min_members <= size <= rounds.target_members
+            and largest_cohort(state.parameters.job, size) == size
+        ):
+            return tuple(members)
+    return ()
+
+
+def _free_to_confirm(state: JobState, ready: tuple[str, ...]) -> tuple[str, ...]:
+    """Those that were in no list of survivors of this version: whoever was may have confirmed it."""
+    bound = frozenset[str]().union(*state.confirmed_sums)
+    return tuple(name for name in ready if name not in bound)
+
+
+def _window_closed_early(step: Step, ready: tuple[str, ...]) -> None:
+    """Too few are ready. The round goes on for those who may still come; it ends if who is here will not take part in
+    it, because the next round asks them again.
+    """
+    state = step.state
+    rounds = state.parameters.job.rounds
+    if len(state.available) < rounds.min_members and too_few_are_left(state, FOR_GOOD):
+        halt(step, JobStatus.PAUSED, Reason.REASON_MEMBERS_DECLINED)
+        return
+    here = [view for view in state.members.values() if view.connected]
+    sitting_out = [view for view in here if view.declined is not None and view.declined[0] not in LASTING]
+    sitting_out += [view for view in here if view.declined is None and view.barred_until > state.round]
+    if sitting_out and len(state.available) < rounds.min_members:
+        round_over(step, Reason.REASON_TOO_FEW_READY)
+        return
+    step.do(counts.WindowExtended(ready=len(ready), needed=rounds.min_members))
+    step.do(fx.SetTimer(window_timer(state), rounds.deadlines.training))
+    if isinstance(state.phase, Training):
+        step.state = replace(
+            state, phase=replace(state.phase, asked=state.phase.asked | frozenset(state.available), extended=True)
+        )
+    # A message can be lost with a connection that nobody saw break.
+    for member in state.available:
+        if member not in ready:
+            assign(step, member)
+
+
+def _target_is_ready(state: JobState, ready: tuple[str, ...]) -> bool:
+    """Whether the largest cohort is ready. While members without a missed deadline can still fill it, nobody with one
+    takes their place.
+    """
+    target = state.parameters.job.rounds.target_members
+    if len(ready) < target:
+        return False
+    steady = sum(1 for name in ready if not state.members[name].losses)
+    return steady >= target or steady == sum(1 for name in state.available if not state.members[name].losses)
+
+
+def _note_missed_window(step: Step, ready: tuple[str, ...]) -> None:
+    """Members that had the whole window and are not ready have missed a deadline."""
+    if isinstance(step.state.phase, Training):
+        for member in sorted(step.state.phase.asked & frozenset(step.state.available) - frozenset(ready)):
+            note_silence(step, member, "training")
+
+
+def _everyone(state: JobState, ready: tuple[str, ...]) -> bool:
+    return len(ready) == len(state.available) and not state.awaited
+
+
+def _ready_now(state: JobState) -> tuple[str, ...]:
+    if not isinstance(state.phase, Training):
+        return ()
+    available = frozenset(state.available)
+    return tuple(name for name in state.phase.ready_order if name in available)

@@ -1,0 +1,88 @@
+"""What came of an opened sum: a version, or a failure."""
+
+from dataclasses import replace
+
+from coordinator.domain.jobs import EndAttempt, JobStatus
+from coordinator.rounds import counts
+from coordinator.rounds import effects as fx
+from coordinator.rounds import events as ev
+from coordinator.rounds.course import after_abandoned, attempt_over, begin_training, halt
+from coordinator.rounds.state import Halted, Publishing
+from coordinator.rounds.step import Step, seconds_since
+from tacit.messages import AttemptEnded, AttemptMessage
+from tacit.reason import Reason
+
+__all__ = ["compute_failed", "computed"]
+
+
+def computed(step: Step, event: ev.Computed) -> None:
+    state, phase = step.state, step.state.phase
+    if not isinstance(phase, Publishing) or event.attempt != phase.attempt:
+        return
+    number = state.version_number + 1
+    finished = number >= state.parameters.job.rounds.count
+    optimiser = state.parameters.job.server.optimiser
+    records: list[fx.Record] = [
+        fx.PublishVersion(number, event.version, state.round, optimiser, event.server_state),
+        EndAttempt(
+            attempt=phase.attempt,
+            published=True,
+            reason=Reason.REASON_UNSPECIFIED,
+            detail="",
+            survivors=phase.survivors,
+            dropouts=phase.dropouts,
+            result=event.result,
+            version=event.version,
+            training=event.training,
+        ),
+        fx.EndRound(state.round, True, Reason.REASON_UNSPECIFIED),
+    ]
+    # Written before it is announced, and all of it or nothing.
+    step.do(fx.Persist(tuple(records)), fx.CloseUploads(phase.attempt, keep_sum=False))
+    step.do(counts.PhaseEnded(phase="publish", seconds=seconds_since(step, phase.phase_ms), attempt=phase.attempt))
+    step.do(counts.AttemptPublished(attempt=phase.attempt))
+    step.do(counts.RoundPublished(survivors=len(phase.survivors), version=number))
+    step.do(counts.VersionPublished(number=number, digest=event.version.hex(), optimiser=optimiser))
+    if event.groups is not None:
+        step.do(counts.GroupsCombined(groups=event.groups))
+    if event.training is not None:
+        step.do(counts.TrainingMeasured(loss=event.training.loss, accuracy=event.training.accuracy))
+    if event.metrics_invalid:
+        step.do(counts.MetricsInvalid(number=number))
+    # A sum with it in makes a member's missed deadlines good.
+    members = {
+        name: replace(view, losses=0, away_until=0) if view.losses and name in phase.survivors else view
+        for name, view in state.members.items()
+    }
+    step.state = replace(
+        state,
+        members=members,
+        version=event.version,
+        version_number=number,
+        server_state=event.server_state,
+        confirmed_sums=(),
+        round_open=False,
+        failed_rounds=0,
+        phase=Halted(),
+    )
+    ended = AttemptEnded(True, Reason.REASON_UNSPECIFIED, "", event.result, event.version)
+    for member in phase.survivors:
+        step.do(fx.Send(member, AttemptMessage(phase.attempt, ended)))
+    if finished:
+        halt(step, JobStatus.FINISHED, Reason.REASON_JOB_FINISHED)
+    elif state.status is JobStatus.RUNNING:
+        begin_training(step)
+
+
+def compute_failed(step: Step, event: ev.ComputeFailed) -> None:
+    phase = step.state.phase
+    if not isinstance(phase, Publishing) or event.attempt != phase.attempt:
+        return
+    attempt_over(step, event.reason, event.detail)
+    if step.state.status is not JobStatus.RUNNING:
+        return
+    if event.lasting:
+        # Members would train, and pay, for attempts that cannot end otherwise.
+        halt(step, JobStatus.PAUSED, event.reason)
+    else:
+        after_abandoned(step)

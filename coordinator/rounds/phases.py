@@ -1,0 +1,213 @@
+"""The five phases of an attempt: each begins with its messages and one deadline, and closes into the next."""
+
+from dataclasses import replace
+
+import secure_agg
+from coordinator.domain.jobs import Dropout
+from coordinator.rounds import counts
+from coordinator.rounds import effects as fx
+from coordinator.rounds.course import after_abandoned, attempt_over
+from coordinator.rounds.standing import bar, note_silence
+from coordinator.rounds.state import Aggregating, Collecting, JobState, Publishing
+from coordinator.rounds.step import Step, absence_timer, deadline_timer, seconds_since
+from secure_agg import server as protocol
+from secure_agg.server import Seated
+from tacit.attempt import AttemptId
+from tacit.limits import DIGEST_ROSTER_ABOVE
+from tacit.messages import AttemptEnded, AttemptMessage, CoordinatorPayload
+from tacit.reason import Reason, of_protocol, sentence, word
+
+__all__ = [
+    "SILENT",
+    "advance_if_settled",
+    "close_phase",
+    "enter_phase",
+    "note_dropout",
+    "tell_dropped",
+    "watch_absence",
+]
+
+# Of those that are lost when a phase ends: they did nothing that would keep them from the next attempt.
+_NOBODYS_FAULT = frozenset(
+    {
+        secure_agg.Reason.PHASE_DEADLINE,
+        secure_agg.Reason.GROUP_TOO_SMALL,
+        secure_agg.Reason.RECONSTRUCTION_FAILED,
+    }
+)
+
+# A member that is lost by these may be honest and have a bad line: it is left out for a while, never for good.
+SILENT = frozenset(
+    {Reason.REASON_PHASE_DEADLINE, Reason.REASON_DISCONNECTED, Reason.REASON_MEMBER_RESTARTED},
+)
+
+
+def enter_phase(step: Step) -> None:
+    """Sends the phase's messages, sets its one deadline, and watches those who are absent already."""
+    phase = step.state.phase
+    if not isinstance(phase, Aggregating):
+        return
+    name = phase.protocol.phase.value
+    deadline = float(getattr(step.state.parameters.job.rounds.deadlines, name))
+    step.do(fx.SetTimer(deadline_timer(phase), deadline))
+    for member, payload in sorted(phase.outbox.items()):
+        step.do(fx.Send(member, AttemptMessage(phase.attempt, payload)))
+    for member in sorted(phase.protocol.waiting):
+        if not step.state.members[member].connected:
+            watch_absence(step, member)
+
+
+def watch_absence(step: Step, member: str) -> None:
+    view = step.state.members[member]
+    seconds = step.state.parameters.job.rounds.deadlines.reconnect
+    step.do(fx.SetTimer(absence_timer(view, member), seconds))
+
+
+def advance_if_settled(step: Step) -> None:
+    phase = step.state.phase
+    if not isinstance(phase, Aggregating):
+        return
+    if not phase.protocol.waiting or phase.protocol.hopeless:
+        close_phase(step)
+    elif isinstance(phase.protocol, protocol.CollectingUnmaskings) and phase.protocol.enough:
+        close_phase(step, early=True)
+
+
+def close_phase(step: Step, *, early: bool = False, deadline: bool = False) -> None:
+    """The phase is over: everyone has answered, or its deadline has passed, or too few are left.
+
+    deadline: it has passed. Before it has nobody is late: where too few are left, those who are still waited for hear
+    how the attempt ended, and are blamed for nothing. early: the shares that are here open the sum, so nobody else is
+    waited for. If a dealer was dishonest they may not: then nothing happens, since other runs of shares may rebuild
+    what these do not.
+    """
+    phase = step.state.phase
+    if not isinstance(phase, Aggregating):
+        return
+    closing = phase.protocol
+    name = closing.phase.value
+    outcome = closing.close()
+    if early and (isinstance(outcome, secure_agg.Abandoned) or _some_sealed(outcome[2])):
+        return
+    step.do(fx.CancelTimer(deadline_timer(phase)))
+    step.do(counts.PhaseEnded(phase=name, seconds=seconds_since(step, phase.phase_ms), attempt=phase.attempt))
+    if isinstance(outcome, secure_agg.Abandoned):
+        known = {dropout.member for dropout in phase.dropouts}
+        lost = tuple(each for each in outcome.dropped if each.member not in known)
+        _note_late(step, lost if deadline else _not_late(lost), name)
+        detail = f"{name}: {outcome.detail}"
+        attempt_over(step, of_protocol(outcome.reason), detail)
+        after_abandoned(step)
+        return
+    following, outgoing, late = outcome
+    _note_late(step, late if deadline else _not_late(late), name)
+    phase = step.state.phase
+    if not isinstance(phase, Aggregating):
+        return
+    if isinstance(following, protocol.CollectingConfirmations) and _short_of_confirmed(step.state, phase, following):
+        detail = f"{name}: this sum was confirmed before, and its members confirm no smaller one"
+        attempt_over(step, Reason.REASON_THRESHOLD_LOST, detail)
+        after_abandoned(step)
+        return
+    _count_groups(step, closing, following, phase.attempt)
+    if isinstance(following, protocol.CollectingConfirmations):
+        step.do(fx.CloseUploads(phase.attempt, keep_sum=True))
+        _fix_survivors(step, phase.attempt, following.survivors)
+    if isinstance(following, protocol.CollectingConfirmations | protocol.CollectingUnmaskings | protocol.Opened):
+        # Of a cohort in groups those of a group that is lost go with it.
+        phase = replace(phase, survivors=following.survivors)
+    if isinstance(following, protocol.Opened):
+        _publish(step, phase, following)
+        return
+    outbox: dict[str, CoordinatorPayload] = dict(outgoing)
+    if isinstance(following, protocol.CollectingDealings) and following.context.cohort > DIGEST_ROSTER_ABOVE:
+        roster = secure_agg.Roster(tuple(following.session.entries.values()))
+        # One message for all of them, by digest: members fetch the certificates that they do not know.
+        outbox = dict.fromkeys(outgoing, secure_agg.roster_by_digest(roster))
+    step.state = replace(step.state, phase=replace(phase, protocol=following, outbox=outbox, phase_ms=step.now_ms))
+    if isinstance(following, protocol.CollectingMasked):
+        # The vectors must have somewhere to go before anyone is asked for one.
+        context, session = following.context, following.session
+        groups = {member: session.group_of(member) for member in following.expected} if context.grouped else {}
+        step.do(fx.OpenUploads(phase.attempt, following.expected, context.values, context.bits, groups))
+    enter_phase(step)
+
+
+def _short_of_confirmed(state: JobState, phase: Aggregating, following: protocol.CollectingConfirmations) -> bool:
+    """Whether a confirmed sum is tried again and lacks a member. Members would refuse the shorter list, and once it was
+    given out the next attempt would be made of it.
+    """
+    cohort = frozenset(phase.cohort)
+    return cohort in state.confirmed_sums and frozenset(following.survivors) != cohort
+
+
+def _fix_survivors(step: Step, attempt: AttemptId, survivors: tuple[str, ...]) -> None:
+    """On the disk before a member hears of them: after a crash the same members are asked again."""
+    members = frozenset(survivors)
+    if not step.state.one_sum_a_version:
+        return
+    step.do(fx.Persist((fx.FixSurvivors(attempt, survivors),)))
+    if members not in step.state.confirmed_sums:
+        step.state = replace(step.state, confirmed_sums=(*step.state.confirmed_sums, members))
+
+
+def _not_late(lost: tuple[secure_agg.Dropped, ...]) -> tuple[secure_agg.Dropped, ...]:
+    """Without those who had time left."""
+    return tuple(each for each in lost if each.reason is not secure_agg.Reason.PHASE_DEADLINE)
+
+
+def _some_sealed(late: tuple[secure_agg.Dropped, ...]) -> bool:
+    """Whether a group is given up because a dealer was dishonest: other runs of shares may open it yet."""
+    return any(lost.reason is secure_agg.Reason.RECONSTRUCTION_FAILED for lost in late)
+
+
+def _count_groups(step: Step, closing: Collecting, following: Collecting | protocol.Opened, attempt: AttemptId) -> None:
+    """A line and a figure where a group of the cohort was lost in the phase that is over."""
+    if closing.context.grouped is None:
+        return
+    total = closing.context.grouped.groups
+    before = total - closing.lost_groups if isinstance(closing, Seated) else total
+    if isinstance(following, protocol.Opened):
+        left = len(following.by_group())
+    else:
+        left = total - following.lost_groups if isinstance(following, Seated) else total
+    if left < before:
+        step.do(counts.GroupsLost(phase=closing.phase.value, lost=before - left, left=left, attempt=attempt))
+
+
+def _note_late(step: Step, late: tuple[secure_agg.Dropped, ...], phase_name: str) -> None:
+    for lost in late:
+        phase = step.state.phase
+        if isinstance(phase, Aggregating):
+            reason = of_protocol(lost.reason)
+            note_dropout(step, phase, Dropout(lost.member, phase_name, reason, lost.detail))
+            tell_dropped(step, phase.attempt, lost.member, reason, lost.detail)
+            if lost.reason not in _NOBODYS_FAULT:
+                bar(step, lost.member, reason)
+            elif reason in SILENT:
+                note_silence(step, lost.member, phase_name)
+
+
+def note_dropout(step: Step, phase: Aggregating, dropout: Dropout) -> None:
+    step.state = replace(step.state, phase=replace(phase, dropouts=(*phase.dropouts, dropout)))
+    step.do(
+        counts.DroppedOut(
+            phase=dropout.phase,
+            reason=word(dropout.reason),
+            member=dropout.member,
+            detail=dropout.detail or sentence(dropout.reason),
+            attempt=phase.attempt,
+        )
+    )
+
+
+def tell_dropped(step: Step, attempt: AttemptId, member: str, reason: Reason, detail: str) -> None:
+    step.do(fx.Send(member, AttemptMessage(attempt, AttemptEnded(False, reason, detail))))
+
+
+def _publish(step: Step, phase: Aggregating, opened: protocol.Opened) -> None:
+    step.state = replace(
+        step.state,
+        phase=Publishing(phase.attempt, phase.cohort, phase.survivors, phase.dropouts, step.now_ms),
+    )
+    step.do(fx.Compute(phase.attempt, opened, phase.survivors))

@@ -1,0 +1,107 @@
+"""A member's standing in a job: what it declined, what it was dropped for, and which deadlines it missed.
+
+A member that misses `losses` deadlines in a row is left out: for the rest of the round and the next one, then for 2, 4,
+and up to 64 rounds, until it is in a published sum. It counts all the same where the others are fewer than
+`min_members`. A member that is dropped for what it sent is left out for the rest of the round, and after the third time
+until the operator resumes the job.
+"""
+
+from dataclasses import replace
+
+from coordinator.rounds import counts
+from coordinator.rounds.state import JobState, MemberView
+from coordinator.rounds.step import Step
+from tacit.reason import Reason, word
+
+__all__ = [
+    "FOR_GOOD",
+    "LASTING",
+    "REPEATED",
+    "asked_again",
+    "bar",
+    "enough_are_back",
+    "note_silence",
+    "too_few_are_left",
+]
+
+# Refusals that stand until the member restarts; after any other one the next round asks again.
+LASTING = frozenset(
+    {
+        Reason.REASON_JOB_NOT_ADMITTED,
+        Reason.REASON_DATA_UNSUITABLE,
+        Reason.REASON_POLICY_MECHANISM,
+        Reason.REASON_POLICY_COHORT,
+        Reason.REASON_POLICY_CORRUPTION,
+        Reason.REASON_POLICY_TWO_PARTY_SUM,
+        Reason.REASON_BUNDLE_UNSUITABLE,
+        Reason.REASON_PRIVACY_UNACCOUNTABLE,
+        Reason.REASON_POLICY_JOB_KIND,
+        Reason.REASON_POLICY_BASE_MODEL,
+        Reason.REASON_POLICY_PARAMETERS,
+        Reason.REASON_POLICY_AUTHORITY,
+        Reason.REASON_POLICY_NOISE,
+        Reason.REASON_POLICY_CORPUS,
+    }
+)
+
+# Refusals that members cannot take back by themselves before the next round: where these leave too few, the job pauses.
+FOR_GOOD = LASTING | {Reason.REASON_BUDGET_SPENT, Reason.REASON_TRAINING_DIVERGED}
+
+# These may pass, and are for good once every retry (`failures` rounds) has ended the same way.
+REPEATED = FOR_GOOD | {Reason.REASON_TRAINING_FAILED, Reason.REASON_PRIVATE_STATE_UNUSABLE}
+
+_MOST_FAULTS = 3
+
+# Rounds that a silent member is left out at most, before it is tried again.
+_LONGEST_SPAN = 64
+
+_NEVER = 2**63
+
+
+def asked_again(view: MemberView) -> MemberView:
+    """The member without a refusal that may pass: the next round asks it again."""
+    lasting = view.declined is not None and view.declined[0] in LASTING
+    return view if lasting else replace(view, declined=None)
+
+
+def bar(step: Step, member: str, reason: Reason) -> None:
+    """Whoever was dropped for what it did is left out of the rest of the round; after a few times, of the job, until
+    the operator resumes it.
+    """
+    view = step.state.members[member]
+    faults = view.faults + 1
+    until = _NEVER if faults >= _MOST_FAULTS else step.state.round + 1
+    step.state = step.state.with_member(member, replace(view, faults=faults, barred_until=until, ready=False))
+    step.do(counts.Barred(member=member, faults=faults, reason=word(reason)))
+
+
+def note_silence(step: Step, member: str, phase: str) -> None:
+    """A member missed a deadline. After `losses` in a row it is left out for a while, twice as long each time."""
+    view = step.state.members[member]
+    losses, limit = view.losses + 1, step.state.parameters.job.rounds.losses
+    step.do(counts.DeadlineMissed(member=member, phase=phase, in_a_row=losses))
+    away_until = view.away_until
+    if losses >= limit:
+        span = min(2 ** min(losses - limit, 30), _LONGEST_SPAN)
+        away_until = step.state.round + 1 + span
+        step.do(counts.LeftOut(member=member, in_a_row=losses, until_round=away_until))
+    step.state = step.state.with_member(member, replace(view, losses=losses, away_until=away_until))
+
+
+def too_few_are_left(state: JobState, reasons: frozenset[Reason]) -> bool:
+    """Whether members that declined for these reasons are why a cohort cannot be had. Where so many were never here, it
+    is not: others may come.
+    """
+    needed = state.parameters.job.rounds.min_members
+    left = sum(1 for view in state.members.values() if view.declined is None or view.declined[0] not in reasons)
+    return left < needed <= len(state.members)
+
+
+def enough_are_back(state: JobState) -> bool:
+    """Whether a job that paused for want of members has enough of them again."""
+    willing = [
+        view
+        for view in state.members.values()
+        if view.connected and (view.declined is None or view.declined[0] not in REPEATED)
+    ]
+    return len(willing) >= state.parameters.job.rounds.min_members

@@ -1,0 +1,45 @@
+"""The machine's timers. A key names what the timer was set for, so that one that fires late ends nothing else."""
+
+from dataclasses import dataclass
+
+__all__ = ["Absence", "Look", "PhaseDeadline", "Return", "Timer", "Window"]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The training window closes. `attempt`: the newest one when it opened."""
+
+    round: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """The coordinator stops waiting for members that were here before its restart."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseDeadline:
+    """A phase of an attempt ends."""
+
+    attempt: int
+    phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """No answer has come for a moment: the machine checks whether the phase is settled."""
+
+    attempt: int
+    phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """A member of a cohort has been gone too long. `session`: the one that ended."""
+
+    member: str
+    session: int
+
+
+Timer = Window | Return | PhaseDeadline | Look | Absence

@@ -1,0 +1,78 @@
+"""The table of a job's states: which events may lead from one to another, and when they do.
+
+The machine's modules decide when. Tests hold every transition of every simulated federation against this table, and
+the picture in docs/architecture.md is made from it: `python -m coordinator.rounds.transitions` prints it.
+"""
+
+from dataclasses import dataclass
+
+from coordinator.rounds import events as ev
+from coordinator.rounds.state import Aggregating, Halted, Publishing, Training
+
+__all__ = ["TRANSITIONS", "Phase", "Transition", "diagram", "is_allowed"]
+
+Phase = Halted | Training | Aggregating | Publishing
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """A way from one state to another."""
+
+    source: type[Phase]
+    target: type[Phase]
+    when: str
+    events: tuple[type[ev.Event], ...]
+
+
+# Each may be the last thing that a phase waits for, or cost the attempt a member.
+_SETTLING = (ev.Answered, ev.Misbehaved, ev.Connected, ev.TimerFired)
+_LOSING = (*_SETTLING, ev.Uploaded)
+
+TRANSITIONS = (
+    Transition(Halted, Training, "started, resumed, enough members are back", (ev.Started, ev.Resume, ev.Connected)),
+    Transition(
+        Training,
+        Aggregating,
+        "enough members are ready",
+        (ev.SaidReady, ev.Declined, ev.Disconnected, ev.TimerFired),
+    ),
+    Transition(
+        Training,
+        Halted,
+        "paused, aborted, too few members left, rounds failing",
+        (ev.Pause, ev.Abort, ev.TimerFired),
+    ),
+    Transition(Aggregating, Publishing, "the shares open the sum", _SETTLING),
+    Transition(Aggregating, Training, "attempt abandoned", _LOSING),
+    Transition(Aggregating, Halted, "paused, aborted, rounds failing", (*_LOSING, ev.Pause, ev.Abort)),
+    Transition(
+        Publishing,
+        Training,
+        "next round, or next attempt",
+        (ev.Computed, ev.ComputeFailed),
+    ),
+    Transition(
+        Publishing,
+        Halted,
+        "all rounds done, paused, aborted, rounds failing",
+        (ev.Computed, ev.ComputeFailed, ev.Abort),
+    ),
+)
+
+
+def is_allowed(source: Phase, event: ev.Event, target: Phase) -> bool:
+    """Whether the table has this way, or the state stays of its kind."""
+    return type(source) is type(target) or any(
+        isinstance(source, row.source) and isinstance(event, row.events) and isinstance(target, row.target)
+        for row in TRANSITIONS
+    )
+
+
+def diagram() -> str:
+    """The table as a mermaid state diagram."""
+    rows = [f"    {row.source.__name__} --> {row.target.__name__}: {row.when}" for row in TRANSITIONS]
+    return "\n".join(["stateDiagram-v2", "    [*] --> Halted", *rows]) + "\n"
+
+
+if __name__ == "__main__":
+    print(diagram(), end="")  # noqa: T201  a command's output

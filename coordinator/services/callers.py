@@ -1,0 +1,135 @@
+"""Who is calling: each call is checked against the caller's certificate and the list of enrolled members.
+
+A call ends when its member is cut off, and a member that calls too often is refused before anything costs.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import NoReturn
+
+import structlog
+from cryptography import x509
+
+from coordinator.authority import Anchors
+from coordinator.metrics import Metrics
+from coordinator.services.credentials import is_trusted, peer
+from coordinator.services.lives import Lives
+from coordinator.services.member_limit import MemberLimit, too_frequent
+from coordinator.services.running import Running
+from coordinator.services.streams import Context
+from coordinator.services.unusable import come_again
+from coordinator.storage import records
+from tacit.identity import Certificate, Role
+from tacit.reason import Reason
+from tacit.status import abort_with, stamp
+
+__all__ = ["Callers"]
+
+log = structlog.get_logger("coordinator.federation")
+
+# Calls of one member that may be under way: a connection carries 64, and a member has one or two.
+_CALLS_AT_ONCE = 128
+# A call that comes too often is answered this late, in seconds, so that asking again at once gains nothing.
+_REFUSED_AFTER = 1.0
+
+
+class Callers:
+    """Admits the calls of members."""
+
+    def __init__(
+        self,
+        running: Running,
+        metrics: Metrics,
+        federation: bytes,
+        root: x509.Certificate | Anchors,
+        limit: MemberLimit,
+        lives: Lives,
+    ) -> None:
+        self._running = running
+        self._metrics = metrics
+        self._federation = federation
+        self._root = root
+        self._limit = limit
+        self._lives = lives
+
+    @contextlib.asynccontextmanager
+    async def member(self, context: Context) -> AsyncIterator[str]:
+        """The enrolled member that is calling; ends the call otherwise, and when the member is cut off."""
+        member = (await self.certificate(context)).identity.name
+        async with self.under_way(member, context):
+            yield member
+
+    @contextlib.asynccontextmanager
+    async def under_way(self, member: str, context: Context) -> AsyncIterator[None]:
+        """Counts a member's call, and ends it when the member is cut off."""
+        if self._running.calls.count(member) >= _CALLS_AT_ONCE:
+            await self.refuse_often(context, member, 1.0)
+        with self._running.calls.of(member) as call:
+            try:
+                yield
+            except asyncio.CancelledError:
+                if call.reason is None:
+                    raise
+                # Ended from here: said in a way that the member understands.
+                call.task.uncancel()
+                await abort_with(context, call.reason, call.detail)
+
+    async def certificate(self, context: Context, *, retired: bool = False) -> Certificate:
+        """The caller's certificate; ends the call of a caller that is not an enrolled member.
+
+        Args:
+            retired: also takes a certificate of an authority that was retired.
+        """
+        now = datetime.now(UTC)
+        # Looked at before the certificate is verified, which is most of what a refused call would cost. The handshake
+        # has shown that the name is an authority's word; tokens are taken only from who is verified.
+        claimed = b"".join(context.auth_context().get("peer_uri") or ()).decode(errors="replace").rpartition("/")[2]
+        if seconds := self._limit.call_short(claimed):
+            stamp(context, now)
+            await self.refuse_often(context, claimed, seconds)
+        found = await peer(context, Role.MEMBER, self._federation, self._root, now, retired=retired)
+        name, fingerprint = found.identity.name, hashlib.sha256(found.der).digest()
+        if seconds := self._limit.call(name):
+            await self.refuse_often(context, name, seconds)
+        now_ms = int(now.timestamp() * 1000)
+        begins_ms, expires_ms = (int(moment.timestamp() * 1000) for moment in (found.begins, found.expires))
+        # Whoever has a retired authority's key makes certificates of any date: those are never taken for unknown ones.
+        adopting = is_trusted(found, self._root)
+        async with come_again(context, member=name):
+            served = await self._running.database.run(
+                lambda session: records.let_in(
+                    session,
+                    name,
+                    found.der,
+                    begins_ms=begins_ms,
+                    expires_ms=expires_ms,
+                    now_ms=now_ms,
+                    adopting=adopting,
+                )
+            )
+        if served is None:
+            async with come_again(context, member=name):
+                known = await self._running.database.run(lambda session: records.member(session, name))
+            if known is None:
+                detail = f"this coordinator knows no member {name}, though its authority certified one: the operator "
+                detail += "may have lost or replaced its database, or restored one from before; ask, then enrol again "
+                detail += "with a new join token, or start this member again once the database is back"
+                await abort_with(context, Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN, detail)
+            await abort_with(context, Reason.REASON_CLIENT_CERTIFICATE_REVOKED)
+        if not served.admits(fingerprint, now_ms):
+            detail = f"{name} has a newer certificate than this one: renewed, or enrolled again, since; use that one, "
+            detail += "or, if that was not this machine, tell the operator"
+            await abort_with(context, Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN, detail)
+        if fingerprint == served.current:
+            self._lives.used(name, fingerprint, found)
+        return found
+
+    async def refuse_often(self, context: Context, member: str, seconds: float) -> NoReturn:
+        """Ends a call of a member that sends too much."""
+        self._metrics.member_limited("calls")
+        log.warning("member_limited", member=member, what="calls")
+        await asyncio.sleep(min(seconds, _REFUSED_AFTER))
+        await abort_with(context, Reason.REASON_MEMBER_TOO_FREQUENT, too_frequent("calls", seconds))

@@ -1,0 +1,294 @@
+"""A member's session: Hello and Welcome, then messages both ways until one side ends it.
+
+What arrives malformed ends the session with a sentence; it never reaches a job.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc.aio
+import structlog
+from google.protobuf.message import DecodeError
+
+from coordinator.domain.jobs import JobStatus
+from coordinator.metrics import Metrics
+from coordinator.rounds import events as ev
+from coordinator.services.callers import Callers
+from coordinator.services.encoder import SharedEncoder
+from coordinator.services.lives import Lives
+from coordinator.services.member_limit import MemberLimit, too_frequent
+from coordinator.services.renewal import Renewals
+from coordinator.services.running import Running
+from coordinator.services.sessions import Session
+from coordinator.services.streams import EOF, Context, first_message
+from coordinator.services.turns import Turns
+from coordinator.storage import records
+from coordinator.storage.errors import StorageError
+from coordinator.storage.members import MAX_LEDGERS
+from tacit import __version__, wire
+from tacit.identity import Certificate
+from tacit.messages import (
+    AttemptMessage,
+    AuthoritiesChanged,
+    Decline,
+    FromMember,
+    Goodbye,
+    Hello,
+    LedgerCounter,
+    Ready,
+    Standby,
+    Welcome,
+)
+from tacit.protocol import PROTOCOL_VERSION, disagreement
+from tacit.reason import Reason, sentence
+from tacit.status import abort_with
+
+__all__ = ["MemberSessions"]
+
+log = structlog.get_logger("coordinator.federation")
+
+_MESSAGES_AHEAD = 16
+# A message of a session that takes a turn like a chunk does: a roster of a thousand has half a megabyte.
+_LARGE = 64 * 1024
+
+
+@dataclass
+class _Ledger:
+    """The ledger that a session's Hello named."""
+
+    id: bytes | None  # 16 bytes; None where it named none.
+    before: int  # Highest sequence heard before this session; 0: none.
+    heard: int | None  # Highest that is on the disk by now; None where this ledger is not remembered.
+
+
+class MemberSessions:
+    """Serves the stream of each member."""
+
+    def __init__(
+        self,
+        running: Running,
+        metrics: Metrics,
+        federation: bytes,
+        renewals: Renewals | None,
+        callers: Callers,
+        lives: Lives,
+        limit: MemberLimit,
+        sending: Turns,
+        *,
+        first_seconds: float,
+    ) -> None:
+        """
+        Args:
+            renewals: None where nobody can certify.
+            sending: turns of large messages going out.
+            first_seconds: how long Hello may take.
+        """
+        self._running = running
+        self._metrics = metrics
+        self._federation = federation
+        self._renewals = renewals
+        self._callers = callers
+        self._lives = lives
+        self._limit = limit
+        self._sending = sending
+        self._first_seconds = first_seconds
+        self._encoder = SharedEncoder()
+
+    async def serve(self, context: Context) -> None:
+        """One member's stream."""
+        # Read and written by hand, as all streams here: gRPC's own loops hold the last message of either direction
+        # until the next, which with many members is several vectors.
+        certificate = await self._callers.certificate(context)
+        member = certificate.identity.name
+        if seconds := self._limit.session_short(member):
+            await self._callers.refuse_often(context, member, seconds)
+        # Who is cut off before its session is open has none to be ended.
+        async with self._callers.under_way(member, context):
+            session, ledger, certificate = await self._opened(member, context)
+        if session is None:
+            return
+        reader = asyncio.create_task(self._read(session, ledger, context))
+        try:
+            self._running.sessions.open(session)
+            # A session must not outlive the certificate it was opened with, or renewed to.
+            self._lives.begin(session, certificate)
+            async for message in self._outgoing(session):
+                encoded = self._encoder.encode(message)
+                size = encoded.ByteSize()
+                self._metrics.message("out", encoded.WhichOneof("message"), size)
+                if size > _LARGE:
+                    async with self._sending.turn():
+                        await context.write(encoded)
+                else:
+                    await context.write(encoded)
+                del message, encoded
+        finally:
+            self._lives.end(session)
+            reader.cancel()
+            try:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await reader
+            except StorageError as error:
+                log.error("storage_failed", member=member, detail=str(error))
+            except Exception as error:
+                log.error("message_failed", member=member, error=str(error), exc_info=error)
+            finally:
+                # Whatever became of the reader: who has no stream is not connected.
+                self._running.sessions.close(session)
+
+    async def _opened(self, member: str, context: Context) -> tuple[Session | None, _Ledger, Certificate]:
+        """Hello and Welcome; None where the two sides speak different protocol versions, which the member is told."""
+        hello = await self._hello(context)
+        # Once more: its Hello may have taken as long as another key needs to take its place.
+        certificate = await self._callers.certificate(context)
+        detail = disagreement(member=hello.protocol_version, coordinator=PROTOCOL_VERSION)
+        if detail is not None:
+            await context.write(wire.to_member(Goodbye(Reason.REASON_PROTOCOL_VERSION_UNSUPPORTED, detail)))
+            return None, _Ledger(None, 0, None), certificate
+        session = Session(member, hello.process, hello.software_version, hello.admits)
+        now_ms = time.time_ns() // 1_000_000
+        ledger = await self._named_ledger(member, hello.ledger)
+        await context.write(
+            wire.to_member(Welcome(PROTOCOL_VERSION, __version__, self._federation.hex(), now_ms, ledger.before))
+        )
+        if self._renewals is not None and self._renewals.document:
+            # Before anything that the next authority may have signed.
+            session.outgoing.put_nowait(AuthoritiesChanged(self._renewals.document))
+        return session, ledger, certificate
+
+    async def _named_ledger(self, member: str, named: LedgerCounter | None) -> _Ledger:
+        """What a Hello says of the member's ledger, on the disk before the member hears of it."""
+        if named is None:
+            return _Ledger(None, 0, 0)
+        before = await self._heard_ledger(member, named)
+        if before is None:
+            detail = (
+                f"{member} has named {MAX_LEDGERS} ledgers before this one: how far this one comes is not "
+                "remembered, and an older copy of it will not be noticed here"
+            )
+            log.warning("message_failed", member=member, detail=detail)
+            return _Ledger(named.id, 0, None)
+        return _Ledger(named.id, before, max(before, named.sequence))
+
+    async def _heard_ledger(self, member: str, ledger: LedgerCounter) -> int | None:
+        """See `records.heard_ledger`."""
+        return await self._running.database.run(
+            lambda session: records.heard_ledger(session, member, ledger.id, ledger.sequence)
+        )
+
+    async def _ready_ledger(self, member: str, ready: Ready, ledger: _Ledger) -> None:
+        """What a Ready says of the member's ledger. Only a higher number, for a job that is here, reaches the database.
+
+        Raises:
+            wire.WireInvalid: it is another ledger than that of the session's Hello.
+        """
+        if ready.ledger is None:
+            return
+        if ready.ledger.id != ledger.id:
+            raise wire.WireInvalid("Ready names the ledger that the session's Hello named, or none")
+        if ledger.heard is None or ready.ledger.sequence <= ledger.heard or ready.job not in self._running.drivers:
+            return
+        await self._heard_ledger(member, ready.ledger)
+        ledger.heard = ready.ledger.sequence
+
+    async def _hello(self, context: Context) -> Hello:
+        first: FromMember | None = None
+        # Bytes that are no protobuf raise out of the read itself.
+        with contextlib.suppress(wire.WireInvalid, DecodeError):
+            message = await first_message(context, self._first_seconds)
+            first = None if message is EOF else wire.from_member(message)
+        if not isinstance(first, Hello) or not 8 <= len(first.process) <= 64:
+            await abort_with(
+                context,
+                Reason.REASON_MESSAGE_MALFORMED,
+                f"a session opens with Hello, within {self._first_seconds:g} s",
+            )
+        return first
+
+    @staticmethod
+    async def _outgoing(session: Session) -> AsyncIterator[Any]:
+        """Messages as they come, and the Goodbye last."""
+        ended = asyncio.create_task(session.ended.wait())
+        following: asyncio.Task[Any] | None = None
+        try:
+            while True:
+                following = asyncio.create_task(session.outgoing.get())
+                await asyncio.wait({following, ended}, return_when=asyncio.FIRST_COMPLETED)
+                if following.done():
+                    yield following.result()
+                    continue
+                if session.goodbye is not None:
+                    yield session.goodbye
+                return
+        finally:
+            ended.cancel()
+            if following is not None:
+                following.cancel()
+
+    async def _read(self, session: Session, ledger: _Ledger, context: Context) -> None:
+        # So many messages of one member may wait to be worked out; what comes after waits in its own connection.
+        slots = asyncio.Semaphore(_MESSAGES_AHEAD)
+        try:
+            while (message := await context.read()) is not EOF:
+                size = message.ByteSize()
+                self._metrics.message("in", message.WhichOneof("message"), size)
+                if seconds := self._limit.message(session.member, size):
+                    self._metrics.member_limited("messages")
+                    log.warning("member_limited", member=session.member, what="messages")
+                    session.end(Reason.REASON_MEMBER_TOO_FREQUENT, too_frequent("messages", seconds))
+                    return
+                await slots.acquire()
+                if session.goodbye is not None:
+                    return
+                spoken = wire.from_member(message)
+                del message
+                if isinstance(spoken, Ready):
+                    await self._ready_ledger(session.member, spoken, ledger)
+                self._dispatch(session, spoken, slots.release)
+                del spoken
+        except (wire.WireInvalid, DecodeError) as error:
+            session.end(Reason.REASON_MESSAGE_MALFORMED, str(error))
+        except grpc.aio.UsageError:
+            pass  # The stream was closed under the reader.
+        finally:
+            # The member has closed its half: nothing more can come of this session.
+            session.end(Reason.REASON_DISCONNECTED)
+
+    def _dispatch(self, session: Session, message: FromMember, done: Callable[[], None]) -> None:
+        match message:
+            case Hello():
+                raise wire.WireInvalid("a session says Hello once")
+            case Decline():
+                detail = message.detail or sentence(message.reason)
+                event: ev.Event = ev.Declined(session.member, message.round, message.reason, detail)
+                job = message.job
+            case Ready():
+                event = ev.SaidReady(session.member, message.round, message.version)
+                job = message.job
+            case AttemptMessage():
+                event = ev.Answered(session.member, message)
+                job = message.attempt.job
+        driver = self._running.drivers.get(job)
+        if driver is None:
+            self._running.sessions.send(session.member, Standby(f"there is no job named {job[:63]}"))
+            done()
+        else:
+            # What comes late is not counted: the metrics have forgotten a job that is over.
+            if driver.state.status not in (JobStatus.FINISHED, JobStatus.ABORTED):
+                self._count_privacy(session.member, message)
+            driver.post(event, done)
+
+    def _count_privacy(self, member: str, message: FromMember) -> None:
+        match message:
+            case Ready(job=job, privacy=report):
+                self._metrics.budget_left(job, member)
+                if report is not None:
+                    self._metrics.privacy_reported(job, member, report.epsilon)
+            case Decline(job=job, reason=Reason.REASON_BUDGET_SPENT):
+                self._metrics.budget_exhausted(job, member)
+            case _:
+                pass

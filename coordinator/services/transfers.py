@@ -1,0 +1,196 @@
+"""What members fetch and send beside their sessions: blobs, certificates, masked vectors and corpora.
+
+A chunk is several times its size in memory on its way through gRPC and TLS, and all members fetch and upload at about
+the same moment. So chunks take turns. A line that has not moved its chunk in time lets the next one begin: slow lines
+cost the others that much and no more.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import grpc.aio
+
+from coordinator.metrics import Metrics
+from coordinator.rounds.uploads import Receipt
+from coordinator.services.corpora import MOST_CHUNK, CorpusReceipt, Offer
+from coordinator.services.running import Running
+from coordinator.services.streams import EOF, Context, first_message
+from coordinator.services.turns import Turns
+from coordinator.storage.errors import BlobMissing
+from tacit import wire
+from tacit.identity import Certificate
+from tacit.limits import CERTIFICATES_AT_ONCE, CERTIFICATES_IN_A_PART
+from tacit.reason import Reason
+from tacit.status import abort_with
+from tacit.v1 import federation_pb2 as pb
+
+__all__ = ["CHUNK", "Transfers"]
+
+CHUNK = 256 * 1024
+
+
+class Transfers:
+    """Moves bytes between members and the coordinator, in turns. Callers are checked before."""
+
+    def __init__(
+        self,
+        running: Running,
+        metrics: Metrics,
+        sending: Turns,
+        receiving: Turns,
+        *,
+        first_seconds: float,
+        chunk_seconds: float,
+    ) -> None:
+        """
+        Args:
+            sending: turns of chunks going out.
+            receiving: turns of chunks coming in.
+            first_seconds: how long a stream's first message may take.
+            chunk_seconds: how long each further chunk of a masked vector may take.
+        """
+        self._running = running
+        self._metrics = metrics
+        self._sending = sending
+        self._receiving = receiving
+        self._first_seconds = first_seconds
+        self._chunk_seconds = chunk_seconds
+
+    # ---- out
+
+    async def blob(self, request: pb.FetchBlobRequest, context: Context) -> None:
+        """A blob of a job, from an offset on."""
+        store, digest = self._running.store, request.digest
+        if digest not in self._running.fetchable:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no job has a blob {digest.hex()[:12]}")
+        try:
+            total = await asyncio.to_thread(store.size, digest)
+            offset = min(request.offset, total)
+            while True:
+                async with self._sending.turn():
+                    data = await asyncio.to_thread(store.read, digest, offset, CHUNK)
+                    await context.write(pb.BlobChunk(offset=offset, total=total, data=data))
+                self._metrics.carried("out", "blob", len(data))
+                offset += len(data)
+                del data
+                if offset >= total:
+                    return
+        except BlobMissing as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+
+    async def certificates(self, request: pb.FetchCertificatesRequest, context: Context) -> None:
+        """Certificates of members whose advertisement was accepted, by digest: every member may see them."""
+        if len(request.digests) > CERTIFICATES_AT_ONCE:
+            detail = f"{len(request.digests)} certificates were asked for; ask for {CERTIFICATES_AT_ONCE} at once"
+            await abort_with(context, Reason.REASON_MESSAGE_MALFORMED, detail)
+        for at in range(0, len(request.digests), CERTIFICATES_IN_A_PART):
+            digests = request.digests[at : at + CERTIFICATES_IN_A_PART]
+            found = [self._running.certificate_of(digest) or b"" for digest in digests]
+            async with self._sending.turn():
+                part = pb.CertificatesPart(certificates=found)
+                await context.write(part)
+            self._metrics.carried("out", "blob", part.ByteSize())
+            del found, part
+
+    # ---- masked vectors
+
+    async def vector_status(self, member: str, request: pb.AttemptRef, context: Context) -> pb.MaskedUploadReceipt:
+        """How far this member's vector is."""
+        try:
+            attempt = wire.attempt_from_pb(request)
+        except wire.WireInvalid as error:
+            await abort_with(context, Reason.REASON_MESSAGE_MALFORMED, str(error))
+        return _receipt(self._running.uploads.receipt(attempt, member))
+
+    async def vector(self, member: str, context: Context) -> pb.MaskedUploadReceipt:
+        """(The rest of) this member's vector."""
+        first = await first_message(context, self._first_seconds)
+        try:
+            if first is EOF or first.WhichOneof("part") != "header":
+                raise wire.WireInvalid(self._no_header)
+            attempt = wire.attempt_from_pb(first.header.ref)
+            described = wire.masked_input_from_pb(first.header.input)
+        except wire.WireInvalid as error:
+            await abort_with(context, Reason.REASON_MESSAGE_MALFORMED, str(error))
+        driver = self._running.drivers.get(attempt.job)
+        if driver is None:
+            return _receipt(Receipt(0, False, Reason.REASON_ATTEMPT_STALE))
+        receipt = await self._running.uploads.take(
+            attempt,
+            member,
+            first.header.offset,
+            described,
+            self.chunks(context),
+            driver,
+        )
+        return _receipt(receipt)
+
+    async def chunks(self, context: Context) -> AsyncIterator[bytes]:
+        """The chunks of a masked vector, as they come."""
+        # A stream that is not read has no more than gRPC's small window here; a read opens it for one whole chunk.
+        # Whoever waits for a chunk, or for the verdict, holds none: with every member uploading at once, one that each
+        # leaves in a variable is several vectors.
+        while True:
+            part = EOF
+            # Who sends nothing more is answered how far it is, and goes on from there.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._chunk_seconds), self._receiving.turn():
+                    part = await context.read()
+            if part is EOF:
+                return
+            data = part.data
+            del part
+            self._metrics.carried("in", "masked", len(data))
+            yield data
+            del data
+
+    # ---- corpora
+
+    async def corpus_status(self, member: str, request: pb.CorpusRef) -> pb.CorpusReceipt:
+        """Whether this member's file is wanted, how far it is, or that there will be none."""
+        corpora = self._running.corpora
+        if request.declined:
+            return _corpus_receipt(await corpora.decline(request.job, member))
+        if not request.digest:
+            return _corpus_receipt(await corpora.wanted(request.job, member))
+        return _corpus_receipt(await corpora.arrived(request.job, member, request.digest, request.size))
+
+    async def corpus(self, certificate: Certificate, context: Context) -> pb.CorpusReceipt:
+        """(The rest of) this member's file."""
+        first = await first_message(context, self._first_seconds)
+        if first is EOF or first.WhichOneof("part") != "header":
+            await abort_with(context, Reason.REASON_MESSAGE_MALFORMED, self._no_header)
+        header = first.header
+        offer = Offer(header.ref.job, header.ref.digest, header.ref.size, header.statement, header.signature)
+        return _corpus_receipt(
+            await self._running.corpora.take(offer, certificate, header.offset, self._corpus_chunks(context))
+        )
+
+    async def _corpus_chunks(self, context: Context) -> AsyncIterator[bytes]:
+        while True:
+            async with self._receiving.turn():
+                part = await context.read()
+            if part is EOF:
+                return
+            if part.WhichOneof("part") != "data" or len(part.data) > MOST_CHUNK:
+                detail = f"behind the header of an upload come chunks of up to {MOST_CHUNK} bytes"
+                await abort_with(context, Reason.REASON_MESSAGE_MALFORMED, detail)
+            self._metrics.carried("in", "corpus", len(part.data))
+            yield part.data
+
+    @property
+    def _no_header(self) -> str:
+        return f"an upload begins with its header, within {self._first_seconds:g} s; repeat it"
+
+
+def _corpus_receipt(receipt: CorpusReceipt) -> pb.CorpusReceipt:
+    return pb.CorpusReceipt(
+        received=receipt.received, complete=receipt.complete, reason=receipt.reason, detail=receipt.detail
+    )
+
+
+def _receipt(receipt: Receipt) -> pb.MaskedUploadReceipt:
+    return pb.MaskedUploadReceipt(
+        received=receipt.received, complete=receipt.complete, reason=receipt.reason, detail=receipt.detail
+    )

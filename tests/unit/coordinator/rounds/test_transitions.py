@@ -1,0 +1,66 @@
+"""The table of a job's states: the machine keeps to it, the page shows it, and no row of it is idle."""
+
+from pathlib import Path
+
+import pytest
+
+import secure_agg
+from coordinator.rounds import events as ev
+from coordinator.rounds import transitions
+from coordinator.rounds.state import Aggregating, Training
+from coordinator.rounds.transitions import TRANSITIONS, diagram
+from tests.support.fleet import Fleet, job_document
+
+PAGE = Path(__file__).parents[3] / "docs" / "architecture.md"
+
+
+def test_the_page_shows_the_table():
+    assert f"```text\n{diagram()}```\n" in PAGE.read_text(), (
+        "docs/architecture.md differs from the table; print it with `python -m coordinator.rounds.transitions`"
+    )
+
+
+@pytest.mark.parametrize("row", TRANSITIONS, ids=lambda row: f"{row.source.__name__}-{row.target.__name__}")
+def test_a_transition_that_is_not_in_the_table_fails(row, monkeypatch):
+    """Without the row, the runs that the row came from fail."""
+    monkeypatch.setattr(transitions, "TRANSITIONS", tuple(each for each in TRANSITIONS if each is not row))
+    with pytest.raises(AssertionError, match="the table has no"):
+        [run() for run in RUNS]
+
+
+def test_every_row_is_made():
+    made = {(source, target) for run in RUNS for source, _, target in run().transitions}
+    assert {(row.source, row.target) for row in TRANSITIONS} <= made
+
+
+def to_the_end():
+    return Fleet(3, job=job_document(count=2)).connect().run()
+
+
+def paused_in(phase):
+    """Paused in a state, and resumed."""
+    fleet = Fleet(3, job=job_document(count=1)).connect()
+    fleet.run(lambda: isinstance(fleet.state.phase, phase))
+    fleet.post(ev.Pause())
+    fleet.post(ev.Resume())
+    return fleet.run()
+
+
+def attempt_lost():
+    """All members but one leave in the share phase, and come back."""
+    fleet = Fleet(3, job=job_document(count=1))
+
+    def lose(name, arriving):
+        if (
+            name != "m0"
+            and isinstance(getattr(arriving, "payload", None), secure_agg.Roster)
+            and fleet.state.attempt == 1
+        ):
+            fleet.kill(name)
+            fleet.at(60_000, lambda: fleet.restart(name))
+
+    fleet.before = lose
+    return fleet.connect().run()
+
+
+RUNS = (to_the_end, lambda: paused_in(Training), lambda: paused_in(Aggregating), attempt_lost)
