@@ -1,7 +1,8 @@
 """Where a process may be killed, by name, and the one way in which this room writes whole files.
 
 Every point stands at a boundary at which what is on the disk changes, or what the process believes does. Nothing
-happens at a point in service; `benchmarks.ledger_faults` and the tests hand in a function that kills the process.
+happens at a point in service; `benchmarks.operations.ledger_faults` and the tests pass a function that kills the
+process.
 """
 
 import os

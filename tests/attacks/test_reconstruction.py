@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.reconstruction import average_shared
-from benchmarks.reconstruction_attack import (
+from benchmarks.reconstruction.attack import (
     Batch,
     Matching,
     Observed,
@@ -26,6 +25,7 @@ from benchmarks.reconstruction_attack import (
     tokens_by_states,
     vectors_by_matching,
 )
+from benchmarks.reconstruction.tokens import average_shared
 from edge_client.corpus import encoder_of
 from edge_client.data import Example
 from edge_client.methods import Setting, phases_of

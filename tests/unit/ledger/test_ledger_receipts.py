@@ -13,8 +13,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from benchmarks.ledger_faults import EVENT, LIMIT, purpose_of, receipt_of
-from benchmarks.ledger_faults import Member as Identity
+from benchmarks.operations.ledger_faults import EVENT, LIMIT, purpose_of, receipt_of
+from benchmarks.operations.ledger_faults import Member as Identity
 from edge_client.privacy.events import SampledGaussian
 from edge_client.privacy.ledger import Ledger, LedgerMisused, LedgerUnwritable, ledger_path
 from edge_client.privacy.overlap import marks_of
