@@ -47,7 +47,11 @@ def compact(text: str) -> str:
     """
     shorter = _PATH.sub(lambda found: f' d="{_shorter(" ".join(found[1].split()))}"', text)
     used = set(re.findall(r"#(\w+)", shorter))
-    shorter = _ID.sub(lambda found: found[0] if found[1] in used else "", _NO_ROTATION.sub("", shorter))
+
+    def named(found: re.Match[str]) -> str:
+        return found[0] if found[1] in used or found[1].startswith("axes_") else ""
+
+    shorter = _ID.sub(named, _NO_ROTATION.sub("", shorter))
     shorter = _styled_once(shorter)
     parts = re.split(r"(<image [^>]*>)", shorter, flags=re.DOTALL)
     rounded = (part if part.startswith("<image ") else _LONG_FRACTION.sub(r"\1", part) for part in parts)

@@ -6,6 +6,7 @@ from itertools import chain
 import pytest
 
 from benchmarks.institutional import accuracy as institutional
+from benchmarks.institutional import setup
 from benchmarks.institutional.accuracy import GLOVE, PIECES, Cell, check_data, deal
 from benchmarks.library.record import NoData
 from edge_client.privacy.policy import Policy
@@ -45,6 +46,6 @@ def test_only_two_members_need_an_exception(tmp_path):
 
 
 def test_missing_data_is_a_sentence(tmp_path, monkeypatch):
-    monkeypatch.setattr(institutional, "TREC", tmp_path / "trec")
+    monkeypatch.setattr(setup, "TREC", tmp_path / "trec")
     with pytest.raises(NoData, match="TREC questions"):
         check_data(PIECES)
