@@ -10,7 +10,7 @@ __all__ = ["STYLE", "compact", "pyplot", "save"]
 # Of artists that are drawn as pixels (`rasterized=True`): dense ones.
 _DOTS_PER_INCH = 110
 # Without a salt, ids in the file would differ from run to run. matplotlib writes the whole list of fonts at each text.
-STYLE = {"svg.hashsalt": "tacit", "svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans"]}
+STYLE: dict[Any, Any] = {"svg.hashsalt": "tacit", "svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans"]}
 
 _PATH = re.compile(r' d="(M[^"]*)"')
 _STRAIGHT = re.compile(r"M (\S+ \S+)((?: L \S+ \S+)+)( z)?")
