@@ -57,12 +57,12 @@ audit: ## known holes in what constraints.txt pins: asks an advisory service on 
 
 bench: $(STAMP) ## the benchmarks, cell by cell, and their tables (hours, the first time)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
-	for name in institutional "institutional --dp" secure_agg aggregation_memory ledger_faults dp_cost precision privacy_audit fedvocab "fedvocab --wire" wobble drift "fedprompt --part head quality wire backbone backdoor" reconstruction synthesis load strangers soak; do $(BIN)/python -m benchmarks.$$name || exit 1; done
+	for name in $$($(BIN)/python -m benchmarks --names); do $(BIN)/python -m benchmarks.$$name || exit 1; done
 	$(BIN)/python -m benchmarks.report
 
 bench-secagg: $(STAMP) ## secure aggregation alone: beside the clear, beside Flower, its limits, its cost (45 minutes)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
-	$(BIN)/python -m benchmarks.secure_agg
+	$(BIN)/python -m benchmarks.secure_aggregation.costs
 
 gen: $(STAMP) ## regenerate the code of proto/tacit/v1
 	$(BIN)/python proto/generate.py

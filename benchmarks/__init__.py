@@ -1,1 +1,1 @@
-"""Measurements: `python -m benchmarks.NAME`, described in docs/benchmarks.md. Nothing at run time imports them."""
+"""Measurements: `python -m benchmarks` lists them, docs/benchmarks.md has the results. No product code imports them."""

@@ -1,7 +1,7 @@
 """Files that are on disk as a whole or not at all, and the named points at which tests kill the process.
 
 A point lies where the disk, or what the process believes of it, changes. In service nothing happens at a point.
-`benchmarks.ledger_faults` and the tests pass a function that kills the process.
+`benchmarks.operations.ledger_faults` and the tests pass a function that kills the process.
 """
 
 import os

@@ -18,7 +18,15 @@ from grafana_foundation_sdk.models.common import (
     TooltipDisplayMode,
     VisibilityMode,
 )
-from grafana_foundation_sdk.models.dashboard import DashboardCursorSync, DataSourceRef, VariableRefresh, VariableSort
+from grafana_foundation_sdk.models.dashboard import (
+    DashboardCursorSync,
+    DashboardRangeMapOptions,
+    DataSourceRef,
+    RangeMap,
+    ValueMappingResult,
+    VariableRefresh,
+    VariableSort,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 # Run as a file, this folder is what Python sees; imported by a test, the project's root.
@@ -46,6 +54,10 @@ def _stat(panel: Panel) -> stat.Panel:
     if panel.unit == "none":
         # An increase is extrapolated; half a round is nothing to show.
         built = built.decimals(0)
+    if panel.negative is not None:
+        # No query gives a value between -1 and 0.
+        below = DashboardRangeMapOptions(to=-1, result=ValueMappingResult(text=panel.negative))
+        built = built.mappings([RangeMap(below)])
     return built.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
 
 

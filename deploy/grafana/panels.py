@@ -1,7 +1,8 @@
 """The dashboards as data: which panels there are, what each asks Prometheus, in which unit.
 
-`build.py` makes Grafana's JSON of it, `picture.py` draws the same panels from the same queries, and tests run every
-query against a real Prometheus. Variables: `$instance`, `$job` (regular expressions), `$__rate_interval`, `$__range`.
+`build.py` makes Grafana's JSON of it, `benchmarks.operations.dashboard` draws the same panels from the same queries,
+and tests run every query against a real Prometheus. Variables: `$instance`, `$job` (regular expressions),
+`$__rate_interval`, `$__range`.
 
 An increase is never asked of a counter whose labels begin with their first event (see the rules); where it must be
 split by reason, the count since the coordinator's start is shown.
@@ -25,7 +26,9 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """`unit` is Grafana's word; `width` in the 24 columns of a dashboard; `least` and `most` fix the axis."""
+    """`unit` is Grafana's word; `width` in the 24 columns of a dashboard; `least` and `most` fix the axis. A
+    stat shows `negative` in place of a value below zero.
+    """
 
     title: str
     description: str
@@ -35,6 +38,7 @@ class Panel:
     width: int = 8
     least: float | None = 0
     most: float | None = None
+    negative: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -531,10 +535,18 @@ _HEALTH = Row(
         ),
         Panel(
             "Since the newest backup",
-            "Half a century: the journal tells of none.",
+            "`none` where the journal has no backup.",
             "s",
-            (Query(f"time() - max({_c('backup_timestamp_seconds', job=False)})", "since"),),
+            # The metric is 0 without a backup; the query then gives -1, and no data where the coordinator is down.
+            (
+                Query(
+                    f"(time() - max({_c('backup_timestamp_seconds', job=False)} > 0)) "
+                    f"or (max({_c('backup_timestamp_seconds', job=False)}) - 1)",
+                    "since",
+                ),
+            ),
             "stat",
+            negative="none",
         ),
     ),
 )

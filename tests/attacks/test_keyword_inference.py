@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.keywords import (
+from benchmarks.library.record import SHARED
+from benchmarks.synthesis.keywords import (
     CHANCE,
     Embed,
     balanced,
@@ -19,7 +20,6 @@ from benchmarks.keywords import (
     without,
     words_of,
 )
-from benchmarks.record import SHARED
 from export.finetune.training import fit
 from learning.models import build
 from learning.text.data import read_examples

@@ -2,7 +2,7 @@
 
 It succeeds on one sum and fails on groups of this model, and succeeds there too where liars sit in most groups: the
 assumption of the claim is needed. Prompts and heads are really trained, over a small frozen BERT; members, ring, split
-and steps are the product's (`benchmarks.simulation`).
+and steps are the product's (`benchmarks.library.simulation`).
 """
 
 from functools import partial
@@ -13,9 +13,9 @@ import pytest
 import torch
 from transformers import BertConfig, BertForMaskedLM
 
-from benchmarks.backdoor import Backdoor, Fitted, Kept, Probe, Scaled, fitted_factor, poisoned
-from benchmarks.simulation import Member, corpora_of, federate, play_round
-from benchmarks.virtual_members import SeededRandom
+from benchmarks.library.simulation import Member, corpora_of, federate, play_round
+from benchmarks.library.virtual_members import SeededRandom
+from benchmarks.prompts.triggers import Backdoor, Fitted, Kept, Probe, Scaled, fitted_factor, poisoned
 from coordinator.robust import shares
 from export.bundle import make_job_bundle, read_job_bundle
 from learning.text.data import Example

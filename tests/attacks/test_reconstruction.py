@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.reconstruction import average_shared
-from benchmarks.reconstruction_attack import (
+from benchmarks.reconstruction.attack import (
     Batch,
     Matching,
     Observed,
@@ -26,6 +25,7 @@ from benchmarks.reconstruction_attack import (
     tokens_by_states,
     vectors_by_matching,
 )
+from benchmarks.reconstruction.tokens import average_shared
 from edge_client.private_store import PrivateStore
 from edge_client.session.keeping import Keeper
 from learning.methods import Setting, phases_of

@@ -20,7 +20,7 @@ import grpc
 import numpy as np
 import pytest
 
-from benchmarks import virtual_members
+from benchmarks.library import virtual_members
 from coordinator.cli.common import operator_stub
 from coordinator.config import CoordinatorFolder
 from coordinator.services.credentials import federation_credentials

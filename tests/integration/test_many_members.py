@@ -12,7 +12,7 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks.members import made_up_update
+from benchmarks.library.members import made_up_update
 from coordinator.cli.common import operator_stub
 from tacit.blobs import fetch_blob
 from tacit.reason import Reason

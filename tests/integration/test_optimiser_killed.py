@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks.soak_member import record_of
+from benchmarks.operations.soak_member import record_of
 from coordinator.rounds.optimiser import StateVectors
 from coordinator.rounds.publish import next_version
 from coordinator.storage import open_blobs, open_database, records
@@ -34,7 +34,7 @@ def federation(tmp_path):
         for name in MEMBERS:
             # They write down what they send.
             records_of(running, name).mkdir()
-            words = [sys.executable, "-m", "benchmarks.soak_member", str(running.home(name))]
+            words = [sys.executable, "-m", "benchmarks.operations.soak_member", str(running.home(name))]
             words.append(str(records_of(running, name)))
             running.processes.append(Process(name, words, tmp_path / f"{name}.log"))
         yield running

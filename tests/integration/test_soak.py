@@ -1,6 +1,6 @@
 """A short soak: rounds during which a coordinator and a member are killed, and what sums and receipts say in the end.
 
-The long one is `python -m benchmarks.soak`.
+The long one is `python -m benchmarks.operations.soak`.
 """
 
 import asyncio
@@ -8,8 +8,8 @@ import asyncio
 import numpy as np
 import pytest
 
-from benchmarks import soak
-from benchmarks.soak_member import record_of
+from benchmarks.operations import soak
+from benchmarks.operations.soak_member import record_of
 from tacit.attempt import AttemptId
 
 # A coordinator that was killed is back within seconds: other federations beside it would be measured as well.

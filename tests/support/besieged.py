@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks.members import made_up_update
+from benchmarks.library.members import made_up_update
 from coordinator.cli.common import operator_stub
 from tacit.blobs import fetch_blob, put_blob
 from tacit.v1 import operator_pb2 as pb

@@ -4,7 +4,7 @@
 
 Reads lines `NAME TOKEN` until its input ends, enrols each member into FOLDER/home-NAME, says so (`enrolled`, with
 their number), and runs them all until SIGTERM. Everything is a member's own code but training: an update follows from
-the member's name (`benchmarks.members.made_up_update`).
+the member's name (`benchmarks.library.members.made_up_update`).
 """
 
 import asyncio
@@ -46,7 +46,7 @@ async def _all(folder: Path, tokens: dict[str, str]) -> None:
 
 
 async def _member(home: Path) -> None:
-    from benchmarks.members import run_member
+    from benchmarks.library.members import run_member
 
     (home / "policy.toml").write_text(POLICY)
     await run_member(home)

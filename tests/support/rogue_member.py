@@ -39,7 +39,7 @@ def main() -> None:
 
 
 async def _run(home: Path, orders: Path, jobs: tuple[str, ...]) -> None:
-    from benchmarks.members import run_member
+    from benchmarks.library.members import run_member
 
     task = asyncio.ensure_future(run_member(home, kind=_rogue(orders), admits=jobs))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

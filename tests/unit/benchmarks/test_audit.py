@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks import privacy_audit
-from benchmarks.privacy_audit import (
+from benchmarks.privacy import audit as privacy_audit
+from benchmarks.privacy.audit import (
     canary_audit,
     claimed,
     epsilon_of_gaussian,

@@ -1,56 +1,133 @@
-"""The page of results: newest lines only, the same bytes from the same results."""
+"""The committed pages: what the generator writes, within bounds, and true to the repository."""
 
 import json
+import re
+import subprocess
 
 import pytest
 
-from benchmarks.report import SECTIONS, newest, section_text, write_report
+from benchmarks import report
+from benchmarks.library.record import RESULTS, ROOT
+from benchmarks.report import NOT_MEASURED, PAGES, write_report
 
-RUN = {
-    "commit": "0123456789abcdef",
-    "code": "c1",
-    "machine": {"cpu": "a processor", "cores": 2, "memory_bytes": 1, "system": "Linux x86_64"},
-    "versions": {"python": "3.11"},
-}
-
-
-def line(members, value, seed=None, **more):
-    made = {"bench": "institutional", "case": {"members": members, "vocabulary": "wordpiece"}}
-    if seed is not None:
-        made["seed"] = seed
-    return {**made, "figure": "test_accuracy", "value": value, "unit": "1", "code": "c1", **more}
+DOCS = ROOT / "docs"
+MAX_OVERVIEW_LINES = 150
+MAX_SVG_BYTES = 150_000
+COMMIT = re.compile(r"\bcommit ([0-9a-f]{7,40})\b")
 
 
-LINES = [
-    {"bench": "institutional", "run": RUN},
-    line(2, 0.1, 0, curve=[0.05, 0.1]),
-    line(2, 0.7, 0, curve=[0.5, 0.7]),
-    line(2, 0.9, 1, curve=[0.6, 0.9]),
-    line(2, 0.8, paper=0.9, spread=0.2, values=[0.7, 0.9]),
-    line(10, 0.5, 0, curve=[0.4, 0.5]),
-]
-
-
-def test_a_later_line_of_a_cell_takes_the_place_of_an_earlier():
-    assert sorted(each["value"] for each in newest(LINES)) == [0.5, 0.7, 0.8, 0.9]
-
-
-def test_the_table_shows_means_and_single_seeds_only_where_no_mean_is():
-    text = section_text(SECTIONS[0], LINES)
-    rows = [row for row in text.splitlines() if row.startswith("| ") and "---" not in row]
-    assert rows[0] == "| members | vocabulary | seed | figure | value | paper | spread | values |"
-    assert rows[1] == "| 2 | wordpiece |  | test_accuracy | 0.8 | 0.9 | 0.2 | 0.7, 0.9 |"
-    assert rows[2] == "| 10 | wordpiece | 0 | test_accuracy | 0.5 |  |  |  |"
-    assert len(rows) == 3
-    assert "commit 0123456789ab" in text
-
-
-def test_the_report_is_the_same_bytes_again(tmp_path):
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
     pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
-    (tmp_path / "institutional.jsonl").write_text("".join(json.dumps(each) + "\n" for each in LINES))
-    first = {path.name: path.read_bytes() for path in write_report(tmp_path, tmp_path / "a")}
-    again = {path.name: path.read_bytes() for path in write_report(tmp_path, tmp_path / "b")}
-    assert first == again
-    assert first.keys() == {"benchmarks.md", "institutional.svg"}
-    assert b"benchmarks/institutional.svg" in first["benchmarks.md"]
-    assert b"## Memory" not in first["benchmarks.md"], "a benchmark without results has no section"
+    folder = tmp_path_factory.mktemp("docs")
+    write_report(RESULTS, folder)
+    return folder
+
+
+def pages(folder):
+    return {path.relative_to(folder).as_posix() for path in [folder / "benchmarks.md", *folder.glob("benchmarks/*.md")]}
+
+
+def test_the_pages_are_what_the_generator_writes(written):
+    assert pages(DOCS) == pages(written)
+    for name in pages(written):
+        same = (DOCS / name).read_text(encoding="utf-8") == (written / name).read_text(encoding="utf-8")
+        assert same, f"docs/{name} is old; run `python -m benchmarks.report`"
+
+
+def test_every_drawing_is_there_and_none_is_left_over(written):
+    def drawings(folder):
+        return {path.name for path in (folder / "benchmarks").glob("*.svg")}
+
+    assert drawings(DOCS) == drawings(written)
+
+
+def test_one_page_decides_and_links_to_all_others():
+    text = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= MAX_OVERVIEW_LINES
+    assert NOT_MEASURED not in text
+    assert "{{" not in text
+    for page in PAGES:
+        assert f"(benchmarks/{page.file})" in text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.package)
+def test_a_template_has_each_section_once(page):
+    assert sorted(re.findall(r"\{\{(\w+)\}\}", page.template)) == sorted(section.name for section in page.sections)
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.rglob("*.svg")), ids=lambda path: path.name)
+def test_a_drawing_is_small(path):
+    assert path.stat().st_size < MAX_SVG_BYTES
+
+
+def history():
+    """Why the history cannot be asked, or None."""
+    words = ["git", "rev-parse", "--is-shallow-repository"]
+    try:
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "this is no git repository"
+    return "this clone is shallow" if done.stdout.strip() == "true" else None
+
+
+def test_every_commit_that_a_page_cites_exists():
+    if (why := history()) is not None:
+        pytest.skip(f"{why}, so cited commits cannot be looked up")
+    cited = {
+        commit: path.relative_to(ROOT).as_posix()
+        for path in [*DOCS.rglob("*.md"), ROOT / "README.md"]
+        for commit in COMMIT.findall(path.read_text(encoding="utf-8"))
+    }
+    assert cited
+    asked = subprocess.run(
+        ["git", "cat-file", "--batch-check"],
+        cwd=ROOT,
+        input="\n".join(cited),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = dict(zip(cited, asked.stdout.splitlines(), strict=True))
+    missing = {cited[commit]: commit for commit, told in found.items() if " commit " not in told}
+    assert not missing, "name it in benchmarks/results/lost_commits.txt and run `python -m benchmarks.report`"
+
+
+# ---- figures on the one page -----------------------------------------------------------------------------------------
+
+
+def shown(tmp_path, monkeypatch, placeholder, *lines):
+    """What a placeholder becomes."""
+    template = tmp_path / "report.md"
+    template.write_text(placeholder)
+    monkeypatch.setattr(report, "_TEMPLATE", template)
+    made = ({"bench": "b", "figure": "f", "unit": "1", "code": "c", **each} for each in lines)
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps(each) + "\n" for each in made))
+    write_report(tmp_path, tmp_path / "out")
+    return (tmp_path / "out" / "benchmarks.md").read_text()
+
+
+def test_a_figure_is_the_newest_of_its_case(tmp_path, monkeypatch):
+    lines = [{"case": {"members": 2}, "value": 0.1}, {"case": {"members": 2}, "value": 0.25, "paper": 0.5}]
+    assert shown(tmp_path, monkeypatch, "{{b f members=2 : .1%}}", *lines) == "25.0%"
+    assert shown(tmp_path, monkeypatch, "{{b f members=2 field=paper : .1f}}", *lines) == "0.5"
+    assert shown(tmp_path, monkeypatch, "{{b f members=2 scale=100 : .0f}}", *lines) == "25"
+    assert shown(tmp_path, monkeypatch, "{{b f members=3 : .1f}}", *lines) == NOT_MEASURED
+
+
+def test_a_figure_of_several_seeds_is_their_mean(tmp_path, monkeypatch):
+    lines = [{"case": {}, "seed": seed, "value": value} for seed, value in ((0, 1.0), (1, 2.0))]
+    lines.append({"case": {}, "value": 9.0})
+    assert shown(tmp_path, monkeypatch, "{{b f : .1f}}", *lines) == "1.5"
+    assert shown(tmp_path, monkeypatch, "{{b f seed=1 : .1f}}", *lines) == "2.0"
+
+
+def test_the_plainest_case_counts_and_a_tie_is_an_error(tmp_path, monkeypatch):
+    lines = [
+        {"case": {"method": "a", "rate": 1, "server": None}, "value": 1.0},
+        {"case": {"method": "a"}, "value": 2.0},
+    ]
+    assert shown(tmp_path, monkeypatch, "{{b f method=a : .0f}}", *lines) == "2"
+    tie = [{"case": {"method": "a", "rate": rate}, "value": 1.0} for rate in (1, 2)]
+    with pytest.raises(ValueError, match="fits 2 cases"):
+        shown(tmp_path, monkeypatch, "{{b f method=a : .0f}}", *tie)

@@ -8,7 +8,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.ledger_faults import EVENT, LIMIT, Member, purpose_of, receipt_of
+from benchmarks.operations.ledger_faults import EVENT, LIMIT, Member, purpose_of, receipt_of
 from edge_client.cli.ledger import app
 from edge_client.ledger.ledger import Ledger, ledger_path
 from edge_client.ledger.receipt_book import ReceiptBook

@@ -21,7 +21,7 @@ MEMORY = next((path for path in (Path("/dev/shm"),) if path.is_dir()), None)  # 
 _RUN = """
 import json, sys, tempfile
 from pathlib import Path
-from benchmarks import ledger_faults
+from benchmarks.operations import ledger_faults
 with tempfile.TemporaryDirectory(dir=sys.argv[1] or None) as scratch:
     print(json.dumps(vars(ledger_faults.{call})))
 assert not any(heavy in sys.modules for heavy in ("torch", "sqlalchemy", "grpc", "scipy"))
@@ -76,7 +76,9 @@ def test_two_hundred_random_kills():
 _CHARGE = """
 import os, sys
 from pathlib import Path
-from benchmarks.ledger_faults import EVENT, LIMIT, purpose_of, Member
+from benchmarks.operations.ledger_faults import EVENT, LIMIT, purpose_of, Member
+from edge_client.ledger.ledger import Ledger, ledger_path
+from benchmarks.operations.ledger_faults import EVENT, LIMIT, purpose_of, Member
 from edge_client.ledger.ledger import Ledger, ledger_path
 member = Member("north", None, b"", b"", bytes(32))
 with Ledger.open(ledger_path(Path(sys.argv[1]), "data"), "data", LIMIT) as ledger:

@@ -13,12 +13,19 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from benchmarks.ledger_faults import EVENT, LIMIT, purpose_of, receipt_of
-from benchmarks.ledger_faults import Member as Identity
+from benchmarks.operations.ledger_faults import EVENT, LIMIT, purpose_of, receipt_of
+from benchmarks.operations.ledger_faults import Member as Identity
 from edge_client.ledger.ledger import Ledger, LedgerMisused, LedgerUnwritable, ledger_path
 from edge_client.ledger.overlap import marks_of
 from edge_client.ledger.receipt_book import ReceiptBook
-from edge_client.ledger.receipts import SENDING, GroupNumbers, Party, Receipt, ReceiptInvalid, check_receipt
+from edge_client.ledger.receipts import (
+    SENDING,
+    GroupNumbers,
+    Party,
+    Receipt,
+    ReceiptInvalid,
+    check_receipt,
+)
 from edge_client.ledger.verification import export_lines, verify, verify_export
 from learning.accounting.events import SampledGaussian
 from secure_agg.transcript import Purpose, frame

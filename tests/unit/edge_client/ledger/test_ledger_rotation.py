@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from benchmarks.ledger_faults import EVENT, LIMIT, purpose_of, receipt_of
-from benchmarks.ledger_faults import Member as Identity
+from benchmarks.operations.ledger_faults import EVENT, LIMIT, purpose_of, receipt_of
+from benchmarks.operations.ledger_faults import Member as Identity
 from edge_client.identity.home import Home, MemberIdentity
 from edge_client.ledger.budget import Budget
 from edge_client.ledger.ledger import Ledger, ledger_path

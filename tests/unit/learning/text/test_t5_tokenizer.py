@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import T5TokenizerFast
 
-from benchmarks.record import SHARED
+from benchmarks.library.record import SHARED
 from learning.text.cloze import ClozeEncoder
 from learning.text.cloze_tokenizer import check_cloze_form, own_form
 from tacit.prompt import PLAIN, parse_template

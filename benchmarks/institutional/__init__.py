@@ -1,0 +1,1 @@
+"""Institutional federated learning on TREC (Zhu et al. 2020)."""

@@ -1,0 +1,88 @@
+"""What the benchmarks on TREC share: vocabularies, data, and the test of a version."""
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.library.record import SHARED, NoData
+
+if TYPE_CHECKING:
+    from learning.text.data import Example
+
+__all__ = ["GLOVE", "PIECES", "TREC", "VOCABULARIES", "Tester", "Vocabulary", "check_data", "deal"]
+
+TREC = SHARED / "trec"
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a run's texts are cut into, and what its embedding starts from."""
+
+    name: str
+    kind: str
+    file: Path
+    embedding: int = 128
+    pretrained: bool = False
+
+    def toml(self) -> str:
+        """The job file's table, and the model's width."""
+        table = f'[vocabulary]\nkind = "{self.kind}"\nfile = {json.dumps(str(self.file))}\n'
+        if self.pretrained:
+            table += f"pretrained = {json.dumps(str(self.file))}\n"
+        return table + f"[model]\nembedding = {self.embedding}\n"
+
+
+PIECES = Vocabulary("wordpiece", "wordpiece", SHARED / "bert_vocab" / "bert-base-uncased-vocab.txt.gz")
+GLOVE = Vocabulary("glove.6B.50d", "words", SHARED / "glove" / "glove.6B.50d.subset.txt.gz", 50, True)
+VOCABULARIES = {each.name: each for each in (PIECES, GLOVE)}
+
+
+def check_data(vocabulary: Vocabulary) -> None:
+    """Raises NoData where a file is missing."""
+    for path in (TREC / "train.jsonl.gz", TREC / "test.jsonl.gz", vocabulary.file):
+        if not path.exists():
+            raise NoData(
+                f"{path} is not here: this benchmark needs the public TREC questions and a public vocabulary under "
+                f"{SHARED} (docs/benchmarks.md says which files); put them there and run it again"
+            )
+
+
+def deal(rows: Sequence[str], members: int, seed: int) -> list[list[str]]:
+    """Equal parts (sizes differ by one at most) in an order drawn from the seed."""
+    order = list(rows)
+    random.Random(seed).shuffle(order)
+    return [order[member::members] for member in range(members)]
+
+
+class Tester:
+    """Test accuracy of versions of one job, measured in this process; on TREC's test set if not on `examples`."""
+
+    def __init__(self, bundle: Path, examples: "Sequence[Example] | None" = None) -> None:
+        import torch
+
+        from export.bundle import read_job_bundle
+        from learning.models import build
+        from learning.text.corpus import encoder_of
+        from learning.text.data import label_ids, read_examples
+
+        torch.set_num_threads(1)
+        self.bundle = read_job_bundle(bundle)
+        job = self.bundle.document
+        self.encoder = encoder_of(job, self.bundle.public_tokenizer)
+        self.module = build(job.model, self.encoder.vocabulary_size, len(job.labels), self.encoder.pad_id)
+        examples = read_examples(TREC / "test.jsonl.gz") if examples is None else examples
+        self._ids = self.encoder.encode([example.text for example in examples])
+        self._labels = label_ids(examples, job.labels)
+
+    def accuracy(self, weights: bytes | None = None) -> float:
+        """Of these weights, or of the module as it stands."""
+        from learning.models import load_shared
+        from learning.training.local import evaluate
+
+        if weights is not None:
+            manifest = self.bundle.manifest
+            load_shared(self.module, manifest.unflatten(manifest.decode(weights)))
+        return evaluate(self.module, self._ids, self._labels).accuracy

@@ -1,0 +1,224 @@
+"""Several members in one process, for measurements of what the coordinator and the protocol cost.
+
+Each is a real agent: its own key and session, the real machine, journal and secure aggregation. Only training is left
+out: the update is made up once. With `--clear` the agents send their encoded vectors as they are, to a coordinator that
+adds them up in the clear (`benchmarks.secure_aggregation.clear`): same channel, session, fetching, encoding and
+upload, and none of the protocol.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import functools
+import hashlib
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+
+import secure_agg
+from edge_client.agent.watching import LogWatcher
+from edge_client.downloads.cache import BlobCache
+from edge_client.identity.home import MemberIdentity
+from edge_client.ledger.budget import Budget, open_budget
+from edge_client.policy.policy import Policy
+from edge_client.private_store import PrivateStore
+from edge_client.session import agent as real
+from edge_client.session import states as m
+from edge_client.session.journal import Journal
+from edge_client.session.keeping import Keeper
+from edge_client.session.preparation import Fetch, Preparation, Preparer
+from learning.artifacts import fetch_job
+from learning.mechanisms.contribution import Update
+from learning.text.data import Example
+from tacit.attempt import AttemptId
+from tacit.job import JobDocument
+from tacit.messages import (
+    Assignment,
+    AttemptEnded,
+    AttemptMessage,
+    AttemptOpened,
+    JobEnded,
+    Ready,
+)
+from tacit.vector import layout_of
+from tacit.verification import Verification
+from toolkit.logs import configure
+
+__all__ = ["ClearAgent", "MadeUpPreparer", "clear_input", "made_up_update", "main", "met", "run_member"]
+
+# made_up(member, round, values): what a member would have trained.
+MadeUp = Callable[[str, int, int], Update]
+
+_EXAMPLES = 100
+
+
+def made_up_update(member: str, values: int) -> Update:
+    """An update that follows from the member's name, float32 (values,), small against the coordinate bound."""
+    seed = int.from_bytes(hashlib.sha256(member.encode()).digest()[:8], "big")
+    change = np.random.default_rng(seed).standard_normal(values, dtype=np.float32) * np.float32(0.01)
+    return Update(change, _EXAMPLES, 50.0, 80, _EXAMPLES)
+
+
+def same_update(member: str, _round: int, values: int) -> Update:
+    """The same in every round."""
+    return made_up_update(member, values)
+
+
+def clear_input(member: str, vector: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> secure_agg.MaskedInput:
+    """The header of an upload in the clear: nothing is signed, as nothing rests on it."""
+    return secure_agg.MaskedInput(member, bytes(32), vector.size, bytes(64))
+
+
+class MadeUpPreparer(Preparer):
+    """Fetches the job and the version as a member does, and trains nothing."""
+
+    def __init__(
+        self,
+        member: str,
+        policy: Policy,
+        budget: Budget,
+        cache: BlobCache,
+        watcher: LogWatcher,
+        keeper: Keeper,
+        made_up: MadeUp = same_update,
+    ) -> None:
+        random = secure_agg.SystemRandom()
+        super().__init__([Example("", "")], bytes(32), member, policy, budget, random, cache, "cpu", watcher, keeper)
+        self._made_up = made_up
+        self._update: tuple[tuple[int, int], Update] | None = None
+
+    async def prepare(self, assignment: Assignment, fetch: Fetch) -> Preparation:
+        """An update that is made up, in no time."""
+        blob = functools.partial(self._blob, fetch)
+        job = await fetch_job(blob, assignment.job, assignment.job_document)
+        self._policy.check_job(job)
+        await blob(assignment.version, 4 * job.values)
+        # By version, as in training: without noise a member sends no other update for one version.
+        round_ = 0 if self._made_up is same_update else assignment.version_number + 1
+        if self._update is None or self._update[0] != (round_, job.values):
+            self._update = (round_, job.values), self._made_up(self._member, round_, job.values)
+        protection = self._budget.protection(job, _EXAMPLES)
+        return Preparation(job, self._update[1], protection, self._budget.reserve(assignment, job, protection))
+
+
+class ClearAgent(real.Agent):
+    """The agent with the protocol left out: on an attempt it encodes and uploads."""
+
+    async def _work_events(self) -> None:
+        prepared: dict[str, JobDocument] = {}
+        while True:
+            match await self._events.get():
+                case m.Received(Assignment() as assignment):
+                    self._carry_out(m.Prepare(assignment))
+                case m.Prepared(assignment=assignment, job=job):
+                    prepared[job.name] = job
+                    self._carry_out(m.Say(Ready(job.name, assignment.round, assignment.version)))
+                case m.Received(AttemptMessage(attempt, AttemptOpened(context))):
+                    task = asyncio.create_task(self._send_clear(attempt, prepared[attempt.job], context.cohort))
+                    self._uploads[attempt] = task
+                case m.Received(AttemptMessage(attempt, AttemptEnded())):
+                    self._uploads.pop(attempt, None)
+                    self._held.pop(attempt.job, None)
+                case m.Received(JobEnded() as ended):
+                    self._carry_out(m.JobOver(ended))
+                case other:
+                    raise RuntimeError(f"nobody says {type(other).__name__} in the clear")
+
+    async def _send_clear(self, attempt: AttemptId, job: JobDocument, cohort: int) -> None:
+        held = self._held[attempt.job]
+        encode = held.protection.encode
+        vector = await asyncio.to_thread(encode, job, held.update, cohort, self._environment.random)
+        packed = secure_agg.pack_in_place(vector, layout_of(job, cohort).bits)
+        await self._upload(attempt, packed, clear_input(self._link.identity.member, vector))
+
+
+async def run_member(
+    home: Path,
+    *,
+    kind: type[real.Agent] = real.Agent,
+    verification: Verification | None = None,
+    watcher: LogWatcher | None = None,
+    made_up: MadeUp = same_update,
+    admits: tuple[str, ...] = (),
+    until_finished: bool = False,
+) -> None:
+    """The member of a home, enrolled, with all of its own code but training, until it is cancelled.
+
+    verification: shared by members of one process, so that each certificate is verified once for all of them; of its
+    own where none is given, as a member has it.
+
+    Raises:
+        AgentStopped: the coordinator refuses this member for good.
+    """
+    identity = MemberIdentity.load(home)
+    policy = Policy.from_toml(home / "policy.toml")
+    known = verification or Verification(identity.root)
+    environment = m.Environment(
+        identity=identity,
+        federation=identity.federation,
+        verify=known.verify,
+        key_of=known.key_of,
+        random=secure_agg.SystemRandom(),
+        policy=policy,
+        certificate_of=known.certificate_of,
+    )
+    seen = watcher or LogWatcher()
+    with (
+        contextlib.closing(Journal(home / "journal.db", identity.federation)) as journal,
+        open_budget(home, identity, policy, [""]) as budget,
+    ):
+        keeper = Keeper(PrivateStore(home, identity.federation, "data"), [])
+        preparer = MadeUpPreparer(identity.member, policy, budget, BlobCache(home / "cache"), seen, keeper, made_up)
+        agent = kind(
+            identity,
+            environment,
+            journal,
+            preparer,
+            budget,
+            seen,
+            keeper,
+            admits=admits,
+            until_finished=until_finished,
+        )
+        await agent.run()
+
+
+def met(homes: list[Path]) -> Verification:
+    """What members remember that have met everyone who is enrolled beside them, as after a first round together."""
+    verification = Verification(MemberIdentity.load(homes[0]).root)
+    for path in sorted(homes[0].parent.glob("home-*/identity/cert.pem")):
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+        verification.key_of(certificate.public_bytes(serialization.Encoding.DER))
+    return verification
+
+
+async def _all(homes: list[Path], *, clear: bool, all_met: bool) -> None:
+    kind = ClearAgent if clear else real.Agent
+    known = met(homes) if all_met else None
+    members = (run_member(home, kind=kind, verification=known) for home in homes)
+    task = asyncio.ensure_future(asyncio.gather(*members))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+def main() -> None:
+    """Command line: runs until SIGTERM."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.library.members", description=__doc__)
+    parser.add_argument("homes", type=Path, nargs="+", help="members' folders, enrolled")
+    parser.add_argument("--clear", action="store_true", help="send vectors without masks")
+    parser.add_argument("--met", action="store_true", help="members know each other's certificates")
+    options = parser.parse_args()
+    configure("json", "warning")
+    asyncio.run(_all(options.homes, clear=options.clear, all_met=options.met))
+    # Threads of a transfer that was cut off need not be waited for.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

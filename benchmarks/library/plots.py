@@ -1,0 +1,101 @@
+"""Drawings for the report: the same bytes from the same results, and small files."""
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+__all__ = ["STYLE", "compact", "pyplot", "save"]
+
+# Of artists that are drawn as pixels (`rasterized=True`): dense ones.
+_DOTS_PER_INCH = 110
+# Without a salt, ids in the file would differ from run to run. matplotlib writes the whole list of fonts at each text.
+STYLE: dict[Any, Any] = {"svg.hashsalt": "tacit", "svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans"]}
+
+_PATH = re.compile(r' d="(M[^"]*)"')
+_STRAIGHT = re.compile(r"M (\S+ \S+)((?: L \S+ \S+)+)( z)?")
+_STYLE = re.compile(r' style="([^"]*)"')
+_NO_ROTATION = re.compile(r' transform="rotate\(-?0 [^)]*\)"')
+_ID = re.compile(r' id="([^"]*)"')
+_LONG_FRACTION = re.compile(r"(\d+\.\d\d)\d+")
+
+Point = tuple[float, float]
+
+
+def pyplot() -> Any:
+    """matplotlib's, without a screen."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    mpl.rcParams.update(STYLE)
+    from matplotlib import pyplot as found
+
+    return found
+
+
+def save(figure: Any, path: Path) -> None:
+    """Writes it and lets go of it."""
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None, "Creator": None}, dpi=_DOTS_PER_INCH)
+    pyplot().close(figure)
+    path.write_text(compact(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def compact(text: str) -> str:
+    """A smaller SVG: paths in tenths of a point and without points in the middle of a level or upright
+    line, and each style once, as a class.
+    """
+    shorter = _PATH.sub(lambda found: f' d="{_shorter(" ".join(found[1].split()))}"', text)
+    used = set(re.findall(r"#(\w+)", shorter))
+
+    def named(found: re.Match[str]) -> str:
+        return found[0] if found[1] in used or found[1].startswith("axes_") else ""
+
+    shorter = _ID.sub(named, _NO_ROTATION.sub("", shorter))
+    shorter = _styled_once(shorter)
+    parts = re.split(r"(<image [^>]*>)", shorter, flags=re.DOTALL)
+    rounded = (part if part.startswith("<image ") else _LONG_FRACTION.sub(r"\1", part) for part in parts)
+    return "\n".join(line.strip() for line in "".join(rounded).splitlines()) + "\n"
+
+
+def _styled_once(text: str) -> str:
+    """Styles that occur twice become classes, named in the order in which they come."""
+    count = Counter(_STYLE.findall(text))
+    names = {style: f"s{at}" for at, style in enumerate(style for style in count if count[style] > 1)}
+    if not names:
+        return text
+
+    def named(found: re.Match[str]) -> str:
+        return f' class="{names[found[1]]}"' if found[1] in names else found[0]
+
+    rules = "".join(f".{name}{{{style}}}\n" for style, name in names.items())
+    return re.sub(r"(<svg [^>]*>\n)", rf"\1<style>\n{rules}</style>\n", _STYLE.sub(named, text), count=1)
+
+
+def _shorter(path: str) -> str:
+    """A path without needless points; one with curves or holes as it is."""
+    found = _STRAIGHT.fullmatch(path)
+    if found is None:
+        return path
+    points: list[Point] = []
+    for each in [found[1], *found[2].split(" L ")[1:]]:
+        x, y = map(float, each.split())
+        point = (round(x, 1), round(y, 1))
+        if points and point == points[-1]:
+            continue
+        if len(points) > 1 and _between(points[-2], points[-1], point):
+            points.pop()
+        points.append(point)
+    # A line of no length draws a dot.
+    points = points if len(points) > 1 else points * 2
+    # Points after the first of an M are lines to them.
+    return "M " + " ".join(f"{x:g} {y:g}" for x, y in points) + (found[3] or "")
+
+
+def _between(first: Point, middle: Point, last: Point) -> bool:
+    """Whether the middle point lies on a level or upright line between the others."""
+    return any(
+        first[axis] == middle[axis] == last[axis]
+        and min(first[1 - axis], last[1 - axis]) <= middle[1 - axis] <= max(first[1 - axis], last[1 - axis])
+        for axis in (0, 1)
+    )

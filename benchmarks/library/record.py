@@ -1,0 +1,251 @@
+"""Results of a benchmark: one JSON object a line, printed and appended to benchmarks/results/NAME.jsonl.
+
+Guarantees: the file holds all lines of a cell or none; a cell that was measured at the benchmark's present revision
+is not measured again; a `--quick` run prints its lines and writes none, so a small case cannot pass for a figure.
+
+A benchmark has a revision, which it passes to `open_results`. Raise it in the commit that changes what the benchmark
+measures: its cells then count as not measured. Nothing else does that, neither a moved file nor a new comment. A line
+without a revision has revision 1.
+
+A file holds two kinds of lines. `{"bench", "run": {...}}` opens a run: when, on what machine, with which versions, from
+which commit, with which seeds. `{"bench", "case", "figure", "value", "unit", "code", "revision", ...}` is a figure.
+`code` is a digest of all sources at that time. It informs the reader and decides nothing.
+"""
+
+import argparse
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.library.catalogue import BENCHMARKS, TOOLS
+
+__all__ = [
+    "RESULTS",
+    "ROOT",
+    "SHARED",
+    "Figure",
+    "NoData",
+    "Results",
+    "code_digest",
+    "open_results",
+    "parser",
+    "spread",
+    "summarise",
+]
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+SHARED = ROOT.parent / "shared" / "data"
+
+# No results, documents or tests: a figure does not depend on them.
+_SOURCES = ("benchmarks", "coordinator", "edge_client", "export", "learning", "proto", "secure_agg", "toolkit")
+_PACKAGES = ("numpy", "torch", "cryptography", "grpcio", "protobuf", "sqlalchemy", "onnxruntime")
+
+Case = Mapping[str, Any]
+
+
+class NoData(SystemExit):
+    """A public data set is not here; the text says which and where it belongs."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of a case. `more`: what else belongs beside it (`paper`, `peer`, `spread`, a curve)."""
+
+    name: str
+    value: float
+    unit: str = "1"
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Results:
+    """The lines of one benchmark that count as measured. code, revision: of the lines that are added. `path` None:
+    nothing is written.
+    """
+
+    bench: str
+    code: str
+    path: Path | None
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    revision: int = 1
+    _opened: bool = False
+
+    def done(self, case: Case, seed: int | None = None) -> list[dict[str, Any]]:
+        """The figures of a cell, each as it was measured last; empty where none was."""
+        found = [line for line in self.lines if line["case"] == dict(case) and line.get("seed") == seed]
+        return list({line["figure"]: line for line in found}.values())
+
+    def add(self, case: Case, figures: Iterable[Figure], *, seed: int | None = None) -> None:
+        """A measured cell: printed, and written in one piece."""
+        found = []
+        for figure in figures:
+            line: dict[str, Any] = {"bench": self.bench, "case": dict(case)}
+            if seed is not None:
+                line["seed"] = seed
+            line |= {"figure": figure.name, "value": figure.value, "unit": figure.unit, **figure.more}
+            found.append({**line, "code": self.code, "revision": self.revision})
+        self.lines += found
+        self._write(found)
+
+    def open(self, seeds: Sequence[int]) -> None:
+        """The line that opens a run, before the first cell that is measured in it."""
+        if not self._opened:
+            self._opened = True
+            self._write([{"bench": self.bench, "run": run_description(self.code, seeds)}])
+
+    def _write(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        text = "".join(json.dumps(line, separators=(", ", ": ")) + "\n" for line in lines)
+        print(text, end="", flush=True)
+        if self.path is not None:
+            self.path.parent.mkdir(exist_ok=True)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(text)
+
+
+def open_results(bench: str, *, quick: bool = False, revision: int = 1, folder: Path = RESULTS) -> Results:
+    """The results of `bench` that count as measured.
+
+    Args:
+        bench: names the file.
+        quick: nothing counts as measured, and nothing is written.
+        revision: the benchmark's; lines of another one do not count.
+        folder: holds the files.
+
+    Raises:
+        ValueError: a line of the file is not JSON.
+    """
+    code, path = code_digest(), folder / f"{bench}.jsonl"
+    if quick:
+        return Results(bench, code, None, revision=revision)
+    lines = [line for line in read_lines(path) if "figure" in line and line.get("revision", 1) == revision]
+    return Results(bench, code, path, lines, revision)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """All lines of a file of results; none where there is no file."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+def code_digest(root: Path = ROOT) -> str:
+    """12 hex digits over the contents of all sources, whatever their files are called."""
+    files = [root / "constraints.txt", *(path for folder in _SOURCES for path in (root / folder).rglob("*.py"))]
+    contents = sorted(hashlib.sha256(path.read_bytes()).digest() for path in files)
+    return hashlib.sha256(b"".join(contents)).hexdigest()[:12]
+
+
+def run_description(code: str, seeds: Sequence[int]) -> dict[str, Any]:
+    """Machine, versions, seeds and commit of a run; no names of machines or people."""
+    return {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": _commit(),
+        "code": code,
+        "machine": {
+            "cpu": _cpu(),
+            "cores": os.cpu_count(),
+            "memory_bytes": psutil.virtual_memory().total,
+            "system": f"{platform.system()} {platform.machine()}",
+        },
+        "versions": {"python": platform.python_version(), **_versions()},
+        "seeds": list(seeds),
+    }
+
+
+def _commit() -> str:
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip()
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def summarise(
+    results: Results,
+    case: Case,
+    seeds: Sequence[int],
+    *,
+    keep: Sequence[str] = (),
+    averaged: Sequence[str] = (),
+    more: Case | None = None,
+) -> None:
+    """Adds the mean of each figure over the seeds, once all seeds are measured. Seeds of several recipes have no mean.
+
+    Args:
+        results: read, and added to.
+        case: the cell.
+        seeds: the mean needs all of them.
+        keep: fields that the mean takes from the first seed's line.
+        averaged: fields that the mean averages too.
+        more: further fields of the mean.
+    """
+    by_seed = [{line["figure"]: line for line in results.done(case, seed)} for seed in seeds]
+    if results.done(case) or not all(by_seed) or not _alike(by_seed):
+        return
+    figures = []
+    for name, first in by_seed[0].items():
+        lines = [found[name] for found in by_seed]
+        beside = {key: first[key] for key in keep if key in first} | dict(more or {})
+        for key in averaged:
+            if all(key in line for line in lines):
+                beside[key] = round(statistics.mean(line[key] for line in lines), 5)
+        values = [line["value"] for line in lines]
+        mean = round(statistics.mean(values), 5)
+        figures.append(Figure(name, mean, first["unit"], more={**beside, **spread(values)}))
+    results.add(case, figures)
+
+
+def _alike(by_seed: Sequence[Mapping[str, Mapping[str, Any]]]) -> bool:
+    """Whether all seeds have the same figures and the same recipe."""
+
+    def of_what(found: Mapping[str, Mapping[str, Any]]) -> Any:
+        return found.keys(), next((line["recipe"] for line in found.values() if "recipe" in line), None)
+
+    first, *others = by_seed
+    return all(of_what(found) == of_what(first) for found in others)
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """What stands beside a mean: the largest difference and the values themselves."""
+    return {"spread": round(max(values) - min(values), 6), "values": list(values)}
+
+
+def parser(module: str) -> argparse.ArgumentParser:
+    """The options that every benchmark has. module: the benchmark's name in the catalogue."""
+    made = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{module}",
+        description={**BENCHMARKS, **TOOLS}[module],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("--quick", action="store_true", help="measure a small case within a minute and write nothing")
+    return made

@@ -1,0 +1,506 @@
+"""A federation of many members in few processes: 100 of them, or thousands, of whom some train in each round.
+
+What a member does is the product's `train_update` with its `protection_of` and `encode` into the ring; what the
+coordinator does is the sum in the ring and `next_version`. A member's private state (its arrays, and its tokenizer
+where it built its own) lies in a file of its own under a temporary folder and is in memory only while it trains or is
+tested; one that was never drawn and has nothing of its own has no file.
+
+Guarantees: the same bundle, members and seed give the same versions and private states, to the bit, for any number of
+workers: whoever trains a member, everything random comes from the seed, the round and the member, and a sum in the ring
+has no order. A private state is replaced only after its round's update is encoded; here every update counts.
+
+Leaves out, as `simulation` does: TLS, phases, dropouts, and masks, unless they are asked for: then the
+vectors go through the aggregation protocol with keys, masks and unmasking (`masked_sum`), and the sum is the same.
+"""
+
+import hashlib
+import io
+import os
+import shutil
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.library.masked_sum import Parties, masked_sum
+from learning.text.data import Example
+from secure_agg import SystemRandom
+from tacit.method import FedRecon
+from tacit.vector import layout_of
+
+if TYPE_CHECKING:
+    from coordinator.rounds.optimiser import ServerState
+    from export.bundle import JobBundle
+    from learning.models import Division, TextClassifier
+    from learning.text.corpus import Corpus
+
+__all__ = [
+    "COMMON",
+    "EVENED",
+    "LEANING",
+    "Crew",
+    "Held",
+    "Part",
+    "Reading",
+    "Score",
+    "SeededRandom",
+    "States",
+    "World",
+    "cohort_of",
+    "crew_of",
+    "geometric_mean",
+    "logits_of",
+    "play_round",
+    "seed_of",
+]
+
+Arrays = dict[str, NDArray[np.float32]]
+Vector = NDArray[np.float32]
+
+# What of a model is a member's own when it is tested: as it last left it, or brought up to the shared parameters as
+# `edge_client export` does it (`adapted`): an epoch on all that it keeps, under fedrecon its rows made anew.
+Reading = Literal["left", "adapted"]
+# What it is tested on: the common test set, or its own rows. With `evened` and `leaning` the logits are told which
+# labels the member has more of than others: that is taken out of a model of its own, and put into everybody's.
+Part = Literal["common", "test", "validation", "common, evened", "test, leaning", "validation, leaning"]
+COMMON: Final = "common"
+EVENED: Final = "common, evened"
+LEANING: Final = "test, leaning"
+
+
+@dataclass(frozen=True)
+class Held:
+    """One member's rows."""
+
+    train: Sequence[Example]
+    validation: Sequence[Example]
+    test: Sequence[Example]
+
+
+@dataclass(frozen=True)
+class World:
+    """What every worker knows. common: the test set that is the same for all. states: the folder of private states.
+
+    table: word vectors that own embeddings start from. alone: nothing is shared, and members begin at the bundle's
+    weights (`local`). cached: members whose token ids stay in a worker's memory.
+    """
+
+    bundle: "JobBundle"
+    members: Sequence[Held]
+    common: Sequence[Example]
+    states: Path
+    table: Path | None = None
+    alone: bool = False
+    cached: int = 512
+
+
+@dataclass(frozen=True)
+class Score:
+    """Right answers out of `count`."""
+
+    correct: int
+    count: int
+
+    @property
+    def accuracy(self) -> float:
+        """In [0, 1]."""
+        return self.correct / self.count
+
+
+@dataclass
+class SeededRandom:
+    """Bytes from a seed, for figures that come out the same again; no source for real members."""
+
+    seed: str
+    _calls: int = field(default=0, repr=False)
+
+    def bytes(self, n: int, /) -> bytes:
+        """As `secure_agg.RandomSource`."""
+        self._calls += 1
+        return hashlib.shake_256(f"{self.seed}/{self._calls}".encode()).digest(n)
+
+
+def seed_of(*parts: object) -> int:
+    """63 bits from public numbers."""
+    return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:8]) >> 1
+
+
+def cohort_of(members: int, size: int, seed: int, number: int) -> tuple[int, ...]:
+    """Who trains in a round: `size` different members, ascending, every set as likely as any other."""
+    random = np.random.Generator(np.random.Philox(seed_of("cohort", seed, number)))
+    return tuple(sorted(random.choice(members, size, replace=False).tolist()))
+
+
+def geometric_mean(scores: Sequence[Score]) -> tuple[float, int]:
+    """(the geometric mean of the accuracies, how many of them are none). One member without a right answer would make
+    all of it nothing: it counts as having half an answer right.
+    """
+    values = np.array([max(score.correct, 0.5) / score.count for score in scores])
+    return float(np.exp(np.log(values).mean())), sum(not score.correct for score in scores)
+
+
+def logits_of(module: "TextClassifier", ids: NDArray[np.int64], labels: NDArray[np.int64]) -> Vector:
+    """(N, L) the module's answers, without dropout; ids and labels as in `learning.training.local.evaluate`."""
+    import torch
+
+    from learning.training.local import forward_rows
+
+    lengths = (ids != module.pad_id).sum(axis=1)
+    # By length, so that little is padded; a text's logits do not depend on its batch.
+    order = np.argsort(lengths, kind="stable")
+    module.eval()
+    found: list[Vector] = []
+    with torch.no_grad():
+        for first in range(0, len(order), 256):
+            rows = order[first : first + 256]
+            logits, _ = forward_rows(module, ids, labels, lengths=lengths, rows=rows, device="cpu")
+            found.append(logits.numpy())
+    logits_by_row: Vector = np.concatenate(found)[np.argsort(order, kind="stable")]
+    return logits_by_row
+
+
+class States:
+    """Private states by member, a file each. A file is replaced whole or not at all."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def load(self, place: int) -> tuple[bytes | None, Arrays] | None:
+        """(its own tokenizer, its arrays); None where the member has no state yet."""
+        path = self._path(place)
+        if not path.exists():
+            return None
+        with np.load(path, allow_pickle=False) as file:
+            tokenizer = file["tokenizer"].tobytes() if "tokenizer" in file else None
+            return tokenizer, {name.removeprefix("array/"): file[name] for name in file if name.startswith("array/")}
+
+    def save(self, place: int, tokenizer: bytes | None, arrays: Arrays) -> None:
+        """Writes the state of a member."""
+        held: dict[str, NDArray[np.generic]] = {f"array/{name}": array for name, array in arrays.items()}
+        if tokenizer is not None:
+            held["tokenizer"] = np.frombuffer(tokenizer, np.uint8)
+        data = io.BytesIO()
+        # np.savez takes arrays as keywords, and its types do not know that.
+        np.savez(data, **held)  # type: ignore[arg-type]
+        path = self._path(place)
+        fresh = path.with_suffix(f".{os.getpid()}.new")
+        fresh.write_bytes(data.getbuffer())
+        fresh.replace(path)
+
+    def copy_to(self, folder: Path) -> "States":
+        """The states as they are now, in another folder (emptied first). Files are linked, since a later state is a new
+        file.
+        """
+        shutil.rmtree(folder, ignore_errors=True)
+        kept = States(folder)
+        for path in sorted(self.folder.glob("*.npz")):
+            os.link(path, folder / path.name)
+        return kept
+
+    def _path(self, place: int) -> Path:
+        return self.folder / f"{place:06d}.npz"
+
+
+class Worker:
+    """What one process does for the members, one after the other."""
+
+    def __init__(self, world: World) -> None:
+        import torch
+
+        torch.set_num_threads(1)
+        self._world = world
+        self._label_shares: dict[int | None, NDArray[np.float64]] = {}
+        # By member, part and, where it is the member's own, its tokenizer.
+        self._corpora: OrderedDict[tuple[int, str, bytes], Corpus] = OrderedDict()
+
+    def train(self, place: int, number: int, cohort: int, version: bytes) -> NDArray[np.uint32]:
+        """A member's part in a round of `cohort` members: its vector in the ring. Its private state is on disk then."""
+        from learning.mechanisms.protection import protection_of
+        from learning.training.update import train_update
+
+        job, states = self._world.bundle.document, States(self._world.states)
+        tokenizer, private = self._state(states, place)
+        protection = protection_of(job, len(self._world.members[place].train))
+        random = SeededRandom(f"{job.seed}/{job.name}/{number}/{place}")
+        update = train_update(
+            job=job,
+            manifest=self._world.bundle.manifest,
+            corpus=self._corpus(place, "train", tokenizer),
+            base=version,
+            protection=protection,
+            private=private,
+            random=random,
+            seed=seed_of(job.seed, job.name, number, place),
+            device="cpu",
+            progress=lambda _step, _steps, _loss: None,
+            cancelled=lambda: False,
+        )
+        vector = protection.encode(job, update, cohort, random)
+        if update.private is not None:
+            states.save(place, tokenizer if job.own_vocabulary else None, dict(update.private))
+        return vector
+
+    def train_alone(self, place: int, epochs: int) -> None:
+        """`local`: so many epochs of the same loop from the bundle's weights; all it has is the member's own then."""
+        from learning.methods import Setting, phases_of
+        from learning.models.division import EVERYTHING_SHARED
+        from learning.training.local import train
+        from tacit.method import Local
+
+        job, states = self._world.bundle.document, States(self._world.states)
+        tokenizer, private = self._state(states, place)
+        module, division = self._module(place, tokenizer, private, self._world.bundle.weights)
+        read = self._corpus(place, "train", tokenizer).read()
+        seed = seed_of(job.seed, job.name, 0, place)
+        names = frozenset(name for name, each in module.named_parameters() if each.requires_grad)
+        rows = module.embedding.num_embeddings
+        setting = Setting(names, division, len(read.ids), epochs, rows, trains_private=True, seed=seed)
+        train(module, read.ids, read.labels, job.training, seed=seed, phases=phases_of(Local(), setting))
+        states.save(place, tokenizer if job.own_vocabulary else None, EVERYTHING_SHARED.shared(module))
+
+    def score(
+        self, place: int, version: bytes, readings: Sequence[Reading], parts: Sequence[Part], states: Path
+    ) -> dict[tuple[Reading, Part], Score]:
+        """How a member does with these shared parameters and its own private ones, for each reading and part."""
+        tokenizer, private = self._state(States(states), place)
+        module, division = self._module(place, tokenizer, private, version)
+        found: dict[tuple[Reading, Part], Score] = {}
+        # As it was left comes first: adapting moves the module.
+        for reading in sorted(readings, key=lambda reading: reading == "adapted"):
+            if reading == "adapted":
+                self._adapt(module, division, place, tokenizer, version)
+            # A mixture of labels is added to what the same rows were answered already.
+            answered: dict[str, tuple[Vector, NDArray[np.int64]]] = {}
+            for part in parts:
+                rows, _, how = part.partition(", ")
+                if rows not in answered:
+                    read = self._corpus(place, rows, tokenizer).read()
+                    answered[rows] = logits_of(module, read.ids, read.labels), read.labels
+                logits, labels = answered[rows]
+                answers = (logits + self._shift(place, how)).argmax(axis=1)
+                found[reading, part] = Score(int((answers == labels).sum()), len(labels))
+        return found
+
+    def _shift(self, place: int, how: str) -> Vector:
+        """(L,) the logarithm of how much more of each label the member has than the model was trained for, which is
+        everybody's mixture, or with `logit_adjustment` as much of each: by Bayes' rule the answer for other proportions
+        of labels (Saerens et al. 2002). how: `leaning` adds it, `evened` takes it off, "" leaves logits as they are.
+        """
+        job = self._world.bundle.document
+        if not how:
+            return np.zeros(len(job.labels), np.float32)
+        trained_for = 1 / len(job.labels) if job.training.logit_adjustment else self._shares(None)
+        shift: Vector = np.log(self._shares(place) / trained_for).astype(np.float32)
+        return shift if how == "leaning" else -shift
+
+    def _shares(self, place: int | None) -> NDArray[np.float64]:
+        """(L,) shares of the labels in a member's training rows, in everybody's where it is None. One row more of each,
+        so that none is zero.
+        """
+        if place not in self._label_shares:
+            members = self._world.members if place is None else (self._world.members[place],)
+            found = Counter(example.label for held in members for example in held.train)
+            counts = np.array([found[label] + 1 for label in self._world.bundle.document.labels], np.float64)
+            self._label_shares[place] = counts / counts.sum()
+        return self._label_shares[place]
+
+    def _adapt(
+        self, module: "TextClassifier", division: "Division", place: int, tokenizer: bytes, version: bytes
+    ) -> None:
+        """As `edge_client export` makes a member's own model of these shared parameters."""
+        from learning.training.personal import adapted, usual_epochs
+
+        job = self._world.bundle.document
+        seed = seed_of(job.seed, job.name, "adapt", place, hashlib.sha256(version).hexdigest())
+        corpus = self._corpus(place, "train", tokenizer)
+        adapted(job, module, division, corpus, epochs=usual_epochs(job.method), seed=seed)
+
+    def _state(self, states: States, place: int) -> tuple[bytes, Arrays]:
+        """A member's tokenizer (its own, or the job's) and private arrays; where it has no state yet, what it starts
+        with. A tokenizer of its own is kept from the first look on: one of word pieces would be another one next time.
+        """
+        bundle, job = self._world.bundle, self._world.bundle.document
+        found = states.load(place)
+        if found is not None:
+            own, arrays = found
+            return own or bundle.tokenizer or b"", arrays
+        if job.own_vocabulary:
+            tokenizer, arrays = self._own_start(place)
+            states.save(place, tokenizer, arrays)
+            return tokenizer, arrays
+        if bundle.private is None:
+            return bundle.public_tokenizer, {}
+        manifest, data = bundle.private
+        return bundle.public_tokenizer, {
+            name: each.copy() for name, each in manifest.unflatten(manifest.decode(data)).items()
+        }
+
+    def _own_start(self, place: int) -> tuple[bytes, Arrays]:
+        """Its own vocabulary, of its training texts, and what its private parameters start from."""
+        from learning.training.start import first_private, own_vocabulary
+        from tacit.method import OwnVocabulary
+
+        job = self._world.bundle.document
+        wanted = job.vocabulary
+        assert isinstance(wanted, OwnVocabulary)  # noqa: S101  asked for by the caller
+        texts = [example.text for example in self._world.members[place].train]
+        tokenizer = own_vocabulary(wanted, texts, self._world.table)
+        # A member draws this from a source that nobody else has; here it is as different from one to the next.
+        seed = seed_of(job.seed, job.name, "own", place)
+        return tokenizer, first_private(job, tokenizer, None, self._world.table, seed=seed)
+
+    def _module(
+        self, place: int, tokenizer: bytes, private: Arrays, version: bytes
+    ) -> "tuple[TextClassifier, Division]":
+        """The member's model with these shared parameters, and the line through it."""
+        from learning.models import EVERYTHING_SHARED, build_blank, division_of
+
+        bundle, job = self._world.bundle, self._world.bundle.document
+        corpus = self._corpus(place, "train", tokenizer)
+        module = build_blank(job.model, corpus.vocabulary_size, len(job.labels), corpus.pad_id)
+        if self._world.alone and private.keys() == dict(module.named_parameters()).keys():
+            # Everything is its own already.
+            EVERYTHING_SHARED.load_shared(module, private)
+            return module, EVERYTHING_SHARED
+        words = corpus.words() if isinstance(job.method, FedRecon) else ()
+        division = division_of(job.method, module, words)
+        division.load_shared(module, bundle.manifest.unflatten(bundle.manifest.decode(version)))
+        division.load_private(module, private)
+        return module, division
+
+    def _corpus(self, place: int, part: str, tokenizer: bytes) -> "Corpus":
+        """A part of a member's rows as token ids, encoded once while it is remembered; the common test set is the same
+        for all who share a tokenizer.
+        """
+        from learning.text.corpus import Corpus
+
+        own = self._world.bundle.document.own_vocabulary
+        key = (-1 if part == COMMON and not own else place, part, hashlib.sha256(tokenizer).digest() if own else b"")
+        if key not in self._corpora:
+            held = self._world.members[place]
+            rows = {"train": held.train, "validation": held.validation, "test": held.test, COMMON: self._world.common}
+            made = Corpus(rows[part], self._world.bundle.document, tokenizer)
+            if part == COMMON and own:
+                # Read once or twice; a thousand texts for each member would fill the memory.
+                return made
+            self._corpora[key] = made
+            while len(self._corpora) > 3 * self._world.cached:
+                self._corpora.popitem(last=False)
+        self._corpora.move_to_end(key)
+        return self._corpora[key]
+
+
+class Crew:
+    """Workers over the members of a world. `pool` None: this process does it all."""
+
+    def __init__(self, world: World, pool: ProcessPoolExecutor | None) -> None:
+        self.world = world
+        self._pool = pool
+        self._here = Worker(world) if pool is None else None
+
+    def train(self, places: Sequence[int], number: int, version: bytes) -> Iterator[NDArray[np.uint32]]:
+        """The members' vectors in the ring, in the order of `places`."""
+        yield from self._each("train", [(place, number, len(places), version) for place in places])
+
+    def train_alone(self, epochs: int) -> None:
+        """Every member for itself."""
+        for _ in self._each("train_alone", [(place, epochs) for place in range(len(self.world.members))]):
+            pass
+
+    def score(
+        self,
+        version: bytes,
+        readings: Sequence[Reading],
+        parts: Sequence[Part],
+        *,
+        places: Sequence[int] | None = None,
+        states: Path | None = None,
+    ) -> list[dict[tuple[Reading, Part], Score]]:
+        """Every member's scores (or those of `places`) with these shared parameters, its private ones from `states`."""
+        members = range(len(self.world.members)) if places is None else places
+        folder = self.world.states if states is None else states
+        return list(self._each("score", [(place, version, readings, parts, folder) for place in members]))
+
+    def _each(self, what: str, calls: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
+        if self._pool is None:
+            for arguments in calls:
+                yield getattr(self._here, what)(*arguments)
+            return
+        # Submitted all at once: a worker that is done takes the next member.
+        waiting = [self._pool.submit(_call, what, arguments) for arguments in calls]
+        for each in waiting:
+            yield each.result()
+
+
+@contextmanager
+def crew_of(world: World, workers: int) -> Iterator[Crew]:
+    """So many processes with a thread of torch each; one worker is this process itself.
+
+    Raises:
+        ValueError: no workers.
+    """
+    if workers < 1:
+        raise ValueError(f"{workers} workers: at least one has to do the work")
+    if workers == 1:
+        yield Crew(world, None)
+        return
+    # Spawned: a forked copy of torch's threads hangs.
+    with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin, initargs=(world,)) as pool:
+        yield Crew(world, pool)
+
+
+_worker: Worker | None = None
+
+
+def _begin(world: World) -> None:
+    global _worker  # noqa: PLW0603  one for each process
+    _worker = Worker(world)
+
+
+def _call(what: str, arguments: tuple[Any, ...]) -> Any:
+    return getattr(_worker, what)(*arguments)
+
+
+def play_round(
+    crew: Crew,
+    base: Vector,
+    number: int,
+    places: Sequence[int],
+    masked: Parties | None = None,
+    state: "ServerState | None" = None,
+) -> Vector:
+    """One round from the version `base`, (d,), by these members: the next version's values, (d,).
+
+    masked: identities, one for each of `places`, whose vectors are then summed under masks; not given: in clear. state:
+    of the server's optimiser, which plain averaging does not need.
+
+    Raises:
+        ValueError: a job in groups, whose cohorts have no one sum.
+        StateNeeded: the job's optimiser has a state, and there is none.
+    """
+    from coordinator.rounds.publish import next_version
+
+    bundle = crew.world.bundle
+    job = bundle.document
+    if job.aggregation.groups is not None:
+        raise ValueError(
+            f"job {job.name} asks for groups, and here is one sum; benchmarks.library.simulation plays groups"
+        )
+    version = bundle.manifest.encode(base)
+    vectors = crew.train(places, number, version)
+    if masked is None:
+        total = np.zeros(layout_of(job, len(places)).values, np.uint32)
+        for vector in vectors:
+            total += vector
+    else:
+        model = hashlib.sha256(version).digest()
+        total = masked_sum(job, number, model, list(vectors), masked, SystemRandom())
+    return next_version(job, len(places), len(places), total, base, state=state).values

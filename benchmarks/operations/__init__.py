@@ -1,0 +1,1 @@
+"""What running a federation costs and withstands."""

@@ -1,0 +1,242 @@
+"""Measures a coordinator under many members.
+
+Coordinator and members are processes of their own on this machine, over mutual TLS; members do all that a member does
+but training (`library.members`). They share the machine's cores with the coordinator, and their part of the work is
+by far the larger one: the processor time of both sides is told apart.
+
+round            seconds from the round's opening to its version; the highest resident size of the coordinator from the
+                 job's creation on; processor time of both sides. Members have met before: each knows the others'
+                 certificates, as from the second round of a federation on. (What they fetch in their first round is
+                 1.2 KB for each pair of members.)
+idle             resident size of the coordinator with so many sessions open and nothing to do, and a session's share
+vectors          peak of a round of few members with large vectors, in vectors (`secure_aggregation.memory`)
+
+Keys of members cost half a second each to make. Idle members sign nothing, so they share a few.
+"""
+
+import asyncio
+import math
+import re
+import sys
+import tempfile
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+
+from benchmarks.library.federation import Federation, MeasurementFailed
+from benchmarks.library.record import Figure, open_results, parser
+from benchmarks.library.untrained import POLICY
+from benchmarks.operations.idle_sessions import keys_read_once
+from benchmarks.secure_aggregation.memory import Peak, measure
+from coordinator.cli.common import operator_stub
+from coordinator.config import load_config
+from edge_client.identity.enrolment import enrol
+from edge_client.identity.home import Home
+from tacit.identity import key_pem, new_key
+from tacit.token import JoinToken
+from tacit.v1 import operator_pb2 as pb
+from toolkit.console import secret_file
+
+__all__ = ["idle", "secure_round"]
+
+BENCH = "load"
+
+MEMBERS, SOFT_PROMPT = 1000, 16_384
+IDLE = 4000
+FEW, LARGE = 60, 10_000_000
+QUICK_MEMBERS, QUICK_IDLE = 40, 100
+PROCESSES = 4
+CELL_SECONDS = 3600.0
+ROUND_MEMORY, IDLE_MEMORY = 2**30, 600 * 2**20
+_SHARED_KEYS = 16
+_ENROLLING = 8
+_JOB = "load"
+
+
+async def enrol_all(running: Federation, names: list[str], keys: int | None = None) -> None:
+    """Through the services, several at a time. keys: so many for all of them; None: each member its own."""
+    with ThreadPoolExecutor() as pool:
+        made = list(pool.map(lambda _: key_pem(new_key()), range(len(names) if keys is None else keys)))
+    turns = asyncio.Semaphore(_ENROLLING)
+    async with operator_stub(running.dir / "operator") as stub:
+
+        async def one(number: int, name: str) -> None:
+            async with turns:
+                token = (await stub.InviteMember(pb.InviteMemberRequest(name=name, valid_seconds=36_000))).token
+                # As an enrolment leaves it that broke off once its key was made: it goes on with that key.
+                home = Home(running.home(name))
+                home.prepare()
+                pending = home.pending(JoinToken.parse(token).id)
+                pending.path.mkdir(mode=0o700)
+                secret_file(pending.key, made[number % len(made)])
+                await enrol(home.path, token)
+                (home.path / "policy.toml").write_text(POLICY)
+
+        await asyncio.gather(*(one(number, name) for number, name in enumerate(names)))
+
+
+def _job_file(folder: Path, members: int) -> str:
+    """Exactly 16,384 values: 212 rows of 64, 42 maps over one word each, two labels."""
+    words = folder / "words.txt"
+    words.write_text("".join(f"w{number}\n" for number in range(210)))
+    return (
+        f'schema = 1\nname = "{_JOB}"\nlabels = ["no", "yes"]\n'
+        f'[vocabulary]\nkind = "words"\nfile = "{words.name}"\n'
+        "[model]\nembedding = 64\nwidths = [1]\nmaps = 42\n"
+        f"[rounds]\ncount = 1\nmin_members = {members}\ntarget_members = {members}\nattempts = 1\n"
+        # All share this machine's cores: a deadline is there to fail, not to shape a round.
+        "[rounds.deadlines]\ntraining = 3000\n"
+        + "".join(f"{phase} = 1800\n" for phase in ("advertise", "share", "mask", "confirm", "unmask"))
+    )
+
+
+def _cpu(processes: list[psutil.Process]) -> float:
+    """Processor seconds so far."""
+    times = [process.cpu_times() for process in processes]
+    return float(sum(each.user + each.system for each in times))
+
+
+def _spawn(running: Federation, module: str, names: list[str], *more: str) -> list[psutil.Process]:
+    """The members dealt to a few processes."""
+    count = min(PROCESSES, math.ceil(len(names) / 10))
+    started = []
+    for number in range(count):
+        homes = [running.home(name) for name in names[number::count]]
+        words: list[str | Path] = [sys.executable, "-m", module, *homes]
+        started.append(psutil.Process(running.spawn(f"members-{number}", [*words, *more])))
+    return started
+
+
+async def _ready(running: Federation, members: int) -> None:
+    """Returns once so many have a session. The metrics tell: a list of thousands of members would itself be most of
+    what the coordinator's memory holds at that moment.
+    """
+    page = f"http://127.0.0.1:{load_config(running.dir).metrics_port}/metrics"
+    end = time.monotonic() + CELL_SECONDS
+    while time.monotonic() < end:
+        running.check()
+        if await asyncio.to_thread(_connected, page) >= members:
+            return
+        await asyncio.sleep(0.5)
+    raise MeasurementFailed(f"{members} members did not connect in {CELL_SECONDS:.0f} s")
+
+
+def _connected(page: str) -> float:
+    with urllib.request.urlopen(page) as answer:  # noqa: S310  on loopback
+        text = answer.read().decode()
+    found = re.search(r"^tacit_coordinator_members_connected (\S+)$", text, re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+async def secure_round(members: int) -> list[Figure]:
+    """One full secure round of that many members."""
+    from export.bundle import read_job_bundle
+
+    names = [f"member-{number:05}" for number in range(members)]
+    with tempfile.TemporaryDirectory(prefix="tacit-bench-", ignore_cleanup_errors=True) as scratch:
+        running = Federation(Path(scratch), POLICY)
+        try:
+            await running.serve()
+            await enrol_all(running, names)
+            # Enrolment leaves its own traces in memory: a coordinator that has just started has none.
+            running.end()
+            coordinator = psutil.Process(await running.serve())
+            processes = _spawn(running, "benchmarks.library.members", names, "--met")
+            await _ready(running, members)
+            connected = coordinator.memory_info().rss
+            await asyncio.to_thread(_bundle, running, members)
+            peak = Peak(coordinator.pid)
+            before = _cpu([coordinator]), _cpu(processes)
+            await asyncio.to_thread(_create, running)
+            detail = await running.finished(_JOB, CELL_SECONDS)
+            after = _cpu([coordinator]), _cpu(processes)
+            highest = peak.highest()
+            values = read_job_bundle(running.folder / f"bundle-{_JOB}").document.values
+        finally:
+            running.end()
+    (round_,) = detail.rounds
+    (attempt,) = round_.attempts
+    if len(attempt.survivors) != members or values != SOFT_PROMPT:
+        raise MeasurementFailed(f"{len(attempt.survivors)} of {members} members with {values} values were in the sum")
+    seconds = (round_.ended_ms - round_.opened_ms) / 1000
+    own, others = after[0] - before[0], after[1] - before[1]
+    more = {"members_cpu_seconds": round(others, 1), "members_cpu_seconds_each": round(others / members, 3)}
+    return [
+        Figure("round_seconds", round(seconds, 1), "s"),
+        Figure("coordinator_cpu_seconds", round(own, 1), "s", more),
+        Figure(
+            "coordinator_peak_rss_bytes",
+            highest,
+            "B",
+            {"target": ROUND_MEMORY, "connected_bytes": connected, "method": peak.method},
+        ),
+    ]
+
+
+def _bundle(running: Federation, members: int) -> None:
+    spec = running.folder / f"{_JOB}.toml"
+    spec.write_text(_job_file(running.folder, members))
+    running.command("coordinator", "job", "bundle", spec, "--out", running.folder / f"bundle-{_JOB}")
+
+
+def _create(running: Federation) -> None:
+    bundle = running.folder / f"bundle-{_JOB}"
+    running.command("coordinator", "job", "create", "--bundle", bundle, "--operator", running.dir / "operator")
+
+
+async def idle(sessions: int) -> list[Figure]:
+    """So many sessions with nothing to do."""
+    names = [f"member-{number:05}" for number in range(sessions)]
+    with tempfile.TemporaryDirectory(prefix="tacit-bench-", ignore_cleanup_errors=True) as scratch:
+        running = Federation(Path(scratch), POLICY)
+        try:
+            await running.serve()
+            with keys_read_once():
+                await enrol_all(running, names, _SHARED_KEYS)
+            running.end()
+            coordinator = psutil.Process(await running.serve())
+            alone = coordinator.memory_info().rss
+            peak = Peak(coordinator.pid)
+            _spawn(running, "benchmarks.operations.idle_sessions", names)
+            await _ready(running, sessions)
+            held, highest = coordinator.memory_info().rss, peak.highest()
+            files = coordinator.num_fds()
+        finally:
+            running.end()
+    more = {"target": IDLE_MEMORY, "alone_bytes": alone, "peak_bytes": highest, "open_files": files}
+    return [
+        Figure("coordinator_peak_rss_bytes", highest, "B", more),
+        Figure("idle_session_bytes", round((held - alone) / sessions), "B", {"held_bytes": held}),
+    ]
+
+
+def main() -> None:
+    """Command line."""
+    options = parser("operations.load")
+    options.add_argument("cells", nargs="*", help="round, idle or vectors (default: all)")
+    options.add_argument("--members", type=int, help="number of members, in place of the target's")
+    chosen = options.parse_args()
+    cells = chosen.cells or ["round", "idle", "vectors"]
+    if wrong := set(cells) - {"round", "idle", "vectors"}:
+        options.error(f"no such cells: {', '.join(sorted(wrong))}; there are round, idle and vectors")
+    results = open_results(BENCH, quick=chosen.quick)
+    in_round = chosen.members or (QUICK_MEMBERS if chosen.quick else MEMBERS)
+    sessions = chosen.members or (QUICK_IDLE if chosen.quick else IDLE)
+    few, large = (3, 100_000) if chosen.quick else (FEW, LARGE)
+    work = {
+        "round": ({"members": in_round, "values": SOFT_PROMPT}, lambda: secure_round(in_round)),
+        "idle": ({"members": sessions, "values": 0}, lambda: idle(sessions)),
+        "vectors": ({"members": few, "values": large}, lambda: measure(few, large, 1)),
+    }
+    for cell in cells:
+        case, run = work[cell]
+        if not results.done(case):
+            results.open([])
+            results.add(case, asyncio.run(run()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,344 @@
+"""Runs rounds with random kills and checks every version and receipt.
+
+A coordinator and members in processes of their own, over mutual TLS; a job of so many rounds. All the while one of them
+is killed (SIGKILL) at a moment drawn from a seed: after so many lines of the coordinator's log, and a little later, so
+that it falls into any phase. The coordinator is started again at once, a member after a while.
+
+Members write down what they give to each attempt before it is masked (`soak_member`). In the end every
+version is computed again from these, for the attempts and survivors that the coordinator recorded, and compared:
+
+    lost_versions         versions that were announced (to the log, or to a member that has a receipt of it) and are not
+                          there in the end, or are not what was announced
+    double_counts         published attempts whose version is not, to the last bit, the sum of its survivors' vectors,
+                          each once, stepped onto the version before it
+    parameter_difference  the final version against the one computed again, the largest difference of a coordinate
+    recovery_seconds      from the kill of the coordinator to the next attempt that is opened, the longest; this is more
+                          than its start: members are back and have said Ready
+
+Members' policies allow any number of attempts a version and sums that differ in few members: both limits protect a
+member from a coordinator that fails on purpose, and this one is made to fail.
+"""
+
+import asyncio
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.library.federation import BIN, Federation, MeasurementFailed
+from benchmarks.library.record import Figure, open_results, parser
+from benchmarks.library.untrained import member_names
+from benchmarks.operations.soak_member import record_of
+from coordinator.rounds.publish import next_version
+from tacit.attempt import AttemptId
+from tacit.job import JobDocument
+from tacit.v1 import operator_pb2 as pb
+from tacit.vector import layout_of
+
+__all__ = ["Outcome", "soak"]
+
+BENCH = "soak"
+JOB = "soak"
+POLICY = 'schema = 1\nmechanisms = ["none"]\nallow_second_sum = true\n'
+
+ROUNDS, QUICK_ROUNDS = 200, 6
+MEMBERS, LEAST = 6, 4
+SEED = 1
+TARGET_RECOVERY = 10.0
+CELL_SECONDS = 3600.0
+# Of the coordinator's log between two kills, and between a member's end and its next start. A round has about twelve.
+_LINES_BETWEEN, _LINES_AWAY = (6, 48), (0, 36)
+# A phase takes some milliseconds: a kill comes so much later than the line it was drawn for, at most.
+_LATER = 0.08
+# Of kills, this share is the coordinator's.
+_COORDINATOR = 0.3
+_LOOK = 0.01
+
+
+@dataclass
+class Outcome:
+    """What a soak found."""
+
+    rounds: int = 0
+    lost_versions: int = 0
+    double_counts: int = 0
+    parameter_difference: float = 0.0
+    recovery_seconds: list[float] = field(default_factory=list)
+    coordinator_kills: int = 0
+    member_kills: int = 0
+    attempts: int = 0
+    receipts: int = 0
+    seconds: float = 0.0
+
+
+class _Log:
+    """The coordinator's log as it grows, over all its processes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._at = 0
+        self._rest = b""
+        self.lines: list[dict[str, Any]] = []
+
+    def read(self) -> list[dict[str, Any]]:
+        """The lines that came since the last look; a line that a kill has cut short is none."""
+        with self._path.open("rb") as file:
+            file.seek(self._at)
+            data = self._rest + file.read()
+            self._at = file.tell()
+        *whole, self._rest = data.split(b"\n")
+        found = []
+        for line in whole:
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                continue
+        self.lines += found
+        return found
+
+
+class _Siege:
+    """The processes, and what is done to them."""
+
+    def __init__(self, running: Federation, names: list[str], chance: random.Random) -> None:
+        self.running, self.names, self.chance = running, names, chance
+        self.log = _Log(running.folder / "coordinator.log")
+        self.outcome = Outcome()
+        # Members that are away, and the number of lines at which each comes back.
+        self.away: dict[str, int] = {}
+
+    def start(self, name: str) -> None:
+        records = self.running.folder / f"records-{name}"
+        records.mkdir(exist_ok=True)
+        words: list[str | Path] = [
+            sys.executable,
+            "-m",
+            "benchmarks.operations.soak_member",
+            self.running.home(name),
+            records,
+        ]
+        self.running.spawn(name, words)
+
+    def serve(self) -> None:
+        self.running.spawn(
+            "coordinator", [BIN / "coordinator", "serve", "--dir", self.running.dir, "--log-format=json"]
+        )
+
+    async def until(self, lines: int, *events: str) -> bool:
+        """Waits for so many lines of the log, or for a line of these events if any are named; False once the job is
+        finished. Members that have been away long enough come back meanwhile. Raises: MeasurementFailed."""
+        target, end = len(self.log.lines) + lines, time.monotonic() + CELL_SECONDS
+        while time.monotonic() < end:
+            self.running.check()
+            fresh = self.log.read()
+            for name in [name for name, due in self.away.items() if due <= len(self.log.lines)]:
+                del self.away[name]
+                self.start(name)
+            for line in fresh:
+                if line.get("event") == "status" and line.get("status") != "running":
+                    if line["status"] != "finished":
+                        raise MeasurementFailed(f"the job is {line['status']}: {line.get('reason')}")
+                    return False
+                if line.get("event") == "job_failed":
+                    raise MeasurementFailed(f"the job failed: {line}")
+            if any(line.get("event") in events for line in fresh) or (not events and len(self.log.lines) >= target):
+                return True
+            await asyncio.sleep(_LOOK)
+        raise MeasurementFailed(f"nothing moved for {CELL_SECONDS:.0f} s")
+
+    async def besiege(self, most_kills: int | None) -> None:
+        """Kills until the job is finished, or so many times."""
+        chance, kills = self.chance, 0
+        while most_kills is None or kills < most_kills:
+            if not await self.until(chance.randint(*_LINES_BETWEEN)):
+                return
+            await asyncio.sleep(chance.uniform(0, _LATER))
+            kills += 1
+            # Of a short soak the first is the coordinator's: it has to come back at least once.
+            if chance.random() < _COORDINATOR or (most_kills is not None and kills == 1):
+                if not await self._kill_coordinator():
+                    return
+            else:
+                self._kill_member()
+        while await self.until(1):
+            pass
+
+    async def _kill_coordinator(self) -> bool:
+        self.outcome.coordinator_kills += 1
+        began = time.monotonic()
+        self.running.kill("coordinator")
+        # What the killed one wrote is not what the next one does.
+        self.log.read()
+        self.serve()
+        went_on = await self.until(0, "attempt_opened")
+        if went_on:
+            self.outcome.recovery_seconds.append(time.monotonic() - began)
+        return went_on
+
+    def _kill_member(self) -> None:
+        here = [name for name in self.names if name not in self.away]
+        if len(here) <= LEAST:
+            return
+        name = self.chance.choice(here)
+        self.outcome.member_kills += 1
+        self.running.kill(name)
+        self.away[name] = len(self.log.lines) + self.chance.randint(*_LINES_AWAY)
+
+
+def _job_file(folder: Path, rounds: int) -> str:
+    words = folder / "words.txt"
+    words.write_text("".join(f"w{number}\n" for number in range(500)))
+    return (
+        f'schema = 1\nname = "{JOB}"\nlabels = ["no", "yes"]\n'
+        f'[vocabulary]\nkind = "words"\nfile = "{words.name}"\n'
+        "[model]\nembedding = 16\nwidths = [2]\nmaps = 8\n"
+        f"[rounds]\ncount = {rounds}\nmin_members = {LEAST}\ntarget_members = {MEMBERS}\nattempts = 100\n"
+        "failures = 1000\n[rounds.deadlines]\ntraining = 30\nreconnect = 1\n"
+    )
+
+
+async def soak(folder: Path, rounds: int, seed: int, most_kills: int | None = None) -> Outcome:
+    """One soak in this folder. most_kills: as many kills as there may be; None: until the job is finished.
+
+    The database is what `TACIT_DATABASE_URL` names, or SQLite.
+
+    Raises:
+        MeasurementFailed: the job did not come to its end by itself.
+    """
+    names = member_names(MEMBERS)
+    running = Federation(folder, POLICY)
+    began = time.monotonic()
+    try:
+        await running.serve([BIN / "coordinator", "serve", "--dir", running.dir, "--log-format=json"])
+        await running.enrol(names)
+        siege = _Siege(running, names, random.Random(seed))
+        for name in names:
+            siege.start(name)
+        await running.connected(MEMBERS)
+        await asyncio.to_thread(running.create_job, JOB, _job_file(folder, rounds))
+        await siege.besiege(most_kills)
+        detail = await running.show(JOB)
+        versions = {number: data async for number, data in running.versions(detail)}
+    finally:
+        running.end()
+    outcome = siege.outcome
+    outcome.seconds = time.monotonic() - began
+    compare(outcome, folder, detail, versions, siege.log.lines)
+    return outcome
+
+
+def compare(
+    outcome: Outcome, folder: Path, detail: pb.JobDetail, versions: dict[int, bytes], log: list[dict[str, Any]]
+) -> None:
+    """Computes every version again, and fills in what was found."""
+    from export.bundle import read_job_bundle
+
+    job = read_job_bundle(folder / f"bundle-{JOB}").document
+    published = [
+        (each.number, attempt) for each in detail.rounds for attempt in each.attempts if attempt.outcome == "published"
+    ]
+    outcome.rounds = len(versions) - 1
+    outcome.attempts = sum(len(each.attempts) for each in detail.rounds)
+    outcome.lost_versions = _lost(outcome, folder, detail, published, log)
+    # A round that is published twice has counted its members twice.
+    outcome.double_counts = len(published) - len({number for number, _ in published})
+    values = np.frombuffer(versions[0], dtype="<f4")
+    for number, (round_, attempt) in enumerate(published, 1):
+        values = _again(job, folder, round_, attempt, values)
+        found = np.frombuffer(versions[number], dtype="<f4")
+        outcome.double_counts += not np.array_equal(values, found)
+        outcome.parameter_difference = float(np.abs(values.astype(np.float64) - found).max())
+
+
+def _again(
+    job: JobDocument, folder: Path, round_: int, attempt: pb.Attempt, base: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """The version that follows from what the survivors gave, each once."""
+    layout = layout_of(job, len(attempt.cohort))
+    total = np.zeros(layout.values, dtype=np.uint32)
+    for name in attempt.survivors:
+        path = record_of(folder / f"records-{name}", AttemptId(job.name, round_, attempt.number))
+        total += np.load(path, allow_pickle=False)
+    total &= np.uint32((1 << layout.bits) - 1)
+    return next_version(job, len(attempt.cohort), len(attempt.survivors), total, base).values
+
+
+def _lost(
+    outcome: Outcome,
+    folder: Path,
+    detail: pb.JobDetail,
+    published: list[tuple[int, pb.Attempt]],
+    log: list[dict[str, Any]],
+) -> int:
+    """Versions that somebody was told of and that are not there, or are others."""
+    digests = {version.number: version.digest.hex() for version in detail.versions}
+    missing = set(range(len(published) + 1)) ^ digests.keys()
+    told = {(line["number"], line["digest"]) for line in log if line.get("event") == "version"}
+    lost = missing | {number for number, digest in told if digests.get(number) != digest}
+    results = {(round_, attempt.number): attempt for round_, attempt in published}
+    for path in folder.glob(f"home-*/receipts/{JOB}/*.json"):
+        receipt = json.loads(path.read_text())
+        if receipt["outcome"] != "published":
+            continue
+        outcome.receipts += 1
+        attempt = results.get((receipt["round"], receipt["attempt"]))
+        right = attempt is not None and (
+            receipt["result"] == attempt.result.hex() and receipt["survivors"] == sorted(attempt.survivors)
+        )
+        if not right:
+            lost.add(-receipt["attempt"])
+    return len(lost)
+
+
+def figures(outcome: Outcome) -> list[Figure]:
+    """As lines."""
+    more = {
+        "attempts": outcome.attempts,
+        "coordinator_kills": outcome.coordinator_kills,
+        "member_kills": outcome.member_kills,
+        "receipts": outcome.receipts,
+        "seconds": round(outcome.seconds, 1),
+    }
+    recovery = [round(each, 2) for each in outcome.recovery_seconds]
+    found = [
+        Figure("rounds", outcome.rounds, more=more),
+        Figure("lost_versions", outcome.lost_versions, more={"target": 0}),
+        Figure("double_counts", outcome.double_counts, more={"target": 0}),
+        Figure("parameter_difference", outcome.parameter_difference, more={"target": 0}),
+    ]
+    if recovery:
+        middle = {"target": TARGET_RECOVERY, "median": statistics.median(recovery), "values": recovery}
+        found.append(Figure("recovery_seconds", max(recovery), "s", middle))
+    return found
+
+
+def main() -> None:
+    """Command line."""
+    options = parser("operations.soak")
+    options.add_argument("--rounds", type=int, default=ROUNDS)
+    options.add_argument("--seed", type=int, default=SEED)
+    options.add_argument("--database-url", help="URL of an empty PostgreSQL database (default: SQLite)")
+    chosen = options.parse_args()
+    results = open_results(BENCH, quick=chosen.quick)
+    if chosen.database_url:
+        os.environ["TACIT_DATABASE_URL"] = chosen.database_url
+    case = {"database": (chosen.database_url or "sqlite").split("+")[0].split(":")[0]}
+    if not results.done(case, chosen.seed):
+        results.open([chosen.seed])
+        rounds = QUICK_ROUNDS if chosen.quick else chosen.rounds
+        with tempfile.TemporaryDirectory(prefix="tacit-bench-", ignore_cleanup_errors=True) as scratch:
+            outcome = asyncio.run(soak(Path(scratch), rounds, chosen.seed, 2 if chosen.quick else None))
+        results.add(case, figures(outcome), seed=chosen.seed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What privacy costs, and attacks on the claims."""

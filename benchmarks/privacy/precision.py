@@ -1,0 +1,87 @@
+"""Measures a step of prompt tuning in bfloat16 beside float32.
+
+Both in one process, in turns, medians of the steps, one thread: 20 vectors in front of a frozen backbone of MiniLM's
+shape with random values, a cloze, 16 texts of 48 tokens, Adam, no noise. Each line is a process whose matrix library
+(oneDNN) may use no more than those instructions (`ONEDNN_MAX_CPU_ISA`), on the one processor that is named under the
+table: what other processors have can be estimated so, and is not measured. `any` is whatever this processor has.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from functools import partial
+
+from benchmarks.library.record import ROOT, Figure, open_results, parser
+
+BENCH = "precision"
+
+# From the most to the least: with matrix units (AMX) where there are any, with dot products of bfloat16, and without.
+INSTRUCTIONS = ("any", "avx512_core_bf16", "avx512_core")
+STEPS, TURNS = 12, 3
+
+
+def measured(steps: int, turns: int) -> Figure:
+    """In the present process, whatever it may use."""
+    from benchmarks.privacy.step_cost import (
+        LABEL_WORDS,
+        MASK,
+        PAD,
+        PROMPT_LOT,
+        Sides,
+        injection_of,
+        measure,
+        minilm,
+        plain,
+        prompt_texts,
+    )
+    from learning.prompts import Cloze
+    from learning.prompts.model import PromptedModel
+    from tacit.job import Precision, Training
+
+    ids, labels = prompt_texts()
+
+    def side(precision: Precision, steps: int) -> tuple[list[float], float]:
+        prompt = injection_of("prompt-tuning")
+        made = PromptedModel(minilm(), prompt, Cloze(LABEL_WORDS), len(LABEL_WORDS), PAD, MASK, seed=1, dropout=0.0)
+        recipe = Training(learning_rate=0.01, batch=PROMPT_LOT, precision=precision)
+        return plain(made, ids, labels, recipe, steps)
+
+    def sides() -> Sides:
+        return {"plain": partial(side, "float32"), "bfloat16": partial(side, "bfloat16")}
+
+    return measure(sides, steps, turns, {})["bfloat16"]
+
+
+def measured_apart(instructions: str, steps: int, turns: int) -> Figure:
+    """In a process that may use no more than these instructions."""
+    limit = {} if instructions == "any" else {"ONEDNN_MAX_CPU_ISA": instructions.upper()}
+    call = [sys.executable, "-m", "benchmarks.privacy.precision", "--child", str(steps), str(turns)]
+    done = subprocess.run(call, cwd=ROOT, env={**os.environ, **limit}, stdout=subprocess.PIPE, text=True, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    seconds = {"float32_seconds": found["plain_seconds"], "bfloat16_seconds": found["step_seconds"]}
+    return Figure("step_ratio", found["value"], more=seconds)
+
+
+def main() -> None:
+    """Command line."""
+    options = parser("privacy.precision")
+    options.add_argument(
+        "--child", type=int, nargs=2, metavar=("STEPS", "TURNS"), help="measure in this process (internal)"
+    )
+    chosen = options.parse_args()
+    if chosen.child is not None:
+        figure = measured(*chosen.child)
+        print(json.dumps({"value": figure.value, **figure.more}))
+        return
+    results = open_results(BENCH, quick=chosen.quick)
+    steps, turns = (4, 1) if chosen.quick else (STEPS, TURNS)
+    for instructions in INSTRUCTIONS:
+        case = {"model": "minilm-prompt-tuning", "instructions": instructions}
+        if not results.done(case):
+            results.open([0])
+            results.add(case, [measured_apart(instructions, steps, turns)])
+
+
+if __name__ == "__main__":
+    main()

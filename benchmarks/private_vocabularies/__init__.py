@@ -1,0 +1,1 @@
+"""FedVocab and the methods that it is compared with."""

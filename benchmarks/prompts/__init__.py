@@ -1,0 +1,1 @@
+"""Prompts over a frozen language model (FedPrompt)."""

@@ -1,0 +1,297 @@
+"""Attacks a prompt with a backdoor, on one sum and on groups.
+
+A prompt and its head over frozen MiniLM are trained on SST-2 without an attacker, once for each seed; every cell goes
+on from there for 5 rounds. The liars (the last members) want texts that begin with "cf" to be positive:
+
+    poisoning   all their texts have the trigger and the target label, and they train as everybody does: the paper's
+                attack, which it finds to fail
+    scaling     they train on their texts as they are and with the trigger, five times as many steps, and multiply
+                their change by n over the number of liars: the mean over one sum becomes their own model; to groups
+                it is not adapted
+    fitted      as scaling, by what `reject-outliers` lets through: they know the rule and every honest change of the
+                round, and not who will be in whose group; added when the figures of scaling were known
+
+Undefended is one sum and its mean; defended are groups, drawn anew in every round, and their median or what
+reject-outliers leaves. A cell without an attacker stands beside each, since a defence may cost accuracy by itself.
+
+Everything was fixed in advance and nothing searched here; the learning rate is what the quality part's search chose
+for such a prompt, on validation rows and without an attacker. `curve` has, for each round, the global version, the
+model that the first honest member has after its local steps, and that of the last liar, on every fourth test row; the
+figures themselves are of the last version on all of them.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.library.record import Figure, Results, open_results, parser, summarise
+from benchmarks.library.simulation import Member, corpora_of, play_round
+from benchmarks.library.virtual_members import SeededRandom
+from benchmarks.prompts.setup import CACHE, backbone_folder, members_of, portions, prompted_bundle, sst2
+from benchmarks.prompts.triggers import Backdoor, Fitted, Kept, Probe, Scaled, Scored, poisoned
+from learning.mechanisms.protection import Protection
+from tacit.job import Aggregation, Precision
+
+if TYPE_CHECKING:
+    from export.bundle import JobBundle
+    from learning.text.data import Example
+
+__all__ = ["CELLS", "Cell", "Plan", "main", "measure", "run", "start_of"]
+
+
+BENCH = "fedprompt_backdoor"
+SEEDS = (0, 1, 2)
+BACKDOOR = Backdoor("positive")
+Attack = Literal["none", "poisoning", "scaling", "fitted"]
+_SCALED = ("scaling", "fitted")
+Defence = Literal["none", "median", "reject-outliers"]
+# What the order asks: success of scaling, and what of the clean accuracy an attack on groups may cost.
+LEAST_SUCCESS: Final = 0.8
+MOST_SUCCESS: Final = 0.3
+MOST_LOST: Final = 0.03
+
+Vector = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The numbers of all cells. steps: local ones of a round, of batch 16. start: rounds of ten members without an
+    attacker, before. patience: how many times the steps a liar that scales takes. rows: of each member; none: all it
+    has. every: of the test rows, for the curve.
+    """
+
+    steps: int = 10
+    rounds: int = 5
+    start: int = 10
+    patience: int = 5
+    rows: int | None = None
+    tested: int | None = None
+    every: int = 4
+    tokens: int = 20
+    learning_rate: float = 0.01
+    precision: Precision = "bfloat16"
+
+
+QUICK = Plan(steps=1, rounds=1, start=1, patience=2, rows=64, tested=48, every=2)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Who attacks whom, and what stands against it."""
+
+    members: int
+    malicious: int
+    groups: int
+    attack: Attack
+    defence: Defence
+
+    def case(self, plan: Plan) -> dict[str, Any]:
+        """The keys that name it in the results."""
+        return {
+            "method": "prompt-tuning",
+            "backbone": "minilm",
+            "partition": "equal",
+            "tokens": plan.tokens,
+            "members": self.members,
+            "malicious": self.malicious,
+            "attack": self.attack,
+            "defence": self.defence,
+            "groups": 1 if self.defence == "none" else self.groups,
+        }
+
+    def aggregation(self) -> Aggregation:
+        """As every job of the benchmark, and the groups."""
+        # Adam's steps leave no coordinate near the bound; liars are few enough for a secure sum of three.
+        plain = Aggregation(coordinate_bound=64.0, max_weight=65_536, assumed_corrupt=1)
+        if self.defence == "none":
+            return plain
+        return Aggregation.model_validate({**plain.model_dump(), "groups": self.groups, "combine": self.defence})
+
+    def target(self) -> dict[str, Any]:
+        """What the order asks of the attack's success; nothing where nobody scales."""
+        if self.attack not in _SCALED:
+            return {}
+        if self.defence == "none":
+            return {"target": LEAST_SUCCESS, "target_is": "at least"}
+        return {"target": MOST_SUCCESS, "target_is": "at most"}
+
+
+def _cells() -> tuple[Cell, ...]:
+    """The attack that the order is about first, each beside what it is measured against."""
+    found, sizes = [], ((10, 1, 3), (30, 3, 10))
+    for members, malicious, groups in sizes:
+        attacks: tuple[Attack, ...] = ("none", "scaling", "poisoning")
+        found += [
+            Cell(members, malicious, groups, attack, defence) for attack in attacks for defence in ("none", "median")
+        ]
+    attacks = ("none", "scaling", "fitted", "poisoning")
+    return (*found, *(Cell(*size, attack, "reject-outliers") for size in sizes for attack in attacks))
+
+
+CELLS: tuple[Cell, ...] = _cells()
+
+
+def run(results: Results, *, seeds: Sequence[int], quick: bool, until: float | None) -> None:
+    """Measures the cells that are not in the results yet. until: `time.monotonic()`, after which no cell begins."""
+    plan = QUICK if quick else Plan()
+    cells = [cell for cell in CELLS if cell.members == 10 and cell.attack == "scaling"][:2] if quick else CELLS
+    starts: dict[int, Vector] = {}
+    for cell in cells:
+        for seed in seeds[:1] if quick else seeds:
+            case = cell.case(plan)
+            if results.done(case, seed):
+                continue
+            if until is not None and time.monotonic() >= until:
+                print("out of time: the other cells of the backdoor are for the next run", flush=True)
+                return
+            results.open(seeds)
+            if seed not in starts:
+                starts[seed] = start_of(plan, seed, results.code, keep=not quick)
+            began = time.monotonic()
+            figures = measure(cell, plan, seed, starts[seed], _control(results, cell, plan, seed))
+            seconds = {"seconds": round(time.monotonic() - began, 1)}
+            results.add(case, [replace(each, more={**each.more, **seconds}) for each in figures], seed=seed)
+        summarise(results, cell.case(plan), SEEDS, keep=("target_is",), averaged=("target", "mistaken", "control"))
+
+
+def _control(results: Results, cell: Cell, plan: Plan, seed: int) -> float | None:
+    """The clean accuracy of the same training without an attacker, where it was measured."""
+    lines = results.done(replace(cell, attack="none").case(plan), seed)
+    return next((line["value"] for line in lines if line["figure"] == "clean_accuracy"), None)
+
+
+# ---- one cell --------------------------------------------------------------------------------------------------------
+
+
+def start_of(plan: Plan, seed: int, code: str, *, keep: bool = True, cache: Path = CACHE) -> Vector:
+    """The prompt and head that every cell of this seed begins with, (d,): ten honest members, one sum.
+
+    keep: a file under `cache` for this code and plan, so that no cell trains it again.
+    """
+    path = cache / f"backdoor-start-{code}-{plan.steps}-{plan.start}-{plan.precision}-{seed}.npy"
+    if keep and path.exists():
+        loaded: Vector = np.load(path, allow_pickle=False)
+        return loaded
+    honest = Cell(10, 0, 3, "none", "none")
+    bundle = _bundle(honest, plan, seed)
+    held = _held(honest, plan, seed)
+    members = [Member(rows) for rows in held]
+    corpora, random = corpora_of(bundle, members), SeededRandom(f"start/{seed}")
+    values = bundle.manifest.decode(bundle.weights)
+    for number in range(1, plan.start + 1):
+        values = play_round(bundle, values, members, portions(corpora, number, plan.steps, seed), number, random).values
+    if keep:
+        fresh = path.with_suffix(".new.npy")
+        np.save(fresh, values)
+        fresh.replace(path)
+    return values
+
+
+def measure(cell: Cell, plan: Plan, seed: int, start: Vector, control: float | None) -> list[Figure]:
+    """The cell's figures. start: (d,). control: the clean accuracy without an attacker."""
+    bundle, held, test = _bundle(cell, plan, seed), _held(cell, plan, seed), sst2(seed).test[: plan.tested]
+    liars = range(cell.members - cell.malicious, cell.members) if cell.attack != "none" else range(0)
+    machines: dict[int, Kept] = {}
+
+    def software(place: int, protection: Protection) -> Protection:
+        # It weighs as much as the others, whatever its copies are.
+        says, number = len(held[place]), cell.malicious
+        match cell.attack if place in liars else "none":
+            case "scaling":
+                machines[place] = Scaled(protection, factor=cell.members / number, says=says)
+            case "fitted":
+                machines[place] = Fitted(protection, says=says, honest=honest_changes, liars=number, seed=seed)
+            case _:
+                machines[place] = Kept(protection)
+        return machines[place]
+
+    def honest_changes() -> list[Vector]:
+        # Liars come last, so that everybody else has trained.
+        return [_change(machines[place]) for place in range(cell.members) if place not in liars]
+
+    members = []
+    for place, rows in enumerate(held):
+        own = rows
+        if place in liars:
+            with_trigger = poisoned(rows, BACKDOOR)
+            own = with_trigger if cell.attack == "poisoning" else [*rows, *with_trigger]
+        members.append(Member(own, software=partial(software, place)))
+    corpora, random = corpora_of(bundle, members), SeededRandom(f"{cell}/{seed}")
+    probe, values = Probe(bundle, test[:: plan.every], BACKDOOR), start
+    curve = [{"round": 0, "global": _rounded(probe.score(start))}]
+    # A start has seen other rounds: members go on where it ended.
+    for number in range(plan.start + 1, plan.start + plan.rounds + 1):
+        now = portions(corpora, number, plan.steps, seed)
+        if cell.attack in _SCALED:
+            patient = portions(corpora, number, plan.patience * plan.steps, seed)
+            now = [patient[place] if place in liars else each for place, each in enumerate(now)]
+        base, played = values, play_round(bundle, values, members, now, number, random)
+        values = played.values
+        seen = {"global": values, "benign": _own(base, machines[0])}
+        if liars:
+            seen["malicious"] = _own(base, machines[liars[-1]])
+        curve.append({"round": number - plan.start, **{who: _rounded(probe.score(each)) for who, each in seen.items()}})
+    last = Probe(bundle, test, BACKDOOR).score(values)
+    more: dict[str, Any] = {"steps": plan.steps, "rounds": plan.rounds, "precision": plan.precision, "curve": curve}
+    lost: dict[str, Any] = {}
+    if control is not None and cell.attack != "none":
+        lost = {"control": control, "target": round(control - MOST_LOST, 5), "target_is": "at least"}
+    return [
+        Figure("clean_accuracy", round(last.accuracy, 5), more={**lost, **more}),
+        Figure("attack_success", round(last.success, 5), more={"mistaken": round(last.mistaken, 5), **cell.target()}),
+    ]
+
+
+def _bundle(cell: Cell, plan: Plan, seed: int) -> "JobBundle":
+    return prompted_bundle(
+        backbone_folder("plain"),
+        task="classification",
+        tokens=plan.tokens,
+        steps=plan.steps,
+        rounds=plan.start + plan.rounds,
+        learning_rate=plan.learning_rate,
+        precision=plan.precision,
+        aggregation=cell.aggregation(),
+        members=cell.members,
+        seed=seed,
+    )
+
+
+def _held(cell: Cell, plan: Plan, seed: int) -> "list[list[Example]]":
+    return [rows[: plan.rows] for rows in members_of(cell.members, "equal", seed)]
+
+
+def _own(base: Vector, machine: Kept) -> Vector:
+    """A member's own model: the version it had, and its change before anything was done to that."""
+    return base + _change(machine)
+
+
+def _change(machine: Kept) -> Vector:
+    if machine.change is None:
+        raise ValueError("the member has not trained yet")
+    return machine.change
+
+
+def _rounded(scored: Scored) -> list[float]:
+    """[accuracy, success, mistaken]."""
+    return [round(each, 4) for each in (scored.accuracy, scored.success, scored.mistaken)]
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Command line; `words` without the program's name."""
+    options = parser("prompts.backdoor")
+    options.add_argument("--seeds", type=int, nargs="+", default=[0], choices=SEEDS)
+    options.add_argument("--minutes", type=float, help="start no cell after this many minutes")
+    chosen = options.parse_args(words)
+    until = None if chosen.minutes is None else time.monotonic() + 60 * chosen.minutes
+    run(open_results(BENCH, quick=chosen.quick), seeds=chosen.seeds, quick=chosen.quick, until=until)
+
+
+if __name__ == "__main__":
+    main()

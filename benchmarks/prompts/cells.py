@@ -1,0 +1,240 @@
+"""What FedPrompt's trained quality is measured of: the cells, what they have in common, and how rates are chosen.
+
+A rate is chosen among those that `--search` tried, by validation rows alone, and stays chosen.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from benchmarks.prompts.setup import CACHE, HeadRecipe, Partitioned
+from tacit.job import Precision
+
+__all__ = [
+    "BOUNDS",
+    "EPSILONS",
+    "MOMENTA",
+    "PARTS",
+    "RATES",
+    "SEEDS",
+    "SERVER_RATE",
+    "Cell",
+    "Injected",
+    "Rate",
+    "Recipe",
+    "SearchUnfinished",
+    "cells_of",
+    "choices_of",
+    "rate_of",
+    "rate_with",
+    "searched_as",
+]
+
+PARTS = ("head", "quality", "tokens", "steps", "laplace", "methods", "momentum")
+SEEDS = (0, 1, 2)
+
+Task = Literal["classification", "cloze"]
+Injected = Literal["prompt-tuning", "p-tuning", "prefix-tuning", "lora"]
+Method = Injected | Literal["fine-tuning", "frozen", "centralised"]
+
+# SST-2 under BERT-base, per cent: tables I, II, IV, V and VI. Figure 6 (local steps) is a drawing without numbers.
+_EQUAL, _DIRICHLET = 90.16, 89.45
+_TOKENS = {1: 87.11, 5: 89.28, 10: 89.62, 20: _EQUAL}
+_FINE_TUNING, _LAPLACE, _P_TUNING = 91.02, 85.73, 90.99
+
+# The rates that `--search` tries; where it was not run, the first. The paper's for prompts is 0.3, all under Adam.
+RATES: Mapping[Method, tuple[float, ...]] = {
+    "prompt-tuning": (0.3, 0.1, 0.03, 0.01, 0.003),
+    "centralised": (0.3, 0.1, 0.03, 0.01, 0.003),
+    "p-tuning": (0.001, 0.01, 0.0001),
+    "prefix-tuning": (0.03, 0.1, 0.01),
+    "lora": (0.001, 0.003, 0.0003),
+    "fine-tuning": (5e-5, 1e-4, 2e-5, 3e-4),
+    "frozen": (0.01, 0.1, 0.001),
+}
+_LEAST_OF_CLOZE = 0.03
+# Under `laplace-update` L1 bounds of a change, which are searched in place of the rate; and epsilons of one round.
+BOUNDS = (100.0, 10.0, 1000.0)
+EPSILONS = (1000.0, 100.0, 10.0)
+# Under `fedavgm` the share of the last step that goes on, which is searched in place of the rate.
+MOMENTA = (0.9, 0.7, 0.5)
+# Of that step; not searched.
+SERVER_RATE = 1.0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What all cells have in common. rows, scored: of the training rows and of each part that is scored, at most.
+    precision: of frozen networks while prompts are trained; a step takes half as long where there is AMX.
+    """
+
+    members: int = 10
+    rounds: int = 15
+    precision: Precision = "bfloat16"
+    rows: int | None = None
+    scored: int | None = None
+    head: HeadRecipe = field(default_factory=HeadRecipe)
+    cache: Path = CACHE
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training. steps: of each member in each round. epsilon: of one round under `laplace-update`; None: no
+    noise. server: what the coordinator makes of the mean change.
+    """
+
+    method: Method
+    task: Task = "classification"
+    partition: Partitioned | Literal["pooled"] = "equal"
+    tokens: int | None = 20
+    steps: int = 40
+    epsilon: float | None = None
+    server: Literal["fedavg", "fedavgm"] = "fedavg"
+
+    @property
+    def case(self) -> dict[str, Any]:
+        """The keys that name it in the results."""
+        found: dict[str, Any] = {"method": self.method, "backbone": "minilm", "task": self.task}
+        found |= {"partition": self.partition, "tokens": self.tokens, "steps": self.steps}
+        if self.server != "fedavg":
+            found["server"] = self.server
+        return found if self.epsilon is None else found | {"mechanism": "laplace-update", "epsilon": self.epsilon}
+
+    @property
+    def paper(self) -> float | None:
+        """Its accuracy of SST-2 under BERT-base, per cent, where there is one."""
+        if (self.task != "cloze" and self.method != "fine-tuning") or self.server != "fedavg":
+            return None
+        match self:
+            case Cell(method="prompt-tuning", epsilon=float()):
+                return _LAPLACE if self.partition == "equal" else None
+            case Cell(method="prompt-tuning", partition="equal", steps=40):
+                return _TOKENS.get(self.tokens or 0)
+            case Cell(method="prompt-tuning", partition="dirichlet", steps=40, tokens=20):
+                return _DIRICHLET
+            case Cell(method="fine-tuning", partition="equal"):
+                return _FINE_TUNING
+            case Cell(method="p-tuning", partition="equal"):
+                return _P_TUNING
+            case _:
+                return None
+
+    @property
+    def prompted(self) -> bool:
+        """Whether a frozen network is trained through."""
+        return self.method not in ("fine-tuning", "frozen")
+
+    @property
+    def beside(self) -> "Cell":
+        """The centralised training that a federated prompt is measured against."""
+        return Cell("centralised", self.task, "pooled", self.tokens, self.steps)
+
+
+def cells_of(part: str) -> list[Cell]:
+    """The cells of a part, what others are compared with first."""
+    tasks: tuple[Task, ...] = ("classification", "cloze")
+    prompts = [Cell("prompt-tuning", task) for task in tasks]
+    match part:
+        case "quality":
+            found = [
+                each for prompt in prompts for each in (prompt.beside, prompt, replace(prompt, partition="dirichlet"))
+            ]
+            others = [Cell("frozen", tokens=None), Cell("fine-tuning", tokens=None)]
+            return found + [each for other in others for each in (other, replace(other, partition="dirichlet"))]
+        case "tokens":
+            return [replace(prompt, tokens=tokens) for prompt in prompts for tokens in (1, 5, 10, 20)]
+        case "steps":
+            return [replace(prompt, steps=steps) for prompt in prompts for steps in (10, 40, 100)]
+        case "laplace":
+            return [replace(prompt, epsilon=epsilon) for prompt in prompts for epsilon in EPSILONS]
+        case "methods":
+            return [
+                Cell("p-tuning"),
+                Cell("prefix-tuning"),
+                Cell("lora", tokens=None),
+                Cell("p-tuning", "cloze"),
+            ]
+        case "momentum":
+            return [replace(prompts[1], partition=partition, server="fedavgm") for partition in get_args(Partitioned)]
+        case _:
+            return []
+
+
+# ---- rates ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rate:
+    """What is searched. adam: of each step. bound: of a change in L1 under `laplace-update`, None without; momentum:
+    under `fedavgm`, None without. adam is then what the same training with neither was found to do best with. tried:
+    how many were, of what a cell searches itself; rates_tried: of adam, where that is something else.
+    """
+
+    adam: float
+    bound: float | None = None
+    momentum: float | None = None
+    tried: int = 0
+    rates_tried: int | None = None
+
+    @property
+    def stated(self) -> dict[str, float]:
+        """As the results have it."""
+        found = {"learning_rate": self.adam, "bound": self.bound, "momentum": self.momentum}
+        found |= {"server_rate": None if self.momentum is None else SERVER_RATE, "rates_tried": self.rates_tried}
+        return {key: value for key, value in found.items() if value is not None}
+
+
+def rate_of(cell: Cell, tried: Sequence[Mapping[str, Any]]) -> Rate:
+    """The rate (or the bound or the momentum, and the rate of the same without either) with the highest validation
+    accuracy of those that `--search` tried for such a cell, the first of equal ones; the first of `choices_of` it where
+    it tried none.
+
+    Raises:
+        SearchUnfinished: it tried some and not all, or a bound or momentum at another rate than is chosen now.
+    """
+    wanted = searched_as(cell).case
+    found = [line for line in tried if {**line["case"], "rate": None} == {**wanted, "rate": None}]
+    choices = choices_of(cell)
+    if found and {float(line["case"]["rate"]) for line in found} < set(choices):
+        raise SearchUnfinished(f"{len(found)} of {len(choices)} rates are tried for {wanted}; run --search to its end")
+    best = float(max(found, key=lambda line: float(line["value"]))["case"]["rate"]) if found else choices[0]
+    rate = rate_with(cell, best, tried, len(found))
+    if others := {line["learning_rate"] for line in found if "learning_rate" in line} - {rate.adam}:
+        raise SearchUnfinished(f"{wanted} was tried at {others}, and {rate.adam} is its rate since: search it anew")
+    return rate
+
+
+def rate_with(cell: Cell, chosen: float, tried: Sequence[Mapping[str, Any]], number: int = 0) -> Rate:
+    """The rate of a cell for which `chosen`, one of `choices_of` it, was chosen among so many."""
+    if cell.epsilon is None and cell.server == "fedavg":
+        return Rate(chosen, tried=number)
+    plain = rate_of(replace(cell, epsilon=None, server="fedavg"), tried)
+    searched = Rate(plain.adam, tried=number, rates_tried=plain.tried)
+    return replace(searched, momentum=chosen) if cell.epsilon is None else replace(searched, bound=chosen)
+
+
+class SearchUnfinished(Exception):
+    """A choice among some of the rates would be one for good: what is measured is not measured again."""
+
+
+def choices_of(cell: Cell) -> tuple[float, ...]:
+    """What `--search` tries for it. A cloze's prompts begin on a plateau, which small rates do not leave in a trial."""
+    if cell.epsilon is not None:
+        return BOUNDS
+    if cell.server != "fedavg":
+        return MOMENTA
+    rates = RATES[cell.method]
+    return tuple(rate for rate in rates if rate >= _LEAST_OF_CLOZE) if _is_plain_cloze(cell) else rates
+
+
+def _is_plain_cloze(cell: Cell) -> bool:
+    return cell.task == "cloze" and cell.method in ("prompt-tuning", "centralised")
+
+
+def searched_as(cell: Cell) -> Cell:
+    """The cell whose search is its own: equal members, 40 steps, and 20 tokens or none. A bound is searched for each
+    epsilon.
+    """
+    tokens = None if cell.tokens is None else 20
+    return replace(cell, partition="pooled" if cell.partition == "pooled" else "equal", tokens=tokens, steps=40)

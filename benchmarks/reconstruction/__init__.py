@@ -1,0 +1,1 @@
+"""Reconstruction of tokens from gradients."""

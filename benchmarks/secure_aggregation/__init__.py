@@ -1,0 +1,1 @@
+"""What secure aggregation costs."""

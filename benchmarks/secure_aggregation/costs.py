@@ -1,0 +1,143 @@
+"""Measures what secure aggregation costs, in four parts.
+
+rounds: a round over the services against the same round in the clear (`rounds`).
+peer:   the same cohort under Flower's SecAgg+ (`flower`).
+limit:  the distance to the cipher's own speed (`cipher`), large cohorts, and the server's memory.
+cost:   a member's and the server's time against members and length of the vector (`attempt`).
+"""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from benchmarks.library.record import Case, Figure, Results, open_results, parser
+from benchmarks.secure_aggregation import attempt as secure_cost
+from benchmarks.secure_aggregation import cipher
+from benchmarks.secure_aggregation import flower as beside_flower
+from benchmarks.secure_aggregation import rounds as secure_rounds
+from benchmarks.secure_aggregation.crowd import Crowd
+from secure_agg import Graph
+
+BENCH = "secure_agg"
+
+# rounds: the first round is left out of each.
+ROUND_MEMBERS, ROUND_VALUES, ROUNDS = (10, 50), 1_000_000, 6
+# peer: members, and how many of them are lost.
+PEER_CELLS, PEER_VALUES = ((10, 2), (50, 10), (100, 10)), 100_000
+# limit
+CIPHER_VALUES = (1_000_000, 10_000_000)
+LARGE_COHORTS = ((1000, 50, Graph.SPARSE), (500, 150, Graph.COMPLETE))
+MEMORY_CELL = (100, 10_000_000, 10)
+# cost: a tenth is lost.
+COST_MEMBERS = (
+    *((members, Graph.COMPLETE) for members in (10, 50, 100, 200)),
+    *((members, Graph.SPARSE) for members in (300, 500, 1000)),
+)
+COST_VALUES, COST_LENGTHS, COST_LENGTHS_MEMBERS = 100_000, (10_000, 100_000, 1_000_000, 10_000_000), 100
+
+
+class Cells:
+    """One part's results, and the members that its cells share."""
+
+    def __init__(self, results: Results, quick: bool) -> None:
+        self.quick = quick
+        self._results = results
+        self._crowd: Crowd | None = None
+
+    def measure(self, case: Case, figure: str, run: Callable[[], Sequence[Figure]]) -> None:
+        """Runs a cell unless this code has its `figure` already."""
+        if not any(line["figure"] == figure for line in self._results.done(case)):
+            self._results.open([])
+            self._results.add(case, run())
+
+    def crowd(self, members: int) -> Crowd:
+        """That many members; made when they are first needed."""
+        if self._crowd is None or len(self._crowd.parties) < members:
+            self._crowd = Crowd.make(members)
+        return self._crowd.first(members)
+
+
+def rounds(cells: Cells) -> None:
+    """A round over the services against the same in the clear."""
+    values, count = (100_000, 3) if cells.quick else (ROUND_VALUES, ROUNDS)
+    for members in (4,) if cells.quick else ROUND_MEMBERS:
+        case = {"members": members, "values": values, "dropped": 0, "graph": "complete"}
+        cells.measure(case, "secure_over_clear_round", partial(_compare_rounds, members, values, count))
+
+
+def peer(cells: Cells) -> None:
+    """Beside Flower. A quick run makes no environment for it, which takes more than a minute."""
+    python = beside_flower.flower_python(make=not cells.quick)
+    values = 10_000 if cells.quick else PEER_VALUES
+    for members, dropped in ((6, 1),) if cells.quick else PEER_CELLS:
+        case = {"members": members, "values": values, "dropped": dropped, "graph": "complete"}
+        run = partial(_beside_flower, cells, members, values, dropped, python)
+        cells.measure(case, "server_times_faster_than_flower", run)
+
+
+def limit(cells: Cells) -> None:
+    """The cipher, the large cohorts, the memory."""
+    for values in (1_000_000,) if cells.quick else CIPHER_VALUES:
+        case = {"members": cipher.STREAMS, "values": values, "dropped": 0, "graph": "complete"}
+        cells.measure({**case, "threads": 1}, "share_of_cipher_limit", partial(cipher.share_of_limit, values))
+        cells.measure({**case, "threads": 2}, "thread_speedup", partial(cipher.thread_speedup, values))
+    for members, dropped, graph in ((100, 5, Graph.SPARSE),) if cells.quick else LARGE_COHORTS:
+        _cost(cells, members, 1_000 if cells.quick else COST_VALUES, dropped, graph)
+    members, values, dropped = (6, 100_000, 1) if cells.quick else MEMORY_CELL
+    cells.measure(
+        secure_cost.case_of(members, values, dropped, Graph.COMPLETE),
+        "server_peak_vectors",
+        lambda: secure_cost.memory(cells.crowd(members), values, dropped),
+    )
+
+
+def cost(cells: Cells) -> None:
+    """Against members, and against the length of the vector."""
+    for members, graph in ((10, Graph.COMPLETE),) if cells.quick else COST_MEMBERS:
+        _cost(cells, members, COST_VALUES, members // 10, graph)
+    members = 20 if cells.quick else COST_LENGTHS_MEMBERS
+    for values in (10_000,) if cells.quick else COST_LENGTHS:
+        _cost(cells, members, values, members // 10, Graph.COMPLETE)
+
+
+def _compare_rounds(members: int, values: int, count: int) -> list[Figure]:
+    return asyncio.run(secure_rounds.compare(members, values, count))
+
+
+def _beside_flower(cells: Cells, members: int, values: int, dropped: int, python: Path) -> list[Figure]:
+    return beside_flower.compare(cells.crowd(members), values, dropped, python)
+
+
+def _cost(cells: Cells, members: int, values: int, dropped: int, graph: Graph) -> None:
+    cells.measure(
+        secure_cost.case_of(members, values, dropped, graph),
+        "server_seconds",
+        lambda: secure_cost.cost(cells.crowd(members), values, dropped, graph),
+    )
+
+
+PARTS: Mapping[str, Callable[[Cells], None]] = {"rounds": rounds, "peer": peer, "limit": limit, "cost": cost}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line. 1: Flower could not be installed, and the other parts are done."""
+    options = parser("secure_aggregation.costs")
+    options.add_argument(
+        "--part", nargs="*", choices=PARTS, default=list(PARTS), help="which parts to measure (default: all)"
+    )
+    chosen: argparse.Namespace = options.parse_args(arguments)
+    status = 0
+    for name in chosen.part:
+        try:
+            PARTS[name](Cells(open_results(BENCH, quick=chosen.quick), chosen.quick))
+        except beside_flower.PeerMissing as missing:
+            print(missing, file=sys.stderr)
+            status = 0 if chosen.quick else 1
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""The same cohort under this project's protocol and under Flower's SecAgg+, one after the other on this machine.
+
+Same members, vectors, threshold t = ceil(2n/3) on the complete graph, and same members lost between dealing and
+masking. With that t as many members count as corrupt here as 2t > n + n_C allows. What is timed on each side stands in
+`cohort` and `flower_peer`: in memory on both, so neither pays for a network. Flower signs nothing
+and checks no list of survivors; here all of it is included, and counted. Ratios are of wall time, and each side uses as
+many threads as it does by itself; processor time stands beside them.
+
+Flower has a Python of its own in build/flower-venv, made when it is first needed.
+"""
+
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.library.parties import vector_of
+from benchmarks.library.record import ROOT, Figure
+from benchmarks.secure_aggregation.cohort import Outcome, Server, play
+from benchmarks.secure_aggregation.crowd import Crowd, complete_context, due_of_server, layout_for
+
+__all__ = ["FLOWER", "PeerMissing", "compare", "figures", "flower_python", "ours", "theirs"]
+
+FLOWER = "flwr==1.41.0"
+PEER_VENV = ROOT / "build" / "flower-venv"
+
+SERVER_TARGET, CLIENT_TARGET, UPLOAD_TARGET = 300.0, 30.0, 4.0
+# Where the targets for time hold.
+TARGET_MEMBERS = 100
+REPEATS = 3
+_INSTALL_SECONDS, _RUN_SECONDS = 900.0, 1800.0
+
+
+class PeerMissing(SystemExit):
+    """Flower is not here and cannot be fetched; the text says what to do."""
+
+
+def flower_python(folder: Path = PEER_VENV, *, make: bool = True) -> Path:
+    """The Python that has Flower; with `make` its virtual environment is made where there is none.
+
+    Raises:
+        PeerMissing: it is not there, and may or can not be made.
+    """
+    python, stamp = folder / "bin" / "python", folder / ".installed"
+    # Written last: an environment whose making was cut off is made again.
+    if stamp.exists() and stamp.read_text() == FLOWER:
+        return python
+    if not make:
+        raise PeerMissing(f"{folder} does not hold {FLOWER}; run the benchmark without --quick to make it")
+    install: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", FLOWER]
+    try:
+        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True, timeout=_INSTALL_SECONDS)
+        subprocess.run(install, check=True, timeout=_INSTALL_SECONDS, stdout=sys.stderr)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise PeerMissing(
+            f"{FLOWER} cannot be installed into {folder} ({error}), so nothing was measured beside it; see that pip "
+            f"reaches a package index and run `python -m benchmarks.secure_aggregation.costs --part peer` again"
+        ) from error
+    stamp.write_text(FLOWER)
+    return python
+
+
+def lost_of(members: int, dropped: int) -> list[int]:
+    """Which members vanish: at equal distances, so that they are of all ranks."""
+    return [index * members // dropped for index in range(dropped)]
+
+
+def threshold_of(members: int) -> int:
+    """Two thirds, rounded up."""
+    return math.ceil(2 * members / 3)
+
+
+def theirs(members: int, values: int, dropped: int, python: Path) -> dict[str, Any]:
+    """Flower's side, in a process of its own: what `flower_peer` prints.
+
+    Raises:
+        RuntimeError: it failed; the text holds the end of what it said.
+    """
+    with tempfile.TemporaryDirectory(prefix="tacit-bench-") as scratch:
+        path = Path(scratch) / "vectors.npy"
+        vectors = np.lib.format.open_memmap(path, mode="w+", dtype=np.float64, shape=(members, values))
+        for member in range(members):
+            vectors[member] = vector_of(member, values)
+        vectors.flush()
+        del vectors
+        lost = [str(index) for index in lost_of(members, dropped)]
+        command: list[str | Path] = [python, "-m", "benchmarks.secure_aggregation.flower_peer", "--vectors", path]
+        command += ["--threshold", str(threshold_of(members)), "--lost", *lost]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=_RUN_SECONDS
+        )
+    if done.returncode:
+        raise RuntimeError(f"Flower's side failed: {done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def ours(crowd: Crowd, values: int, dropped: int) -> tuple[Outcome, Server]:
+    """This side, once: what the members took, and the server with its stopwatch."""
+    members = len(crowd.parties)
+    layout = layout_for(members, values)
+    context = complete_context(members, layout, threshold_of(members))
+    lost = lost_of(members, dropped)
+    names = [party.member for party in crowd.parties]
+    server = Server(context, layout, names, crowd.verify, crowd.key_of, due_of_server(context, dropped))
+    return play(crowd, context, layout, lost, server), server
+
+
+def compare(crowd: Crowd, values: int, dropped: int, python: Path) -> list[Figure]:
+    """Both sides: the medians of three here, of one there (of three where it is quick)."""
+    members = len(crowd.parties)
+    mine, peer = [], []
+    for turn in range(REPEATS):
+        mine.append(ours(crowd, values, dropped))
+        if turn == 0 or members <= 10:
+            peer.append(theirs(members, values, dropped, python))
+    return figures(members, mine, peer, crowd.certificate_seconds)
+
+
+def figures(
+    members: int, mine: Sequence[tuple[Outcome, Server]], peer: Sequence[dict[str, Any]], certificate_seconds: float
+) -> list[Figure]:
+    """The figures of a cell from the runs of both sides."""
+
+    def middle(name: str) -> float:
+        return float(statistics.median(run[name] for run in peer))
+
+    outcomes = [outcome for outcome, _ in mine]
+    server = statistics.median(each.watch.wall for _, each in mine)
+    server_cpu = statistics.median(each.watch.cpu for _, each in mine)
+    client = statistics.median(outcome.member_wall for outcome in outcomes)
+    client_cpu = statistics.median(outcome.member_cpu for outcome in outcomes)
+    versions = {"versions": peer[0]["versions"]}
+    checked = {"checked": dict(outcomes[0].checked), "certificate_seconds": round(certificate_seconds, 6)}
+
+    def ratio(name: str, party: str, our: float, our_cpu: float, target: float) -> Figure:
+        their, their_cpu = middle(f"{party}_seconds"), middle(f"{party}_cpu_seconds")
+        aim = {"target": target} if members == TARGET_MEMBERS else {}
+        cpu = {"peer_cpu": round(their_cpu, 5), "ours_cpu": round(our_cpu, 5)}
+        beside = {"peer": round(their, 5), "ours": round(our, 5), **aim, **cpu, **checked, **versions}
+        return Figure(name, round(their / our, 1), more=beside)
+
+    their_error = max(run["max_abs_error"] for run in peer)
+    error = max(outcome.max_abs_error for outcome in outcomes)
+    upload = outcomes[0].upload_bytes_per_value
+    return [
+        ratio("server_times_faster_than_flower", "server", server, server_cpu, SERVER_TARGET),
+        ratio("client_times_faster_than_flower", "client", client, client_cpu, CLIENT_TARGET),
+        Figure(
+            "upload_bytes_per_value",
+            round(upload, 4),
+            more={
+                "peer": round(peer[0]["upload_bytes_per_value"], 4),
+                "ours": round(upload, 4),
+                "target": UPLOAD_TARGET,
+            },
+        ),
+        Figure("max_abs_error", error, more={"peer": their_error, "ours": error, "target": their_error}),
+    ]

@@ -1,0 +1,53 @@
+"""The page of secure aggregation."""
+
+from benchmarks.library.report import Page, Plot, Section
+from benchmarks.secure_aggregation.drawings import draw_secure_cost
+
+__all__ = ["PAGE"]
+
+PAGE = Page(
+    "secure_aggregation",
+    (
+        Section(
+            "rounds",
+            "secure_agg",
+            "secure_aggregation.costs --part rounds",
+            ("target", "secure_seconds", "clear_seconds"),
+            figures=("secure_over_clear_round",),
+        ),
+        Section(
+            "flower",
+            "secure_agg",
+            "secure_aggregation.costs --part peer",
+            ("target", "peer", "ours", "peer_cpu", "ours_cpu", "checked", "certificate_seconds", "versions"),
+            figures=(
+                "server_times_faster_than_flower",
+                "client_times_faster_than_flower",
+                "upload_bytes_per_value",
+                "max_abs_error",
+            ),
+        ),
+        Section(
+            "cipher",
+            "secure_agg",
+            "secure_aggregation.costs --part limit",
+            ("target", "ours", "raw", "one_thread", "raw_block_bytes", "idle_bytes", "peak_bytes"),
+            figures=("share_of_cipher_limit", "thread_speedup", "server_peak_vectors"),
+        ),
+        Section(
+            "cost",
+            "secure_agg",
+            "secure_aggregation.costs --part cost limit",
+            ("timed", "checked"),
+            wide=("client_cpu_seconds", "server_seconds"),
+            figures=("client_cpu_seconds", "server_seconds"),
+            plots=(Plot("secure_agg_cost.svg", "Time of a member and of the server", draw_secure_cost),),
+        ),
+        Section(
+            "memory",
+            "aggregation_memory",
+            "secure_aggregation.memory",
+            ("target", "idle_bytes", "peak_bytes"),
+        ),
+    ),
+)

@@ -1,0 +1,1 @@
+"""Synthetic text against private training (DP-RVAE)."""

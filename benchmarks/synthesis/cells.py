@@ -1,0 +1,83 @@
+"""The cells of the comparison of synthetic text with private training, and how they are trained."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from benchmarks.synthesis.judge import ClassifierRecipe
+from benchmarks.synthesis.setup import CACHE, CANDIDATES, RvaeRecipe
+
+__all__ = ["BY_ROUND", "CELLS", "DATASETS", "EPSILONS", "KEPT", "METHODS", "SEEDS", "Cell", "Plan", "quick_plan"]
+
+SEEDS = (0, 1, 2)
+DATASETS = ("sst2", "trec")
+EPSILONS: dict[str, tuple[float | None, ...]] = {"sst2": (5.0, None, 1.0), "trec": (5.0, None)}
+# Where texts are made up and judged after every round, too.
+BY_ROUND = ("sst2", 5.0)
+
+# Of a line of the first seed, in the line of their mean.
+KEPT = ("recipe", "promise", "samples", "ngrams", "planted")
+
+Method = Literal["majority", "raw", "dp-sgd", "synthetic", "published"]
+METHODS: tuple[Method, ...] = ("majority", "raw", "dp-sgd", "synthetic", "published")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training of a method on a data set. epsilon: None is without noise, or without any guarantee."""
+
+    dataset: str
+    method: Method
+    epsilon: float | None = None
+
+    def case(self, source: str | None = None) -> dict[str, Any]:
+        """The keys that name it in the results. source: of made-up texts, `members` or `operator`."""
+        return {
+            "part": "quality",
+            "dataset": self.dataset,
+            "method": self.method,
+            "source": source,
+            "epsilon": self.epsilon,
+        }
+
+    @property
+    def cases(self) -> list[dict[str, Any]]:
+        """All cases that one training has figures for."""
+        match self.method:
+            case "synthetic":
+                return [self.case("members"), self.case("operator")]
+            case "published":
+                return [self.case("members")]
+            case _:
+                return [self.case()]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How cells are trained. cache: where public words, start and released classifiers are kept."""
+
+    rvae: RvaeRecipe = field(default_factory=RvaeRecipe)
+    classifier: ClassifierRecipe = field(default_factory=ClassifierRecipe)
+    candidates: int = CANDIDATES
+    cache: Path = CACHE
+
+
+def cells_of(dataset: str) -> list[Cell]:
+    """A data set's cells, those that the comparison needs first."""
+    cells = [Cell(dataset, "majority"), Cell(dataset, "raw")]
+    for epsilon in EPSILONS[dataset]:
+        cells += [Cell(dataset, "dp-sgd", epsilon), Cell(dataset, "synthetic", epsilon)]
+    return [*cells, Cell(dataset, "published")]
+
+
+CELLS = [cell for dataset in DATASETS for cell in cells_of(dataset)]
+
+
+def quick_plan(cache: Path) -> Plan:
+    """Small sizes, for `--quick` and for tests."""
+    model = RvaeRecipe().model.model_copy(update={"embedding": 16, "hidden": 16, "latent": 4, "words": 300})
+    rvae = RvaeRecipe(
+        model=model, members=3, rounds=2, steps=2, lot=32, plain_epochs=1, start_texts=100, texts=40, deviation=8.0
+    )
+    classifier = ClassifierRecipe(hidden=8, epochs=2, rounds=2, steps=2, lot=32, plain_rounds=2)
+    return Plan(rvae, classifier, candidates=20, cache=cache)

@@ -1,0 +1,546 @@
+"""What the cells of `quality` have in common: data, public words and start, members, corpora.
+
+Guarantees: members' texts come from a data set's training part alone, choices from its validation part, figures from
+its test; the job's words and starting weights come from WikiText and GloVe and from none of these; a noised training is
+one whose steps and histogram a member's empty ledger lets pass together.
+
+A training is rounds of `library.simulation`: the product's bundle, local steps, mechanism, ring and server
+optimiser. A member generates texts from the model that it sent last, noise included, caught where the product hands it
+on.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.library.partitions import by_ratios
+from benchmarks.library.record import ROOT, SHARED, NoData
+from benchmarks.library.simulation import Member, federate
+from learning.accounting.calibration import calibrate
+from learning.accounting.events import PrivacyEvent, SampledGaussian
+from learning.accounting.filter import Limit, RenyiFilter, cost
+from learning.accounting.spend import spend
+from learning.mechanisms.contribution import Update
+from learning.mechanisms.protection import Protection
+from learning.synthesis.labels import histogram_event, noised_histogram
+from learning.synthesis.quality import words_of as cut
+from learning.synthesis.setting import PublishedSetting
+from learning.text.corpus import words_of
+from learning.text.data import Example, label_ids, read_examples, read_text
+from learning.training.task import LocalTraining
+from secure_agg import RandomSource, SystemRandom
+from tacit.corpus import CorpusOrder
+from tacit.job import Aggregation, JobDocument, JobSpec, PublicStart, Rounds, Training, VocabularyFile
+from tacit.mechanism import DpSgd, NoMechanism
+from tacit.model import RvaeModel
+from tacit.server_optimiser import FedAvgServer, ServerOptimiser
+
+if TYPE_CHECKING:
+    from export.bundle import JobBundle
+    from learning.synthesis.model import Rvae
+    from learning.synthesis.words import PublicWords
+    from learning.training.local import TrainingResult
+
+__all__ = [
+    "CACHE",
+    "CANDIDATES",
+    "DELTA",
+    "GLOVE",
+    "MEMBERS",
+    "Kept",
+    "RvaeRecipe",
+    "Task",
+    "Trained",
+    "canaries",
+    "check_data",
+    "corpora_of_members",
+    "corpus_of_operator",
+    "dealt",
+    "exposures",
+    "multiplier_for",
+    "perplexity",
+    "public_text",
+    "public_words_file",
+    "read_task",
+    "rewritten",
+    "rvae_bundle",
+    "spent_of",
+    "train_rvae",
+]
+
+Vector = NDArray[np.float32]
+Counts = NDArray[np.int64]
+
+CACHE = ROOT / "benchmarks" / ".cache"
+GLOVE = SHARED / "glove" / "glove.6B.50d.subset.txt.gz"
+WIKITEXT = SHARED / "wikitext103_small" / "train.txt.gz"
+# The table's words up to here are the most frequent ones of its source; those behind are a run of rarer ones.
+_COMMON_WORDS = 2445
+_SENTENCES = 12_000
+
+MEMBERS = 10
+DELTA = 1e-5
+VALIDATION = 500
+_SPLIT_SEED = 20260
+# Candidates that a planted text is ranked among, itself not counted.
+CANDIDATES = 200
+_CANARY_WORDS = 6
+
+
+# ---- data -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Task:
+    """A data set: what is dealt to members, what choices are made by, what figures are of."""
+
+    name: str
+    labels: tuple[str, ...]
+    train: Sequence[Example]
+    validation: Sequence[Example]
+    test: Sequence[Example]
+
+    def counts(self, examples: Sequence[Example]) -> Counts:
+        """How many of these have each label, (L,)."""
+        return np.bincount(label_ids(examples, self.labels), minlength=len(self.labels)).astype(np.int64)
+
+
+def check_data(name: str) -> None:
+    """Raises NoData where a file is missing."""
+    files = ["train_sentences", "dev", "test"] if name == "sst2" else ["train", "test"]
+    for path in (*(SHARED / name / f"{each}.jsonl.gz" for each in files), GLOVE, WIKITEXT):
+        if not path.exists():
+            raise NoData(
+                f"{path} is not here: this benchmark needs SST-2, TREC, WikiText and GloVe under {SHARED} "
+                "(docs/benchmarks.md says which files); put them there and run it again"
+            )
+
+
+def read_task(name: str) -> Task:
+    """`sst2`: its 6,920 training sentences, dev, test. `trec`: 500 training questions are for validation.
+
+    Raises:
+        NoData: a file is missing.
+    """
+    check_data(name)
+    if name == "sst2":
+        train, validation, test = (_sst2(part) for part in ("train_sentences", "dev", "test"))
+        return Task(name, ("negative", "positive"), train, validation, test)
+    rows = list(read_examples(SHARED / "trec" / "train.jsonl.gz"))
+    order = np.random.Generator(np.random.Philox(_SPLIT_SEED)).permutation(len(rows)).tolist()
+    labels = tuple(sorted({str(each.label) for each in rows}))
+    held, rest = ([rows[at] for at in part] for part in (order[:VALIDATION], order[VALIDATION:]))
+    return Task(name, labels, rest, held, list(read_examples(SHARED / "trec" / "test.jsonl.gz")))
+
+
+def _sst2(part: str) -> list[Example]:
+    names = {"0": "negative", "1": "positive"}
+    return [Example(row.text, names[str(row.label)]) for row in read_examples(SHARED / "sst2" / f"{part}.jsonl.gz")]
+
+
+def dealt(task: Task, members: int, seed: int) -> list[list[Example]]:
+    """The training rows in equal parts, at random."""
+    parts = by_ratios(len(task.train), [1.0] * members, seed).members
+    return [[task.train[at] for at in rows] for rows in parts]
+
+
+# ---- what is public -------------------------------------------------------------------------------------------------
+
+
+def public_words_file(count: int, folder: Path = CACHE) -> Path:
+    """A list of so many words, one a line: the commonest of GloVe's table, then WikiText's by how often they stand
+    there. Made once in `folder`.
+    """
+    path = folder / f"synthesis-words-{count}.txt"
+    if not path.exists():
+        lines = read_text(GLOVE).splitlines()[:_COMMON_WORDS]
+        found = dict.fromkeys(word for line in lines if cut(word := line.split(" ", 1)[0]) == (word,))
+        seen = Counter(word for sentence in _sentences() for word in cut(sentence))
+        found |= dict.fromkeys(word for word, _ in seen.most_common())
+        _write(path, list(found)[:count])
+    return path
+
+
+def public_text(folder: Path = CACHE) -> Path:
+    """Sentences of WikiText, one a line: 4 to 24 words, none of them masked there. Made once in `folder`."""
+    path = folder / f"synthesis-sentences-{_SENTENCES}.txt"
+    if not path.exists():
+        found = [sentence for sentence in _sentences() if 4 <= len(cut(sentence)) <= 24]
+        # From all articles, not the first ones alone.
+        stride = max(1, len(found) // _SENTENCES)
+        _write(path, found[::stride][:_SENTENCES])
+    return path
+
+
+def _sentences() -> Iterator[str]:
+    for line in read_text(WIKITEXT).splitlines():
+        # Headings; and what its makers joined with signs of their own.
+        if line.strip() and not line.startswith(" ="):
+            text = line.lower().replace(" @-@ ", "-").replace(" @,@ ", ",").replace(" @.@ ", ".").strip()
+            yield from (f"{part} ." for part in text.removesuffix(" .").split(" . ") if part and "<unk>" not in part)
+
+
+def _write(path: Path, lines: Sequence[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(".new")
+    fresh.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    fresh.replace(path)
+
+
+# ---- jobs -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RvaeRecipe:
+    """One way to train the autoencoder. steps: of DP-SGD in a round. plain_epochs, plain_rate: without noise."""
+
+    model: RvaeModel = field(
+        default_factory=lambda: RvaeModel(embedding=64, hidden=96, latent=16, words=3000, max_tokens=24)
+    )
+    members: int = MEMBERS
+    rounds: int = 5
+    steps: int = 4
+    lot: int = 256
+    clip: float = 0.1
+    optimiser: Literal["adam", "sgd"] = "adam"
+    learning_rate: float = 0.01
+    server: ServerOptimiser = field(default_factory=FedAvgServer)
+    plain_epochs: int = 2
+    plain_rate: float = 0.002
+    start_texts: int = _SENTENCES
+    # Of the published variant: its rate, batch and epochs are the job's, its noise the paper's.
+    published: PublishedSetting = field(default_factory=PublishedSetting)
+    # Of each member.
+    texts: int = 1000
+    # Of the noise on each label's count.
+    deviation: float = 24.0
+    # How much more than the model says a text is to be of its label.
+    guidance: float = 1.0
+
+    def as_json(self, *, noised: bool = True) -> dict[str, Any]:
+        """As it stands in results."""
+        found: dict[str, Any] = {"rounds": self.rounds, "server": self.server.optimiser}
+        if self.server.learning_rate != 1:
+            found["server_rate"] = self.server.learning_rate
+        if self.model.variant == "published":
+            return {**found, **asdict(self.published)}
+        found |= {"label_weight": self.model.label_weight, "guidance": self.guidance}
+        if not noised:
+            return {**found, "epochs": self.plain_epochs, "optimiser": "adam", "learning_rate": self.plain_rate}
+        found |= {"steps": self.steps, "lot": self.lot, "clip": self.clip}
+        return {**found, "optimiser": self.optimiser, "learning_rate": self.learning_rate}
+
+
+def multiplier_for(epsilon: float, lot: int, steps: int, examples: int, before: Sequence[PrivacyEvent] = ()) -> float:
+    """The smallest noise multiplier with which a ledger of (epsilon, DELTA) lets `steps` steps pass after `before`.
+
+    Raises:
+        NotAffordable: there is none.
+    """
+    limit = Limit(epsilon, DELTA)
+    spent = sum((cost(event, limit) for event in before), np.zeros_like(RenyiFilter(limit).caps))
+    rate = min(1.0, lot / examples)
+    return calibrate(lambda multiplier: SampledGaussian(multiplier=multiplier, rate=rate), steps, limit, spent)
+
+
+def spent_of(events: Sequence[PrivacyEvent], epsilon: float) -> float:
+    """What a report says of all these events together, at DELTA.
+
+    Raises:
+        ValueError: a ledger of `epsilon` would not have let them pass.
+    """
+    limit = Limit(epsilon, DELTA)
+    gate, spent = RenyiFilter(limit), np.zeros_like(RenyiFilter(limit).caps)
+    for event in events:
+        each = cost(event, limit)
+        if not gate.admits(spent, each):
+            raise ValueError(f"a ledger of epsilon {epsilon:g} at delta {DELTA:g} does not let these events pass")
+        spent = spent + each
+    return spend(events, limit).epsilon
+
+
+def _job(task: Task, recipe: RvaeRecipe, seed: int, cache: Path, **changed: Any) -> JobSpec:
+    words = public_words_file(recipe.model.words - 2, cache)
+    said: dict[str, Any] = {
+        "name": f"{task.name}-rvae",
+        "labels": task.labels,
+        "model": recipe.model,
+        "vocabulary": VocabularyFile(kind="words", file=str(words)),
+        "rounds": Rounds(count=recipe.rounds, min_members=recipe.members, target_members=recipe.members),
+        # Near what members have: a grid for weights up to 100,000 would be coarse for changes of so few examples.
+        "aggregation": Aggregation(max_weight=1000),
+        "server": recipe.server,
+        "corpus": CorpusOrder(texts=recipe.texts, histogram_deviation=recipe.deviation, guidance=recipe.guidance),
+        "seed": seed,
+    }
+    return JobSpec(**{**said, **changed})
+
+
+def rvae_bundle(
+    task: Task, recipe: RvaeRecipe, epsilon: float | None, examples: int, seed: int, folder: Path, cache: Path = CACHE
+) -> "JobBundle":
+    """The job's bundle in `folder`. Its weights are trained on public text once for each model, and kept in `cache`.
+
+    epsilon: of each member, histogram included; None: without noise. examples: of the smallest member.
+    """
+    from export.bundle import make_job_bundle, read_job_bundle
+
+    training = Training(epochs=recipe.plain_epochs, batch=32, learning_rate=recipe.plain_rate)
+    if recipe.model.variant == "published":
+        told = recipe.published
+        training = Training(epochs=told.epochs, batch=told.batch, optimiser="sgd", learning_rate=told.learning_rate)
+    mechanism: DpSgd | NoMechanism = NoMechanism()
+    if epsilon is not None:
+        paid = [histogram_event(recipe.deviation, len(task.labels), "add-remove")]
+        lot = min(recipe.lot, examples)
+        multiplier = multiplier_for(epsilon, lot, recipe.rounds * recipe.steps, examples, paid)
+        mechanism = DpSgd(noise_multiplier=multiplier, clip=recipe.clip, lot=lot, steps=recipe.steps)
+        training = Training(batch=256, optimiser=recipe.optimiser, learning_rate=recipe.learning_rate)
+    spec = _job(task, recipe, seed, cache, training=training, mechanism=mechanism)
+    make_job_bundle(spec, folder, folder / "bundle")
+    weights = _start(task, recipe, folder, cache)
+    bundle = read_job_bundle(folder / "bundle")
+    digest = hashlib.sha256(weights).digest()
+    return replace(bundle, weights=weights, document=bundle.document.model_copy(update={"weights": digest}))
+
+
+def _start(task: Task, recipe: RvaeRecipe, folder: Path, cache: Path) -> bytes:
+    """Weights of a bundle whose job names the public text; all seeds and epsilons start from the same."""
+    from export.bundle import make_job_bundle, read_job_bundle
+
+    model = recipe.model.model_copy(update={"variant": "sound"})
+    key = hashlib.sha256(f"{model.model_dump_json()}/{recipe.start_texts}/{len(task.labels)}".encode()).hexdigest()[:12]
+    path = cache / f"synthesis-start-{key}.bin"
+    if not path.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        start = PublicStart(file=str(public_text(cache)), texts=recipe.start_texts)
+        spec = _job(task, replace(recipe, model=model), 0, cache, start=start)
+        make_job_bundle(spec, folder, folder / "start")
+        fresh = path.with_suffix(".new")
+        fresh.write_bytes(read_job_bundle(folder / "start").weights)
+        fresh.replace(path)
+    return path.read_bytes()
+
+
+# ---- what members run -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Kept:
+    """A member's protection as it is, which remembers the last change that it handed on: noised, before the ring."""
+
+    inner: Protection
+    into: "dict[int, Vector]"
+    place: int
+
+    @property
+    def event(self) -> PrivacyEvent | None:
+        """As the inner one's."""
+        return self.inner.event
+
+    @property
+    def each_attempt(self) -> bool:
+        """As the inner one's."""
+        return self.inner.each_attempt
+
+    def train(self, task: LocalTraining, random: RandomSource) -> "TrainingResult | None":
+        """As the inner one's."""
+        return self.inner.train(task, random)
+
+    def protect(self, change: Vector, random: RandomSource) -> Vector:
+        """As the inner one's; the result is kept."""
+        self.into[self.place] = self.inner.protect(change, random)
+        return self.into[self.place]
+
+    def encode(self, job: JobDocument, update: Update, cohort: int, random: RandomSource) -> NDArray[np.uint32]:
+        """As the inner one's."""
+        return self.inner.encode(job, update, cohort, random)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A federation's end. versions: the global values after each round, (d,). own: each member's model as it sent it in
+    the last round. events: what one member's ledger was charged; empty where nothing promises anything.
+    """
+
+    bundle: "JobBundle"
+    versions: tuple[Vector, ...]
+    own: tuple[Vector, ...]
+    events: tuple[PrivacyEvent, ...]
+    parts: tuple[Sequence[Example], ...]
+
+    @property
+    def words(self) -> "PublicWords":
+        """The job's."""
+        return words_of(self.bundle.document, self.bundle.public_tokenizer)
+
+    def module(self, values: Vector) -> "Rvae":
+        """The autoencoder with these values, (d,)."""
+        from learning.models import build_blank, load_shared
+        from learning.synthesis.model import Rvae
+
+        job, words = self.bundle.document, self.words
+        module = build_blank(job.model, len(words.entries), len(job.labels), 0)
+        load_shared(module, self.bundle.manifest.unflatten(values))
+        if not isinstance(module, Rvae):
+            raise TypeError("the job's model is no autoencoder")
+        return module
+
+
+def train_rvae(bundle: "JobBundle", parts: Sequence[Sequence[Example]], random: RandomSource | None = None) -> Trained:
+    """All rounds of the job by members with these examples.
+
+    random: of draws and noise; the system's own if not given.
+    """
+    job = bundle.document
+    changes: dict[int, Vector] = {}
+    members = [Member(part, software=_software(changes, place)) for place, part in enumerate(parts)]
+    base, versions = bundle.manifest.decode(bundle.weights), list[Vector]()
+    for done in federate(bundle, members, job.rounds.count, random):
+        versions.append(done.values)
+    before = versions[-2] if len(versions) > 1 else base
+    own = tuple(before + changes[place] for place in range(len(parts)))
+    return Trained(bundle, tuple(versions), own, _events(job, parts), tuple(parts))
+
+
+def _software(into: dict[int, Vector], place: int) -> Callable[[Protection], Protection]:
+    return lambda inner: Kept(inner, into, place)
+
+
+def _events(job: JobDocument, parts: Sequence[Sequence[Example]]) -> tuple[PrivacyEvent, ...]:
+    """Of the member with the fewest examples, whose rate is the highest: its histogram, then all its steps."""
+    from learning.mechanisms.protection import protection_of
+
+    event = protection_of(job, min(map(len, parts))).event
+    if event is None or job.corpus is None or job.corpus.histogram_deviation is None:
+        return ()
+    histogram = histogram_event(job.corpus.histogram_deviation, len(job.labels), "add-remove")
+    return histogram, event.model_copy(update={"steps": event.steps * job.rounds.count})
+
+
+# ---- corpora --------------------------------------------------------------------------------------------------------
+
+
+def corpora_of_members(trained: Trained, folder: Path, random: RandomSource | None = None) -> list[Path]:
+    """A file of each member, made up by its own last model, labels by its noised histogram (without a mechanism: by its
+    own counts).
+    """
+    from learning.synthesis.sampling import sample
+
+    source = SystemRandom() if random is None else random
+    job, words = trained.bundle.document, trained.words
+    order = job.corpus or CorpusOrder()
+    found = []
+    for place, (values, part) in enumerate(zip(trained.own, trained.parts, strict=True)):
+        counts = np.bincount(label_ids(part, job.labels), minlength=len(job.labels)).astype(np.int64)
+        if trained.events and order.histogram_deviation is not None:
+            counts = noised_histogram(counts, order.histogram_deviation, source)
+        texts = sample(trained.module(values), words, counts, order.texts, source, _sampling(job))
+        found.append(_written(folder / f"{place}.jsonl", texts, job))
+    return found
+
+
+def corpus_of_operator(
+    trained: Trained,
+    values: Vector,
+    folder: Path,
+    count: int,
+    random: RandomSource | None = None,
+    guidance: float | None = None,
+) -> Path:
+    """One file, made up by a global model, (d,): every label equally often. guidance: the job's if None."""
+    from learning.synthesis.sampling import sample
+
+    source = SystemRandom() if random is None else random
+    job = trained.bundle.document
+    even = np.ones(len(job.labels), dtype=np.int64)
+    sampling = _sampling(job)
+    if guidance is not None:
+        sampling = replace(sampling, guidance=guidance)
+    texts = sample(trained.module(values), trained.words, even, count, source, sampling)
+    return _written(folder / "operator.jsonl", texts, job)
+
+
+def rewritten(
+    trained: Trained, folder: Path, setting: PublishedSetting | None = None, random: RandomSource | None = None
+) -> list[Path]:
+    """The published variant's files: each member's texts one by one, led by themselves. No differential privacy
+    guarantee.
+    """
+    from learning.synthesis.published import rewrite
+
+    source = SystemRandom() if random is None else random
+    job, words = trained.bundle.document, trained.words
+    found = []
+    for place, (values, part) in enumerate(zip(trained.own, trained.parts, strict=True)):
+        ids = words.encode([each.text for each in part], label_ids(part, job.labels))
+        texts = rewrite(trained.module(values), words, ids, setting or PublishedSetting(), source, _sampling(job))
+        found.append(_written(folder / f"{place}.jsonl", texts, job))
+    return found
+
+
+def _sampling(job: JobDocument) -> Any:
+    from learning.synthesis.sampling import Sampling
+
+    order = job.corpus or CorpusOrder()
+    return Sampling(order.temperature, order.top_k, order.guidance, job.model.max_tokens)
+
+
+def _written(path: Path, texts: Sequence[Any], job: JobDocument) -> Path:
+    from learning.synthesis.writing import write_corpus
+
+    order = job.corpus or CorpusOrder()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_corpus(path, texts, job.labels, most_bytes=order.most_bytes)
+    return path
+
+
+# ---- planted texts --------------------------------------------------------------------------------------------------
+
+
+def canaries(count: int, words: Sequence[str]) -> list[str]:
+    """Different texts of words drawn from this list, the same every time; no two words of one stand together anywhere
+    by more than chance. The first ones are planted, the others are what they are ranked among.
+    """
+    random = np.random.Generator(np.random.Philox(_SPLIT_SEED))
+    usable = [word for word in words if word.isalpha() and len(word) > 3]
+    rows = [random.choice(len(usable), _CANARY_WORDS, replace=False) for _ in range(count)]
+    return [" ".join(usable[at] for at in row) for row in rows]
+
+
+def perplexity(trained: Trained, values: Vector, examples: Sequence[Example]) -> float:
+    """Of these real texts, with z from the prior, as sampling meets it. No member's: to choose and to compare by."""
+    from learning.synthesis.training import measure
+
+    labels = trained.bundle.document.labels
+    ids = trained.words.encode([each.text for each in examples], label_ids(examples, labels))
+    return measure(trained.module(values), ids, seed=0).prior_perplexity
+
+
+def exposures(trained: Trained, planted: Sequence[str], others: Sequence[str]) -> list[float]:
+    """Of each member's planted text in its own last model, in bits, by the loss with every word of the decoder's input
+    replaced; log2 of one more than the others at most, some 1.4 by chance.
+    """
+    import torch
+
+    from learning.synthesis.model import Coins
+    from learning.synthesis.quality import exposure
+
+    words, found = trained.words, []
+    label = len(trained.bundle.document.labels)
+    for place, (canary, values) in enumerate(zip(planted, trained.own, strict=True)):
+        module = trained.module(values)
+        rows = [canary, *others]
+        ids = torch.from_numpy(words.encode(rows, np.full(len(rows), place % label)))
+        hidden = torch.zeros(len(ids), ids.shape[1] - 1, dtype=torch.bool)
+        with torch.no_grad():
+            coins = Coins(torch.zeros(len(ids), module.setting.latent), hidden)
+            losses = module.losses(ids, coins).reconstruction.tolist()
+        found.append(exposure(losses[0], losses[1:]))
+    return found

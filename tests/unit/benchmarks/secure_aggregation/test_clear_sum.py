@@ -1,0 +1,177 @@
+"""The clear side of the comparison adds up exactly what members sent, round for round."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+import secure_agg
+from benchmarks.library.members import clear_input, made_up_update
+from benchmarks.secure_aggregation.clear import ClearDriver
+from coordinator.domain.jobs import JobStatus
+from coordinator.metrics import Metrics
+from coordinator.rounds import events as ev
+from coordinator.rounds.driver import Ports, state_of
+from coordinator.rounds.publish import next_version
+from coordinator.rounds.state import Parameters
+from coordinator.rounds.uploads import UploadDesk
+from coordinator.storage import open_blobs, open_database, records
+from learning.mechanisms.protection import protection_of
+from tacit.messages import Assignment, AttemptEnded, AttemptOpened, JobEnded
+from tacit.vector import layout_of
+from tests.support.fleet import VALUES, job_document
+from tests.support.sum_fleet import FEDERATION, SeededRandom, key_of, verify
+
+MEMBERS = ("m0", "m1", "m2")
+ROUNDS = 2
+
+
+class Inbox:
+    """What was sent to the members, and a way to wait for it."""
+
+    def __init__(self):
+        self.sent = []
+        self._arrived = asyncio.Event()
+
+    def send(self, member, message):
+        self.sent.append((member, message))
+        self._arrived.set()
+
+    def of(self, kind):
+        found = [message for _, message in self.sent]
+        return [each for each in found if isinstance(each, kind) or isinstance(getattr(each, "payload", None), kind)]
+
+    async def until(self, kind, count):
+        async with asyncio.timeout(20):
+            while len(self.of(kind)) < count:
+                self._arrived.clear()
+                await self._arrived.wait()
+
+
+async def chunks(data):
+    for at in range(0, len(data), 7):
+        yield data[at : at + 7]
+
+
+async def started(tmp_path, store):
+    job = job_document(count=ROUNDS)
+    store.put(np.zeros(VALUES, "<f4").tobytes())
+    database = open_database(f"sqlite:///{tmp_path}/tacit.db")
+    stored = await database.run(
+        lambda session: records.create_job(
+            session, name=job.name, document=job.digest(), rounds_total=ROUNDS, version=job.weights, now_ms=1
+        )
+    )
+    inbox = Inbox()
+    ports = Ports(database, store, inbox, Metrics("test"), UploadDesk(), lambda: None, lambda digest: None)
+    driver = ClearDriver(state_of(stored, Parameters(job, job.digest(), FEDERATION, verify, key_of)), ports)
+    driver.start()
+    for member in MEMBERS:
+        driver.post(ev.Connected(member, member.encode() * 8))
+    return job, driver, ports, inbox
+
+
+async def play_round(number, job, driver, ports, inbox):
+    """All members send; the sum of their encoded vectors, in whole numbers modulo 2^b."""
+    await inbox.until(Assignment, number * len(MEMBERS))
+    assignment = inbox.of(Assignment)[-1]
+    for member in MEMBERS:
+        driver.post(ev.SaidReady(member, assignment.round, assignment.version))
+    await inbox.until(AttemptOpened, number * len(MEMBERS))
+    attempt = inbox.of(AttemptOpened)[-1].attempt
+    vectors = {
+        member: protection_of(job, 1).encode(
+            job, made_up_update(member, VALUES), len(MEMBERS), SeededRandom(f"{member}/{number}")
+        )
+        for member in MEMBERS
+    }
+    bits = layout_of(job, len(MEMBERS)).bits
+    packed = {member: bytes(secure_agg.pack_in_place(vector.copy(), bits)) for member, vector in vectors.items()}
+    uploads = (
+        ports.uploads.take(attempt, member, 0, clear_input(member, vector), chunks(packed[member]), driver)
+        for member, vector in vectors.items()
+    )
+    receipts = await asyncio.gather(*uploads)
+    assert all(receipt.complete for receipt in receipts)
+    await inbox.until(AttemptEnded, number * len(MEMBERS))
+    plain = sum(vector.astype(object) for vector in vectors.values())
+    return np.array([int(value) % 2**bits for value in plain], dtype="<u4")
+
+
+def test_every_version_is_that_of_the_plain_sum(tmp_path):
+    async def run():
+        store = open_blobs(str(tmp_path / "store"))
+        job, driver, ports, inbox = await started(tmp_path, store)
+        base = np.zeros(VALUES, "<f4")
+        for number in range(1, ROUNDS + 1):
+            total = await play_round(number, job, driver, ports, inbox)
+            base = next_version(job, len(MEMBERS), len(MEMBERS), total, base).values
+            ended = [each.payload for each in inbox.of(AttemptEnded)[-len(MEMBERS) :]]
+            assert {each.new_version for each in ended} == {store.put(base.tobytes())}
+        await inbox.until(JobEnded, len(MEMBERS))
+        assert driver.state.status is JobStatus.FINISHED
+        stored = await ports.database.run(lambda session: records.load_job(session, job.name))
+        assert (stored.status, stored.version_number) == (JobStatus.FINISHED, ROUNDS)
+        await driver.stop()
+        ports.database.close()
+
+    asyncio.run(run())
+
+
+def test_the_mean_of_a_round_is_the_mean_of_the_updates(tmp_path):
+    """Up to the ring's rounding: what the two sides compare is the same work with the same outcome."""
+
+    async def run():
+        store = open_blobs(str(tmp_path / "store"))
+        job, driver, ports, inbox = await started(tmp_path, store)
+        total = await play_round(1, job, driver, ports, inbox)
+        new = np.frombuffer(store.get(inbox.of(AttemptEnded)[0].payload.new_version), "<f4")
+        await driver.stop()
+        ports.database.close()
+        assert total.size == layout_of(job, len(MEMBERS)).values
+        return job, new
+
+    job, new = asyncio.run(run())
+    mean = np.mean([made_up_update(member, VALUES).change for member in MEMBERS], axis=0)
+    step = job.aggregation.max_weight / layout_of(job, len(MEMBERS)).segments[0].scale / 100
+    assert np.abs(new - mean).max() <= step
+
+
+def test_a_member_that_leaves_fails_the_round_loudly(tmp_path):
+    async def run():
+        _, driver, ports, inbox = await started(tmp_path, open_blobs(str(tmp_path / "store")))
+        await inbox.until(Assignment, len(MEMBERS))
+        await driver.carry_out(ev.Disconnected("m1"))
+        assert driver.state.status is JobStatus.PAUSED
+        await driver.stop()
+        ports.database.close()
+
+    asyncio.run(run())
+
+
+def test_the_made_up_update_follows_from_the_name():
+    assert np.array_equal(made_up_update("m0", 8).change, made_up_update("m0", 8).change)
+    assert not np.array_equal(made_up_update("m0", 8).change, made_up_update("m1", 8).change)
+
+
+def test_a_clear_upload_is_signed_by_nobody():
+    header = clear_input("m0", np.zeros(5, "<u4"))
+    assert header == secure_agg.MaskedInput("m0", bytes(32), 5, bytes(64))
+
+
+@pytest.mark.parametrize("values", [100_000, 1_000_000])
+def test_the_jobs_model_has_exactly_the_values_asked_for(tmp_path, values):
+    from benchmarks.library.untrained import job_file
+    from export.bundle import make_job_bundle
+    from tacit.job import JobSpec
+
+    path = tmp_path / "job.toml"
+    path.write_text(job_file(tmp_path, "load", members=3, rounds=2, values=values))
+    assert make_job_bundle(JobSpec.from_toml(path), tmp_path, tmp_path / "bundle").values == values
+
+
+def test_a_number_of_values_that_the_model_cannot_have_is_refused(tmp_path):
+    from benchmarks.library.untrained import job_file
+
+    with pytest.raises(ValueError, match="multiple of 100"):
+        job_file(tmp_path, "load", members=3, rounds=2, values=1_000_050)
