@@ -276,7 +276,8 @@ def _of_text(job: JobDocument, member: Member) -> list[str]:
 
 def _cost_of_histogram(job: JobDocument, member: Member) -> str:
     """In words; what it cannot be charged for is said, and the labels come in equal parts then."""
-    from learning.accounting.spend import EventUnaccountable, spend
+    from learning.accounting.calibration import epsilon_at_gate
+    from learning.accounting.spend import EventUnaccountable
     from learning.synthesis.labels import histogram_event
 
     order, limit = order_of(job), member.policy.limit()
@@ -284,14 +285,20 @@ def _cost_of_histogram(job: JobDocument, member: Member) -> str:
         return "none"
     event = histogram_event(order.histogram_deviation, len(job.labels), limit.adjacency)
     try:
-        return f"epsilon {spend([event], limit).epsilon:.3g} of its own, at delta {limit.delta:g}"
+        return (
+            f"epsilon {epsilon_at_gate(event, limit.delta, limit.adjacency):.3g} of its own, at delta {limit.delta:g}"
+        )
     except EventUnaccountable as error:
         return f"it has no formula here, and labels come in equal parts ({error})"
 
 
 def _costs(job: JobDocument, member: Member) -> tuple[float | None, float | None]:
-    """epsilon of one round and of all; None without a mechanism. Raises: ValueError: there is no formula for it."""
-    from learning.accounting.spend import spend
+    """Epsilon of one round and of all, as the ledger's gate counts; None without a mechanism.
+
+    Raises:
+        ValueError: there is no formula for it.
+    """
+    from learning.accounting.spend import epsilon_counted, total
 
     event = protection_of(
         job,
@@ -302,8 +309,8 @@ def _costs(job: JobDocument, member: Member) -> tuple[float | None, float | None
     if event is None:
         return None, None
     limit = member.policy.limit()
-    whole = event.model_copy(update={"steps": event.steps * job.rounds.count})
-    return spend([event], limit).epsilon, spend([whole], limit).epsilon
+    one = total([event], limit)
+    return epsilon_counted(one, limit.delta), epsilon_counted(job.rounds.count * one, limit.delta)
 
 
 def _smallest_context(job: JobDocument, federation: bytes) -> secure_agg.RoundContext:

@@ -140,9 +140,9 @@ class TerminalWatcher:
     def privacy(self, figures: Figures) -> None:
         """What the ledger says now."""
         if figures.epsilon:
-            self._line(
-                f"privacy: epsilon {figures.epsilon:.3g} of {figures.limit:g} spent, {figures.share_left:.0%} left"
-            )
+            left = max(0.0, 1 - figures.epsilon / figures.limit)
+            month = f", {figures.share_left:.0%} this month" if figures.share_left < left - 0.005 else ""
+            self._line(f"privacy: spent epsilon {figures.epsilon:.3g} of {figures.limit:g}; {left:.0%} left{month}")
 
     def encoded(self, attempt: AttemptId, vector: NDArray[np.uint32]) -> None:
         """The vector is about to be masked."""

@@ -101,3 +101,12 @@ def test_help_loses_no_word_to_markup(program: str) -> None:
         texts = [command.help or "", *(getattr(parameter, "help", None) or "" for parameter in command.params)]
         for text in texts:
             assert Text.from_markup(text).plain == text, (words, text)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_data_is_a_file_and_data_name_a_name(program: str) -> None:
+    """In every command: whoever learnt an option in one has learnt it in all."""
+    for words, command in commands(PROGRAMS[program]):
+        for parameter in command.params:
+            kind = {"--data": Path, "--data-name": str}.get(parameter.opts[0])
+            assert kind in (None, parameter.type_descriptor.annotation), (words, parameter.opts)

@@ -14,6 +14,9 @@ from edge_client.identity.home import MemberIdentity
 from edge_client.policy.policy import Policy
 from edge_client.private_store import PrivateStore, StoreKey
 from edge_client.session.keeping import Keeper
+from learning.accounting.calibration import epsilon_at_gate, repeated
+from learning.accounting.spend import spend
+from learning.mechanisms.protection import protection_of
 from learning.text.data import Example
 from secure_agg import pack_in_place
 from tacit.job import JobDocument
@@ -84,6 +87,20 @@ def test_a_job_that_sends_nothing_but_the_change_shows_nothing_else(
 ) -> None:
     _show(plan_of(a_job(mechanism={"name": "dp-sgd", "noise_multiplier": 1.0}), MANIFEST, member), member)
     assert "each" not in capsys.readouterr().out
+
+
+def test_epsilon_is_what_the_gate_counts_against_the_limit(member: Member, capsys: pytest.CaptureFixture[str]) -> None:
+    job = a_job(mechanism={"name": "dp-sgd", "noise_multiplier": 1.1, "lot": 4, "steps": 5})
+    plan = plan_of(job, MANIFEST, member)
+    event = protection_of(job, 20, own=member.policy.own(), trust_central_noise=False).event
+    assert event is not None
+    count = job.rounds.count
+    one, every = (epsilon_at_gate(repeated(event, rounds), 1e-6, "add-remove") for rounds in (1, count))
+    assert (plan.epsilon_a_round, plan.epsilon_of_all_rounds) == pytest.approx((one, every))
+    # The tighter figure would promise more rounds than the ledger lets pass.
+    assert spend([repeated(event, count)], member.policy.limit()).epsilon < 0.95 * every
+    _show(plan, member)
+    assert f"epsilon {one:.3g} a round, {every:.3g} for all {count} rounds, by dp-sgd" in capsys.readouterr().out
 
 
 def test_a_dry_run_says_that_a_vocabulary_is_not_the_members_own(member: Member) -> None:
