@@ -360,10 +360,12 @@ def dry_run(options: RunOptions) -> None:
         raise CommandFailed(f"the coordinator does not serve what its jobs name ({error}); try again") from error
     if options.as_json:
         for plan in plans:
-            print_json(plan.as_json())
+            print_json({**plan.as_json(), "rows": len(member.examples), "rows_skipped": member.skipped.rows})
         for job in closed:
             print_json(job.as_json())
         return
+    if member.skipped:
+        _print(member.skipped.sentence(len(member.examples)))
     for plan in plans:
         _show(plan, member)
     for job in closed:

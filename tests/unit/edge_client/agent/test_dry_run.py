@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edge_client.agent.dry_run import Plan, _show, plan_of
-from edge_client.agent.runner import Member, Table
+from edge_client.agent.runner import Member, RunOptions, Table, load_member
 from edge_client.identity.home import MemberIdentity
 from edge_client.policy.policy import Policy
 from edge_client.private_store import PrivateStore, StoreKey
@@ -24,6 +24,7 @@ from tacit.manifest import Manifest, Tensor
 from tacit.vector import layout_of
 from tests.support import party
 from tests.support.fleet import job_document
+from toolkit.console import CommandFailed
 
 MANIFEST = Manifest(tensors=(Tensor(name="output.weight", shape=(3, 1000)), Tensor(name="output.bias", shape=(7,))))
 
@@ -101,6 +102,23 @@ def test_epsilon_is_what_the_gate_counts_against_the_limit(member: Member, capsy
     assert spend([repeated(event, count)], member.policy.limit()).epsilon < 0.95 * every
     _show(plan, member)
     assert f"epsilon {one:.3g} a round, {every:.3g} for all {count} rounds, by dp-sgd" in capsys.readouterr().out
+
+
+def test_what_is_skipped_is_not_counted_in_what_a_round_costs(member: Member, tmp_path: Path) -> None:
+    """N is the count after skipping, and it is fixed before anything else looks at the data."""
+    file = tmp_path / "rows.jsonl"
+    good = '{"text": "one", "label": "a"}\n'
+    file.write_text(good * 12 + "{\n" + good * 8 + '{"text": "two"}\n')
+    options = RunOptions(data=file, home=tmp_path, device="cpu")
+    with pytest.raises(CommandFailed, match=r"line 13: not JSON; .*; or leave such rows out with --skip-invalid"):
+        load_member(options)
+    loaded = [load_member(replace(options, skip_invalid=True)) for _ in range(2)]
+    # Each start, and so each round, has the same rows.
+    assert loaded[0].examples == loaded[1].examples == member.examples
+    assert loaded[0].skipped.rows == 2
+    job = a_job(mechanism={"name": "dp-sgd", "noise_multiplier": 1.1, "lot": 4, "steps": 5})
+    plans = [plan_of(job, MANIFEST, replace(each, policy=member.policy)) for each in (loaded[0], member)]
+    assert plans[0].epsilon_a_round == plans[1].epsilon_a_round is not None
 
 
 def test_a_dry_run_says_that_a_vocabulary_is_not_the_members_own(member: Member) -> None:
