@@ -1,4 +1,4 @@
-"""How both command lines speak: exit codes, one way to fail, `--json`.
+"""How both command lines speak: one style of help, exit codes, one way to fail, `--json`.
 
 A command that cannot do what it was asked raises `CommandFailed` with a sentence that says what happened and what to
 do. `run_app` prints it on standard error (as JSON with `--json`) and ends with its exit code.
@@ -10,14 +10,28 @@ terminal would act on, and what is printed of another machine's words goes throu
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from toolkit.text import MOST_SHOWN, clean
 
-__all__ = ["CommandFailed", "ExitCode", "fail", "json_requested", "print_json", "printable", "run_app", "secret_file"]
+if TYPE_CHECKING:
+    import typer
+
+__all__ = [
+    "CommandFailed",
+    "ExitCode",
+    "fail",
+    "json_requested",
+    "print_json",
+    "printable",
+    "program",
+    "run_app",
+    "secret_file",
+]
 
 
 class ExitCode(IntEnum):
@@ -61,6 +75,71 @@ def print_json(value: Any) -> None:
     """One JSON object on a line of standard output."""
     sys.stdout.write(json.dumps(value, sort_keys=True, default=str) + "\n")
     sys.stdout.flush()
+
+
+def program(name: str, version: Callable[[], str], *, help: str, epilog: str) -> "typer.Typer":
+    """Makes the root of a command line: boxed help, shell completion, `--version`, suggestions for what is mistyped.
+
+    Args:
+        name: The program's name, as a person types it.
+        version: Returns the version. Only `--version` calls it.
+        help: What the program is for.
+        epilog: The lines below the list of commands.
+
+    Returns:
+        A typer app without commands.
+    """
+    import typer
+    from typer.core import TyperGroup
+
+    class Root(TyperGroup):
+        # The errors of every level pass through the root: these two methods parse all options and commands.
+        def make_context(self, *arguments: Any, **more: Any) -> Any:
+            with _suggestions():
+                return super().make_context(*arguments, **more)
+
+        def invoke(self, ctx: Any) -> Any:
+            with _suggestions():
+                return super().invoke(ctx)
+
+    app = typer.Typer(
+        name=name,
+        cls=Root,
+        help=help,
+        epilog=epilog,
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+    )
+
+    def print_version(asked: bool) -> None:
+        if asked:
+            typer.echo(f"{name} {version()}")
+            raise typer.Exit
+
+    @app.callback()
+    def root(
+        version: Annotated[
+            bool, typer.Option("--version", help="Print the version.", callback=print_version, is_eager=True)
+        ] = False,
+    ) -> None:
+        pass
+
+    return app
+
+
+@contextmanager
+def _suggestions() -> Iterator[None]:
+    """Words an unknown option as typer words an unknown command: "Did you mean '--home'?"."""
+    try:
+        yield
+    except Exception as error:
+        # Only an unknown option has possibilities. Its class is private to typer.
+        if possibilities := getattr(error, "possibilities", None):
+            meant = ", ".join(repr(option) for option in possibilities)
+            error.message = f"{error.message}. Did you mean {meant}?"  # type: ignore[attr-defined]
+            error.possibilities = None  # type: ignore[attr-defined]
+        raise
 
 
 def run_app(app: Callable[[], object]) -> NoReturn:

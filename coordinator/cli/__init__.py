@@ -5,10 +5,6 @@ them but `init`, `serve`, `backup` and `restore` speak to a running coordinator 
 machine that has the operator's folder. Every command takes `--json`; `toolkit.console.ExitCode` lists the exit codes.
 """
 
-from typing import Annotated
-
-import typer
-
 from coordinator.cli import audit, authority, job, member, operator
 from coordinator.cli.backup import backup, restore
 from coordinator.cli.finetune import finetune
@@ -18,36 +14,25 @@ from coordinator.cli.model import evaluate, export
 from coordinator.cli.sample import sample
 from coordinator.cli.serve import serve
 from coordinator.cli.status import status
-from toolkit.console import run_app
+from toolkit.console import program, run_app
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(
-    help="Run a federation: make it, serve it, invite members, train models with them.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    epilog="Start with `coordinator init`, then `coordinator serve`. Exit codes: 0 done, 1 failed, 2 usage, "
-    "3 unreachable, 4 refused, 5 not found.",
+
+def _version() -> str:
+    from tacit import __version__
+
+    return __version__
+
+
+app = program(
+    "coordinator",
+    _version,
+    help="Run a federation: make it, serve it, invite members, train models with them.\n\n"
+    "First time: `coordinator init`, then `coordinator serve`.",
+    epilog="Exit codes: 0 done, 1 the work failed, 2 wrong input, 3 unreachable, 4 refused, 5 not found. "
+    "Every command takes --json; TACIT_OPERATOR names the operator's folder.",
 )
-
-
-def _version(asked: bool) -> None:
-    if asked:
-        from tacit import __version__
-
-        typer.echo(f"coordinator {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
-    ] = False,
-) -> None:
-    pass
-
 
 # Where a command's first sentence is too long for the list, a shorter one stands here: a list cuts, and says "...".
 app.command(short_help="Make a federation: keys, configuration, database.")(init)

@@ -23,7 +23,7 @@ def sample(
     out: Annotated[Path, typer.Option(help="The folder for operator.jsonl and its statement.")],
     texts: Annotated[
         int | None,
-        typer.Option(min=1, max=100_000, help="How many. Default: as the job's [corpus] says.", show_default=False),
+        typer.Option(min=1, max=100_000, help="How many. Default: the job's `corpus.texts`.", show_default=False),
     ] = None,
     version: Version = None,
     operator: Operator = None,

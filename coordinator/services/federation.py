@@ -122,6 +122,8 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
                         round=state.round,
                         version_number=state.version_number,
                         version=state.version,
+                        status=state.status.value,
+                        reason=state.reason,
                     )
                     for state in states
                     if request.all or state.status is JobStatus.RUNNING

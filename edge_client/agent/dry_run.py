@@ -35,12 +35,13 @@ from tacit.mechanism import DpSgd, NoMechanism
 from tacit.method import keeps_anything, keeps_state, private_parts
 from tacit.model import PromptedModel, RvaeModel
 from tacit.prompt import SOURCES, reads_pairs
+from tacit.reason import Reason, sentence
 from tacit.v1 import federation_pb2 as pb
 from tacit.v1 import federation_pb2_grpc
 from tacit.vector import layout_of
 from toolkit.console import CommandFailed, print_json, printable
 
-__all__ = ["FrozenPart", "Plan", "StartingTable", "dry_run", "plan_of"]
+__all__ = ["ClosedJob", "FrozenPart", "Plan", "StartingTable", "dry_run", "plan_of"]
 
 _ENTRIES = {"words": "words", "wordpiece": "word pieces"}
 
@@ -170,6 +171,7 @@ class Plan:
         """For `--json`."""
         return {
             "job": self.job.name,
+            "status": "running",
             "mechanism": self.job.mechanism.model_dump(mode="json"),
             "epsilon_a_round": self.epsilon_a_round,
             "epsilon_of_all_rounds": self.epsilon_of_all_rounds,
@@ -186,6 +188,29 @@ class Plan:
             "refusals": list(self.refusals),
             "notes": list(self.notes),
         }
+
+
+@dataclass(frozen=True)
+class ClosedJob:
+    """A job that is not running now. status: paused, finished or aborted, as the coordinator says."""
+
+    name: str
+    status: str
+    why: str
+
+    @property
+    def sentence(self) -> str:
+        """What became of the job, and what the member can do."""
+        what = {
+            "finished": f"`edge_client export {self.name}` makes your model",
+            "aborted": f"it will not go on; `edge_client export {self.name}` takes its last version",
+            "paused": "it asks for nothing until the operator resumes it",
+        }.get(self.status, "ask the operator")
+        return f"{self.name} is {self.status}: {self.why} Nothing would be sent; {what}."
+
+    def as_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {"job": self.name, "status": self.status, "takes_part": False, "refusals": [self.why]}
 
 
 def plan_of(job: JobDocument, manifest: Manifest, member: Member) -> Plan:
@@ -276,7 +301,8 @@ def _of_text(job: JobDocument, member: Member) -> list[str]:
 
 def _cost_of_histogram(job: JobDocument, member: Member) -> str:
     """In words; what it cannot be charged for is said, and the labels come in equal parts then."""
-    from learning.accounting.spend import EventUnaccountable, spend
+    from learning.accounting.calibration import epsilon_at_gate
+    from learning.accounting.spend import EventUnaccountable
     from learning.synthesis.labels import histogram_event
 
     order, limit = order_of(job), member.policy.limit()
@@ -284,14 +310,20 @@ def _cost_of_histogram(job: JobDocument, member: Member) -> str:
         return "none"
     event = histogram_event(order.histogram_deviation, len(job.labels), limit.adjacency)
     try:
-        return f"epsilon {spend([event], limit).epsilon:.3g} of its own, at delta {limit.delta:g}"
+        return (
+            f"epsilon {epsilon_at_gate(event, limit.delta, limit.adjacency):.3g} of its own, at delta {limit.delta:g}"
+        )
     except EventUnaccountable as error:
         return f"it has no formula here, and labels come in equal parts ({error})"
 
 
 def _costs(job: JobDocument, member: Member) -> tuple[float | None, float | None]:
-    """epsilon of one round and of all; None without a mechanism. Raises: ValueError: there is no formula for it."""
-    from learning.accounting.spend import spend
+    """Epsilon of one round and of all, as the ledger's gate counts; None without a mechanism.
+
+    Raises:
+        ValueError: there is no formula for it.
+    """
+    from learning.accounting.spend import epsilon_counted, total
 
     event = protection_of(
         job,
@@ -302,8 +334,8 @@ def _costs(job: JobDocument, member: Member) -> tuple[float | None, float | None
     if event is None:
         return None, None
     limit = member.policy.limit()
-    whole = event.model_copy(update={"steps": event.steps * job.rounds.count})
-    return spend([event], limit).epsilon, spend([whole], limit).epsilon
+    one = total([event], limit)
+    return epsilon_counted(one, limit.delta), epsilon_counted(job.rounds.count * one, limit.delta)
 
 
 def _smallest_context(job: JobDocument, federation: bytes) -> secure_agg.RoundContext:
@@ -319,7 +351,7 @@ def dry_run(options: RunOptions) -> None:
     """
     member = load_member(options)
     try:
-        plans = asyncio.run(_plans(member, options.jobs))
+        plans, closed = asyncio.run(_plans(member, options.jobs))
     except grpc.aio.AioRpcError as error:
         raise CommandFailed(explain(error, member.identity), exit_code_of(error)) from error
     except DocumentInvalid as error:
@@ -328,15 +360,23 @@ def dry_run(options: RunOptions) -> None:
         raise CommandFailed(f"the coordinator does not serve what its jobs name ({error}); try again") from error
     if options.as_json:
         for plan in plans:
-            print_json(plan.as_json())
-    elif plans:
-        for plan in plans:
-            _show(plan, member)
-    else:
-        _print("No job is open to this member.")
+            print_json({**plan.as_json(), "rows": len(member.examples), "rows_skipped": member.skipped.rows})
+        for job in closed:
+            print_json(job.as_json())
+        return
+    if member.skipped:
+        _print(member.skipped.sentence(len(member.examples)))
+    for plan in plans:
+        _show(plan, member)
+    for job in closed:
+        _print(job.sentence)
+    if not plans and not closed:
+        named = f" of the name {', '.join(options.jobs)}" if options.jobs else ""
+        _print(f"The coordinator has no job{named}; ask the operator, or look again later.")
 
 
-async def _plans(member: Member, patterns: tuple[str, ...]) -> list[Plan]:
+async def _plans(member: Member, patterns: tuple[str, ...]) -> tuple[list[Plan], list[ClosedJob]]:
+    """Plans of the open jobs; and the jobs that are not open, where they were named or no other job is there."""
     async with open_channel(member.identity) as channel:
         stub = federation_pb2_grpc.FederationServiceStub(channel)
 
@@ -345,15 +385,19 @@ async def _plans(member: Member, patterns: tuple[str, ...]) -> list[Plan]:
             await fetch_blob(stub.FetchBlob, digest, data, limit=limit)
             return bytes(data)
 
-        response: pb.OpenJobsResponse = await stub.OpenJobs(pb.OpenJobsRequest(), timeout=30)
-        plans = []
+        response: pb.OpenJobsResponse = await stub.OpenJobs(pb.OpenJobsRequest(all=True), timeout=30)
+        plans, closed = [], []
         for job in response.jobs:
             if patterns and not any(fnmatch.fnmatchcase(job.name, pattern) for pattern in patterns):
+                continue
+            if job.status != "running":
+                reason = job.reason if job.reason in Reason.values() else Reason.REASON_UNSPECIFIED
+                closed.append(ClosedJob(job.name, job.status, sentence(reason)))
                 continue
             document = await fetch_job(blob, job.name, job.job_document)
             manifest = await fetch_manifest(blob, document)
             plans.append(plan_of(document, manifest, member))
-        return plans
+        return plans, closed if patterns or not plans else []
 
 
 def _print(text: str = "") -> None:

@@ -102,6 +102,8 @@ def export_own(
     _check_place(out)
     _check_tools()
     member = load_member(options)
+    if member.skipped:
+        watch.say(member.skipped.sentence(len(member.examples)))
     key = store_key(options.private_key_file)
     with PrivateStore(member.home, member.identity.federation, options.data_name, key) as store:
         found = _fetched(name, member, named_folders(options.backbones))

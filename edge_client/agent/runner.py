@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Literal
 
@@ -29,7 +29,7 @@ from edge_client.session.keeping import Keeper
 from edge_client.session.link import AgentStopped
 from edge_client.session.preparation import Preparer
 from edge_client.session.states import Environment
-from learning.text.data import DataInvalid, Example, read_data
+from learning.text.data import DataInvalid, Example, RowInvalid, Skipped, read_data
 from learning.text.tables import TableInvalid, width_of
 from learning.training.device import DeviceUnavailable, pick_device
 from tacit.documents import DocumentInvalid
@@ -50,6 +50,8 @@ class RunOptions:
     data: Path
     text: str = "text"
     label: str = "label"
+    # Rows that cannot be read are left out and counted, in place of an error.
+    skip_invalid: bool = False
     # Of a pair's second text; None: `text_b`, where it is there.
     text_b: str | None = None
     jobs: tuple[str, ...] = ()
@@ -92,6 +94,8 @@ class Member:
     table: Table | None = None
     # The member's own name for the data.
     data_name: str = "data"
+    # What was left out of the file: `examples`, and so N, are without it.
+    skipped: Skipped = field(default_factory=Skipped)
 
 
 def load_member(options: RunOptions) -> Member:
@@ -107,7 +111,13 @@ def load_member(options: RunOptions) -> Member:
         fail(str(error), ExitCode.USAGE)
     try:
         policy, _ = Policy.load(home, options.policy)
-        examples, second_column = read_data(options.data, text=options.text, label=options.label, text_b=options.text_b)
+        rows = read_data(
+            options.data,
+            text=options.text,
+            label=options.label,
+            text_b=options.text_b,
+            skip_invalid=options.skip_invalid,
+        )
         device = pick_device(options.device)
         table = None
         if options.embedding is not None:
@@ -118,9 +128,13 @@ def load_member(options: RunOptions) -> Member:
             raise DataInvalid(
                 f"{missing[0]} does not exist; --backbone is a folder that transformers' save_pretrained wrote"
             )
+    except RowInvalid as error:
+        fail(f"{error}; or leave such rows out with --skip-invalid", ExitCode.USAGE)
     except (DocumentInvalid, DataInvalid, TableInvalid, DeviceUnavailable) as error:
         fail(str(error), ExitCode.USAGE)
-    return Member(home, identity, policy, examples, device, second_column, table, options.data_name)
+    return Member(
+        home, identity, policy, rows.examples, device, rows.second_column, table, options.data_name, rows.skipped
+    )
 
 
 @contextmanager
@@ -155,6 +169,9 @@ def run_member(options: RunOptions, observer: Observer | None = None) -> None:
     terminal = observer is None and options.log_format is None and sys.stderr.isatty() and not options.as_json
     configure("json" if options.as_json else options.log_format or "console", "warning" if terminal else "info")
     member = load_member(options)
+    if skipped := member.skipped:
+        # A warning, so that a terminal shows it as well.
+        log.warning("rows_skipped", skipped=skipped.rows, kept=len(member.examples), first=list(skipped.first))
     with _alone(member.home):
         try:
             journal = Journal(member.home / "journal.db", member.identity.federation)

@@ -2,14 +2,15 @@
 
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import structlog
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress, TaskID
 
+from edge_client.agent.progress import ProgressLine
 from edge_client.ledger.budget import Figures
 from edge_client.session.agent import Observer
 from learning.mechanisms.contribution import Update
@@ -81,22 +82,16 @@ class LogWatcher:
 
 
 class TerminalWatcher:
-    """Bars for training and sending, a line for everything else."""
+    """A progress line for training and sending, a sentence for everything else."""
 
-    def __init__(self) -> None:
-        self._console = Console(stderr=True, highlight=False)
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=None),
-            TextColumn("{task.fields[note]}", markup=False),
-            TimeRemainingColumn(),
-            console=self._console,
-            transient=True,
+    def __init__(self, console: Console | None = None) -> None:
+        self.progress = Progress(
+            ProgressLine(), console=console or Console(stderr=True, highlight=False), transient=True
         )
-        self._bars: dict[str, TaskID] = {}
+        self._bars: dict[tuple[str, str], TaskID] = {}
 
     def __enter__(self) -> "TerminalWatcher":
-        self._progress.start()
+        self.progress.start()
         return self
 
     def __exit__(
@@ -105,17 +100,18 @@ class TerminalWatcher:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._progress.stop()
+        self.progress.stop()
 
-    def _bar(self, name: str, done: int, total: int, note: str) -> None:
-        if name not in self._bars:
-            self._bars[name] = self._progress.add_task(name, total=total, note=note)
-        self._progress.update(self._bars[name], completed=done, total=total, note=note)
+    def _bar(self, job: str, round: int, phase: str, done: int, total: int, note: str) -> None:
+        fields: dict[str, Any] = {"job": job, "round": round, "phase": phase, "note": note}
+        if (job, phase) not in self._bars:
+            self._bars[job, phase] = self.progress.add_task("", total=total, **fields)
+        self.progress.update(self._bars[job, phase], completed=done, total=total, **fields)
         if done >= total:
-            self._progress.remove_task(self._bars.pop(name))
+            self.progress.remove_task(self._bars.pop((job, phase)))
 
     def _line(self, text: str) -> None:
-        self._progress.console.print(printable(text), markup=False)
+        self.progress.console.print(printable(text), markup=False)
 
     def connected(self, federation: str) -> None:
         """A session is open."""
@@ -131,7 +127,7 @@ class TerminalWatcher:
 
     def training(self, job: str, round: int, step: int, steps: int, loss: float) -> None:
         """One step."""
-        self._bar(f"{job}: training, round {round}", step, steps, f"loss {loss:.3f}")
+        self._bar(job, round, "training", step, steps, f"loss {loss:.3f}")
 
     def ready(self, job: str, round: int, update: Update) -> None:
         """The update is trained."""
@@ -140,16 +136,17 @@ class TerminalWatcher:
     def privacy(self, figures: Figures) -> None:
         """What the ledger says now."""
         if figures.epsilon:
-            self._line(
-                f"privacy: epsilon {figures.epsilon:.3g} of {figures.limit:g} spent, {figures.share_left:.0%} left"
-            )
+            left = max(0.0, 1 - figures.epsilon / figures.limit)
+            month = f", {figures.share_left:.0%} this month" if figures.share_left < left - 0.005 else ""
+            self._line(f"privacy: spent epsilon {figures.epsilon:.3g} of {figures.limit:g}; {left:.0%} left{month}")
 
     def encoded(self, attempt: AttemptId, vector: NDArray[np.uint32]) -> None:
         """The vector is about to be masked."""
 
     def uploading(self, attempt: AttemptId, sent: int, total: int) -> None:
         """Bytes handed to the network."""
-        self._bar(f"{attempt.job}: sending, masked", sent, total, f"{sent / 2**20:.1f} MiB")
+        note = f"{sent / 2**20:.1f} of {total / 2**20:.1f} MiB"
+        self._bar(attempt.job, attempt.round, "sending", sent, total, note)
 
     def attempt_ended(self, attempt: AttemptId, ended: AttemptEnded) -> None:
         """How an attempt ended."""

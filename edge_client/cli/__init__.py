@@ -1,9 +1,5 @@
 """The command line of a member's machine. Commands import what they need when they run: `--help` stays quick."""
 
-from typing import Annotated
-
-import typer
-
 from edge_client.cli.corpus import app as corpus
 from edge_client.cli.doctor import doctor
 from edge_client.cli.enrol import enrol
@@ -15,38 +11,26 @@ from edge_client.cli.privacy import app as privacy
 from edge_client.cli.private import app as private
 from edge_client.cli.renew import renew
 from edge_client.cli.run import run
+from toolkit.console import program, run_app
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(
-    name="edge_client",
+
+def _version() -> str:
+    from tacit import __version__
+
+    return __version__
+
+
+app = program(
+    "edge_client",
+    _version,
     help="Train a model together with others; no text ever leaves this machine.\n\n"
     "First time: `edge_client enrol` (it asks for the token, or reads it from standard input), then "
     "`edge_client doctor`, then `edge_client run --data FILE`.",
     epilog="Exit codes: 0 done, 1 the work failed, 2 wrong input, 3 unreachable, 4 refused, 5 not found. "
     "Every command takes --json; TACIT_HOME names the member's folder.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
 )
-
-
-def _version(value: bool) -> None:
-    if value:
-        from tacit import __version__
-
-        typer.echo(f"edge_client {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    pass
-
 
 app.command()(enrol)
 app.command()(doctor)
@@ -63,6 +47,4 @@ app.add_typer(corpus, name="corpus")
 
 def main() -> None:
     """The console script."""
-    from toolkit.console import run_app
-
     run_app(app)

@@ -36,6 +36,9 @@ def export(
             show_default=False,
         ),
     ] = None,
+    skip_invalid: Annotated[
+        bool, typer.Option("--skip-invalid", help="Leave out rows that cannot be read, and say how many and which.")
+    ] = False,
     data_name: Annotated[str, typer.Option(help="Your name for this data, as for `edge_client run`.")] = "data",
     epochs: Annotated[
         int | None,
@@ -89,6 +92,7 @@ def export(
         text=text,
         label=label,
         text_b=text_b,
+        skip_invalid=skip_invalid,
         device=device,
         home=home,
         data_name=data_name,

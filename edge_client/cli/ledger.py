@@ -9,8 +9,12 @@ import typer
 from toolkit.console import ExitCode, fail, print_json, printable
 
 if TYPE_CHECKING:
+    from collections import Counter
+
     from edge_client.ledger.replay import LedgerState
     from edge_client.ledger.verification import Verdict
+    from learning.accounting.events import PrivacyEvent
+    from learning.accounting.spend import Limit
     from tacit.heads import KeptHead
 
 __all__ = ["app"]
@@ -18,27 +22,28 @@ __all__ = ["app"]
 app = typer.Typer(no_args_is_help=True)
 
 Home = Annotated[Path | None, typer.Option(help="This member's folder. TACIT_HOME, else ~/.tacit.", show_default=False)]
-Data = Annotated[
+DataName = Annotated[
     str | None, typer.Option(help="Your name for the data. Default: every ledger there is.", show_default=False)
 ]
+All = Annotated[bool, typer.Option("--all", help="Also print the tighter figure, which the gate does not use.")]
 Json = Annotated[bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="Print JSON.")]
 
 
 @app.command()
-def show(data: Data = None, home: Home = None, as_json: Json = False) -> None:
+def show(data_name: DataName = None, every: All = False, home: Home = None, as_json: Json = False) -> None:
     """Show limits and what was spent of them, by job.
 
-    Epsilon is what all events so far give away at the limit's delta. The share left is the gate's, which counts more
-    strictly: it also holds when later jobs are chosen knowing earlier results.
+    Epsilon is what the gate counts against the limit. It holds even if later jobs are chosen knowing earlier results.
+    --all and --json add a tighter figure (PLD where there is one), which holds for the releases as they happened.
     """
     from edge_client.ledger.history import replayed
     from edge_client.ledger.store import LedgerError, reading
 
     shown = []
     try:
-        for path in _ledgers(home, data):
+        for path in _ledgers(home, data_name):
             with reading(path) as store:
-                shown.append(_summary(replayed(store)))
+                shown.append(_summary(replayed(store), tighter=every or as_json))
     except LedgerError as error:
         raise _failed(error) from error
     for summary in shown:
@@ -50,7 +55,7 @@ def show(data: Data = None, home: Home = None, as_json: Json = False) -> None:
 
 @app.command()
 def verify(
-    data: Data = None,
+    data_name: DataName = None,
     export: Annotated[
         Path | None, typer.Option("--export", help="A file of `ledger export`, in place of this machine's ledgers.")
     ] = None,
@@ -75,17 +80,17 @@ def verify(
     from edge_client.ledger import verification
     from edge_client.ledger.store import LedgerError
 
-    if export is not None and (data is not None or home is not None):
-        fail("give --export, or --data and --home, not both", ExitCode.USAGE)
+    if export is not None and (data_name is not None or home is not None):
+        fail("give --export, or --data-name and --home, not both", ExitCode.USAGE)
     sound, kept = True, _head(head)
     try:
         if export is not None:
             _check_is_export(export)
             found = [(str(export), verification.verify_export(_lines(export), kept))]
         else:
-            receipts, paths = _home(home) / "receipts", _ledgers(home, data)
+            receipts, paths = _home(home) / "receipts", _ledgers(home, data_name)
             if kept is not None and len(paths) > 1:
-                fail("a head is of one ledger; name it with --data", ExitCode.USAGE)
+                fail("a head is of one ledger; name it with --data-name", ExitCode.USAGE)
             found = [(str(path), verification.verify(path, receipts, kept)) for path in paths]
     except LedgerError as error:
         raise _failed(error) from error
@@ -101,7 +106,7 @@ def verify(
 @app.command()
 def export(
     file: Annotated[Path, typer.Argument(help="The file to write. It must not exist.")],
-    data: Annotated[str, typer.Option(help="Your name for the data.")] = "data",
+    data_name: Annotated[str, typer.Option(help="Your name for the data.")] = "data",
     home: Home = None,
     as_json: Json = False,
 ) -> None:
@@ -114,7 +119,7 @@ def export(
 
     lines = 0
     try:
-        (path,) = _ledgers(home, data)
+        (path,) = _ledgers(home, data_name)
         with file.open("xb") as out:
             try:
                 for line in verification.export_lines(path, _home(home) / "receipts"):
@@ -199,44 +204,49 @@ def _check_is_export(file: Path) -> None:
         fail(f"{file} is no export of a ledger; `edge_client ledger export FILE` writes one", ExitCode.USAGE)
 
 
-def _summary(state: "LedgerState") -> dict[str, Any]:
+def _summary(state: "LedgerState", *, tighter: bool) -> dict[str, Any]:
+    """What `show` prints of one ledger. tighter: with the figure that takes seconds, and that gates nothing."""
     from edge_client.ledger.gate import Gate
-    from edge_client.ledger.replay import as_events, month_of
+    from edge_client.ledger.replay import month_of
     from edge_client.ledger.store import LedgerDamaged
-    from learning.accounting.spend import Limit, spend
 
     opened, numbers = state.opened, state.limit
     if opened is None or numbers is None:
         raise LedgerDamaged("the ledger holds no record; `edge_client ledger verify` says more")
-    limit = Limit(numbers.epsilon, numbers.delta, numbers.adjacency, numbers.unit)
-    spent = spend(as_events(state.spent().items()), limit)
-    month = month_of(_now_ms(state))
-    jobs = []
-    for job, events in _by_job(state).items():
-        alone = spend(events, limit)
-        jobs.append({"job": job, "releases": len(events), "epsilon_alone": alone.epsilon, "by": alone.by})
+    gate, month = Gate(numbers, state.monthly), month_of(_now_ms(state))
+    limit = gate.limit
+
+    def spent(counts: "Counter[PrivacyEvent]", name: str = "epsilon") -> dict[str, Any]:
+        return {name: gate.epsilon(counts), **(_tighter(counts, limit) if tighter else {})}
+
+    jobs = [
+        {"job": job, "releases": counts.total(), **spent(counts, "epsilon_alone")}
+        for job, counts in _by_job(state).items()
+    ]
     summary: dict[str, Any] = {
         "data": opened.name,
         "ledger": opened.ledger,
         "records": state.sequence,
         "head": state.head.hex(),
         "limit": {"epsilon": limit.epsilon, "delta": limit.delta, "adjacency": limit.adjacency, "unit": limit.unit},
-        "spent": {"epsilon": spent.epsilon, "by": spent.by, "renyi": spent.renyi},
-        "share_left": Gate(numbers, state.monthly).share_left(state, month),
+        "spent": spent(state.spent()),
+        "share_left": gate.share_left(state, month),
         "charged": sum(state.charged.values()),
         "reserved": sum(state.reserved.values()),
         "receipts": len(state.receipts),
         "jobs": jobs,
     }
     if state.monthly is not None:
-        this_month = spend(as_events(state.spent_in(month).items()), limit)
-        summary["month"] = {
-            "month": month,
-            "limit": state.monthly,
-            "epsilon": this_month.epsilon,
-            "by": this_month.by,
-        }
+        summary["month"] = {"month": month, "limit": state.monthly, **spent(state.spent_in(month))}
     return summary
+
+
+def _tighter(counts: "Counter[PrivacyEvent]", limit: "Limit") -> dict[str, Any]:
+    from edge_client.ledger.replay import as_events
+    from learning.accounting.spend import spend
+
+    found = spend(as_events(counts.items()), limit)
+    return {"tighter": found.epsilon, "tighter_by": found.by}
 
 
 def _now_ms(state: "LedgerState") -> int:
@@ -246,11 +256,13 @@ def _now_ms(state: "LedgerState") -> int:
     return max(int(time.time() * 1000), state.at_ms)
 
 
-def _by_job(state: "LedgerState") -> dict[str, list[Any]]:
-    jobs: dict[str, list[Any]] = {}
+def _by_job(state: "LedgerState") -> "dict[str, Counter[PrivacyEvent]]":
+    from collections import Counter
+
+    jobs: dict[str, Counter[PrivacyEvent]] = {}
     for reservation in state.reservations.values():
         if reservation.released is None:
-            jobs.setdefault(reservation.purpose.job, []).append(reservation.event)
+            jobs.setdefault(reservation.purpose.job, Counter())[reservation.event] += 1
     return jobs
 
 
@@ -264,29 +276,35 @@ def _print(summary: dict[str, Any]) -> None:
     about.add_row(
         "limit", f"epsilon {limit['epsilon']:g} at delta {limit['delta']:g}, {limit['adjacency']}, one {limit['unit']}"
     )
-    about.add_row(
-        "spent", f"epsilon {spent['epsilon']:.4g} ({_accountant(spent['by'])}), {spent['renyi']:.4g} by Rényi"
-    )
+    about.add_row("spent", _spent(spent, limit["epsilon"], f" at delta {limit['delta']:g}"))
     if "month" in summary:
         month = summary["month"]
-        about.add_row(
-            month["month"], f"epsilon {month['epsilon']:.4g} of {month['limit']:g} ({_accountant(month['by'])})"
-        )
-    about.add_row("left", f"{summary['share_left']:.1%} of the gate")
+        about.add_row(month["month"], _spent(month, month["limit"]))
     about.add_row(
         "releases", f"{summary['charged']} charged, {summary['reserved']} reserved, {summary['receipts']} receipts"
     )
     console = Console(highlight=False, markup=False)
     console.print(about)
     if summary["jobs"]:
-        table = Table("job", "releases", "epsilon, if it were alone", "by")
+        more = ["tighter"] if "tighter" in spent else []
+        table = Table("job", "releases", "epsilon, if it were alone", *more)
         for job in summary["jobs"]:
-            table.add_row(job["job"], str(job["releases"]), f"{job['epsilon_alone']:.4g}", _accountant(job["by"]))
+            tighter = [f"{job['tighter']:.3g} ({_ACCOUNTANTS[job['tighter_by']]})"] if more else []
+            table.add_row(job["job"], str(job["releases"]), f"{job['epsilon_alone']:.3g}", *tighter)
         console.print(table)
 
 
-def _accountant(by: str) -> str:
-    return {"pld": "PLD", "renyi": "Rényi"}[by]
+_ACCOUNTANTS = {"pld": "PLD", "renyi": "Rényi"}
+
+
+def _spent(figures: dict[str, Any], limit: float, at: str = "") -> str:
+    """One epsilon, and what is left in its unit; the tighter figure where it was asked for."""
+    left = max(0.0, 1 - figures["epsilon"] / limit)
+    said = f"epsilon {figures['epsilon']:.3g} of {limit:g}{at}; {left:.0%} left"
+    if "tighter" in figures:
+        said += f" (tighter, without the gate's promise: {figures['tighter']:.3g} by "
+        said += f"{_ACCOUNTANTS[figures['tighter_by']]})"
+    return said
 
 
 def _verdict_json(where: str, verdict: "Verdict") -> dict[str, Any]:

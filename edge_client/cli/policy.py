@@ -48,10 +48,15 @@ def check(
     device: Annotated[
         str | None, typer.Option(help="With --now: what would train. Default: the fastest here.", show_default=False)
     ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Also print rules that are met by default or ask nothing.")
+    ] = False,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Say, rule by rule, what the policy makes of a job.
+    """Say what the policy makes of a job: what refuses it, what cannot be told yet, and the rules that you set.
+
+    --all prints every rule, and so does --json.
 
     Ends with 0 if this member would take part as far as can be told here, with 4 if a rule refuses.
     """
@@ -83,8 +88,11 @@ def check(
         )
     else:
         typer.echo(f"{offered.name} against {source}:")
-        for verdict in verdicts:
+        shown = [verdict for verdict in verdicts if every or _matters(rules, verdict)]
+        for verdict in shown:
             _print_verdict(verdict)
+        if hidden := len(verdicts) - len(shown):
+            typer.echo(f"{hidden} more {'rule refuses' if hidden == 1 else 'rules refuse'} nothing; --all shows them.")
         if cost:
             typer.echo(printable(f"cost     {cost.sentence}"))
         if refused:
@@ -94,6 +102,16 @@ def check(
         else:
             typer.echo("This member would not take part: epsilon.")
     raise typer.Exit(int(ExitCode.OK if takes_part else ExitCode.REFUSED))
+
+
+def _matters(policy: "Policy", verdict: "Verdict") -> bool:
+    """Whether a verdict is news: a refusal, an open question, or the member's own rule at work."""
+    from edge_client.policy.verdicts import Outcome, free_verdict
+
+    if verdict.outcome is not Outcome.OK:
+        return True
+    asks_nothing = verdict == free_verdict(verdict.rule, verdict.when, verdict.reason)
+    return verdict.rule in policy.model_fields_set and not asks_nothing
 
 
 def _as_json(verdict: "Verdict") -> dict[str, str]:
@@ -207,7 +225,7 @@ def _cost(policy: "Policy", job: "JobDocument | JobSpec", examples: int) -> _Cos
 
     import numpy as np
 
-    from learning.accounting.spend import EventUnaccountable, RenyiFilter, cost
+    from learning.accounting.spend import EventUnaccountable, RenyiFilter, cost, epsilon_counted
     from learning.mechanisms.protection import protection_of
     from tacit.job import JobDocument, JobSpec
 
@@ -238,7 +256,7 @@ def _cost(policy: "Policy", job: "JobDocument | JobSpec", examples: int) -> _Cos
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if passes(middle) else (low, middle - 1)
-    least = float(np.min(rounds * one + (limit.epsilon - filters[0].caps)))
+    least = epsilon_counted(rounds * one, limit.delta)
     budget = f"the policy has {limit.epsilon:g}" + (
         f", and {policy.epsilon_a_job:g} for a job" if policy.epsilon_a_job is not None else ""
     )

@@ -29,6 +29,13 @@ def predict(
         str | None,
         typer.Option(help="The column of --file that holds a pair's second text. Default: text_b.", show_default=False),
     ] = None,
+    skip_invalid: Annotated[
+        bool,
+        typer.Option(
+            "--skip-invalid",
+            help="Leave out rows of --file that cannot be read; standard error says how many and which. Not for .txt.",
+        ),
+    ] = False,
     batch: Annotated[int, typer.Option(min=1, help="Texts that go through the model at once.")] = 64,
     as_json: Annotated[
         bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="One JSON object a line.")
@@ -39,7 +46,7 @@ def predict(
     Empty lines are left out. A model of pairs takes texts two by two, and lines with a tab between the two.
     """
     from export.predictor import Predictor
-    from learning.text.data import DataInvalid
+    from learning.text.data import DataInvalid, RowInvalid
     from tacit.bundle import BundleInvalid
 
     if texts and file is not None:
@@ -49,9 +56,12 @@ def predict(
         if texts:
             given = _two_by_two(texts) if predictor.pairs else [*texts]
         elif file is not None:
-            given = _from_file(file, text, text_b, predictor.pairs)
+            given = _from_file(file, text, text_b, predictor.pairs, skip_invalid)
         else:
             given = _lines(_from_standard_input(), "standard input", predictor.pairs)
+    except RowInvalid as error:
+        hint = "" if file is None or _is_plain(file) else "; or leave such rows out with --skip-invalid"
+        fail(f"{error}{hint}", ExitCode.USAGE)
     except (BundleInvalid, DataInvalid) as error:
         missing = not bundle.exists() or (file is not None and not file.exists())
         fail(str(error), ExitCode.NOT_FOUND if missing else ExitCode.USAGE)
@@ -101,15 +111,25 @@ def _lines(lines: list[str], where: str, pairs: bool) -> "list[TextRow]":
     return found
 
 
-def _from_file(path: Path, column: str, second: str | None, pairs: bool) -> "list[TextRow]":
-    from learning.text.data import read_examples, read_text, text_rows
+def _from_file(path: Path, column: str, second: str | None, pairs: bool, skip_invalid: bool) -> "list[TextRow]":
+    from learning.text.data import read_data, read_text, text_rows
 
-    if [suffix.lower() for suffix in path.suffixes[-2:]] in (
-        [".txt"],
-        [".txt", ".gz"],
-    ) or path.suffix.lower() == ".txt":
+    if _is_plain(path):
+        if skip_invalid:
+            fail(f"--skip-invalid is for .jsonl, .csv and .tsv; every line of {path} is a text", ExitCode.USAGE)
         return _lines([line.removesuffix("\r") for line in read_text(path).split("\n")], str(path), pairs)
-    return text_rows(read_examples(path, text=column, label=None, text_b=second), pairs=pairs)
+    if skip_invalid and pairs:
+        # Named, so that a row without its second text is one that cannot be read.
+        second = second or "text_b"
+    rows = read_data(path, text=column, label=None, text_b=second, skip_invalid=skip_invalid)
+    if rows.skipped:
+        typer.echo(printable(rows.skipped.sentence(len(rows.examples))), err=True)
+    return text_rows(rows.examples, pairs=pairs)
+
+
+def _is_plain(path: Path) -> bool:
+    """Whether each line of the file is a text."""
+    return path.name.lower().endswith((".txt", ".txt.gz"))
 
 
 def _from_standard_input() -> list[str]:

@@ -32,6 +32,9 @@ def run(
         Path | None,
         typer.Option(help="This member's folder. TACIT_HOME, else ~/.tacit.", show_default=False),
     ] = None,
+    skip_invalid: Annotated[
+        bool, typer.Option("--skip-invalid", help="Leave out rows that cannot be read, and say how many and which.")
+    ] = False,
     data_name: Annotated[
         str,
         typer.Option(
@@ -103,6 +106,7 @@ def run(
         text=text,
         label=label,
         text_b=text_b,
+        skip_invalid=skip_invalid,
         jobs=tuple(job or ()),
         device=device,
         policy=policy,

@@ -79,7 +79,11 @@ class Reserved:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a member's own metrics show. Epsilons at the limit's delta, charged and reserved together."""
+    """What a member's own metrics show.
+
+    epsilon: what the gate counts at the limit's delta, charged and reserved together. share_left: of the limit, or of
+    the month's limit where less of that is left.
+    """
 
     epsilon: float
     limit: float
@@ -97,15 +101,16 @@ class Statement:
 
     def figures(self) -> Figures:
         """Of the whole ledger."""
-        from learning.accounting.spend import spend
-
-        return Figures(spend(self.events, self.limit).epsilon, self.limit.epsilon, self.share_left)
+        return Figures(self._counted(self.events), self.limit.epsilon, self.share_left)
 
     def report(self) -> PrivacyReport | None:
         """Of the job; None where nothing was spent for it."""
-        from learning.accounting.spend import spend
+        return PrivacyReport(self._counted(self.of_job), self.limit.delta) if self.of_job else None
 
-        return PrivacyReport(spend(self.of_job, self.limit).epsilon, self.limit.delta) if self.of_job else None
+    def _counted(self, events: tuple[PrivacyEvent, ...]) -> float:
+        from learning.accounting.spend import epsilon_counted, total
+
+        return epsilon_counted(total(events, self.limit), self.limit.delta)
 
 
 @dataclass(frozen=True)

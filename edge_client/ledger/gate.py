@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from edge_client.ledger.chain import LimitNumbers
 from edge_client.ledger.replay import LedgerState
 from learning.accounting.events import PrivacyEvent
-from learning.accounting.spend import ORDERS, Limit, RenyiFilter, cost
+from learning.accounting.spend import ORDERS, Limit, RenyiFilter, cost, epsilon_counted
 
 __all__ = ["Gate"]
 
@@ -60,8 +60,12 @@ class Gate:
                 return _refusal(f"the limit of {month}", self._monthly, spent, cost)
         return None
 
+    def epsilon(self, counts: Counter[PrivacyEvent]) -> float:
+        """What counted events have spent, in the unit of the limit. Raises: EventUnaccountable."""
+        return epsilon_counted(self.total(counts), self.limit.delta)
+
     def share_left(self, state: LedgerState, month: str) -> float:
-        """The smaller of the two shares, 0 to 1."""
+        """The smaller of the two shares of epsilon, 0 to 1."""
         left = self._lifetime.remaining(self.total(state.spent()))
         if self._monthly is not None:
             left = min(left, self._monthly.remaining(self.total(state.spent_in(month))))
@@ -69,11 +73,10 @@ class Gate:
 
 
 def _refusal(what: str, filter: RenyiFilter, spent: _Vector, cost: _Vector) -> str:
-    limit, usable = filter.limit, filter.caps > 0
+    limit = filter.limit
 
     def counted(used: _Vector) -> str:
-        # What the filter compares: the least epsilon at which it lets so much pass.
-        return f"{limit.epsilon - float(np.max((filter.caps - used)[usable])):.4g}" if usable.any() else "too much"
+        return f"{epsilon_counted(used, limit.delta):.4g}"
 
     return (
         f"{what} is epsilon {limit.epsilon:g} at delta {limit.delta:g} ({limit.adjacency}, one {limit.unit}); charged "

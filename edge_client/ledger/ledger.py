@@ -239,7 +239,7 @@ class Ledger:
         return records_of(self._writer)
 
     def spent(self) -> Spend:
-        """What people read of everything charged and reserved."""
+        """The tighter figure of everything charged and reserved. The gate does not use it."""
         return spend(as_events(self._state.spent().items()), self.limit)
 
     def share_left(self) -> float:

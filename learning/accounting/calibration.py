@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learning.accounting.events import Adjacency, PrivacyEvent
+from learning.accounting.filter import epsilon_counted
 from learning.accounting.renyi import renyi
 from learning.accounting.spend import ORDERS, Limit, RenyiFilter, cost, epsilon_pld
 
@@ -56,8 +57,7 @@ def epsilon_at_gate(event: PrivacyEvent, delta: float, adjacency: Adjacency) -> 
     Raises:
         EventUnaccountable: no formula under this adjacency.
     """
-    above = np.array(ORDERS) - 1
-    return float((renyi(event, adjacency) + math.log(len(ORDERS) / delta) / above).min())
+    return epsilon_counted(renyi(event, adjacency), delta)
 
 
 def rounds_affordable(event_a_round: PrivacyEvent, limit: Limit, spent: Vector | None = None) -> int:

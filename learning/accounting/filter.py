@@ -26,7 +26,7 @@ from learning.accounting.events import Adjacency, PrivacyEvent
 from learning.accounting.renyi import ORDERS, EventUnaccountable, renyi
 from tacit.mechanism import Unit
 
-__all__ = ["Limit", "RenyiFilter", "cost"]
+__all__ = ["Limit", "RenyiFilter", "cost", "epsilon_counted"]
 
 Vector = NDArray[np.float64]
 
@@ -69,6 +69,28 @@ def cost(event: PrivacyEvent, limit: Limit) -> Vector:
     return renyi(event, limit.adjacency)
 
 
+def epsilon_counted(spent: Vector, delta: float) -> float:
+    """The epsilon that the gate counts: the smallest limit at which everything in `spent` passes.
+
+    min over the orders of spent + ln(m / delta) / (alpha - 1). A release passes a limit of epsilon exactly if this,
+    with the release in `spent`, is at most epsilon. So what was spent is (epsilon_counted, delta)-differentially
+    private where a limit of that size was fixed beforehand; see the module's assumptions.
+
+    Args:
+        spent: Rényi divergences at ORDERS, shape (m,).
+        delta: The limit's delta.
+
+    Returns:
+        0 where nothing was spent, inf where no order is finite.
+
+    Raises:
+        ValueError: an array that is not (m,), or holds what no divergence can be.
+    """
+    if not np.any(_checked(spent, "spent")):
+        return 0.0
+    return float((spent + math.log(len(ORDERS) / delta) / (_ALPHA - 1)).min())
+
+
 class RenyiFilter:
     """The rule by which events pass. It holds no state: what was spent is the ledger's."""
 
@@ -90,20 +112,16 @@ class RenyiFilter:
         return bool(np.any((self.caps > 0) & (after <= self.caps)))
 
     def remaining(self, spent: Vector) -> float:
-        """Share of the budget that is left by the order that has most left: 1 untouched, 0 when nothing passes any
-        more.
+        """Share of the limit's epsilon that is left: 1 - epsilon_counted / epsilon, from 1 (untouched) to 0.
 
-        A figure to read. Two events that take equally much at one order may take differently much at another, so it
-        does not fall by the same step each time.
+        A figure to read. It falls fastest at the first release: epsilon grows more slowly the more is spent.
 
         Raises:
             ValueError: as `admits`.
         """
-        usable = self.caps > 0
-        if not usable.any():
+        if not np.any(self.caps > 0):
             return 0.0
-        left = 1 - _checked(spent, "spent")[usable] / self.caps[usable]
-        return float(np.clip(left.max(), 0.0, 1.0))
+        return max(0.0, 1 - epsilon_counted(spent, self.limit.delta) / self.limit.epsilon)
 
 
 def _checked(divergences: Vector, what: str) -> Vector:

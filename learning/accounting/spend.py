@@ -1,9 +1,9 @@
 """Privacy accounting of one member: what gates, and what people read.
 
-Two numbers, on purpose. The gate is the Rényi filter (`filter`), which holds even though later jobs are chosen
-knowing earlier results. What people read is tighter and promises less: dp-accounting's privacy loss distribution
-(PLD) where it has a formula, else the best conversion of the Rényi divergences; both are about the events that
-happened, as if they had been fixed beforehand.
+The gate is the Rényi filter (`filter`), which holds even though later jobs are chosen knowing earlier results. Its
+epsilon (`epsilon_counted`) is the one that commands, logs and metrics show. `spend` is tighter and promises less:
+dp-accounting's privacy loss distribution (PLD) where it has a formula, else the best conversion of the Rényi
+divergences; both are about the events that happened, as if they had been fixed beforehand.
 
 `_library_event` is the one place that says what a noise multiplier means to dp-accounting, whose accountants differ
 (0.6.0):
@@ -35,7 +35,7 @@ from learning.accounting.events import (
     PrivacyEvent,
     SampledGaussian,
 )
-from learning.accounting.filter import Limit, RenyiFilter, cost
+from learning.accounting.filter import Limit, RenyiFilter, cost, epsilon_counted
 from learning.accounting.renyi import ORDERS, EventUnaccountable, renyi
 
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "RenyiFilter",
     "Spend",
     "cost",
+    "epsilon_counted",
     "epsilon_pld",
     "epsilon_renyi",
     "renyi",
@@ -59,7 +60,10 @@ _ALPHA: Final = np.array(ORDERS)
 
 @dataclass(frozen=True)
 class Spend:
-    """What people read of a ledger. epsilon: at the limit's delta, by the accountant named in `by`. renyi: by Rényi."""
+    """The tighter figure of what was spent.
+
+    epsilon: at the limit's delta, by the accountant named in `by`. renyi: by Rényi.
+    """
 
     epsilon: float
     by: Literal["pld", "renyi"]

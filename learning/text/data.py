@@ -2,12 +2,14 @@
 
 Guarantees: one reader for every format; what comes out has text in every row and, where labels were asked
 for, a label in every row; every error says where and what to do, and holds nothing of the text (exceptions
-are raised without their causes, which would carry it).
+are raised without their causes, which would carry it). With `skip_invalid`, whether a row is skipped depends on that
+row alone, never on its neighbours: see `read_data`.
 
 Leaves to others: what a label means (`label_ids` only looks it up) and how text becomes numbers
 (`learning.text.encoder`).
 """
 
+import codecs
 import csv
 import gzip
 import hashlib
@@ -28,6 +30,9 @@ __all__ = [
     "ColumnMissing",
     "DataInvalid",
     "Example",
+    "RowInvalid",
+    "Rows",
+    "Skipped",
     "TextRow",
     "check_labels",
     "check_pairs",
@@ -44,10 +49,20 @@ __all__ = [
 TextRow = str | tuple[str, str]
 # The column of a pair's second text, unless its name is given.
 _TEXT_B = "text_b"
+# Rows that are named where rows are skipped.
+_MOST_NAMED = 3
 
 
 class DataInvalid(ValueError):
     """Data that cannot be used; the text says where and what to do."""
+
+
+class RowInvalid(DataInvalid):
+    """One row that cannot be read, while the others can. where: `line 3`. what: the fault, and what to do."""
+
+    def __init__(self, name: str, line: int, what: str) -> None:
+        super().__init__(f"{name}, line {line}: {what}")
+        self.where, self.what = f"line {line}", what
 
 
 class ColumnMissing(DataInvalid):
@@ -72,54 +87,117 @@ class Example:
         return f"Example(text=<{len(self.text)} characters>, label={self.label!r}{second})"
 
 
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """Rows that were left out. first: where the first three are, and why."""
+
+    rows: int = 0
+    first: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.rows > 0
+
+    def sentence(self, kept: int) -> str:
+        """For a person. kept: how many rows were read."""
+        more = f"; and {self.rows - len(self.first)} more" if self.rows > len(self.first) else ""
+        return f"skipped {self.rows} of {self.rows + kept} rows: {'; '.join(self.first)}{more}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What a file holds. second_column: whether its rows can have a second text (`read_data`)."""
+
+    examples: list[Example]
+    second_column: bool
+    skipped: Skipped = Skipped()
+
+
 # A row as a format gives it: where it stands, and its columns.
 Row = tuple[int, dict[str, object]]
 
+# Bytes that are not UTF-8, as `surrogateescape` decodes them.
+_ESCAPED = re.compile("[\udc80-\udcff]")
+_NOT_UTF8 = "not UTF-8; save the file as UTF-8"
 
-def _jsonl(text: str, name: str) -> Iterator[Row]:
+
+def _jsonl(text: str, name: str) -> Iterator[Row | RowInvalid]:
     # Only \n ends a line: JSON strings may hold the other characters that splitlines() cuts at.
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
+        if _ESCAPED.search(line):
+            yield RowInvalid(name, number, _NOT_UTF8)
+            continue
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
-            raise DataInvalid(f"{name}, line {number}: not JSON; every line must be one JSON object") from None
-        if not isinstance(row, dict):
-            raise DataInvalid(f'{name}, line {number}: not a JSON object; write {{"text": ..., "label": ...}}')
-        yield number, row
+            row = None
+            yield RowInvalid(name, number, "not JSON; every line must be one JSON object")
+            continue
+        if isinstance(row, dict):
+            yield number, row
+        else:
+            yield RowInvalid(name, number, 'not a JSON object; write {"text": ..., "label": ...}')
 
 
-def _table(text: str, name: str, **dialect: object) -> Iterator[Row]:
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True, **dialect)  # type: ignore[arg-type]
-    try:
-        header = next(reader, [])
-        if len(set(header)) != len(header):
-            raise DataInvalid(f"{name}, line 1: a column's name stands twice; give every column its own name")
-        for cells in reader:
-            if not cells:
-                continue
-            if len(cells) != len(header):
-                raise DataInvalid(
-                    f"{name}, line {reader.line_num}: {len(cells)} cells under {len(header)} columns; "
-                    "put quotes around cells that hold the separator, or write JSON lines"
-                )
-            yield reader.line_num, dict(zip(header, cells, strict=True))
-    except csv.Error as error:
-        # The csv module's messages name the fault, never the cell.
-        raise DataInvalid(f"{name}, line {reader.line_num}: {error}; check its quotes") from None
+def _table(text: str, name: str, **dialect: object) -> Iterator[Row | RowInvalid]:
+    over = False
+
+    def lines() -> Iterator[str]:
+        nonlocal over
+        yield from io.StringIO(text, newline="")
+        over = True
+
+    reader = csv.reader(lines(), strict=True, **dialect)  # type: ignore[arg-type]
+    header: list[str] | None = None
+    while True:
+        begins, cells, fault = reader.line_num + 1, [], ""
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            # The csv module's messages name the fault, never the cell.
+            fault = f"{error}; check its quotes"
+        if not fault and not cells:
+            continue
+        if header is None:
+            if fault or _ESCAPED.search("".join(cells)):
+                raise DataInvalid(f"{name}, line {reader.line_num}: {fault or _NOT_UTF8}")
+            if len(set(cells)) != len(cells):
+                raise DataInvalid(f"{name}, line 1: a column's name stands twice; give every column its own name")
+            header = cells
+            continue
+        if not fault and len(cells) != len(header):
+            fault = (
+                f"{len(cells)} cells under {len(header)} columns; put quotes around cells that hold the separator, or "
+                "write JSON lines"
+            )
+        if fault and (over or reader.line_num != begins):
+            # A quote that was left open takes the rows after it with it: no fault of one row, and nothing to skip.
+            raise DataInvalid(f"{name}, line {reader.line_num}: {fault}")
+        if not fault and _ESCAPED.search("".join(cells)):
+            fault = _NOT_UTF8
+        yield (
+            RowInvalid(name, reader.line_num, fault)
+            if fault
+            else (
+                reader.line_num,
+                dict(zip(header, cells, strict=True)),
+            )
+        )
 
 
-def _csv(text: str, name: str) -> Iterator[Row]:
+def _csv(text: str, name: str) -> Iterator[Row | RowInvalid]:
     return _table(text, name)
 
 
-def _tsv(text: str, name: str) -> Iterator[Row]:
+def _tsv(text: str, name: str) -> Iterator[Row | RowInvalid]:
     # As text/tab-separated-values is registered: a quotation mark is a character like any other.
     return _table(text, name, delimiter="\t", quoting=csv.QUOTE_NONE)
 
 
-_FORMATS: dict[str, Callable[[str, str], Iterator[Row]]] = {".jsonl": _jsonl, ".csv": _csv, ".tsv": _tsv}
+_FORMATS: dict[str, Callable[[str, str], Iterator[Row | RowInvalid]]] = {".jsonl": _jsonl, ".csv": _csv, ".tsv": _tsv}
 # Those whose columns stand in a header, so that every row has the same.
 _TABLES = (".csv", ".tsv")
 
@@ -135,6 +213,14 @@ def read_text(path: Path) -> str:
     Raises:
         DataInvalid: no such file, not readable, not gzip in spite of its name, not UTF-8.
     """
+    data = _read_bytes(path)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise RowInvalid(str(path), data.count(b"\n", 0, error.start) + 1, _NOT_UTF8) from None
+
+
+def _read_bytes(path: Path) -> bytes:
     try:
         data = path.read_bytes()
         if path.suffix.lower() == ".gz":
@@ -147,11 +233,7 @@ def read_text(path: Path) -> str:
         raise DataInvalid(f"{path} is not a whole gzip file; compress it again or drop the .gz") from None
     except OSError as error:
         raise DataInvalid(f"{path} cannot be read: {error.strerror}") from None
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise DataInvalid(f"{path}, line {line}: not UTF-8; save the file as UTF-8") from None
+    return data
 
 
 def _columns(row: dict[str, object]) -> str:
@@ -164,23 +246,35 @@ def _columns(row: dict[str, object]) -> str:
     return listed
 
 
-def _cell(row: dict[str, object], column: str, option: str, where: str) -> object:
+@dataclass(frozen=True, slots=True)
+class _Place:
+    name: str
+    line: int
+    # Every row of a table has the same columns: a missing one is a fault of the file.
+    table: bool
+
+    def wrong(self, what: str) -> RowInvalid:
+        return RowInvalid(self.name, self.line, what)
+
+
+def _cell(row: dict[str, object], column: str, option: str, where: _Place) -> object:
     if column not in row:
-        raise DataInvalid(f"{where}: no column {column!r}; there are: {_columns(row)}. Name yours with --{option}")
+        error = where.wrong(f"no column {column!r}; there are: {_columns(row)}. Name yours with --{option}")
+        raise ColumnMissing(str(error)) if where.table else error
     return row[column]
 
 
-def _text_of(value: object, column: str, where: str) -> str:
+def _text_of(value: object, column: str, where: _Place) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise DataInvalid(f"{where}: no text in column {column!r}; fill the row or leave it out")
+        raise where.wrong(f"no text in column {column!r}; fill the row or leave it out")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise DataInvalid(f"{where}: half of a surrogate pair in {column!r}; write the character whole") from None
+        raise where.wrong(f"half of a surrogate pair in {column!r}; write the character whole") from None
     return value
 
 
-def _second_of(row: dict[str, object], column: str | None, where: str) -> str | None:
+def _second_of(row: dict[str, object], column: str | None, where: _Place) -> str | None:
     """Of a column that was named every row must have a text; of `text_b` by itself a row that has none is none."""
     if column is not None:
         return _text_of(_cell(row, column, "text-b", where), column, where)
@@ -190,11 +284,11 @@ def _second_of(row: dict[str, object], column: str | None, where: str) -> str | 
         return None
 
 
-def _label_of(value: object, column: str, where: str) -> str:
+def _label_of(value: object, column: str, where: _Place) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str) or not value.strip():
-        raise DataInvalid(f"{where}: no label in column {column!r}; it must be a word or a whole number")
+        raise where.wrong(f"no label in column {column!r}; it must be a word or a whole number")
     return value.strip()
 
 
@@ -210,35 +304,63 @@ def read_examples(
     Raises:
         DataInvalid: a file or row that cannot be used.
     """
-    return read_data(path, text=text, label=label, text_b=text_b)[0]
+    return read_data(path, text=text, label=label, text_b=text_b).examples
 
 
 def read_data(
-    path: Path, *, text: str = "text", label: str | None = "label", text_b: str | None = None
-) -> tuple[list[Example], bool]:
+    path: Path,
+    *,
+    text: str = "text",
+    label: str | None = "label",
+    text_b: str | None = None,
+    skip_invalid: bool = False,
+) -> Rows:
     """What `read_examples` returns, and whether rows of this file can have a second text: not where a table's header
     has no column for it. JSON lines have no header: there it is always so, and depends on no row.
 
+    With skip_invalid, rows that cannot be read are left out and counted. Whether a row is left out depends on nothing
+    but that row, the table's header and the arguments: two files that differ in one row give examples that differ in
+    at most one. So a quote that is left open over the end of a line is still an error.
+
     Raises:
-        DataInvalid: as `read_examples` says.
+        RowInvalid: without skip_invalid, a row that could be skipped. DataInvalid: as `read_examples` says, and no row
+            that can be read.
     """
     read = _FORMATS.get(_suffix(path))
     if read is None:
         raise DataInvalid(f"{path}: unknown kind of file; the suffix must be one of {_known_suffixes()}")
-    examples, second_column = [], True
-    for number, row in read(read_text(path), str(path)):
-        where = f"{path}, line {number}"
-        words = _text_of(_cell(row, text, "text", where), text, where)
-        second = _second_of(row, text_b, where)
-        second_column = _suffix(path) not in _TABLES or (text_b or _TEXT_B) in row
-        examples.append(
-            Example(
-                words, None if label is None else _label_of(_cell(row, label, "label", where), label, where), second
-            )
-        )
+    if skip_invalid:
+        content = _read_bytes(path).removeprefix(codecs.BOM_UTF8).decode(errors="surrogateescape")
+    else:
+        content = read_text(path)
+    table = _suffix(path) in _TABLES
+    examples: list[Example] = []
+    first: list[str] = []
+    second_column, skipped = True, 0
+    for item in read(content, str(path)):
+        try:
+            if isinstance(item, RowInvalid):
+                raise item
+            number, row = item
+            where = _Place(str(path), number, table)
+            words = _text_of(_cell(row, text, "text", where), text, where)
+            second = _second_of(row, text_b, where)
+            named = None if label is None else _label_of(_cell(row, label, "label", where), label, where)
+        except RowInvalid as error:
+            if not skip_invalid:
+                raise
+            skipped += 1
+            if len(first) < _MOST_NAMED:
+                first.append(f"{error.where}: {error.what}")
+            continue
+        second_column = not table or (text_b or _TEXT_B) in row
+        examples.append(Example(words, named, second))
+    found = Skipped(skipped, tuple(first))
+    if not examples and skipped:
+        raise DataInvalid(f"{path} holds no row that can be read; {found.sentence(0)}")
     if not examples:
         raise DataInvalid(f"{path} holds no rows; give a file with at least one example")
-    return examples, second_column
+    return Rows(examples, second_column, found)
 
 
 def _known_suffixes() -> str:

@@ -90,6 +90,7 @@ FIELDS: dict[str, TextKind] = {
     "Ready.job": _NAME,
     "JobEnded.job": _NAME,
     "OpenJob.name": _NAME,
+    "OpenJob.status": _WORD,
     "AttemptRef.job": _NAME,
     "Advertisement.member": _NAME,
     "DigestAdvertisement.member": _NAME,

@@ -212,18 +212,22 @@ class OpenJobsResponse(_message.Message):
     def __init__(self, jobs: _Optional[_Iterable[_Union[OpenJob, _Mapping]]] = ...) -> None: ...
 
 class OpenJob(_message.Message):
-    __slots__ = ("name", "job_document", "round", "version_number", "version")
+    __slots__ = ("name", "job_document", "round", "version_number", "version", "status", "reason")
     NAME_FIELD_NUMBER: _ClassVar[int]
     JOB_DOCUMENT_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     VERSION_NUMBER_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     name: str
     job_document: bytes
     round: int
     version_number: int
     version: bytes
-    def __init__(self, name: _Optional[str] = ..., job_document: _Optional[bytes] = ..., round: _Optional[int] = ..., version_number: _Optional[int] = ..., version: _Optional[bytes] = ...) -> None: ...
+    status: str
+    reason: _reason_pb2.Reason
+    def __init__(self, name: _Optional[str] = ..., job_document: _Optional[bytes] = ..., round: _Optional[int] = ..., version_number: _Optional[int] = ..., version: _Optional[bytes] = ..., status: _Optional[str] = ..., reason: _Optional[_Union[_reason_pb2.Reason, str]] = ...) -> None: ...
 
 class AttemptRef(_message.Message):
     __slots__ = ("job", "round", "attempt")

@@ -64,6 +64,21 @@ def test_json_is_one_object_a_line(run: Callable[..., list[str]], exported: Expo
         assert content["probabilities"][content["label"]] == content["probability"]
 
 
+def test_rows_that_cannot_be_read_are_skipped_if_asked(
+    run: Callable[..., list[str]], exported: Exported, tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(b'{"text": "who wrote the book"}\n{"text": ""}\n{"text": "where \xff"}\n{"text": "where"}\n')
+    with pytest.raises(CommandFailed, match=r"line 3: not UTF-8.*; or leave such rows out with --skip-invalid"):
+        run("--bundle", exported[0], "--file", file)
+    expected = run("--bundle", exported[0], "who wrote the book", "where")
+    assert run("--bundle", exported[0], "--file", file, "--skip-invalid") == expected
+    plain = tmp_path / "rows.txt"
+    plain.write_text("who")
+    with pytest.raises(CommandFailed, match=r"is for \.jsonl, \.csv and \.tsv"):
+        run("--bundle", exported[0], "--file", plain, "--skip-invalid")
+
+
 @pytest.mark.parametrize(
     ("arguments", "stdin", "code", "says"),
     [

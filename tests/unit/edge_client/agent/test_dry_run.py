@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 
 from edge_client.agent.dry_run import Plan, _show, plan_of
-from edge_client.agent.runner import Member, Table
+from edge_client.agent.runner import Member, RunOptions, Table, load_member
 from edge_client.identity.home import MemberIdentity
 from edge_client.policy.policy import Policy
 from edge_client.private_store import PrivateStore, StoreKey
 from edge_client.session.keeping import Keeper
+from learning.accounting.calibration import epsilon_at_gate, repeated
+from learning.accounting.spend import spend
+from learning.mechanisms.protection import protection_of
 from learning.text.data import Example
 from secure_agg import pack_in_place
 from tacit.job import JobDocument
@@ -21,6 +24,7 @@ from tacit.manifest import Manifest, Tensor
 from tacit.vector import layout_of
 from tests.support import party
 from tests.support.fleet import job_document
+from toolkit.console import CommandFailed
 
 MANIFEST = Manifest(tensors=(Tensor(name="output.weight", shape=(3, 1000)), Tensor(name="output.bias", shape=(7,))))
 
@@ -84,6 +88,37 @@ def test_a_job_that_sends_nothing_but_the_change_shows_nothing_else(
 ) -> None:
     _show(plan_of(a_job(mechanism={"name": "dp-sgd", "noise_multiplier": 1.0}), MANIFEST, member), member)
     assert "each" not in capsys.readouterr().out
+
+
+def test_epsilon_is_what_the_gate_counts_against_the_limit(member: Member, capsys: pytest.CaptureFixture[str]) -> None:
+    job = a_job(mechanism={"name": "dp-sgd", "noise_multiplier": 1.1, "lot": 4, "steps": 5})
+    plan = plan_of(job, MANIFEST, member)
+    event = protection_of(job, 20, own=member.policy.own(), trust_central_noise=False).event
+    assert event is not None
+    count = job.rounds.count
+    one, every = (epsilon_at_gate(repeated(event, rounds), 1e-6, "add-remove") for rounds in (1, count))
+    assert (plan.epsilon_a_round, plan.epsilon_of_all_rounds) == pytest.approx((one, every))
+    # The tighter figure would promise more rounds than the ledger lets pass.
+    assert spend([repeated(event, count)], member.policy.limit()).epsilon < 0.95 * every
+    _show(plan, member)
+    assert f"epsilon {one:.3g} a round, {every:.3g} for all {count} rounds, by dp-sgd" in capsys.readouterr().out
+
+
+def test_what_is_skipped_is_not_counted_in_what_a_round_costs(member: Member, tmp_path: Path) -> None:
+    """N is the count after skipping, and it is fixed before anything else looks at the data."""
+    file = tmp_path / "rows.jsonl"
+    good = '{"text": "one", "label": "a"}\n'
+    file.write_text(good * 12 + "{\n" + good * 8 + '{"text": "two"}\n')
+    options = RunOptions(data=file, home=tmp_path, device="cpu")
+    with pytest.raises(CommandFailed, match=r"line 13: not JSON; .*; or leave such rows out with --skip-invalid"):
+        load_member(options)
+    loaded = [load_member(replace(options, skip_invalid=True)) for _ in range(2)]
+    # Each start, and so each round, has the same rows.
+    assert loaded[0].examples == loaded[1].examples == member.examples
+    assert loaded[0].skipped.rows == 2
+    job = a_job(mechanism={"name": "dp-sgd", "noise_multiplier": 1.1, "lot": 4, "steps": 5})
+    plans = [plan_of(job, MANIFEST, replace(each, policy=member.policy)) for each in (loaded[0], member)]
+    assert plans[0].epsilon_a_round == plans[1].epsilon_a_round is not None
 
 
 def test_a_dry_run_says_that_a_vocabulary_is_not_the_members_own(member: Member) -> None:

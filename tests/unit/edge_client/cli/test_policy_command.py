@@ -78,12 +78,35 @@ def verdicts(folder: Path, *arguments: object) -> tuple[int, dict[str, Any]]:
 
 
 def test_a_job_that_the_policy_takes_ends_with_0(place):
-    code, output = run(place, "check", place / "job.toml")
+    code, output = run(place, "check", place / "job.toml", "--all")
     assert code == ExitCode.OK
     assert output.splitlines()[0] == "desk against the defaults:"
     assert output.splitlines()[-1] == "This member would take part, as far as can be told here."
     keys = [line.split()[1].removesuffix(":") for line in output.splitlines()[1:-1]]
     assert [verdict.rule for verdict in Policy().explain(JobSpec.from_toml(place / "job.toml"))] == keys
+
+
+def test_only_what_matters_is_shown_and_the_rest_is_counted(place):
+    job_file = place / "job.toml"
+    every = Policy().explain(JobSpec.from_toml(job_file))
+    code, output = run(place, "check", job_file)
+    assert code == ExitCode.OK
+    # Without a policy file there is nothing but what cannot be told yet.
+    rules = [verdict.rule for verdict in every if verdict.outcome == "open"]
+    _, *shown, rest, _ = output.splitlines()
+    assert [line.split()[:2] for line in shown] == [["open", f"{rule}:"] for rule in rules]
+    assert rest == f"{len(every) - len(rules)} more rules refuse nothing; --all shows them."
+
+    # A rule that the member set is shown if it asks something; one that refuses is shown, whoever set it.
+    policy(place, 'least_cohort = 7\nhours = []\nmechanisms = ["none"]\n')
+    code, output = run(place, "check", job_file)
+    assert code == ExitCode.REFUSED
+    _, *shown, rest, _ = output.splitlines()
+    told = {line.split()[1]: line.split()[0] for line in shown}
+    assert told == {f"{rule}:": "open" for rule in rules} | {"least_cohort:": "ok", "mechanisms:": "refused"}
+    assert rest == f"{len(every) - len(rules) - 2} more rules refuse nothing; --all shows them."
+    code, told = verdicts(place, job_file)
+    assert len(told["verdicts"]) == len(every)
 
 
 def test_a_job_that_is_refused_ends_with_4_and_says_every_rule_that_refuses(place):

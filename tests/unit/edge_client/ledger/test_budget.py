@@ -6,7 +6,7 @@ from edge_client.ledger.budget import Budget, open_budget
 from edge_client.ledger.ledger import LedgerUnwritable
 from edge_client.policy.policy import Policy, PolicyRefusal
 from learning.accounting.calibration import epsilon_at_gate, repeated
-from learning.accounting.spend import Limit, spend
+from learning.accounting.spend import Limit, epsilon_counted, total
 from tacit.attempt import AttemptId
 from tacit.messages import Assignment
 from tacit.reason import Reason
@@ -190,11 +190,11 @@ def test_the_report_is_of_the_job_and_the_figures_are_of_the_ledger(opened):
     report = statement.report()
     assert report is not None
     assert report.delta == 1e-6
-    assert report.epsilon == pytest.approx(spend([event] * 3, limit).epsilon, rel=1e-6)
+    assert report.epsilon == pytest.approx(epsilon_counted(total([event] * 3, limit), limit.delta))
     figures = statement.figures()
-    assert figures.epsilon == pytest.approx(spend([event] * 4, limit).epsilon, rel=1e-6)
+    assert figures.epsilon == pytest.approx(epsilon_counted(total([event] * 4, limit), limit.delta))
     assert figures.limit == 8.0
-    assert 0 < figures.share_left < 1
+    assert figures.share_left == pytest.approx(1 - figures.epsilon / 8.0)
 
 
 def test_the_coordinators_number_stops_a_ledger_that_is_behind(opened):

@@ -12,7 +12,7 @@ from benchmarks.operations.ledger_faults import EVENT, LIMIT, Member, purpose_of
 from edge_client.cli.ledger import app
 from edge_client.ledger.ledger import Ledger, ledger_path
 from edge_client.ledger.receipt_book import ReceiptBook
-from learning.accounting.spend import spend
+from learning.accounting.spend import epsilon_counted, spend, total
 from tests.support import party
 from toolkit.console import CommandFailed, ExitCode
 
@@ -50,23 +50,41 @@ def ended(*words: object) -> tuple[int, str]:
     return result.exit_code, result.stdout
 
 
+def counted(events: int) -> float:
+    return epsilon_counted(total([EVENT] * events, LIMIT), LIMIT.delta)
+
+
 def test_show_says_what_is_spent_by_job(home):
     code, shown = ended("show", "--home", home)
     assert code == 0
     assert "epsilon 4 at delta 1e-05, add-remove, one example" in shown
-    assert f"epsilon {spend([EVENT] * 4, LIMIT).epsilon:.4g} (PLD)" in shown
+    # One epsilon, the gate's, and what is left in its unit.
+    spent, alone = counted(4), counted(2)
+    assert f"epsilon {spent:.3g} of 4 at delta 1e-05; {1 - spent / 4:.0%} left" in shown
+    assert f"epsilon {spent:.3g} of 3; {1 - spent / 3:.0%} left" in shown
     assert "3 charged, 1 reserved, 2 receipts" in shown
-    assert "of 3 (PLD)" in shown
-    assert all(word in shown for word in ("desk", "ward", "% of the gate"))
+    assert all(word in shown for word in ("desk", "ward", f"{alone:.3g}"))
+    assert not any(word in shown for word in ("PLD", "Rényi", "gate"))
+
+
+def test_the_tighter_figure_is_for_all_and_json(home):
+    """It gates nothing, and what is left is not computed from it."""
+    tighter = spend([EVENT] * 4, LIMIT).epsilon
+    assert tighter < 0.9 * counted(4)
+    code, shown = ended("show", "--home", home, "--all")
+    assert code == 0
+    assert f"{1 - counted(4) / 4:.0%} left (tighter, without the gate's promise: {tighter:.3g} by PLD)" in shown
     code, shown = ended("show", "--home", home, "--json")
     found = json.loads(shown)
-    assert found["spent"]["epsilon"] == pytest.approx(spend([EVENT] * 4, LIMIT).epsilon)
+    gated = {"epsilon": pytest.approx(counted(4)), "tighter": pytest.approx(tighter), "tighter_by": "pld"}
+    assert found["spent"] == gated
+    assert {key: found["month"][key] for key in gated} == gated
+    alone = {"tighter": pytest.approx(spend([EVENT] * 2, LIMIT).epsilon), "tighter_by": "pld"}
     assert found["jobs"] == [
-        {"job": job, "releases": 2, "epsilon_alone": pytest.approx(spend([EVENT] * 2, LIMIT).epsilon), "by": "pld"}
-        for job in ("desk", "ward")
+        {"job": job, "releases": 2, "epsilon_alone": pytest.approx(counted(2))} | alone for job in ("desk", "ward")
     ]
+    assert found["share_left"] == pytest.approx(1 - counted(4) / 3)
     assert (found["charged"], found["reserved"], found["receipts"], found["records"]) == (3, 1, 2, 13)
-    assert 0 < found["share_left"] < 1
 
 
 def test_a_ledger_in_use_can_be_looked_at(home):
@@ -151,11 +169,11 @@ def test_a_file_that_is_something_else_is_named_as_that_in_one_line(tmp_path):
 
 def test_what_is_not_there(home, tmp_path):
     assert ended("show", "--home", tmp_path / "nowhere")[0] == ExitCode.NOT_FOUND
-    assert ended("verify", "--home", home, "--data", "other")[0] == ExitCode.NOT_FOUND
-    assert ended("export", tmp_path / "file", "--data", "other", "--home", home)[0] == ExitCode.NOT_FOUND
+    assert ended("verify", "--home", home, "--data-name", "other")[0] == ExitCode.NOT_FOUND
+    assert ended("export", tmp_path / "file", "--data-name", "other", "--home", home)[0] == ExitCode.NOT_FOUND
     assert not (tmp_path / "file").exists()
     assert ended("verify", "--export", tmp_path / "file")[0] == ExitCode.NOT_FOUND
-    assert ended("show", "--home", home, "--data", "../x")[0] == ExitCode.USAGE
+    assert ended("show", "--home", home, "--data-name", "../x")[0] == ExitCode.USAGE
     assert ended("verify", "--home", home, "--export", tmp_path / "file")[0] == ExitCode.USAGE
 
 

@@ -15,6 +15,7 @@ from learning.accounting.spend import (
     Limit,
     RenyiFilter,
     cost,
+    epsilon_counted,
     epsilon_pld,
     epsilon_renyi,
     renyi,
@@ -87,6 +88,16 @@ def test_what_no_divergence_can_be_is_refused(wrong):
             call()
 
 
+@pytest.mark.parametrize("spent", [0, 1, 7])
+def test_the_counted_epsilon_is_the_least_limit_that_lets_it_pass(spent):
+    event = SampledGaussian(multiplier=2, rate=0.1)
+    before, each = spent * renyi(event, "add-remove"), renyi(event, "add-remove")
+    least = epsilon_counted(before + each, 1e-5)
+    assert RenyiFilter(Limit(least * (1 + 1e-12), 1e-5)).admits(before, each)
+    assert not RenyiFilter(Limit(least * (1 - 1e-12), 1e-5)).admits(before, each)
+    assert epsilon_counted(NOTHING, 1e-5) == 0
+
+
 def test_what_is_left_falls_from_all_to_none_as_events_pass():
     limit = Limit(2.0, 1e-5)
     gate, each = RenyiFilter(limit), cost(SampledGaussian(multiplier=2, rate=0.1), limit)
@@ -97,6 +108,8 @@ def test_what_is_left_falls_from_all_to_none_as_events_pass():
     assert len(left) > 10
     assert all(after < before for before, after in pairwise(left))
     assert left[-1] < 0.1
+    # In the unit of the limit: the share that the counted epsilon leaves of it.
+    assert left[-1] == 1 - epsilon_counted(spent, limit.delta) / limit.epsilon
     assert gate.remaining(NOTHING) == 1
     assert gate.remaining(spent + 10 * each) == 0
     assert gate.remaining(np.full(len(ORDERS), np.inf)) == 0

@@ -44,7 +44,16 @@ from learning.mechanisms.contribution import segments
 from learning.text.cloze import ClozeEncoder
 from learning.text.cloze_tokenizer import own_form
 from learning.text.corpus import Corpus
-from learning.text.data import ColumnMissing, DataInvalid, Example, check_pairs, read_data, read_examples, text_rows
+from learning.text.data import (
+    ColumnMissing,
+    DataInvalid,
+    Example,
+    Rows,
+    check_pairs,
+    read_data,
+    read_examples,
+    text_rows,
+)
 from learning.text.encoder import TextEncoder
 from tacit.documents import DocumentInvalid
 from tacit.job import JobSpec
@@ -127,7 +136,8 @@ BLANK = "text,label,text_b\n" + "".join(f"{e.text},{e.label}, \n" for e in EXAMP
 def test_whether_there_is_a_column_is_a_matter_of_the_header_alone(tmp_path, name, content, there):
     path = tmp_path / name
     path.write_text(content)
-    examples, found = read_data(path)
+    rows = read_data(path)
+    examples, found = rows.examples, rows.second_column
     assert (examples, found) == (read_examples(path), there)
     if content is not CSV:
         # What says that a column is missing where it is there sends its reader the wrong way.
@@ -140,8 +150,8 @@ def test_whether_there_is_a_column_is_a_matter_of_the_header_alone(tmp_path, nam
 def test_a_column_of_another_name_is_there_where_it_is_named(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text(CSV.replace("text_b", "claim"))
-    assert read_data(path, text_b="claim") == (EXAMPLES, True)
-    assert read_data(path) == (ALONE, False)
+    assert read_data(path, text_b="claim") == Rows(EXAMPLES, True)
+    assert read_data(path) == Rows(ALONE, False)
 
 
 def test_a_pair_does_not_print_its_texts():

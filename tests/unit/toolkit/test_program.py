@@ -1,0 +1,112 @@
+"""Both command lines have one style of help, shell completion, and a suggestion for what is mistyped."""
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from rich.text import Text
+from typer.core import TyperGroup
+
+from coordinator.cli import app as coordinator
+from edge_client.cli import app as edge_client
+from toolkit.console import ExitCode
+
+PROGRAMS = {"coordinator": coordinator, "edge_client": edge_client}
+
+
+def typed(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The program as a person starts it, on a terminal of 80 columns."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("TERMINAL_WIDTH", "TACIT_JSON")}
+    return subprocess.run(
+        [Path(sys.executable).with_name(words[0]), *words[1:]],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=kept | {"COLUMNS": "80"} | environment,
+    )
+
+
+def commands(app: typer.Typer) -> Iterator[tuple[tuple[str, ...], Any]]:
+    waiting: list[tuple[tuple[str, ...], Any]] = [((), typer.main.get_command(app))]
+    while waiting:
+        words, command = waiting.pop()
+        yield words, command
+        if isinstance(command, TyperGroup):
+            waiting += [((*words, name), inner) for name, inner in command.commands.items()]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_help_has_boxes_and_completion(program: str) -> None:
+    shown = typed(program, "--help").stdout
+    assert "─ Options ─" in shown
+    assert "─ Commands ─" in shown
+    for option in ("--version", "--install-completion", "--show-completion", "--help"):
+        assert option in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_shell_completes_commands_and_options(program: str) -> None:
+    for line, expected in ((f"{program} exp", "export"), (f"{program} export --ou", "--out")):
+        asked = {f"_{program.upper()}_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": line.count(" ")}
+        assert typed(program, **{name: str(value) for name, value in asked.items()}).stdout.split() == [expected]
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_help_answers_in_under_half_a_second(program: str) -> None:
+    """Seconds of CPU, the best of three: what others do on this machine does not count."""
+
+    def seconds() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        typed(program, "--help")
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(seconds() for _ in range(3)) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("coordinator stauts", "No such command 'stauts'. Did you mean 'status'?"),
+        ("coordinator job lits", "No such command 'lits'. Did you mean 'list'?"),
+        ("coordinator --verson", "No such option: --verson. Did you mean '--version'?"),
+        ("coordinator status --wacth", "No such option: --wacth. Did you mean '--watch'?"),
+        ("coordinator job show desk --jsn", "No such option: --jsn. Did you mean '--json'?"),
+        ("edge_client docter", "No such command 'docter'. Did you mean 'doctor'?"),
+        ("edge_client ledger shwo", "No such command 'shwo'. Did you mean 'show'?"),
+        ("edge_client --verson", "No such option: --verson. Did you mean '--version'?"),
+        ("edge_client run --dry-rn", "No such option: --dry-rn. Did you mean '--dry-run'?"),
+        ("edge_client ledger --hepl", "No such option: --hepl. Did you mean '--help'?"),
+        ("edge_client ledger show --jsn", "No such option: --jsn. Did you mean '--json'?"),
+    ],
+)
+def test_what_is_mistyped_gets_a_suggestion(words: str, sentence: str) -> None:
+    done = typed(*words.split())
+    assert done.returncode == ExitCode.USAGE
+    assert sentence in " ".join(done.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_help_loses_no_word_to_markup(program: str) -> None:
+    """A word in square brackets would be read as a style, and not printed."""
+    for words, command in commands(PROGRAMS[program]):
+        texts = [command.help or "", *(getattr(parameter, "help", None) or "" for parameter in command.params)]
+        for text in texts:
+            assert Text.from_markup(text).plain == text, (words, text)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_data_is_a_file_and_data_name_a_name(program: str) -> None:
+    """In every command: whoever learnt an option in one has learnt it in all."""
+    for words, command in commands(PROGRAMS[program]):
+        for parameter in command.params:
+            kind = {"--data": Path, "--data-name": str}.get(parameter.opts[0])
+            assert kind in (None, parameter.type_descriptor.annotation), (words, parameter.opts)
