@@ -403,7 +403,7 @@ def test_the_page_holds_tables_and_pictures_and_is_the_same_again(tmp_path):
     page = first["private-vocabularies.md"].decode()
     assert "| sst2 | same | fedavg |  | 0, 1 | 60.0 (2.0) | 83.0 |" in page
     assert "| sst2 | 1 | 2 | 5 | 2 | 90.0 % |" in page, "a commonest label of 4 in 5, and of 5 in 5"
-    assert "counts" not in page
+    assert "| counts" not in page
     assert "12.3" not in page, "an older line of a case is not shown"
     assert "commit 0123456789ab" in page
     assert [line.removeprefix("## ") for line in page.splitlines() if line.startswith("## ")] == [

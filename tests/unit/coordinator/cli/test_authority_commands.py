@@ -172,7 +172,7 @@ def test_the_authority_changes_by_command(tmp_path, now):
     try:
         for name, ends in (("north", 10**15), ("south", 1)):
             database.run_now(lambda s, name=name: records.invite(s, name, f"t-{name}", b"h" * 32, 10**15, 1))
-            database.run_now(lambda s, name=name, ends=ends: _enrolled(s, name, ends))
+            database.run_now(lambda s, name=name, ends=ends: _enrolled(s, name, ends, before.certificate_pem))
     finally:
         database.close()
     assert _json("authority", "status", *where)["members_of_earlier"] == ["north"]
@@ -205,11 +205,13 @@ def _journal(path):
         return database.run_now(records.journal)
 
 
-def _enrolled(s, name, ends):
+def _enrolled(s, name, ends, certificate):
+    from coordinator.storage.certificates import keep_first
     from coordinator.storage.models import MemberRow
 
     row = s.get_one(MemberRow, name)
     row.status, row.fingerprint, row.certificate_expires_ms = "enrolled", b"f" * 32, ends
+    keep_first(s, name, x509.load_pem_x509_certificate(certificate).public_bytes(Encoding.DER), 1)
 
 
 @pytest.mark.parametrize(

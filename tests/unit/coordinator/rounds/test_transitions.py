@@ -1,7 +1,5 @@
 """The table of a job's states: the machine keeps to it, the page shows it, and no row of it is idle."""
 
-from pathlib import Path
-
 import pytest
 
 import secure_agg
@@ -10,8 +8,9 @@ from coordinator.rounds import transitions
 from coordinator.rounds.state import Aggregating, Training
 from coordinator.rounds.transitions import TRANSITIONS, diagram
 from tests.support.fleet import Fleet, job_document
+from tests.support.places import ROOT
 
-PAGE = Path(__file__).parents[3] / "docs" / "architecture.md"
+PAGE = ROOT / "docs" / "architecture.md"
 
 
 def test_the_page_shows_the_table():

@@ -12,7 +12,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from coordinator import authority
-from coordinator.services import federation
+from coordinator.services import lives
+from coordinator.services.member_session import MemberSessions
 from coordinator.storage.models import MemberCertificateRow, RestoredMemberRow
 from edge_client.identity import renewal
 from edge_client.identity.connection import open_channel
@@ -94,13 +95,13 @@ def test_a_key_that_was_replaced_opens_no_session_though_its_call_came_before(tm
                 s.get_one(MemberCertificateRow, "north").issued_ms -= 9 * 24 * 3600 * 1000
 
             await house.database.run(aged)
-            waiting, opened_it = asyncio.Event(), federation.FederationServicer._opened
+            waiting, opened_it = asyncio.Event(), MemberSessions._opened
 
             async def waits(self, member, context):
                 waiting.set()
                 return await opened_it(self, member, context)
 
-            monkeypatch.setattr(federation.FederationServicer, "_opened", waits)
+            monkeypatch.setattr(MemberSessions, "_opened", waits)
             async with house.stub(north) as stub:
                 late = stub.Session()
                 await asyncio.wait_for(waiting.wait(), 20)
@@ -139,21 +140,21 @@ def test_a_session_opened_while_the_clock_was_ahead_stands_once_it_is_right(tmp_
     async def scenario():
         async with housed(tmp_path, monkeypatch) as house:
             north = await house.enrol("north", 2, monkeypatch)
-            looked, expired = asyncio.Event(), federation.FederationServicer._expired
+            looked, expired = asyncio.Event(), lives.Lives._expired
 
             def looks(self, session):
                 expired(self, session)
                 looked.set()
 
-            monkeypatch.setattr(federation.FederationServicer, "_expired", looks)
-            monkeypatch.setattr(federation, "datetime", Ahead)
+            monkeypatch.setattr(lives.Lives, "_expired", looks)
+            monkeypatch.setattr(lives, "datetime", Ahead)
             async with house.stub(north) as stub:
                 session = await opened(stub, b"p" * 16)
                 assert isinstance(wire.from_coordinator(await session.read()), Welcome)
                 async with asyncio.timeout(20):
                     while "north" not in house.serving.runtime.sessions.connected:
                         await house.serving.runtime.changed()
-                    monkeypatch.setattr(federation, "datetime", datetime)
+                    monkeypatch.setattr(lives, "datetime", datetime)
                     await looked.wait()
                 assert house.serving.runtime.sessions.connected["north"].goodbye is None
 

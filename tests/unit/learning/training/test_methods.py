@@ -23,7 +23,7 @@ from learning.models.division import EMBEDDING
 from learning.text.corpus import Corpus
 from learning.text.data import Example
 from learning.text.encoder import word_tokenizer
-from learning.training import local
+from learning.training import local, task
 from learning.training.local import Progress, TrainingDiverged, train
 from learning.training.phases import Phase
 from learning.training.task import LocalTraining
@@ -390,7 +390,7 @@ def test_a_private_embedding_survives_a_training_that_diverges(monkeypatch: pyte
             module.embedding.weight[3] = torch.nan
         raise TrainingDiverged("too far")
 
-    monkeypatch.setattr(local, "train", diverging)
+    monkeypatch.setattr(task, "train", diverging)
     update = place.update()
     assert np.isfinite(update.change).all()
     assert update.private.keys() == {EMBEDDING}
