@@ -15,7 +15,7 @@ from edge_client.agent.dry_run import _show, plan_of
 from edge_client.agent.runner import Member
 from edge_client.cli import app
 from edge_client.policy.policy import Policy, PolicyRefusal
-from learning.accounting.spend import spend
+from learning.accounting.calibration import epsilon_at_gate
 from learning.models.assembly import assembled
 from learning.synthesis.labels import histogram_event
 from learning.synthesis.setting import NO_GUARANTEE
@@ -151,9 +151,9 @@ def identity(tmp_path_factory):
 
 
 def of_histogram():
-    """Epsilon of the histogram alone, at the default delta."""
+    """Epsilon that the gate counts for the histogram alone, at the default delta."""
     event = histogram_event(HOLD["histogram_deviation"], len(LABELS), "add-remove")
-    return spend([event], Policy().limit()).epsilon
+    return epsilon_at_gate(event, Policy().delta, "add-remove")
 
 
 def refusal(policy, bundle):
