@@ -264,8 +264,8 @@ def _print_job(job: "JobDocument | JobSpec", setting: "Setting", epsilons: list[
 def _histogram_remark(job: "JobDocument | JobSpec", setting: "Setting") -> str | None:
     """What a noised histogram of labels costs beside the rounds; None where the job orders none of its members."""
     from edge_client.corpus_release.making import order_of
+    from learning.accounting.calibration import epsilon_at_gate
     from learning.accounting.costs import Noised, adjacency_of
-    from learning.accounting.spend import Limit, spend
     from learning.synthesis.labels import histogram_event
 
     order = order_of(job)
@@ -275,11 +275,9 @@ def _histogram_remark(job: "JobDocument | JobSpec", setting: "Setting") -> str |
         return "A ledger that counts members has no formula for the histogram of labels: they come in equal parts."
     adjacency = adjacency_of(job.mechanism)
     event = histogram_event(order.histogram_deviation, len(job.labels), adjacency)
-    # The limit's epsilon plays no part in what is spent.
-    limit = Limit(1.0, setting.delta, adjacency, "example")
     return (
         f"The histogram of your labels is charged once more, when the job is finished: epsilon "
-        f"{_digits(spend([event], limit).epsilon)} of its own. Made-up texts cost nothing beyond it."
+        f"{_digits(epsilon_at_gate(event, setting.delta, adjacency))} of its own. Synthetic texts cost nothing beyond it."
     )
 
 
