@@ -276,8 +276,9 @@ def _histogram_remark(job: "JobDocument | JobSpec", setting: "Setting") -> str |
     adjacency = adjacency_of(job.mechanism)
     event = histogram_event(order.histogram_deviation, len(job.labels), adjacency)
     return (
-        f"The histogram of your labels is charged once more, when the job is finished: epsilon "
-        f"{_digits(epsilon_at_gate(event, setting.delta, adjacency))} of its own. Synthetic texts cost nothing beyond it."
+        "The histogram of your labels is charged once more, when the job is finished: epsilon "
+        f"{_digits(epsilon_at_gate(event, setting.delta, adjacency))} of its own. "
+        "Synthetic texts cost nothing beyond it."
     )
 
 
