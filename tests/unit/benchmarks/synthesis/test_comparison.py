@@ -11,6 +11,11 @@ import torch
 from benchmarks.library.record import NoData, Results
 from benchmarks.library.report import write_page
 from benchmarks.library.virtual_members import SeededRandom
+from benchmarks.synthesis import cost as synthesis_cost
+from benchmarks.synthesis import judge as synthesis_quality
+from benchmarks.synthesis import quality as synthesis
+from benchmarks.synthesis import search as synthesis_search
+from benchmarks.synthesis import setup as synthesis_setup
 from benchmarks.synthesis.attack import attack_figures, attacked_texts
 from benchmarks.synthesis.cells import BY_ROUND, CELLS, DATASETS, EPSILONS, Cell, Plan
 from benchmarks.synthesis.cost import Timed, cost_figures, timed_at
@@ -24,12 +29,7 @@ from benchmarks.synthesis.judge import (
     majority_accuracy,
     with_planted,
 )
-from benchmarks.synthesis.quality import cost as synthesis_cost
-from benchmarks.synthesis.quality import judge as synthesis_quality
 from benchmarks.synthesis.quality import measure, released, released_path, run
-from benchmarks.synthesis.quality import quality as synthesis
-from benchmarks.synthesis.quality import search as synthesis_search
-from benchmarks.synthesis.quality import setup as synthesis_setup
 from benchmarks.synthesis.report import PAGE
 from benchmarks.synthesis.setup import (
     RvaeRecipe,
