@@ -9,7 +9,9 @@ __all__ = ["main"]
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Lists the benchmarks.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="Lists the benchmarks.", epilog="To run one: python -m benchmarks.NAME"
+    )
     parser.add_argument("--names", action="store_true", help="print the names that `make bench` runs, and nothing else")
     if parser.parse_args().names:
         print("\n".join(BENCHMARKS))

@@ -22,7 +22,7 @@ from coordinator.config import CoordinatorFolder
 from coordinator.pki import Authority, AuthorityUnusable, is_spent
 from tacit.authorities import MOST_ROOTS, Authorities, AuthoritiesInvalid
 from tacit.identity import Trust, federation_of
-from toolkit.console import secret_file
+from toolkit.durable import durable_file
 
 __all__ = ["Anchors", "AuthorityBook", "load_authorities", "read_authorities", "retire", "rotate", "written"]
 
@@ -134,7 +134,7 @@ def rotate(
         raise AuthorityUnusable(f"this authority cannot follow the present one: {error}") from error
     made.store(*folder.authority_of(number), passphrase=passphrase)
     tell(made.fingerprint, book.issuing.fingerprint)
-    secret_file(folder.authorities, following.canonical())
+    durable_file(folder.authorities, following.canonical())
     _remove_keys(folder, number - 1)
     return AuthorityBook(following, made, book.issuing)
 
@@ -162,7 +162,7 @@ def retire(
     if known.oldest < newest - 1:
         known = known.without(newest - 1, key=book.issuing.key)
         tell(book.issuing.fingerprint, _fingerprint(known, newest - 1))
-        secret_file(folder.authorities, known.canonical())
+        durable_file(folder.authorities, known.canonical())
     _remove_keys(folder, newest)
     return AuthorityBook(known, book.issuing, book.issuing)
 

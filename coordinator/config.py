@@ -37,7 +37,7 @@ from pydantic import Field, StringConstraints, field_validator
 from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Location
 from tacit.reading import toml_values
 from tacit.token import join_address, split_address
-from toolkit.console import secret_file
+from toolkit.durable import durable_file
 from toolkit.private_files import NotPrivate, check_keys
 
 __all__ = [
@@ -343,7 +343,7 @@ def write_config(path: Path, config: CoordinatorConfig) -> None:
     text = _TEMPLATE.format(**{key: _toml(value) for key, value in values.items()})
     if CoordinatorConfig._from_content(toml_values(text.encode(), config.most_bytes, str(path)), str(path)) != config:
         raise AssertionError("the template of coordinator.toml leaves a key out")
-    secret_file(path, text.encode())
+    durable_file(path, text.encode())
 
 
 def _toml(value: object) -> str:

@@ -24,7 +24,7 @@ from coordinator.pki import key_pem, new_key, pem
 from coordinator.storage import records
 from coordinator.storage.database import Database
 from tacit.identity import Role
-from toolkit.console import secret_file
+from toolkit.durable import durable_file
 from toolkit.private_files import check_keys
 
 __all__ = ["Issued", "issue_operator"]
@@ -76,10 +76,10 @@ def issue_operator(
             by=by,
         )
     )
-    secret_file(folder / "root.pem", book.trust.pem)
-    secret_file(folder / "cert.pem", pem(certificate))
+    durable_file(folder / "root.pem", book.trust.pem)
+    durable_file(folder / "cert.pem", pem(certificate))
     address = OperatorConfig(address=config.federation_address, federation=book.trust.federation)
-    secret_file(folder / "operator.toml", operator_toml(address).encode())
+    durable_file(folder / "operator.toml", operator_toml(address).encode())
     return Issued(certificate.not_valid_after_utc, replaced)
 
 
@@ -99,5 +99,5 @@ def _lying(folder: Path, database: Database) -> rsa.RSAPrivateKey | None:
 
 def _new(path: Path) -> rsa.RSAPrivateKey:
     key = new_key()
-    secret_file(path, key_pem(key))
+    durable_file(path, key_pem(key))
     return key

@@ -41,7 +41,7 @@ from tacit.identity import (
     name_is_valid,
     new_key,
 )
-from toolkit.console import secret_file
+from toolkit.durable import durable_file
 from toolkit.private_files import NotPrivate, check_secret
 
 __all__ = [
@@ -259,8 +259,8 @@ class Authority:
 
     def store(self, certificate_path: Path, key_path: Path, *, passphrase: bytes | None = None) -> None:
         """Writes both as PEM, the key 0600 and encrypted under the passphrase if there is one."""
-        secret_file(key_path, key_pem(self.key, passphrase))
-        secret_file(certificate_path, pem(self.certificate))
+        durable_file(key_path, key_pem(self.key, passphrase))
+        durable_file(certificate_path, pem(self.certificate))
 
     def issue(
         self,

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from toolkit.text import MOST_SHOWN, clean
@@ -30,7 +29,6 @@ __all__ = [
     "printable",
     "program",
     "run_app",
-    "secret_file",
 ]
 
 
@@ -160,20 +158,3 @@ def run_app(app: Callable[[], object]) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     sys.exit(0)
-
-
-def secret_file(path: Path, content: bytes) -> None:
-    """Writes a file that only its owner may read (0600), whole or not at all, and on the disk before it returns."""
-    partial = path.with_name(path.name + ".partial")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        os.fchmod(file.fileno(), 0o600)
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -29,15 +29,24 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def durable_file(path: Path, content: bytes, point: str, faults: Faults = no_faults) -> None:
-    """Writes a file (0600) that is there as a whole or not at all, and on the disk when it returns.
+def durable_file(path: Path, content: bytes, point: str = "file", faults: Faults = no_faults) -> None:
+    """Writes a file that only its owner can read (0600). It is on disk as a whole or not at all, and synced on return.
 
-    point: what its points are called, with one of FILE_STEPS behind it. Raises OSError.
+    Args:
+        path: The file; an existing one is replaced.
+        content: All of its bytes.
+        point: Prefix of its kill points. Each of FILE_STEPS follows it.
+        faults: Called at each kill point.
+
+    Raises:
+        OSError: The file cannot be written; the one before it is untouched.
     """
     partial = path.with_name(f".{path.name}.partial")
     faults(f"{point}.opening")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
+        # A partial file that was left behind keeps its mode.
+        os.fchmod(file.fileno(), 0o600)
         faults(f"{point}.opened")
         file.write(content)
         file.flush()

@@ -38,7 +38,7 @@ from edge_client.identity.home import Home
 from tacit.identity import key_pem, new_key
 from tacit.token import JoinToken
 from tacit.v1 import operator_pb2 as pb
-from toolkit.console import secret_file
+from toolkit.durable import durable_file
 
 __all__ = ["idle", "secure_round"]
 
@@ -71,7 +71,7 @@ async def enrol_all(running: Federation, names: list[str], keys: int | None = No
                 home.prepare()
                 pending = home.pending(JoinToken.parse(token).id)
                 pending.path.mkdir(mode=0o700)
-                secret_file(pending.key, made[number % len(made)])
+                durable_file(pending.key, made[number % len(made)])
                 await enrol(home.path, token)
                 (home.path / "policy.toml").write_text(POLICY)
 

@@ -183,7 +183,7 @@ def _operator(machine: Machine, book: "AuthorityBook", now: "datetime") -> None:
     from coordinator.operators import issue_operator
     from coordinator.storage import records
     from tacit.identity import Identity, issued_by
-    from toolkit.console import secret_file
+    from toolkit.durable import durable_file
 
     folder = machine.folder.operator
     try:
@@ -194,7 +194,7 @@ def _operator(machine: Machine, book: "AuthorityBook", now: "datetime") -> None:
         # Cut off: a new authority is no reason to let it in again.
         return
     if issued_by(present, book.issuing.certificate):
-        secret_file(folder / "root.pem", book.trust.pem)
+        durable_file(folder / "root.pem", book.trust.pem)
     else:
         name = Identity.of(present).name
         issue_operator(folder, name, machine.config, book, machine.database, now=now, by=os_user())

@@ -1,7 +1,7 @@
 """The table of a job's states: which events may lead from one to another, and when they do.
 
 The machine's modules decide when. Tests hold every transition of every simulated federation against this table, and
-the picture in docs/architecture.md is made from it: `python -m coordinator.rounds.transitions` prints it.
+`python -m coordinator.rounds.transitions` prints it as docs/architecture.md shows it.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from coordinator.rounds import events as ev
 from coordinator.rounds.state import Aggregating, Halted, Publishing, Training
 
-__all__ = ["TRANSITIONS", "Phase", "Transition", "diagram", "is_allowed"]
+__all__ = ["TRANSITIONS", "Phase", "Transition", "is_allowed", "page_table"]
 
 Phase = Halted | Training | Aggregating | Publishing
 
@@ -68,11 +68,11 @@ def is_allowed(source: Phase, event: ev.Event, target: Phase) -> bool:
     )
 
 
-def diagram() -> str:
-    """The table as a mermaid state diagram."""
-    rows = [f"    {row.source.__name__} --> {row.target.__name__}: {row.when}" for row in TRANSITIONS]
-    return "\n".join(["stateDiagram-v2", "    [*] --> Halted", *rows]) + "\n"
+def page_table() -> str:
+    """The table as docs/architecture.md shows it, in Markdown."""
+    rows = [f"| `{row.source.__name__}` | `{row.target.__name__}` | {row.when} |" for row in TRANSITIONS]
+    return "\n".join(["| from | to | when |", "| --- | --- | --- |", *rows]) + "\n"
 
 
 if __name__ == "__main__":
-    print(diagram(), end="")  # noqa: T201  a command's output
+    print(page_table(), end="")  # noqa: T201  a command's output

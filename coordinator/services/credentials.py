@@ -23,7 +23,7 @@ from coordinator.config import CoordinatorConfig, CoordinatorFolder
 from coordinator.pki import Authority, key_pem, new_key, pem
 from tacit.identity import Certificate, CertificateOutOfDate, Identity, Role, federation_of, verify_certificate
 from tacit.limits import MOST_FROM_COORDINATOR, MOST_FROM_MEMBER
-from toolkit.console import secret_file
+from toolkit.durable import durable_file
 from toolkit.tls import speaks_tls_12, tls_13_only
 
 if TYPE_CHECKING:
@@ -219,8 +219,8 @@ def refresh_server_certificate(
     key = new_key()
     certificate = authority.issue(key.public_key(), Role.SERVER, SERVER_NAME, host_names=config.advertise, now=now)
     folder.server_key.parent.mkdir(mode=0o700, exist_ok=True)
-    secret_file(folder.server_key, key_pem(key))
-    secret_file(folder.server_certificate, pem(certificate, authority.certificate))
+    durable_file(folder.server_key, key_pem(key))
+    durable_file(folder.server_certificate, pem(certificate, authority.certificate))
     return True
 
 

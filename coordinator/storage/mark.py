@@ -27,7 +27,7 @@ from coordinator.storage.errors import DatabaseUnexpected, DatabaseUnusable
 from coordinator.storage.journal import Head, head, note
 from coordinator.storage.models import JournalRow
 from tacit.documents import Digest, Document, DocumentInvalid, Location
-from toolkit.console import secret_file
+from toolkit.durable import durable_file
 
 __all__ = ["Mark", "begin", "check", "check_place", "keep", "place"]
 
@@ -78,7 +78,7 @@ def keep(path: Path, url: str, newest: Head) -> None:
     """
     mark = Mark(place=place(url), entry=newest.id, head=newest.hash)
     try:
-        secret_file(path, mark.canonical() + b"\n")
+        durable_file(path, mark.canonical() + b"\n")
     except OSError as error:
         raise DatabaseUnusable(
             f"{path} cannot be written: {error.strerror}; check free space, and that the folder is this user's"

@@ -37,7 +37,8 @@ from tacit.reason import Reason
 from tacit.status import reason_of, time_of
 from tacit.token import JoinToken, TokenInvalid, split_address
 from tacit.v1 import enrolment_pb2, enrolment_pb2_grpc
-from toolkit.console import ExitCode, secret_file
+from toolkit.console import ExitCode
+from toolkit.durable import durable_file
 
 __all__ = ["MAX_CLOCK_SKEW", "EnrolmentFailed", "enrol"]
 
@@ -229,7 +230,7 @@ def _key(pending: IdentityFolder) -> rsa.RSAPrivateKey:
             if isinstance(stored, rsa.RSAPrivateKey):
                 return stored
         key = new_key()
-        secret_file(pending.key, key_pem(key))
+        durable_file(pending.key, key_pem(key))
     except (OSError, ValueError, TypeError) as error:
         raise EnrolmentFailed(
             f"the key in {pending.path} cannot be written or read ({error}); check the disk, or use another --home",
@@ -311,10 +312,10 @@ def _store(
 ) -> None:
     certificate = x509.load_der_x509_certificate(der)
     document = IdentityDocument(federation=token.federation, member=token.member, address=federation_address)
-    secret_file(pending.certificate, certificate.public_bytes(serialization.Encoding.PEM))
+    durable_file(pending.certificate, certificate.public_bytes(serialization.Encoding.PEM))
     first = x509.load_der_x509_certificate(authorities.roots[0])
-    secret_file(pending.root, first.public_bytes(serialization.Encoding.PEM))
+    durable_file(pending.root, first.public_bytes(serialization.Encoding.PEM))
     if authorities.number:
-        secret_file(pending.authorities, authorities.canonical())
+        durable_file(pending.authorities, authorities.canonical())
     # Last: a pending folder that holds it is complete.
-    secret_file(pending.document, document.canonical() + b"\n")
+    durable_file(pending.document, document.canonical() + b"\n")

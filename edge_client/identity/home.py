@@ -38,7 +38,7 @@ from tacit.authorities import Authorities, AuthoritiesInvalid
 from tacit.documents import Digest, Document, DocumentInvalid, Short
 from tacit.identity import CertificateInvalid, Role, Trust, federation_of, issued_by, key_pem, name_is_valid, sign
 from tacit.token import split_address
-from toolkit.console import secret_file
+from toolkit.durable import durable_file
 from toolkit.private_files import NotPrivate, check_private
 
 __all__ = [
@@ -175,16 +175,16 @@ class Home:
     def replace_certificate(self, certificate: bytes) -> None:
         """The next certificate (DER) for the key that is there. In one step, on the disk before it returns."""
         pem = x509.load_der_x509_certificate(certificate).public_bytes(serialization.Encoding.PEM)
-        secret_file(self.identity.certificate, pem)
+        durable_file(self.identity.certificate, pem)
 
     def replace_key(self, key: rsa.RSAPrivateKey, certificate: bytes) -> None:
         """The next certificate (DER) and the key that it is for. In one step, as an enrolment is adopted."""
         pending = self.pending("renewal")
         shutil.rmtree(pending.path, ignore_errors=True)
         pending.path.mkdir(mode=0o700)
-        secret_file(pending.key, key_pem(key))
+        durable_file(pending.key, key_pem(key))
         pem = x509.load_der_x509_certificate(certificate).public_bytes(serialization.Encoding.PEM)
-        secret_file(pending.certificate, pem)
+        durable_file(pending.certificate, pem)
         for kept, copy in (
             (self.identity.root, pending.root),
             (self.identity.authorities, pending.authorities),
@@ -192,12 +192,12 @@ class Home:
         ):
             # The document last: a pending folder that holds it is complete.
             if kept.exists():
-                secret_file(copy, kept.read_bytes())
+                durable_file(copy, kept.read_bytes())
         self.adopt(pending)
 
     def keep_authorities(self, authorities: Authorities) -> None:
         """What is known of the federation's authorities from now on."""
-        secret_file(self.identity.authorities, authorities.canonical())
+        durable_file(self.identity.authorities, authorities.canonical())
 
     def settle(self) -> None:
         """Finishes an enrolment that was interrupted after everything was stored."""

@@ -31,7 +31,8 @@ from tacit.token import JoinToken, secret_hash
 from tacit.v1 import enrolment_pb2, enrolment_pb2_grpc
 from tests.support import party
 from tests.support.token_desk import MemoryTokenDesk
-from toolkit.console import ExitCode, secret_file
+from toolkit.console import ExitCode
+from toolkit.durable import durable_file
 
 DER = serialization.Encoding.DER
 FEDERATION_ADDRESS = "localhost:7441"
@@ -557,7 +558,7 @@ def test_an_impostor_that_shows_the_true_root_never_sees_the_secret(tmp_path, ho
 def _serving_as(tmp_path, certificate, key=1) -> Coordinator:
     folder = party.coordinator_folder(tmp_path / "odd")
     folder.server_certificate.write_bytes(pem(certificate, party.authority().certificate))
-    secret_file(folder.server_key, key_pem(party.key(key)))
+    durable_file(folder.server_key, key_pem(party.key(key)))
     return Coordinator(party.authority(), folder)
 
 
@@ -779,7 +780,7 @@ def test_a_folder_that_others_may_read_gets_no_key(coordinator, home):
 
 
 def test_a_full_disk_costs_nothing(coordinator, home, monkeypatch):
-    really = edge.secret_file
+    really = edge.durable_file
 
     def full(path, content):
         if path.name == "identity.json":
@@ -789,7 +790,7 @@ def test_a_full_disk_costs_nothing(coordinator, home, monkeypatch):
     async def scenario():
         token = coordinator.invite()
         with monkeypatch.context() as patch:
-            patch.setattr(edge, "secret_file", full)
+            patch.setattr(edge, "durable_file", full)
             refusal = await _refused(home, token)
         assert not _enrolled(home)
         await enrol(home, token.format(), now=party.present())

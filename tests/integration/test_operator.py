@@ -44,7 +44,8 @@ from tacit.token import JoinToken, secret_hash
 from tacit.v1 import federation_pb2, operator_pb2, operator_pb2_grpc
 from tests.support import party
 from tests.support.processes import PATIENCE
-from toolkit.console import CommandFailed, secret_file
+from toolkit.console import CommandFailed
+from toolkit.durable import durable_file
 
 TOKENIZER = b'{"model": {"vocab": {}}}'
 
@@ -144,7 +145,7 @@ class House:
             certificate = party.operator_on_record(self.database)
         else:
             certificate = authority.issue(key.public_key(), Role.OPERATOR, "op", now=party.present())
-        secret_file(folder / "key.pem", key_pem(key))
+        durable_file(folder / "key.pem", key_pem(key))
         (folder / "cert.pem").write_bytes(pem(certificate))
         (folder / "root.pem").write_bytes(pem(authority.certificate))
         config = OperatorConfig(address=f"{host}:{port or self.port}", federation=authority.federation)

@@ -15,7 +15,7 @@ from coordinator.storage import records
 from coordinator.storage.database import Database
 from edge_client.identity.home import Home, IdentityDocument, MemberIdentity
 from tacit.identity import Role
-from toolkit.console import secret_file
+from toolkit.durable import durable_file
 
 __all__ = ["authority", "coordinator_folder", "expired", "key", "member_home", "present"]
 
@@ -48,7 +48,7 @@ def coordinator_folder(
         made.mkdir(mode=0o700, exist_ok=True)
     of.store(folder.authority_certificate, folder.authority_key)
     certificate = of.issue(key(1).public_key(), Role.SERVER, SERVER_NAME, host_names=hosts, now=present())
-    secret_file(folder.server_key, key_pem(key(1)))
+    durable_file(folder.server_key, key_pem(key(1)))
     folder.server_certificate.write_bytes(pem(certificate, of.certificate))
     write_config(
         folder.config_toml,
@@ -110,7 +110,7 @@ def member_home(
     home.prepare()
     folder = home.identity
     folder.path.mkdir(mode=0o700)
-    secret_file(folder.key, key_pem(key(number)))
+    durable_file(folder.key, key_pem(key(number)))
     folder.key.chmod(0o600)
     folder.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     folder.root.write_bytes(pem(root or of.certificate))

@@ -220,7 +220,7 @@ def test_an_authority_that_has_ended_is_retired_by_command_or_with_the_next_one(
     newest, later = outlived
     told = []
     with monkeypatch.context() as patch:
-        patch.setattr(book, "secret_file", lambda *_: None)
+        patch.setattr(book, "durable_file", lambda *_: None)
         assert retire(folder, now=later, tell=lambda *what: told.append(what)).trust.roots == (newest,)
     assert told == [(federation_of(newest), party.authority().federation)]
     folder.authority_of(1)[1].write_bytes(b"a key")
@@ -264,7 +264,7 @@ def test_a_change_that_was_killed_is_done_again(folder, now, quick, monkeypatch,
             case "store":
                 patch.setattr(Authority, "store", die)
             case "document":
-                patch.setattr(book, "secret_file", die)
+                patch.setattr(book, "durable_file", die)
             case "unlink":
                 patch.setattr("pathlib.Path.unlink", die)
         with pytest.raises(Killed):

@@ -23,7 +23,8 @@ from tacit.documents import DocumentInvalid
 from tests.support import party
 from tests.support.housed import housed
 from toolkit import private_files
-from toolkit.console import CommandFailed, ExitCode, secret_file
+from toolkit.console import CommandFailed, ExitCode
+from toolkit.durable import durable_file
 from toolkit.private_files import NotPrivate, check_private, check_secret, check_unwritable
 
 posix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="POSIX owners and modes")
@@ -199,7 +200,7 @@ def test_a_member_checks_by_the_same_rules(tmp_path):
 
 
 def secret(path: Path, mode: int, owner: int | None = None) -> Path:
-    secret_file(path, b"a passphrase\n")
+    durable_file(path, b"a passphrase\n")
     path.chmod(mode)
     if owner is not None:
         os.chown(path, owner, -1)

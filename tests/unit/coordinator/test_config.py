@@ -15,7 +15,7 @@ from coordinator.config import (
     write_config,
 )
 from tacit.documents import DocumentInvalid
-from toolkit.console import secret_file
+from toolkit.durable import durable_file
 
 
 def _write(folder: Path, text: str) -> Path:
@@ -137,7 +137,7 @@ def test_the_operators_folder(tmp_path):
     with pytest.raises(DocumentInvalid, match="copy the whole operator folder"):
         load_operator(tmp_path)
     for name in ("cert.pem", "key.pem", "root.pem"):
-        secret_file(tmp_path / name, name.encode())
+        durable_file(tmp_path / name, name.encode())
     operator = load_operator(tmp_path)
     assert operator.config == config
     assert (operator.certificate_pem, operator.key_pem, operator.root_pem) == (b"cert.pem", b"key.pem", b"root.pem")

@@ -22,7 +22,7 @@ from coordinator.pki import (
 from coordinator.services.credentials import refresh_server_certificate
 from tacit.identity import CertificateInvalid, Identity, Role, verify_certificate
 from tests.support import party
-from toolkit.console import secret_file
+from toolkit.durable import durable_file
 
 DER = serialization.Encoding.DER
 
@@ -169,7 +169,7 @@ def test_very_long_keys_are_refused(monkeypatch):
 def _written(tmp_path, certificate, key):
     paths = tmp_path / "ca.pem", tmp_path / "ca.key"
     paths[0].write_bytes(pem(certificate))
-    secret_file(paths[1], key_pem(key))
+    durable_file(paths[1], key_pem(key))
     return paths
 
 
@@ -271,7 +271,7 @@ def test_an_elliptic_authority_is_refused(tmp_path, now):
     certificate = _certificate(key, now, CA)
     paths = tmp_path / "ca.pem", tmp_path / "ca.key"
     paths[0].write_bytes(pem(certificate))
-    secret_file(
+    durable_file(
         paths[1],
         key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
     )
@@ -293,7 +293,7 @@ def test_files_that_are_no_authority_are_refused(tmp_path, now):
     with pytest.raises(AuthorityUnusable, match="2 certificates"):
         Authority.load(two, key, now=now)
     locked = tmp_path / "locked.key"
-    secret_file(
+    durable_file(
         locked,
         party.key(3).private_bytes(
             serialization.Encoding.PEM,
@@ -352,7 +352,7 @@ def test_the_server_certificate_is_made_once_and_renewed_when_it_must_be(folder,
     assert refresh_server_certificate(folder, more, authority, now)
     assert not refresh_server_certificate(folder, more, authority, now)
     # A crash between key and certificate, and no files at all.
-    secret_file(folder.server_key, key_pem(party.key(5)))
+    durable_file(folder.server_key, key_pem(party.key(5)))
     assert refresh_server_certificate(folder, more, authority, now)
     folder.server_certificate.unlink()
     assert refresh_server_certificate(folder, more, authority, now)

@@ -23,7 +23,7 @@ from tacit.v1 import federation_pb2
 from tacit.verification import Verification
 from tests.support import party, unfit_keys
 from tests.support.housed import housed
-from toolkit.console import secret_file
+from toolkit.durable import durable_file
 
 DER = serialization.Encoding.DER
 MESSAGE = b"a statement"
@@ -80,7 +80,7 @@ def test_an_authority_with_another_exponent_vouches_for_nobody(tmp_path):
     with pytest.raises(CertificateInvalid, match="the authority's key has a public exponent"):
         Trust.in_root(hostile.certificate).verify(der, role=Role.MEMBER, now=party.present())
     (tmp_path / "ca.pem").write_bytes(pem(hostile.certificate))
-    secret_file(tmp_path / "ca.key", key_pem(hostile.key))
+    durable_file(tmp_path / "ca.key", key_pem(hostile.key))
     with pytest.raises(AuthorityUnusable, match="that is not 65537; bring an authority with RSA"):
         Authority.load(tmp_path / "ca.pem", tmp_path / "ca.key", now=party.present())
     document = Authorities.first(hostile.certificate).canonical()

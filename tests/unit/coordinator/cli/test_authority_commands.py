@@ -18,7 +18,8 @@ from coordinator.pki import Authority, AuthorityUnusable, key_pem, pem
 from coordinator.storage import open_database, records
 from tacit.identity import Role, federation_of
 from tests.support import party
-from toolkit.console import CommandFailed, ExitCode, secret_file
+from toolkit.console import CommandFailed, ExitCode
+from toolkit.durable import durable_file
 
 WORD = "correct horse battery"
 
@@ -61,7 +62,7 @@ def chain(tmp_path, now):
     certificate = builder.sign(above.key, hashes.SHA256())
     files = tmp_path / "chain.pem", tmp_path / "ca.key"
     files[0].write_bytes(pem(certificate, above.certificate))
-    secret_file(files[1], key_pem(party.key(100), WORD.encode()))
+    durable_file(files[1], key_pem(party.key(100), WORD.encode()))
     return certificate, *files
 
 
@@ -72,7 +73,7 @@ def test_a_federation_under_an_institutions_subordinate_authority(tmp_path, chai
     assert "TACIT_AUTHORITY_PASSPHRASE_FILE" in said
     assert not (tmp_path / "one").exists()
     secret = tmp_path / "passphrase"
-    secret_file(secret, f"{WORD}\nnot this line\n".encode())
+    durable_file(secret, f"{WORD}\nnot this line\n".encode())
     made = _json("init", tmp_path / "fed", *own, "--authority-passphrase-file", secret)
     assert bytes.fromhex(made["federation"]) == federation_of(certificate)
     folder = CoordinatorFolder(tmp_path / "fed")

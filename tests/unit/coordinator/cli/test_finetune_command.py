@@ -14,7 +14,7 @@ from learning.text.encoder import word_tokenizer
 from tests.support import party
 from tests.support.ordered_corpora import corpus_file, lay_down, ordering_job
 from tests.unit.coordinator.services.test_corpora import House, housed
-from toolkit.console import secret_file
+from toolkit.durable import durable_file
 
 SMALL = ("--embedding", "8", "--hidden", "8", "--epochs", "6", "--learning-rate", "0.02", "--device", "cpu")
 COMMON = ["the", "film", "was", "and", "it", "play", "day", "actor"]
@@ -60,7 +60,7 @@ def operators_folder(path, federation):
     path.mkdir(mode=0o700)
     (path / "operator.toml").write_text(operator_toml(OperatorConfig(address="localhost:1", federation=federation)))
     for name in ("cert.pem", "key.pem", "root.pem"):
-        secret_file(path / name, b"of no use here")
+        durable_file(path / name, b"of no use here")
 
 
 def test_from_a_folder_it_says_what_was_measured_and_what_is_not_promised(folder, capsys):

@@ -22,7 +22,8 @@ from tacit.identity import Role, verify_certificate
 from tacit.token import JoinToken
 from tests.support import party
 from tests.support.federation_port import FederationPort, serving
-from toolkit.console import CommandFailed, ExitCode, secret_file
+from toolkit.console import CommandFailed, ExitCode
+from toolkit.durable import durable_file
 
 
 def _app(command):
@@ -152,7 +153,7 @@ def test_mistakes_are_named_and_leave_nothing(tmp_path, quick, arguments, senten
 
 def test_an_institutions_authority(tmp_path, quick, authority):
     (tmp_path / "ca.pem").write_bytes(pem(authority.certificate))
-    secret_file(tmp_path / "ca.key", key_pem(authority.key))
+    durable_file(tmp_path / "ca.key", key_pem(authority.key))
     own = ["--authority-cert", tmp_path / "ca.pem", "--authority-key", tmp_path / "ca.key"]
     made = json.loads(_run(init, tmp_path / "fed", *own, "--json"))
     assert made["federation"] == authority.federation.hex()

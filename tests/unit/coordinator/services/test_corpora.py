@@ -47,7 +47,7 @@ from tacit.v1 import federation_pb2 as pb
 from tacit.v1 import federation_pb2_grpc, operator_pb2, operator_pb2_grpc
 from tests.support import party
 from tests.support.ordered_corpora import corpus_file, finished_job, ordering_job, statement_of
-from toolkit.console import secret_file
+from toolkit.durable import durable_file
 
 FILE = corpus_file([("a good day", "a"), ("a bad one", "b"), ("a worse one", "b")])
 OTHER = corpus_file([("another day", "a")])
@@ -170,7 +170,7 @@ class House:
         if not folder.exists():
             folder.mkdir(mode=0o700)
             certificate = party.operator_on_record(self.database)
-            secret_file(folder / "key.pem", key_pem(party.key(3)))
+            durable_file(folder / "key.pem", key_pem(party.key(3)))
             (folder / "cert.pem").write_bytes(pem(certificate))
             (folder / "root.pem").write_bytes(pem(party.authority().certificate))
         config = OperatorConfig(address=f"localhost:{self.port}", federation=self.federation)

@@ -203,7 +203,7 @@ LINKS = {
     "a folder": ("authority", lambda outside: outside.parent),
     "a file": ("authority/root.key", lambda outside: outside),
     "a file that is being written": ("authority/root.key.partial", lambda outside: outside),
-    "the configuration": ("coordinator.toml.partial", lambda outside: outside),
+    "the configuration": (".coordinator.toml.partial", lambda outside: outside),
     "the database": ("tacit.db", lambda outside: outside),
     "the store": ("store", lambda outside: outside.parent),
 }

@@ -21,7 +21,8 @@ from tacit.status import reason_of
 from tacit.v1 import federation_pb2, federation_pb2_grpc
 from tests.support import party
 from tests.support.federation_port import FederationPort, serving
-from toolkit.console import ExitCode, secret_file
+from toolkit.console import ExitCode
+from toolkit.durable import durable_file
 
 DER = serialization.Encoding.DER
 
@@ -247,7 +248,7 @@ def test_a_member_that_plays_coordinator(folder):
     """Even one that is named after the host."""
     posing = _issued(name="localhost", number=3)
     folder.server_certificate.write_bytes(pem(posing, party.authority().certificate))
-    secret_file(folder.server_key, key_pem(party.key(3)))
+    durable_file(folder.server_key, key_pem(party.key(3)))
     identity = _identity(_issued())
     error, port, address = _error(folder, identity)
     assert "may not serve" in explain(error, identity, address=address)
@@ -375,10 +376,10 @@ def test_a_renewed_server_certificate_is_shown_without_a_restart(folder, now):
                 channel = open_channel(identity, address)
                 await channel.channel_ready()
                 renewed = _issued(Role.SERVER, "coordinator", number=4, hosts=("localhost", "127.0.0.1"))
-                secret_file(folder.server_key, key_pem(party.key(4)))
+                durable_file(folder.server_key, key_pem(party.key(4)))
                 # Between the two writes the old pair is shown.
                 assert (await asyncio.to_thread(shake_hands, address)).chain[0] == before
-                secret_file(folder.server_certificate, pem(renewed, party.authority().certificate))
+                durable_file(folder.server_certificate, pem(renewed, party.authority().certificate))
                 after = (await asyncio.to_thread(shake_hands, address)).chain
                 assert after == (renewed, party.authority().certificate)
                 assert channel.get_state() is grpc.ChannelConnectivity.READY

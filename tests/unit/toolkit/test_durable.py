@@ -1,0 +1,32 @@
+"""A file with a secret is its owner's alone, also where a killed process left a wider one behind."""
+
+import stat
+
+import pytest
+
+from toolkit.durable import FILE_STEPS, durable_file
+
+
+def test_a_partial_file_that_was_left_behind_does_not_widen_the_mode(tmp_path):
+    partial = tmp_path / ".key.pem.partial"
+    partial.write_bytes(b"longer than what comes now")
+    partial.chmod(0o644)
+    durable_file(tmp_path / "key.pem", b"secret")
+    assert stat.S_IMODE((tmp_path / "key.pem").stat().st_mode) == 0o600
+    assert (tmp_path / "key.pem").read_bytes() == b"secret"
+    assert not partial.exists()
+
+
+@pytest.mark.parametrize("step", FILE_STEPS)
+def test_killed_at_any_step_the_old_or_the_new_content_is_there(tmp_path, step):
+    path = tmp_path / "key.pem"
+    durable_file(path, b"old")
+
+    def killed(point: str) -> None:
+        if point == f"file.{step}":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        durable_file(path, b"new", faults=killed)
+    renamed = FILE_STEPS.index(step) >= FILE_STEPS.index("renamed")
+    assert path.read_bytes() == (b"new" if renamed else b"old")
