@@ -19,8 +19,8 @@ from datetime import datetime
 from cryptography import x509
 
 from coordinator.config import CoordinatorFolder
-from coordinator.pki import Authority, AuthorityUnusable, is_spent
-from tacit.authorities import MOST_ROOTS, Authorities, AuthoritiesInvalid
+from coordinator.pki import Authority, AuthorityUnusable, ends_too_soon
+from tacit.authorities import MAX_ROOTS, Authorities, AuthoritiesInvalid
 from tacit.identity import Trust, federation_of
 from toolkit.durable import durable_file
 
@@ -50,7 +50,7 @@ class AuthorityBook:
 
     def is_outlived(self, now: datetime) -> bool:
         """Whether the authority that certifies the server has ended while a later one goes on: read the book anew."""
-        return self.serving != self.issuing and is_spent(self.serving.certificate, now)
+        return self.serving != self.issuing and ends_too_soon(self.serving.certificate, now)
 
     @property
     def document(self) -> bytes:
@@ -84,7 +84,9 @@ def load_authorities(folder: CoordinatorFolder, *, now: datetime, passphrase: by
     authorities = read_authorities(folder)
     last = len(authorities.roots)
     # Of an earlier one that has ended not even the key has to be there.
-    first = next((n for n in range(authorities.oldest + 1, last) if not is_spent(_root(authorities, n), now)), last)
+    first = next(
+        (n for n in range(authorities.oldest + 1, last) if not ends_too_soon(_root(authorities, n), now)), last
+    )
     loaded = {
         number: Authority.load(*folder.authority_of(number), now=now, passphrase=passphrase, of=authorities.federation)
         for number in {first, last}
@@ -121,8 +123,8 @@ def rotate(
             "an earlier authority is trusted still: end that change first with `coordinator authority retire`"
         )
     number = len(known.roots) + 1
-    if number > MOST_ROOTS:
-        raise AuthorityUnusable(f"a federation has at most {MOST_ROOTS} authorities; make a new federation")
+    if number > MAX_ROOTS:
+        raise AuthorityUnusable(f"a federation has at most {MAX_ROOTS} authorities; make a new federation")
     made = Authority(own.certificate, own.key, known.federation) if own is not None else None
     made = made or Authority.create(now=now, of=known.federation, number=number)
     if known.oldest + 1 < len(known.roots):

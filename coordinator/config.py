@@ -341,7 +341,7 @@ def write_config(path: Path, config: CoordinatorConfig) -> None:
     written."""
     values = config.model_dump(mode="json", exclude={"schema_version"})
     text = _TEMPLATE.format(**{key: _toml(value) for key, value in values.items()})
-    if CoordinatorConfig._from_content(toml_values(text.encode(), config.most_bytes, str(path)), str(path)) != config:
+    if CoordinatorConfig._from_content(toml_values(text.encode(), config.max_bytes, str(path)), str(path)) != config:
         raise AssertionError("the template of coordinator.toml leaves a key out")
     durable_file(path, text.encode())
 

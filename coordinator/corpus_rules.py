@@ -23,8 +23,8 @@ from tacit.mechanism import NoMechanism
 from tacit.model import RvaeModel
 
 __all__ = [
-    "MOST_CHARACTERS",
-    "MOST_STATEMENT",
+    "MAX_CHARACTERS",
+    "MAX_STATEMENT",
     "CorpusInvalid",
     "RowsCheck",
     "check_size",
@@ -33,11 +33,11 @@ __all__ = [
 ]
 
 # Of one text. What a job's longest texts have is far below.
-MOST_CHARACTERS: Final = 10_000
+MAX_CHARACTERS: Final = 10_000
 # Of a statement: a label's entry has up to 850 bytes, in the longest script.
-MOST_STATEMENT: Final = CorpusStatement.most_bytes
+MAX_STATEMENT: Final = CorpusStatement.max_bytes
 # A character has twelve bytes at most, escaped; labels have up to 200.
-_MOST_LINE: Final = 12 * (MOST_CHARACTERS + 200) + 1024
+_MAX_LINE: Final = 12 * (MAX_CHARACTERS + 200) + 1024
 # Controls, what ends lines elsewhere, and halves of characters.
 _UNFIT: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _KEYS: Final = {"text", "label"}
@@ -54,9 +54,9 @@ def ordered_of_members(job: JobDocument) -> CorpusOrder | None:
 
 def check_size(order: CorpusOrder, size: int) -> None:
     """Raises: CorpusInvalid: a file of so many bytes is none that the order allows."""
-    if not 1 <= size <= order.most_bytes:
+    if not 1 <= size <= order.max_bytes:
         raise CorpusInvalid(
-            f"a file has 1 to {order.most_bytes} bytes (corpus.most_bytes), this one is said to have {size}"
+            f"a file has 1 to {order.max_bytes} bytes (corpus.max_bytes), this one is said to have {size}"
         )
 
 
@@ -80,8 +80,8 @@ def check_statement(
     Raises:
         CorpusInvalid: it is not.
     """
-    if len(data) > MOST_STATEMENT:
-        raise CorpusInvalid(f"the statement has {len(data)} bytes, more than {MOST_STATEMENT}")
+    if len(data) > MAX_STATEMENT:
+        raise CorpusInvalid(f"the statement has {len(data)} bytes, more than {MAX_STATEMENT}")
     try:
         statement = CorpusStatement.from_json(data, what="the statement")
     except DocumentInvalid as error:
@@ -117,7 +117,7 @@ def _check_promise(statement: CorpusStatement, job: JobDocument) -> None:
             "the statement promises differential privacy where nothing is charged: of the published variant, and "
             'without a mechanism, the promise is "none"'
         )
-    if statement.histogram == "noised" and (job.corpus is None or job.corpus.histogram_deviation is None):
+    if statement.histogram == "noised" and (job.corpus is None or job.corpus.histogram_std is None):
         raise CorpusInvalid("the statement says that labels follow a noised histogram, and the job orders none")
 
 
@@ -142,9 +142,9 @@ class RowsCheck:
         CorpusInvalid: of `take` and `finish`: a row that does not count, with its line, beginning with 1.
     """
 
-    def __init__(self, labels: tuple[str, ...], most_rows: int) -> None:
+    def __init__(self, labels: tuple[str, ...], max_rows: int) -> None:
         self._labels = frozenset(labels)
-        self._most_rows = most_rows
+        self._max_rows = max_rows
         self._rest = bytearray()
         self._hashed = hashlib.sha256()
         self._counts: Counter[str] = Counter()
@@ -173,7 +173,7 @@ class RowsCheck:
         for other in others:
             self._row(bytes(self._rest))
             self._rest[:] = other
-        if len(self._rest) > _MOST_LINE:
+        if len(self._rest) > _MAX_LINE:
             raise self._refusal("is longer than a row may be")
 
     def finish(self, statement: CorpusStatement) -> None:
@@ -188,15 +188,15 @@ class RowsCheck:
             )
 
     def _row(self, line: bytes) -> None:
-        if self._rows >= self._most_rows:
-            raise self._refusal(f"is one more than the {self._most_rows} rows that the job orders (corpus.texts)")
-        if len(line) > _MOST_LINE:
+        if self._rows >= self._max_rows:
+            raise self._refusal(f"is one more than the {self._max_rows} rows that the job orders (corpus.texts)")
+        if len(line) > _MAX_LINE:
             raise self._refusal("is longer than a row may be")
         text, label = self._parsed(line)
         if not text.strip():
             raise self._refusal("has no text")
-        if len(text) > MOST_CHARACTERS:
-            raise self._refusal(f"has a text of {len(text)} characters, more than {MOST_CHARACTERS}")
+        if len(text) > MAX_CHARACTERS:
+            raise self._refusal(f"has a text of {len(text)} characters, more than {MAX_CHARACTERS}")
         if _UNFIT.search(text):
             raise self._refusal("has control characters in its text")
         if label not in self._labels:

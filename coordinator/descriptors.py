@@ -18,7 +18,7 @@ FILES_OF_A_MEMBER = 3
 # The relay: two for each connection, and what it holds besides or has accepted and not looked at yet.
 _RELAY_OF_ITS_OWN = 64
 # More serves nobody, and some libraries walk through all of them.
-_MOST = 2**20
+_MAX = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,12 @@ class Division:
 def raise_limit() -> Limit:
     """Raises the soft limit of open files to the hard one. Where that is refused, it stays as it was."""
     before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _MOST if hard == resource.RLIM_INFINITY else min(hard, _MOST)
+    most = _MAX if hard == resource.RLIM_INFINITY else min(hard, _MAX)
     with contextlib.suppress(OSError, ValueError):
         if before != resource.RLIM_INFINITY and before < most:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return Limit(_MOST if soft == resource.RLIM_INFINITY else soft, before, hard)
+    return Limit(_MAX if soft == resource.RLIM_INFINITY else soft, before, hard)
 
 
 def divide(limit: int, enrolment: int, members: int) -> Division:

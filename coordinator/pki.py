@@ -55,7 +55,7 @@ __all__ = [
     "RequestUnsuitable",
     "authority_passphrase",
     "certify_request",
-    "is_spent",
+    "ends_too_soon",
     "key_pem",
     "new_key",
     "pem",
@@ -68,7 +68,7 @@ PASSPHRASE_FILE = "TACIT_AUTHORITY_PASSPHRASE_FILE"  # noqa: S105  its name
 BACKDATE = timedelta(minutes=5)
 AUTHORITY_LIFETIME = timedelta(days=3650)
 # An authority that ends sooner issues nothing more.
-_LEAST_LEFT = timedelta(hours=1)
+_MIN_LEFT = timedelta(hours=1)
 
 
 class AuthorityUnusable(ValueError):
@@ -103,9 +103,9 @@ LIFETIMES: dict[Role, Lifetime] = {
 }
 
 
-def is_spent(authority: x509.Certificate, now: datetime) -> bool:
+def ends_too_soon(authority: x509.Certificate, now: datetime) -> bool:
     """Whether an authority has ended, or ends too soon to issue anything more."""
-    return authority.not_valid_after_utc - now < _LEAST_LEFT
+    return authority.not_valid_after_utc - now < _MIN_LEFT
 
 
 def pem(*certificates: x509.Certificate) -> bytes:
@@ -320,7 +320,7 @@ class Authority:
                 f"a certificate for the role {role} lives between {_span(bounds.minimum)} and "
                 f"{_span(bounds.maximum)}, not {_span(lifetime)}"
             )
-        if is_spent(self.certificate, now):
+        if ends_too_soon(self.certificate, now):
             raise LifetimeOutOfRange(
                 f"the authority's certificate ends at {self.certificate.not_valid_after_utc:%Y-%m-%d %H:%M} "
                 "UTC, too soon to issue another; replace it with `coordinator authority rotate`"

@@ -97,11 +97,11 @@ def shares(blocks: Iterable[_Rows], *, invalid: int = 0) -> tuple[float, ...]:
     far = np.sqrt(distances)
     stay = _near(np.sqrt(lengths)) & _near(far)
     # Who lies no further than the middle one may lie nowhere else than the median.
-    drawn_in = np.divide(_middle(far), far, out=np.ones_like(far), where=far > _middle(far))
-    return tuple(float(each) for each in np.where(stay, drawn_in, 0.0))
+    clipped = np.divide(_middle(far), far, out=np.ones_like(far), where=far > _middle(far))
+    return tuple(float(each) for each in np.where(stay, clipped, 0.0))
 
 
-def add_gaussian(values: NDArray[np.float64], deviation: float, random: RandomSource) -> None:
+def add_gaussian(values: NDArray[np.float64], std: float, random: RandomSource) -> None:
     """Adds an independent N(0, deviation^2) to every value, in place (Box and Muller 1958), from 53 bits each of a
     fresh AES-256-CTR stream. It blurs what is published; it is no mechanism that a ledger counts, since whoever adds it
     knows the sum without it, and its last bits are a float's.
@@ -109,15 +109,15 @@ def add_gaussian(values: NDArray[np.float64], deviation: float, random: RandomSo
     Raises:
         ValueError: a deviation that is negative or not finite.
     """
-    if not math.isfinite(deviation) or deviation < 0:
-        raise ValueError(f"a deviation is a number from 0, got {deviation!r}")
-    if not deviation or not values.size:
+    if not math.isfinite(std) or std < 0:
+        raise ValueError(f"a deviation is a number from 0, got {std!r}")
+    if not std or not values.size:
         return
     pairs = -(-values.size // 2)
     scratch = StreamScratch(16 * pairs)
     words = KeyStream(random.bytes(32), scratch).read(16 * pairs, scratch).view(np.uint64) >> np.uint64(11)
     # In (0, 1], so that its logarithm is finite.
-    radius = np.sqrt(-2 * np.log((words[:pairs].astype(np.float64) + 1) * _UNIT)) * deviation
+    radius = np.sqrt(-2 * np.log((words[:pairs].astype(np.float64) + 1) * _UNIT)) * std
     angle = words[pairs:].astype(np.float64) * (_UNIT * 2 * math.pi)
     values[:pairs] += radius * np.cos(angle)
     rest = values.size - pairs

@@ -24,7 +24,7 @@ from coordinator.rounds.waiting import waiting
 from coordinator.services.calls import Calls
 from coordinator.services.corpora import Corpora
 from coordinator.services.live import JobChange, OperatorRefused
-from coordinator.services.sessions import Session, Sessions
+from coordinator.services.sessions import MemberSession, Sessions
 from coordinator.storage import records
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.database import Database
@@ -127,7 +127,7 @@ class Runtime:
 
     # ---- sessions -------------------------------------------------------------------------------------------------
 
-    def _session_opened(self, session: Session) -> None:
+    def _session_opened(self, session: MemberSession) -> None:
         self.metrics.members_connected(len(self.sessions.connected))
         admitted = [name for name in self.drivers if _admits(session, name)]
         for name in admitted:
@@ -136,7 +136,7 @@ class Runtime:
             self.sessions.send(session.member, Standby("no job is open to this member"))
         self._note_change()
 
-    def _session_closed(self, session: Session) -> None:
+    def _session_closed(self, session: MemberSession) -> None:
         self.metrics.members_connected(len(self.sessions.connected))
         self.metrics.session_ended(word(session.goodbye.reason) if session.goodbye else "stream_ended")
         for driver in self.drivers.values():
@@ -237,5 +237,5 @@ class _Outbox:
         self._sessions.send(member, message)
 
 
-def _admits(session: Session, job: str) -> bool:
+def _admits(session: MemberSession, job: str) -> bool:
     return not session.admits or any(fnmatch.fnmatchcase(job, pattern) for pattern in session.admits)

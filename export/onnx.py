@@ -118,7 +118,7 @@ def export_model(
     encoder = encoder_of(document, tokenizer)
     module, _ = assembled(document, encoder, manifest, manifest.decode(weights), private or {}, backbone)
     if mixture is not None:
-        _lean(module, mixture)
+        _adjust_logits(module, mixture)
     made = _split(module) if split else _whole(_convert(module, encoder))
     difference = _checked_parity(module, made.run, encoder, samples)
     shared = None
@@ -190,7 +190,7 @@ class _Made:
     backbone: bytes | None = None
 
 
-def _lean(module: "TextClassifier", mixture: NDArray[np.float32]) -> None:
+def _adjust_logits(module: "TextClassifier", mixture: NDArray[np.float32]) -> None:
     """Puts logarithms of labels' shares, (L,), into the head, which training kept free of them."""
     import torch
 

@@ -62,11 +62,11 @@ def train_start(
     )
     # The table moves here even where members leave it alone: it is learnt once, from public text. What a label adds to
     # the states does not: of labels that are drawn it would learn their noise.
-    module.lean.weight.requires_grad_(False)
+    module.label_bias.weight.requires_grad_(False)
     try:
         train_plain(module, ids, recipe, seed=spec.seed, free_embedding=True)
     finally:
-        module.lean.weight.requires_grad_(True)
+        module.label_bias.weight.requires_grad_(True)
     found = measure(module, ids[:512], seed=spec.seed)
     report(f"start: perplexity {found.prior_perplexity:.1f} from the prior, on texts it was trained on")
 

@@ -22,18 +22,18 @@ from tacit.manifest import Manifest
 from tacit.mechanism import NoMechanism
 from tacit.model import RvaeModel
 
-__all__ = ["MadeUp", "make_up"]
+__all__ = ["SyntheticCorpus", "synthesise"]
 
 
 @dataclass(frozen=True, slots=True)
-class MadeUp:
+class SyntheticCorpus:
     """What was written. path: the rows; statement: what is said of them."""
 
     path: Path
     statement: CorpusStatement
 
 
-def make_up(
+def synthesise(
     job: JobDocument,
     manifest: Manifest,
     weights: bytes,
@@ -43,7 +43,7 @@ def make_up(
     order: CorpusOrder,
     federation: bytes,
     round: int,
-) -> MadeUp:
+) -> SyntheticCorpus:
     """Writes OUT/operator.jsonl and OUT/operator.statement.json; the folder is made. To sign that is the caller's: the
     operator's key is no model's business.
 
@@ -60,7 +60,7 @@ def make_up(
     texts = ordered_texts(job, order, arrays, tokenizer, evenly, SystemRandom())
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{OPERATOR}.jsonl"
-    written = write_corpus(path, texts, job.labels, most_bytes=order.most_bytes)
+    written = write_corpus(path, texts, job.labels, max_bytes=order.max_bytes)
     if not written.rows:
         path.unlink()
         raise ValueError(f"all {order.texts} texts came out empty; look at the job's rounds, or make more of them")
@@ -75,7 +75,7 @@ def make_up(
         histogram="even",
     )
     (out / f"{OPERATOR}{STATEMENT}").write_bytes(statement.canonical())
-    return MadeUp(path, statement)
+    return SyntheticCorpus(path, statement)
 
 
 def _promise(job: JobDocument, model: RvaeModel) -> Promise:

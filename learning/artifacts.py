@@ -39,7 +39,7 @@ __all__ = [
 # blob(digest, limit): the bytes of that digest, verified, at most `limit` of them.
 Blob = Callable[[bytes, int], Awaitable[bytes]]
 
-_MOST_TOKENIZER = 256 * 1024 * 1024
+_MAX_TOKENIZER = 256 * 1024 * 1024
 # Of a version, and of what a member keeps.
 LARGEST_WEIGHT = 1e4
 
@@ -83,14 +83,14 @@ def checked_values(data: bytes, manifest: Manifest, what: str = "the version") -
 
 async def fetch_job(blob: Blob, name: str, digest: bytes) -> JobDocument:
     """Raises: DocumentInvalid: `checked_job`."""
-    data = await blob(digest, JobDocument.most_bytes)
+    data = await blob(digest, JobDocument.max_bytes)
     # In a thread: what the coordinator serves must not hold up the session.
     return await asyncio.to_thread(checked_job, data, name, digest)
 
 
 async def fetch_manifest(blob: Blob, job: JobDocument) -> Manifest:
     """Of the shared parameters. Raises: DocumentInvalid: `checked_manifest`."""
-    data = await blob(job.manifest, Manifest.most_bytes)
+    data = await blob(job.manifest, Manifest.max_bytes)
     return await asyncio.to_thread(checked_manifest, data, job.values)
 
 
@@ -114,7 +114,7 @@ async def fetch_tokenizer(blob: Blob, job: JobDocument) -> bytes | None:
     """
     if job.tokenizer is None:
         return None
-    data = await blob(job.tokenizer, _MOST_TOKENIZER)
+    data = await blob(job.tokenizer, _MAX_TOKENIZER)
     check = check_cloze_form if isinstance(job.model, PromptedModel) else check_own_form
     await asyncio.to_thread(check, data)
     return data
@@ -129,7 +129,7 @@ async def fetch_private_start(blob: Blob, job: JobDocument) -> tuple[Manifest, b
     if job.private is None:
         return None
     what = "the private parameters' manifest"
-    data = await blob(job.private.manifest, Manifest.most_bytes)
+    data = await blob(job.private.manifest, Manifest.max_bytes)
     manifest = await asyncio.to_thread(checked_manifest, data, job.private.values, what)
     values = await blob(job.private.weights, 4 * job.private.values)
     return manifest, await asyncio.to_thread(checked_values, values, manifest, "what private parameters start from")

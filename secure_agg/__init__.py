@@ -13,8 +13,8 @@ what it promises.
 from secure_agg.certificates import by_digest, certificate_digest, roster_by_digest
 from secure_agg.context import (
     COMPLETE_GRAPH_LIMIT,
-    COMPLETE_GRAPH_MOST,
-    LEAST_SIGMA,
+    MAX_COMPLETE_GRAPH,
+    MIN_SIGMA,
     ContextInvalid,
     Graph,
     GroupedGraph,
@@ -72,15 +72,15 @@ from secure_agg.server import (
     CollectingDealings,
     CollectingMasked,
     CollectingUnmaskings,
-    Opened,
+    OpenedSum,
     open_attempt,
 )
 from secure_agg.session import Session, vector_digest
 
 __all__ = [
     "COMPLETE_GRAPH_LIMIT",
-    "COMPLETE_GRAPH_MOST",
-    "LEAST_SIGMA",
+    "MAX_COMPLETE_GRAPH",
+    "MIN_SIGMA",
     "RING_DTYPE",
     "Abandoned",
     "Accumulator",
@@ -116,7 +116,7 @@ __all__ = [
     "LayoutInvalid",
     "MaskedInput",
     "MemberId",
-    "Opened",
+    "OpenedSum",
     "Phase",
     "RandomSource",
     "ReadyToMask",

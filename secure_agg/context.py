@@ -15,10 +15,10 @@ from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
 
-from secure_agg.groups import GroupedGraph, check_split, find_split, largest_group, most_corrupt
+from secure_agg.groups import GroupedGraph, check_split, find_split, largest_group, max_corrupt
 from secure_agg.parameters import (
-    COMPLETE_GRAPH_MOST,
-    LEAST_SIGMA,
+    MAX_COMPLETE_GRAPH,
+    MIN_SIGMA,
     SIGMA,
     NoParameters,
     SparseParameters,
@@ -33,8 +33,8 @@ from secure_agg.transcript import Field, Purpose, digest
 
 __all__ = [
     "COMPLETE_GRAPH_LIMIT",
-    "COMPLETE_GRAPH_MOST",
-    "LEAST_SIGMA",
+    "MAX_COMPLETE_GRAPH",
+    "MIN_SIGMA",
     "ContextInvalid",
     "Graph",
     "GroupedGraph",
@@ -98,7 +98,7 @@ class RoundContext:
     application: 32 bytes, digest of everything else an update depends on (job document, recipe, layout,
     bundle, ...).
     model: 32 bytes, digest of the starting version.
-    cohort: n, the size of U0. The roster U1 may be smaller, never below `least_roster`.
+    cohort: n, the size of U0. The roster U1 may be smaller, never below `min_roster`.
     threshold: t. assumed_corrupt: n_C. values: d, the length of the whole vector. bits: b, the ring is
     Z_{2^b}. graph: complete, or the numbers of a sparse one, where the threshold counts among a member's k neighbours,
     or of a split into groups, where it counts within each; n and n_C are of the whole cohort everywhere.
@@ -153,9 +153,9 @@ class RoundContext:
             except NoParameters as error:
                 raise ContextInvalid(str(error)) from error
             return
-        if n > COMPLETE_GRAPH_MOST:
+        if n > MAX_COMPLETE_GRAPH:
             raise ContextInvalid(
-                f"a cohort of {n} is too large for the complete graph, which ends at {COMPLETE_GRAPH_MOST}; "
+                f"a cohort of {n} is too large for the complete graph, which ends at {MAX_COMPLETE_GRAPH}; "
                 "give a SparseGraph"
             )
         if t > n:
@@ -194,7 +194,7 @@ class RoundContext:
         which holds but for 2^-sigma. (On a sparse graph the sum is one, over everybody.)
         """
         graph = self.grouped
-        return self.assumed_corrupt if graph is None else most_corrupt(self.cohort, self.assumed_corrupt, graph)
+        return self.assumed_corrupt if graph is None else max_corrupt(self.cohort, self.assumed_corrupt, graph)
 
     @property
     def honest(self) -> int:
@@ -207,7 +207,7 @@ class RoundContext:
         return self.threshold - (self.corrupt_in_sum if graph is None else self._worth(graph).corrupt_neighbours)
 
     @property
-    def least_roster(self) -> int:
+    def min_roster(self) -> int:
         """The fewest members that U1 may have. On a sparse graph and in groups fewer would weaken `honest`: the corrupt
         ones make a larger share of them.
         """
@@ -217,18 +217,18 @@ class RoundContext:
         if graph is None:
             return self.threshold
         most = self._worth(graph).corrupt_neighbours
-        return _least_roster(
+        return _min_roster(
             self.cohort, self.cohort - self._lost(graph), self.assumed_corrupt, graph.degree, graph.sigma, most
         )
 
     @property
-    def least_survivors(self) -> int:
+    def min_survivors(self) -> int:
         """The fewest members that U2 and U3 may have: t (of each group), on a sparse graph n - floor(delta n)."""
         graph = self.sparse
         return self.threshold if graph is None else self.cohort - self._lost(graph)
 
     @property
-    def least_confirmations(self) -> int:
+    def min_confirmations(self) -> int:
         """How many members of U3 must have signed it: t (of each group), on a sparse graph more than (n + n_C) / 2."""
         return self.threshold if self.sparse is None else (self.cohort + self.assumed_corrupt) // 2 + 1
 
@@ -249,8 +249,8 @@ def default_thresholds(cohort: int, assumed_corrupt: int | None = None) -> tuple
     Without a second argument n_C is 1 for 3 to 5 members and floor(n/5) above; t is floor((n + n_C) / 2) + 1,
     the least that satisfies 2t > n + n_C. Raises ContextInvalid where no threshold would do.
     """
-    if not 2 <= cohort <= COMPLETE_GRAPH_MOST:
-        raise ContextInvalid(f"the complete graph serves cohorts of 2 to {COMPLETE_GRAPH_MOST}, got {cohort}")
+    if not 2 <= cohort <= MAX_COMPLETE_GRAPH:
+        raise ContextInvalid(f"the complete graph serves cohorts of 2 to {MAX_COMPLETE_GRAPH}, got {cohort}")
     corrupt = max(1, cohort // 5) if assumed_corrupt is None else assumed_corrupt
     if corrupt < 0:
         raise ContextInvalid(f"assumed_corrupt counts members: 0 or more, got {corrupt}")
@@ -357,9 +357,9 @@ def _check_sparse(n: int, t: int, corrupt: int, graph: SparseGraph) -> None:
         number = getattr(graph, name)
         if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= _LARGEST_COUNTER:
             raise ContextInvalid(f"{name} is a whole number from 0 to 2^63 - 1, got {number!r}")
-    if graph.sigma < LEAST_SIGMA:
+    if graph.sigma < MIN_SIGMA:
         raise ContextInvalid(
-            f"sigma {graph.sigma} is below {LEAST_SIGMA} bits, the least that a sparse graph is used with"
+            f"sigma {graph.sigma} is below {MIN_SIGMA} bits, the least that a sparse graph is used with"
         )
     assumed = of_millionths(n, graph.corrupt_millionths)
     if corrupt != assumed:
@@ -429,8 +429,8 @@ def _digest(context: RoundContext) -> bytes:
 
 
 @lru_cache(maxsize=256)
-def _least_roster(n: int, least_survivors: int, corrupt: int, k: int, sigma: int, most: int) -> int:
+def _min_roster(n: int, min_survivors: int, corrupt: int, k: int, sigma: int, most: int) -> int:
     size = n
-    while size > max(least_survivors, k + 1) and corrupt_neighbours(size - 1, corrupt, k, sigma) <= most:
+    while size > max(min_survivors, k + 1) and corrupt_neighbours(size - 1, corrupt, k, sigma) <= most:
         size -= 1
     return size

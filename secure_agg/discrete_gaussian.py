@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 
 from secure_agg.randomness import KeyStream, RandomSource, StreamScratch
 
-__all__ = ["SMALLEST_DEVIATION", "WIDEST_DEVIATION", "DiscreteGaussian"]
+__all__ = ["MAX_STD", "MIN_STD", "DiscreteGaussian"]
 
-SMALLEST_DEVIATION = 1 / 16
-WIDEST_DEVIATION = 65536.0
+MIN_STD = 1 / 16
+MAX_STD = 65536.0
 """A table has some 12 s entries; this one would have 770,000."""
 
 # Fixed-point places of the weights: errors of the recurrence below stay under k^2 2^-256 < 2^-216.
@@ -53,21 +53,21 @@ class DiscreteGaussian:
     for 16384; tables are kept for the process.
     """
 
-    deviation: float
+    std: float
 
     def __post_init__(self) -> None:
-        s = self.deviation
-        if not isinstance(s, (int, float)) or isinstance(s, bool) or not SMALLEST_DEVIATION <= s <= WIDEST_DEVIATION:
+        s = self.std
+        if not isinstance(s, (int, float)) or isinstance(s, bool) or not MIN_STD <= s <= MAX_STD:
             raise ValueError(
-                f"the deviation of a discrete Gaussian is a number from 1/16 to {WIDEST_DEVIATION:g} steps of the "
+                f"the deviation of a discrete Gaussian is a number from 1/16 to {MAX_STD:g} steps of the "
                 f"grid, got {s!r}; choose a finer or coarser grid"
             )
-        object.__setattr__(self, "deviation", float(s))
+        object.__setattr__(self, "std", float(s))
 
     @property
     def largest(self) -> int:
         """The largest magnitude that can ever be drawn, about 12 s."""
-        return _table(self.deviation).largest
+        return _table(self.std).largest
 
     def sample(self, count: int, random: RandomSource) -> NDArray[np.int32]:
         """`count` independent draws. Takes 32 bytes from `random`."""
@@ -80,7 +80,7 @@ class DiscreteGaussian:
 
         The caller sees to it that no value can leave 32 bits: `largest` is what may be added.
         """
-        table = _table(self.deviation)
+        table = _table(self.std)
         scratch = StreamScratch(8 * min(_BLOCK_VALUES, max(1, vector.size)))
         stream = KeyStream(random.bytes(32), scratch)
         for start in range(0, vector.size, _BLOCK_VALUES):
@@ -140,12 +140,12 @@ class AliasTable:
         magnitude[places] = np.where(second < self.rest[chosen], chosen, chosen ^ flip)
 
 
-def magnitude_masses(deviation: float) -> list[int]:
+def magnitude_masses(std: float) -> list[int]:
     """Probabilities of the magnitudes 0, 1, ... in units of 2^-127, adding up to 2^127 exactly.
 
     The list ends where all larger magnitudes together have less than 2^-101 under the ideal law.
     """
-    weights = _weights(Fraction(deviation))
+    weights = _weights(Fraction(std))
     total = sum(weights)
     masses = [(weight << _MASS_BITS) // total for weight in weights]
     masses[0] += (1 << _MASS_BITS) - sum(masses)
@@ -214,5 +214,5 @@ def alias_table(masses: list[int]) -> AliasTable:
 
 
 @lru_cache(maxsize=8)
-def _table(deviation: float) -> AliasTable:
-    return alias_table(magnitude_masses(deviation))
+def _table(std: float) -> AliasTable:
+    return alias_table(magnitude_masses(std))

@@ -114,7 +114,7 @@ class Grid:
             )
 
     @property
-    def deviation(self) -> float:
+    def std(self) -> float:
         """s, of one member's share, in steps: so large that the sum of shares is Gaussian for accounting."""
         if self.values > _FINE_ABOVE_VALUES and self.members <= _FINE_UP_TO_MEMBERS:
             return _FINE_STEPS
@@ -123,7 +123,7 @@ class Grid:
     @property
     def radius(self) -> float:
         """c = C / gamma, the clipping norm in steps."""
-        return math.sqrt(self.honest) * self.deviation / self.noise_multiplier
+        return math.sqrt(self.honest) * self.std / self.noise_multiplier
 
     @property
     def scale(self) -> float:
@@ -150,7 +150,7 @@ class Grid:
     @property
     def largest(self) -> int:
         """No coordinate of an encoding is larger in magnitude, in steps: rounded within B, then one draw."""
-        return math.isqrt(self.largest_square) + DiscreteGaussian(self.deviation).largest
+        return math.isqrt(self.largest_square) + DiscreteGaussian(self.std).largest
 
     def distance(self, *, replaced: bool) -> float:
         """D, in steps: how far one unit can move a member's rounded vector.
@@ -246,7 +246,7 @@ def encode_distributed(
     signed = encoded.view("<i4")
     round_conditionally(values, grid, random, signed)
     try:
-        DiscreteGaussian(grid.deviation).add_into(signed, random)
+        DiscreteGaussian(grid.std).add_into(signed, random)
     except BaseException:
         # Rounded values with noise in some of them only.
         encoded[:] = 0
@@ -277,14 +277,10 @@ def decode_distributed(total: NDArray[np.uint32], grid: Grid, bits: int) -> NDAr
 
 
 @overload
-def ddg_renyi(alpha: float, distance: float, honest: int, deviation: float, values: int) -> float: ...
+def ddg_renyi(alpha: float, distance: float, honest: int, std: float, values: int) -> float: ...
 @overload
-def ddg_renyi(
-    alpha: NDArray[Any], distance: float, honest: int, deviation: float, values: int
-) -> NDArray[np.float64]: ...
-def ddg_renyi(
-    alpha: ArrayLike, distance: float, honest: int, deviation: float, values: int
-) -> float | NDArray[np.float64]:
+def ddg_renyi(alpha: NDArray[Any], distance: float, honest: int, std: float, values: int) -> NDArray[np.float64]: ...
+def ddg_renyi(alpha: ArrayLike, distance: float, honest: int, std: float, values: int) -> float | NDArray[np.float64]:
     """The Rényi divergence of order alpha between the noisy sum and the same moved by at most `distance`, at most.
 
         min{ alpha D^2 / (2 h s^2) + tau d,  alpha / 2 (D / (sqrt(h) s) + tau sqrt(d))^2 }
@@ -300,23 +296,21 @@ def ddg_renyi(
     # Written so that NaN fails as well.
     if not (orders >= 1).all():
         raise ValueError("the bound holds for orders alpha from 1 up")
-    if not (0 <= distance < math.inf and 0 < deviation < math.inf):
-        raise ValueError(f"distance and deviation are finite and positive, got {distance!r} and {deviation!r}")
+    if not (0 <= distance < math.inf and 0 < std < math.inf):
+        raise ValueError(f"distance and deviation are finite and positive, got {distance!r} and {std!r}")
     if honest < 1 or values < 1:
         raise ValueError(f"a sum has at least one share and one value, got {honest!r} and {values!r}")
-    if honest > 1 and deviation < 0.5:
-        raise ValueError(
-            f"a sum of discrete Gaussians is bounded for s >= 1/2 only, got {deviation!r}; refine the grid"
-        )
-    tau = _distance_of_sum(honest, deviation)
-    ratio = distance / (math.sqrt(honest) * deviation)
+    if honest > 1 and std < 0.5:
+        raise ValueError(f"a sum of discrete Gaussians is bounded for s >= 1/2 only, got {std!r}; refine the grid")
+    tau = _distance_of_sum(honest, std)
+    ratio = distance / (math.sqrt(honest) * std)
     bound = np.minimum(orders * (ratio * ratio / 2) + tau * values, orders / 2 * (ratio + tau * math.sqrt(values)) ** 2)
     return float(bound) if bound.ndim == 0 else bound
 
 
-def _distance_of_sum(honest: int, deviation: float) -> float:
+def _distance_of_sum(honest: int, std: float) -> float:
     """tau: how far a sum of discrete Gaussians is from a discrete Gaussian. Zero where float64 has no such number."""
-    exponent = 2 * math.pi**2 * deviation**2
+    exponent = 2 * math.pi**2 * std**2
     # All terms are positive and the first is the largest, so that nothing cancels.
     return 10 * math.fsum(math.exp(-exponent * k / (k + 1)) for k in range(1, honest))
 

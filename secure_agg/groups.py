@@ -23,11 +23,11 @@ from functools import lru_cache
 
 from secure_agg.graph import ring_order
 from secure_agg.identity import MemberId
-from secure_agg.parameters import COMPLETE_GRAPH_MOST, LEAST_SIGMA, SIGMA, NoParameters
+from secure_agg.parameters import MAX_COMPLETE_GRAPH, MIN_SIGMA, SIGMA, NoParameters
 from secure_agg.transcript import Purpose, digest
 
 __all__ = [
-    "GROUPED_COHORT_MOST",
+    "MAX_GROUPED_COHORT",
     "GroupedGraph",
     "GroupsOf",
     "check_split",
@@ -35,13 +35,13 @@ __all__ = [
     "draw_groups",
     "find_split",
     "largest_group",
-    "most_corrupt",
+    "max_corrupt",
     "whole_groups",
 ]
 
 # A roster goes to every member, whatever the size of its group, and the bound is made of exact binomials: no larger.
-GROUPED_COHORT_MOST = 10_000
-_MOST_SIGMA = 256
+MAX_GROUPED_COHORT = 10_000
+_MAX_SIGMA = 256
 _LARGEST = 2**63 - 1
 
 
@@ -119,7 +119,7 @@ def find_split(
     """
     bare = GroupedGraph(groups, groups // 2 + 1 if least is None else least, sigma, absent or 0)
     _check_numbers(n, corrupt, bare)
-    size, worst = largest_group(n, groups), most_corrupt(n, corrupt, bare)
+    size, worst = largest_group(n, groups), max_corrupt(n, corrupt, bare)
     threshold = max((size + worst) // 2 + 1, worst + 2 if worst else 2)
     graph = bare if absent is not None else replace(bare, absent=_absent(n, corrupt, threshold, bare))
     check_split(n, threshold, corrupt, graph)
@@ -129,17 +129,17 @@ def find_split(
 def _absent(n: int, corrupt: int, threshold: int, graph: GroupedGraph) -> int:
     """The most members that may be missing from the roster with `least` groups whole and c as it is."""
     low, high = 0, max(0, n - graph.groups * (threshold - 1) - graph.least)
-    worst = most_corrupt(n, corrupt, graph)
+    worst = max_corrupt(n, corrupt, graph)
     while low < high:
         middle = (low + high + 1) // 2
-        if most_corrupt(n, corrupt, replace(graph, absent=middle)) <= worst:
+        if max_corrupt(n, corrupt, replace(graph, absent=middle)) <= worst:
             low = middle
         else:
             high = middle - 1
     return low
 
 
-def most_corrupt(n: int, corrupt: int, graph: GroupedGraph) -> int:
+def max_corrupt(n: int, corrupt: int, graph: GroupedGraph) -> int:
     """c of a cohort of n with `corrupt` of them corrupt, for every roster that it may have."""
     # The smallest roster and the largest group of all: both make more corrupt ones likelier.
     members = n - graph.absent
@@ -153,10 +153,10 @@ def _check_numbers(n: int, corrupt: int, graph: GroupedGraph) -> None:
         number = getattr(graph, name)
         if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= _LARGEST:
             raise NoParameters(f"{name} is a whole number from 0 to 2^63 - 1, got {number!r}")
-    if n > GROUPED_COHORT_MOST:
-        raise NoParameters(f"a cohort of {n} is too large to be split into groups; that ends at {GROUPED_COHORT_MOST}")
-    if not LEAST_SIGMA <= graph.sigma <= _MOST_SIGMA:
-        raise NoParameters(f"sigma {graph.sigma} is not within {LEAST_SIGMA} to {_MOST_SIGMA} bits; 80 are usual")
+    if n > MAX_GROUPED_COHORT:
+        raise NoParameters(f"a cohort of {n} is too large to be split into groups; that ends at {MAX_GROUPED_COHORT}")
+    if not MIN_SIGMA <= graph.sigma <= _MAX_SIGMA:
+        raise NoParameters(f"sigma {graph.sigma} is not within {MIN_SIGMA} to {_MAX_SIGMA} bits; 80 are usual")
     if not 2 <= graph.groups <= n // 2:
         raise NoParameters(
             f"{n} members make 2 to {n // 2} groups of at least two, not {graph.groups}; ask for fewer groups, or form "
@@ -168,10 +168,10 @@ def _check_numbers(n: int, corrupt: int, graph: GroupedGraph) -> None:
         raise NoParameters(f"assumed_corrupt counts members: 0 to {n - 1} in a cohort of {n}, got {corrupt}")
     if graph.absent >= n:
         raise NoParameters(f"{graph.absent} of {n} members cannot be missing from the roster")
-    if largest_group(n, graph.groups) > COMPLETE_GRAPH_MOST:
+    if largest_group(n, graph.groups) > MAX_COMPLETE_GRAPH:
         raise NoParameters(
             f"{graph.groups} groups of {n} members are too large for a complete graph each, which ends at "
-            f"{COMPLETE_GRAPH_MOST}; ask for more groups"
+            f"{MAX_COMPLETE_GRAPH}; ask for more groups"
         )
 
 
@@ -180,7 +180,7 @@ def check_split(n: int, t: int, corrupt: int, graph: GroupedGraph) -> None:
     with nobody corrupt), and enough groups that can reach it.
     """
     _check_numbers(n, corrupt, graph)
-    size, worst = largest_group(n, graph.groups), most_corrupt(n, corrupt, graph)
+    size, worst = largest_group(n, graph.groups), max_corrupt(n, corrupt, graph)
     group = f"a group of {size} with up to {worst} of the {corrupt} assumed corrupt"
     larger = "form a larger cohort, ask for fewer groups, or let every member's policy assume fewer corrupt ones"
     if 2 * t <= size + worst:
@@ -209,14 +209,14 @@ def corrupt_in_group(members: int, corrupt: int, size: int, groups: int, sigma: 
     """
     if not (0 <= corrupt <= members and 1 <= size <= members and groups >= 1 and sigma >= 0):
         raise ValueError(f"no group of {size} of {members} members with {corrupt} corrupt, {groups} times")
-    least_drawn, most = max(0, size - (members - corrupt)), min(corrupt, size)
+    min_drawn, most = max(0, size - (members - corrupt)), min(corrupt, size)
     # Ways to draw `size` members with x corrupt ones among them, from the largest x down; each follows from the last.
     ways = math.comb(corrupt, most) * math.comb(members - corrupt, size - most)
     tail, every = 0, math.comb(members, size)
-    for x in range(most, least_drawn, -1):
+    for x in range(most, min_drawn, -1):
         tail += ways
         # The tail counts draws with x or more, and x - 1 would do only if these were rare enough.
         if (groups * tail) << sigma > every:
             return x
         ways = ways * x * (members - corrupt - size + x) // ((corrupt - x + 1) * (size - x + 1))
-    return least_drawn
+    return min_drawn

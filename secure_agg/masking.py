@@ -43,9 +43,9 @@ _LINE_VALUES = 16
 # So many streams at a time are open: what a cipher keeps for each adds up where they are tens of thousands.
 _BATCH = 1024
 # Below this a range is not worth a thread: opening the streams once more costs more than it saves.
-_LEAST_RANGE_BYTES = 64 * 1024
+_MIN_RANGE_BYTES = 64 * 1024
 # Below this much stream in all, starting threads costs more than they save.
-_LEAST_WORK_BYTES = 8 * 1024 * 1024
+_MIN_WORK_BYTES = 8 * 1024 * 1024
 
 RING_DTYPE = np.dtype("<u4")
 """The one type of a ring vector. On the usual (little-endian) machine it equals np.uint32."""
@@ -93,9 +93,9 @@ def split(values: int, parts: int) -> tuple[slice, ...]:
 
 def threads_for(vector_bytes: int, streams: int) -> int:
     """How many threads make so many streams over a vector of so many bytes fastest, on the cores this process has."""
-    if vector_bytes * streams < _LEAST_WORK_BYTES:
+    if vector_bytes * streams < _MIN_WORK_BYTES:
         return 1
-    return max(1, min(_cores(), vector_bytes // _LEAST_RANGE_BYTES))
+    return max(1, min(_cores(), vector_bytes // _MIN_RANGE_BYTES))
 
 
 def _cores() -> int:

@@ -30,11 +30,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
-    "COMPLETE_GRAPH_MOST",
     "CORRECTNESS",
-    "LEAST_SIGMA",
-    "MOST_MEMBERS",
-    "MOST_NEIGHBOURS",
+    "MAX_COMPLETE_GRAPH",
+    "MAX_MEMBERS",
+    "MAX_NEIGHBOURS",
+    "MIN_SIGMA",
     "SIGMA",
     "NoParameters",
     "SparseParameters",
@@ -50,14 +50,14 @@ __all__ = [
 SIGMA = 80
 # Below this a promise that holds but for 2^-sigma is not worth the name; what a member takes part in is its policy's to
 # say.
-LEAST_SIGMA = 40
+MIN_SIGMA = 40
 # Up to here somebody who wants the complete graph's promise, which no probability enters, may pay for it: n^2 shares
 # and agreements.
-COMPLETE_GRAPH_MOST = 1000
+MAX_COMPLETE_GRAPH = 1000
 CORRECTNESS = 20
 # What is tabulated and searched for numbers that come from somebody else is bounded by these.
-MOST_MEMBERS = 100_000
-MOST_NEIGHBOURS = 4096
+MAX_MEMBERS = 100_000
+MAX_NEIGHBOURS = 4096
 _MILLION = 10**6
 _LOG_2 = math.log(2)
 
@@ -133,12 +133,12 @@ def find_counts(
 ) -> SparseParameters:
     """`find` for whole numbers of corrupt and lost members. Raises NoParameters."""
     _check(n, corrupt, lost, sigma, correctness, semi_malicious, absent)
-    for k in range(2, min(n - absent - 1, MOST_NEIGHBOURS) + 1, 2):
+    for k in range(2, min(n - absent - 1, MAX_NEIGHBOURS) + 1, 2):
         found = evaluate(n, corrupt, lost, k, sigma, correctness, semi_malicious, absent=absent)
         if found is not None:
             return found
     raise NoParameters(
-        f"no sparse graph of {n} members, each with at most {MOST_NEIGHBOURS} neighbours, withstands {corrupt} corrupt "
+        f"no sparse graph of {n} members, each with at most {MAX_NEIGHBOURS} neighbours, withstands {corrupt} corrupt "
         f"and {lost} lost ones with sigma {sigma}; form another cohort, or assume fewer"
     )
 
@@ -159,7 +159,7 @@ def evaluate(
     for counts that make no sense.
     """
     _check(n, corrupt, lost, sigma, correctness, semi_malicious, absent)
-    if k < 2 or k % 2 or k > min(n - absent - 1, MOST_NEIGHBOURS):
+    if k < 2 or k % 2 or k > min(n - absent - 1, MAX_NEIGHBOURS):
         return None
     # Members that are missing from the roster leave the same members to be connected, on a smaller ring: the bound for
     # the whole ring is the larger one.
@@ -195,8 +195,8 @@ def surviving_neighbours(n: int, lost: int, k: int, correctness: int = CORRECTNE
 
 
 def _check(n: int, corrupt: int, lost: int, sigma: int, correctness: int, semi_malicious: bool, absent: int) -> None:
-    if not 3 <= n <= MOST_MEMBERS:
-        raise NoParameters(f"a sparse graph serves 3 to {MOST_MEMBERS} members, got {n}")
+    if not 3 <= n <= MAX_MEMBERS:
+        raise NoParameters(f"a sparse graph serves 3 to {MAX_MEMBERS} members, got {n}")
     if sigma < 1 or correctness < 1:
         raise NoParameters(f"sigma and correctness are bits, at least 1 each, got {sigma} and {correctness}")
     if corrupt < 0 or not 0 <= absent <= lost or corrupt + lost >= n:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
-from toolkit.text import MOST_SHOWN, clean
+from toolkit.text import MAX_SHOWN, clean
 
 if TYPE_CHECKING:
     import typer
@@ -46,7 +46,7 @@ class ExitCode(IntEnum):
 
 def printable(text: str) -> str:
     """Text as it may be printed: line breaks and tabs stay, whatever else a terminal acts on does not."""
-    return clean(text, MOST_SHOWN, lines=True)
+    return clean(text, MAX_SHOWN, lines=True)
 
 
 class CommandFailed(Exception):

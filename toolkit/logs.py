@@ -18,16 +18,16 @@ from typing import Any, TextIO
 
 import structlog
 
-from toolkit.text import MOST_SHOWN, clean
+from toolkit.text import MAX_SHOWN, clean
 
 __all__ = ["configure"]
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 # Longer bytes are cut: a digest is 32, and nothing longer belongs into a log.
-_MOST_BYTES = 32
-# Characters of one value. A traceback may have more (`toolkit.text.MOST_SHOWN`).
-_MOST_VALUE = 4096
+_MAX_BYTES = 32
+# Characters of one value. A traceback may have more (`toolkit.text.MAX_SHOWN`).
+_MAX_VALUE = 4096
 _LINES = ("exception", "stack")
 
 
@@ -92,7 +92,7 @@ def _hexadecimal(_logger: object, _method: str, event: MutableMapping[str, Any])
     for key, value in event.items():
         if isinstance(value, bytes | bytearray | memoryview):
             data = bytes(value)
-            event[key] = data.hex() if len(data) <= _MOST_BYTES else f"{len(data)} bytes"
+            event[key] = data.hex() if len(data) <= _MAX_BYTES else f"{len(data)} bytes"
     return event
 
 
@@ -100,9 +100,9 @@ def _cleaned(_logger: object, _method: str, event: MutableMapping[str, Any]) -> 
     for key in list(event):
         value = event.pop(key)
         if key in _LINES and isinstance(value, str):
-            event[key] = clean(value, MOST_SHOWN, lines=True)
+            event[key] = clean(value, MAX_SHOWN, lines=True)
         else:
-            event[clean(str(key), _MOST_VALUE)] = _shown(value)
+            event[clean(str(key), _MAX_VALUE)] = _shown(value)
     return event
 
 
@@ -111,7 +111,7 @@ def _shown(value: object) -> object:
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, Mapping):
-        return {clean(str(key), _MOST_VALUE): _shown(item) for key, item in value.items()}
+        return {clean(str(key), _MAX_VALUE): _shown(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_shown(item) for item in value]
-    return clean(str(value), _MOST_VALUE)
+    return clean(str(value), _MAX_VALUE)

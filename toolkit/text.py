@@ -11,10 +11,10 @@ it, so that no string gets past all of them:
 
 import unicodedata
 
-__all__ = ["MOST_DETAIL", "MOST_SHOWN", "MOST_STATUS", "clean", "is_clean"]
+__all__ = ["MAX_DETAIL", "MAX_SHOWN", "MAX_STATUS", "clean", "is_clean"]
 
 # Characters of a sentence inside a message, of the sentence of a gRPC status, and of whatever is printed or logged.
-MOST_DETAIL, MOST_STATUS, MOST_SHOWN = 500, 2000, 64 * 1024
+MAX_DETAIL, MAX_STATUS, MAX_SHOWN = 500, 2000, 64 * 1024
 
 _REPLACEMENT, _CUT = "\N{REPLACEMENT CHARACTER}", "\N{HORIZONTAL ELLIPSIS}"
 # Controls (C0, DEL, C1), formats (bidi overrides and isolates, zero-width marks, tags), lone surrogates, private use,

@@ -32,7 +32,7 @@ CELL_SECONDS = 1800.0
 
 POLICY = 'schema = 1\nmechanisms = ["none"]\n'
 # Two members: each can read the other's update out of the sum, and both have written that they accept it.
-POLICY_OF_TWO = POLICY + "least_cohort = 2\nassumed_corrupt = 0\nallow_two_party_sums = true\n"
+POLICY_OF_TWO = POLICY + "min_cohort = 2\nassumed_corrupt = 0\nallow_two_party_sums = true\n"
 
 
 @dataclass(frozen=True)

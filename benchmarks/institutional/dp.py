@@ -41,7 +41,7 @@ import numpy as np
 
 from benchmarks.institutional.setup import GLOVE, PIECES, TREC, Tester, Vocabulary, check_data, deal
 from benchmarks.library.record import Case, Figure, Results, open_results, parser, summarise
-from benchmarks.library.simulation import LEAST_COHORT, Member, Round, federate
+from benchmarks.library.simulation import MIN_COHORT, Member, Round, federate
 from export.bundle import JobBundle, make_job_bundle, read_job_bundle
 from learning.accounting.calibration import calibrate
 from learning.accounting.events import SampledGaussian
@@ -55,7 +55,7 @@ from tacit.job import Aggregation, JobSpec, Rounds, Training, VocabularyFile
 from tacit.mechanism import DpSgd, GaussianUpdate, NoMechanism
 from tacit.model import TextCNNModel
 
-__all__ = ["AXES", "Data", "GridCell", "Recipe", "abadi_epsilon", "deal_by", "measure_grid", "most_releases", "search"]
+__all__ = ["AXES", "Data", "GridCell", "Recipe", "abadi_epsilon", "deal_by", "max_releases", "measure_grid", "search"]
 
 BENCH, SEARCH = "institutional_dp", "institutional_dp_search"
 
@@ -150,7 +150,7 @@ def _divergence(multiplier: float, rate: float) -> Any:
     return renyi(SampledGaussian(multiplier=multiplier, rate=rate), "add-remove")
 
 
-def most_releases(multiplier: float, rate: float, limit: float) -> int:
+def max_releases(multiplier: float, rate: float, limit: float) -> int:
     """Releases of a member that sends while its epsilon, the paper's, is below the limit. At most 50 / rate: H = 50."""
     most = math.floor(EPOCHS / rate + 1e-9)
     low, high = 0, most + 1
@@ -223,7 +223,7 @@ class GridCell:
             model=self.model,
             training=Training(epochs=1, batch=64, optimiser="adam", learning_rate=0.001),
             mechanism=GaussianUpdate(noise_multiplier=self.sigma, clip=CLIP, lot=self.lot_of(smallest)),
-            rounds=Rounds(min_members=LEAST_COHORT, target_members=self.members),
+            rounds=Rounds(min_members=MIN_COHORT, target_members=self.members),
             # Two members that go on when the third has stopped: n_C = 0, as their policies would have to say.
             aggregation=Aggregation(assumed_corrupt=0),
             seed=self.seed,
@@ -236,7 +236,7 @@ class GridCell:
 
     def releases(self, examples: int, limit: float) -> int:
         """Of a member with so many examples, under a limit."""
-        return most_releases(self.sigma, self.lot_of(examples) / examples, limit)
+        return max_releases(self.sigma, self.lot_of(examples) / examples, limit)
 
 
 # In the order of what they tell for their time: the few rounds of great lots, then the core cell.
@@ -280,7 +280,7 @@ def measure_grid(
         for part, releases in zip(parts, stops[final], strict=True)
     ]
     # The training ends when the last but one stops.
-    whole = sorted(stops[final])[-LEAST_COHORT]
+    whole = sorted(stops[final])[-MIN_COHORT]
     ends = {limit: min(*stops[limit], whole) if limit != final else whole for limit in limits}
     looked_at = {1, *ends.values(), *(math.ceil(whole * number / POINTS) for number in range(1, POINTS + 1))}
     curve: list[list[float]] = []

@@ -49,15 +49,15 @@ from tacit.vector import layout_of
 from tacit.verification import Verification
 from toolkit.logs import configure
 
-__all__ = ["ClearAgent", "MadeUpPreparer", "clear_input", "made_up_update", "main", "met", "run_member"]
+__all__ = ["ClearAgent", "SyntheticPreparer", "clear_input", "main", "met", "run_member", "synthetic_update"]
 
 # made_up(member, round, values): what a member would have trained.
-MadeUp = Callable[[str, int, int], Update]
+SyntheticCorpus = Callable[[str, int, int], Update]
 
 _EXAMPLES = 100
 
 
-def made_up_update(member: str, values: int) -> Update:
+def synthetic_update(member: str, values: int) -> Update:
     """An update that follows from the member's name, float32 (values,), small against the coordinate bound."""
     seed = int.from_bytes(hashlib.sha256(member.encode()).digest()[:8], "big")
     change = np.random.default_rng(seed).standard_normal(values, dtype=np.float32) * np.float32(0.01)
@@ -66,7 +66,7 @@ def made_up_update(member: str, values: int) -> Update:
 
 def same_update(member: str, _round: int, values: int) -> Update:
     """The same in every round."""
-    return made_up_update(member, values)
+    return synthetic_update(member, values)
 
 
 def clear_input(member: str, vector: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> secure_agg.MaskedInput:
@@ -74,7 +74,7 @@ def clear_input(member: str, vector: np.ndarray[tuple[int], np.dtype[np.uint32]]
     return secure_agg.MaskedInput(member, bytes(32), vector.size, bytes(64))
 
 
-class MadeUpPreparer(Preparer):
+class SyntheticPreparer(Preparer):
     """Fetches the job and the version as a member does, and trains nothing."""
 
     def __init__(
@@ -85,11 +85,11 @@ class MadeUpPreparer(Preparer):
         cache: BlobCache,
         watcher: LogWatcher,
         keeper: Keeper,
-        made_up: MadeUp = same_update,
+        synthetic: SyntheticCorpus = same_update,
     ) -> None:
         random = secure_agg.SystemRandom()
         super().__init__([Example("", "")], bytes(32), member, policy, budget, random, cache, "cpu", watcher, keeper)
-        self._made_up = made_up
+        self._synthetic = synthetic
         self._update: tuple[tuple[int, int], Update] | None = None
 
     async def prepare(self, assignment: Assignment, fetch: Fetch) -> Preparation:
@@ -99,9 +99,9 @@ class MadeUpPreparer(Preparer):
         self._policy.check_job(job)
         await blob(assignment.version, 4 * job.values)
         # By version, as in training: without noise a member sends no other update for one version.
-        round_ = 0 if self._made_up is same_update else assignment.version_number + 1
+        round_ = 0 if self._synthetic is same_update else assignment.version_number + 1
         if self._update is None or self._update[0] != (round_, job.values):
-            self._update = (round_, job.values), self._made_up(self._member, round_, job.values)
+            self._update = (round_, job.values), self._synthetic(self._member, round_, job.values)
         protection = self._budget.protection(job, _EXAMPLES)
         return Preparation(job, self._update[1], protection, self._budget.reserve(assignment, job, protection))
 
@@ -143,7 +143,7 @@ async def run_member(
     kind: type[real.Agent] = real.Agent,
     verification: Verification | None = None,
     watcher: LogWatcher | None = None,
-    made_up: MadeUp = same_update,
+    synthetic: SyntheticCorpus = same_update,
     admits: tuple[str, ...] = (),
     until_finished: bool = False,
 ) -> None:
@@ -173,7 +173,9 @@ async def run_member(
         open_budget(home, identity, policy, [""]) as budget,
     ):
         keeper = Keeper(PrivateStore(home, identity.federation, "data"), [])
-        preparer = MadeUpPreparer(identity.member, policy, budget, BlobCache(home / "cache"), seen, keeper, made_up)
+        preparer = SyntheticPreparer(
+            identity.member, policy, budget, BlobCache(home / "cache"), seen, keeper, synthetic
+        )
         agent = kind(
             identity,
             environment,

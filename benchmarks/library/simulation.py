@@ -25,7 +25,7 @@ import secure_agg
 from learning.accounting.events import PrivacyEvent
 from learning.mechanisms.contribution import Update
 from learning.mechanisms.protection import OwnNumbers, Protection, protection_of
-from learning.text.corpus import Corpus
+from learning.text.corpus import EncodedExamples
 from learning.text.data import Example
 from learning.training.task import LocalTraining
 from secure_agg import RandomSource
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from learning.training.local import TrainingResult
 
 __all__ = [
-    "LEAST_COHORT",
+    "MIN_COHORT",
     "Groups",
     "Lengths",
     "Member",
@@ -63,7 +63,7 @@ Vector = NDArray[np.float32]
 Groups = tuple[tuple[int, ...], ...]
 
 # A sum of one member's vector is no sum: the product opens no attempt for it.
-LEAST_COHORT = 2
+MIN_COHORT = 2
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,12 @@ class Member:
 
     examples: Sequence[Example]
     own: OwnNumbers = field(default_factory=OwnNumbers)
-    most_releases: int | None = None
+    max_releases: int | None = None
     software: Callable[[Protection], Protection] | None = None
 
     def sends(self, round_number: int) -> bool:
         """Whether it takes part in this round (from 1). It was in all before, so that they are its releases."""
-        return self.most_releases is None or round_number <= self.most_releases
+        return self.max_releases is None or round_number <= self.max_releases
 
 
 @dataclass(frozen=True)
@@ -133,9 +133,9 @@ class _Watched:
         return self.inner.encode(job, update, cohort, random)
 
 
-def corpora_of(bundle: "JobBundle", members: Sequence[Member]) -> list[Corpus]:
+def corpora_of(bundle: "JobBundle", members: Sequence[Member]) -> list[EncodedExamples]:
     """The members' examples as the job reads them, for all rounds."""
-    return [Corpus(member.examples, bundle.document, bundle.public_tokenizer) for member in members]
+    return [EncodedExamples(member.examples, bundle.document, bundle.public_tokenizer) for member in members]
 
 
 def backbone_of(bundle: "JobBundle") -> "StoredBackbone | None":
@@ -207,7 +207,7 @@ def play_round(
     bundle: "JobBundle",
     base: Vector,
     members: Sequence[Member],
-    corpora: Sequence[Corpus],
+    corpora: Sequence[EncodedExamples],
     number: int,
     random: RandomSource,
     state: "StateVectors | None" = None,
@@ -215,15 +215,15 @@ def play_round(
     """One round from the version `base`, (d,), with every member that still sends. corpora: the members' examples.
 
     Raises:
-        ValueError: fewer than LEAST_COHORT members send, or so many have no split into the job's groups.
+        ValueError: fewer than MIN_COHORT members send, or so many have no split into the job's groups.
         ResultInvalid: sums that the coordinator does not publish.
     """
     from learning.training.update import train_update
 
     job, manifest = bundle.document, bundle.manifest
     senders = tuple(place for place, member in enumerate(members) if member.sends(number))
-    if len(senders) < LEAST_COHORT:
-        raise ValueError(f"round {number} has {len(senders)} senders; a sum needs {LEAST_COHORT}: end the training")
+    if len(senders) < MIN_COHORT:
+        raise ValueError(f"round {number} has {len(senders)} senders; a sum needs {MIN_COHORT}: end the training")
     groups = draw(job, len(senders), random)
     version, backbone = manifest.encode(base), backbone_of(bundle)
     lengths: list[Lengths] = []
@@ -259,7 +259,7 @@ def play_round(
 def federate(
     bundle: "JobBundle", members: Sequence[Member], rounds: int, random: RandomSource | None = None
 ) -> Iterator[Round]:
-    """Rounds from the bundle's weights: `rounds` of them, or until fewer than LEAST_COHORT members send.
+    """Rounds from the bundle's weights: `rounds` of them, or until fewer than MIN_COHORT members send.
 
     random: what all draws and noise come from; the system's own if not given.
     """
@@ -271,7 +271,7 @@ def federate(
     job = bundle.document
     state = StateVectors(job.server, job.values)
     for number in range(1, rounds + 1):
-        if sum(member.sends(number) for member in members) < LEAST_COHORT:
+        if sum(member.sends(number) for member in members) < MIN_COHORT:
             return
         done = play_round(bundle, values, members, corpora, number, source, state)
         values, state = done.values, StateVectors(job.server, job.values, state.after)

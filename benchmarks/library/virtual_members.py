@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from coordinator.rounds.optimiser import ServerState
     from export.bundle import JobBundle
     from learning.models import Division, TextClassifier
-    from learning.text.corpus import Corpus
+    from learning.text.corpus import EncodedExamples
 
 __all__ = [
     "COMMON",
-    "EVENED",
-    "LEANING",
+    "PRIOR_ADDED",
+    "PRIOR_REMOVED",
     "Crew",
     "Held",
     "Part",
@@ -67,12 +67,12 @@ Vector = NDArray[np.float32]
 # What of a model is a member's own when it is tested: as it last left it, or brought up to the shared parameters as
 # `edge_client export` does it (`adapted`): an epoch on all that it keeps, under fedrecon its rows made anew.
 Reading = Literal["left", "adapted"]
-# What it is tested on: the common test set, or its own rows. With `evened` and `leaning` the logits are told which
-# labels the member has more of than others: that is taken out of a model of its own, and put into everybody's.
-Part = Literal["common", "test", "validation", "common, evened", "test, leaning", "validation, leaning"]
+# What it is tested on: the common test set, or its own rows. A member's prior says how much more of each label it has
+# than the others: `prior removed` takes it out of the logits of its own model, `prior added` puts it into everybody's.
+Part = Literal["common", "test", "validation", "common, prior removed", "test, prior added", "validation, prior added"]
 COMMON: Final = "common"
-EVENED: Final = "common, evened"
-LEANING: Final = "test, leaning"
+PRIOR_REMOVED: Final = "common, prior removed"
+PRIOR_ADDED: Final = "test, prior added"
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ class Worker:
         self._world = world
         self._label_shares: dict[int | None, NDArray[np.float64]] = {}
         # By member, part and, where it is the member's own, its tokenizer.
-        self._corpora: OrderedDict[tuple[int, str, bytes], Corpus] = OrderedDict()
+        self._corpora: OrderedDict[tuple[int, str, bytes], EncodedExamples] = OrderedDict()
 
     def train(self, place: int, number: int, cohort: int, version: bytes) -> NDArray[np.uint32]:
         """A member's part in a round of `cohort` members: its vector in the ring. Its private state is on disk then."""
@@ -292,14 +292,14 @@ class Worker:
     def _shift(self, place: int, how: str) -> Vector:
         """(L,) the logarithm of how much more of each label the member has than the model was trained for, which is
         everybody's mixture, or with `logit_adjustment` as much of each: by Bayes' rule the answer for other proportions
-        of labels (Saerens et al. 2002). how: `leaning` adds it, `evened` takes it off, "" leaves logits as they are.
+        of labels (Saerens et al. 2002). how: `prior added` adds it, `prior removed` takes it off, "" changes nothing.
         """
         job = self._world.bundle.document
         if not how:
             return np.zeros(len(job.labels), np.float32)
         trained_for = 1 / len(job.labels) if job.training.logit_adjustment else self._shares(None)
         shift: Vector = np.log(self._shares(place) / trained_for).astype(np.float32)
-        return shift if how == "leaning" else -shift
+        return shift if how == "prior added" else -shift
 
     def _shares(self, place: int | None) -> NDArray[np.float64]:
         """(L,) shares of the labels in a member's training rows, in everybody's where it is None. One row more of each,
@@ -376,18 +376,18 @@ class Worker:
         division.load_private(module, private)
         return module, division
 
-    def _corpus(self, place: int, part: str, tokenizer: bytes) -> "Corpus":
+    def _corpus(self, place: int, part: str, tokenizer: bytes) -> "EncodedExamples":
         """A part of a member's rows as token ids, encoded once while it is remembered; the common test set is the same
         for all who share a tokenizer.
         """
-        from learning.text.corpus import Corpus
+        from learning.text.corpus import EncodedExamples
 
         own = self._world.bundle.document.own_vocabulary
         key = (-1 if part == COMMON and not own else place, part, hashlib.sha256(tokenizer).digest() if own else b"")
         if key not in self._corpora:
             held = self._world.members[place]
             rows = {"train": held.train, "validation": held.validation, "test": held.test, COMMON: self._world.common}
-            made = Corpus(rows[part], self._world.bundle.document, tokenizer)
+            made = EncodedExamples(rows[part], self._world.bundle.document, tokenizer)
             if part == COMMON and own:
                 # Read once or twice; a thousand texts for each member would fill the memory.
                 return made

@@ -51,7 +51,7 @@ JOB = "soak"
 POLICY = 'schema = 1\nmechanisms = ["none"]\nallow_second_sum = true\n'
 
 ROUNDS, QUICK_ROUNDS = 200, 6
-MEMBERS, LEAST = 6, 4
+MEMBERS, MIN = 6, 4
 SEED = 1
 TARGET_RECOVERY = 10.0
 CELL_SECONDS = 3600.0
@@ -155,16 +155,16 @@ class _Siege:
             await asyncio.sleep(_LOOK)
         raise MeasurementFailed(f"nothing moved for {CELL_SECONDS:.0f} s")
 
-    async def besiege(self, most_kills: int | None) -> None:
+    async def besiege(self, max_kills: int | None) -> None:
         """Kills until the job is finished, or so many times."""
         chance, kills = self.chance, 0
-        while most_kills is None or kills < most_kills:
+        while max_kills is None or kills < max_kills:
             if not await self.until(chance.randint(*_LINES_BETWEEN)):
                 return
             await asyncio.sleep(chance.uniform(0, _LATER))
             kills += 1
             # Of a short soak the first is the coordinator's: it has to come back at least once.
-            if chance.random() < _COORDINATOR or (most_kills is not None and kills == 1):
+            if chance.random() < _COORDINATOR or (max_kills is not None and kills == 1):
                 if not await self._kill_coordinator():
                     return
             else:
@@ -186,7 +186,7 @@ class _Siege:
 
     def _kill_member(self) -> None:
         here = [name for name in self.names if name not in self.away]
-        if len(here) <= LEAST:
+        if len(here) <= MIN:
             return
         name = self.chance.choice(here)
         self.outcome.member_kills += 1
@@ -201,13 +201,13 @@ def _job_file(folder: Path, rounds: int) -> str:
         f'schema = 1\nname = "{JOB}"\nlabels = ["no", "yes"]\n'
         f'[vocabulary]\nkind = "words"\nfile = "{words.name}"\n'
         "[model]\nembedding = 16\nwidths = [2]\nmaps = 8\n"
-        f"[rounds]\ncount = {rounds}\nmin_members = {LEAST}\ntarget_members = {MEMBERS}\nattempts = 100\n"
-        "failures = 1000\n[rounds.deadlines]\ntraining = 30\nreconnect = 1\n"
+        f"[rounds]\ncount = {rounds}\nmin_members = {MIN}\ntarget_members = {MEMBERS}\nattempts = 100\n"
+        "max_failed_rounds = 1000\n[rounds.deadlines]\ntraining = 30\nreconnect = 1\n"
     )
 
 
-async def soak(folder: Path, rounds: int, seed: int, most_kills: int | None = None) -> Outcome:
-    """One soak in this folder. most_kills: as many kills as there may be; None: until the job is finished.
+async def soak(folder: Path, rounds: int, seed: int, max_kills: int | None = None) -> Outcome:
+    """One soak in this folder. max_kills: as many kills as there may be; None: until the job is finished.
 
     The database is what `TACIT_DATABASE_URL` names, or SQLite.
 
@@ -225,7 +225,7 @@ async def soak(folder: Path, rounds: int, seed: int, most_kills: int | None = No
             siege.start(name)
         await running.connected(MEMBERS)
         await asyncio.to_thread(running.create_job, JOB, _job_file(folder, rounds))
-        await siege.besiege(most_kills)
+        await siege.besiege(max_kills)
         detail = await running.show(JOB)
         versions = {number: data async for number, data in running.versions(detail)}
     finally:

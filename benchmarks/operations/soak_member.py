@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.library.members import made_up_update, run_member
+from benchmarks.library.members import run_member, synthetic_update
 from edge_client.agent.watching import LogWatcher
 from learning.mechanisms.contribution import Update
 from tacit.attempt import AttemptId
@@ -29,7 +29,7 @@ __all__ = ["main", "record_of", "update_of"]
 
 def update_of(member: str, round_: int, values: int) -> Update:
     """Of this member in this round, float32 (values,); members differ in their weights as well."""
-    return replace(made_up_update(f"{member}/{round_}", values), examples=50 + sum(member.encode()) % 50)
+    return replace(synthetic_update(f"{member}/{round_}", values), examples=50 + sum(member.encode()) % 50)
 
 
 def record_of(records: Path, attempt: AttemptId) -> Path:
@@ -52,7 +52,7 @@ class _Recorder(LogWatcher):
 
 
 async def _run(home: Path, records: Path) -> None:
-    task = asyncio.ensure_future(run_member(home, watcher=_Recorder(records), made_up=update_of))
+    task = asyncio.ensure_future(run_member(home, watcher=_Recorder(records), synthetic=update_of))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     with contextlib.suppress(asyncio.CancelledError):
         await task

@@ -14,15 +14,15 @@ from learning.text.data import Example, read_examples
 __all__ = ["KINDS", "main", "measure"]
 
 BENCH = "partition_kinds"
-SEED, MEMBERS, ALPHA, LEAST = 0, 40, 1.0, 10
+SEED, MEMBERS, ALPHA, MIN = 0, 40, 1.0, 10
 RATIOS = tuple(range(10, 10 + MEMBERS))
 
 # By name: labels, the values of the column, a partition.
 KINDS: Mapping[str, Callable[[Sequence[str], Sequence[str]], Partition]] = {
-    f"by label, alpha {ALPHA:g}": lambda labels, _: by_label(labels, MEMBERS, ALPHA, SEED, least=LEAST),
-    f"by quantity, alpha {ALPHA:g}": lambda labels, _: by_quantity(len(labels), MEMBERS, ALPHA, SEED, least=LEAST),
-    f"by ratios, {RATIOS[0]} to {RATIOS[-1]}": lambda labels, _: by_ratios(len(labels), RATIOS, SEED, least=LEAST),
-    "by column": lambda _, values: by_column(values, least=LEAST),
+    f"by label, alpha {ALPHA:g}": lambda labels, _: by_label(labels, MEMBERS, ALPHA, SEED, least=MIN),
+    f"by quantity, alpha {ALPHA:g}": lambda labels, _: by_quantity(len(labels), MEMBERS, ALPHA, SEED, least=MIN),
+    f"by ratios, {RATIOS[0]} to {RATIOS[-1]}": lambda labels, _: by_ratios(len(labels), RATIOS, SEED, least=MIN),
+    "by column": lambda _, values: by_column(values, least=MIN),
 }
 
 

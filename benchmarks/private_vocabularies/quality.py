@@ -19,9 +19,9 @@ best on the members' validation rows, looked at every 10 rounds (`best`, `best_r
 its other reading): methods that are read differently are compared in one reading. No choice looks at a test. `local` is
 no job: its members train 10 epochs in all and share nothing.
 
-Two figures tell what of this is the mixture of labels and what is text: `evened`, the global accuracy with each
-member's mixture taken out of its logits where the model is its own, and `leaning`, the local accuracy with the mixture
-put into everybody's model, which trains nothing and shares nothing more.
+Two figures separate the mixture of labels from the text. `prior_removed` is the global accuracy with each member's
+mixture taken out of the logits of its own model. `prior_added` is the local accuracy with the mixture put into
+everybody's model, which trains nothing and shares nothing more.
 
 `embedding: frozen`: every member's embedding stays the table that all began with, and is its own only after the last
 round: `adapted` is what `edge_client export` makes of it, and nothing of that is sent
@@ -59,8 +59,8 @@ from benchmarks.library.partitions import Partition, by_label, split
 from benchmarks.library.record import SHARED, Figure, NoData, Results, open_results, parser
 from benchmarks.library.virtual_members import (
     COMMON,
-    EVENED,
-    LEANING,
+    PRIOR_ADDED,
+    PRIOR_REMOVED,
     Crew,
     Held,
     Part,
@@ -115,7 +115,7 @@ DATASETS = (*CORE, "ag_news", "20newsgroups")
 GLOVE = SHARED / "glove" / "glove.6B.50d.subset.txt.gz"
 WIDTH = 50
 COMMON_ROWS = 1000
-MOST_ROWS = 1000
+MAX_ROWS = 1000
 # The package of the encoder, which carries its files.
 MINILM_SEEDS = (0,)
 # Chosen on TREC's validation rows over 16: a member with 38 rows takes five steps an epoch, not three. Those of
@@ -306,7 +306,7 @@ class Cell:
     @property
     def own_rows(self) -> tuple[Part, Part]:
         """A member's test and validation rows, read by the model that it uses."""
-        return (LEANING, "validation, leaning") if self.adjusted else ("test", "validation")
+        return (PRIOR_ADDED, "validation, prior added") if self.adjusted else ("test", "validation")
 
     @property
     def reading(self) -> Reading:
@@ -462,7 +462,7 @@ def world_of(cell: Cell, data: Data, recipe: Recipe, seed: int, folder: Path, gl
         server=FedAvgServer(learning_rate=recipe.server_learning_rate),
         rounds=Rounds(count=recipe.rounds, min_members=recipe.cohort, target_members=recipe.cohort),
         # Near what members have: a grid for weights up to 100,000 would be coarse for changes of so few examples.
-        aggregation=Aggregation(max_weight=MOST_ROWS),
+        aggregation=Aggregation(max_weight=MAX_ROWS),
         vocabulary=vocabulary,
         seed=seed,
     )
@@ -488,15 +488,16 @@ def _width(glove: Path) -> int:
 
 @dataclass(frozen=True)
 class Standing:
-    """Both accuracies, and how many members had no right answer on the common test set. evened, leaning: the first with
-    members' labels taken out of their own models, the second with them put into everybody's (`virtual_members.Part`).
+    """Both accuracies, and how many members had no right answer on the common test set.
+    `prior_removed` is the first with members' labels taken out of their own models, `prior_added` the second with them
+    put into everybody's (`virtual_members.Part`).
     """
 
     common: float
     local: float
     without: int
-    evened: float | None = None
-    leaning: float | None = None
+    prior_removed: float | None = None
+    prior_added: float | None = None
 
 
 Scores = Sequence[Mapping[tuple[Reading, Any], Score]]
@@ -506,12 +507,12 @@ def standing(scores: Scores, reading: Reading, test: Part = "test") -> Standing:
     """The paper's two figures from all members' scores. test: how members' own test rows are read."""
     common, without = geometric_mean([each[reading, COMMON] for each in scores])
     local = statistics.mean(each[reading, test].accuracy for each in scores)
-    evened = leaning = None
-    if all((reading, EVENED) in each for each in scores):
-        evened, _ = geometric_mean([each[reading, EVENED] for each in scores])
-    if test != LEANING and all((reading, LEANING) in each for each in scores):
-        leaning = statistics.mean(each[reading, LEANING].accuracy for each in scores)
-    return Standing(common, local, without, evened, leaning)
+    prior_removed = prior_added = None
+    if all((reading, PRIOR_REMOVED) in each for each in scores):
+        prior_removed, _ = geometric_mean([each[reading, PRIOR_REMOVED] for each in scores])
+    if test != PRIOR_ADDED and all((reading, PRIOR_ADDED) in each for each in scores):
+        prior_added = statistics.mean(each[reading, PRIOR_ADDED].accuracy for each in scores)
+    return Standing(common, local, without, prior_removed, prior_added)
 
 
 def _scores(crew: Crew, cell: Cell, version: bytes, places: Sequence[int], states: Path | None = None) -> Scores:
@@ -520,15 +521,15 @@ def _scores(crew: Crew, cell: Cell, version: bytes, places: Sequence[int], state
     """
     readings, own = cell.readings, cell.own_rows
     if crew.world.alone or not (crew.world.bundle.document.complete or cell.frozen):
-        more: tuple[Part, ...] = () if cell.adjusted else (EVENED,)
+        more: tuple[Part, ...] = () if cell.adjusted else (PRIOR_REMOVED,)
         return crew.score(version, readings, (COMMON, *more, *own), places=places, states=states)
     # Members have one model between them, as they left it.
-    leaning: tuple[Part, ...] = own if cell.adjusted else (*own, LEANING)
+    prior_added: tuple[Part, ...] = own if cell.adjusted else (*own, PRIOR_ADDED)
     (first,) = crew.score(version, ("left",), (COMMON,), places=[0], states=states)
-    scores = [{**first, **each} for each in crew.score(version, ("left",), leaning, places=places, states=states)]
+    scores = [{**first, **each} for each in crew.score(version, ("left",), prior_added, places=places, states=states)]
     if "adapted" not in readings:
         return scores
-    apart = crew.score(version, ("adapted",), (COMMON, *leaning), places=places, states=states)
+    apart = crew.score(version, ("adapted",), (COMMON, *prior_added), places=places, states=states)
     return [{**each, **adapted} for each, adapted in zip(scores, apart, strict=True)]
 
 
@@ -631,9 +632,9 @@ def _accuracies(
             return round((found.common, found.local)[place], 5)
 
         more: dict[str, Any] = {"reading": cell.reading, **{each: value(found) for each, found in last.items()}}
-        shifted = (last[cell.reading].evened, last[cell.reading].leaning)[place]
+        shifted = (last[cell.reading].prior_removed, last[cell.reading].prior_added)[place]
         if shifted is not None:
-            more[("evened", "leaning")[place]] = round(shifted, 5)
+            more[("prior_removed", "prior_added")[place]] = round(shifted, 5)
         if curve:
             more |= {"best": value(best[cell.reading]), "best_round": best_round}
             more |= {f"best_{each}": value(found) for each, found in best.items() if each != cell.reading}

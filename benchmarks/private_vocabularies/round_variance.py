@@ -69,11 +69,11 @@ class Reader:
 
     def __init__(self, world: World, rows: Sequence[Example]) -> None:
         from learning.models import build_blank
-        from learning.text.corpus import Corpus
+        from learning.text.corpus import EncodedExamples
 
         self._bundle = world.bundle
         job = world.bundle.document
-        corpus = Corpus(rows, job, world.bundle.public_tokenizer)
+        corpus = EncodedExamples(rows, job, world.bundle.public_tokenizer)
         self._read = corpus.read()
         self._module = build_blank(job.model, corpus.vocabulary_size, len(job.labels), corpus.pad_id)
 

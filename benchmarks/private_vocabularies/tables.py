@@ -237,7 +237,7 @@ def _mean(lines: Sequence[Line]) -> Line:
     """
     mean = {key: each for key, each in lines[-1].items() if key not in ("seed", *_OF_ONE_RUN)}
     if mean["figure"] != "seconds":
-        for name in ("value", "left", "adapted", "best", "best_left", "best_adapted", "evened", "leaning"):
+        for name in ("value", "left", "adapted", "best", "best_left", "best_adapted", "prior_removed", "prior_added"):
             mean.pop(name, None)
             # Lines of before have no other reading of the best round.
             if all(name in line for line in lines):
@@ -257,5 +257,5 @@ def _beside(line: Line) -> list[str]:
     paper = f"{100 * line['paper']:.1f}" if "paper" in line else ""
     best = [f"{100 * line['best']:.1f}"] if "best" in line else []
     best += [f"{100 * line[f'best_{each}']:.1f} {each}" for each in ("left", "adapted") if f"best_{each}" in line]
-    shifted = [f"{100 * line[each]:.1f}" for each in ("evened", "leaning") if each in line]
+    shifted = [f"{100 * line[each]:.1f}" for each in ("prior_removed", "prior_added") if each in line]
     return [value, paper, ", ".join(others), ", ".join(best), *(shifted or [""])]

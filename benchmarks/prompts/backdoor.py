@@ -52,9 +52,9 @@ Attack = Literal["none", "poisoning", "scaling", "fitted"]
 _SCALED = ("scaling", "fitted")
 Defence = Literal["none", "median", "reject-outliers"]
 # What the order asks: success of scaling, and what of the clean accuracy an attack on groups may cost.
-LEAST_SUCCESS: Final = 0.8
-MOST_SUCCESS: Final = 0.3
-MOST_LOST: Final = 0.03
+MIN_SUCCESS: Final = 0.8
+MAX_SUCCESS: Final = 0.3
+MAX_LOST: Final = 0.03
 
 Vector = NDArray[np.float32]
 
@@ -118,8 +118,8 @@ class Cell:
         if self.attack not in _SCALED:
             return {}
         if self.defence == "none":
-            return {"target": LEAST_SUCCESS, "target_is": "at least"}
-        return {"target": MOST_SUCCESS, "target_is": "at most"}
+            return {"target": MIN_SUCCESS, "target_is": "at least"}
+        return {"target": MAX_SUCCESS, "target_is": "at most"}
 
 
 def _cells() -> tuple[Cell, ...]:
@@ -241,7 +241,7 @@ def measure(cell: Cell, plan: Plan, seed: int, start: Vector, control: float | N
     more: dict[str, Any] = {"steps": plan.steps, "rounds": plan.rounds, "precision": plan.precision, "curve": curve}
     lost: dict[str, Any] = {}
     if control is not None and cell.attack != "none":
-        lost = {"control": control, "target": round(control - MOST_LOST, 5), "target_is": "at least"}
+        lost = {"control": control, "target": round(control - MAX_LOST, 5), "target_is": "at least"}
     return [
         Figure("clean_accuracy", round(last.accuracy, 5), more={**lost, **more}),
         Figure("attack_success", round(last.success, 5), more={"mistaken": round(last.mistaken, 5), **cell.target()}),

@@ -53,7 +53,7 @@ RATES: Mapping[Method, tuple[float, ...]] = {
     "fine-tuning": (5e-5, 1e-4, 2e-5, 3e-4),
     "frozen": (0.01, 0.1, 0.001),
 }
-_LEAST_OF_CLOZE = 0.03
+_MIN_OF_CLOZE = 0.03
 # Under `laplace-update` L1 bounds of a change, which are searched in place of the rate; and epsilons of one round.
 BOUNDS = (100.0, 10.0, 1000.0)
 EPSILONS = (1000.0, 100.0, 10.0)
@@ -225,7 +225,7 @@ def choices_of(cell: Cell) -> tuple[float, ...]:
     if cell.server != "fedavg":
         return MOMENTA
     rates = RATES[cell.method]
-    return tuple(rate for rate in rates if rate >= _LEAST_OF_CLOZE) if _is_plain_cloze(cell) else rates
+    return tuple(rate for rate in rates if rate >= _MIN_OF_CLOZE) if _is_plain_cloze(cell) else rates
 
 
 def _is_plain_cloze(cell: Cell) -> bool:

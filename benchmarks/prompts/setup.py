@@ -35,7 +35,7 @@ from benchmarks.library.minilm import minilm
 from benchmarks.library.partitions import by_quantity, by_ratios
 from benchmarks.library.record import ROOT, SHARED, NoData
 from benchmarks.library.simulation import backbone_of
-from learning.text.corpus import Corpus, CorpusRead
+from learning.text.corpus import EncodedArrays, EncodedExamples
 from learning.text.data import Example
 from tacit.bundle import BACKBONE_FILE
 from tacit.job import Aggregation, JobSpec, Precision, Rounds, Training
@@ -88,7 +88,7 @@ MAX_TOKENS = 64
 ALPHA = 1.0
 VALIDATION = 872
 # Of a place of the states, beside the middle one's: what varies less is not read by the head for masked words.
-LEAST_DEVIATION = 1e-3
+MIN_STD = 1e-3
 # Fixed in advance; `--search` writes down how others do on validation rows, before any training.
 TEMPLATE = "{text} It was {mask}."
 WORDS: Mapping[str, tuple[str, ...]] = {"negative": ("bad",), "positive": ("good",)}
@@ -197,12 +197,12 @@ def fit_head(plain: Path, folder: Path, recipe: HeadRecipe) -> None:
         head.bias.copy_((counts / counts.sum()).log())
     # States have a large mean, the same for all words, and little beside it. The head is trained on what is left,
     # standardised, and then made to take states as they are, which is the same function.
-    mean, deviation = parts["train"].states.mean(dim=0), parts["train"].states.std(dim=0)
+    mean, std = parts["train"].states.mean(dim=0), parts["train"].states.std(dim=0)
     # MiniLM has places that hardly move whatever the text (1e-33 beside 0.1): they are left out, not blown up to one.
-    deviation = torch.where(deviation > LEAST_DEVIATION * deviation.median(), deviation, torch.inf)
-    even = {part: replace(parts[part], states=(parts[part].states - mean) / deviation) for part in ("train", "valid")}
+    std = torch.where(std > MIN_STD * std.median(), std, torch.inf)
+    even = {part: replace(parts[part], states=(parts[part].states - mean) / std) for part in ("train", "valid")}
     curve, best = _train_head(head, even["train"], even["valid"], recipe)
-    weight = best["transform.dense.weight"] / deviation
+    weight = best["transform.dense.weight"] / std
     bias = best["transform.dense.bias"] - weight @ mean
     head.load_state_dict(best | {"transform.dense.weight": weight, "transform.dense.bias": bias}, strict=False)
     loss, correct = _score_head(head, parts["test"], recipe.batch)
@@ -511,24 +511,24 @@ def members_of(count: int, partition: Partitioned, seed: int) -> list[list[Examp
 # ---- rounds ---------------------------------------------------------------------------------------------------------
 
 
-class Portion(Corpus):
+class Portion(EncodedExamples):
     """A member's examples of which one round goes over some. N stays the number of all: the member's weight."""
 
-    def __init__(self, whole: Corpus, rows: NDArray[np.int64]) -> None:
+    def __init__(self, whole: EncodedExamples, rows: NDArray[np.int64]) -> None:
         # All of the other but for what `read` gives: nothing is read or cut into tokens again.
         vars(self).update(vars(whole))
         self._whole, self._rows = whole, rows
 
-    def read(self) -> CorpusRead:
+    def read(self) -> EncodedArrays:
         """Some rows of the whole, in the order in which they come."""
         read = self._whole.read()
         # No wider than the longest of them.
         ids = read.ids[self._rows]
         width = int((ids != self.pad_id).sum(axis=1).max())
-        return CorpusRead(ids[:, :width], read.labels[self._rows], read.usable[self._rows])
+        return EncodedArrays(ids[:, :width], read.labels[self._rows], read.usable[self._rows])
 
 
-def portions(corpora: Sequence[Corpus], number: int, steps: int, seed: int) -> list[Corpus]:
+def portions(corpora: Sequence[EncodedExamples], number: int, steps: int, seed: int) -> list[EncodedExamples]:
     """What members go over in round `number` (from 1): the next `steps` batches of rows of each, in an order that the
     seed draws; who has gone over all of its rows begins anew in another order. So every member takes as many steps.
     """
@@ -553,7 +553,7 @@ def _turn(seed: int, place: int, turn: int, size: int) -> NDArray[np.int64]:
     return random.permutation(size)
 
 
-def accuracy(bundle: "JobBundle", values: Vector, corpus: Corpus) -> float:
+def accuracy(bundle: "JobBundle", values: Vector, corpus: EncodedExamples) -> float:
     """Share of the corpus's rows whose label a version, (d,), of this job names, by the product's module; 0 to 1."""
     import torch
 

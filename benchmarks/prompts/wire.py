@@ -230,7 +230,7 @@ async def _job(
         labels=LABELS,
         model=parts.model,
         rounds=Rounds(
-            count=rounds, min_members=MEMBERS, target_members=MEMBERS, attempts=1, deadlines=Deadlines(**_DEADLINES)
+            count=rounds, min_members=MEMBERS, target_members=MEMBERS, max_attempts=1, deadlines=Deadlines(**_DEADLINES)
         ),
         manifest=parts.manifest.digest(),
         weights=hashlib.sha256(parts.weights).digest(),

@@ -540,7 +540,7 @@ class Matching:
 
     steps: int = 200
     rate: float = 0.1
-    deviation: float = 0.5
+    std: float = 0.5
     starts: int = 1
     whitening: float | None = None
     seed: int = 0
@@ -585,7 +585,7 @@ def vectors_by_matching(module: TextClassifier, observed: Sequence[Observed], ho
     distances = [_Distances(each.gradient, how.whitening) for each in cases]
     generator = torch.Generator().manual_seed(how.seed)
     width = module.embedding.embedding_dim
-    vectors = torch.randn(*there.shape, width, generator=generator).mul_(how.deviation).requires_grad_()
+    vectors = torch.randn(*there.shape, width, generator=generator).mul_(how.std).requires_grad_()
     optimiser = torch.optim.Adam([vectors], lr=how.rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, how.steps, how.rate / 100)
     best, least = vectors.detach().clone(), torch.full((len(cases),), torch.inf)

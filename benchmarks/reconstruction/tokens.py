@@ -83,13 +83,13 @@ __all__ = ["Cell", "average_shared", "cells", "figures", "main", "measured_befor
 BENCH = "reconstruction"
 
 SEEDS = (0, 1, 2)
-SENTENCES, OWN, LEAST_DIGITS = 128, 222, 3
+SENTENCES, OWN, MIN_DIGITS = 128, 222, 3
 LABELS = ("World", "Sports", "Business", "Sci/Tech")
 GLOVE = SHARED / "glove" / "glove.6B.50d.subset.txt.gz"
 PIECES = SHARED / "bert_vocab" / "bert-base-uncased-vocab.txt.gz"
 AG_NEWS = SHARED / "ag_news"
 # A word of the public list stands this often in the training set.
-LEAST_COUNT = 5
+MIN_COUNT = 5
 MAX_TOKENS = 128
 
 # The paper's learning rates (appendix A.1), a local epoch a round. Its AdamW is Adam here: the decay that is left out
@@ -211,7 +211,7 @@ def glove() -> Mapping[str, np.ndarray[Any, np.dtype[np.float32]]]:
 def public_words() -> tuple[str, ...]:
     """The public word list: GloVe's, then the training set's frequent ones."""
     counts = Counter(word for text, _ in news("train") for word in re.findall(r"\w+|[^\w\s]", text.lower()))
-    return (*glove(), *(word for word, count in counts.most_common() if count >= LEAST_COUNT and word not in glove()))
+    return (*glove(), *(word for word, count in counts.most_common() if count >= MIN_COUNT and word not in glove()))
 
 
 @cache
@@ -263,7 +263,7 @@ def member_texts(model: str) -> tuple[tuple[str, int], ...]:
     others: list[tuple[str, int]] = []
     for row in news("test"):
         digits = sum(has_digit(words[place] or "") for place in cut.encode([row[0]])[0])
-        if digits >= LEAST_DIGITS and len(chosen) < SENTENCES:
+        if digits >= MIN_DIGITS and len(chosen) < SENTENCES:
             chosen.append(row)
         elif len(others) < OWN - SENTENCES:
             others.append(row)
@@ -415,9 +415,9 @@ def matched(cell: Cell, seed: int) -> list[Values]:
     cells which differ in the attacker alone are asked for by one of them.
     """
     who, batches = attacked(cell, seed)
-    deviation = float(who.table.rows.std())
+    std = float(who.table.rows.std())
     whitening, steps, rate = SEARCHES[cell.family]
-    how = Matching(steps, rate * deviation, deviation, whitening=whitening)
+    how = Matching(steps, rate * std, std, whitening=whitening)
     seen = [observed(cell, who, batches, at, seed)[0] for at in range(len(batches))]
     cases = [Observed(gradient, batch.labels, batch.seen) for gradient, batch in zip(seen, batches, strict=True)]
     return vectors_by_matching(who.module, cases, how)

@@ -112,7 +112,7 @@ def due_of_member(context: RoundContext, lost: int) -> dict[Phase, int]:
         Phase.SHARE: n,
         Phase.MASK: n - 1 if sparse is None else sparse.degree,
         Phase.CONFIRM: 0,
-        Phase.UNMASK: n - lost if sparse is None else context.least_confirmations,
+        Phase.UNMASK: n - lost if sparse is None else context.min_confirmations,
     }
 
 

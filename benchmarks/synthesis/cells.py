@@ -77,7 +77,7 @@ def quick_plan(cache: Path) -> Plan:
     """Small sizes, for `--quick` and for tests."""
     model = RvaeRecipe().model.model_copy(update={"embedding": 16, "hidden": 16, "latent": 4, "words": 300})
     rvae = RvaeRecipe(
-        model=model, members=3, rounds=2, steps=2, lot=32, plain_epochs=1, start_texts=100, texts=40, deviation=8.0
+        model=model, members=3, rounds=2, steps=2, lot=32, plain_epochs=1, start_texts=100, texts=40, std=8.0
     )
     classifier = ClassifierRecipe(hidden=8, epochs=2, rounds=2, steps=2, lot=32, plain_rounds=2)
     return Plan(rvae, classifier, candidates=20, cache=cache)

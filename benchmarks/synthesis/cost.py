@@ -29,7 +29,7 @@ from benchmarks.synthesis.setup import (
     read_task,
     rvae_bundle,
 )
-from learning.text.corpus import Corpus
+from learning.text.corpus import EncodedExamples
 from learning.text.data import Example
 from secure_agg import SystemRandom, packed_size
 from tacit.job import Aggregation, JobSpec, Rounds, Training, VocabularyFile
@@ -83,7 +83,7 @@ def step_seconds(bundle: "JobBundle", examples: Sequence[Example], steps: int, l
     from learning.training.private import train_private
 
     job = bundle.document
-    corpus = Corpus(examples, job, bundle.public_tokenizer)
+    corpus = EncodedExamples(examples, job, bundle.public_tokenizer)
     module, _ = assembled(job, corpus, bundle.manifest, bundle.manifest.decode(bundle.weights), {}, None)
     read = corpus.read()
     at = [time.process_time()]

@@ -19,7 +19,7 @@ from benchmarks.synthesis.setup import GLOVE, Task, multiplier_for
 from learning.accounting.events import PrivacyEvent
 from learning.mechanisms.protection import protection_of
 from learning.synthesis.quality import canaries_reproduced, longest_verbatim, ngram_overlap
-from learning.text.corpus import Corpus
+from learning.text.corpus import EncodedExamples
 from learning.text.data import Example
 from secure_agg import RandomSource
 from tacit.job import Aggregation, JobSpec, Rounds, Training, VocabularyFile
@@ -144,9 +144,9 @@ class Judge:
         empty = self.corpus([])
         self.module = build_blank(bundle.document.model, empty.vocabulary_size, len(task.labels), empty.pad_id)
 
-    def corpus(self, examples: Sequence[Example]) -> Corpus:
+    def corpus(self, examples: Sequence[Example]) -> EncodedExamples:
         """These rows, as the job reads them."""
-        return Corpus(examples, self.bundle.document, self.bundle.public_tokenizer)
+        return EncodedExamples(examples, self.bundle.document, self.bundle.public_tokenizer)
 
     def load(self, values: Vector) -> None:
         """Puts values, (d,), into the module."""

@@ -59,7 +59,7 @@ Attacker = Literal["linear", "deep"]
 KEYWORDS = 10
 CHANCE = 0.5
 # Under so many texts of each kind a score says nothing, and an attacker learns nothing.
-LEAST_TEXTS = 5
+MIN_TEXTS = 5
 _HIDDEN = 64
 _STEPS = 300
 _RATE = 0.01
@@ -131,10 +131,10 @@ def words_of(text: str) -> list[str]:
 
 
 def choose_keywords(
-    texts: Sequence[str], count: int = KEYWORDS, *, least_share: float = 0.005, most_share: float = 0.05
+    texts: Sequence[str], count: int = KEYWORDS, *, min_share: float = 0.005, max_share: float = 0.05
 ) -> tuple[str, ...]:
     """Ten words to look for, by a fixed rule over the attacker's own texts: of the words with four letters or more that
-    are no function words and stand in between `least_share` and `most_share` of the texts, those in most texts, ties in
+    are no function words and stand in between `min_share` and `max_share` of the texts, those in most texts, ties in
     order of spelling.
 
     Raises:
@@ -144,11 +144,11 @@ def choose_keywords(
     found = sorted(
         (-met, word)
         for word, met in counts.items()
-        if _could_be_one(word) and least_share * len(texts) <= met <= most_share * len(texts)
+        if _could_be_one(word) and min_share * len(texts) <= met <= max_share * len(texts)
     )
     if len(found) < count:
         raise ValueError(
-            f"{len(found)} words stand in {least_share:.1%} to {most_share:.1%} of {len(texts):,} texts, and {count} "
+            f"{len(found)} words stand in {min_share:.1%} to {max_share:.1%} of {len(texts):,} texts, and {count} "
             "are wanted; give more texts, or wider bounds"
         )
     return tuple(word for _, word in found[:count])
@@ -159,14 +159,14 @@ def balanced(texts: Sequence[str], keyword: str, seed: int) -> tuple[list[str], 
     in length, no text twice. Which of equally long ones is drawn from the seed.
 
     Raises:
-        ValueError: fewer than `LEAST_TEXTS` texts with the keyword, or without it.
+        ValueError: fewer than `MIN_TEXTS` texts with the keyword, or without it.
     """
     words = [words_of(text) for text in texts]
     held = [at for at, each in enumerate(words) if keyword in each]
     others = [at for at, each in enumerate(words) if keyword not in each]
-    if min(len(held), len(others)) < LEAST_TEXTS:
+    if min(len(held), len(others)) < MIN_TEXTS:
         raise ValueError(
-            f"{len(held)} of {len(texts):,} texts hold {keyword!r}, and {LEAST_TEXTS} of each kind are needed; choose "
+            f"{len(held)} of {len(texts):,} texts hold {keyword!r}, and {MIN_TEXTS} of each kind are needed; choose "
             "keywords that more texts hold"
         )
     random = np.random.Generator(np.random.Philox(seed))
@@ -277,8 +277,8 @@ def _attack(known: Tensor, present: Tensor, asked: Tensor, attacker: Attacker, s
     """(N,): 1 where an attacker that was trained on (known, present) says that the keyword is there."""
     mean = known.mean(dim=0)
     # One scale for all features: those that hardly move, such as rare words, are not blown up.
-    deviation = float((known - mean).square().mean().sqrt())
-    scale = 1 / deviation if deviation > 1e-6 * (1 + float(mean.abs().max())) else 0.0
+    std = float((known - mean).square().mean().sqrt())
+    scale = 1 / std if std > 1e-6 * (1 + float(mean.abs().max())) else 0.0
     known, asked = (known - mean) * scale, (asked - mean) * scale
     random = np.random.Generator(np.random.Philox(seed))
     layers = [_linear(known.shape[1], 1, random)]

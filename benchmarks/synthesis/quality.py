@@ -89,7 +89,7 @@ def measure(
         yield cell.case(), [Figure("test_accuracy", round(majority_accuracy(task), 5))]
         return
     if cell.method in ("synthetic", "published"):
-        yield from _measure_made_up(cell, task, plan, seed, folder, keep)
+        yield from _measure_synthetic(cell, task, plan, seed, folder, keep)
         return
     if cell.method == "raw":
         judge = _judge(task, plan, seed, folder)
@@ -104,7 +104,7 @@ def measure(
     yield cell.case(), [*figures, _seconds(began)]
 
 
-def _measure_made_up(
+def _measure_synthetic(
     cell: Cell, task: Task, plan: Plan, seed: int, folder: Path, keep: Path | None
 ) -> Iterator[Measured]:
     began = time.process_time()

@@ -219,7 +219,7 @@ class RvaeRecipe:
     # Of each member.
     texts: int = 1000
     # Of the noise on each label's count.
-    deviation: float = 24.0
+    std: float = 24.0
     # How much more than the model says a text is to be of its label.
     guidance: float = 1.0
 
@@ -276,7 +276,7 @@ def _job(task: Task, recipe: RvaeRecipe, seed: int, cache: Path, **changed: Any)
         # Near what members have: a grid for weights up to 100,000 would be coarse for changes of so few examples.
         "aggregation": Aggregation(max_weight=1000),
         "server": recipe.server,
-        "corpus": CorpusOrder(texts=recipe.texts, histogram_deviation=recipe.deviation, guidance=recipe.guidance),
+        "corpus": CorpusOrder(texts=recipe.texts, histogram_std=recipe.std, guidance=recipe.guidance),
         "seed": seed,
     }
     return JobSpec(**{**said, **changed})
@@ -297,7 +297,7 @@ def rvae_bundle(
         training = Training(epochs=told.epochs, batch=told.batch, optimiser="sgd", learning_rate=told.learning_rate)
     mechanism: DpSgd | NoMechanism = NoMechanism()
     if epsilon is not None:
-        paid = [histogram_event(recipe.deviation, len(task.labels), "add-remove")]
+        paid = [histogram_event(recipe.std, len(task.labels), "add-remove")]
         lot = min(recipe.lot, examples)
         multiplier = multiplier_for(epsilon, lot, recipe.rounds * recipe.steps, examples, paid)
         mechanism = DpSgd(noise_multiplier=multiplier, clip=recipe.clip, lot=lot, steps=recipe.steps)
@@ -418,9 +418,9 @@ def _events(job: JobDocument, parts: Sequence[Sequence[Example]]) -> tuple[Priva
     from learning.mechanisms.protection import protection_of
 
     event = protection_of(job, min(map(len, parts))).event
-    if event is None or job.corpus is None or job.corpus.histogram_deviation is None:
+    if event is None or job.corpus is None or job.corpus.histogram_std is None:
         return ()
-    histogram = histogram_event(job.corpus.histogram_deviation, len(job.labels), "add-remove")
+    histogram = histogram_event(job.corpus.histogram_std, len(job.labels), "add-remove")
     return histogram, event.model_copy(update={"steps": event.steps * job.rounds.count})
 
 
@@ -439,8 +439,8 @@ def corpora_of_members(trained: Trained, folder: Path, random: RandomSource | No
     found = []
     for place, (values, part) in enumerate(zip(trained.own, trained.parts, strict=True)):
         counts = np.bincount(label_ids(part, job.labels), minlength=len(job.labels)).astype(np.int64)
-        if trained.events and order.histogram_deviation is not None:
-            counts = noised_histogram(counts, order.histogram_deviation, source)
+        if trained.events and order.histogram_std is not None:
+            counts = noised_histogram(counts, order.histogram_std, source)
         texts = sample(trained.module(values), words, counts, order.texts, source, _sampling(job))
         found.append(_written(folder / f"{place}.jsonl", texts, job))
     return found
@@ -497,7 +497,7 @@ def _written(path: Path, texts: Sequence[Any], job: JobDocument) -> Path:
 
     order = job.corpus or CorpusOrder()
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_corpus(path, texts, job.labels, most_bytes=order.most_bytes)
+    write_corpus(path, texts, job.labels, max_bytes=order.max_bytes)
     return path
 
 

@@ -108,7 +108,7 @@ def status(folder: CoordinatorDir = Path("federation"), as_json: Json = False) -
     from datetime import UTC, datetime
 
     from coordinator.authority import read_authorities
-    from coordinator.pki import is_spent
+    from coordinator.pki import ends_too_soon
     from tacit.identity import federation_of
 
     now = datetime.now(UTC)
@@ -118,7 +118,7 @@ def status(folder: CoordinatorDir = Path("federation"), as_json: Json = False) -
     rows = []
     for number, root in enumerate(reversed(known.certificates), start=1):
         state = "certifies" if number == len(known.roots) else "trusted" if number > known.oldest else "retired"
-        if state == "trusted" and is_spent(root, now):
+        if state == "trusted" and ends_too_soon(root, now):
             state = "ended"
         left = (root.not_valid_after_utc - now).days
         rows.append((number, federation_of(root).hex(), state, f"{root.not_valid_after_utc:%Y-%m-%d}", left))

@@ -61,7 +61,7 @@ Json = Annotated[
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 # Characters of one cell: what a member declines, of every job.
-_MOST_CELL = 10_000
+_MAX_CELL = 10_000
 # Of one short call; transfers and Watch have their own patience.
 CALL_SECONDS = 30.0
 
@@ -305,7 +305,7 @@ def confirm(question: str, yes: bool) -> None:
 
 def table(headers: list[str], rows: list[list[str]]) -> str:
     """Columns as wide as they must be, for people and for pipes alike. Cells may hold what another machine said."""
-    rows = [[clean(cell, _MOST_CELL) for cell in row] for row in rows]
+    rows = [[clean(cell, _MAX_CELL) for cell in row] for row in rows]
     widths = [max(len(row[at]) for row in [headers, *rows]) for at in range(len(headers))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in [headers, *rows]]
     return "\n".join(line.rstrip() for line in lines)

@@ -307,7 +307,7 @@ def _export(tools: _Tools, material: Material, out: Path, given: Sequence[Any], 
     except ValueError as error:
         fail(str(error), ExitCode.USAGE)
     if not samples:
-        samples = made_up_texts(material.tokenizer)
+        samples = synthetic_texts(material.tokenizer)
         if pairs:
             # Long ones with short ones, and with each other.
             samples = list(zip(samples, [*samples[1:], samples[0]], strict=True))
@@ -332,7 +332,7 @@ def _export(tools: _Tools, material: Material, out: Path, given: Sequence[Any], 
         fail(f"version {material.number} cannot be exported: {error}", ExitCode.FAILED)
 
 
-def made_up_texts(tokenizer: bytes) -> list[str]:
+def synthetic_texts(tokenizer: bytes) -> list[str]:
     """Texts of many lengths out of the public vocabulary, for a comparison where nobody gave real ones."""
     vocabulary = json.loads(tokenizer)["model"]["vocab"]
     # Of unigrams the entries are pairs, with their scores.
@@ -351,7 +351,7 @@ async def fetch_material(
     from tacit.job import JobDocument
     from tacit.manifest import Manifest
     from tacit.model import PromptedModel
-    from tacit.prompt import MOST_BACKBONE_BYTES
+    from tacit.prompt import MAX_BACKBONE_BYTES
     from tacit.v1 import operator_pb2
 
     async def blob(digest: bytes, what: str = "") -> bytes:
@@ -383,7 +383,7 @@ async def fetch_material(
     if isinstance(document.model, PromptedModel) and (named := document.model.backbone) is not None:
         backbone = scratch / named.hex()
         with progress_bar("fetching the backbone", quiet=quiet) as progress:
-            await fetch_blob(stub.FetchBlob, named, backbone, limit=MOST_BACKBONE_BYTES, progress=progress)
+            await fetch_blob(stub.FetchBlob, named, backbone, limit=MAX_BACKBONE_BYTES, progress=progress)
     return Material(
         document=document,
         manifest=manifest,

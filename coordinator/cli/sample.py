@@ -36,14 +36,14 @@ def sample(
     the operator's key.
     """
     try:
-        from export.synthetic import make_up
+        from export.synthetic import synthesise
     except ImportError as error:
         fail(
             f"making texts up runs the model and needs the libraries for that ({error.name or error} is missing); "
             f"{install_with('coordinator', 'export')}, here or on another machine with the operator's folder",
             ExitCode.USAGE,
         )
-    from tacit.corpus import MOST_GUIDED_LABELS, CorpusOrder
+    from tacit.corpus import MAX_GUIDED_LABELS, CorpusOrder
 
     where = operator_folder(operator, folder)
     with tempfile.TemporaryDirectory(prefix="tacit-sample-") as scratch:
@@ -60,12 +60,12 @@ def sample(
     if material.number < 1:
         fail(f"job {job} has no round behind it: its version 0 knows public text only; wait for one", ExitCode.REFUSED)
     order = material.document.corpus or CorpusOrder(
-        source="operator", guidance=1 if len(material.document.labels) <= MOST_GUIDED_LABELS else 0
+        source="operator", guidance=1 if len(material.document.labels) <= MAX_GUIDED_LABELS else 0
     )
     if texts is not None:
         order = order.model_copy(update={"texts": texts})
     try:
-        made = make_up(
+        made = synthesise(
             material.document,
             material.manifest,
             material.weights,

@@ -56,19 +56,19 @@ class StoredToken:
     secret_hash: bytes
     expires: datetime
     # Set together, by the first `spend` that is granted.
-    spent_at: datetime | None = None
-    spent_by: bytes | None = None
+    redeemed_at: datetime | None = None
+    redeemed_by: bytes | None = None
     # Set by `record`; empty until then.
     chain: tuple[bytes, ...] = ()
     # The member was revoked, or the invitation was taken back.
     revoked: bool = False
 
     def __repr__(self) -> str:
-        return f"StoredToken({self.token_id!r}, member={self.member!r}, spent={self.spent_at is not None})"
+        return f"StoredToken({self.token_id!r}, member={self.member!r}, spent={self.redeemed_at is not None})"
 
 
 def judge(stored: StoredToken | None, *, secret_hash: bytes, key_fingerprint: bytes, now: datetime) -> SpendOutcome:
-    """What a request to spend leads to. `Granted` obliges the caller to store `spent_at` and `spent_by`
+    """What a request to spend leads to. `Granted` obliges the caller to store `redeemed_at` and `redeemed_by`
     atomically.
 
     `secret_hash` and `key_fingerprint` (SHA-256 of the key's SubjectPublicKeyInfo, DER) are 32 bytes each;
@@ -92,11 +92,11 @@ def judge(stored: StoredToken | None, *, secret_hash: bytes, key_fingerprint: by
             reason_pb2.REASON_CLIENT_CERTIFICATE_REVOKED,
             f"{stored.member} was removed from the federation, and its join token with it; ask the operator",
         )
-    if stored.spent_by is not None and stored.spent_at is not None:
-        if not hmac.compare_digest(stored.spent_by, key_fingerprint):
+    if stored.redeemed_by is not None and stored.redeemed_at is not None:
+        if not hmac.compare_digest(stored.redeemed_by, key_fingerprint):
             return Refused(
                 reason_pb2.REASON_TOKEN_USED,
-                f"the join token was used at {stored.spent_at:%Y-%m-%d %H:%M} UTC, for another key; if that "
+                f"the join token was used at {stored.redeemed_at:%Y-%m-%d %H:%M} UTC, for another key; if that "
                 "was not this machine, tell the operator; ask for a new one with `coordinator member "
                 "invite`",
             )

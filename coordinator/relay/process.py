@@ -2,7 +2,7 @@
 
 A connection, in order: it is refused before a byte of it is read where `Hall` is full; it sends one whole TLS record of
 a handshake within `HELLO_SECONDS`, or ends; it waits for its turn; only then is the enrolment server dialled. It ends
-after `LIFE_SECONDS`, or after `MOST_BYTES` from the stranger.
+after `LIFE_SECONDS`, or after `MAX_BYTES` from the stranger.
 
 It tells its parent on standard output, a JSON object a line, what it counted, and ends when its standard input does:
 the parent holds the other end, so it ends with a parent that was killed, too.
@@ -28,20 +28,20 @@ from coordinator.descriptors import raise_limit
 from coordinator.relay.admission import Admitted, Hall, Turnstile
 from coordinator.relay.names import network_of, socket_name
 
-__all__ = ["BACKLOG", "HELLO_SECONDS", "LIFE_SECONDS", "MOST_BYTES", "Settings", "main"]
+__all__ = ["BACKLOG", "HELLO_SECONDS", "LIFE_SECONDS", "MAX_BYTES", "Settings", "main"]
 
 HELLO_SECONDS = 10.0
 # gRPC ends a visit after two minutes and half a minute of grace.
 LIFE_SECONDS = 150.0
 # A request to enrol has a few kilobytes.
-MOST_BYTES = 1024 * 1024
+MAX_BYTES = 1024 * 1024
 BACKLOG = 1024
 
 _ACCEPTED_AT_ONCE = 64
 _BUFFER = 16 * 1024
 _TELL_SECONDS = 1.0
 # RFC 8446, 5.1: a record of a handshake, of any version that a ClientHello is sent under, of at most 2^14 bytes.
-_HANDSHAKE, _MAJOR, _MOST_RECORD = 0x16, 0x03, 2**14
+_HANDSHAKE, _MAJOR, _MAX_RECORD = 0x16, 0x03, 2**14
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class _Relay:
             async with asyncio.timeout(self._settings.hello_seconds):
                 read = await self._exactly(connection, read, 5)
                 size = int.from_bytes(read[3:5])
-                if read[0] != _HANDSHAKE or read[1] != _MAJOR or not 0 < size <= _MOST_RECORD:
+                if read[0] != _HANDSHAKE or read[1] != _MAJOR or not 0 < size <= _MAX_RECORD:
                     raise _Unwanted("not_tls")
                 return await self._exactly(connection, read, 5 + size)
         except TimeoutError:
@@ -241,7 +241,7 @@ async def _copy_both_ways(stranger: socket.socket, server: socket.socket, first:
     loop = asyncio.get_running_loop()
 
     async def inwards() -> None:
-        data, left = first, MOST_BYTES
+        data, left = first, MAX_BYTES
         while data:
             left -= len(data)
             if left < 0:

@@ -47,7 +47,7 @@ _ENVIRONMENT = (
     "TZ",
 )
 # sockaddr_un has room for 104 bytes on some systems; the longest name of a stranger has 60.
-_MOST_PATH = 104 - 60
+_MAX_PATH = 104 - 60
 _REFUSALS = ("network_full", "all_full", "displaced", "not_tls", "hello_late", "too_long", "too_much", "no_files")
 
 
@@ -107,7 +107,7 @@ def socket_folder() -> Path:
     for parent in (tempfile.gettempdir(), "/tmp"):  # noqa: S108  mkdtemp makes a name of its own, mode 0700
         with contextlib.suppress(OSError):
             folder = Path(tempfile.mkdtemp(prefix="tacit-", dir=parent))
-            if len(os.fsencode(folder)) <= _MOST_PATH:
+            if len(os.fsencode(folder)) <= _MAX_PATH:
                 return folder
             folder.rmdir()
     raise OSError(

@@ -31,7 +31,7 @@ _BADLY_DEALT = frozenset(
 
 # How often, of the answers of a large cohort, it is looked whether the shares that are here open the sum; and of how
 # many of the last each is worth a look.
-_LOOKS, _LAST = 64, 16
+_MAX_CHECKS_PER_PHASE, _LAST = 64, 16
 
 _LOOK_SECONDS = 1.0
 
@@ -137,7 +137,7 @@ def _may_be_settled(collecting: Collecting) -> bool:
         possible = answers >= context.threshold * context.grouped.least
     else:
         return True
-    return possible and (answers % (expected // _LOOKS + 1) == 0 or expected - answers <= _LAST)
+    return possible and (answers % (expected // _MAX_CHECKS_PER_PHASE + 1) == 0 or expected - answers <= _LAST)
 
 
 def drop(step: Step, member: str, reason: Reason, detail: str = "", *, fault: bool = False) -> None:

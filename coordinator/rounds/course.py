@@ -6,7 +6,7 @@ from coordinator.domain.jobs import EndAttempt, JobStatus
 from coordinator.rounds import counts
 from coordinator.rounds import effects as fx
 from coordinator.rounds.standing import REPEATED, asked_again, too_few_are_left
-from coordinator.rounds.state import Aggregating, Halted, Publishing, Training
+from coordinator.rounds.state import Aggregating, Halted, Publishing, TrainingWindow
 from coordinator.rounds.step import Step, deadline_timer, window_timer
 from tacit.messages import Assignment, AttemptEnded, AttemptMessage, JobEnded
 from tacit.reason import Reason, sentence, word
@@ -28,7 +28,7 @@ def begin_training(step: Step) -> None:
         step.do(fx.Persist((fx.OpenRound(state.round),)))
         step.do(counts.RoundOpened(round=state.round))
     state = replace(state, members=members)
-    step.state = replace(state, phase=Training(step.now_ms, asked=frozenset(state.available)))
+    step.state = replace(state, phase=TrainingWindow(step.now_ms, asked=frozenset(state.available)))
     step.do(fx.SetTimer(window_timer(step.state), state.parameters.job.rounds.deadlines.training))
     for member in step.state.available:
         assign(step, member)
@@ -38,7 +38,7 @@ def assign(step: Step, member: str) -> None:
     """Tells a member what to train, and how much of the window is left."""
     state = step.state
     deadline = state.parameters.job.rounds.deadlines.training
-    opened = state.phase.opened_ms if isinstance(state.phase, Training) else step.now_ms
+    opened = state.phase.opened_ms if isinstance(state.phase, TrainingWindow) else step.now_ms
     # Of a clock that was set meanwhile: no more than all of it, and no less than a moment.
     left = min(max(1, int(opened + 1000 * deadline - step.now_ms)), int(1000 * deadline))
     step.do(
@@ -60,7 +60,7 @@ def after_abandoned(step: Step) -> None:
     """Another attempt in the same round while there are any left; else the round is over, and the next one opens."""
     state = step.state
     rounds = state.parameters.job.rounds
-    if state.attempts_in_round < rounds.attempts:
+    if state.attempts_in_round < rounds.max_attempts:
         begin_training(step)
         return
     round_over(step, Reason.REASON_ATTEMPTS_EXHAUSTED)
@@ -73,7 +73,7 @@ def round_over(step: Step, reason: Reason) -> None:
     step.do(fx.CancelTimer(window_timer(state)), fx.Persist((fx.EndRound(state.round, False, reason),)))
     step.do(counts.RoundAbandoned(reason=word(reason)))
     step.state = replace(state, round_open=False, failed_rounds=state.failed_rounds + 1)
-    if step.state.failed_rounds >= rounds.failures:
+    if step.state.failed_rounds >= rounds.max_failed_rounds:
         declined = reason == Reason.REASON_TOO_FEW_READY and too_few_are_left(step.state, REPEATED)
         halt(step, JobStatus.PAUSED, Reason.REASON_MEMBERS_DECLINED if declined else Reason.REASON_ROUNDS_FAILING)
     else:

@@ -31,7 +31,7 @@ from coordinator.rounds import events as ev
 from coordinator.rounds.machine import transition
 from coordinator.rounds.publish import GroupSum, ResultInvalid, Step, next_version, next_version_of_groups
 from coordinator.rounds.server_state import stored_state
-from coordinator.rounds.state import Aggregating, Halted, JobState, Parameters, Publishing, Training
+from coordinator.rounds.state import Aggregating, Halted, JobState, Parameters, Publishing, TrainingWindow
 from coordinator.rounds.timers import Timer
 from coordinator.rounds.uploads import UploadDesk
 from coordinator.storage import records
@@ -52,7 +52,7 @@ _Result = TypeVar("_Result")
 
 _LONGEST_PAUSE = 30.0
 # Events worked out in one go: what waits in a thread for its effects is bounded by it.
-_MOST_AT_ONCE = 256
+_MAX_AT_ONCE = 256
 
 
 class Sessions(Protocol):
@@ -177,7 +177,7 @@ class JobDriver:
         match state.phase:
             case Halted():
                 phase = "idle"
-            case Training():
+            case TrainingWindow():
                 phase = "training"
             case Aggregating() as aggregating:
                 phase = aggregating.protocol.phase.value
@@ -202,7 +202,7 @@ class JobDriver:
     async def _run(self) -> None:
         while True:
             batch = [await self._events.get()]
-            while len(batch) < _MOST_AT_ONCE and not self._events.empty():
+            while len(batch) < _MAX_AT_ONCE and not self._events.empty():
                 batch.append(self._events.get_nowait())
             self._taken = deque(event for event, _ in batch)
             for event, done in batch:
@@ -425,7 +425,7 @@ def _longest_round(rounds: Rounds) -> float:
     """Seconds that a round may take by its deadlines: one training window, and every attempt to its last phase."""
     deadlines = rounds.deadlines
     attempt = deadlines.advertise + deadlines.share + deadlines.mask + deadlines.confirm + deadlines.unmask
-    return deadlines.training + rounds.attempts * attempt
+    return deadlines.training + rounds.max_attempts * attempt
 
 
 def _work_out(state: JobState, events: Sequence[ev.Event], now_ms: int) -> list[_Worked]:

@@ -171,7 +171,7 @@ class Compute:
     """
 
     attempt: AttemptId
-    opened: secure_agg.Opened
+    opened: secure_agg.OpenedSum
     survivors: tuple[str, ...]
 
 

@@ -36,7 +36,7 @@ from coordinator.rounds.opening import consider_opening
 from coordinator.rounds.outcome import compute_failed, computed
 from coordinator.rounds.phases import advance_if_settled, close_phase, watch_absence
 from coordinator.rounds.standing import asked_again, enough_are_back
-from coordinator.rounds.state import Aggregating, Halted, JobState, MemberView, Publishing, Training
+from coordinator.rounds.state import Aggregating, Halted, JobState, MemberView, Publishing, TrainingWindow
 from coordinator.rounds.step import Step, absence_timer, deadline_timer, look_timer, window_timer
 from tacit.messages import AttemptMessage, JobEnded
 from tacit.reason import Reason, word
@@ -104,7 +104,7 @@ def _resume(step: Step) -> None:
         return
     # Members that were left out get another chance: the operator has looked at it.
     members = {
-        name: replace(asked_again(view), faults=0, barred_until=0, losses=0, away_until=0)
+        name: replace(asked_again(view), faults=0, barred_until=0, missed_deadlines=0, away_until=0)
         for name, view in step.state.members.items()
     }
     step.state = replace(step.state, members=members, complaints={})
@@ -140,10 +140,10 @@ def _connected(step: Step, event: ev.Connected) -> None:
                 session=known.session + 1,
                 faults=known.faults,
                 barred_until=known.barred_until,
-                losses=known.losses,
+                missed_deadlines=known.missed_deadlines,
                 away_until=known.away_until,
             )
-        if isinstance(state.phase, Training):
+        if isinstance(state.phase, TrainingWindow):
             state = replace(state, phase=_without(state.phase, event.member))
     else:
         view = replace(known, connected=True, session=known.session + 1)
@@ -154,7 +154,7 @@ def _connected(step: Step, event: ev.Connected) -> None:
                 _go_on(step)
             elif step.state.status is not JobStatus.RUNNING:
                 step.do(fx.Send(event.member, JobEnded(step.state.name, step.state.reason, step.state.version)))
-        case Training() as training:
+        case TrainingWindow() as training:
             # It has not had the whole window.
             step.state = replace(step.state, phase=replace(training, asked=training.asked - {event.member}))
             if event.member in step.state.available:
@@ -182,7 +182,7 @@ def _disconnected(step: Step, member: str) -> None:
     phase = step.state.phase
     if isinstance(phase, Aggregating) and member in phase.protocol.waiting:
         watch_absence(step, member)
-    elif isinstance(phase, Training):
+    elif isinstance(phase, TrainingWindow):
         _assign_others(step, before)
         consider_opening(step)
 
@@ -205,19 +205,19 @@ def _declined(step: Step, event: ev.Declined) -> None:
         event.member, replace(known, declined=(event.reason, event.detail), ready=False)
     )
     step.do(counts.Declined(reason=word(event.reason), member=event.member, detail=event.detail))
-    if isinstance(step.state.phase, Training):
+    if isinstance(step.state.phase, TrainingWindow):
         step.state = replace(step.state, phase=_without(step.state.phase, event.member))
         _assign_others(step, before)
         consider_opening(step)
 
 
-def _without(phase: Training, member: str) -> Training:
+def _without(phase: TrainingWindow, member: str) -> TrainingWindow:
     return replace(phase, ready_order=tuple(name for name in phase.ready_order if name != member))
 
 
 def _ready(step: Step, event: ev.SaidReady) -> None:
     state, known = step.state, step.state.members.get(event.member)
-    if known is None or not isinstance(state.phase, Training) or known.barred_until > state.round:
+    if known is None or not isinstance(state.phase, TrainingWindow) or known.barred_until > state.round:
         return
     if (event.round, event.version) != (state.round, state.version):
         # Trained for something that is over: what is wanted now goes out again.
@@ -234,9 +234,9 @@ def _timer(step: Step, timer: timers.Timer) -> None:
     match timer:
         case timers.Return():
             step.state = replace(state, awaited=frozenset())
-            if isinstance(phase, Training):
+            if isinstance(phase, TrainingWindow):
                 consider_opening(step)
-        case timers.Window() if isinstance(phase, Training) and timer == window_timer(state):
+        case timers.Window() if isinstance(phase, TrainingWindow) and timer == window_timer(state):
             consider_opening(step, window_closed=True)
         case timers.PhaseDeadline() if isinstance(phase, Aggregating) and timer == deadline_timer(phase):
             close_phase(step, deadline=True)

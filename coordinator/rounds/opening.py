@@ -15,7 +15,7 @@ from coordinator.rounds import effects as fx
 from coordinator.rounds.attempt import open_attempt
 from coordinator.rounds.course import assign, halt, round_over
 from coordinator.rounds.standing import FOR_GOOD, LASTING, note_silence, too_few_are_left
-from coordinator.rounds.state import JobState, Training
+from coordinator.rounds.state import JobState, TrainingWindow
 from coordinator.rounds.step import Step, window_timer
 from tacit.context import largest_cohort
 from tacit.reason import Reason
@@ -27,7 +27,11 @@ def consider_opening(step: Step, *, window_closed: bool = False) -> None:
     """Opens an attempt when enough are ready."""
     state = step.state
     rounds = state.parameters.job.rounds
-    if not window_closed and isinstance(state.phase, Training) and len(state.phase.ready_order) < rounds.min_members:
+    if (
+        not window_closed
+        and isinstance(state.phase, TrainingWindow)
+        and len(state.phase.ready_order) < rounds.min_members
+    ):
         return
     everyone = _ready_now(state)
     if again := _confirmed_and_ready(state, everyone):
@@ -38,7 +42,7 @@ def consider_opening(step: Step, *, window_closed: bool = False) -> None:
         # Their policies may allow it. Where they do not, members refuse before anything of theirs has left.
         ready = everyone
     # Sorting is stable: first come, first served among members with as many missed deadlines.
-    ready = tuple(sorted(ready, key=lambda name: state.members[name].losses))
+    ready = tuple(sorted(ready, key=lambda name: state.members[name].missed_deadlines))
     enough = _target_is_ready(state, ready) or (
         len(ready) >= rounds.min_members and (window_closed or _everyone(state, everyone))
     )
@@ -88,7 +92,7 @@ def _window_closed_early(step: Step, ready: tuple[str, ...]) -> None:
         return
     step.do(counts.WindowExtended(ready=len(ready), needed=rounds.min_members))
     step.do(fx.SetTimer(window_timer(state), rounds.deadlines.training))
-    if isinstance(state.phase, Training):
+    if isinstance(state.phase, TrainingWindow):
         step.state = replace(
             state, phase=replace(state.phase, asked=state.phase.asked | frozenset(state.available), extended=True)
         )
@@ -105,13 +109,13 @@ def _target_is_ready(state: JobState, ready: tuple[str, ...]) -> bool:
     target = state.parameters.job.rounds.target_members
     if len(ready) < target:
         return False
-    steady = sum(1 for name in ready if not state.members[name].losses)
-    return steady >= target or steady == sum(1 for name in state.available if not state.members[name].losses)
+    steady = sum(1 for name in ready if not state.members[name].missed_deadlines)
+    return steady >= target or steady == sum(1 for name in state.available if not state.members[name].missed_deadlines)
 
 
 def _note_missed_window(step: Step, ready: tuple[str, ...]) -> None:
     """Members that had the whole window and are not ready have missed a deadline."""
-    if isinstance(step.state.phase, Training):
+    if isinstance(step.state.phase, TrainingWindow):
         for member in sorted(step.state.phase.asked & frozenset(step.state.available) - frozenset(ready)):
             note_silence(step, member, "training")
 
@@ -121,7 +125,7 @@ def _everyone(state: JobState, ready: tuple[str, ...]) -> bool:
 
 
 def _ready_now(state: JobState) -> tuple[str, ...]:
-    if not isinstance(state.phase, Training):
+    if not isinstance(state.phase, TrainingWindow):
         return ()
     available = frozenset(state.available)
     return tuple(name for name in state.phase.ready_order if name in available)

@@ -51,7 +51,9 @@ def computed(step: Step, event: ev.Computed) -> None:
         step.do(counts.MetricsInvalid(number=number))
     # A sum with it in makes a member's missed deadlines good.
     members = {
-        name: replace(view, losses=0, away_until=0) if view.losses and name in phase.survivors else view
+        name: replace(view, missed_deadlines=0, away_until=0)
+        if view.missed_deadlines and name in phase.survivors
+        else view
         for name, view in state.members.items()
     }
     step.state = replace(

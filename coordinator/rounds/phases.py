@@ -113,10 +113,10 @@ def close_phase(step: Step, *, early: bool = False, deadline: bool = False) -> N
     if isinstance(following, protocol.CollectingConfirmations):
         step.do(fx.CloseUploads(phase.attempt, keep_sum=True))
         _fix_survivors(step, phase.attempt, following.survivors)
-    if isinstance(following, protocol.CollectingConfirmations | protocol.CollectingUnmaskings | protocol.Opened):
+    if isinstance(following, protocol.CollectingConfirmations | protocol.CollectingUnmaskings | protocol.OpenedSum):
         # Of a cohort in groups those of a group that is lost go with it.
         phase = replace(phase, survivors=following.survivors)
-    if isinstance(following, protocol.Opened):
+    if isinstance(following, protocol.OpenedSum):
         _publish(step, phase, following)
         return
     outbox: dict[str, CoordinatorPayload] = dict(outgoing)
@@ -161,13 +161,15 @@ def _some_sealed(late: tuple[secure_agg.Dropped, ...]) -> bool:
     return any(lost.reason is secure_agg.Reason.RECONSTRUCTION_FAILED for lost in late)
 
 
-def _count_groups(step: Step, closing: Collecting, following: Collecting | protocol.Opened, attempt: AttemptId) -> None:
+def _count_groups(
+    step: Step, closing: Collecting, following: Collecting | protocol.OpenedSum, attempt: AttemptId
+) -> None:
     """A line and a figure where a group of the cohort was lost in the phase that is over."""
     if closing.context.grouped is None:
         return
     total = closing.context.grouped.groups
     before = total - closing.lost_groups if isinstance(closing, Seated) else total
-    if isinstance(following, protocol.Opened):
+    if isinstance(following, protocol.OpenedSum):
         left = len(following.by_group())
     else:
         left = total - following.lost_groups if isinstance(following, Seated) else total
@@ -205,7 +207,7 @@ def tell_dropped(step: Step, attempt: AttemptId, member: str, reason: Reason, de
     step.do(fx.Send(member, AttemptMessage(attempt, AttemptEnded(False, reason, detail))))
 
 
-def _publish(step: Step, phase: Aggregating, opened: protocol.Opened) -> None:
+def _publish(step: Step, phase: Aggregating, opened: protocol.OpenedSum) -> None:
     step.state = replace(
         step.state,
         phase=Publishing(phase.attempt, phase.cohort, phase.survivors, phase.dropouts, step.now_ms),

@@ -159,13 +159,13 @@ class _Stepping:
                 "was given none of it; hand in the state of the version that the round starts from"
             )
         self._state = state
-        self._deviation = job.aggregation.noise_after
+        self._std = job.aggregation.noise_after
         self._random = random
 
     def into(self, values: NDArray[np.float32], base: NDArray[np.float32], change: NDArray[np.float64]) -> None:
         """Writes the next coordinates' new values. The change is overwritten."""
-        if self._deviation:
-            robust.add_gaussian(change, self._deviation, self._random or SystemRandom())
+        if self._std:
+            robust.add_gaussian(change, self._std, self._random or SystemRandom())
         before = self._state.take(change.size) if self._names and self._state is not None else {}
         # What is not finite is refused below, and need not warn.
         with np.errstate(over="ignore", invalid="ignore"):

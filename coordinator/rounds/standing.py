@@ -1,7 +1,7 @@
 """A member's standing in a job: what it declined, what it was dropped for, and which deadlines it missed.
 
-A member that misses `losses` deadlines in a row is left out: for the rest of the round and the next one, then for 2, 4,
-and up to 64 rounds, until it is in a published sum. It counts all the same where the others are fewer than
+A member that misses `max_missed_deadlines` deadlines in a row is left out: for the rest of the round and the next one,
+then for 2, 4 and up to 64 rounds, until it is in a published sum. It is still asked if the others are fewer than
 `min_members`. A member that is dropped for what it sent is left out for the rest of the round, and after the third time
 until the operator resumes the job.
 """
@@ -50,7 +50,7 @@ FOR_GOOD = LASTING | {Reason.REASON_BUDGET_SPENT, Reason.REASON_TRAINING_DIVERGE
 # These may pass, and are for good once every retry (`failures` rounds) has ended the same way.
 REPEATED = FOR_GOOD | {Reason.REASON_TRAINING_FAILED, Reason.REASON_PRIVATE_STATE_UNUSABLE}
 
-_MOST_FAULTS = 3
+_MAX_FAULTS = 3
 
 # Rounds that a silent member is left out at most, before it is tried again.
 _LONGEST_SPAN = 64
@@ -70,22 +70,22 @@ def bar(step: Step, member: str, reason: Reason) -> None:
     """
     view = step.state.members[member]
     faults = view.faults + 1
-    until = _NEVER if faults >= _MOST_FAULTS else step.state.round + 1
+    until = _NEVER if faults >= _MAX_FAULTS else step.state.round + 1
     step.state = step.state.with_member(member, replace(view, faults=faults, barred_until=until, ready=False))
     step.do(counts.Barred(member=member, faults=faults, reason=word(reason)))
 
 
 def note_silence(step: Step, member: str, phase: str) -> None:
-    """A member missed a deadline. After `losses` in a row it is left out for a while, twice as long each time."""
+    """A member missed a deadline. After `max_missed_deadlines` in a row it is left out, each time twice as long."""
     view = step.state.members[member]
-    losses, limit = view.losses + 1, step.state.parameters.job.rounds.losses
+    losses, limit = view.missed_deadlines + 1, step.state.parameters.job.rounds.max_missed_deadlines
     step.do(counts.DeadlineMissed(member=member, phase=phase, in_a_row=losses))
     away_until = view.away_until
     if losses >= limit:
         span = min(2 ** min(losses - limit, 30), _LONGEST_SPAN)
         away_until = step.state.round + 1 + span
         step.do(counts.LeftOut(member=member, in_a_row=losses, until_round=away_until))
-    step.state = step.state.with_member(member, replace(view, losses=losses, away_until=away_until))
+    step.state = step.state.with_member(member, replace(view, missed_deadlines=losses, away_until=away_until))
 
 
 def too_few_are_left(state: JobState, reasons: frozenset[Reason]) -> bool:

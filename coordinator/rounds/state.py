@@ -25,7 +25,7 @@ __all__ = [
     "MemberView",
     "Parameters",
     "Publishing",
-    "Training",
+    "TrainingWindow",
 ]
 
 Collecting = (
@@ -63,7 +63,7 @@ class MemberView:
     faults: int = 0
     barred_until: int = 0
     # Deadlines missed in a row, and the round from which on the member is asked again although others are enough.
-    losses: int = 0
+    missed_deadlines: int = 0
     away_until: int = 0
 
 
@@ -73,7 +73,7 @@ class Halted:
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class TrainingWindow:
     """The round's training window is open. `ready_order` is who said READY, first come first."""
 
     opened_ms: int
@@ -123,7 +123,7 @@ class JobState:
     version_number: int
     version: bytes
     members: Mapping[str, MemberView] = field(default_factory=dict)
-    phase: Halted | Training | Aggregating | Publishing = Halted()
+    phase: Halted | TrainingWindow | Aggregating | Publishing = Halted()
     # Digests of what the server optimiser carries on from the version, by name.
     server_state: Mapping[str, bytes] = field(default_factory=dict)
     # By dealer: who, in this round, refused what it dealt.

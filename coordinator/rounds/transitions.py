@@ -7,11 +7,11 @@ The machine's modules decide when. Tests hold every transition of every simulate
 from dataclasses import dataclass
 
 from coordinator.rounds import events as ev
-from coordinator.rounds.state import Aggregating, Halted, Publishing, Training
+from coordinator.rounds.state import Aggregating, Halted, Publishing, TrainingWindow
 
 __all__ = ["TRANSITIONS", "Phase", "Transition", "is_allowed", "page_table"]
 
-Phase = Halted | Training | Aggregating | Publishing
+Phase = Halted | TrainingWindow | Aggregating | Publishing
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,25 +29,27 @@ _SETTLING = (ev.Answered, ev.Misbehaved, ev.Connected, ev.TimerFired)
 _LOSING = (*_SETTLING, ev.Uploaded)
 
 TRANSITIONS = (
-    Transition(Halted, Training, "started, resumed, enough members are back", (ev.Started, ev.Resume, ev.Connected)),
     Transition(
-        Training,
+        Halted, TrainingWindow, "started, resumed, enough members are back", (ev.Started, ev.Resume, ev.Connected)
+    ),
+    Transition(
+        TrainingWindow,
         Aggregating,
         "enough members are ready",
         (ev.SaidReady, ev.Declined, ev.Disconnected, ev.TimerFired),
     ),
     Transition(
-        Training,
+        TrainingWindow,
         Halted,
         "paused, aborted, too few members left, rounds failing",
         (ev.Pause, ev.Abort, ev.TimerFired),
     ),
     Transition(Aggregating, Publishing, "the shares open the sum", _SETTLING),
-    Transition(Aggregating, Training, "attempt abandoned", _LOSING),
+    Transition(Aggregating, TrainingWindow, "attempt abandoned", _LOSING),
     Transition(Aggregating, Halted, "paused, aborted, rounds failing", (*_LOSING, ev.Pause, ev.Abort)),
     Transition(
         Publishing,
-        Training,
+        TrainingWindow,
         "next round, or next attempt",
         (ev.Computed, ev.ComputeFailed),
     ),

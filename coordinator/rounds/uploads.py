@@ -25,7 +25,7 @@ from coordinator import heap
 from tacit.attempt import AttemptId
 from tacit.reason import Reason
 
-__all__ = ["Receipt", "UploadDesk", "UploadSink"]
+__all__ = ["UploadDesk", "UploadProgress", "UploadSink"]
 
 log = structlog.get_logger("coordinator.rounds")
 
@@ -37,7 +37,7 @@ _BLOCK_VALUES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Receipt:
+class UploadProgress:
     """How far an upload is; `complete` once it is in the sum."""
 
     received: int
@@ -63,8 +63,8 @@ class _Spool:
     input: secure_agg.MaskedInput | None = None
     # Counts the streams that wrote here: an older one that still trickles in is cut off by the newer.
     writer: int = 0
-    verdict: "asyncio.Future[Receipt] | None" = None
-    final: Receipt | None = None
+    verdict: "asyncio.Future[UploadProgress] | None" = None
+    final: UploadProgress | None = None
 
 
 @dataclass
@@ -119,7 +119,7 @@ class UploadDesk:
             return
         desk.open = False
         for spool in desk.spools.values():
-            self._decide(spool, Receipt(spool.received, False, Reason.REASON_UPLOAD_CLOSED))
+            self._decide(spool, UploadProgress(spool.received, False, Reason.REASON_UPLOAD_CLOSED))
             self._let_go(spool)
         if not keep_sum:
             del self._desks[attempt]
@@ -132,7 +132,7 @@ class UploadDesk:
         spool = desk.spools[member]
         total = desk.totals[desk.groups.get(member, 0)]
         seconds = await asyncio.to_thread(_add, total, spool.file, desk.bits)
-        self._decide(spool, Receipt(spool.received, True))
+        self._decide(spool, UploadProgress(spool.received, True))
         self._let_go(spool)
         return seconds
 
@@ -141,7 +141,7 @@ class UploadDesk:
         desk = self._desks.get(attempt)
         spool = desk.spools.get(member) if desk else None
         if spool is not None:
-            self._decide(spool, Receipt(spool.received, False, reason, detail))
+            self._decide(spool, UploadProgress(spool.received, False, reason, detail))
             self._let_go(spool)
 
     def total(self, attempt: AttemptId) -> NDArray[np.uint32]:
@@ -152,7 +152,7 @@ class UploadDesk:
         """The sum of what was accepted of each group, by its number."""
         return self._desks[attempt].totals
 
-    async def _refused_by_disk(self, desk: _Desk, attempt: AttemptId, received: int, error: OSError) -> Receipt:
+    async def _refused_by_disk(self, desk: _Desk, attempt: AttemptId, received: int, error: OSError) -> UploadProgress:
         """What the member hears: it goes on from there, until there is room or the phase is over."""
         self._failed()
         if not desk.failing:
@@ -160,7 +160,7 @@ class UploadDesk:
             log.error("spool_failing", job=attempt.job, attempt=str(attempt), error=str(error))
         await asyncio.sleep(_FULL_PAUSE)
         detail = f"the coordinator cannot keep it now: {error.strerror}"
-        return Receipt(received, False, Reason.REASON_UPLOAD_INCOMPLETE, detail)
+        return UploadProgress(received, False, Reason.REASON_UPLOAD_INCOMPLETE, detail)
 
     def _let_go(self, spool: _Spool) -> None:
         if not spool.file.closed:
@@ -168,7 +168,7 @@ class UploadDesk:
             spool.file.close()
 
     @staticmethod
-    def _decide(spool: _Spool, receipt: Receipt) -> None:
+    def _decide(spool: _Spool, receipt: UploadProgress) -> None:
         if spool.final is None:
             spool.final = receipt
         if spool.verdict is not None and not spool.verdict.done():
@@ -176,17 +176,17 @@ class UploadDesk:
 
     # ---- the members' side ----------------------------------------------------------------------------------------
 
-    def receipt(self, attempt: AttemptId, member: str) -> Receipt:
+    def receipt(self, attempt: AttemptId, member: str) -> UploadProgress:
         """How far a member's upload is."""
         desk = self._desks.get(attempt)
         if desk is None or member not in desk.members:
-            return Receipt(0, False, Reason.REASON_ATTEMPT_STALE)
+            return UploadProgress(0, False, Reason.REASON_ATTEMPT_STALE)
         spool = desk.spools.get(member)
         if spool is None:
-            return Receipt(0) if desk.open else Receipt(0, False, Reason.REASON_UPLOAD_CLOSED)
+            return UploadProgress(0) if desk.open else UploadProgress(0, False, Reason.REASON_UPLOAD_CLOSED)
         if spool.final is not None:
             return spool.final
-        return Receipt(spool.received)
+        return UploadProgress(spool.received)
 
     async def take(
         self,
@@ -196,7 +196,7 @@ class UploadDesk:
         message: secure_agg.MaskedInput,
         chunks: AsyncIterator[bytes],
         sink: UploadSink,
-    ) -> Receipt:
+    ) -> UploadProgress:
         """Takes (the rest of) a vector; returns when it is in the sum, refused, or the stream has ended early."""
         present = self.receipt(attempt, member)
         if present.complete or present.reason != Reason.REASON_UNSPECIFIED:
@@ -211,9 +211,9 @@ class UploadDesk:
             spool = desk.spools[member] = _Spool(file)
         if offset != spool.received:
             detail = f"the upload goes on at byte {spool.received}, not {offset}"
-            return Receipt(spool.received, False, Reason.REASON_UPLOAD_INCOMPLETE, detail)
+            return UploadProgress(spool.received, False, Reason.REASON_UPLOAD_INCOMPLETE, detail)
         if spool.input is not None and spool.input != message:
-            return Receipt(spool.received, False, Reason.REASON_MESSAGE_CONFLICTING)
+            return UploadProgress(spool.received, False, Reason.REASON_MESSAGE_CONFLICTING)
         spool.input = message
         spool.writer += 1
         writer = spool.writer
@@ -221,13 +221,13 @@ class UploadDesk:
             if spool.final is not None:
                 return spool.final
             if spool.writer != writer:
-                return Receipt(spool.received, False, Reason.REASON_SESSION_REPLACED)
+                return UploadProgress(spool.received, False, Reason.REASON_SESSION_REPLACED)
             if spool.received + len(chunk) > desk.bytes:
                 detail = f"more than the {desk.bytes} bytes that the context fixes"
-                return Receipt(spool.received, False, Reason.REASON_MASKED_INPUT_LENGTH_WRONG, detail)
+                return UploadProgress(spool.received, False, Reason.REASON_MASKED_INPUT_LENGTH_WRONG, detail)
             if spool.received + len(chunk) == desk.bytes and chunk and chunk[-1] >> (8 - desk.spare_bits):
                 detail = "bits behind the last value are not zero"
-                return Receipt(spool.received, False, Reason.REASON_MESSAGE_MALFORMED, detail)
+                return UploadProgress(spool.received, False, Reason.REASON_MESSAGE_MALFORMED, detail)
             try:
                 _write(spool.file, chunk)
             except OSError as error:
@@ -243,7 +243,7 @@ class UploadDesk:
         if spool.final is not None:
             return spool.final
         if spool.received < desk.bytes:
-            return Receipt(spool.received, False, Reason.REASON_UPLOAD_INCOMPLETE)
+            return UploadProgress(spool.received, False, Reason.REASON_UPLOAD_INCOMPLETE)
         if spool.verdict is None:
             spool.verdict = asyncio.get_running_loop().create_future()
             sink.uploaded(member, attempt, message, spool.hasher.digest())

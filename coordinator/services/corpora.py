@@ -42,12 +42,12 @@ from tacit.identity import Certificate, name_is_valid
 from tacit.job import JobDocument
 from tacit.reason import Reason
 
-__all__ = ["MOST_CHUNK", "Corpora", "CorpusReceipt", "Offer"]
+__all__ = ["MAX_CHUNK", "Corpora", "CorpusProgress", "Offer"]
 
 log = structlog.get_logger("coordinator.corpora")
 
 # Of one message of an upload, as of a masked vector.
-MOST_CHUNK = 384 * 1024
+MAX_CHUNK = 384 * 1024
 _PIECE = 1024 * 1024
 # A member whose chunk the disk did not take comes again at once: it is answered this late, in seconds.
 _FULL_PAUSE = 1.0
@@ -58,7 +58,7 @@ _STALE_SECONDS = 7 * 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class CorpusReceipt:
+class CorpusProgress:
     """How far a member's file is; `complete` once it counts. A reason says why it does not go on."""
 
     received: int = 0
@@ -94,7 +94,7 @@ class _Refused(Exception):
 
     def __init__(self, reason: Reason, detail: str, received: int = 0) -> None:
         super().__init__(detail)
-        self.receipt = CorpusReceipt(received, False, reason, detail)
+        self.receipt = CorpusProgress(received, False, reason, detail)
 
 
 class _NotAsSent(Exception):
@@ -139,7 +139,7 @@ class Corpora:
         self._locks: dict[str, asyncio.Lock] = {}
         # By job and member: the digest of the file that was refused last, and why. An answer that ends an upload early
         # may be lost to whoever is still sending; it is here for whoever asks how far the file is.
-        self._refusals: dict[tuple[str, str], tuple[bytes, CorpusReceipt]] = {}
+        self._refusals: dict[tuple[str, str], tuple[bytes, CorpusProgress]] = {}
         # Held between finding that a blob is there and writing its row, and while those that no row names are deleted.
         self._naming = asyncio.Lock()
         # Digests of files that may count no longer, until they are found to, or deleted.
@@ -158,7 +158,7 @@ class Corpora:
 
     # ---- asking ---------------------------------------------------------------------------------------------------
 
-    async def wanted(self, job: str, member: str) -> CorpusReceipt:
+    async def wanted(self, job: str, member: str) -> CorpusProgress:
         """Whether the job takes a file of this member; complete, with its size, where one counts already. A refusal is
         forgotten: whoever asks this begins anew.
         """
@@ -170,16 +170,16 @@ class Corpora:
             return refusal.receipt
         before = await self._database.run(lambda s: records.corpus_of(s, job, member))
         if before is None or before.digest is None:
-            return CorpusReceipt()
-        return CorpusReceipt(before.size, True)
+            return CorpusProgress()
+        return CorpusProgress(before.size, True)
 
-    async def arrived(self, job: str, member: str, digest: bytes, size: int) -> CorpusReceipt:
+    async def arrived(self, job: str, member: str, digest: bytes, size: int) -> CorpusProgress:
         """How much of this file has arrived, or why it was refused."""
         try:
             with self._disk(job):
                 ordered = await self._ordered(job, member)
                 _check(ordered.order, digest, size)
-                refused, receipt = self._refusals.get((job, member), (b"", CorpusReceipt()))
+                refused, receipt = self._refusals.get((job, member), (b"", CorpusProgress()))
                 if refused == digest:
                     return receipt
                 present = await self._arrived(job, member, digest)
@@ -189,7 +189,7 @@ class Corpora:
         except _Refused as refusal:
             return refusal.receipt
 
-    async def decline(self, job: str, member: str) -> CorpusReceipt:
+    async def decline(self, job: str, member: str) -> CorpusProgress:
         """The member gives none away, or none any more: its own decision."""
         try:
             with self._disk(job):
@@ -201,7 +201,7 @@ class Corpora:
         except _Refused as refusal:
             return refusal.receipt
 
-    async def _decline(self, job: str, member: str) -> CorpusReceipt:
+    async def _decline(self, job: str, member: str) -> CorpusProgress:
         async with self._lock(member):
             # First: what a member does not give away does not stay for a week because the disk failed once.
             self._forget_partials(job, member)
@@ -210,12 +210,12 @@ class Corpora:
             try:
                 news = await self._database.run(lambda s: records.decline_corpus(s, job, member, now_ms))
             except OutOfOrder as error:
-                return CorpusReceipt(0, False, Reason.REASON_CORPUS_NOT_WANTED, error.sentence)
+                return CorpusProgress(0, False, Reason.REASON_CORPUS_NOT_WANTED, error.sentence)
         if news:
             self._metrics.corpus(job, "declined")
             log.info("corpus_declined", job=job, member=member)
             await self._release(None if before is None else before.digest)
-        return CorpusReceipt()
+        return CorpusProgress()
 
     def start(self) -> None:
         """Begins to delete what counted no longer when the process before this one ended."""
@@ -264,7 +264,7 @@ class Corpora:
 
     async def take(
         self, offer: Offer, certificate: Certificate, offset: int, chunks: AsyncIterator[bytes]
-    ) -> CorpusReceipt:
+    ) -> CorpusProgress:
         """Takes (the rest of) a file; returns when it counts, is refused, or the stream has ended early."""
         member = certificate.identity.name
         writer = self._writers[member] = self._writers.get(member, 0) + 1
@@ -285,7 +285,7 @@ class Corpora:
             received, carried = await self._append(partial, offer, member, writer, offset, chunks)
             if received < offer.size:
                 detail = f"{received} of {offer.size} bytes have arrived; go on from there"
-                return CorpusReceipt(received, False, Reason.REASON_UPLOAD_INCOMPLETE, detail)
+                return CorpusProgress(received, False, Reason.REASON_UPLOAD_INCOMPLETE, detail)
         except _Refused as refusal:
             return self._told(offer, member, refusal.receipt)
         # It is whole, and what becomes of it no longer hangs on this call.
@@ -395,7 +395,7 @@ class Corpora:
         ordered: _Ordered,
         statement: CorpusStatement,
         certificate: Certificate,
-    ) -> CorpusReceipt:
+    ) -> CorpusProgress:
         member = certificate.identity.name
         try:
             async with self._lock(member):
@@ -414,7 +414,7 @@ class Corpora:
         ordered: _Ordered,
         statement: CorpusStatement,
         certificate: Certificate,
-    ) -> CorpusReceipt:
+    ) -> CorpusProgress:
         """What becomes of a file that is whole. Under the member's lock. Raises: _Refused. OSError, StoreUnusable."""
         member, job = certificate.identity.name, offer.job
         present = await self._arrived(job, member, offer.digest)
@@ -452,7 +452,7 @@ class Corpora:
         self._metrics.corpus(job, "received")
         log.info("corpus_received", job=job, member=member, rows=statement.rows, bytes=offer.size)
         await self._release(None if before is None else before.digest)
-        return CorpusReceipt(offer.size, True)
+        return CorpusProgress(offer.size, True)
 
     async def _keep(self, offer: Offer, statement: CorpusStatement, certificate: Certificate) -> None:
         """The row of a file that is a blob. Raises: _Refused: revoked since, for one."""
@@ -471,12 +471,12 @@ class Corpora:
         except OutOfOrder as error:
             raise _Refused(Reason.REASON_CORPUS_NOT_WANTED, error.sentence) from error
 
-    def _failing(self, job: str, member: str, error: Exception, received: int) -> CorpusReceipt:
+    def _failing(self, job: str, member: str, error: Exception, received: int) -> CorpusProgress:
         """What the member hears where the disk or the store fails: it goes on from there until there is room."""
         self._metrics.store_failed()
         log.error("corpus_failing", job=job, member=member, error=str(error))
         detail = "the coordinator cannot keep it now; its own log says why"
-        return CorpusReceipt(received, False, Reason.REASON_UPLOAD_INCOMPLETE, detail)
+        return CorpusProgress(received, False, Reason.REASON_UPLOAD_INCOMPLETE, detail)
 
     @contextlib.contextmanager
     def _disk(self, job: str) -> Iterator[None]:
@@ -489,7 +489,7 @@ class Corpora:
             self._metrics.store_failed()
             raise StoreUnusable(f"made-up text of {job}: {error}") from error
 
-    def _told(self, offer: Offer, member: str, receipt: CorpusReceipt) -> CorpusReceipt:
+    def _told(self, offer: Offer, member: str, receipt: CorpusProgress) -> CorpusProgress:
         if receipt.reason == Reason.REASON_CORPUS_INVALID:
             # The name on the wire is a job by now, so that labels have a bound.
             self._metrics.corpus(offer.job, "refused")
@@ -538,11 +538,11 @@ class Corpora:
         took_part = await self._database.run(lambda s: records.took_part(s, job))
         return _Ordered(document, standing.document, order, took_part)
 
-    async def _arrived(self, job: str, member: str, digest: bytes) -> CorpusReceipt:
+    async def _arrived(self, job: str, member: str, digest: bytes) -> CorpusProgress:
         before = await self._database.run(lambda s: records.corpus_of(s, job, member))
         if before is not None and before.digest == digest:
-            return CorpusReceipt(before.size, True)
-        return CorpusReceipt(_bytes_in(self._partial(job, member, digest)))
+            return CorpusProgress(before.size, True)
+        return CorpusProgress(_bytes_in(self._partial(job, member, digest)))
 
     def _lock(self, member: str) -> asyncio.Lock:
         return self._locks.setdefault(member, asyncio.Lock())

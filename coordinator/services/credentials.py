@@ -22,7 +22,7 @@ from coordinator.authority import Anchors, read_authorities, written
 from coordinator.config import CoordinatorConfig, CoordinatorFolder
 from coordinator.pki import Authority, key_pem, new_key, pem
 from tacit.identity import Certificate, CertificateOutOfDate, Identity, Role, federation_of, verify_certificate
-from tacit.limits import MOST_FROM_COORDINATOR, MOST_FROM_MEMBER
+from tacit.limits import MAX_FROM_COORDINATOR, MAX_FROM_MEMBER
 from toolkit.durable import durable_file
 from toolkit.tls import speaks_tls_12, tls_13_only
 
@@ -111,8 +111,8 @@ def server_options(*, public: bool = False, connections: int | None = None) -> l
     stays, or a stream that watches, would be held for somebody nobody knows.
     """
     options = [
-        ("grpc.max_receive_message_length", MOST_FROM_MEMBER),
-        ("grpc.max_send_message_length", MOST_FROM_COORDINATOR),
+        ("grpc.max_receive_message_length", MAX_FROM_MEMBER),
+        ("grpc.max_send_message_length", MAX_FROM_COORDINATOR),
         # Members ping every 30 s while they wait; by default a server hangs up on more than one in five
         # minutes.
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),

@@ -15,7 +15,7 @@ from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
 from tacit.model import PromptedModel, RvaeModel
-from tacit.prompt import MOST_BACKBONE_BYTES
+from tacit.prompt import MAX_BACKBONE_BYTES
 from tacit.reason import Reason
 from tacit.vector import layout_of
 
@@ -50,9 +50,9 @@ def check_job(store: BlobStore, digest: bytes) -> JobDocument:
             raise DocumentInvalid("the tokenizer is empty; make the bundle again")
         if isinstance(document.model, PromptedModel) and document.model.backbone is not None:
             size = _size(store, document.model.backbone, "the backbone")
-            if not 0 < size <= MOST_BACKBONE_BYTES:
+            if not 0 < size <= MAX_BACKBONE_BYTES:
                 raise DocumentInvalid(
-                    f"the backbone has {size} bytes where members take 1 to {MOST_BACKBONE_BYTES}; take a smaller base"
+                    f"the backbone has {size} bytes where members take 1 to {MAX_BACKBONE_BYTES}; take a smaller base"
                 )
         if (private := document.private) is not None:
             what = "the private parameters' manifest"
@@ -100,6 +100,6 @@ def _size(store: BlobStore, digest: bytes, what: str) -> int:
 
 def _read(kind: type[_Kind], store: BlobStore, digest: bytes, what: str) -> _Kind:
     """A document, of which nothing is read if it is too long."""
-    if (size := _size(store, digest, what)) > kind.most_bytes:
-        raise DocumentInvalid(f"{what} has {size} bytes, more than {kind.most_bytes}; this is some other file")
+    if (size := _size(store, digest, what)) > kind.max_bytes:
+        raise DocumentInvalid(f"{what} has {size} bytes, more than {kind.max_bytes}; this is some other file")
     return kind.from_json(store.get(digest), what=what)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from coordinator.services.running import Running
-from coordinator.services.sessions import Session
+from coordinator.services.sessions import MemberSession
 from tacit.identity import Certificate
 from tacit.reason import Reason
 
@@ -17,7 +17,7 @@ __all__ = ["Lives"]
 class _Life:
     """A session, the certificate that it stands under, and the timer that ends it."""
 
-    session: Session
+    session: MemberSession
     certificate: Certificate
     fingerprint: bytes
     public: bytes
@@ -42,7 +42,7 @@ class Lives:
             detail = "the member has taken another key; it goes on with a session under that one"
             self._running.sessions.end(member, Reason.REASON_DISCONNECTED, detail)
 
-    def begin(self, session: Session, certificate: Certificate) -> None:
+    def begin(self, session: MemberSession, certificate: Certificate) -> None:
         """The session stands as long as this certificate is valid."""
         if (before := self._lives.pop(session.member, None)) is not None:
             before.timer.cancel()
@@ -51,14 +51,14 @@ class Lives:
         fingerprint = hashlib.sha256(certificate.der).digest()
         self._lives[session.member] = _Life(session, certificate, fingerprint, certificate.public, timer)
 
-    def end(self, session: Session) -> None:
+    def end(self, session: MemberSession) -> None:
         """The session is over."""
         life = self._lives.get(session.member)
         if life is not None and life.session is session:
             life.timer.cancel()
             del self._lives[session.member]
 
-    def _expired(self, session: Session) -> None:
+    def _expired(self, session: MemberSession) -> None:
         if self._running.sessions.connected.get(session.member) is not session:
             return
         life = self._lives.get(session.member)

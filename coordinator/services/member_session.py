@@ -23,7 +23,7 @@ from coordinator.services.lives import Lives
 from coordinator.services.member_limit import MemberLimit, too_frequent
 from coordinator.services.renewal import Renewals
 from coordinator.services.running import Running
-from coordinator.services.sessions import Session
+from coordinator.services.sessions import MemberSession
 from coordinator.services.streams import EOF, Context, first_message
 from coordinator.services.turns import Turns
 from coordinator.storage import records
@@ -140,7 +140,7 @@ class MemberSessions:
                 # Whatever became of the reader: who has no stream is not connected.
                 self._running.sessions.close(session)
 
-    async def _opened(self, member: str, context: Context) -> tuple[Session | None, _Ledger, Certificate]:
+    async def _opened(self, member: str, context: Context) -> tuple[MemberSession | None, _Ledger, Certificate]:
         """Hello and Welcome; None where the two sides speak different protocol versions, which the member is told."""
         hello = await self._hello(context)
         # Once more: its Hello may have taken as long as another key needs to take its place.
@@ -149,7 +149,7 @@ class MemberSessions:
         if detail is not None:
             await context.write(wire.to_member(Goodbye(Reason.REASON_PROTOCOL_VERSION_UNSUPPORTED, detail)))
             return None, _Ledger(None, 0, None), certificate
-        session = Session(member, hello.process, hello.software_version, hello.admits)
+        session = MemberSession(member, hello.process, hello.software_version, hello.admits)
         now_ms = time.time_ns() // 1_000_000
         ledger = await self._named_ledger(member, hello.ledger)
         await context.write(
@@ -210,7 +210,7 @@ class MemberSessions:
         return first
 
     @staticmethod
-    async def _outgoing(session: Session) -> AsyncIterator[Any]:
+    async def _outgoing(session: MemberSession) -> AsyncIterator[Any]:
         """Messages as they come, and the Goodbye last."""
         ended = asyncio.create_task(session.ended.wait())
         following: asyncio.Task[Any] | None = None
@@ -229,7 +229,7 @@ class MemberSessions:
             if following is not None:
                 following.cancel()
 
-    async def _read(self, session: Session, ledger: _Ledger, context: Context) -> None:
+    async def _read(self, session: MemberSession, ledger: _Ledger, context: Context) -> None:
         # So many messages of one member may wait to be worked out; what comes after waits in its own connection.
         slots = asyncio.Semaphore(_MESSAGES_AHEAD)
         try:
@@ -258,7 +258,7 @@ class MemberSessions:
             # The member has closed its half: nothing more can come of this session.
             session.end(Reason.REASON_DISCONNECTED)
 
-    def _dispatch(self, session: Session, message: FromMember, done: Callable[[], None]) -> None:
+    def _dispatch(self, session: MemberSession, message: FromMember, done: Callable[[], None]) -> None:
         match message:
             case Hello():
                 raise wire.WireInvalid("a session says Hello once")

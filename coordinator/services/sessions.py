@@ -13,7 +13,7 @@ import structlog
 from tacit.messages import FromCoordinator, Goodbye
 from tacit.reason import Reason, word
 
-__all__ = ["Session", "Sessions"]
+__all__ = ["MemberSession", "Sessions"]
 
 log = structlog.get_logger("coordinator.sessions")
 
@@ -21,7 +21,7 @@ _QUEUE = 1000
 
 
 @dataclass(eq=False)
-class Session:
+class MemberSession:
     """One open stream to one member. `outgoing` ends with a Goodbye."""
 
     member: str
@@ -42,12 +42,12 @@ class Session:
 class Sessions:
     """All sessions. `opened` and `closed` are called in order, never twice in a row for one member."""
 
-    def __init__(self, opened: Callable[[Session], None], closed: Callable[[Session], None]) -> None:
-        self._sessions: dict[str, Session] = {}
+    def __init__(self, opened: Callable[[MemberSession], None], closed: Callable[[MemberSession], None]) -> None:
+        self._sessions: dict[str, MemberSession] = {}
         self._opened = opened
         self._closed = closed
 
-    def open(self, session: Session) -> None:
+    def open(self, session: MemberSession) -> None:
         """Takes a session in; an older one of the same member is ended first."""
         older = self._sessions.get(session.member)
         if older is not None:
@@ -57,12 +57,12 @@ class Sessions:
         log.info("member_connected", member=session.member, software=session.software_version)
         self._opened(session)
 
-    def close(self, session: Session) -> None:
+    def close(self, session: MemberSession) -> None:
         """Its stream is over. A session that was replaced before changes nothing."""
         if self._sessions.get(session.member) is session:
             self._remove(session)
 
-    def _remove(self, session: Session) -> None:
+    def _remove(self, session: MemberSession) -> None:
         del self._sessions[session.member]
         reason = word(session.goodbye.reason) if session.goodbye else "stream_ended"
         log.info("member_disconnected", member=session.member, reason=reason)
@@ -95,6 +95,6 @@ class Sessions:
             self.end(member, reason)
 
     @property
-    def connected(self) -> Mapping[str, Session]:
+    def connected(self) -> Mapping[str, MemberSession]:
         """Open sessions by member."""
         return self._sessions

@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator
 import grpc.aio
 
 from coordinator.metrics import Metrics
-from coordinator.rounds.uploads import Receipt
-from coordinator.services.corpora import MOST_CHUNK, CorpusReceipt, Offer
+from coordinator.rounds.uploads import UploadProgress
+from coordinator.services.corpora import MAX_CHUNK, CorpusProgress, Offer
 from coordinator.services.running import Running
 from coordinator.services.streams import EOF, Context, first_message
 from coordinator.services.turns import Turns
@@ -115,7 +115,7 @@ class Transfers:
             await abort_with(context, Reason.REASON_MESSAGE_MALFORMED, str(error))
         driver = self._running.drivers.get(attempt.job)
         if driver is None:
-            return _receipt(Receipt(0, False, Reason.REASON_ATTEMPT_STALE))
+            return _receipt(UploadProgress(0, False, Reason.REASON_ATTEMPT_STALE))
         receipt = await self._running.uploads.take(
             attempt,
             member,
@@ -173,8 +173,8 @@ class Transfers:
                 part = await context.read()
             if part is EOF:
                 return
-            if part.WhichOneof("part") != "data" or len(part.data) > MOST_CHUNK:
-                detail = f"behind the header of an upload come chunks of up to {MOST_CHUNK} bytes"
+            if part.WhichOneof("part") != "data" or len(part.data) > MAX_CHUNK:
+                detail = f"behind the header of an upload come chunks of up to {MAX_CHUNK} bytes"
                 await abort_with(context, Reason.REASON_MESSAGE_MALFORMED, detail)
             self._metrics.carried("in", "corpus", len(part.data))
             yield part.data
@@ -184,13 +184,13 @@ class Transfers:
         return f"an upload begins with its header, within {self._first_seconds:g} s; repeat it"
 
 
-def _corpus_receipt(receipt: CorpusReceipt) -> pb.CorpusReceipt:
+def _corpus_receipt(receipt: CorpusProgress) -> pb.CorpusReceipt:
     return pb.CorpusReceipt(
         received=receipt.received, complete=receipt.complete, reason=receipt.reason, detail=receipt.detail
     )
 
 
-def _receipt(receipt: Receipt) -> pb.MaskedUploadReceipt:
+def _receipt(receipt: UploadProgress) -> pb.MaskedUploadReceipt:
     return pb.MaskedUploadReceipt(
         received=receipt.received, complete=receipt.complete, reason=receipt.reason, detail=receipt.detail
     )

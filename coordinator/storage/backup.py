@@ -1,7 +1,7 @@
 """Backups: the database as it was at one moment, and every blob that its rows name, in one portable folder.
 
     FOLDER/                            0700
-      snapshot-TIME-DIGEST.json        `Manifest`: what belongs to one backup; DIGEST begins the SHA-256 of the file
+      snapshot-TIME-DIGEST.json        `BackupManifest`: one backup; DIGEST begins the SHA-256 of the file
       parts/SHA256                     the rows of a table, one JSON list a line
       blobs/ab/SHA256                  a document, a version, a server optimiser's state, a tokenizer, a corpus
       keys/SHA256                      0600: the coordinator's configuration and keys, where they were asked for
@@ -38,9 +38,9 @@ from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Part, Sho
 from tacit.job import JobDocument
 
 __all__ = [
-    "MOST_BLOBS",
-    "Made",
-    "Manifest",
+    "MAX_BLOBS",
+    "BackupMade",
+    "BackupManifest",
     "Snapshot",
     "TablePart",
     "form_of",
@@ -65,12 +65,12 @@ _Path = Annotated[
     ),
 ]
 # What a backup may list. Blobs: versions and documents of all jobs, some ninety bytes each.
-MOST_BLOBS = 500_000
-_MOST_TABLES = 100
-_MOST_KEYS = 1000
+MAX_BLOBS = 500_000
+_MAX_TABLES = 100
+_MAX_KEYS = 1000
 # Bytes of a file of keys, and of a row: an attempt of the largest cohort has a megabyte or two.
-_MOST_KEY = 1024 * 1024
-_MOST_ROW = 16 * 1024 * 1024
+_MAX_KEY = 1024 * 1024
+_MAX_ROW = 16 * 1024 * 1024
 
 
 class Column(Part):
@@ -84,7 +84,7 @@ class TablePart(Part):
     """The rows of a table."""
 
     name: _Name
-    columns: Annotated[tuple[Column, ...], AtMost(_MOST_TABLES)]
+    columns: Annotated[tuple[Column, ...], AtMost(_MAX_TABLES)]
     rows: _Size
     sha256: Digest
     size: _Size
@@ -102,13 +102,13 @@ class KeyPart(Part):
 
     path: _Path
     sha256: Digest
-    size: Annotated[int, Field(ge=0, le=_MOST_KEY)]
+    size: Annotated[int, Field(ge=0, le=_MAX_KEY)]
 
 
-class Manifest(Document):
+class BackupManifest(Document):
     """What belongs to one backup."""
 
-    most_bytes: ClassVar[int] = 64 * 1024 * 1024
+    max_bytes: ClassVar[int] = 64 * 1024 * 1024
 
     # No later than the end of the year 9999.
     made_ms: Annotated[int, Field(ge=0, le=253_402_300_799_999)]
@@ -120,11 +120,11 @@ class Manifest(Document):
     # The journal's head at that moment.
     head_entry: _Size
     head: Digest
-    tables: Annotated[tuple[TablePart, ...], AtMost(_MOST_TABLES)]
-    blobs: Annotated[tuple[BlobPart, ...], AtMost(MOST_BLOBS)]
+    tables: Annotated[tuple[TablePart, ...], AtMost(_MAX_TABLES)]
+    blobs: Annotated[tuple[BlobPart, ...], AtMost(MAX_BLOBS)]
     # Blobs that rows name and the store could not give, where that was allowed.
-    missing: Annotated[tuple[Digest, ...], AtMost(MOST_BLOBS)] = ()
-    keys: Annotated[tuple[KeyPart, ...], AtMost(_MOST_KEYS)] = ()
+    missing: Annotated[tuple[Digest, ...], AtMost(MAX_BLOBS)] = ()
+    keys: Annotated[tuple[KeyPart, ...], AtMost(_MAX_KEYS)] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class Snapshot:
 
     folder: Path
     path: Path
-    manifest: Manifest
+    manifest: BackupManifest
 
     def table(self, part: TablePart) -> Path:
         """The file with its rows."""
@@ -192,7 +192,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class BackupMade:
     """A backup that was just written."""
 
     snapshot: Snapshot
@@ -217,7 +217,7 @@ def make(
     keys: Mapping[str, Path] | None = None,
     keep: int = 7,
     allow_missing: bool = False,
-) -> Made:
+) -> BackupMade:
     """Writes a backup of the database at `url` and what it names in `store`, while others write.
 
     keys: files to copy, by their path below the coordinator's folder. keep: how many snapshots stay in the folder, this
@@ -265,15 +265,15 @@ def make(
         made = _reveal(folder, manifest)
         kept = len(blobs) - written
         try:
-            return Made(made, written, kept, _prune(folder, keep))
+            return BackupMade(made, written, kept, _prune(folder, keep))
         except BackupDamaged as error:
             # What a damaged one names is not known: nothing is removed from under it.
-            return Made(made, written, kept, 0, error.sentence)
+            return BackupMade(made, written, kept, 0, error.sentence)
 
 
-def _manifest(**fields: Any) -> Manifest:
+def _manifest(**fields: Any) -> BackupManifest:
     try:
-        return Manifest(**fields)
+        return BackupManifest(**fields)
     except ValidationError as error:
         raise BackupRefused(f"a backup cannot hold all of this: {sentence_of(error)}") from error
 
@@ -467,10 +467,12 @@ def _write_key(name: str, source: Path, folder: Path) -> KeyPart:
     return KeyPart(path=name, sha256=digest, size=len(data))
 
 
-def _reveal(folder: Path, manifest: Manifest) -> Snapshot:
+def _reveal(folder: Path, manifest: BackupManifest) -> Snapshot:
     data = manifest.canonical() + b"\n"
-    if len(data) > Manifest.most_bytes:
-        raise BackupRefused(f"the list of what a backup holds has {len(data)} bytes, more than {Manifest.most_bytes}")
+    if len(data) > BackupManifest.max_bytes:
+        raise BackupRefused(
+            f"the list of what a backup holds has {len(data)} bytes, more than {BackupManifest.max_bytes}"
+        )
     digest = hashlib.sha256(data).digest()
     moment = datetime.fromtimestamp(manifest.made_ms / 1000, UTC)
     path = folder / f"snapshot-{moment:%Y%m%dT%H%M%S}.{manifest.made_ms % 1000:03}Z-{digest.hex()[:16]}.json"
@@ -536,13 +538,13 @@ def newest(folder: Path, name: str | None = None) -> Snapshot:
 def _read(path: Path) -> Snapshot:
     try:
         with _open(path) as file:
-            data = file.read(Manifest.most_bytes + 1)
+            data = file.read(BackupManifest.max_bytes + 1)
     except OSError as error:
         raise BackupDamaged(_unreadable(path, "its list", error)) from error
     if hashlib.sha256(data).hexdigest()[:16] != path.stem.rpartition("-")[2]:
         raise BackupDamaged(f"{path} is damaged: it is not what its name says; take another backup")
     try:
-        return Snapshot(path.parent, path, Manifest.from_json(data, what=str(path)))
+        return Snapshot(path.parent, path, BackupManifest.from_json(data, what=str(path)))
     except DocumentInvalid as error:
         raise BackupDamaged(f"{error}; it may be of newer software") from error
 
@@ -552,8 +554,8 @@ def read_rows(of: Snapshot, part: TablePart) -> Iterator[dict[str, Any]]:
     names = [(column.name, column.form) for column in part.columns]
     try:
         with _open(of.table(part)) as file:
-            while line := file.readline(_MOST_ROW + 1):
-                if len(line) > _MOST_ROW:
+            while line := file.readline(_MAX_ROW + 1):
+                if len(line) > _MAX_ROW:
                     raise ValueError("a row that is too long")
                 values = json.loads(line)
                 yield {name: _back(value, form) for (name, form), value in zip(names, values, strict=True)}

@@ -24,8 +24,8 @@ __all__ = [
     "GENESIS",
     "ChainBroken",
     "JournalEntry",
+    "JournalVerdict",
     "Value",
-    "Verdict",
     "Verifier",
     "canonical_fields",
     "entry_hash",
@@ -56,7 +56,7 @@ class JournalEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class JournalVerdict:
     """A chain that holds, as far as its entries go."""
 
     entries: int
@@ -111,7 +111,7 @@ class Verifier:
         if following in self._wanted:
             self._found[following] = entry.id
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> JournalVerdict:
         """After the last entry.
 
         Raises:
@@ -128,10 +128,10 @@ class Verifier:
                 raise ChainBroken(
                     f"the head {head} is that of entry {self._found[head.hash]}; look at where its number was kept"
                 )
-        return Verdict(self._count, self._last, self._previous, self._found)
+        return JournalVerdict(self._count, self._last, self._previous, self._found)
 
 
-def verify(entries: Iterable[JournalEntry], heads: Iterable[KeptHead] = ()) -> Verdict:
+def verify(entries: Iterable[JournalEntry], heads: Iterable[KeptHead] = ()) -> JournalVerdict:
     """All of a journal in order, at once. Raises: ChainBroken: see `Verifier`."""
     verifier = Verifier(heads)
     for entry in entries:

@@ -18,7 +18,7 @@ from coordinator.storage.members import MemberStatus
 from coordinator.storage.models import AttemptRow, CorpusRow, JobRow, MemberRow, RoundRow, VersionRow
 
 __all__ = [
-    "MOST_ANSWERS",
+    "MAX_ANSWERS",
     "CorpusOffered",
     "CorpusStanding",
     "StoredCorpus",
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 # Answers of one member to one job that are remembered: what one member can make this table grow by.
-MOST_ANSWERS = 20
+MAX_ANSWERS = 20
 _ROWS_AT_ONCE = 100
 
 
@@ -134,7 +134,7 @@ def uncounted_corpora(s: Session) -> frozenset[bytes]:
     return frozenset(bytes(digest) for digest in s.scalars(replaced.distinct()) if digest is not None)
 
 
-def check_answer(s: Session, job: str, member: str, most: int = MOST_ANSWERS) -> None:
+def check_answer(s: Session, job: str, member: str, most: int = MAX_ANSWERS) -> None:
     """That one more answer of this member to this job would be kept. Writes nothing: whoever stores a blob for a row
     asks before.
 
@@ -148,9 +148,7 @@ def check_answer(s: Session, job: str, member: str, most: int = MOST_ANSWERS) ->
         raise OutOfOrder(f"{member} is no member any more: nothing is taken of it")
     mine = select(func.count()).where(CorpusRow.job == job, CorpusRow.member == member)
     if (s.scalar(mine) or 0) >= most:
-        raise OutOfOrder(
-            f"{member} has answered {MOST_ANSWERS} times to {job}, and no more is kept: its last one stays"
-        )
+        raise OutOfOrder(f"{member} has answered {MAX_ANSWERS} times to {job}, and no more is kept: its last one stays")
 
 
 def keep_corpus(s: Session, job: str, member: str, offered: CorpusOffered, now_ms: int) -> bool:
@@ -201,7 +199,7 @@ def decline_corpus(s: Session, job: str, member: str, now_ms: int) -> bool:
     if before is not None and before.digest is None:
         return False
     # One row more at most: nothing but a no is left to say then, and that is said.
-    _replace(s, job, member, before, now_ms, most=MOST_ANSWERS + (before is not None))
+    _replace(s, job, member, before, now_ms, most=MAX_ANSWERS + (before is not None))
     s.add(CorpusRow(job=job, member=member, declined_ms=now_ms))
     note(s, "corpus_declined", job, now_ms, member=member)
     s.flush()
@@ -231,9 +229,7 @@ def _counting(s: Session, job: str, member: str) -> CorpusRow | None:
     ).one_or_none()
 
 
-def _replace(
-    s: Session, job: str, member: str, before: CorpusRow | None, now_ms: int, most: int = MOST_ANSWERS
-) -> None:
+def _replace(s: Session, job: str, member: str, before: CorpusRow | None, now_ms: int, most: int = MAX_ANSWERS) -> None:
     """Makes room for an answer. Checked here, and not only where it was asked for: receiving a file takes its time."""
     check_answer(s, job, member, most)
     if before is not None:

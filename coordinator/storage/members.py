@@ -136,7 +136,7 @@ def members(s: Session) -> list[StoredMember]:
         row[0]: row[1]
         for row in s.execute(
             select(TokenRow.member, func.max(TokenRow.expires_ms))
-            .where(TokenRow.spent_by.is_(None), TokenRow.revoked_ms.is_(None))
+            .where(TokenRow.redeemed_by.is_(None), TokenRow.revoked_ms.is_(None))
             .group_by(TokenRow.member)
         )
     }
@@ -151,7 +151,7 @@ def member(s: Session, name: str) -> StoredMember | None:
         return None
     expires = s.scalar(
         select(TokenRow.expires_ms).where(
-            TokenRow.member == name, TokenRow.spent_by.is_(None), TokenRow.revoked_ms.is_(None)
+            TokenRow.member == name, TokenRow.redeemed_by.is_(None), TokenRow.revoked_ms.is_(None)
         )
     )
     return _stored_member(row, expires)
@@ -192,9 +192,9 @@ def spend_token(s: Session, token_id: str, secret_hash: bytes, key_fingerprint: 
         key_fingerprint=key_fingerprint,
         now=now,
     )
-    if isinstance(outcome, Granted) and row is not None and row.spent_by is None:
-        row.spent_by, row.spent_ms = key_fingerprint, _milliseconds(now)
-        note(s, "token_spent", row.member, _milliseconds(now), token=token_id, key=key_fingerprint.hex())
+    if isinstance(outcome, Granted) and row is not None and row.redeemed_by is None:
+        row.redeemed_by, row.redeemed_ms = key_fingerprint, _milliseconds(now)
+        note(s, "token_redeemed", row.member, _milliseconds(now), token=token_id, key=key_fingerprint.hex())
         s.flush()
     return outcome
 
@@ -214,7 +214,7 @@ def record_certificate(
         TokenWithdrawn: the invitation was replaced, or the member revoked, since the token was spent.
     """
     token = s.get(TokenRow, token_id, with_for_update=True)
-    if token is None or token.member != name or token.revoked_ms is not None or token.spent_by is None:
+    if token is None or token.member != name or token.revoked_ms is not None or token.redeemed_by is None:
         raise TokenWithdrawn(
             f"the invitation of {name} was taken back while it enrolled; ask the operator for a new one with "
             "`coordinator member invite`"
@@ -283,8 +283,8 @@ def _stored_token(row: TokenRow) -> StoredToken:
         member=row.member,
         secret_hash=row.secret_hash,
         expires=_datetime(row.expires_ms),
-        spent_at=None if row.spent_ms is None else _datetime(row.spent_ms),
-        spent_by=row.spent_by,
+        redeemed_at=None if row.redeemed_ms is None else _datetime(row.redeemed_ms),
+        redeemed_by=row.redeemed_by,
         chain=_chain(row),
         revoked=row.revoked_ms is not None,
     )

@@ -172,9 +172,9 @@ class TokenRow(Base):
     __tablename__ = "tokens"
     __table_args__ = (
         _digest_check("secret_hash"),
-        _digest_check("spent_by"),
-        CheckConstraint("(spent_by IS NULL) = (spent_ms IS NULL)", name="spent_at_once"),
-        CheckConstraint("chain IS NULL OR spent_by IS NOT NULL", name="certified_after_spent"),
+        _digest_check("redeemed_by"),
+        CheckConstraint("(redeemed_by IS NULL) = (redeemed_ms IS NULL)", name="redeemed_at_once"),
+        CheckConstraint("chain IS NULL OR redeemed_by IS NOT NULL", name="certified_after_redeemed"),
     )
 
     token_id: Mapped[str] = mapped_column(String(128), primary_key=True)
@@ -182,8 +182,8 @@ class TokenRow(Base):
     secret_hash: Mapped[bytes] = mapped_column(LargeBinary(32))
     created_ms: Mapped[int] = mapped_column(BigInteger)
     expires_ms: Mapped[int] = mapped_column(BigInteger)
-    spent_ms: Mapped[int | None] = mapped_column(BigInteger)
-    spent_by: Mapped[bytes | None] = mapped_column(LargeBinary(32))
+    redeemed_ms: Mapped[int | None] = mapped_column(BigInteger)
+    redeemed_by: Mapped[bytes | None] = mapped_column(LargeBinary(32))
     # Certificates as they were handed out, DER in hexadecimal, the member's first.
     chain: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
     revoked_ms: Mapped[int | None] = mapped_column(BigInteger)

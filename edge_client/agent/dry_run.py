@@ -182,7 +182,7 @@ class Plan:
             "reads_pairs": reads_pairs(self.job.model),
             "segments": {segment.name: segment.length for segment in self.segments()},
             "bytes_a_round": self.bytes_a_round(self.job.rounds.min_members),
-            "most_bytes_a_round": self.bytes_a_round(self.job.rounds.target_members),
+            "max_bytes_a_round": self.bytes_a_round(self.job.rounds.target_members),
             "orders_texts": None if (order := order_of(self.job)) is None else order.texts,
             "takes_part": not self.refusals,
             "refusals": list(self.refusals),
@@ -294,7 +294,7 @@ def _of_text(job: JobDocument, member: Member) -> list[str]:
         f"once it is finished, {order.texts:,} texts are made up here by the model that was trained here, and "
         f"{asked[member.policy.corpora]}"
     )
-    if order.histogram_deviation is not None:
+    if order.histogram_std is not None:
         notes.append(f"the histogram of your labels is one charge more: {_cost_of_histogram(job, member)}")
     return notes
 
@@ -306,9 +306,9 @@ def _cost_of_histogram(job: JobDocument, member: Member) -> str:
     from learning.synthesis.labels import histogram_event
 
     order, limit = order_of(job), member.policy.limit()
-    if order is None or order.histogram_deviation is None:
+    if order is None or order.histogram_std is None:
         return "none"
-    event = histogram_event(order.histogram_deviation, len(job.labels), limit.adjacency)
+    event = histogram_event(order.histogram_std, len(job.labels), limit.adjacency)
     try:
         return (
             f"epsilon {epsilon_at_gate(event, limit.delta, limit.adjacency):.3g} of its own, at delta {limit.delta:g}"

@@ -24,7 +24,7 @@ from edge_client.private_store.errors import StateForeign
 from edge_client.session.keeping import Keeper
 from learning.artifacts import fetch_job, fetch_manifest, fetch_private_start, fetch_tokenizer, fetch_version
 from learning.backbones.layout import BackboneInvalid
-from learning.text.corpus import Corpus
+from learning.text.corpus import EncodedExamples
 from learning.text.data import DataInvalid, label_places, text_rows
 from learning.text.encoder import TokenizerInvalid
 from tacit.blobs import BlobDamaged, BlobNotThere, fetch_blob
@@ -313,7 +313,7 @@ def _adapted(
 
     job = found.job
     epochs = usual_epochs(job.method) if epochs is None else epochs
-    corpus = Corpus(member.examples, job, tokenizer)
+    corpus = EncodedExamples(member.examples, job, tokenizer)
     module, division = assembled(job, corpus, found.manifest, found.manifest.decode(found.version), kept)
     if epochs:
         if not len(corpus.read().usable):

@@ -20,7 +20,7 @@ __all__ = ["MetricsFile", "MetricsFileUnusable"]
 log = structlog.get_logger("edge_client")
 
 # Changes that come close together are written together.
-_LEAST_SECONDS = 1.0
+_MIN_SECONDS = 1.0
 
 
 class MetricsFileUnusable(ValueError):
@@ -83,7 +83,7 @@ class MetricsFile:
                 self._failing = True
             else:
                 self._failing = False
-            self._stop.wait(_LEAST_SECONDS)
+            self._stop.wait(_MIN_SECONDS)
 
     def _write(self) -> None:
         # Another ending, so that the collector passes it over; in the same folder, so that renaming is one step.

@@ -14,7 +14,7 @@ from typing import IO, Literal
 import structlog
 
 import secure_agg
-from edge_client.corpus_release.releaser import Giver
+from edge_client.corpus_release.releaser import Releaser
 from edge_client.downloads.backbones import Backbones, named_folders
 from edge_client.downloads.cache import BlobCache
 from edge_client.identity.home import HomeUnusable, MemberIdentity, home_path
@@ -299,7 +299,7 @@ async def _run(
         admits=options.jobs,
         until_finished=options.until_finished,
         renewer=renewer,
-        giver=Giver(member.home, member.identity, member.policy, budget, member.examples, environment.random),
+        releaser=Releaser(member.home, member.identity, member.policy, budget, member.examples, environment.random),
     )
     task = asyncio.ensure_future(agent.run())
     loop = asyncio.get_running_loop()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toolkit.console import ExitCode, fail, json_requested, print_json, printable
-from toolkit.text import MOST_SHOWN, clean
+from toolkit.text import MAX_SHOWN, clean
 
 if TYPE_CHECKING:
     from edge_client.corpus_release.folder import Choice, CorpusFolder, CorpusState
@@ -93,7 +93,7 @@ def show(
     typer.echo(f"  labels   {printable(labels)} ({by})")
     for each in texts:
         # A text is made of words, and a terminal is not asked to trust them.
-        typer.echo(f"    {printable(each['label'])}: {clean(str(each['text']), MOST_SHOWN)}")
+        typer.echo(f"    {printable(each['label'])}: {clean(str(each['text']), MAX_SHOWN)}")
     if _stage(folder, state) == "sending":
         typer.echo(f"`edge_client corpus veto {job}` still calls it back: the coordinator is told, and deletes it.")
     if state.stage == "made":

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections import Counter
 
     from edge_client.ledger.replay import LedgerState
-    from edge_client.ledger.verification import Verdict
+    from edge_client.ledger.verification import LedgerVerdict
     from learning.accounting.events import PrivacyEvent
     from learning.accounting.spend import Limit
     from tacit.heads import KeptHead
@@ -307,7 +307,7 @@ def _spent(figures: dict[str, Any], limit: float, at: str = "") -> str:
     return said
 
 
-def _verdict_json(where: str, verdict: "Verdict") -> dict[str, Any]:
+def _verdict_json(where: str, verdict: "LedgerVerdict") -> dict[str, Any]:
     return {
         "file": where,
         "data": verdict.name,
@@ -322,7 +322,7 @@ def _verdict_json(where: str, verdict: "Verdict") -> dict[str, Any]:
     }
 
 
-def _print_verdict(where: str, verdict: "Verdict") -> None:
+def _print_verdict(where: str, verdict: "LedgerVerdict") -> None:
     for problem in verdict.problems:
         typer.echo(printable(str(problem)))
     for note in verdict.notes:

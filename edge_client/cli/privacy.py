@@ -111,13 +111,13 @@ def _plan_job(
     from learning.accounting.costs import LotTooSmall
     from learning.accounting.planning import Setting
     from tacit.job import JobDocument
-    from tacit.vector import most_in_sum
+    from tacit.vector import max_in_sum
 
     job = _job(path)
     # A job file does not know how many values its model has.
     sent = job.values if isinstance(job, JobDocument) else values
     try:
-        most = most_in_sum(job, job.rounds.target_members)
+        most = max_in_sum(job, job.rounds.target_members)
         setting = Setting(examples, job.rounds.count, delta, sent, members, most)
         _print_job(job, setting, epsilons, as_json)
     except LotTooSmall as error:
@@ -182,7 +182,7 @@ def _templates(name: MechanismName, chosen: dict[str, Any]) -> "list[Noised]":
 
 
 def _print_rows(
-    templates: "list[Noised]", setting: "Setting", epsilons: list[float], as_json: bool, with_deviation: bool
+    templates: "list[Noised]", setting: "Setting", epsilons: list[float], as_json: bool, with_std: bool
 ) -> None:
     from dataclasses import asdict
 
@@ -212,7 +212,7 @@ def _print_rows(
         "NOISE (PLD)": [_digits(row.pld) for row in rows],
         "NOISE (GATE, ALL SHARES)": [_digits(row.central) for row in rows] if central else [],
         "EPSILON A ROUND": [_digits(1 / row.gate if row.gate else None) for row in rows] if laplace else [],
-        "DEVIATION": [_digits(row.deviation) for row in rows] if with_deviation else [],
+        "DEVIATION": [_digits(row.std) for row in rows] if with_std else [],
         "NOISE : UPDATE": [_digits(row.noise_to_signal) for row in rows],
     }
     _echo(
@@ -269,12 +269,12 @@ def _histogram_remark(job: "JobDocument | JobSpec", setting: "Setting") -> str |
     from learning.synthesis.labels import histogram_event
 
     order = order_of(job)
-    if order is None or order.histogram_deviation is None or not isinstance(job.mechanism, Noised):
+    if order is None or order.histogram_std is None or not isinstance(job.mechanism, Noised):
         return None
     if job.mechanism.unit != "example":
         return "A ledger that counts members has no formula for the histogram of labels: they come in equal parts."
     adjacency = adjacency_of(job.mechanism)
-    event = histogram_event(order.histogram_deviation, len(job.labels), adjacency)
+    event = histogram_event(order.histogram_std, len(job.labels), adjacency)
     return (
         "The histogram of your labels is charged once more, when the job is finished: epsilon "
         f"{_digits(epsilon_at_gate(event, setting.delta, adjacency))} of its own. "

@@ -5,7 +5,7 @@ consent, and the file's way out.
     folder      the corpus under HOME/corpora/JOB: file, statement, how far it came, what its owner decided
     making      a noised histogram of labels, texts from the prior, the file and its statement
     sending     the protocol of the upload, over as many connections as it takes
-    giver       all of it in order, for a running client
+    releaser       all of it in order, for a running client
 
 Order: charge, then keep the model; charge the histogram, then draw it; make and write; ask the owner; write the
 receipt; send. Each step begins with what the disk says of the ones before, so that a process may be killed at any

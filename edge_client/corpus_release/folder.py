@@ -26,12 +26,12 @@ from toolkit.durable import Faults, durable_file, no_faults, sync_folder
 
 __all__ = [
     "Choice",
+    "CorpusFile",
     "CorpusFolder",
     "CorpusLost",
     "CorpusState",
     "CorpusUnusable",
     "Decision",
-    "Made",
     "Stage",
     "corpora",
 ]
@@ -51,7 +51,7 @@ class CorpusLost(CorpusUnusable):
     """Its file or its statement is gone, or is not what was made: trying again brings nothing."""
 
 
-class Made(Part):
+class CorpusFile(Part):
     """The file, its statement, and the reservations of what made them."""
 
     corpus: Digest
@@ -72,7 +72,7 @@ class CorpusState(Document):
     job_document: Digest
     stage: Stage
     # None: none was made, and it is `withheld`.
-    made: Made | None
+    made: CorpusFile | None
     # Whether the coordinator was told of a veto, or that there is none.
     told: bool = False
     # What the coordinator refused, or why there is none.

@@ -8,7 +8,7 @@ text cost nothing more (`learning.synthesis.training`).
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from edge_client.corpus_release.folder import CorpusFolder, Made
+from edge_client.corpus_release.folder import CorpusFile, CorpusFolder
 from edge_client.corpus_release.models import KeptModel, NoisedHistogram
 from tacit.corpus import CorpusOrder
 from tacit.job import JobDocument, JobSpec
@@ -36,7 +36,7 @@ def order_of(job: JobDocument | JobSpec) -> CorpusOrder | None:
 
 
 def drawn_histogram(
-    examples: "Sequence[Example]", job: JobDocument, deviation: float, random: "RandomSource"
+    examples: "Sequence[Example]", job: JobDocument, std: float, random: "RandomSource"
 ) -> tuple[int, ...]:
     """How many examples have each of the job's labels, with noise. Charge `histogram_event` beforehand."""
     import numpy as np
@@ -46,7 +46,7 @@ def drawn_histogram(
 
     places = label_places(examples, job.labels)
     counts = np.bincount(places[places >= 0], minlength=len(job.labels)).astype(np.int64)
-    return tuple(int(each) for each in noised_histogram(counts, deviation, random))
+    return tuple(int(each) for each in noised_histogram(counts, std, random))
 
 
 def made_corpus(
@@ -59,7 +59,7 @@ def made_corpus(
     random: "RandomSource",
     progress: Callable[[int, int], None] = lambda made, count: None,
     faults: Faults = no_faults,
-) -> Made:
+) -> CorpusFile:
     """Writes the file and its statement. In a thread; minutes for many texts, more of them the more labels guide.
     `progress` is told (texts made, of so many), and ends it by raising `MakingStopped`.
 
@@ -80,10 +80,10 @@ def made_corpus(
     counts = np.array(histogram.counts if histogram else (0,) * len(job.labels), dtype=np.int64)
     texts = ordered_texts(job, order, model.arrays, model.tokenizer, counts, random, progress)
     folder.prepare()
-    written = write_corpus(folder.file, texts, job.labels, most_bytes=order.most_bytes, faults=faults)
+    written = write_corpus(folder.file, texts, job.labels, max_bytes=order.max_bytes, faults=faults)
     if not written.rows:
         folder.forget()
-        raise NothingMade(f"none of {order.texts} texts had a word that fits into {order.most_bytes} bytes")
+        raise NothingMade(f"none of {order.texts} texts had a word that fits into {order.max_bytes} bytes")
     sound = job.model.variant == "sound" and kept.trained is not None
     statement = statement_about(
         folder.file,
@@ -96,7 +96,7 @@ def made_corpus(
         histogram="noised" if histogram else "even",
     )
     folder.write_statement(statement)
-    return Made(
+    return CorpusFile(
         corpus=statement.corpus,
         bytes=statement.bytes,
         rows=statement.rows,

@@ -22,7 +22,7 @@ import structlog
 from edge_client.ledger.receipts import HISTOGRAM
 from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Short
 from tacit.job import JobDocument
-from tacit.limits import MOST_LABELS
+from tacit.limits import MAX_LABELS
 from tacit.mechanism import NoMechanism
 from toolkit.durable import Faults, durable_file, no_faults, sync_folder
 
@@ -61,13 +61,13 @@ class KeptModel:
 class NoisedHistogram(Document):
     """histogram.json: counts of labels with their noise, in the order of the job's labels."""
 
-    most_bytes: ClassVar[int] = 1024 * 1024
+    max_bytes: ClassVar[int] = 1024 * 1024
 
     job_document: Digest
     # Id of the ledger that it was charged to, hexadecimal, and the reservation there.
     ledger: Short
     reservation: int
-    counts: Annotated[tuple[int, ...], AtMost(MOST_LABELS)]
+    counts: Annotated[tuple[int, ...], AtMost(MAX_LABELS)]
 
 
 class LastModels:

@@ -25,11 +25,11 @@ import structlog
 
 from edge_client.corpus_release.folder import (
     Choice,
+    CorpusFile,
     CorpusFolder,
     CorpusLost,
     CorpusState,
     CorpusUnusable,
-    Made,
     Stage,
     corpora,
 )
@@ -37,7 +37,7 @@ from edge_client.corpus_release.making import MakingStopped, NothingMade, drawn_
 from edge_client.corpus_release.models import KeptModel, LastModels, NoisedHistogram, TrainedModel
 from edge_client.corpus_release.sending import Answer, Asker, NotNow, NotServed, Stub
 from edge_client.identity.home import MemberIdentity
-from edge_client.ledger.budget import Budget, CorpusGiven
+from edge_client.ledger.budget import Budget, CorpusReleased
 from edge_client.ledger.receipts import HISTOGRAM, SENDING
 from edge_client.policy.policy import Policy, PolicyRefusal
 from tacit.identity import name_is_valid
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from learning.text.data import Example
     from secure_agg import RandomSource
 
-__all__ = ["Giver"]
+__all__ = ["Releaser"]
 
 log = structlog.get_logger("edge_client")
 
@@ -61,7 +61,7 @@ _LATER_SECONDS = 300.0
 _FAILING = (Reason.REASON_LEDGER_FAILING, Reason.REASON_LEDGER_ROLLED_BACK)
 
 
-class Giver:
+class Releaser:
     """The corpora of one member. `keep`, `connected`, `finished` and `aborted` may be called before `run`."""
 
     def __init__(
@@ -277,7 +277,7 @@ class Giver:
         await asyncio.to_thread(folder.prepare)
         return await self._now(folder, state)
 
-    async def _make(self, folder: CorpusFolder, kept: KeptModel) -> Made:
+    async def _make(self, folder: CorpusFolder, kept: KeptModel) -> CorpusFile:
         """Raises: NothingMade. PolicyRefusal: the ledger cannot be written. OSError, ValueError."""
         histogram = await self._histogram(kept)
         job, stopped, said = kept.model.job, threading.Event(), [0]
@@ -320,7 +320,7 @@ class Giver:
         """
         job = kept.model.job
         order = order_of(job)
-        if order is None or order.histogram_deviation is None:
+        if order is None or order.histogram_std is None:
             return None
         if (found := self._models.histogram(kept, self._budget.paid)) is not None:
             return found
@@ -329,7 +329,7 @@ class Giver:
             return await self._kept_histogram(drawn, job.name)
         from learning.synthesis.labels import histogram_event
 
-        event = histogram_event(order.histogram_deviation, len(job.labels), self._budget.adjacency)
+        event = histogram_event(order.histogram_std, len(job.labels), self._budget.adjacency)
         self._faults("histogram.charging")
         try:
             number = self._budget.charge_beside(
@@ -341,7 +341,7 @@ class Giver:
             log.warning("histogram_not_paid", job=job.name, why=refusal.detail, labels="in equal parts")
             return None
         self._faults("histogram.charged")
-        counts = await asyncio.to_thread(drawn_histogram, self._examples, job, order.histogram_deviation, self._random)
+        counts = await asyncio.to_thread(drawn_histogram, self._examples, job, order.histogram_std, self._random)
         histogram = NoisedHistogram(
             job_document=job.digest(), ledger=self._budget.ledger.hex(), reservation=number, counts=counts
         )
@@ -481,7 +481,7 @@ class Giver:
         self._moved.add(state.job)
         return state
 
-    def _given(self, folder: CorpusFolder, state: CorpusState) -> CorpusGiven:
+    def _given(self, folder: CorpusFolder, state: CorpusState) -> CorpusReleased:
         made = state.made
         if made is None:
             raise CorpusLost(f"no corpus of {state.job} was made")
@@ -492,7 +492,7 @@ class Giver:
             if (sent := self._budget.corpus_sent(state.job, made.corpus)) is None:
                 raise
             return sent
-        return CorpusGiven(
+        return CorpusReleased(
             job=state.job,
             round=statement.round,
             job_document=state.job_document,

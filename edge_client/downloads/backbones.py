@@ -29,7 +29,7 @@ import structlog
 
 from edge_client.downloads.cache import BlobCache, Pin
 from learning.backbones.checkpoint import CheckpointInvalid
-from learning.backbones.hub_fetch import MOST_SMALL_BYTES, fetch_checkpoint
+from learning.backbones.hub_fetch import MAX_SMALL_BYTES, fetch_checkpoint
 from learning.backbones.layout import HEAD_FLAGS, BackboneInvalid, checked_config, layout_of
 from learning.backbones.stored import StoredBackbone, digest_of, folder_config, read_backbone, write_backbone
 from tacit.blobs import BlobDamaged, BlobNotThere
@@ -174,13 +174,13 @@ class Backbones:
         if (name := wanted.hub) is None:
             return ["the job names none there"]
         # The canonical file is made beside them.
-        room = self._cache.most_bytes - wanted.size - 2 * MOST_SMALL_BYTES
+        room = self._cache.max_bytes - wanted.size - 2 * MAX_SMALL_BYTES
         most = min(_HUB_TIMES * wanted.size, room)
         if most < wanted.size // 2:
             return [f"{name} and the {wanted.size:,} bytes made of it do not fit into the cache of this member"]
 
         def take() -> str | None:
-            with self._cache.room(wanted.digest, most + wanted.size + 2 * MOST_SMALL_BYTES) as folder:
+            with self._cache.room(wanted.digest, most + wanted.size + 2 * MAX_SMALL_BYTES) as folder:
                 self._hub(name, folder, most)
                 return _take(folder, wanted, path)
 

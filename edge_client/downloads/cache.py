@@ -18,23 +18,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
-from tacit.limits import MOST_CERTIFICATE_BYTES
+from tacit.limits import MAX_CERTIFICATE_BYTES
 
 __all__ = ["BlobCache", "CertificateCache", "Pin"]
 
-_MOST_BYTES = 4 * 1024**3
+_MAX_BYTES = 4 * 1024**3
 # Of certificates: with the usual 1.2 KB those of fifty thousand members.
-_MOST_CERTIFICATES_BYTES = 64 * 1024**2
+_MAX_CERTIFICATES_BYTES = 64 * 1024**2
 _PIN = ".pin"
 
 
 class BlobCache:
     """A folder of blobs."""
 
-    def __init__(self, folder: Path, most_bytes: int = _MOST_BYTES) -> None:
+    def __init__(self, folder: Path, max_bytes: int = _MAX_BYTES) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
 
     def path(self, digest: bytes) -> Path:
         """Where the blob lies, or would."""
@@ -51,9 +51,9 @@ class BlobCache:
         return Pin(self._folder / (digest.hex() + _PIN))
 
     @property
-    def most_bytes(self) -> int:
+    def max_bytes(self) -> int:
         """What `trim` leaves at most."""
-        return self._most_bytes
+        return self._max_bytes
 
     @contextlib.contextmanager
     def room(self, digest: bytes, size: int) -> Iterator[Path]:
@@ -80,7 +80,7 @@ class BlobCache:
                     found.append((status.st_mtime_ns, size, path))
         for _, size, path in sorted(found, reverse=True):
             total += size
-            if total > self._most_bytes - reserve or path.is_dir():
+            if total > self._max_bytes - reserve or path.is_dir():
                 _remove(path)
 
     def clear(self, besides: bytes) -> bool:
@@ -169,20 +169,20 @@ def _shared(path: Path) -> BinaryIO:
 class CertificateCache:
     """Certificates of other members by digest. Whatever the disk does, it costs no more than fetching them again."""
 
-    def __init__(self, folder: Path, most_bytes: int = _MOST_CERTIFICATES_BYTES) -> None:
+    def __init__(self, folder: Path, max_bytes: int = _MAX_CERTIFICATES_BYTES) -> None:
         self._folder = folder
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
 
     def read(self, digests: Iterable[bytes]) -> dict[bytes, bytes]:
         """Those of these that are here, by digest: DER, at most 4 KiB each."""
         found = {}
         with contextlib.suppress(OSError):
-            files = BlobCache(self._folder, self._most_bytes)
+            files = BlobCache(self._folder, self._max_bytes)
             for digest in digests:
                 path = files.path(digest)
                 try:
                     with path.open("rb") as file:
-                        data = file.read(MOST_CERTIFICATE_BYTES + 1)
+                        data = file.read(MAX_CERTIFICATE_BYTES + 1)
                 except FileNotFoundError:
                     continue
                 if hashlib.sha256(data).digest() == digest:
@@ -194,7 +194,7 @@ class CertificateCache:
 
     def keep(self, certificates: Iterable[bytes]) -> None:
         """For the next time. Raises: OSError: the disk does not take them."""
-        files = BlobCache(self._folder, self._most_bytes)
+        files = BlobCache(self._folder, self._max_bytes)
         for certificate in certificates:
             path = files.path(hashlib.sha256(certificate).digest())
             if not path.exists():

@@ -15,7 +15,7 @@ import grpc.aio
 
 from edge_client.identity.home import MemberIdentity
 from tacit.guard import guarded
-from tacit.limits import MOST_FROM_COORDINATOR, MOST_FROM_MEMBER
+from tacit.limits import MAX_FROM_COORDINATOR, MAX_FROM_MEMBER
 from tacit.reason import Reason
 from tacit.status import reason_of
 from toolkit.console import ExitCode
@@ -50,8 +50,8 @@ def channel_options() -> list[tuple[str, int]]:
     return [
         # Several members in one process (simulations, phones' test benches) must not share one connection.
         ("grpc.use_local_subchannel_pool", 1),
-        ("grpc.max_receive_message_length", MOST_FROM_COORDINATOR),
-        ("grpc.max_send_message_length", MOST_FROM_MEMBER),
+        ("grpc.max_receive_message_length", MAX_FROM_COORDINATOR),
+        ("grpc.max_send_message_length", MAX_FROM_MEMBER),
         # A session idles for minutes while others train: middleboxes forget silent connections, and a
         # coordinator that vanished must be noticed. The coordinator's server options allow for it.
         ("grpc.keepalive_time_ms", 30_000),

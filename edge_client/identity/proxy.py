@@ -24,7 +24,7 @@ __all__ = ["Proxy", "ProxyRefused", "ProxyUnusable", "proxy_for", "tunnel"]
 _VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
 _EXCEPTIONS = ("no_grpc_proxy", "no_proxy")
 # Of a proxy's answer to CONNECT: its status and a few headers.
-_MOST_ANSWER = 16 * 1024
+_MAX_ANSWER = 16 * 1024
 
 
 class ProxyUnusable(ValueError):
@@ -113,7 +113,7 @@ def _answer(connection: socket.socket, end: float) -> bytes:
             raise TimeoutError
         connection.settimeout(left)
         one = connection.recv(1)
-        if not one or len(read) >= _MOST_ANSWER:
+        if not one or len(read) >= _MAX_ANSWER:
             return bytes(read)
         read += one
     return bytes(read)

@@ -69,7 +69,7 @@ BACKDATED = timedelta(minutes=5)
 # does not come back on one morning.
 _EARLIEST, _LATEST = 0.60, 0.70
 # A newer authority: within this part of the life, and no more than ten minutes.
-_MOVE_SHARE, _MOVE_MOST = 0.01, timedelta(minutes=10)
+_MOVE_SHARE, _MAX_MOVE = 0.01, timedelta(minutes=10)
 _FIRST_PAUSE, _LONGEST_PAUSE = timedelta(seconds=5), timedelta(hours=1)
 # A clock that was set, or a machine that slept, is noticed after so long.
 _LONGEST_SLEEP = timedelta(minutes=10)
@@ -448,7 +448,7 @@ class Renewer:
         if not self.identity.issued_by_newest():
             if self._moves_at is None:
                 life = self.identity.expires - (self.identity.begins or self.identity.expires)
-                self._moves_at = self._now() + random.random() * min(life * _MOVE_SHARE, _MOVE_MOST)
+                self._moves_at = self._now() + random.random() * min(life * _MOVE_SHARE, _MAX_MOVE)
             at = min(at, self._moves_at)
         return at - self._now()
 

@@ -61,13 +61,13 @@ from tacit.vector import layout_of
 if TYPE_CHECKING:
     from learning.accounting.spend import Limit
 
-__all__ = ["Budget", "CorpusGiven", "Figures", "Reserved", "Statement", "open_budget"]
+__all__ = ["Budget", "BudgetReservation", "CorpusReleased", "Figures", "Statement", "open_budget"]
 
 log = structlog.get_logger("edge_client")
 
 
 @dataclass(frozen=True)
-class Reserved:
+class BudgetReservation:
     """What stands in the ledger for one update; `reservation` is None where it costs nothing."""
 
     job: JobDocument
@@ -114,7 +114,7 @@ class Statement:
 
 
 @dataclass(frozen=True)
-class CorpusGiven:
+class CorpusReleased:
     """A file of made-up text that leaves, as its receipt has it. Digests: SHA-256, 32 bytes. trained, histogram:
     reservations of what made it.
     """
@@ -137,7 +137,7 @@ class _Sent:
     """What is about to leave, or left, in one attempt."""
 
     attempt: AttemptId
-    reserved: Reserved
+    reserved: BudgetReservation
     reservation: int | None
     session: secure_agg.Session
     masked: secure_agg.MaskedInput
@@ -228,7 +228,7 @@ class Budget:
         except ValueError as error:
             raise PolicyRefusal(Reason.REASON_POLICY_NOISE, str(error)) from error
 
-    def reserve(self, assignment: Assignment, job: JobDocument, protection: Protection) -> Reserved:
+    def reserve(self, assignment: Assignment, job: JobDocument, protection: Protection) -> BudgetReservation:
         """Room for one round's event, before anything is trained.
 
         Raises:
@@ -245,9 +245,9 @@ class Budget:
             data=self._data,
         )
         number = None if protection.event is None else self._reserve(protection.event, purpose)
-        return Reserved(job, purpose, number, protection.each_attempt)
+        return BudgetReservation(job, purpose, number, protection.each_attempt)
 
-    def charge(self, attempt: AttemptId, reserved: Reserved) -> None:
+    def charge(self, attempt: AttemptId, reserved: BudgetReservation) -> None:
         """Before anything of the update is encoded for an attempt: spent for good, on the disk. Twice is once.
 
         Raises:
@@ -278,7 +278,11 @@ class Budget:
         return self._charged[attempt]
 
     def sending(
-        self, attempt: AttemptId, reserved: Reserved, session: secure_agg.Session, message: secure_agg.MaskedInput
+        self,
+        attempt: AttemptId,
+        reserved: BudgetReservation,
+        session: secure_agg.Session,
+        message: secure_agg.MaskedInput,
     ) -> None:
         """The receipt of what is about to leave. Raises: PolicyRefusal: it cannot be kept; nothing may leave."""
         sent = _Sent(attempt, reserved, self._charged[attempt], session, message)
@@ -299,12 +303,12 @@ class Budget:
         except (LedgerError, ValueError) as error:
             log.error("ledger_failing", attempt=str(attempt), error=str(error))
 
-    def release(self, reserved: Reserved, why: str) -> None:
+    def release(self, reserved: BudgetReservation, why: str) -> None:
         """The update is thrown away: what was reserved for it and never charged is free again."""
         if reserved.reservation is not None:
             self._release(reserved.reservation, why)
 
-    def forfeit(self, reserved: Reserved) -> None:
+    def forfeit(self, reserved: BudgetReservation) -> None:
         """Nothing is sent, but that the training failed is told, and may depend on the data: spent all the same.
 
         A bound by the event's epsilon it is not: what is told has no noise. It makes asking again cost as much as
@@ -374,7 +378,7 @@ class Budget:
             log.error("ledger_failing", reservation=number, error=str(error))
         return number
 
-    def corpus_sent(self, job: str, corpus: bytes) -> CorpusGiven | None:
+    def corpus_sent(self, job: str, corpus: bytes) -> CorpusReleased | None:
         """What the receipt said before the first byte of this file left (its SHA-256); None: there is none. For a file
         that is called back: its statement may be gone.
         """
@@ -387,7 +391,7 @@ class Budget:
                 # Verification names it.
                 continue
             if isinstance(found, CorpusReceipt) and (found.outcome, found.corpus) == (SENDING, corpus):
-                return CorpusGiven(
+                return CorpusReleased(
                     job=found.job,
                     round=found.round,
                     job_document=found.job_document,
@@ -402,7 +406,7 @@ class Budget:
                 )
         return None
 
-    def corpus_receipt(self, given: CorpusGiven, outcome: str) -> None:
+    def corpus_receipt(self, given: CorpusReleased, outcome: str) -> None:
         """The receipt of a file of made-up text: `SENDING` before its first byte leaves, then how that ended.
 
         Raises:

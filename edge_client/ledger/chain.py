@@ -33,9 +33,9 @@ __all__ = [
     "Body",
     "Charged",
     "DataSeen",
+    "LedgerOpened",
     "LimitLowered",
     "LimitNumbers",
-    "Opened",
     "Purpose",
     "ReceiptKept",
     "Record",
@@ -61,9 +61,9 @@ _Time = Annotated[int, Field(ge=0, le=LAST_MS)]
 _Sequence = Annotated[int, Field(ge=1, le=2**63 - 1)]
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 # What one start can find open: a reservation for each job, and the attempts it was charged for.
-_MOST_RECOVERED = 10_000
+_MAX_RECOVERED = 10_000
 # Bytes of a line: the longest is that of a `Recovered`.
-_MOST_LINE = 1024 * 1024
+_MAX_LINE = 1024 * 1024
 
 
 class RecordInvalid(ValueError):
@@ -79,7 +79,7 @@ class LimitNumbers(Part):
     unit: Unit
 
 
-class Opened(Part):
+class LedgerOpened(Part):
     """The first record."""
 
     # 16 random bytes, hexadecimal.
@@ -173,15 +173,15 @@ class DataSeen(Part):
 class Recovered(Part):
     """What a start found open: reservations that are released by this record, charged attempts nobody heard of."""
 
-    released: Annotated[tuple[_Sequence, ...], AtMost(_MOST_RECOVERED)]
+    released: Annotated[tuple[_Sequence, ...], AtMost(_MAX_RECOVERED)]
     # (reservation, attempt)
-    unknown: Annotated[tuple[tuple[_Sequence, _Number], ...], AtMost(_MOST_RECOVERED)]
+    unknown: Annotated[tuple[tuple[_Sequence, _Number], ...], AtMost(_MAX_RECOVERED)]
 
 
-Body = Opened | Reserved | Charged | Released | Settled | ReceiptKept | LimitLowered | DataSeen | Recovered
+Body = LedgerOpened | Reserved | Charged | Released | Settled | ReceiptKept | LimitLowered | DataSeen | Recovered
 
 BODIES: Mapping[str, type[Body]] = {
-    "opened": Opened,
+    "opened": LedgerOpened,
     "reserved": Reserved,
     "charged": Charged,
     "released": Released,
@@ -245,8 +245,8 @@ def record_from(line: bytes) -> Record:
     Raises:
         RecordInvalid: not canonical JSON, a kind or a key that is unknown or missing, a value out of range.
     """
-    if len(line) > _MOST_LINE:
-        raise RecordInvalid(f"it has more than {_MOST_LINE} bytes")
+    if len(line) > _MAX_LINE:
+        raise RecordInvalid(f"it has more than {_MAX_LINE} bytes")
     try:
         frame = _Line.model_validate(json.loads(line))
         known = BODIES.get(frame.kind)

@@ -30,9 +30,9 @@ from edge_client.ledger.chain import (
     Body,
     Charged,
     DataSeen,
+    LedgerOpened,
     LimitLowered,
     LimitNumbers,
-    Opened,
     Purpose,
     ReceiptKept,
     Record,
@@ -163,7 +163,7 @@ class Ledger:
             faults("open.checked")
             writer.begin()
             if state.opened is None:
-                first = Opened(
+                first = LedgerOpened(
                     ledger=secrets.token_bytes(16).hex(), name=name, limit=wanted, monthly=monthly, orders=orders
                 )
                 record = record_after(state.head, 1, _milliseconds(clock()), first)
@@ -431,7 +431,7 @@ class Ledger:
     # ---- inside --------------------------------------------------------------------------------------------------
 
     @property
-    def _opened(self) -> Opened:
+    def _opened(self) -> LedgerOpened:
         assert self._state.opened is not None  # noqa: S101  no `Ledger` exists without
         return self._state.opened
 

@@ -33,7 +33,7 @@ from learning.accounting.events import PrivacyEvent
 from tacit.authorities import Authorities
 from tacit.documents import AtMost, Digest, Document, Part, Short
 from tacit.identity import CertificateInvalid, Role, Trust, federation_of, verify_signature
-from tacit.limits import MOST_MEMBERS
+from tacit.limits import MAX_MEMBERS
 from tacit.mechanism import Mechanism
 from tacit.reading import json_values
 
@@ -115,8 +115,8 @@ class GroupNumbers(Part):
 class Receipt(Document):
     """One attempt, as this member saw it. Digests are SHA-256."""
 
-    # With a cohort of `MOST_MEMBERS`, whose names are the longest.
-    most_bytes: ClassVar[int] = 4 * 1024 * 1024
+    # With a cohort of `MAX_MEMBERS`, whose names are the longest.
+    max_bytes: ClassVar[int] = 4 * 1024 * 1024
 
     kind: Literal["tacit-receipt"] = "tacit-receipt"
     at_ms: _Number
@@ -140,7 +140,7 @@ class Receipt(Document):
     bits: Annotated[int, Field(ge=2, le=32)]
     segments: Annotated[tuple[Segment, ...], AtMost(64)]
     # The roster U1, which may be smaller than the n members that the attempt was opened for.
-    cohort: Annotated[tuple[Party, ...], AtMost(MOST_MEMBERS)]
+    cohort: Annotated[tuple[Party, ...], AtMost(MAX_MEMBERS)]
     cohort_size: _Number
     # n_C, t and h of the attempt: members assumed to be the coordinator's, threshold, honest inputs in every sum.
     assumed_corrupt: _Number
@@ -151,7 +151,7 @@ class Receipt(Document):
     # None: one sum.
     groups: GroupNumbers | None = None
     # U3, whose inputs the sum holds; None where this member never learned it.
-    survivors: Annotated[tuple[Short, ...], AtMost(MOST_MEMBERS)] | None
+    survivors: Annotated[tuple[Short, ...], AtMost(MAX_MEMBERS)] | None
     outcome: Short
     # Digest of the sum that came back; of groups, of the digests of all of theirs.
     result: Digest | None
@@ -201,7 +201,7 @@ AnyReceipt = Receipt | CorpusReceipt
 
 def receipt_from(data: bytes, *, what: str = "the receipt") -> AnyReceipt:
     """A receipt of either kind. Raises: DocumentInvalid: it is none."""
-    values = json_values(data, Receipt.most_bytes, what)
+    values = json_values(data, Receipt.max_bytes, what)
     if isinstance(values, dict) and values.get("kind") == "tacit-corpus-receipt":
         return CorpusReceipt.from_json(data, what=what)
     return Receipt.from_json(data, what=what)

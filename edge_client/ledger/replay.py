@@ -21,9 +21,9 @@ from edge_client.ledger.chain import (
     Body,
     Charged,
     DataSeen,
+    LedgerOpened,
     LimitLowered,
     LimitNumbers,
-    Opened,
     Purpose,
     ReceiptKept,
     Record,
@@ -94,7 +94,7 @@ class LedgerState:
     sequence: int = 0
     head: bytes = ZERO
     at_ms: int = 0
-    opened: Opened | None = None
+    opened: LedgerOpened | None = None
     limit: LimitNumbers | None = None
     monthly: float | None = None
     reservations: dict[int, Reservation] = field(default_factory=dict)
@@ -126,7 +126,7 @@ class LedgerState:
             raise RecordInvalid("it does not hold the hash of the record before it")
         if record.at_ms < self.at_ms:
             raise RecordInvalid("its time lies before that of the record before it")
-        if (self.opened is None) != isinstance(record.body, Opened):
+        if (self.opened is None) != isinstance(record.body, LedgerOpened):
             raise RecordInvalid("a ledger begins with `opened`, and holds it once")
         self._check_body(record.body)
 
@@ -191,7 +191,7 @@ class LedgerState:
         """The state after the record. Raises: RecordInvalid: nothing has changed."""
         self.check(record)
         match record.body:
-            case Opened() as body:
+            case LedgerOpened() as body:
                 self.opened, self.limit, self.monthly = body, body.limit, body.monthly
             case Reserved(event=event, purpose=purpose):
                 self.reservations[record.sequence] = Reservation(record.sequence, event, purpose)

@@ -41,7 +41,7 @@ from tacit.authorities import Authorities
 from tacit.documents import DocumentInvalid
 from tacit.heads import KeptHead
 
-__all__ = ["Problem", "Verdict", "export_lines", "verify", "verify_export"]
+__all__ = ["LedgerVerdict", "Problem", "export_lines", "verify", "verify_export"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class LedgerVerdict:
     """What was found. `state` is that of the records before the first bad one; `record` is the number of that one."""
 
     state: LedgerState
@@ -83,7 +83,7 @@ _Row = tuple[object, object | None, object | None]
 _Receipts = Callable[[ReceiptKept], tuple[bytes, bytes]]
 
 
-def verify(path: Path, receipts: Path | None = None, head: KeptHead | None = None) -> Verdict:
+def verify(path: Path, receipts: Path | None = None, head: KeptHead | None = None) -> LedgerVerdict:
     """A ledger's file, with its pin; and its receipts, where their folder is given (HOME/receipts).
 
     head: kept elsewhere; one of the records must have it.
@@ -111,7 +111,7 @@ def verify(path: Path, receipts: Path | None = None, head: KeptHead | None = Non
     return found.verdict()
 
 
-def verify_export(lines: Iterable[bytes], head: KeptHead | None = None) -> Verdict:
+def verify_export(lines: Iterable[bytes], head: KeptHead | None = None) -> LedgerVerdict:
     """The lines of an export, without their ends. A pin and marks are not part of it. head: as of `verify`."""
     found = _Findings(head)
     rows: list[_Row] = []
@@ -206,8 +206,8 @@ class _Findings:
     def problem(self, where: str, what: str) -> None:
         self.problems.append(Problem(where, what))
 
-    def verdict(self) -> Verdict:
-        return Verdict(self.state, tuple(self.problems), tuple(self.notes), self.record, self.head_number)
+    def verdict(self) -> LedgerVerdict:
+        return LedgerVerdict(self.state, tuple(self.problems), tuple(self.notes), self.record, self.head_number)
 
 
 def _replay(found: _Findings, rows: Iterable[_Row]) -> None:

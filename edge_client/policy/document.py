@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 from edge_client.policy.conditions import Window
 from learning.accounting.events import Adjacency
 from tacit.documents import AtMost, Digest, Document, Short
-from tacit.limits import MOST_MEMBERS
+from tacit.limits import MAX_MEMBERS
 from tacit.mechanism import Unit
 from tacit.prompt import Source
 
@@ -31,9 +31,9 @@ def _window(text: str) -> str:
 
 
 # Patterns, digests or windows of one key; words of one key, of which a few exist.
-_MOST_NAMED = 1000
-_MOST_KINDS = 16
-_Patterns = Annotated[tuple[Annotated[str, StringConstraints(max_length=512)], ...], AtMost(_MOST_NAMED)]
+_MAX_NAMED = 1000
+_MAX_KINDS = 16
+_Patterns = Annotated[tuple[Annotated[str, StringConstraints(max_length=512)], ...], AtMost(_MAX_NAMED)]
 
 
 def _somebodys(vocabularies: object) -> object:
@@ -49,8 +49,8 @@ class PolicyDocument(Document):
     `edge_client policy init` writes.
     """
 
-    # With a key for each of `MOST_MEMBERS`.
-    most_bytes: ClassVar[int] = 2 * 1024 * 1024
+    # With a key for each of `MAX_MEMBERS`.
+    max_bytes: ClassVar[int] = 2 * 1024 * 1024
 
     # ---- what a job may be ----
 
@@ -58,14 +58,14 @@ class PolicyDocument(Document):
     architectures: _Patterns = Field(
         default=("*",), description="Kinds of job: architectures of the model to train, with * and ?."
     )
-    base_models: Annotated[tuple[Digest, ...], AtMost(_MOST_NAMED)] = Field(
+    base_models: Annotated[tuple[Digest, ...], AtMost(_MAX_NAMED)] = Field(
         default=(),
         description="Weights that a job may start from: the SHA-256 of version 0 in hexadecimal and, where members "
         "keep parameters that start from the job's numbers, that of these (private.bin) too; of a prompted job that of "
         "its backbone too. None named: any.",
         examples=["00" * 32],
     )
-    backbones: Annotated[tuple[Source, ...], AtMost(_MOST_KINDS)] = Field(
+    backbones: Annotated[tuple[Source, ...], AtMost(_MAX_KINDS)] = Field(
         default=("disk", "coordinator"),
         min_length=1,
         description="Where a prompted job's frozen model may come from: folders of this machine, the coordinator, the "
@@ -74,13 +74,13 @@ class PolicyDocument(Document):
     shared_parameters: _Patterns = Field(
         default=("*",), description="Names of parameters that may be shared, with * and ?; one that fits none refuses."
     )
-    vocabularies: Annotated[tuple[Vocabulary, ...], AtMost(_MOST_KINDS), BeforeValidator(_somebodys)] = Field(
+    vocabularies: Annotated[tuple[Vocabulary, ...], AtMost(_MAX_KINDS), BeforeValidator(_somebodys)] = Field(
         default=("own", "public"),
         description='Whose vocabulary a job may have: "own", each member builds one of its texts and keeps it, with '
         'the vectors; "public", the job or its base model brings the words, and vectors to start from that whoever '
         "made them knows.",
     )
-    authorities: Annotated[tuple[Digest, ...], AtMost(_MOST_NAMED)] = Field(
+    authorities: Annotated[tuple[Digest, ...], AtMost(_MAX_NAMED)] = Field(
         default=(),
         description="Federations whose authority is trusted to enrol members: the SHA-256 of its root certificate. "
         "None named: the one this member enrolled with.",
@@ -89,7 +89,7 @@ class PolicyDocument(Document):
 
     # ---- privacy ----
 
-    mechanisms: Annotated[tuple[MechanismName, ...], AtMost(_MOST_KINDS)] = Field(
+    mechanisms: Annotated[tuple[MechanismName, ...], AtMost(_MAX_KINDS)] = Field(
         default=("dp-sgd", "gaussian-update", "laplace-update", "distributed-gaussian"),
         description='Privacy mechanisms that may be used. "none" adds no noise: secure aggregation alone hides the '
         "update among the cohort's.",
@@ -114,14 +114,14 @@ class PolicyDocument(Document):
     epsilon_a_job: float | None = Field(
         default=None, gt=0, le=1000, description="What one job may spend of epsilon.", examples=[4.0]
     )
-    least_noise_multiplier: float | None = Field(
+    min_noise_multiplier: float | None = Field(
         default=None,
         gt=0,
         description="The least noise, as the ledger counts it: its deviation divided by how far one unit can move what "
         "is sent (of gaussian-update half the job's number). Not asked of laplace-update.",
         examples=[1.0],
     )
-    most_epsilon_a_round: float | None = Field(
+    max_epsilon_a_round: float | None = Field(
         default=None, gt=0, description="The most epsilon that a round of laplace-update may cost.", examples=[0.5]
     )
     trust_central_noise: bool = Field(
@@ -149,17 +149,17 @@ class PolicyDocument(Document):
         description="Give away text that is made up by what this member learnt, where a job orders it of its members: "
         "never (such a job is refused), ask (`edge_client corpus approve` gives away what you have read), or always.",
     )
-    most_corpus_texts: int = Field(
+    max_corpus_texts: int = Field(
         default=10_000, ge=1, description="The most made-up texts that a job may order of this member."
     )
 
     # ---- the cohort ----
 
-    least_cohort: int = Field(default=3, ge=2, description="Members that an attempt must be drawn from, at least.")
-    least_honest: int = Field(
+    min_cohort: int = Field(default=3, ge=2, description="Members that an attempt must be drawn from, at least.")
+    min_honest: int = Field(
         default=2, ge=2, description="Honest members' inputs that every opened sum must hold, at least (h)."
     )
-    least_group: int = Field(
+    min_group: int = Field(
         default=3,
         ge=2,
         description="Where a cohort is split into groups: inputs that the sum of a group must hold, at least (t).",
@@ -168,18 +168,18 @@ class PolicyDocument(Document):
         default=None,
         ge=0,
         description="Members that an attempt must suppose the coordinator to run itself (n_C), at least. Not given: "
-        "the protocol's default for the cohort's size, above 200 members least_corrupt_share of them; 0 trusts that it "
+        "the protocol's default for the cohort's size, above 200 members min_corrupt_share of them; 0 trusts that it "
         "runs none.",
         examples=[1],
     )
-    least_corrupt_share: float = Field(
+    min_corrupt_share: float = Field(
         default=0.1,
         ge=0,
         lt=1,
         description="Share of a large cohort (above 200 members, on a sparse graph) that an attempt must suppose "
         "corrupt (gamma), at least. Six decimals count.",
     )
-    least_sigma: int = Field(
+    min_sigma: int = Field(
         default=80,
         ge=40,
         description="Bits by which a sparse graph (large cohorts) must keep its promise of honest inputs, at least. 80 "
@@ -193,7 +193,7 @@ class PolicyDocument(Document):
         description="Without noise: send two different updates for one version, confirm two different sums of it, or "
         "send a second vector for it in groups. The coordinator can subtract the sums and read one member's update.",
     )
-    peers: Annotated[dict[MemberName, Digest], AtMost(MOST_MEMBERS)] = Field(
+    peers: Annotated[dict[MemberName, Digest], AtMost(MAX_MEMBERS)] = Field(
         default={},
         description="Members whose keys were compared by other means: name = SHA-256 of the public key, as "
         "`edge_client policy show` prints it there. With any, the others of a roster must not be more than n_C.",
@@ -202,15 +202,15 @@ class PolicyDocument(Document):
 
     # ---- the machine ----
 
-    hours: Annotated[tuple[Annotated[Short, AfterValidator(_window)], ...], AtMost(_MOST_NAMED)] = Field(
+    hours: Annotated[tuple[Annotated[Short, AfterValidator(_window)], ...], AtMost(_MAX_NAMED)] = Field(
         default=(),
         description="When to train, local time. None named: always.",
         examples=["22:00-06:00", "sat,sun 00:00-24:00"],
     )
-    devices: Annotated[tuple[DeviceKind, ...], AtMost(_MOST_KINDS)] = Field(
+    devices: Annotated[tuple[DeviceKind, ...], AtMost(_MAX_KINDS)] = Field(
         default=("cpu", "cuda", "mps"), description="What may train."
     )
-    least_free_memory_mib: int | None = Field(
+    min_free_memory_mib: int | None = Field(
         default=None, ge=1, description="Main memory that must be free, MiB.", examples=[4096]
     )
     on_power_only: bool = Field(default=False, description="Do not train on a battery.")

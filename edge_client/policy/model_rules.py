@@ -15,7 +15,7 @@ from tacit.reason import Reason
 __all__ = ["MANIFEST", "MODEL"]
 
 # Digests of the policy's that are shown beside two of the job's.
-_MOST_BESIDE_TWO = 3
+_MAX_BESIDE_TWO = 3
 
 
 # ---- the job document ---------------------------------------------------------------------------------
@@ -43,7 +43,7 @@ def _base_models(policy: PolicyDocument, offer: Offer) -> Finding:
     named = [f"{what} {digest.hex()}" for what, digest in (refused or start).items()]
     if len(named) > 1:
         # So that both and the policy's fit into what travels.
-        admitted = listed(map(in_words, policy.base_models), most=_MOST_BESIDE_TWO)
+        admitted = listed(map(in_words, policy.base_models), most=_MAX_BESIDE_TWO)
     says = "the job starts from {job}, the policy admits {policy}"
     return Finding(" and ".join(named), admitted, not refused, says)
 

@@ -205,12 +205,12 @@ def _adjacency(policy: PolicyDocument, offer: Offer) -> Finding:
     return Finding(" or ".join(adjacencies), policy.adjacency, policy.adjacency in adjacencies, says)
 
 
-def _least_noise(policy: PolicyDocument, offer: Offer) -> Finding:
-    wanted, counted = policy.least_noise_multiplier, counted_multiplier(offer.job.mechanism, policy)
+def _min_noise(policy: PolicyDocument, offer: Offer) -> Finding:
+    wanted, counted = policy.min_noise_multiplier, counted_multiplier(offer.job.mechanism, policy)
     if isinstance(offer.job.mechanism, NoMechanism):
         return _no_noise(in_words(wanted), "is a matter of `mechanisms`, and {policy} of no noise")
     if counted is None:
-        says = "{job} has no multiplier for the policy's {policy}; see most_epsilon_a_round"
+        says = "{job} has no multiplier for the policy's {policy}; see max_epsilon_a_round"
         return Finding(offer.job.mechanism.name, in_words(wanted), True, says)
     says = (
         f"the job's {offer.job.mechanism.name} counts with a noise multiplier of {{job}}, the policy wants {{policy}} "
@@ -234,8 +234,8 @@ def _own_noise(policy: PolicyDocument, offer: Offer) -> Finding:
             return Finding(mechanism.name, in_words(own), own is None, says)
 
 
-def _most_epsilon_a_round(policy: PolicyDocument, offer: Offer) -> Finding:
-    most, mechanism = policy.most_epsilon_a_round, offer.job.mechanism
+def _max_epsilon_a_round(policy: PolicyDocument, offer: Offer) -> Finding:
+    most, mechanism = policy.max_epsilon_a_round, offer.job.mechanism
     if not isinstance(mechanism, LaplaceUpdate):
         return Finding(
             mechanism.name, in_words(most), True, "{job} states no epsilon a round for the policy's {policy}"
@@ -290,11 +290,11 @@ def _promise_of_text(job: Job) -> str:
     return f"differentially private by {job.mechanism.name}"
 
 
-def _most_corpus_texts(policy: PolicyDocument, offer: Offer) -> Finding:
+def _max_corpus_texts(policy: PolicyDocument, offer: Offer) -> Finding:
     texts = _ordered(offer.job)
     says = "the job orders {job} of each member, the policy allows {policy}"
     shown = _NO_ORDER if texts is None else f"{texts} made-up texts"
-    return Finding(shown, str(policy.most_corpus_texts), (texts or 0) <= policy.most_corpus_texts, says)
+    return Finding(shown, str(policy.max_corpus_texts), (texts or 0) <= policy.max_corpus_texts, says)
 
 
 JOB: tuple[Rule[Offer], ...] = (
@@ -305,11 +305,11 @@ JOB: tuple[Rule[Offer], ...] = (
     Rule("unit", When.JOB, Reason.REASON_PRIVACY_UNACCOUNTABLE, _unit),
     Rule("adjacency", When.JOB, Reason.REASON_PRIVACY_UNACCOUNTABLE, _adjacency),
     Rule(
-        "least_noise_multiplier",
+        "min_noise_multiplier",
         When.JOB,
         Reason.REASON_POLICY_NOISE,
-        _least_noise,
-        lambda p: p.least_noise_multiplier is None,
+        _min_noise,
+        lambda p: p.min_noise_multiplier is None,
     ),
     Rule(
         "own_noise_multiplier",
@@ -319,14 +319,14 @@ JOB: tuple[Rule[Offer], ...] = (
         lambda p: p.own_noise_multiplier is None,
     ),
     Rule(
-        "most_epsilon_a_round",
+        "max_epsilon_a_round",
         When.JOB,
         Reason.REASON_POLICY_NOISE,
-        _most_epsilon_a_round,
-        lambda p: p.most_epsilon_a_round is None,
+        _max_epsilon_a_round,
+        lambda p: p.max_epsilon_a_round is None,
     ),
     Rule("corpora", When.JOB, Reason.REASON_POLICY_CORPUS, _corpora),
-    Rule("most_corpus_texts", When.JOB, Reason.REASON_POLICY_CORPUS, _most_corpus_texts),
+    Rule("max_corpus_texts", When.JOB, Reason.REASON_POLICY_CORPUS, _max_corpus_texts),
 )
 
 
@@ -349,7 +349,7 @@ def _devices(policy: PolicyDocument, conditions: Conditions) -> Finding:
 
 
 def _free_memory(policy: PolicyDocument, conditions: Conditions) -> Finding:
-    free, least = conditions.free_memory_mib, policy.least_free_memory_mib
+    free, least = conditions.free_memory_mib, policy.min_free_memory_mib
     says = "free memory in MiB is {job}, the policy wants {policy}"
     return Finding(
         _UNREADABLE if free is None else str(free),
@@ -393,11 +393,11 @@ CONDITIONS: tuple[Rule[Conditions], ...] = (
         lambda p: len(set(p.devices)) == 3,
     ),
     Rule(
-        "least_free_memory_mib",
+        "min_free_memory_mib",
         When.CONDITIONS,
         Reason.REASON_POLICY_CONDITIONS,
         _free_memory,
-        lambda p: p.least_free_memory_mib is None,
+        lambda p: p.min_free_memory_mib is None,
     ),
     Rule("on_power_only", When.CONDITIONS, Reason.REASON_POLICY_CONDITIONS, _on_power, lambda p: not p.on_power_only),
     Rule("interfaces", When.CONDITIONS, Reason.REASON_POLICY_CONDITIONS, _interfaces, lambda p: not p.interfaces),
@@ -419,7 +419,7 @@ class Numbers:
     """
 
     cohort: int
-    least_sum: int
+    min_sum: int
     assumed_corrupt: int
     honest: int
     sigma: int | None = None
@@ -432,7 +432,7 @@ class Numbers:
         graph, split = context.sparse, context.grouped
         return cls(
             cohort=context.cohort,
-            least_sum=context.least_survivors,
+            min_sum=context.min_survivors,
             assumed_corrupt=context.assumed_corrupt,
             honest=context.honest,
             sigma=graph.sigma if graph else split.sigma if split else None,
@@ -441,30 +441,28 @@ class Numbers:
         )
 
 
-def _least_cohort(policy: PolicyDocument, attempt: Numbers) -> Finding:
+def _min_cohort(policy: PolicyDocument, attempt: Numbers) -> Finding:
     says = "the attempt has {job} members, the policy wants {policy}"
-    return Finding(str(attempt.cohort), str(policy.least_cohort), attempt.cohort >= policy.least_cohort, says)
+    return Finding(str(attempt.cohort), str(policy.min_cohort), attempt.cohort >= policy.min_cohort, says)
 
 
-def _least_honest(policy: PolicyDocument, attempt: Numbers) -> Finding:
+def _min_honest(policy: PolicyDocument, attempt: Numbers) -> Finding:
     says = "the attempt guarantees {job} honest inputs, the policy wants {policy}"
-    key = "a larger rounds.min_members" if attempt.sigma is None else "a larger aggregation.lost_share"
+    key = "a larger rounds.min_members" if attempt.sigma is None else "a larger aggregation.max_lost_share"
     if attempt.groups is not None:
         key = "fewer aggregation.groups"
-    advice = f"a job with {key} guarantees more, or lower least_honest"
-    return Finding(str(attempt.honest), str(policy.least_honest), attempt.honest >= policy.least_honest, says, advice)
+    advice = f"a job with {key} guarantees more, or lower min_honest"
+    return Finding(str(attempt.honest), str(policy.min_honest), attempt.honest >= policy.min_honest, says, advice)
 
 
-def _least_group(policy: PolicyDocument, attempt: Numbers) -> Finding:
+def _min_group(policy: PolicyDocument, attempt: Numbers) -> Finding:
     if attempt.groups is None:
         says = "the attempt has {job}, as large as its cohort; the policy wants {policy} inputs of a group"
-        return Finding("one sum", str(policy.least_group), True, says)
+        return Finding("one sum", str(policy.min_group), True, says)
     says = f"the cohort is split into {attempt.groups} groups, and the sum of one may hold {{job}} inputs, the policy "
     says += "wants {policy}"
     advice = "a job with fewer aggregation.groups or a larger rounds.min_members has more in each"
-    return Finding(
-        str(attempt.least_sum), str(policy.least_group), attempt.least_sum >= policy.least_group, says, advice
-    )
+    return Finding(str(attempt.min_sum), str(policy.min_group), attempt.min_sum >= policy.min_group, says, advice)
 
 
 def _assumed_corrupt(policy: PolicyDocument, attempt: Numbers) -> Finding:
@@ -477,19 +475,19 @@ def _assumed_corrupt(policy: PolicyDocument, attempt: Numbers) -> Finding:
             wanted = 1
     elif wanted is None:
         # Of a large cohort the protocol fixes no number; the policy's share stands for it.
-        wanted = attempt.cohort * _millionths(policy.least_corrupt_share) // _MILLION
+        wanted = attempt.cohort * _millionths(policy.min_corrupt_share) // _MILLION
     says = "the attempt assumes {job} corrupt members, the policy {policy}"
     if attempt.cohort <= COMPLETE_GRAPH_LIMIT:
         advice = "a member that trusts the coordinator's enrolment writes assumed_corrupt = 0"
     elif policy.assumed_corrupt is None:
         advice = (
-            f"above {COMPLETE_GRAPH_LIMIT} members least_corrupt_share stands for it: a job that assumes a larger "
-            "share would do, or a smaller least_corrupt_share of a member that trusts the coordinator's enrolment"
+            f"above {COMPLETE_GRAPH_LIMIT} members min_corrupt_share stands for it: a job that assumes a larger "
+            "share would do, or a smaller min_corrupt_share of a member that trusts the coordinator's enrolment"
         )
     else:
         advice = (
             "a job that assumes more would do; a number meant for small cohorts is better left out, since above "
-            f"{COMPLETE_GRAPH_LIMIT} members least_corrupt_share then stands for it"
+            f"{COMPLETE_GRAPH_LIMIT} members min_corrupt_share then stands for it"
         )
     return Finding(str(attempt.assumed_corrupt), str(wanted), attempt.assumed_corrupt >= wanted, says, advice)
 
@@ -498,9 +496,9 @@ def _millionths(share: float) -> int:
     return round(share * _MILLION)
 
 
-def _least_corrupt_share(policy: PolicyDocument, attempt: Numbers) -> Finding:
-    least = policy.least_corrupt_share
-    advice = "a member that trusts the coordinator's enrolment writes least_corrupt_share = 0"
+def _min_corrupt_share(policy: PolicyDocument, attempt: Numbers) -> Finding:
+    least = policy.min_corrupt_share
+    advice = "a member that trusts the coordinator's enrolment writes min_corrupt_share = 0"
     if attempt.groups is not None and attempt.cohort > COMPLETE_GRAPH_LIMIT:
         # A share of a cohort makes whole members, rounded down as a job rounds it.
         wanted = attempt.cohort * _millionths(least) // _MILLION
@@ -520,11 +518,11 @@ def _least_corrupt_share(policy: PolicyDocument, attempt: Numbers) -> Finding:
 def _two_party_sums(policy: PolicyDocument, attempt: Numbers) -> Finding:
     says = "a sum of {job} members can be opened in this attempt; the policy has allow_two_party_sums = {policy}"
     advice = "it shows each of two the other's input"
-    return Finding(str(attempt.least_sum), in_words(policy.allow_two_party_sums), attempt.least_sum >= 3, says, advice)
+    return Finding(str(attempt.min_sum), in_words(policy.allow_two_party_sums), attempt.min_sum >= 3, says, advice)
 
 
-def _least_sigma(policy: PolicyDocument, attempt: Numbers) -> Finding:
-    least = policy.least_sigma
+def _min_sigma(policy: PolicyDocument, attempt: Numbers) -> Finding:
+    least = policy.min_sigma
     if attempt.sigma is None:
         return Finding(
             "complete", str(least), True, "the attempt's graph is {job}, and the policy's {policy} bits are met"
@@ -532,23 +530,23 @@ def _least_sigma(policy: PolicyDocument, attempt: Numbers) -> Finding:
     says = "the attempt's graph keeps its promise but for 2^-{job}, the policy wants 2^-{policy}"
     if attempt.groups is not None:
         advice = (
-            f"jobs have {_SIGMA_OF_JOBS} bits and cannot ask for more; lower least_sigma, or keep to jobs with one sum"
+            f"jobs have {_SIGMA_OF_JOBS} bits and cannot ask for more; lower min_sigma, or keep to jobs with one sum"
         )
         return Finding(str(attempt.sigma), str(least), (attempt.sigma or 0) >= least, says, advice)
     advice = (
-        f"jobs have {_SIGMA_OF_JOBS} bits and cannot ask for more; lower least_sigma, or keep to jobs of up to "
+        f"jobs have {_SIGMA_OF_JOBS} bits and cannot ask for more; lower min_sigma, or keep to jobs of up to "
         f"{COMPLETE_GRAPH_LIMIT} members"
     )
     return Finding(str(attempt.sigma), str(least), attempt.sigma >= least, says, advice)
 
 
 ATTEMPT: tuple[Rule[Numbers], ...] = (
-    Rule("least_cohort", When.ATTEMPT, Reason.REASON_POLICY_COHORT, _least_cohort),
-    Rule("least_honest", When.ATTEMPT, Reason.REASON_POLICY_COHORT, _least_honest),
-    Rule("least_group", When.ATTEMPT, Reason.REASON_POLICY_COHORT, _least_group),
+    Rule("min_cohort", When.ATTEMPT, Reason.REASON_POLICY_COHORT, _min_cohort),
+    Rule("min_honest", When.ATTEMPT, Reason.REASON_POLICY_COHORT, _min_honest),
+    Rule("min_group", When.ATTEMPT, Reason.REASON_POLICY_COHORT, _min_group),
     Rule("assumed_corrupt", When.ATTEMPT, Reason.REASON_POLICY_CORRUPTION, _assumed_corrupt),
-    Rule("least_corrupt_share", When.ATTEMPT, Reason.REASON_POLICY_CORRUPTION, _least_corrupt_share),
-    Rule("least_sigma", When.ATTEMPT, Reason.REASON_POLICY_CORRUPTION, _least_sigma),
+    Rule("min_corrupt_share", When.ATTEMPT, Reason.REASON_POLICY_CORRUPTION, _min_corrupt_share),
+    Rule("min_sigma", When.ATTEMPT, Reason.REASON_POLICY_CORRUPTION, _min_sigma),
     Rule(
         "allow_two_party_sums",
         When.ATTEMPT,

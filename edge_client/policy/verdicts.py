@@ -36,7 +36,7 @@ Job = JobDocument | JobSpec
 
 _S = TypeVar("_S")
 
-_MOST_SHOWN = 5
+_MAX_SHOWN = 5
 
 
 class Outcome(StrEnum):
@@ -142,7 +142,7 @@ def _verdict(rule: Rule[_S], finding: Finding) -> Verdict:
 # ---- words ------------------------------------------------------------------------------------------
 
 
-def listed(items: Iterable[str], most: int = _MOST_SHOWN) -> str:
+def listed(items: Iterable[str], most: int = _MAX_SHOWN) -> str:
     """A few of them: what travels in a refusal is cut after some hundred characters."""
     shown = list(items)
     more = f" and {len(shown) - most} more" if len(shown) > most else ""

@@ -57,7 +57,7 @@ class _Entry(Part):
 class BackupHeader(Document):
     """What a backup says of itself."""
 
-    most_bytes: ClassVar[int] = 2 * 1024 * 1024
+    max_bytes: ClassVar[int] = 2 * 1024 * 1024
 
     federation: Digest
     # None where the home had no identity any more.
@@ -241,7 +241,7 @@ def _verified(backup: IO[bytes], source: Path) -> tuple[BackupHeader, int]:
         raise StateDamaged(f"{source} is not a backup of private states; `edge_client private backup FILE` writes one")
     damaged = f"{source} is damaged; take another copy. Nothing was changed"
     length = int.from_bytes(backup.read(4), "big")
-    if length > BackupHeader.most_bytes:
+    if length > BackupHeader.max_bytes:
         raise StateDamaged(damaged)
     try:
         about = BackupHeader.from_json(backup.read(length), what="its header")

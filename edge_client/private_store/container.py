@@ -50,7 +50,7 @@ _FAMILY = b"TACITPS"
 _DIGEST = 32
 # Of sealed content: bytes of its own length in front, and the least that lengths are rounded to.
 _LENGTH = 8
-_LEAST_PADDED = 64 * 1024
+_MIN_PADDED = 64 * 1024
 # Arrays and tokenizer lie in one safetensors file: the one by name behind a prefix, the other beside them as bytes.
 _ARRAY, _TOKENIZER = "array/", "tokenizer"
 # What an update is staged under, such as "3-a1b2..." of round and version; it is part of a file's name.
@@ -156,7 +156,7 @@ def header_of(data: bytes, what: str) -> tuple[StateHeader, int]:
         raise StateDamaged(f"{what} is not a private state; {_RESTORE}")
     length = int.from_bytes(data[_MAGIC_LENGTH : _MAGIC_LENGTH + 4], "big")
     start = _MAGIC_LENGTH + 4 + length
-    if length > StateHeader.most_bytes or len(data) < start:
+    if length > StateHeader.max_bytes or len(data) < start:
         raise StateDamaged(f"{what} is damaged: its header does not end; {_RESTORE}")
     try:
         header = StateHeader.from_json(data[_MAGIC_LENGTH + 4 : start], what="its header")
@@ -220,7 +220,7 @@ def padded_length(length: int) -> int:
     """What `length` bytes are padded to: the next multiple of 64 KiB, above a MiB of a sixteenth of the next power of
     two. So it is one of eight lengths between a power of two and the next, and less than an eighth is added.
     """
-    step = max(_LEAST_PADDED, (1 << (length - 1).bit_length()) // 16)
+    step = max(_MIN_PADDED, (1 << (length - 1).bit_length()) // 16)
     return -(-length // step) * step
 
 

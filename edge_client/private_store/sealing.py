@@ -37,7 +37,7 @@ TAG = 16
 # Of a passphrase, in characters; NIST SP 800-63B's least for a memorised secret.
 _SHORTEST = 8
 _KEY_FILE_BYTES = 32
-_MOST_KEY_FILE_BYTES = 1024 * 1024
+_MAX_KEY_FILE_BYTES = 1024 * 1024
 _INFO = b"tacit/private-state/v1"
 
 
@@ -104,7 +104,7 @@ class StoreKey:
         try:
             check_secret(path)
             with path.open("rb") as file:
-                secret = file.read(_MOST_KEY_FILE_BYTES + 1)
+                secret = file.read(_MAX_KEY_FILE_BYTES + 1)
         except NotPrivate as error:
             raise KeyUnusable(str(error)) from error
         except FileNotFoundError:
@@ -114,7 +114,7 @@ class StoreKey:
             ) from None
         except OSError as error:
             raise KeyUnusable(f"{path} cannot be read: {error.strerror}") from error
-        if not _KEY_FILE_BYTES <= len(secret) <= _MOST_KEY_FILE_BYTES:
+        if not _KEY_FILE_BYTES <= len(secret) <= _MAX_KEY_FILE_BYTES:
             raise KeyUnusable(
                 f"{path} holds {'more than a MiB' if len(secret) > _KEY_FILE_BYTES else f'{len(secret)} bytes'}; a key "
                 f"file is {_KEY_FILE_BYTES} or more random bytes"

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 import secure_agg
 from edge_client.corpus_release.models import TrainedModel
-from edge_client.corpus_release.releaser import Giver
+from edge_client.corpus_release.releaser import Releaser
 from edge_client.downloads.cache import CertificateCache
 from edge_client.identity.connection import CALL_BROKEN, raise_if_told_to_stop
 from edge_client.identity.home import MemberIdentity
 from edge_client.identity.renewal import Renewer
-from edge_client.ledger.budget import Budget, Figures, Reserved, Statement
+from edge_client.ledger.budget import Budget, BudgetReservation, Figures, Statement
 from edge_client.policy.policy import PolicyRefusal
 from edge_client.session import states as m
 from edge_client.session.fetching import Fetcher
@@ -138,7 +138,7 @@ class _Held:
     assignment: Assignment
     update: Update
     protection: Protection
-    reserved: Reserved
+    reserved: BudgetReservation
     # What private parameters were staged under with it.
     staged: str | None = None
     # What this member makes text up from, where the job orders some.
@@ -169,9 +169,9 @@ class Agent:
         admits: tuple[str, ...] = (),
         until_finished: bool = False,
         renewer: Renewer | None = None,
-        giver: Giver | None = None,
+        releaser: Releaser | None = None,
     ) -> None:
-        """renewer: keeps the identity's certificate; without one it is used as long as it is valid. giver: makes and
+        """renewer: keeps the identity's certificate; without one it is used as long as it is valid. releaser: makes and
         gives away what jobs order of made-up text; without one nothing is.
         """
         self._link = Link(
@@ -193,7 +193,7 @@ class Agent:
         self._admits = admits
         self._until_finished = until_finished
         self._renewer = renewer
-        self._giver = giver
+        self._releaser = releaser
         if renewer is not None:
             renewer.listeners.append(self._take_identity)
         self._process = os.urandom(16)
@@ -230,9 +230,11 @@ class Agent:
         ]
         if self._renewer is not None:
             tasks.append(asyncio.create_task(self._renewer.run(self._link.channel, self._link.move)))
-        if self._giver is not None:
+        if self._releaser is not None:
             tasks.append(
-                asyncio.create_task(self._giver.run(self._link.stub, self._link.pause_after_failure, self._end_if_over))
+                asyncio.create_task(
+                    self._releaser.run(self._link.stub, self._link.pause_after_failure, self._end_if_over)
+                )
             )
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -264,8 +266,8 @@ class Agent:
             self._budget.check_reported(welcome.ledger_sequence)
         except PolicyRefusal as refusal:
             raise AgentStopped(refusal.reason, refusal.detail) from refusal
-        if self._giver is not None:
-            self._giver.connected()
+        if self._releaser is not None:
+            self._releaser.connected()
         self._observer.connected(welcome.federation)
 
     def _disconnected(self, sentence: str, seconds: float) -> None:
@@ -280,8 +282,8 @@ class Agent:
         """For what is dialled, joined and signed from now on; attempts that were joined go on with what they have."""
         if identity.certificate != self._link.identity.certificate:
             self._budget.renewed(identity)
-            if self._giver is not None:
-                self._giver.renewed(identity)
+            if self._releaser is not None:
+                self._releaser.renewed(identity)
         self._link.identity = identity
         self._environment = replace(self._environment, identity=identity)
 
@@ -315,7 +317,7 @@ class Agent:
                 self._carry_out(effect)
             except (sqlite3.Error, OSError) as error:
                 log.error("journal_failing", error=str(error))
-                if isinstance(effect, m.Joined | m.Opened | m.Signed):
+                if isinstance(effect, m.Joined | m.VectorLeaving | m.Signed):
                     # What follows in this step must not happen without what could not be written; and the attempt is
                     # left before the next message, which would be answered as if it were.
                     detail = "this member cannot write its journal"
@@ -330,7 +332,7 @@ class Agent:
                 self._journal.joined(effect.attempt, effect.version, effect.document)
             case m.Signed():
                 self._sign(effect)
-            case m.Opened():
+            case m.VectorLeaving():
                 self._journal.opened(effect.attempt, effect.update)
             case m.Prepare():
                 self._taken.add(effect.assignment.job)
@@ -378,9 +380,9 @@ class Agent:
         elif ended.reason in (Reason.REASON_JOB_FINISHED, Reason.REASON_JOB_ABORTED):
             self._over.add(ended.job)
             self._preparer.job_over(ended.job)
-            if self._giver is not None:
+            if self._releaser is not None:
                 finished = ended.reason == Reason.REASON_JOB_FINISHED
-                (self._giver.finished if finished else self._giver.aborted)(ended.job)
+                (self._releaser.finished if finished else self._releaser.aborted)(ended.job)
             self._end_if_over()
 
     def _say(self, message: FromMember) -> None:
@@ -394,9 +396,9 @@ class Agent:
         """Ends `run` once every job taken part in is over, and what they ordered of text is given away, given up, or
         waits for its owner; that may be all that there was to do since the start.
         """
-        if not self._until_finished or (self._giver is not None and self._giver.busy):
+        if not self._until_finished or (self._releaser is not None and self._releaser.busy):
             return
-        gave = self._giver is not None and self._giver.handled
+        gave = self._releaser is not None and self._releaser.handled
         if (self._taken or gave) and self._taken <= self._over:
             self._finished.set()
 
@@ -497,9 +499,9 @@ class Agent:
 
     async def _mask_and_upload(self, effect: m.MaskAndUpload, held: _Held) -> None:
         """For an attempt that is charged."""
-        if held.model is not None and self._giver is not None:
+        if held.model is not None and self._releaser is not None:
             reservation = self._budget.charged_to(effect.attempt)
-            await asyncio.to_thread(self._giver.keep, held.model, reservation)
+            await asyncio.to_thread(self._releaser.keep, held.model, reservation)
         try:
             packed, stage, message = await asyncio.to_thread(self._mask, effect, held)
         except secure_agg.Refusal as refusal:

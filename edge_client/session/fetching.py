@@ -17,7 +17,7 @@ from edge_client.session.link import Link
 from edge_client.session.preparation import PreparationRefused
 from tacit.attempt import AttemptId
 from tacit.blobs import BlobDamaged, BlobNotThere, fetch_blob
-from tacit.limits import CERTIFICATES_AT_ONCE, MOST_CERTIFICATE_BYTES
+from tacit.limits import CERTIFICATES_AT_ONCE, MAX_CERTIFICATE_BYTES
 from tacit.reason import Reason
 from tacit.v1 import federation_pb2 as pb
 
@@ -96,12 +96,12 @@ class Fetcher:
                 at = 0
                 async for part in call:
                     for certificate in part.certificates:
-                        right = at < len(asked) and len(certificate) <= MOST_CERTIFICATE_BYTES
+                        right = at < len(asked) and len(certificate) <= MAX_CERTIFICATE_BYTES
                         if certificate and (not right or hashlib.sha256(certificate).digest() != asked[at]):
                             call.cancel()
                             detail = (
                                 f"the coordinator sent another certificate than was asked for, or one of more than "
-                                f"{MOST_CERTIFICATE_BYTES} bytes; the rest of its answer was not taken"
+                                f"{MAX_CERTIFICATE_BYTES} bytes; the rest of its answer was not taken"
                             )
                             log.warning("certificates_wrong", detail=detail)
                             return found

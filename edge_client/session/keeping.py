@@ -137,7 +137,7 @@ class Keeper:
             if job.protected is None:
                 raise
             log.warning("private_vocabulary_empty", job=job.name)
-            least = wanted.model_copy(update={"size": max(wanted.size, 16), "least_count": 1})
+            least = wanted.model_copy(update={"size": max(wanted.size, 16), "min_count": 1})
             return own_vocabulary(least, ["-"], self._table)
 
     def stage(

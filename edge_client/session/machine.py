@@ -38,7 +38,6 @@ from edge_client.session.states import (
     MaskingFailed,
     MemberState,
     Note,
-    Opened,
     Phase,
     PreparationFailed,
     Prepare,
@@ -50,6 +49,7 @@ from edge_client.session.states import (
     Stage,
     StopPreparing,
     StopUpload,
+    VectorLeaving,
     Waiting,
 )
 from tacit.attempt import AttemptId
@@ -588,7 +588,7 @@ def _open(step: _Step, phase: InAttempt, heard: secure_agg.ReceivedDealings, rea
     step.enter(phase.attempt.job, following)
     cohort = ready.seat.context.cohort
     step.do(
-        Opened(phase.attempt, phase.holding.update),
+        VectorLeaving(phase.attempt, phase.holding.update),
         MaskAndUpload(phase.attempt, phase.holding.job, assignment.version, cohort, ready, phase.holding.update),
     )
 

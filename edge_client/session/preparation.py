@@ -31,7 +31,7 @@ from edge_client.corpus_release.making import order_of
 from edge_client.corpus_release.models import TrainedModel
 from edge_client.downloads.backbones import BackboneMissing, Backbones, Wanted
 from edge_client.downloads.cache import BlobCache
-from edge_client.ledger.budget import Budget, Reserved
+from edge_client.ledger.budget import Budget, BudgetReservation
 from edge_client.policy.conditions import read_conditions
 from edge_client.policy.policy import Policy, PolicyRefusal
 from edge_client.private_store import PrivateState, StoreError
@@ -42,7 +42,7 @@ from learning.mechanisms.contribution import Update
 from learning.mechanisms.protection import Protection
 from learning.synthesis.setting import promise_of
 from learning.text.cloze import TemplateInvalid
-from learning.text.corpus import Corpus
+from learning.text.corpus import EncodedExamples
 from learning.text.data import ColumnMissing, DataInvalid, Example, check_labels, check_pairs
 from learning.text.encoder import TokenizerInvalid, VocabularyInvalid
 from learning.text.tables import TableInvalid
@@ -99,7 +99,7 @@ class Preparation:
     job: JobDocument
     update: Update
     protection: Protection
-    reserved: Reserved
+    reserved: BudgetReservation
     # What private parameters are staged under; None where the member trained none.
     staged: str | None = None
     # What this member makes text up from, where the job orders some; kept once an attempt is charged.
@@ -185,7 +185,7 @@ class Preparer:
         self._warned: set[str] = set()
         # By job: open until it is over.
         self._digests: dict[str, bytes] = {}
-        self._corpus: Corpus | None = None
+        self._corpus: EncodedExamples | None = None
         # Training takes the whole machine: jobs take turns.
         self._turn = asyncio.Lock()
 
@@ -235,7 +235,9 @@ class Preparer:
             model = _trained_model(job, assignment, manifest, base, tokenizer, update)
             return Preparation(job, update, protection, reserved, staged, model)
 
-    def _forfeited(self, error: Exception, job: JobDocument, protection: Protection, reserved: Reserved) -> Exception:
+    def _forfeited(
+        self, error: Exception, job: JobDocument, protection: Protection, reserved: BudgetReservation
+    ) -> Exception:
         """What the coordinator is to hear of a failure behind the first look at the data. Under a mechanism that there
         was one may depend on the data, by the size of a vocabulary or for want of memory or disk: it is paid for, and
         no kind of it is told from another. What was served and fits nothing is the coordinator's own, whatever the
@@ -293,14 +295,14 @@ class Preparer:
         self._digests[job.name] = wanted.digest
         return backbone
 
-    def _corpus_of(self, job: JobDocument, tokenizer: bytes) -> Corpus:
+    def _corpus_of(self, job: JobDocument, tokenizer: bytes) -> EncodedExamples:
         """The examples as this job reads them; the last job's are kept, since it asks again in its next round.
 
         Raises:
             TokenizerInvalid, TemplateInvalid: not a tokenizer or template that this model's texts can be cut with.
         """
         if self._corpus is None or not self._corpus.serves(job, tokenizer):
-            self._corpus = Corpus(self._examples, job, tokenizer)
+            self._corpus = EncodedExamples(self._examples, job, tokenizer)
         return self._corpus
 
     async def _found(self, job: JobDocument) -> PrivateState | None:
@@ -316,7 +318,7 @@ class Preparer:
         tokenizer: bytes | None,
         found: PrivateState | None,
         start: tuple[Manifest, bytes] | None,
-    ) -> tuple[PrivateState | None, Corpus]:
+    ) -> tuple[PrivateState | None, EncodedExamples]:
         """What this member keeps of the model, made if this is its first round, and the examples as it reads them.
 
         Raises:
@@ -407,7 +409,7 @@ class Preparer:
         assignment: Assignment,
         job: JobDocument,
         manifest: Manifest,
-        corpus: Corpus,
+        corpus: EncodedExamples,
         base: bytes,
         protection: Protection,
         kept: PrivateState | None,

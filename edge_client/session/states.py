@@ -47,7 +47,6 @@ __all__ = [
     "MaskingFailed",
     "MemberState",
     "Note",
-    "Opened",
     "Phase",
     "PreparationFailed",
     "Prepare",
@@ -59,6 +58,7 @@ __all__ = [
     "Stage",
     "StopPreparing",
     "StopUpload",
+    "VectorLeaving",
     "Waiting",
 ]
 
@@ -258,7 +258,7 @@ class Signed:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class VectorLeaving:
     """Remember that a masked vector is about to leave, and which update it carries, on the disk."""
 
     attempt: AttemptId
@@ -324,7 +324,7 @@ Effect = (
     | FetchCertificates
     | KeepCertificates
     | Joined
-    | Opened
+    | VectorLeaving
     | Signed
     | MaskAndUpload
     | StopUpload

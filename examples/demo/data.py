@@ -30,7 +30,7 @@ class DemoData:
     vocabulary_kind: str
     vocabulary_file: Path
     # Below this the demonstration has failed.
-    least_accuracy: float
+    min_accuracy: float
     epochs: int
 
     def deal(self, folder: Path) -> dict[str, Path]:
@@ -74,6 +74,6 @@ def choose_data(folder: Path | None) -> DemoData:
         labels=tuple(sorted({str(example.label) for example in train})),
         vocabulary_kind="wordpiece" if pieces else "words",
         vocabulary_file=WORD_PIECES if pieces else EXAMPLES / "words.txt",
-        least_accuracy=0.60 if own else 0.70,
+        min_accuracy=0.60 if own else 0.70,
         epochs=3 if own else 1,
     )

@@ -351,8 +351,8 @@ class Story:
         accuracy = detail.job.evaluation.accuracy
         if detail.job.evaluation.version_number != ROUNDS:
             raise DemoFailed("the last version was not measured")
-        if accuracy < self._data.least_accuracy:
-            raise DemoFailed(f"accuracy {accuracy:.3f} is below {self._data.least_accuracy}")
+        if accuracy < self._data.min_accuracy:
+            raise DemoFailed(f"accuracy {accuracy:.3f} is below {self._data.min_accuracy}")
         if difference > 1e-4:
             raise DemoFailed(f"onnxruntime and torch differ by {difference}")
         return (

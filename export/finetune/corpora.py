@@ -240,12 +240,12 @@ def labels_of(corpora: Sequence[MemberCorpus], job_labels: Sequence[str] | None 
     return tuple(sorted(found))
 
 
-def same_texts(made_up: Sequence[Example], test: Sequence[Example]) -> int:
+def same_texts(synthetic: Sequence[Example], test: Sequence[Example]) -> int:
     """How many test rows have a text that stands among the made-up ones, but for capitals and spaces.
 
     A short text may well be made up by chance; many point to a test file that was trained on.
     """
-    known = {_plain(example.text) for example in made_up}
+    known = {_plain(example.text) for example in synthetic}
     return sum(_plain(example.text) in known for example in test)
 
 

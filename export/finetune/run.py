@@ -42,7 +42,7 @@ from tacit.bundle import check_place, read_bundle, write_bundle
 from tacit.corpus import Promise
 from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Location, Part, Short, sentence_of
 from tacit.job import JobSpec, Training, VocabularyFile
-from tacit.limits import MOST_LABELS, MOST_MEMBERS
+from tacit.limits import MAX_LABELS, MAX_MEMBERS
 from tacit.manifest import Manifest
 from tacit.model import BiLSTMModel, TransformerModel
 
@@ -124,10 +124,10 @@ class TrainingRun(Part):
 
 
 class TestFile(Part):
-    """The operator's test file by its SHA-256. also_made_up: rows whose text is a made-up one as well."""
+    """The operator's test file by its SHA-256. also_synthetic: rows whose text is a made-up one as well."""
 
     digest: Digest
-    also_made_up: int = Field(ge=0)
+    also_synthetic: int = Field(ge=0)
     scores: TestScores
 
 
@@ -136,17 +136,17 @@ class Provenance(Document):
     version: digest of the weights. without_text: labels that no corpus has a row of.
     """
 
-    # A corpus of each of `MOST_MEMBERS`, and figures for each of `MOST_LABELS`.
-    most_bytes: ClassVar[int] = 8 * 1024 * 1024
+    # A corpus of each of `MAX_MEMBERS`, and figures for each of `MAX_LABELS`.
+    max_bytes: ClassVar[int] = 8 * 1024 * 1024
 
     federation: Digest | None
     job: Short
     job_document: Digest | None
     version: Digest
     promise: Promise
-    corpora: Annotated[tuple[CorpusUsed, ...], AtMost(MOST_MEMBERS)] = Field(min_length=1)
-    labels: Annotated[tuple[Short, ...], AtMost(MOST_LABELS)]
-    without_text: Annotated[tuple[Short, ...], AtMost(MOST_LABELS)]
+    corpora: Annotated[tuple[CorpusUsed, ...], AtMost(MAX_MEMBERS)] = Field(min_length=1)
+    labels: Annotated[tuple[Short, ...], AtMost(MAX_LABELS)]
+    without_text: Annotated[tuple[Short, ...], AtMost(MAX_LABELS)]
     settings: Settings
     training: TrainingRun
     test: TestFile
@@ -231,7 +231,7 @@ def finetune(
             without_text=absent,
             settings=_told(settings),
             training=_run(validated, len(examples), fitted),
-            test=TestFile(digest=data_digest(test), also_made_up=same, scores=scores),
+            test=TestFile(digest=data_digest(test), also_synthetic=same, scores=scores),
         )
         write_bundle(out, "model", {**made.files, PROVENANCE: provenance.canonical()}, model=made.index.model)
     return provenance

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from tacit.documents import AtMost, Part, Short
-from tacit.limits import MOST_LABELS
+from tacit.limits import MAX_LABELS
 
 __all__ = ["LabelScores", "TestScores", "scores_of"]
 
@@ -37,7 +37,7 @@ class TestScores(Part):
     macro_f1: float = Share
     majority: float = Share
     majority_label: Short
-    labels: Annotated[tuple[LabelScores, ...], AtMost(MOST_LABELS)]
+    labels: Annotated[tuple[LabelScores, ...], AtMost(MAX_LABELS)]
 
 
 def scores_of(expected: NDArray[np.int64], predicted: NDArray[np.int64], labels: Sequence[str]) -> TestScores:

@@ -9,14 +9,14 @@ from learning.text.encoder import PAD, UNKNOWN, VocabularyInvalid, read_vocabula
 from learning.text.tables import entries_of
 from learning.text.vocabulary import own_tokenizer
 
-__all__ = ["MOST_WORDS", "base_pieces", "read_words", "words_of_corpora", "words_of_tokenizer"]
+__all__ = ["MAX_WORDS", "base_pieces", "read_words", "words_of_corpora", "words_of_tokenizer"]
 
-MOST_WORDS = 50_000
+MAX_WORDS = 50_000
 # What stands once is unknown, so that the unknown word's vector is trained as well.
-_LEAST_COUNT = 2
+_MIN_COUNT = 2
 
 
-def words_of_corpora(texts: Iterable[str], public: Sequence[str] = (), most: int = MOST_WORDS) -> list[str]:
+def words_of_corpora(texts: Iterable[str], public: Sequence[str] = (), most: int = MAX_WORDS) -> list[str]:
     """Words that occur twice in the texts, the most frequent first, then those of the public list that do not; `most`
     in all.
 
@@ -27,7 +27,7 @@ def words_of_corpora(texts: Iterable[str], public: Sequence[str] = (), most: int
         VocabularyInvalid: no word occurs twice.
     """
     try:
-        tokenizer = own_tokenizer(texts, "words", most + 2, _LEAST_COUNT)
+        tokenizer = own_tokenizer(texts, "words", most + 2, _MIN_COUNT)
     except VocabularyInvalid:
         raise VocabularyInvalid(
             "no word occurs twice in the corpora, so that there is nothing to learn; wait for other members' corpora, "

@@ -19,7 +19,7 @@ from learning.accounting.renyi import renyi
 from learning.accounting.spend import ORDERS, Limit, RenyiFilter, cost, epsilon_pld
 
 __all__ = [
-    "MOST_ROUNDS",
+    "MAX_ROUNDS",
     "NotAffordable",
     "calibrate",
     "calibrate_pld",
@@ -32,7 +32,7 @@ Vector = NDArray[np.float64]
 EventAt = Callable[[float], PrivacyEvent]
 
 # Nobody trains longer; a mechanism that costs next to nothing affords this many.
-MOST_ROUNDS: Final = 1_000_000_000
+MAX_ROUNDS: Final = 1_000_000_000
 # A ledger adds round after round, and every addition rounds: plans stay this share below each cap.
 _SLACK: Final = 1e-9
 # Multipliers tried: all numbers of three digits from 0.01 to 10,000, the largest that a job may name.
@@ -75,7 +75,7 @@ def rounds_affordable(event_a_round: PrivacyEvent, limit: Limit, spent: Vector |
         return 0
     with np.errstate(divide="ignore", over="ignore"):
         most = float((room[usable] / each[usable]).max())
-    return math.floor(min(most, MOST_ROUNDS))
+    return math.floor(min(most, MAX_ROUNDS))
 
 
 def calibrate(event_at: EventAt, rounds: int, limit: Limit, spent: Vector | None = None) -> float:

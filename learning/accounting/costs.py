@@ -117,7 +117,7 @@ def event_of_round(
             )
             return DiscreteGaussianSum(
                 honest=mechanism.honest if central else 1,
-                deviation=grid.deviation,
+                std=grid.std,
                 distance=grid.distance(replaced=mechanism.unit == "example"),
                 values=values,
                 unit=mechanism.unit,

@@ -81,7 +81,7 @@ class DiscreteGaussianSum(Part):
 
     kind: Literal["discrete-gaussian-sum"] = "discrete-gaussian-sum"
     honest: _Count
-    deviation: _Positive
+    std: _Positive
     distance: _Positive
     values: _Count
     steps: _Count = 1

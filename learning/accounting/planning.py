@@ -42,7 +42,7 @@ class Setting:
     """What a plan is for.
 
     examples: N of this member. values: d, parameters sent; None: unknown. members: whose updates are averaged.
-    most_members: that a sum may have, which decides how fine the grid of distributed-gaussian is; None: as `members`.
+    max_members: that a sum may have, which decides how fine the grid of distributed-gaussian is; None: as `members`.
     """
 
     examples: int
@@ -50,12 +50,12 @@ class Setting:
     delta: float
     values: int | None = None
     members: int = 1
-    most_members: int | None = None
+    max_members: int | None = None
 
     @property
     def grid_members(self) -> int:
         """Members that the grid is made for."""
-        return self.members if self.most_members is None else self.most_members
+        return self.members if self.max_members is None else self.max_members
 
     def __post_init__(self) -> None:
         for name in ("examples", "rounds", "members"):
@@ -81,7 +81,7 @@ class Row:
     pld: float | None
     central: float | None
     noise_to_signal: float | None
-    deviation: float | None
+    std: float | None
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ def _row(mechanism: Noised, setting: Setting, epsilon: float, event: _EventOf) -
         pld=pld,
         central=central,
         noise_to_signal=None if noised is None else _ratio(noised, setting),
-        deviation=None if noised is None else _deviation(noised),
+        std=None if noised is None else _std(noised),
     )
 
 
@@ -222,7 +222,7 @@ def _ratio(mechanism: Noised, setting: Setting) -> float | None:
     return noise_to_signal(mechanism, setting.values, setting.examples, setting.members)
 
 
-def _deviation(mechanism: Noised) -> float:
+def _std(mechanism: Noised) -> float:
     """Of the noise that a member adds to one coordinate: of its update, or (dp-sgd) of a step's sum of gradients."""
     match mechanism:
         case LaplaceUpdate():

@@ -42,7 +42,7 @@ ORDERS: Final[tuple[float, ...]] = (
 _ALPHA: Final = np.array(ORDERS)
 
 # Forward differences are worked out up to here; a higher term takes the other side of its minimum.
-_MOST_DIFFERENCE: Final = 256
+_MAX_DIFFERENCE: Final = 256
 # Deviations of the standard Gaussian after which an integral ends: what lies beyond is below 1e-37 of it.
 _TAIL: Final = 13.0
 
@@ -99,7 +99,7 @@ def _one_step(event: PrivacyEvent, adjacency: Adjacency) -> Vector:
             # A member's distance is from its vector to none at all, so another member in its place is twice as far. An
             # example's is between any two vectors already.
             far = 2 if event.unit == "member" and adjacency == "replace-one" else 1
-            return _discrete_gaussian_sum(event.honest, event.deviation, far * event.distance, event.values)
+            return _discrete_gaussian_sum(event.honest, event.std, far * event.distance, event.values)
 
 
 def _check_finite(*numbers: float) -> None:
@@ -236,7 +236,7 @@ def _log_moment_lot(order: int, multiplier: float, share: float) -> float:
     with np.errstate(over="ignore", divide="ignore"):
         bound = math.log(2) + j * (j - 1) / 2 / np.float64(multiplier) / np.float64(multiplier)
     differences = _log_differences(multiplier)
-    there = j[: _MOST_DIFFERENCE - 1]
+    there = j[: _MAX_DIFFERENCE - 1]
     ternary = math.log(4) + (differences[there // 2] + differences[(there + 1) // 2]) / 2
     bound[: len(there)] = np.minimum(bound[: len(there)], ternary)
     terms = j * math.log(share) + _log_choose(order) + bound
@@ -251,7 +251,7 @@ def _log_differences(multiplier: float) -> Vector:
     lose, as the integrand is positive. It is entire, so the trapezoid rule is exact to rounding.
     """
     scale = 1 / multiplier
-    powers = np.arange(0, _MOST_DIFFERENCE + 1, 2)
+    powers = np.arange(0, _MAX_DIFFERENCE + 1, 2)
     if scale > 4:
         # Four times the square root is then above twice the moment for every j: the other side of the minimum.
         return np.full(len(powers), np.inf)
@@ -291,19 +291,19 @@ def _laplace(epsilon: float) -> Vector:
 
 
 @lru_cache(maxsize=4096)
-def _discrete_gaussian_sum(honest: int, deviation: float, distance: float, values: int) -> Vector:
+def _discrete_gaussian_sum(honest: int, std: float, distance: float, values: int) -> Vector:
     """The bound of Kairouz, Liu, Steinke 2021, Proposition 14 (`secure_agg.ddg_renyi`), which asks several shares for a
     deviation of 1/2 at least: below, no finite bound is known.
 
     Assumes that `honest` members at least draw their shares as they should and keep them to themselves.
     """
-    _check_finite(deviation, distance)
+    _check_finite(std, distance)
     nothing = np.full(len(ORDERS), np.inf)
-    if honest > 1 and deviation < 0.5:
+    if honest > 1 and std < 0.5:
         return _finished(nothing)
     try:
         with np.errstate(over="ignore"):
-            return _finished(ddg_renyi(_ALPHA, distance, honest, deviation, values))
+            return _finished(ddg_renyi(_ALPHA, distance, honest, std, values))
     except OverflowError:
         return _finished(nothing)
 

@@ -168,7 +168,7 @@ def _parameters(event: PrivacyEvent) -> tuple[object, ...]:
         case Laplace():
             return (event.kind, event.unit, event.epsilon)
         case DiscreteGaussianSum():
-            return (event.kind, event.unit, event.honest, event.deviation, event.distance, event.values)
+            return (event.kind, event.unit, event.honest, event.std, event.distance, event.values)
 
 
 def _is_plain(event: PrivacyEvent) -> bool:

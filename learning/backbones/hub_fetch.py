@@ -20,10 +20,10 @@ from pathlib import Path
 from learning.backbones.checkpoint import INDEX, WEIGHTS, CheckpointInvalid, read_object
 from learning.backbones.hub import what_the_hub_said
 
-__all__ = ["MOST_SMALL_BYTES", "fetch_checkpoint"]
+__all__ = ["MAX_SMALL_BYTES", "fetch_checkpoint"]
 
 # Of config.json and of the index, each: real ones have kilobytes.
-MOST_SMALL_BYTES = 4 * 1024**2
+MAX_SMALL_BYTES = 4 * 1024**2
 _CONFIG = "config.json"
 _PART = re.compile(r"[A-Za-z0-9][\w.-]{0,250}\.safetensors", re.ASCII)
 _PINNED = re.compile(r"([^@]+)@([0-9a-f]{40})")
@@ -32,10 +32,10 @@ _CHUNK = 1 << 20
 _OK = 200
 
 
-def fetch_checkpoint(name: str, into: Path, most_bytes: int, *, endpoint: str | None = None) -> None:
+def fetch_checkpoint(name: str, into: Path, max_bytes: int, *, endpoint: str | None = None) -> None:
     """Fetches what a backbone is made of into an empty folder. In a thread: it waits for the network.
 
-    name: owner/name@COMMIT, as a job's document has it. most_bytes: of the weights together.
+    name: owner/name@COMMIT, as a job's document has it. max_bytes: of the weights together.
     endpoint: the hub's address; None: the library's, which `HF_ENDPOINT` changes.
 
     Raises:
@@ -58,16 +58,16 @@ def fetch_checkpoint(name: str, into: Path, most_bytes: int, *, endpoint: str | 
     if WEIGHTS in sizes:
         parts: tuple[str, ...] = (WEIGHTS,)
     elif INDEX in sizes:
-        fetch(INDEX, MOST_SMALL_BYTES)
+        fetch(INDEX, MAX_SMALL_BYTES)
         parts = _parts(name, into)
     else:
         raise CheckpointInvalid(f"{name} holds no {WEIGHTS} on the hub, and no {INDEX}")
-    total = sum(_stated(name, sizes, part, most_bytes) for part in parts)
-    if total > most_bytes:
-        raise CheckpointInvalid(_too_large(name, "weights", total, most_bytes))
-    fetch(_CONFIG, MOST_SMALL_BYTES)
+    total = sum(_stated(name, sizes, part, max_bytes) for part in parts)
+    if total > max_bytes:
+        raise CheckpointInvalid(_too_large(name, "weights", total, max_bytes))
+    fetch(_CONFIG, MAX_SMALL_BYTES)
     for part in parts:
-        fetch(part, most_bytes)
+        fetch(part, max_bytes)
 
 
 def _sizes(repository: str, commit: str, endpoint: str | None) -> Mapping[str, int | None]:

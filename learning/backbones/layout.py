@@ -6,7 +6,7 @@ by (with their prefix), in float32, in the order of their names, without metadat
 follow from the config, and two members that read the same values from other files, types or shards have the same bytes.
 
 Guarantees: pure, with nothing but the standard library; a config that passes `checked_config` names sizes within
-bounds, so that nothing larger than `MOST_BYTES` is ever asked for, mapped or built.
+bounds, so that nothing larger than `MAX_BYTES` is ever asked for, mapped or built.
 
 Left out, since frozen prompts never use it: poolers, heads of next sentences, copies of tied matrices, buffers.
 """
@@ -17,12 +17,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tacit.prompt import MOST_BACKBONE_BYTES
+from tacit.prompt import MAX_BACKBONE_BYTES
 
 __all__ = [
     "FAMILIES",
     "HEAD_FLAGS",
-    "MOST_BYTES",
+    "MAX_BYTES",
     "BackboneInvalid",
     "Layout",
     "checked_config",
@@ -31,7 +31,7 @@ __all__ = [
     "library_config",
 ]
 
-MOST_BYTES = MOST_BACKBONE_BYTES
+MAX_BYTES = MAX_BACKBONE_BYTES
 
 Shape = tuple[int, ...]
 
@@ -145,8 +145,8 @@ def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
             raise BackboneInvalid(f"{name} = {whole[name]!r} must be true or false")
     _check_together(whole)
     found = dict(sorted(whole.items()))
-    if (size := layout_of(found).size) > MOST_BYTES:
-        raise BackboneInvalid(f"a backbone of {size:,} bytes; {MOST_BYTES:,} are the most. Take a smaller one")
+    if (size := layout_of(found).size) > MAX_BYTES:
+        raise BackboneInvalid(f"a backbone of {size:,} bytes; {MAX_BYTES:,} are the most. Take a smaller one")
     return found
 
 

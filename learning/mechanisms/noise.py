@@ -61,14 +61,14 @@ _FINENESS = 10
 _WHOLE = np.uint64(1 << 53)
 
 
-def add_gaussian(out: Floats, deviation: float, random: RandomSource) -> None:
+def add_gaussian(out: Floats, std: float, random: RandomSource) -> None:
     """Adds an independent N(0, deviation^2) to every value of `out`, in place.
 
     Raises:
         ValueError: a deviation that is not a positive number, or an array that cannot be written to as one piece.
     """
     flat = _flat(out)
-    for first, values in _gaussian(flat.size, flat.dtype, deviation, random):
+    for first, values in _gaussian(flat.size, flat.dtype, std, random):
         flat[first : first + len(values)] += values
 
 
@@ -89,7 +89,7 @@ def add_laplace(out: Floats, scale: float, random: RandomSource) -> None:
         part += _laplace(more(len(part)), scale, more).astype(part.dtype, copy=False)
 
 
-def gaussian_like(tensor: "Tensor", deviation: float, random: RandomSource) -> "Tensor":
+def gaussian_like(tensor: "Tensor", std: float, random: RandomSource) -> "Tensor":
     """A tensor of the same shape, type and device, every value an independent N(0, deviation^2).
 
     Raises:
@@ -98,11 +98,11 @@ def gaussian_like(tensor: "Tensor", deviation: float, random: RandomSource) -> "
     import torch
 
     made = torch.empty_like(tensor, memory_format=torch.contiguous_format, requires_grad=False)
-    fill_gaussian(made, deviation, random)
+    fill_gaussian(made, std, random)
     return made
 
 
-def fill_gaussian(tensor: "Tensor", deviation: float, random: RandomSource) -> None:
+def fill_gaussian(tensor: "Tensor", std: float, random: RandomSource) -> None:
     """Overwrites every value of a contiguous float tensor, on whatever device, with an independent N(0, deviation^2).
 
     Raises:
@@ -113,22 +113,22 @@ def fill_gaussian(tensor: "Tensor", deviation: float, random: RandomSource) -> N
     # view(), not reshape(): of a tensor that is not contiguous, reshape would fill a copy.
     flat = tensor.detach().view(-1)
     dtype = np.dtype(np.float64 if tensor.dtype == torch.float64 else np.float32)
-    for first, values in _gaussian(flat.numel(), dtype, deviation, random):
+    for first, values in _gaussian(flat.numel(), dtype, std, random):
         flat[first : first + len(values)].copy_(torch.from_numpy(values))
 
 
-def lattice_step(deviation: float) -> float:
+def lattice_step(std: float) -> float:
     """2^k, k = floor(log2(deviation)) - 10: what values with noise of this deviation are rounded to multiples of.
 
     Raises:
         ValueError: a deviation that is no positive number, or one so small that float64 has no such lattice.
     """
-    if not 2.0**-900 <= deviation < math.inf:
+    if not 2.0**-900 <= std < math.inf:
         raise ValueError(
-            f"noise of deviation {deviation:g} has no lattice to be rounded to; raise the mechanism's noise_multiplier "
+            f"noise of deviation {std:g} has no lattice to be rounded to; raise the mechanism's noise_multiplier "
             "or clip, or lower its lot"
         )
-    return math.ldexp(1.0, math.frexp(deviation)[1] - 1 - _FINENESS)
+    return math.ldexp(1.0, math.frexp(std)[1] - 1 - _FINENESS)
 
 
 def draw_poisson(count: int, rate: float, random: RandomSource) -> NDArray[np.int64]:
@@ -172,9 +172,7 @@ def draw_fixed(count: int, lot: int, random: RandomSource) -> NDArray[np.int64]:
             return np.sort(order[:lot]).astype(np.int64, copy=False)
 
 
-def _gaussian(
-    count: int, dtype: np.dtype[Any], deviation: float, random: RandomSource
-) -> Iterator[tuple[int, NDArray[Any]]]:
+def _gaussian(count: int, dtype: np.dtype[Any], std: float, random: RandomSource) -> Iterator[tuple[int, NDArray[Any]]]:
     """Blocks of N(0, deviation^2), each with its place; the next block overwrites the last one.
 
     Box and Muller 1958: of two uniforms one is a radius, the other an angle, and the two coordinates of that point are
@@ -182,7 +180,7 @@ def _gaussian(
     """
     import torch
 
-    _check_positive("deviation", deviation)
+    _check_positive("std", std)
     narrow = dtype == np.float32
     angle_bytes, angle_type = (4, np.uint32) if narrow else (8, np.uint64)
     turn = dtype.type(2 * math.pi * 2.0 ** (-8 * angle_bytes))
@@ -198,7 +196,7 @@ def _gaussian(
         drawn = stream.read(scratch.capacity, scratch)
         # Before the radii, which may read on over these bytes.
         angle[:] = drawn[8 * pairs :].view(angle_type)
-        radius[:] = _radius(drawn[: 8 * pairs].view(np.uint64), deviation, more, uniform)
+        radius[:] = _radius(drawn[: 8 * pairs].view(np.uint64), std, more, uniform)
         angle *= turn
         torch.cos(turns, out=cosines)
         torch.sin(turns, out=sines)
@@ -215,14 +213,12 @@ def _laplace(bits: NDArray[np.uint64], scale: float, more: MoreWords) -> NDArray
     return values
 
 
-def _radius(
-    bits: NDArray[np.uint64], deviation: float, more: MoreWords, out: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _radius(bits: NDArray[np.uint64], std: float, more: MoreWords, out: NDArray[np.float64]) -> NDArray[np.float64]:
     """Rayleigh-distributed lengths, deviation * sqrt(-2 ln u)."""
     _log_uniform(bits, 64, more, out)
     out *= -2
     np.sqrt(out, out=out)
-    out *= deviation
+    out *= std
     return out
 
 

@@ -25,7 +25,7 @@ from learning.mechanisms import noise
 from learning.mechanisms.contribution import Rounding, Update, segments, update_digest
 from tacit.job import JobDocument
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, NoMechanism
-from tacit.vector import NOISE_ROOM, grid_of, layout_of, most_in_sum
+from tacit.vector import NOISE_ROOM, grid_of, layout_of, max_in_sum
 
 if TYPE_CHECKING:
     from learning.training.local import TrainingResult
@@ -157,9 +157,9 @@ class _NoisyGaussian(_Noised):
 
     def protect(self, change: Vector, random: secure_agg.RandomSource) -> Vector:
         clipped = secure_agg.clip_l2(_finite(change), self.mechanism.clip)
-        deviation = self.mechanism.noise_multiplier * self.mechanism.clip
-        noise.add_gaussian(clipped, deviation, random)
-        return _on_lattice(clipped, deviation)
+        std = self.mechanism.noise_multiplier * self.mechanism.clip
+        noise.add_gaussian(clipped, std, random)
+        return _on_lattice(clipped, std)
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ class _RingNoise:
         if not isinstance(job.mechanism, DistributedGaussian):
             raise TypeError("ring noise is encoded for a job that says so")
         clipped = secure_agg.clip_l2(update.change, job.mechanism.clip)
-        bits, members = layout_of(job, cohort).bits, most_in_sum(job, cohort)
+        bits, members = layout_of(job, cohort).bits, max_in_sum(job, cohort)
         return secure_agg.encode_distributed(clipped, grid_of(job), bits, random, members=members)
 
 
@@ -218,7 +218,7 @@ def protection_of(
     mechanism = job.mechanism
 
     def cost(noised: Noised) -> PrivacyEvent:
-        most = most_in_sum(job, job.rounds.target_members)
+        most = max_in_sum(job, job.rounds.target_members)
         return event_of_job(job, noised, examples, values=job.values, members=most, central=trust_central_noise)
 
     match mechanism:

@@ -10,7 +10,7 @@ from learning.models import TextClassifier, build_blank, values_of
 from learning.models.division import Division, division_of
 from learning.prompts.assembly import build_prompted, prompted_values
 from learning.text.cloze import ClozeEncoder
-from learning.text.corpus import Corpus
+from learning.text.corpus import EncodedExamples
 from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
@@ -61,7 +61,7 @@ def assembled(
 
     entries: of the job's tokenizer, or of the member's own. shared: (d,), as the manifest lists it. private: by name,
     all that the job's method keeps with the member; empty where it keeps nothing. backbone: of a prompted job, whose
-    `entries` are a `ClozeEncoder`, or a `Corpus` that reads with one.
+    `entries` are a `ClozeEncoder`, or a `EncodedExamples` that reads with one.
 
     Raises:
         ParametersDiffer: halves that are not this model's, such as a manifest that lists a private parameter.
@@ -84,7 +84,7 @@ def _prompted(
     job: JobDocument, model: PromptedModel, entries: Entries, values: int, backbone: "StoredBackbone | None"
 ) -> TextClassifier:
     """Zeros, on the backbone. Raises: DocumentInvalid: another number of values, or no backbone."""
-    encoder = entries.encoder if isinstance(entries, Corpus) else entries
+    encoder = entries.encoder if isinstance(entries, EncodedExamples) else entries
     if not isinstance(encoder, ClozeEncoder) or backbone is None:
         raise DocumentInvalid(f"job {job.name} has a prompted model, and its backbone is not at hand")
     if (found := prompted_values(model, len(job.labels))) != values:

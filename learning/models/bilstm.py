@@ -25,7 +25,7 @@ __all__ = ["BiLSTM"]
 class BiLSTM(TextClassifier):
     """ids (B, S) to logits (B, labels), by `2 * hidden` features of each text.
 
-    Embedding N(0, embedding_deviation) with a padding row of zeros; the LSTMs' tensors uniform within 1 / sqrt(hidden)
+    Embedding N(0, embedding_std) with a padding row of zeros; the LSTMs' tensors uniform within 1 / sqrt(hidden)
     and the head's within 1 / sqrt(fan in), as torch has them by default; without a seed all of them are zero. A frozen
     embedding has no gradient, and so neither steps nor noise. Dropout is before the head. An empty text's features are
     zero.
@@ -56,7 +56,7 @@ class BiLSTM(TextClassifier):
             return
         random = np.random.Generator(np.random.Philox(seed))
         random.standard_normal(dtype=np.float32, out=table)
-        table *= np.float32(model.embedding_deviation)
+        table *= np.float32(model.embedding_std)
         table[pad_id] = 0
         for layer, size in ((self.encoder, model.hidden), (self.output, 2 * model.hidden)):
             for parameter in layer.parameters():

@@ -23,7 +23,7 @@ __all__ = ["TextCNN"]
 class TextCNN(TextClassifier):
     """ids (B, S) to logits (B, labels), by `len(widths) * maps` features of each text.
 
-    Embedding N(0, embedding_deviation) with a padding row of zeros; every other tensor uniform within
+    Embedding N(0, embedding_std) with a padding row of zeros; every other tensor uniform within
     1 / sqrt(fan in), as torch has it by default; without a seed all of them are zero. A frozen embedding has no
     gradient, and so neither steps nor noise.
     """
@@ -53,7 +53,7 @@ class TextCNN(TextClassifier):
             return
         random = np.random.Generator(np.random.Philox(seed))
         random.standard_normal(dtype=np.float32, out=table)
-        table *= np.float32(model.embedding_deviation)
+        table *= np.float32(model.embedding_std)
         table[pad_id] = 0
         for layer in self._layers():
             bound = 1 / math.sqrt(layer.weight[0].numel())

@@ -37,10 +37,10 @@ __all__ = [
 ]
 
 # Whoever writes a job chooses these numbers: they bound what a member builds of it. Values: of the layers' matrices.
-_MOST = {"layers": 48, "hidden": 4096, "heads": 128, "inner": 16384, "positions": 65536, "types": 64}
-_MOST_VALUES = 1 << 30
+_MAX = {"layers": 48, "hidden": 4096, "heads": 128, "inner": 16384, "positions": 65536, "types": 64}
+_MAX_VALUES = 1 << 30
 # The texts that `check_examples_apart` makes up have seven tokens.
-_LEAST_POSITIONS = 16
+_MIN_POSITIONS = 16
 _ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu")
 
 
@@ -196,9 +196,9 @@ def _checked(config: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
     sizes = {"layers": family.layers, "hidden": family.hidden, "heads": family.heads, "inner": family.inner}
     sizes |= {"positions": "max_position_embeddings"} | ({"types": family.types} if family.types else {})
     for what, key in sizes.items():
-        _whole_number(key, whole[key], 1, _MOST[what])
+        _whole_number(key, whole[key], 1, _MAX[what])
     if family.padding is not None:
-        _whole_number(family.padding, whole[family.padding], 0, _MOST["positions"])
+        _whole_number(family.padding, whole[family.padding], 0, _MAX["positions"])
     if whole[family.hidden] % whole[family.heads]:
         raise _ConfigInvalid(
             f"{family.hidden} = {whole[family.hidden]} must be a multiple of {family.heads} = {whole[family.heads]}"
@@ -211,13 +211,13 @@ def _checked(config: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
         if isinstance(whole[key], bool) or not isinstance(whole[key], int | float) or not 0 < whole[key] <= 1:
             raise _ConfigInvalid(f"{key} = {whole[key]!r} must be a number above 0 and at most 1")
     hidden = whole[family.hidden]
-    if (values := whole[family.layers] * hidden * (4 * hidden + 2 * whole[family.inner])) > _MOST_VALUES:
-        raise _ConfigInvalid(f"the encoder's layers have {values:,} values, more than {_MOST_VALUES:,}; take a smaller")
+    if (values := whole[family.layers] * hidden * (4 * hidden + 2 * whole[family.inner])) > _MAX_VALUES:
+        raise _ConfigInvalid(f"the encoder's layers have {values:,} values, more than {_MAX_VALUES:,}; take a smaller")
     usable = whole["max_position_embeddings"] - first_position(whole)
-    if usable < max(max_tokens, _LEAST_POSITIONS):
+    if usable < max(max_tokens, _MIN_POSITIONS):
         raise _ConfigInvalid(
             f"the encoder has {usable} positions, fewer than max_tokens = {max_tokens} (and at least "
-            f"{_LEAST_POSITIONS}); lower model.max_tokens or take another base"
+            f"{_MIN_POSITIONS}); lower model.max_tokens or take another base"
         )
     return whole
 
@@ -309,7 +309,7 @@ def bare_encoder(config: Mapping[str, Any], attention: str = "tacit") -> nn.Modu
 
 
 @torch.no_grad()
-def _start(layer: nn.Module, random: np.random.Generator | None, deviation: float) -> None:
+def _start(layer: nn.Module, random: np.random.Generator | None, std: float) -> None:
     """Starting weights of the layer's own parameters; zero without randomness."""
     for name, parameter in layer.named_parameters(recurse=False):
         if random is None or name == "bias":
@@ -320,4 +320,4 @@ def _start(layer: nn.Module, random: np.random.Generator | None, deviation: floa
             # Into the parameter's own memory: an embedding is large.
             values = parameter.detach().numpy()
             random.standard_normal(dtype=np.float32, out=values)
-            values *= np.float32(deviation)
+            values *= np.float32(std)

@@ -44,7 +44,7 @@ __all__ = [
 FAMILIES = {**ENCODERS, "electra": ENCODERS["bert"]}
 
 # As in `learning.models.transformer`: what a job may make a member build.
-_MOST = {
+_MAX = {
     "d_model": 4096,
     "d_kv": 4096,
     "d_ff": 16384,
@@ -55,11 +55,11 @@ _MOST = {
     "relative_attention_max_distance": 65536,
     "decoder_start_token_id": 1 << 22,
 }
-_LEAST = {"decoder_start_token_id": 0, "relative_attention_num_buckets": 4}
-_MOST_VALUES = 1 << 30
+_MIN = {"decoder_start_token_id": 0, "relative_attention_num_buckets": 4}
+_MAX_VALUES = 1 << 30
 _FEED_FORWARD = ("relu", "gated-gelu")
 # `check_examples_apart` and short texts need so many positions beside the prompt.
-_LEAST_ROOM = 16
+_MIN_ROOM = 16
 
 # The masked-language-model heads: what each of (dense, norm, word bias, own table) is called.
 _HEADS = {
@@ -159,8 +159,8 @@ def check_backbone(config: Mapping[str, Any], room: int = 0) -> dict[str, Any]:
     sizes = {key: value for key, value in config.items() if key != "vocab_size"}
     try:
         if config["model_type"] == "electra":
-            return _checked_electra(sizes, max(room, _LEAST_ROOM))
-        return check_config(sizes, max(room, _LEAST_ROOM), named="backbone")
+            return _checked_electra(sizes, max(room, _MIN_ROOM))
+        return check_config(sizes, max(room, _MIN_ROOM), named="backbone")
     except EncoderInvalid as error:
         raise BackboneInvalid(str(error)) from None
 
@@ -175,9 +175,9 @@ def _checked_electra(sizes: Mapping[str, Any], room: int) -> dict[str, Any]:
     defaults = AutoConfig.for_model("electra")
     whole = {key: sizes.get(key, getattr(defaults, key)) for key in sorted(known)}
     width = whole.pop("embedding_size")
-    if isinstance(width, bool) or not isinstance(width, int) or not 1 <= width <= _MOST["d_model"]:
+    if isinstance(width, bool) or not isinstance(width, int) or not 1 <= width <= _MAX["d_model"]:
         raise BackboneInvalid(
-            f"backbone: embedding_size = {width!r} must be a whole number from 1 to {_MOST['d_model']}"
+            f"backbone: embedding_size = {width!r} must be a whole number from 1 to {_MAX['d_model']}"
         )
     checked = check_config({**whole, "model_type": "bert"}, room, named="backbone")
     return {**checked, "model_type": "electra", "embedding_size": width}
@@ -205,8 +205,8 @@ def _checked_t5(config: Mapping[str, Any]) -> dict[str, Any]:
     if surplus := sorted(config.keys() - whole.keys() - ignored):
         raise BackboneInvalid(f"backbone: the config has keys that t5 does not use here: {', '.join(surplus)}")
     whole |= {key: value for key, value in config.items() if key in whole and value is not None}
-    for key, most in _MOST.items():
-        value, least = whole[key], _LEAST.get(key, 1)
+    for key, most in _MAX.items():
+        value, least = whole[key], _MIN.get(key, 1)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise BackboneInvalid(f"backbone: {key} = {value!r} must be a whole number from {least} to {most}")
     # The decoder's half of the buckets are for single steps, the rest for what lies between these and the distance.
@@ -224,7 +224,7 @@ def _checked_t5(config: Mapping[str, Any]) -> dict[str, Any]:
         raise BackboneInvalid("backbone: scale_decoder_outputs must be true or false")
     inner = whole["num_heads"] * whole["d_kv"]
     layers = whole["num_layers"] + whole["num_decoder_layers"]
-    if (values := layers * whole["d_model"] * (8 * inner + 3 * whole["d_ff"])) > 2 * _MOST_VALUES:
+    if (values := layers * whole["d_model"] * (8 * inner + 3 * whole["d_ff"])) > 2 * _MAX_VALUES:
         raise BackboneInvalid(f"backbone: its layers have some {values:,} values, too many; take a smaller")
     return whole
 

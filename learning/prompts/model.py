@@ -41,7 +41,7 @@ __all__ = ["LabelScores", "PromptedModel"]
 
 _KINDS: Mapping[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # [CLS], a token, [SEP]: what the shortest text has.
-_LEAST_TOKENS = 3
+_MIN_TOKENS = 3
 
 
 class LabelScores(nn.Module):
@@ -99,7 +99,7 @@ class PromptedModel(TextClassifier):
     ) -> None:
         super().__init__()
         _check_task(backbone, task, labels, mask_id)
-        self.pad_id, self.min_tokens, self.labels = pad_id, _LEAST_TOKENS, labels
+        self.pad_id, self.min_tokens, self.labels = pad_id, _MIN_TOKENS, labels
         self.mask_id, self.separator_id = mask_id, separator_id
         self.backbone, self._device, self._kind = backbone, torch.device("cpu"), torch.float32
         # Of the network, which may compute in less than float32, and of the tables of words beside it, which do not.
@@ -316,7 +316,7 @@ def _room(reader: EncoderReader | T5Reader, injection: Injection) -> int:
         return 1 << 16
     room = reader.room - prompt_positions(injection)
     # The texts that `check_examples_apart` makes up have seven.
-    if room < _LEAST_TOKENS + 4:
+    if room < _MIN_TOKENS + 4:
         raise BackboneInvalid(
             f"a prompt of {prompt_positions(injection)} tokens leaves {room} of the backbone's {reader.room} positions "
             "to a text; take fewer"

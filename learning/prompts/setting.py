@@ -18,7 +18,7 @@ from typing import Literal
 __all__ = ["Cloze", "Head", "Injection", "LoRA", "PTuning", "PrefixTuning", "PromptTuning", "Task", "prompt_positions"]
 
 # Whoever writes a job chooses these numbers: they bound what a member builds of it.
-_MOST_TOKENS, _MOST_HIDDEN, _MOST_RANK, _MOST_WORDS = 512, 8192, 1024, 4096
+_MAX_TOKENS, _MAX_HIDDEN, _MAX_RANK, _MAX_WORDS = 512, 8192, 1024, 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class PromptTuning:
     tokens: int = 20
 
     def __post_init__(self) -> None:
-        _between("tokens", self.tokens, 1, _MOST_TOKENS)
+        _between("tokens", self.tokens, 1, _MAX_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class PTuning:
     hidden: int
 
     def __post_init__(self) -> None:
-        _between("tokens", self.tokens, 1, _MOST_TOKENS)
-        _between("hidden", self.hidden, 1, _MOST_HIDDEN)
+        _between("tokens", self.tokens, 1, _MAX_TOKENS)
+        _between("hidden", self.hidden, 1, _MAX_HIDDEN)
         if self.encoder not in ("mlp", "lstm"):
             raise ValueError(f"the encoder of p-tuning is mlp or lstm, not {self.encoder!r}")
 
@@ -54,9 +54,9 @@ class PrefixTuning:
     hidden: int | None = None
 
     def __post_init__(self) -> None:
-        _between("tokens", self.tokens, 1, _MOST_TOKENS)
+        _between("tokens", self.tokens, 1, _MAX_TOKENS)
         if self.hidden is not None:
-            _between("hidden", self.hidden, 1, _MOST_HIDDEN)
+            _between("hidden", self.hidden, 1, _MAX_HIDDEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class LoRA:
     alpha: float
 
     def __post_init__(self) -> None:
-        _between("rank", self.rank, 1, _MOST_RANK)
+        _between("rank", self.rank, 1, _MAX_RANK)
         if not 0 < self.alpha <= 1e6:
             raise ValueError(f"alpha of LoRA must be above 0 and at most 1e6, is {self.alpha}; 2 * rank is usual")
 
@@ -89,8 +89,8 @@ class Cloze:
         words = [word for each in self.label_words for word in each]
         if len(self.label_words) < 2 or not all(self.label_words):
             raise ValueError("a cloze needs two labels or more, each with one word or more")
-        if len(words) > _MOST_WORDS:
-            raise ValueError(f"a cloze has at most {_MOST_WORDS} label words, not {len(words)}")
+        if len(words) > _MAX_WORDS:
+            raise ValueError(f"a cloze has at most {_MAX_WORDS} label words, not {len(words)}")
         if len(set(words)) != len(words):
             raise ValueError("a label word stands twice; give it to one label, once")
         if min(words) < 0:

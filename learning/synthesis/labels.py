@@ -21,36 +21,36 @@ from learning.accounting.events import Adjacency, DiscreteGaussianSum
 from learning.accounting.filter import Limit
 from secure_agg import DiscreteGaussian, RandomSource
 
-__all__ = ["allocated", "deviation_for", "histogram_event", "noised_histogram"]
+__all__ = ["allocated", "histogram_event", "noised_histogram", "std_for"]
 
 Counts = NDArray[np.int64]
 
 # A sum in 32 bits has room for the largest draw beside it.
-_MOST_TEXTS = 2**30
-_LEAST_DEVIATION, _MOST_DEVIATION = 1 / 16, 65536.0
+_MAX_TEXTS = 2**30
+_MIN_STD, _MAX_STD = 1 / 16, 65536.0
 
 
-def noised_histogram(counts: Counts, deviation: float, random: RandomSource) -> Counts:
+def noised_histogram(counts: Counts, std: float, random: RandomSource) -> Counts:
     """Counts of labels, (L,), each with its own discrete Gaussian of this parameter, none below zero. Charge
     `histogram_event` beforehand.
 
     Raises:
         ValueError: negative or enormous counts, or a deviation outside 1/16 to 65,536.
     """
-    if counts.ndim != 1 or not counts.size or counts.min() < 0 or counts.max() > _MOST_TEXTS:
-        raise ValueError(f"counts of labels are whole numbers from 0 to {_MOST_TEXTS}, one for each label")
-    noise = DiscreteGaussian(deviation).sample(len(counts), random)
+    if counts.ndim != 1 or not counts.size or counts.min() < 0 or counts.max() > _MAX_TEXTS:
+        raise ValueError(f"counts of labels are whole numbers from 0 to {_MAX_TEXTS}, one for each label")
+    noise = DiscreteGaussian(std).sample(len(counts), random)
     clipped: Counts = np.maximum(counts.astype(np.int64) + noise, 0)
     return clipped
 
 
-def histogram_event(deviation: float, labels: int, adjacency: Adjacency) -> DiscreteGaussianSum:
+def histogram_event(std: float, labels: int, adjacency: Adjacency) -> DiscreteGaussianSum:
     """What one noised histogram costs the data set, under its ledger's adjacency."""
     distance = 1.0 if adjacency == "add-remove" else math.sqrt(2)
-    return DiscreteGaussianSum(honest=1, deviation=deviation, distance=distance, values=labels, unit="example")
+    return DiscreteGaussianSum(honest=1, std=std, distance=distance, values=labels, unit="example")
 
 
-def deviation_for(epsilon: float, delta: float, labels: int, adjacency: Adjacency = "add-remove") -> float:
+def std_for(epsilon: float, delta: float, labels: int, adjacency: Adjacency = "add-remove") -> float:
     """The smallest deviation, of three digits, whose histogram an empty ledger of (epsilon, delta) lets pass.
 
     Raises:
@@ -59,9 +59,9 @@ def deviation_for(epsilon: float, delta: float, labels: int, adjacency: Adjacenc
     """
 
     def event_at(multiplier: float) -> DiscreteGaussianSum:
-        return histogram_event(min(max(multiplier, _LEAST_DEVIATION), _MOST_DEVIATION), labels, adjacency)
+        return histogram_event(min(max(multiplier, _MIN_STD), _MAX_STD), labels, adjacency)
 
-    return max(calibrate(event_at, 1, Limit(epsilon, delta, adjacency)), _LEAST_DEVIATION)
+    return max(calibrate(event_at, 1, Limit(epsilon, delta, adjacency)), _MIN_STD)
 
 
 def allocated(histogram: Counts, count: int) -> Counts:

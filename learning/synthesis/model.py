@@ -5,7 +5,7 @@
     context     tanh of a linear layer of z and the label's vector
     decoder     an LSTM whose first step reads the label's vector and the context, and no word: the state from which
                 the first word is guessed is made of z and the label. The context stands beside every later word, too
-    lean        a vector of each label, label_weight times, on the decoder's state before words are scored: which words
+    label_bias  a vector of each label, label_weight times, on the decoder's state before words are scored: which words
                 a label likes. It starts at zero. Without it texts hardly know their label (docs/decisions/0028)
     loss        of each text: its words' negative log likelihood plus kl_weight times its KL divergence, of which each
                 dimension counts as free_bits / latent at least; divided by a constant, max_tokens + 1
@@ -45,7 +45,7 @@ __all__ = ["Coins", "Losses", "Rvae", "State", "Told", "rvae"]
 # Beyond, a deviation is 0 or enormous for float32, and its gradient with it.
 _LOG_VARIANCE = 10.0
 # A loss below this has no logarithm of its complement in float32.
-_LEAST_LOSS = 1e-6
+_MIN_LOSS = 1e-6
 
 State = tuple[Tensor, Tensor]
 
@@ -64,11 +64,11 @@ class Coins:
 @dataclass(frozen=True)
 class Told:
     """What the decoder knows of each text besides its words, the same at every step. context: (B, embedding), beside
-    every word. lean: (B, hidden), the label's own offset to the states that words are scored by.
+    every word. label_bias: (B, hidden), the label's own offset to the states that words are scored by.
     """
 
     context: Tensor
-    lean: Tensor
+    label_bias: Tensor
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Rvae(TextClassifier):
     """ids (B, S) of `PublicWords.encode` to (B, 2) log-probabilities. In evaluation mode z is the mean and no word is
     replaced.
 
-    Weights as the product's other LSTMs have them: embedding N(0, embedding_deviation), the rest uniform within
+    Weights as the product's other LSTMs have them: embedding N(0, embedding_std), the rest uniform within
     1 / sqrt(fan in), log variances begin near zero, what a label adds to the states at zero; without a seed all are
     zero.
     """
@@ -98,7 +98,7 @@ class Rvae(TextClassifier):
         "mean": "encoder",
         "log_variance": "encoder",
         "context": "head",
-        "lean": "head",
+        "label_bias": "head",
         "decoder": "head",
         "narrow": "head",
         "output": "head",
@@ -118,7 +118,7 @@ class Rvae(TextClassifier):
         self.dropout = Dropout(0.0)
         self.encoder = LSTM(setting.embedding, setting.hidden)
         self.decoder = LSTM(2 * setting.embedding, setting.hidden)
-        self.lean = nn.Embedding(labels, setting.hidden, _weight=torch.zeros(labels, setting.hidden))
+        self.label_bias = nn.Embedding(labels, setting.hidden, _weight=torch.zeros(labels, setting.hidden))
         # Torch fills a linear layer from its global generator: put that back.
         with torch.random.fork_rng(devices=[]):
             self.mean = nn.Linear(setting.hidden, setting.latent)
@@ -136,7 +136,7 @@ class Rvae(TextClassifier):
         if random is not None:
             random.standard_normal(dtype=np.float32, out=table)
             # The embedding shares the table's memory.
-            table *= np.float32(self.setting.embedding_deviation)
+            table *= np.float32(self.setting.embedding_std)
             table[PAD_ID] = 0
         for layer in self.children():
             if isinstance(layer, LSTM | nn.Linear):
@@ -185,7 +185,7 @@ class Rvae(TextClassifier):
         if coins is not None and coins.shift is not None:
             inputs = inputs + coins.shift
         states = self.decoder(self._beside(inputs, self._context(z, vectors[:, 0])))
-        scores = self._scores(states + self._lean(ids[:, :1]))
+        scores = self._scores(states + self._label_bias(ids[:, :1]))
         seen = after != PAD_ID
         losses = functional.cross_entropy(scores.flatten(0, 1), after.flatten(), reduction="none").view_as(after)
         divergence = 0.5 * (mean.square() + log_variance.exp() - log_variance - 1)
@@ -199,7 +199,7 @@ class Rvae(TextClassifier):
 
     def forward(self, ids: Tensor) -> Tensor:
         """(B, 2): log-probabilities -l and ln(1 - e^-l), l the text's loss. Their cross entropy with place 0 is l."""
-        loss = self.loss(ids, self.toss(ids) if self.training else None).clamp(min=_LEAST_LOSS)
+        loss = self.loss(ids, self.toss(ids) if self.training else None).clamp(min=_MIN_LOSS)
         return torch.stack([-loss, torch.log(-torch.expm1(-loss))], dim=1)
 
     def posterior(self, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -218,11 +218,11 @@ class Rvae(TextClassifier):
     def _beside(self, inputs: Tensor, context: Tensor) -> Tensor:
         return torch.cat([inputs, context[:, None].expand(-1, inputs.shape[1], -1)], dim=2)
 
-    def _lean(self, labels: Tensor) -> Tensor:
+    def _label_bias(self, labels: Tensor) -> Tensor:
         """Of ids of labels, one vector of the decoder's width each."""
         # The probe for examples that mix puts words where a label stands: they read the nearest label's.
-        places = (labels - self.label_row).clamp(0, self.lean.num_embeddings - 1)
-        vectors: Tensor = self.lean(places)
+        places = (labels - self.label_row).clamp(0, self.label_bias.num_embeddings - 1)
+        vectors: Tensor = self.label_bias(places)
         return self.setting.label_weight * vectors
 
     def _scores(self, states: Tensor) -> Tensor:
@@ -239,7 +239,7 @@ class Rvae(TextClassifier):
         (B, latent) and ids of labels (B,).
         """
         vectors = self.embedding(labels)
-        told = Told(self._context(z, vectors), self._lean(labels))
+        told = Told(self._context(z, vectors), self._label_bias(labels))
         nothing = z.new_zeros(len(z), self.setting.hidden)
         scores, state = self._step(vectors, told, (nothing, nothing))
         return scores, told, state
@@ -258,7 +258,7 @@ class Rvae(TextClassifier):
         i, f, g, o = torch.addmm(inputs, before, layer.weight_hh.T).chunk(4, dim=1)
         cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
         hidden = o.sigmoid() * cell.tanh()
-        return self._scores(hidden + told.lean), (hidden, cell)
+        return self._scores(hidden + told.label_bias), (hidden, cell)
 
 
 def rvae(model: RvaeModel, vocabulary_size: int, labels: int, pad_id: int, seed: int | None) -> Rvae:

@@ -90,9 +90,9 @@ def exposure(canary_loss: float, other_losses: Sequence[float]) -> float:
     return float(np.log2(len(other_losses) + 1) - np.log2(rank))
 
 
-def active_units(means: NDArray[np.float32], least_variance: float = 0.01) -> int:
+def active_units(means: NDArray[np.float32], min_variance: float = 0.01) -> int:
     """Dimensions of z whose posterior mean varies over texts, (N, latent): at least so much (Burda et al. 2016)."""
-    return int((means.var(axis=0) > least_variance).sum())
+    return int((means.var(axis=0) > min_variance).sum())
 
 
 def _of(words: Run, n: int) -> list[Run]:

@@ -25,7 +25,7 @@ from learning.synthesis.labels import Counts, allocated
 from learning.synthesis.model import Rvae
 from learning.synthesis.words import PAD_ID, UNKNOWN_ID, PublicWords
 from secure_agg import RandomSource
-from tacit.corpus import MOST_GUIDED_LABELS
+from tacit.corpus import MAX_GUIDED_LABELS
 
 __all__ = ["Sampling", "SyntheticText", "draw_words", "sample"]
 
@@ -79,11 +79,11 @@ def sample(
 
     Raises:
         ValueError: a histogram with other than one count for each label, or a negative count; guidance by more labels
-            than `MOST_GUIDED_LABELS`.
+            than `MAX_GUIDED_LABELS`.
     """
     sampling = sampling or Sampling()
-    if sampling.guidance and words.labels > MOST_GUIDED_LABELS:
-        raise ValueError(f"guidance by {words.labels} labels needs as many decoders; above {MOST_GUIDED_LABELS}, set 0")
+    if sampling.guidance and words.labels > MAX_GUIDED_LABELS:
+        raise ValueError(f"guidance by {words.labels} labels needs as many decoders; above {MAX_GUIDED_LABELS}, set 0")
     if histogram.shape != (words.labels,):
         raise ValueError(f"a histogram of {words.labels} labels has as many counts, got shape {histogram.shape}")
     places = np.repeat(np.arange(words.labels), allocated(histogram, count))

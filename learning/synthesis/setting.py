@@ -20,7 +20,7 @@ Variant = Literal["sound", "published"]
 NO_GUARANTEE: Final = "no differential privacy guarantee"
 
 # Whoever writes a job chooses these numbers: they bound what a member builds of it.
-_MOST_WORDS, _MOST_WIDTH, _MOST_TOKENS = 4000, 1024, 512
+_MAX_WORDS, _MAX_WIDTH, _MAX_TOKENS = 4000, 1024, 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,28 +45,28 @@ class RvaeSetting:
     free_bits: float = 4.0
     kl_weight: float = 1.0
     label_weight: float = 4.0
-    embedding_deviation: float = 0.15
+    embedding_std: float = 0.15
     freeze_embedding: bool = False
     tied: bool = False
 
     def __post_init__(self) -> None:
         for name, most in (
-            ("embedding", _MOST_WIDTH),
-            ("hidden", _MOST_WIDTH),
-            ("latent", _MOST_WIDTH),
-            ("max_tokens", _MOST_TOKENS),
+            ("embedding", _MAX_WIDTH),
+            ("hidden", _MAX_WIDTH),
+            ("latent", _MAX_WIDTH),
+            ("max_tokens", _MAX_TOKENS),
         ):
             if not 1 <= (value := getattr(self, name)) <= most:
                 raise ValueError(f"{name} must lie between 1 and {most}, is {value}")
-        if not 3 <= self.words <= _MOST_WORDS:
-            raise ValueError(f"words must lie between 3 ([PAD], [UNK] and one more) and {_MOST_WORDS}, is {self.words}")
+        if not 3 <= self.words <= _MAX_WORDS:
+            raise ValueError(f"words must lie between 3 ([PAD], [UNK] and one more) and {_MAX_WORDS}, is {self.words}")
         if not 0 <= self.word_dropout <= 1:
             raise ValueError(f"word_dropout is a share from 0 to 1, is {self.word_dropout}")
         for name, most in (
             ("free_bits", 1000),
             ("kl_weight", 1000),
             ("label_weight", 100),
-            ("embedding_deviation", 1000),
+            ("embedding_std", 1000),
         ):
             if not 0 <= (number := getattr(self, name)) <= most:
                 raise ValueError(f"{name} must lie between 0 and {most}, is {number}")

@@ -33,10 +33,10 @@ def write_corpus(
     texts: Iterable[SyntheticText],
     labels: Sequence[str],
     *,
-    most_bytes: int,
+    max_bytes: int,
     faults: Faults = no_faults,
 ) -> CorpusWritten:
-    """Writes rows until the next one would pass `most_bytes`; those after it are counted, too.
+    """Writes rows until the next one would pass `max_bytes`; those after it are counted, too.
 
     Readable by the owner alone: a corpus is the member's until it consents to its upload.
 
@@ -44,8 +44,8 @@ def write_corpus(
         ValueError: a bound below 1, or a label that the job does not have.
         OSError: the file cannot be written; what was there before stays.
     """
-    if most_bytes < 1:
-        raise ValueError(f"a corpus has one byte at least, and this bound is {most_bytes}")
+    if max_bytes < 1:
+        raise ValueError(f"a corpus has one byte at least, and this bound is {max_bytes}")
     seen: set[tuple[str, int]] = set()
     lines: list[bytes] = []
     size = empty = repeated = beyond = 0
@@ -60,7 +60,7 @@ def write_corpus(
         else:
             seen.add((text, each.label))
             line = json.dumps({"text": text, "label": labels[each.label]}, ensure_ascii=False).encode() + b"\n"
-            if beyond or size + len(line) > most_bytes:
+            if beyond or size + len(line) > max_bytes:
                 beyond += 1
             else:
                 lines.append(line)

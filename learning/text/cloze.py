@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["ClozeEncoder", "TemplateInvalid", "VerbaliserInvalid"]
 
 # Fewer tokens of a text say nothing about it.
-_LEAST_OF_A_TEXT = 4
+_MIN_OF_A_TEXT = 4
 
 
 class TemplateInvalid(ValueError):
@@ -93,7 +93,7 @@ class ClozeEncoder:
         fixed = sum(len(part) for part in self._parts if not isinstance(part, str))
         fixed += len(self._before) + len(self._behind)
         self._room = max_tokens - fixed
-        if self._room < _LEAST_OF_A_TEXT * len(template.slots):
+        if self._room < _MIN_OF_A_TEXT * len(template.slots):
             raise TemplateInvalid(
                 f"model.max_tokens: template and special tokens are {fixed} tokens, which leaves {max(self._room, 0)} "
                 f"of max_tokens = {max_tokens} for the text; raise it, or shorten model.task.template"

@@ -22,8 +22,8 @@ from learning.text.encoder import LONGEST_WORD, UNKNOWN, TokenizerInvalid
 __all__ = ["FAMILIES", "Family", "check_cloze_form", "family_of", "own_form"]
 
 # Bytes of a tokenizer.json, ours or another's: T5's largest vocabularies have 16 MB.
-MOST_BYTES = 64 * 1024 * 1024
-_MOST_ENTRIES = 1_000_000
+MAX_BYTES = 64 * 1024 * 1024
+_MAX_ENTRIES = 1_000_000
 # The bracket that a special token of T5's begins with, where a text spells one; there are a hundred sentinels.
 _SPELLED = r"<(?=(?:pad|unk|/s|extra_id_[0-9]+)>)"
 
@@ -103,8 +103,8 @@ def check_cloze_form(tokenizer_json: bytes) -> None:
 
 
 def _read(tokenizer_json: bytes) -> dict[str, Any]:
-    if len(tokenizer_json) > MOST_BYTES:
-        raise TokenizerInvalid(f"a tokenizer of {len(tokenizer_json)} bytes; {MOST_BYTES} are the most")
+    if len(tokenizer_json) > MAX_BYTES:
+        raise TokenizerInvalid(f"a tokenizer of {len(tokenizer_json)} bytes; {MAX_BYTES} are the most")
     try:
         whole = json.loads(tokenizer_json)
     except (ValueError, RecursionError):
@@ -142,8 +142,8 @@ def _added(whole: Mapping[str, Any]) -> list[tuple[str, int]]:
 
 
 def _id(number: object) -> int:
-    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < _MOST_ENTRIES:
-        raise ValueError(f"{number!r} is no id below {_MOST_ENTRIES}")
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < _MAX_ENTRIES:
+        raise ValueError(f"{number!r} is no id below {_MAX_ENTRIES}")
     return number
 
 
@@ -203,8 +203,8 @@ def _unigram(whole: Mapping[str, Any]) -> Any:
     if model.get("byte_fallback"):
         raise ValueError("what has no entry is unknown, not bytes")
     vocabulary = [(str(piece), float(score)) for piece, score in model["vocab"]]
-    if len(vocabulary) > _MOST_ENTRIES:
-        raise ValueError(f"more than {_MOST_ENTRIES} entries")
+    if len(vocabulary) > _MAX_ENTRIES:
+        raise ValueError(f"more than {_MAX_ENTRIES} entries")
     if any(not -1e6 < score < 1e6 for _, score in vocabulary):
         raise ValueError("a score is out of bounds")
     for token, number in _added(whole):

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
     from learning.synthesis.words import PublicWords
 
-__all__ = ["Corpus", "CorpusRead", "encoder_of", "words_of"]
+__all__ = ["EncodedArrays", "EncodedExamples", "encoder_of", "words_of"]
 
 
 @dataclass(frozen=True)
-class CorpusRead:
+class EncodedArrays:
     """ids: (U, S), padded. labels: (U,), places in the job's labels. usable: (U,), which of the examples these are:
     those whose label is one of the job's, and that have a second text where the job reads pairs.
     """
@@ -36,7 +36,7 @@ class CorpusRead:
     usable: "NDArray[np.int64]"
 
 
-class Corpus:
+class EncodedExamples:
     """The examples under one job's tokenizer, labels and lengths.
 
     Raises:
@@ -49,7 +49,7 @@ class Corpus:
         self._labels = job.labels
         self._encoder = encoder_of(job, tokenizer)
         self._words = words_of(job, tokenizer) if isinstance(job.model, RvaeModel) else None
-        self._read: CorpusRead | None = None
+        self._read: EncodedArrays | None = None
         self._key = _key(job, tokenizer)
 
     def serves(self, job: JobDocument, tokenizer: bytes) -> bool:
@@ -80,7 +80,7 @@ class Corpus:
         """The vocabulary by id."""
         return self._encoder.words()
 
-    def read(self) -> CorpusRead:
+    def read(self) -> EncodedArrays:
         """Looks at the data, the first time it is called."""
         import numpy as np
 
@@ -96,7 +96,7 @@ class Corpus:
                 # The label is the first of a text's ids, and the loss stands at place 0 (`learning.synthesis`).
                 ids = self._words.encode([self._examples[at].text for at in usable.tolist()], labels)
                 labels = np.zeros_like(labels)
-            read = CorpusRead(ids, labels, usable)
+            read = EncodedArrays(ids, labels, usable)
             for array in (read.ids, read.labels, read.usable):
                 array.flags.writeable = False
             self._read = read
@@ -107,7 +107,7 @@ def encoder_of(job: JobDocument | JobSpec, tokenizer: bytes) -> TextEncoder | Cl
     """A job's texts to ids: cut, padded and framed, or put into a template, as its model wants them.
 
     Raises:
-        TokenizerInvalid, TemplateInvalid: as `Corpus` says.
+        TokenizerInvalid, TemplateInvalid: as `EncodedExamples` says.
     """
     if isinstance(job.model, PromptedModel):
         return ClozeEncoder.of(job.model, tokenizer)

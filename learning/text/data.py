@@ -50,7 +50,7 @@ TextRow = str | tuple[str, str]
 # The column of a pair's second text, unless its name is given.
 _TEXT_B = "text_b"
 # Rows that are named where rows are skipped.
-_MOST_NAMED = 3
+_MAX_NAMED = 3
 
 
 class DataInvalid(ValueError):
@@ -350,7 +350,7 @@ def read_data(
             if not skip_invalid:
                 raise
             skipped += 1
-            if len(first) < _MOST_NAMED:
+            if len(first) < _MAX_NAMED:
                 first.append(f"{error.where}: {error.what}")
             continue
         second_column = not table or (text_b or _TEXT_B) in row

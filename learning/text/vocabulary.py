@@ -27,7 +27,7 @@ __all__ = ["own_tokenizer"]
 
 # A list goes on with known words to so many entries at most. The texts bound what they bring; a published table would
 # fill whatever a job allows, on the member's disk.
-_MOST_KNOWN = 30_000
+_MAX_KNOWN = 30_000
 
 _SPECIAL = [PAD, UNKNOWN, FIRST, LAST]
 
@@ -36,13 +36,13 @@ def own_tokenizer(
     texts: Iterable[str],
     kind: Literal["words", "wordpiece"],
     size: int,
-    least_count: int = 1,
+    min_count: int = 1,
     known: Iterable[str] = (),
 ) -> bytes:
     """The bytes of a tokenizer.json for these texts.
 
     kind: "words", the most frequent ones, ties in order of spelling; "wordpiece", pieces trained on the texts, behind
-    [PAD], [UNK], [CLS] and [SEP]. size: entries at most, those in brackets among them. least_count: words that occur
+    [PAD], [UNK], [CLS] and [SEP]. size: entries at most, those in brackets among them. min_count: words that occur
     less often, or pairs of pieces that stand together less often, get no entry by the texts. known: words, the most
     useful first, that get entries behind those of the texts while there are fewer than `size` and than 30,000: those
     that a vector is known for, so that a text to come may hold one. What no text is split into, and what is longer than
@@ -58,11 +58,11 @@ def own_tokenizer(
             f"vocabulary of {kind} has; the job must allow more"
         )
     if kind == "words":
-        return _words(texts, size - special, least_count, known)
-    return _pieces(texts, size - special, least_count)
+        return _words(texts, size - special, min_count, known)
+    return _pieces(texts, size - special, min_count)
 
 
-def _words(texts: Iterable[str], most: int, least_count: int, known: Iterable[str]) -> bytes:
+def _words(texts: Iterable[str], most: int, min_count: int, known: Iterable[str]) -> bytes:
     from tokenizers import normalizers, pre_tokenizers
 
     rules = normalizers.Lowercase(), pre_tokenizers.BertPreTokenizer()
@@ -70,7 +70,7 @@ def _words(texts: Iterable[str], most: int, least_count: int, known: Iterable[st
     entries = [(-count, word) for word, count in counts.items() if _is_entry(word)]
     if not entries:
         raise VocabularyInvalid(_NOTHING)
-    chosen = [word for count, word in sorted(entries)[:most] if -count >= least_count]
+    chosen = [word for count, word in sorted(entries)[:most] if -count >= min_count]
     have = set(chosen)
     more = (
         word
@@ -78,7 +78,7 @@ def _words(texts: Iterable[str], most: int, least_count: int, known: Iterable[st
         if word not in have and len(word) <= LONGEST_WORD and _is_entry(word) and list(_split([word], *rules)) == [word]
     )
     # No word more is asked for than there is room: a published table is long.
-    for _ in range(min(most, _MOST_KNOWN - 2) - len(chosen)):
+    for _ in range(min(most, _MAX_KNOWN - 2) - len(chosen)):
         word = next(more, None)
         if word is None:
             break
@@ -86,8 +86,8 @@ def _words(texts: Iterable[str], most: int, least_count: int, known: Iterable[st
         chosen.append(word)
     if not chosen:
         raise VocabularyInvalid(
-            f"own vocabulary: no word occurs {least_count} times in the texts (the most frequent one occurs "
-            f"{-min(entries)[0]} times); take part with more data, or in a job with a lower vocabulary.least_count"
+            f"own vocabulary: no word occurs {min_count} times in the texts (the most frequent one occurs "
+            f"{-min(entries)[0]} times); take part with more data, or in a job with a lower vocabulary.min_count"
         )
     return word_tokenizer(chosen)
 
@@ -99,7 +99,7 @@ def _is_entry(word: str) -> bool:
     return word == word.strip().lower() and " " not in word
 
 
-def _pieces(texts: Iterable[str], most: int, least_count: int) -> bytes:
+def _pieces(texts: Iterable[str], most: int, min_count: int) -> bytes:
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     # The texts come split as the tokenizer will split them; so training splits at nothing but the spaces between.
@@ -107,7 +107,7 @@ def _pieces(texts: Iterable[str], most: int, least_count: int) -> bytes:
     trained.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     trainer = trainers.WordPieceTrainer(
         vocab_size=most + len(_SPECIAL),
-        min_frequency=least_count,
+        min_frequency=min_count,
         special_tokens=_SPECIAL,
         # Each character takes up to two entries, inside a word and in front of one.
         limit_alphabet=max(1, most // 2),

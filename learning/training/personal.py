@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from learning.models import Division, TextClassifier
 from learning.models.division import EMBEDDING
-from learning.text.corpus import Corpus
+from learning.text.corpus import EncodedExamples
 from learning.training.local import Progress, train
 from learning.training.phases import Phase
 from tacit.job import JobDocument
@@ -38,7 +38,7 @@ def adapted(
     job: JobDocument,
     module: TextClassifier,
     division: Division,
-    corpus: Corpus,
+    corpus: EncodedExamples,
     *,
     epochs: int,
     seed: int,

@@ -128,7 +128,7 @@ def train_private(
     began = time.perf_counter()
     device = "cpu" if device == "mps" else device
     unit = mechanism.clip / mechanism.lot
-    deviation = mechanism.noise_multiplier * unit
+    std = mechanism.noise_multiplier * unit
     lengths = (ids != module.pad_id).sum(axis=1)
     module.to(device).train()
     try:
@@ -153,7 +153,7 @@ def train_private(
                     # In units of the clip, so that no clip and no lot is too small for float32.
                     clipped.add(losses, mechanism.clip, 1 / mechanism.clip)
                     loss_sum += float(losses.detach().sum())
-                _add_noise(module, trained, unit, deviation, random)
+                _add_noise(module, trained, unit, std, random)
                 optimiser.step()
                 mean = loss_sum / len(drawn) if len(drawn) else math.nan
                 progress(Progress(step, mechanism.steps, 1, 1, mean))
@@ -185,13 +185,13 @@ def _whole_float32() -> Iterator[None]:
 
 
 def _add_noise(
-    module: TextClassifier, trained: list[nn.Parameter], unit: float, deviation: float, random: RandomSource
+    module: TextClassifier, trained: list[nn.Parameter], unit: float, std: float, random: RandomSource
 ) -> None:
     """Each .grad, a sum in units of `unit`, becomes sum * unit + noise on the lattice. The padding's row is fixed.
 
     All coordinates the same way, whichever texts there are: block by block, so that no more than that is float64.
     """
-    step = lattice_step(deviation)
+    step = lattice_step(std)
     for parameter in trained:
         if parameter.grad is None:
             continue
@@ -201,7 +201,7 @@ def _add_noise(
             part = sums[first : first + _BLOCK]
             values = block[: len(part)]
             # In steps of the lattice, which are a power of two: nothing is rounded by going there and back.
-            fill_gaussian(values, deviation / step, random)
+            fill_gaussian(values, std / step, random)
             part.copy_(values.add_(part.double(), alpha=unit / step).round_().mul_(step))
     for layer in module.modules():
         if isinstance(layer, nn.Embedding) and layer.padding_idx is not None and layer.weight.grad is not None:

@@ -22,7 +22,7 @@ from tacit.method import OwnVocabulary
 __all__ = ["first_private", "own_vocabulary"]
 
 # Of a model that a member begins by itself, with a vocabulary of its own: 4 GiB.
-_MOST_VALUES = 2**30
+_MAX_VALUES = 2**30
 
 log = structlog.get_logger("edge_client")
 
@@ -34,7 +34,7 @@ def own_vocabulary(wanted: OwnVocabulary, texts: Iterable[str], table: Path | No
         VocabularyInvalid: the texts hold nothing to build it of. TableInvalid: there is no such table.
     """
     known = words_of(table, named="--embedding") if table is not None and wanted.table_words else ()
-    return own_tokenizer(texts, wanted.kind, wanted.size, wanted.least_count, known)
+    return own_tokenizer(texts, wanted.kind, wanted.size, wanted.min_count, known)
 
 
 def first_private(
@@ -67,8 +67,8 @@ def first_private(
             # By the size that the job asks for where members build their vocabularies: how many entries this one has is
             # nobody else's to hear of, not even by a refusal.
             most = sizes[0] if job.vocabulary is None else job.vocabulary.size
-            if values_of(job.model, most, sizes[1]) > _MOST_VALUES:
-                raise DocumentInvalid(f"the model of job {job.name} has more than {_MOST_VALUES} values")
+            if values_of(job.model, most, sizes[1]) > _MAX_VALUES:
+                raise DocumentInvalid(f"the model of job {job.name} has more than {_MAX_VALUES} values")
             module = build(job.model, *sizes, seed=job.seed if seed is None else seed)
         division = division_of(job.method, module, encoder.words())
         if start is not None:

@@ -17,7 +17,7 @@ from learning.backbones.stored import StoredBackbone
 from learning.mechanisms.contribution import Update
 from learning.mechanisms.protection import Protection
 from learning.models.assembly import assembled
-from learning.text.corpus import Corpus
+from learning.text.corpus import EncodedExamples
 from learning.training.clipping import ModelUnsuitable
 from learning.training.divergence import check_not_diverged
 from learning.training.local import Progress, TrainingCancelled, TrainingDiverged, TrainingResult
@@ -39,7 +39,7 @@ def train_update(
     *,
     job: JobDocument,
     manifest: Manifest,
-    corpus: Corpus,
+    corpus: EncodedExamples,
     base: bytes,
     protection: Protection,
     private: Mapping[str, NDArray[np.float32]] | None = None,

@@ -25,11 +25,11 @@ from pydantic import Field, PlainSerializer, PlainValidator, model_validator
 from tacit.documents import AtMost, Digest, Document, DocumentInvalid
 from tacit.identity import CertificateInvalid, KeyUnfit, Trust, federation_of, fit_key, sign, verify_signature
 
-__all__ = ["MOST_AUTHORITIES_BYTES", "MOST_ROOTS", "Authorities", "AuthoritiesInvalid"]
+__all__ = ["MAX_AUTHORITIES_BYTES", "MAX_ROOTS", "Authorities", "AuthoritiesInvalid"]
 
-MOST_ROOTS = 16
+MAX_ROOTS = 16
 # Sixteen certificates and signatures of the longest keys, in base64, and some.
-MOST_AUTHORITIES_BYTES = 128 * 1024
+MAX_AUTHORITIES_BYTES = 128 * 1024
 # Nothing else that an authority signs begins so: a certificate's content begins with 0x30.
 _SUCCESSION = b"tacit/authority/succession/1\x00"
 _DOCUMENT = b"tacit/authority/document/1\x00"
@@ -61,14 +61,14 @@ _Bytes = Annotated[bytes, PlainValidator(_bytes), Field(max_length=4096), PlainS
 class Authorities(Document):
     """One state of a federation's authorities. Made by `first` and its `succeeded_by` and `without`; read by `read`."""
 
-    most_bytes: ClassVar[int] = MOST_AUTHORITIES_BYTES
+    max_bytes: ClassVar[int] = MAX_AUTHORITIES_BYTES
 
     kind: Literal["tacit-authorities"] = "tacit-authorities"
     federation: Digest
     # DER, the first one first.
-    roots: Annotated[tuple[_Bytes, ...], AtMost(MOST_ROOTS)] = Field(min_length=1)
+    roots: Annotated[tuple[_Bytes, ...], AtMost(MAX_ROOTS)] = Field(min_length=1)
     # Of each root but the first: by the one before it.
-    successions: Annotated[tuple[_Bytes, ...], AtMost(MOST_ROOTS - 1)] = ()
+    successions: Annotated[tuple[_Bytes, ...], AtMost(MAX_ROOTS - 1)] = ()
     # The first of `roots` that is trusted still.
     oldest: Annotated[int, Field(ge=0)] = 0
     # Grows with every change.
@@ -117,10 +117,10 @@ class Authorities(Document):
         """With one root more. old, new: the keys of the newest root so far and of the next one.
 
         Raises:
-            ValueError: there are `MOST_ROOTS` already, or one of them had this key.
+            ValueError: there are `MAX_ROOTS` already, or one of them had this key.
         """
-        if len(self.roots) >= MOST_ROOTS:
-            raise ValueError(f"a federation has at most {MOST_ROOTS} authorities")
+        if len(self.roots) >= MAX_ROOTS:
+            raise ValueError(f"a federation has at most {MAX_ROOTS} authorities")
         if root.public_key() in [each.public_key() for each in self.certificates]:
             raise ValueError(
                 "an authority of this federation has had its key, and one that was retired would be trusted again; "

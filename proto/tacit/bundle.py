@@ -30,7 +30,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, StringConstraints, ValidationError, field_validator, model_validator
 
 from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Label, Part, Short, sentence_of
-from tacit.limits import MOST_LABELS
+from tacit.limits import MAX_LABELS
 from tacit.prompt import Template, parse_template
 
 __all__ = [
@@ -136,9 +136,9 @@ def _parsed(template: str) -> Template:
 class Labels(Document):
     """labels.json: what the model's outputs mean, in their order."""
 
-    most_bytes: ClassVar[int] = 1024 * 1024
+    max_bytes: ClassVar[int] = 1024 * 1024
 
-    labels: Annotated[tuple[Label, ...], AtMost(MOST_LABELS)] = Field(min_length=2)
+    labels: Annotated[tuple[Label, ...], AtMost(MAX_LABELS)] = Field(min_length=2)
 
 
 class BundleIndex(Document):

@@ -26,14 +26,14 @@ __all__ = [
     "application_digest",
     "context_of",
     "largest_cohort",
-    "least_honest_between",
+    "min_honest_between",
     "promise_of",
     "promised",
     "thresholds_of",
 ]
 
 # In any sum: one could not be told from another.
-_LEAST_HONEST = 2
+_MIN_HONEST = 2
 
 
 def thresholds_of(job: Numbers, members: int) -> tuple[Graph | SparseGraph | GroupedGraph, int, int]:
@@ -50,7 +50,7 @@ def _thresholds(numbers: Aggregation, members: int) -> tuple[Graph | SparseGraph
         corrupt = _corrupt_of_groups(numbers, members)
         return grouped_thresholds(members, numbers.groups, corrupt, least=numbers.groups_needed)
     return thresholds_for(
-        members, assumed_corrupt=numbers.assumed_corrupt, corrupt=numbers.corrupt_share, lost=numbers.lost_share
+        members, assumed_corrupt=numbers.assumed_corrupt, corrupt=numbers.max_corrupt_share, lost=numbers.max_lost_share
     )
 
 
@@ -59,11 +59,11 @@ def _corrupt_of_groups(numbers: Aggregation, members: int) -> int:
     if numbers.assumed_corrupt is not None:
         return numbers.assumed_corrupt
     if members > COMPLETE_GRAPH_LIMIT:
-        return math.floor(Fraction(str(numbers.corrupt_share)) * members)
+        return math.floor(Fraction(str(numbers.max_corrupt_share)) * members)
     return max(1, members // 5)
 
 
-def least_honest_between(numbers: Aggregation, least: int, most: int, found: tuple[int, int]) -> tuple[int, int]:
+def min_honest_between(numbers: Aggregation, least: int, most: int, found: tuple[int, int]) -> tuple[int, int]:
     """(h, n) of the cohort in groups with the least h, of those between that have a split; `found` at the ends.
 
     By halves. From the fewest members and the largest n_C of a half follows a bound on all its sizes: s - c does not
@@ -77,7 +77,7 @@ def least_honest_between(numbers: Aggregation, least: int, most: int, found: tup
             continue
         worst = max(_corrupt_of_groups(numbers, size) for size in (high, min(high, COMPLETE_GRAPH_LIMIT)))
         # Two is the least that there is; numbers that make no split bound nothing.
-        if (_honest_in_group(numbers, low, worst) or _LEAST_HONEST) >= found[0]:
+        if (_honest_in_group(numbers, low, worst) or _MIN_HONEST) >= found[0]:
             continue
         middle = (low + high) // 2
         honest = _honest_in_group(numbers, middle, _corrupt_of_groups(numbers, middle))

@@ -9,11 +9,11 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import Field
 
 from tacit.documents import AtMost, Digest, Document, Label, Part, Short
-from tacit.limits import MOST_LABELS
+from tacit.limits import MAX_LABELS
 
 __all__ = [
-    "MOST_CORPUS_BYTES",
-    "MOST_GUIDED_LABELS",
+    "MAX_CORPUS_BYTES",
+    "MAX_GUIDED_LABELS",
     "CorpusOrder",
     "CorpusStatement",
     "LabelCount",
@@ -22,10 +22,10 @@ __all__ = [
 ]
 
 # Of one member's file: what the coordinator's disk and a member's reading can bear.
-MOST_CORPUS_BYTES: Final = 64 * 1024 * 1024
+MAX_CORPUS_BYTES: Final = 64 * 1024 * 1024
 
 # Guided texts need a decoder for each label, each with scores of every word: what memory and patience can bear.
-MOST_GUIDED_LABELS: Final = 256
+MAX_GUIDED_LABELS: Final = 256
 
 # No receipt, no statement of the aggregation, no TLS handshake that a member's key signs begins like this.
 _DOMAIN: Final = b"tacit/corpus/v1\n"
@@ -50,9 +50,9 @@ class CorpusOrder(Part):
     # the label likes it than labels do on average. 0: as the model has them.
     guidance: float = Field(default=1.0, ge=0, le=20)
     # Of a member's file: what is beyond is left out.
-    most_bytes: int = Field(default=4 * 1024 * 1024, ge=1, le=MOST_CORPUS_BYTES)
+    max_bytes: int = Field(default=4 * 1024 * 1024, ge=1, le=MAX_CORPUS_BYTES)
     # Deviation of the discrete Gaussian on each label's count, one charge of its own; None: labels in equal parts.
-    histogram_deviation: float | None = Field(default=None, ge=1 / 16, le=65_536)
+    histogram_std: float | None = Field(default=None, ge=1 / 16, le=65_536)
 
 
 class LabelCount(Part):
@@ -65,7 +65,7 @@ class LabelCount(Part):
 class CorpusStatement(Document):
     """What a member says of its file: canonical JSON, signed with the key of its certificate (`signed_bytes`)."""
 
-    most_bytes: ClassVar[int] = 256 * 1024
+    max_bytes: ClassVar[int] = 256 * 1024
 
     federation: Digest
     job: Short
@@ -74,9 +74,9 @@ class CorpusStatement(Document):
     member: Short
     # SHA-256 of the file, its bytes and its rows.
     corpus: Digest
-    bytes: int = Field(ge=1, le=MOST_CORPUS_BYTES)
+    bytes: int = Field(ge=1, le=MAX_CORPUS_BYTES)
     rows: int = Field(ge=1)
-    labels: Annotated[tuple[LabelCount, ...], AtMost(MOST_LABELS)]
+    labels: Annotated[tuple[LabelCount, ...], AtMost(MAX_LABELS)]
     # The round in which the model that made it was trained, and the version that this training began from.
     round: int = Field(ge=1)
     version: Digest

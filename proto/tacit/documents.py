@@ -3,9 +3,9 @@
 A document is a frozen pydantic model. Its canonical form is JSON with sorted keys and no white space; its digest
 is SHA-256 of that, so that both sides name the same thing by the same 32 bytes.
 
-Every document is bounded: its bytes (`Document.most_bytes`, checked before it is parsed), every text (`max_length`, or
+Every document is bounded: its bytes (`Document.max_bytes`, checked before it is parsed), every text (`max_length`, or
 a pattern of bounded length), every list and table (`AtMost`). Validation stops at a list's first mistake, and a
-sentence names `MOST_MISTAKES` at most. So `most_bytes` bounds what reading a document costs, good or bad.
+sentence names `MAX_MISTAKES` at most. So `max_bytes` bounds what reading a document costs, good or bad.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ from tacit.reading import DocumentInvalid, json_values, read_bytes, shortened, s
 from toolkit.text import is_clean
 
 __all__ = [
-    "MOST_MISTAKES",
+    "MAX_MISTAKES",
     "AtMost",
     "Digest",
     "Document",
@@ -49,11 +49,11 @@ __all__ = [
 ]
 
 # Mistakes that one sentence names.
-MOST_MISTAKES = 8
+MAX_MISTAKES = 8
 # Keys that a table may have beside those that are known: each is a mistake of its own, up to this many.
 _SPARE_KEYS = 8
 # Characters of one mistake.
-_MOST_MISTAKE = 500
+_MAX_MISTAKE = 500
 
 # As pydantic lists the words that a field takes: 'one', 'other' or 'third'.
 _WORD = re.compile(r"'([^']+)'")
@@ -115,16 +115,16 @@ Digest = Annotated[
 
 
 def sentence_of(error: ValidationError) -> str:
-    """What a person should read of a failed validation: the first `MOST_MISTAKES`, each named by its key.
+    """What a person should read of a failed validation: the first `MAX_MISTAKES`, each named by its key.
 
     What is wrong with a document as a whole begins with the keys that it is about, as whoever raised it wrote it.
     """
     mistakes, lines = _mistakes(error), []
-    for item in mistakes[:MOST_MISTAKES]:
+    for item in mistakes[:MAX_MISTAKES]:
         where = ".".join(shortened(str(part)) for part in item["loc"])
-        said = shortened(_said(item), _MOST_MISTAKE)
+        said = shortened(_said(item), _MAX_MISTAKE)
         lines.append(f"{where}: {said}" if where else said)
-    if (more := len(mistakes) - MOST_MISTAKES) > 0:
+    if (more := len(mistakes) - MAX_MISTAKES) > 0:
         lines.append(f"and {more} more")
     return "; ".join(lines)
 
@@ -265,7 +265,7 @@ class Document(Part):
     """A whole document."""
 
     # Bytes of the longest one that is read.
-    most_bytes: ClassVar[int] = 64 * 1024
+    max_bytes: ClassVar[int] = 64 * 1024
 
     schema_version: Literal[1] = 1
 
@@ -294,17 +294,17 @@ class Document(Part):
         Raises:
             DocumentInvalid: too long, too deep, not JSON, a key unknown or missing, a value out of range.
         """
-        return cls._from_content(json_values(data, cls.most_bytes, what), what)
+        return cls._from_content(json_values(data, cls.max_bytes, what), what)
 
     @classmethod
     def from_file(cls, path: Path, *, what: str | None = None) -> Self:
-        """`from_json` of a file's content, of which no more than `most_bytes` are read.
+        """`from_json` of a file's content, of which no more than `max_bytes` are read.
 
         Raises:
             DocumentInvalid: as in `from_json`. OSError.
         """
         what = what or str(path)
-        return cls.from_json(read_bytes(path, cls.most_bytes, what), what=what)
+        return cls.from_json(read_bytes(path, cls.max_bytes, what), what=what)
 
     @classmethod
     def from_toml(cls, path: Path) -> Self:
@@ -315,12 +315,12 @@ class Document(Part):
                 value out of range.
         """
         try:
-            data = read_bytes(path, cls.most_bytes, str(path))
+            data = read_bytes(path, cls.max_bytes, str(path))
         except FileNotFoundError as error:
             raise DocumentInvalid(f"{path} does not exist") from error
         except OSError as error:
             raise DocumentInvalid(f"{path} cannot be read: {error.strerror}; check permissions") from error
-        return cls._from_content(toml_values(data, cls.most_bytes, str(path)), str(path))
+        return cls._from_content(toml_values(data, cls.max_bytes, str(path)), str(path))
 
     @classmethod
     def _from_content(cls, content: object, what: str) -> Self:

@@ -14,8 +14,8 @@ from typing import Any
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-from tacit.limits import MOST_NAME
-from toolkit.text import MOST_DETAIL, clean
+from tacit.limits import MAX_NAME
+from toolkit.text import MAX_DETAIL, clean
 
 __all__ = ["DETAIL", "FIELDS", "TextInvalid", "TextKind", "admit", "neutralise"]
 
@@ -48,15 +48,15 @@ def _identifier(most: int, pattern: str, what: str) -> TextKind:
     return TextKind(most, re.compile(pattern), what)
 
 
-DETAIL = TextKind(MOST_DETAIL)
+DETAIL = TextKind(MAX_DETAIL)
 _SOFTWARE = TextKind(64)
 _NAME = _identifier(
-    MOST_NAME,
+    MAX_NAME,
     r"[a-z0-9][a-z0-9._-]{0,62}",
     "a name is 1 to 63 of a-z, 0-9, dot, dash and underscore, with a letter or digit first",
 )
 _ADMITS = _identifier(
-    MOST_NAME, r"[a-z0-9._*?-]+", "a pattern of job names is 1 to 63 of a-z, 0-9, dot, dash, underscore, * and ?"
+    MAX_NAME, r"[a-z0-9._*?-]+", "a pattern of job names is 1 to 63 of a-z, 0-9, dot, dash, underscore, * and ?"
 )
 _TOKEN_ID = _identifier(24, r"[0-9a-f]{24}", "a token's id is 24 hexadecimal digits")
 _FEDERATION = _identifier(64, r"[0-9a-f]{64}", "a federation is named by 64 hexadecimal digits")
@@ -142,17 +142,17 @@ FIELDS: dict[str, TextKind] = {
 }
 
 
-def admit(message: Message, *, most_items: int | None = None) -> None:
+def admit(message: Message, *, max_items: int | None = None) -> None:
     """Cleans a message's free text in place, and refuses the message for an identifier that is none.
 
     Args:
         message: of tacit.v1; others hold no field that `FIELDS` knows, and all their text is free.
-        most_items: entries of any list, counted before one is looked at.
+        max_items: entries of any list, counted before one is looked at.
 
     Raises:
         TextInvalid: an identifier or a list that cannot be right; the sentence names the field.
     """
-    _walk(message, most_items, strict=True)
+    _walk(message, max_items, strict=True)
 
 
 def neutralise(message: Message) -> None:
@@ -175,18 +175,18 @@ class _Step:
     entry: "tuple[_Step, _Step] | None"
 
 
-def _walk(message: Message, most_items: int | None, *, strict: bool) -> None:
+def _walk(message: Message, max_items: int | None, *, strict: bool) -> None:
     for step in _plan(message.DESCRIPTOR):
         if step.entry is not None:
             _walk_map(getattr(message, step.name), *step.entry, strict)
         elif step.repeated:
             items = getattr(message, step.name)
-            if most_items is not None and len(items) > most_items:
-                raise TextInvalid(f"{len(items)} {step.name} in one message; there are at most {most_items}")
-            _walk_list(items, step, most_items, strict)
+            if max_items is not None and len(items) > max_items:
+                raise TextInvalid(f"{len(items)} {step.name} in one message; there are at most {max_items}")
+            _walk_list(items, step, max_items, strict)
         elif step.kind is None:
             if message.HasField(step.name):
-                _walk(getattr(message, step.name), most_items, strict=strict)
+                _walk(getattr(message, step.name), max_items, strict=strict)
         else:
             text = getattr(message, step.name)
             # To assign is to choose the field of a oneof, so only what changes is assigned.
@@ -194,10 +194,10 @@ def _walk(message: Message, most_items: int | None, *, strict: bool) -> None:
                 setattr(message, step.name, made)
 
 
-def _walk_list(items: Any, step: _Step, most_items: int | None, strict: bool) -> None:
+def _walk_list(items: Any, step: _Step, max_items: int | None, strict: bool) -> None:
     if step.kind is None:
         for item in items:
-            _walk(item, most_items, strict=strict)
+            _walk(item, max_items, strict=strict)
         return
     for at, text in enumerate(items):
         if (made := _admitted(text, step.kind, step, strict)) != text:

@@ -14,7 +14,7 @@ from tacit.documents import Digest, DocumentInvalid
 from tacit.job_body import JobBody
 from tacit.job_checks import check_body
 from tacit.job_parts import (
-    MOST_GROUPS,
+    MAX_GROUPS,
     NO_VOCABULARY,
     Aggregation,
     Combine,
@@ -31,7 +31,7 @@ from tacit.model import PromptedModel, RvaeModel, TransformerModel
 from tacit.vector import check_layout
 
 __all__ = [
-    "MOST_GROUPS",
+    "MAX_GROUPS",
     "Aggregation",
     "Combine",
     "Deadlines",

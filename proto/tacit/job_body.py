@@ -7,7 +7,7 @@ from pydantic import Field
 from tacit.corpus import CorpusOrder
 from tacit.documents import AtMost, Document, Label, table_of
 from tacit.job_parts import Aggregation, Name, Rounds, Training, Vocabulary
-from tacit.limits import MOST_LABELS
+from tacit.limits import MAX_LABELS
 from tacit.mechanism import Mechanism, NoMechanism
 from tacit.method import FedAvg, Method, OwnVocabulary, Protected, protected_by
 from tacit.model import Model, TextCNNModel
@@ -19,10 +19,10 @@ __all__ = ["JobBody"]
 class JobBody(Document):
     """The keys. `job_checks.check_body` says whether they go together."""
 
-    most_bytes: ClassVar[int] = 1024 * 1024
+    max_bytes: ClassVar[int] = 1024 * 1024
 
     name: Name
-    labels: Annotated[tuple[Label, ...], AtMost(MOST_LABELS)] = Field(min_length=2)
+    labels: Annotated[tuple[Label, ...], AtMost(MAX_LABELS)] = Field(min_length=2)
     # A table without `architecture` describes a TextCNN.
     model: Annotated[Model, table_of(Model, "architecture", default="textcnn")] = TextCNNModel()
     # `local` is a method of simulations; `job_checks` refuses it.

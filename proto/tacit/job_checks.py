@@ -1,8 +1,8 @@
 """Whether the keys of a job go together. Each refusal names the keys to change."""
 
 from secure_agg import COMPLETE_GRAPH_LIMIT, ContextInvalid
-from tacit.context import least_honest_between, promised
-from tacit.corpus import MOST_GUIDED_LABELS
+from tacit.context import min_honest_between, promised
+from tacit.corpus import MAX_GUIDED_LABELS
 from tacit.job_body import JobBody
 from tacit.job_parts import VocabularyFile
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, NoMechanism
@@ -20,7 +20,7 @@ from tacit.method import (
 from tacit.model import PromptedModel, RvaeModel
 from tacit.prompt import check_prompted_method
 
-__all__ = ["check_body", "least_honest"]
+__all__ = ["check_body", "min_honest"]
 
 
 def check_body(job: JobBody) -> None:
@@ -36,7 +36,7 @@ def check_body(job: JobBody) -> None:
     _check_rates(job)
     _check_precision(job)
     _check_adjustment(job)
-    honest, weakest = least_honest(job)
+    honest, weakest = min_honest(job)
     match job.mechanism:
         case GaussianUpdate() | LaplaceUpdate() | DistributedGaussian() if job.model.freeze_embedding:
             raise ValueError(
@@ -107,10 +107,10 @@ def _check_corpus(job: JobBody) -> None:
         )
     if job.corpus is None:
         return
-    if job.corpus.guidance and len(job.labels) > MOST_GUIDED_LABELS:
+    if job.corpus.guidance and len(job.labels) > MAX_GUIDED_LABELS:
         raise ValueError(
             f"corpus.guidance: it needs a decoder for each label, and {len(job.labels)} labels are more than "
-            f"{MOST_GUIDED_LABELS}; set guidance = 0"
+            f"{MAX_GUIDED_LABELS}; set guidance = 0"
         )
     if job.corpus.source == "operator":
         return
@@ -176,7 +176,7 @@ def _instead_of_freezing(job: JobBody) -> str:
             return f"{job.method.name} trains the whole model; leave this key out, or take fedavg or fedprox"
 
 
-def least_honest(job: JobBody) -> tuple[int, int]:
+def min_honest(job: JobBody) -> tuple[int, int]:
     """(h, n): the fewest honest inputs that any cohort of this job guarantees, and of which size it is.
 
     Looked at where it is least: the smallest cohort, the first that is too large for the complete graph, and (as h
@@ -194,7 +194,7 @@ def least_honest(job: JobBody) -> tuple[int, int]:
     ends = min((_honest_of(job, size), size) for size in sorted(sizes))
     if job.aggregation.groups is None or not isinstance(job.mechanism, DistributedGaussian):
         return ends
-    return least_honest_between(job.aggregation, least, most, ends)
+    return min_honest_between(job.aggregation, least, most, ends)
 
 
 def _honest_of(job: JobBody, cohort: int) -> int:
@@ -211,8 +211,8 @@ def _keys_of_thresholds(job: JobBody, cohort: int) -> str:
         return f"aggregation.groups, aggregation.assumed_corrupt or {size}"
     if cohort <= COMPLETE_GRAPH_LIMIT:
         return f"aggregation.assumed_corrupt or {size}"
-    corrupt = "corrupt_share" if job.aggregation.assumed_corrupt is None else "assumed_corrupt"
-    return f"aggregation.{corrupt}, aggregation.lost_share or {size}"
+    corrupt = "max_corrupt_share" if job.aggregation.assumed_corrupt is None else "assumed_corrupt"
+    return f"aggregation.{corrupt}, aggregation.max_lost_share or {size}"
 
 
 def _more_honest(job: JobBody, weakest: int) -> str:
@@ -223,7 +223,7 @@ def _more_honest(job: JobBody, weakest: int) -> str:
         return "ask for fewer aggregation.groups, or raise rounds.min_members"
     if weakest <= COMPLETE_GRAPH_LIMIT:
         return "raise rounds.min_members"
-    more = "raise aggregation.lost_share"
+    more = "raise aggregation.max_lost_share"
     if job.rounds.min_members > COMPLETE_GRAPH_LIMIT:
         return more
     return f"{more}, or lower rounds.target_members to {COMPLETE_GRAPH_LIMIT}"

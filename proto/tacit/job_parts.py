@@ -10,12 +10,12 @@ from pydantic import (
 )
 
 from tacit.documents import Digest, Location, Part, read_table
-from tacit.limits import MOST_MEMBERS
+from tacit.limits import MAX_MEMBERS
 from tacit.mechanism import Mechanism
 from tacit.method import OwnVocabulary
 
 __all__ = [
-    "MOST_GROUPS",
+    "MAX_GROUPS",
     "NO_VOCABULARY",
     "Aggregation",
     "Combine",
@@ -36,7 +36,7 @@ Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 Seconds = Annotated[float, Field(gt=0, le=7 * 24 * 3600)]
 
 # Groups of one cohort at most: the coordinator holds a sum of each.
-MOST_GROUPS = 1000
+MAX_GROUPS = 1000
 Combine = Literal["mean", "median", "trimmed-mean", "reject-outliers"]
 
 
@@ -100,15 +100,15 @@ class Rounds(Part):
     """How many rounds, and who makes one."""
 
     count: int = Field(default=20, ge=1, le=1_000_000)
-    min_members: int = Field(default=3, ge=2, le=MOST_MEMBERS)
+    min_members: int = Field(default=3, ge=2, le=MAX_MEMBERS)
     # A round opens its aggregation as soon as this many are ready.
-    target_members: int = Field(default=200, ge=2, le=MOST_MEMBERS)
+    target_members: int = Field(default=200, ge=2, le=MAX_MEMBERS)
     # Aggregations tried in one round before it is abandoned.
-    attempts: int = Field(default=3, ge=1, le=100)
+    max_attempts: int = Field(default=3, ge=1, le=100)
     # Abandoned rounds in a row before the job pauses itself.
-    failures: int = Field(default=5, ge=1, le=1000)
+    max_failed_rounds: int = Field(default=5, ge=1, le=1000)
     # Deadlines that a member misses in a row before it is left out for a while, if enough others are there.
-    losses: int = Field(default=2, ge=1, le=1000)
+    max_missed_deadlines: int = Field(default=2, ge=1, le=1000)
     deadlines: Deadlines = Deadlines()
 
     @model_validator(mode="after")
@@ -128,8 +128,8 @@ class Aggregation(Part):
     assumed_corrupt: int | None = Field(default=None, ge=0)
     # Of cohorts above 200, which have a sparse graph: the share that the coordinator may run itself where no number of
     # members is given (gamma), and the share that may be lost (delta).
-    corrupt_share: float = Field(default=0.1, ge=0, lt=1)
-    lost_share: float = Field(default=0.1, ge=0, lt=1)
+    max_corrupt_share: float = Field(default=0.1, ge=0, lt=1)
+    max_lost_share: float = Field(default=0.1, ge=0, lt=1)
     # Every coordinate of an update lies within +- this; what lies beyond is clipped.
     coordinate_bound: float = Field(default=1.0, ge=1e-12, le=1e6)
     # L2 norm an update is clipped to before that; none = as it is.
@@ -139,13 +139,13 @@ class Aggregation(Part):
     # Bound on one example's loss in the metrics; what lies beyond counts as this.
     loss_bound: float = Field(default=20.0, gt=0, le=1000)
     # The cohort is split at random into so many groups, each a secure sum of its own; none = one sum.
-    groups: int | None = Field(default=None, ge=2, le=MOST_GROUPS)
+    groups: int | None = Field(default=None, ge=2, le=MAX_GROUPS)
     # Groups that must be opened for the round to count; none = more than half, and as many as `combine` needs.
-    least_groups: int | None = Field(default=None, ge=1, le=MOST_GROUPS)
+    min_groups: int | None = Field(default=None, ge=1, le=MAX_GROUPS)
     # How the groups' means become one (`coordinator.robust`).
     combine: Combine = "mean"
     # Groups that trimmed-mean leaves out at each end of each coordinate; none = 1. Other combinations take no number.
-    trim: int | None = Field(default=None, ge=1, le=MOST_GROUPS // 2)
+    trim: int | None = Field(default=None, ge=1, le=MAX_GROUPS // 2)
     # Deviation of Gaussian noise that the coordinator adds to every coordinate of the combined change; 0 = none. It is
     # no member's privacy mechanism: nothing of it is counted in a ledger, since it asks to trust the coordinator.
     noise_after: float = Field(default=0.0, ge=0, le=1e6)
@@ -155,7 +155,7 @@ class Aggregation(Part):
         """Groups that must be opened; 1 where there is one sum."""
         if self.groups is None:
             return 1
-        return self.least_groups or max(self.groups // 2 + 1, self._needed_to_combine)
+        return self.min_groups or max(self.groups // 2 + 1, self._needed_to_combine)
 
     @property
     def trimmed(self) -> int:
@@ -176,7 +176,7 @@ class Aggregation(Part):
     @model_validator(mode="after")
     def _groups(self) -> Self:
         if self.groups is None:
-            for key in ("least_groups", "combine", "trim"):
+            for key in ("min_groups", "combine", "trim"):
                 if getattr(self, key) != Aggregation.model_fields[key].default:
                     raise ValueError(
                         f"{key}: there is one sum, so nothing to combine; say groups = 3, or leave {key} out"
@@ -187,23 +187,23 @@ class Aggregation(Part):
         needed = self._needed_to_combine
         if self.groups < needed:
             raise ValueError(f"groups: {self.combine} needs {needed} or more to outvote one, got {self.groups}")
-        if self.least_groups is not None and not needed <= self.least_groups <= self.groups:
+        if self.min_groups is not None and not needed <= self.min_groups <= self.groups:
             raise ValueError(
-                f"least_groups: {self.combine} of {self.groups} groups needs {needed} to {self.groups} of them, got "
-                f"{self.least_groups}"
+                f"min_groups: {self.combine} of {self.groups} groups needs {needed} to {self.groups} of them, got "
+                f"{self.min_groups}"
             )
         return self
 
     @model_validator(mode="after")
     def _shares(self) -> Self:
-        for name, share in (("corrupt_share", self.corrupt_share), ("lost_share", self.lost_share)):
+        for name, share in (("max_corrupt_share", self.max_corrupt_share), ("max_lost_share", self.max_lost_share)):
             if round(share, 6) != share:
                 raise ValueError(f"{name} has at most six decimals, got {share!r}")
         # U3 must be able to bring more confirmations than two lists of survivors could share.
-        if 2 * self.lost_share + self.corrupt_share >= 1:
+        if 2 * self.max_lost_share + self.max_corrupt_share >= 1:
             raise ValueError(
-                f"twice the lost_share ({self.lost_share:g}) and the corrupt_share ({self.corrupt_share:g}) together "
-                "must stay below 1: those who are left must be a majority of the honest members; lower one of them"
+                f"max_lost_share ({self.max_lost_share:g}) twice and max_corrupt_share ({self.max_corrupt_share:g}) "
+                "together must stay below 1, so that survivors are a majority of the honest members; lower one of them"
             )
         return self
 

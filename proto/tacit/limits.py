@@ -9,47 +9,47 @@ __all__ = [
     "CERTIFICATES_AT_ONCE",
     "CERTIFICATES_IN_A_PART",
     "DIGEST_ROSTER_ABOVE",
-    "MOST_CERTIFICATE_BYTES",
-    "MOST_FROM_COORDINATOR",
-    "MOST_FROM_MEMBER",
-    "MOST_LABELS",
-    "MOST_MEMBERS",
-    "MOST_NAME",
-    "MOST_NEIGHBOURS",
-    "MOST_PATH",
-    "MOST_TENSORS",
-    "MOST_TOKENS",
+    "MAX_CERTIFICATE_BYTES",
+    "MAX_FROM_COORDINATOR",
+    "MAX_FROM_MEMBER",
+    "MAX_LABELS",
+    "MAX_MEMBERS",
+    "MAX_NAME",
+    "MAX_NEIGHBOURS",
+    "MAX_PATH",
+    "MAX_TENSORS",
+    "MAX_TOKENS",
 ]
 
 # Members of a cohort. What a round costs the coordinator's line grows with the square: everybody is sent the roster.
-MOST_MEMBERS = 10_000
+MAX_MEMBERS = 10_000
 
 # What a job document and its manifest may list. Labels: data sets of texts with one label each have hundreds at most.
 # Tensors: RoBERTa-large has about 400. Tokens: those whose rows `fedrecon` makes anew.
-MOST_LABELS = 10_000
-MOST_TENSORS = 10_000
-MOST_TOKENS = 10_000
+MAX_LABELS = 10_000
+MAX_TENSORS = 10_000
+MAX_TOKENS = 10_000
 
 # A roster of more members than this names certificates by digest: members fetch once what they do not know yet.
 DIGEST_ROSTER_ABOVE = 200
 
 # A member's certificate is about 1.1 KB (RSA-3072, one URI), one with the longest key that is certified 2.4 KB.
-MOST_CERTIFICATE_BYTES = 4096
+MAX_CERTIFICATE_BYTES = 4096
 # Digests of one request, and certificates of one part of its answer: no more than a chunk of a blob.
 CERTIFICATES_AT_ONCE = 512
 CERTIFICATES_IN_A_PART = 64
 
 # Bytes of the parts, as protobuf writes them: tag and length before each field, an entry's own before it.
 _ENTRY = 4
-MOST_NAME = 63
-_NAME = MOST_NAME + 2
+MAX_NAME = 63
+_NAME = MAX_NAME + 2
 _DIGEST = _KEY = _NONCE = 32 + 2
 _SEALED = 82 + 2
 _SHARE = 33 + 2
 # The longest key that is certified has 8192 bits. Of the keys that members make (3072) a signature has 384 bytes.
 _SIGNATURE = 1024 + 3
-# secure_agg.parameters.MOST_NEIGHBOURS: at the defaults 156 of 10,000. Their tree is so many digests high.
-MOST_NEIGHBOURS, MOST_PATH = 4096, 12
+# secure_agg.parameters.MAX_NEIGHBOURS: at the defaults 156 of 10,000. Their tree is so many digests high.
+MAX_NEIGHBOURS, MAX_PATH = 4096, 12
 _MEBIBYTE = 1024 * 1024
 
 
@@ -60,18 +60,18 @@ def _room(largest: int) -> int:
 
 # A roster by digest of 10,000 (12 MB; 6 MB with the usual keys), their confirmations, and what 4096 neighbours dealt to
 # one member.
-MOST_FROM_COORDINATOR = _room(
+MAX_FROM_COORDINATOR = _room(
     max(
-        MOST_MEMBERS * (_ENTRY + _NAME + _DIGEST + 2 * _KEY + _NONCE + _SIGNATURE),
-        MOST_MEMBERS * (_ENTRY + _NAME + _SIGNATURE),
-        MOST_NEIGHBOURS * (_ENTRY + _NAME + _SEALED + 3 * _DIGEST + MOST_PATH * _DIGEST + _SIGNATURE),
+        MAX_MEMBERS * (_ENTRY + _NAME + _DIGEST + 2 * _KEY + _NONCE + _SIGNATURE),
+        MAX_MEMBERS * (_ENTRY + _NAME + _SIGNATURE),
+        MAX_NEIGHBOURS * (_ENTRY + _NAME + _SEALED + 3 * _DIGEST + MAX_PATH * _DIGEST + _SIGNATURE),
     )
 )
 
 # A dealing to 4096 neighbours, and two shares of each of them revealed; chunks of vectors have 384 KiB or less.
-MOST_FROM_MEMBER = _room(
+MAX_FROM_MEMBER = _room(
     max(
-        MOST_NEIGHBOURS * (_ENTRY + _NAME + _SEALED + 2 * _DIGEST),
-        MOST_NEIGHBOURS * 2 * (_ENTRY + _NAME + _SHARE),
+        MAX_NEIGHBOURS * (_ENTRY + _NAME + _SEALED + 2 * _DIGEST),
+        MAX_NEIGHBOURS * 2 * (_ENTRY + _NAME + _SHARE),
     )
 )

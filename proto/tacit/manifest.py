@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
 from tacit.documents import AtMost, Document, DocumentInvalid, Part
-from tacit.limits import MOST_TENSORS
+from tacit.limits import MAX_TENSORS
 
 __all__ = ["Manifest", "Tensor"]
 
@@ -48,9 +48,9 @@ class Tensor(Part):
 class Manifest(Document):
     """The shared parameters of a model, in the order in which they are flattened."""
 
-    most_bytes: ClassVar[int] = 2 * 1024 * 1024
+    max_bytes: ClassVar[int] = 2 * 1024 * 1024
 
-    tensors: Annotated[tuple[Tensor, ...], AtMost(MOST_TENSORS)] = Field(min_length=1)
+    tensors: Annotated[tuple[Tensor, ...], AtMost(MAX_TENSORS)] = Field(min_length=1)
 
     @field_validator("tensors")
     @classmethod

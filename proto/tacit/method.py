@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from tacit.documents import AtMost, Part
-from tacit.limits import MOST_TOKENS
+from tacit.limits import MAX_TOKENS
 from tacit.mechanism import DpSgd, GaussianUpdate, Mechanism, NoMechanism
 
 __all__ = [
@@ -97,12 +97,12 @@ def _tokens(value: object) -> object:
         return value
     if (
         isinstance(value, list | tuple)
-        and 1 <= len(value) <= MOST_TOKENS
+        and 1 <= len(value) <= MAX_TOKENS
         and all(isinstance(token, str) and 1 <= len(token) <= _LONGEST_TOKEN for token in value)
     ):
         return tuple(value)
     raise ValueError(
-        f'must be "digits", or a list of 1 to {MOST_TOKENS} entries of the vocabulary (of 1 to {_LONGEST_TOKEN} '
+        f'must be "digits", or a list of 1 to {MAX_TOKENS} entries of the vocabulary (of 1 to {_LONGEST_TOKEN} '
         "characters)"
     )
 
@@ -116,7 +116,7 @@ class FedRecon(Part):
     # "digits": every token that holds a digit, as in the FedVocab paper's comparison.
     tokens: Annotated[
         Literal["digits"]
-        | Annotated[tuple[Annotated[str, StringConstraints(max_length=_LONGEST_TOKEN)], ...], AtMost(MOST_TOKENS)],
+        | Annotated[tuple[Annotated[str, StringConstraints(max_length=_LONGEST_TOKEN)], ...], AtMost(MAX_TOKENS)],
         BeforeValidator(_tokens),
     ] = "digits"
     # Of a member's examples, those that private rows are reconstructed on.
@@ -145,7 +145,7 @@ class OwnVocabulary(Part):
     # Entries at most, those that every vocabulary has among them.
     size: int = Field(default=30_000, le=1_000_000)
     # How often an entry that comes of the member's texts stands in them, at least.
-    least_count: int = Field(default=1, ge=1, le=1_000_000)
+    min_count: int = Field(default=1, ge=1, le=1_000_000)
     # Of kind "words": whether the other words of the table that a member starts its embedding from get entries too,
     # while there is room.
     table_words: bool = True

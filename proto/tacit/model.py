@@ -22,7 +22,7 @@ class TextCNNModel(Part):
     maps: int = Field(default=400, ge=1, le=8192)
     dropout: float = Field(default=0.5, ge=0, lt=1)
     # Deviation of the embedding at the start, where no table is named.
-    embedding_deviation: float = Field(default=0.15, gt=0, le=100)
+    embedding_std: float = Field(default=0.15, gt=0, le=100)
     # The embedding stays as version 0 has it: training leaves it alone, and its change is exactly zero.
     freeze_embedding: bool = False
     # Longer texts are cut; shorter ones padded to the widest filter at least.
@@ -62,7 +62,7 @@ class BiLSTMModel(Part):
     # What the head sees of a text: the largest or the mean of each feature over its tokens, or both last states.
     pooling: Literal["max", "mean", "last"] = "max"
     dropout: float = Field(default=0.5, ge=0, lt=1)
-    embedding_deviation: float = Field(default=0.15, gt=0, le=100)
+    embedding_std: float = Field(default=0.15, gt=0, le=100)
     freeze_embedding: bool = False
     max_tokens: int = Field(default=128, ge=1, le=4096)
 
@@ -136,7 +136,7 @@ class RvaeModel(Part):
     # Of each label's own vector where words are scored; 0, as always in `published`: a label is heard through the
     # decoder's input alone.
     label_weight: float = Field(default=4.0, ge=0, le=100)
-    embedding_deviation: float = Field(default=0.15, ge=0, le=100)
+    embedding_std: float = Field(default=0.15, ge=0, le=100)
     freeze_embedding: bool = False
     tied: bool = False
 

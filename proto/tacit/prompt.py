@@ -28,7 +28,7 @@ from tacit.documents import AtMost, Digest, Part, Short, table_of
 from tacit.method import FedAvg, FedProx, Method
 
 __all__ = [
-    "MOST_BACKBONE_BYTES",
+    "MAX_BACKBONE_BYTES",
     "PLAIN",
     "SOURCES",
     "Cloze",
@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 # Of the canonical file: T5-base has 0.9 GB, RoBERTa-large 1.4 GB.
-MOST_BACKBONE_BYTES = 2**31
+MAX_BACKBONE_BYTES = 2**31
 
 # Where members may have one from, in the order in which they ask.
 Source = Literal["disk", "hub", "coordinator"]
@@ -61,9 +61,9 @@ Tokens = Annotated[int, Field(ge=1, le=512)]
 Hidden = Annotated[int, Field(ge=1, le=8192)]
 Word = Annotated[str, StringConstraints(min_length=1, max_length=100, strip_whitespace=True)]
 
-_MOST_WORDS = 100
+_MAX_WORDS = 100
 # Characters of a text in a model's config.
-_MOST_CONFIG_TEXT = 500
+_MAX_CONFIG_TEXT = 500
 
 
 def _flat(config: dict[str, Any]) -> dict[str, Any]:
@@ -71,8 +71,8 @@ def _flat(config: dict[str, Any]) -> dict[str, Any]:
     for name, value in config.items():
         if not isinstance(value, str | int | float | None) or (isinstance(value, float) and not isfinite(value)):
             raise ValueError(f"{name[:40]} must be a word, a number, true or false")
-        if isinstance(value, str) and len(value) > _MOST_CONFIG_TEXT:
-            raise ValueError(f"{name[:40]} must have at most {_MOST_CONFIG_TEXT} characters, has {len(value)}")
+        if isinstance(value, str) and len(value) > _MAX_CONFIG_TEXT:
+            raise ValueError(f"{name[:40]} must have at most {_MAX_CONFIG_TEXT} characters, has {len(value)}")
     return config
 
 
@@ -237,7 +237,7 @@ class Cloze(Part):
     name: Literal["cloze"] = "cloze"
     template: str = Field(default="{text} is {mask}.", min_length=1, max_length=2000)
     verbaliser: Annotated[
-        dict[Short, Annotated[tuple[Word, ...], AtMost(_MOST_WORDS)]], AtMost(1000), BeforeValidator(_words_of)
+        dict[Short, Annotated[tuple[Word, ...], AtMost(_MAX_WORDS)]], AtMost(1000), BeforeValidator(_words_of)
     ] = Field(min_length=2)
 
     @field_validator("template")

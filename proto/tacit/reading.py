@@ -1,7 +1,7 @@
 """From the bytes of a document to plain values, within bounds: JSON, and the TOML that people write.
 
 Guarantees: a document that is too long is not parsed; one that nests too deeply, or that no parser can read, is a
-`DocumentInvalid` with a short sentence. The cost is linear in the document's length, times `MOST_DEPTH` at most, so
+`DocumentInvalid` with a short sentence. The cost is linear in the document's length, times `MAX_DEPTH` at most, so
 that the limit on bytes bounds time and memory (docs/jobs.md has the measurements). What the values mean is
 `tacit.documents`'s.
 """
@@ -13,12 +13,12 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-__all__ = ["MOST_DEPTH", "DocumentInvalid", "json_values", "read_bytes", "shortened", "shown", "toml_values"]
+__all__ = ["MAX_DEPTH", "DocumentInvalid", "json_values", "read_bytes", "shortened", "shown", "toml_values"]
 
 # Tables and lists inside each other. The deepest document (a job with a verbaliser) has six.
-MOST_DEPTH = 16
+MAX_DEPTH = 16
 # Characters of a value, a key, or a mistake that a sentence repeats.
-_MOST_SHOWN = 80
+_MAX_SHOWN = 80
 
 # A string or a comment of TOML: everything in which a bracket or a dot means nothing. One that never closes runs to its
 # end. The quantifiers are possessive and every branch matches once begun, so that nothing is scanned twice.
@@ -31,7 +31,7 @@ _TOML_TEXT = re.compile(
     re.DOTALL,
 )
 # A key of more parts than a document nests. tomllib's cost grows with the square of their number.
-_TOML_LONG_KEY = re.compile(rf"(?<![\w-])(?:[\w-]++[ \t]*+\.[ \t]*+){{{MOST_DEPTH}}}", re.ASCII)
+_TOML_LONG_KEY = re.compile(rf"(?<![\w-])(?:[\w-]++[ \t]*+\.[ \t]*+){{{MAX_DEPTH}}}", re.ASCII)
 _BRACKETS = re.compile(r"[\[\]{}]")
 
 
@@ -94,7 +94,7 @@ def toml_values(data: bytes, most: int, what: str) -> dict[str, Any]:
     return values
 
 
-def shortened(text: str, most: int = _MOST_SHOWN) -> str:
+def shortened(text: str, most: int = _MAX_SHOWN) -> str:
     """The text, or its beginning where it is longer than `most` characters."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
@@ -114,7 +114,7 @@ def _check_length(data: bytes, most: int, what: str) -> None:
 
 def _check_depth(values: Any, what: str) -> None:
     level = [values]
-    for _ in range(MOST_DEPTH + 1):
+    for _ in range(MAX_DEPTH + 1):
         level = [
             child
             for each in level
@@ -135,11 +135,11 @@ def _check_toml_shape(text: str, what: str) -> None:
     depth = 0
     for bracket in _BRACKETS.finditer(bare):
         depth += 1 if bracket[0] in "[{" else -1
-        if depth > MOST_DEPTH:
+        if depth > MAX_DEPTH:
             raise _too_deep(what)
 
 
 def _too_deep(what: str) -> DocumentInvalid:
     return DocumentInvalid(
-        f"{what} has more than {MOST_DEPTH} tables or lists inside each other; this may be some other file"
+        f"{what} has more than {MAX_DEPTH} tables or lists inside each other; this may be some other file"
     )

@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 
 from tacit.reason import Reason, sentence
-from toolkit.text import MOST_STATUS, clean
+from toolkit.text import MAX_STATUS, clean
 
 __all__ = ["METADATA_KEY", "TIME_KEY", "abort_with", "code_of", "details_of", "reason_of", "stamp", "time_of"]
 
@@ -55,7 +55,7 @@ async def abort_with(context: grpc.aio.ServicerContext[Any, Any], reason: Reason
     sent."""
     await context.abort(
         code_of(reason),
-        clean(detail or sentence(reason), MOST_STATUS),
+        clean(detail or sentence(reason), MAX_STATUS),
         # `abort` replaces what was set before, and the time is wanted all the more beside a refusal.
         (*(context.trailing_metadata() or ()), (METADATA_KEY, Reason.Name(reason))),
     )
@@ -85,9 +85,9 @@ def _entry(metadata: object, wanted: str) -> str | None:
 
 
 def details_of(error: grpc.RpcError) -> str:
-    """What the other side, or gRPC itself, says of a failed call: cleaned, at most MOST_STATUS characters."""
+    """What the other side, or gRPC itself, says of a failed call: cleaned, at most MAX_STATUS characters."""
     details = error.details() if isinstance(error, grpc.aio.AioRpcError | grpc.Call) else None
-    return clean(details or "", MOST_STATUS)
+    return clean(details or "", MAX_STATUS)
 
 
 def reason_of(error: grpc.RpcError) -> tuple[Reason | None, str]:
@@ -98,7 +98,7 @@ def reason_of(error: grpc.RpcError) -> tuple[Reason | None, str]:
     other side's, cleaned.
     """
     if not isinstance(error, grpc.aio.AioRpcError | grpc.Call):
-        return None, clean(str(error), MOST_STATUS)
+        return None, clean(str(error), MAX_STATUS)
     details = details_of(error)
     name = _entry(error.trailing_metadata(), METADATA_KEY)
     if name is None:

@@ -45,7 +45,7 @@ SECRET_BYTES = 32
 _PREFIX = "tacit1."
 _CHECK_DIGITS = 8
 # Characters of what is pasted. A token has about 500.
-_MOST_TOKEN = 8192
+_MAX_TOKEN = 8192
 _HASH_PURPOSE = b"tacit/join-token/secret/1\x00"
 _CHECK_PURPOSE = b"tacit/join-token/check/1\x00"
 
@@ -211,7 +211,7 @@ class JoinToken(Document):
             TokenCutOff: a part is missing or was altered on the way.
             TokenInvalid: no join token at all, or one of a version that this software does not know.
         """
-        if len(text) > _MOST_TOKEN:
+        if len(text) > _MAX_TOKEN:
             raise TokenInvalid(
                 f"this is not a join token: it has {len(text)} characters; "
                 "copy the one line that `coordinator member invite` printed"

@@ -16,7 +16,7 @@ __all__ = [
     "check_layout",
     "grid_of",
     "layout_of",
-    "most_in_sum",
+    "max_in_sum",
     "sends_weight",
 ]
 
@@ -25,7 +25,7 @@ NOISE_ROOM = 4.0
 
 WIDEST_RING = 32
 # The ring's step: of the deviation of noise that is added before encoding, or of the bound on a coordinate.
-_STEP_OF_DEVIATION = 2.0**-6
+_STEP_OF_STD = 2.0**-6
 _STEP_OF_BOUND = 2.0**-24
 _FINEST, _COARSEST_SCALE = 40, 2.0**-128
 # No magnitude of `learning.mechanisms.noise`'s Laplace is larger, in scales: -ln 2^-64.
@@ -49,11 +49,11 @@ def _grid(job: Numbers, mechanism: DistributedGaussian, values: int) -> Grid:
         noise_multiplier=mechanism.noise_multiplier,
         honest=mechanism.honest,
         values=values,
-        members=most_in_sum(job, job.rounds.target_members),
+        members=max_in_sum(job, job.rounds.target_members),
     )
 
 
-def most_in_sum(job: Numbers, members: int) -> int:
+def max_in_sum(job: Numbers, members: int) -> int:
     """The most inputs of one sum in a cohort of so many: all, with groups those of the largest."""
     groups = job.aggregation.groups
     return members if groups is None else -(-members // groups)
@@ -83,7 +83,7 @@ def layout_of(job: Sized, members: int) -> Layout:
     Raises:
         LayoutInvalid: the sum could wrap.
     """
-    summed = most_in_sum(job, members)
+    summed = max_in_sum(job, members)
     layout = Layout(*_fitted(job, job.values, summed))
     layout.check_no_wrap(summed)
     return layout
@@ -96,7 +96,7 @@ def check_layout(job: Numbers, values: int) -> None:
     Raises:
         ValueError: with the keys to change.
     """
-    members = most_in_sum(job, job.rounds.target_members)
+    members = max_in_sum(job, job.rounds.target_members)
     try:
         segments, bits = _fitted(job, values, members)
     except (ValueError, OverflowError) as error:
@@ -157,10 +157,10 @@ def _segments(job: Numbers, values: int) -> tuple[tuple[Segment, float | None], 
         case GaussianUpdate(noise_multiplier=multiplier, clip=clip):
             # Ten deviations of the most noise that a member may add (NOISE_ROOM times the job's). What is cut beyond
             # that was noised before, so cutting it costs no privacy.
-            return (update(clip * (1 + 10 * NOISE_ROOM * multiplier), multiplier * clip * _STEP_OF_DEVIATION),)
+            return (update(clip * (1 + 10 * NOISE_ROOM * multiplier), multiplier * clip * _STEP_OF_STD),)
         case LaplaceUpdate(bound=bound, epsilon=epsilon):
             scale = 2 * bound / epsilon
-            return (update(bound + _LARGEST_LAPLACE * scale, scale * _STEP_OF_DEVIATION),)
+            return (update(bound + _LARGEST_LAPLACE * scale, scale * _STEP_OF_STD),)
         case DistributedGaussian() as mechanism:
             return ((_grid(job, mechanism, values).segment("update"), None),)
 

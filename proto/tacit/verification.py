@@ -21,12 +21,12 @@ from tacit.identity import (
     Trust,
     verify_signature,
 )
-from tacit.limits import MOST_MEMBERS
+from tacit.limits import MAX_MEMBERS
 
 __all__ = ["Verification", "verifiers"]
 
 # Of three jobs with the largest cohorts: about 1.2 KB each.
-_REMEMBERED = 3 * MOST_MEMBERS
+_REMEMBERED = 3 * MAX_MEMBERS
 
 
 def _now() -> datetime:

@@ -15,9 +15,9 @@ import secure_agg
 from secure_agg import ContextInvalid, Graph, GroupedGraph, RoundContext, SparseGraph
 from tacit import messages
 from tacit.attempt import AttemptId
-from tacit.authorities import MOST_AUTHORITIES_BYTES
+from tacit.authorities import MAX_AUTHORITIES_BYTES
 from tacit.fields import TextInvalid, admit
-from tacit.limits import MOST_MEMBERS, MOST_NEIGHBOURS, MOST_PATH
+from tacit.limits import MAX_MEMBERS, MAX_NEIGHBOURS, MAX_PATH
 from tacit.messages import AttemptMessage, CoordinatorPayload, FromCoordinator, FromMember, MemberPayload
 from tacit.reason import Reason
 from tacit.v1 import federation_pb2 as pb
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 
-_MOST_PATTERNS = 64
+_MAX_PATTERNS = 64
 
 
 class WireInvalid(ValueError):
@@ -44,7 +44,7 @@ class WireInvalid(ValueError):
 
 def _admit(message: Message) -> None:
     try:
-        admit(message, most_items=MOST_MEMBERS)
+        admit(message, max_items=MAX_MEMBERS)
     except TextInvalid as error:
         raise WireInvalid(str(error)) from error
 
@@ -221,7 +221,7 @@ def _member_payload(message: pb.MemberMessage) -> MemberPayload:
                         masking_commitment=share.masking_commitment,
                         seed_commitment=share.seed_commitment,
                     )
-                    for share in _few(dealing.shares, MOST_NEIGHBOURS, "shares")
+                    for share in _few(dealing.shares, MAX_NEIGHBOURS, "shares")
                 ),
                 signature=dealing.signature,
             )
@@ -345,8 +345,8 @@ def from_coordinator(message: pb.CoordinatorMessage) -> FromCoordinator:
         case "standby":
             return messages.Standby(message.standby.detail)
         case "authorities_changed":
-            if len(message.authorities_changed.authorities) > MOST_AUTHORITIES_BYTES:
-                raise WireInvalid(f"authorities of more than {MOST_AUTHORITIES_BYTES} bytes")
+            if len(message.authorities_changed.authorities) > MAX_AUTHORITIES_BYTES:
+                raise WireInvalid(f"authorities of more than {MAX_AUTHORITIES_BYTES} bytes")
             return messages.AuthoritiesChanged(message.authorities_changed.authorities)
         case "assignment":
             assignment = message.assignment
@@ -373,10 +373,10 @@ def _coordinator_payload(message: pb.CoordinatorMessage) -> CoordinatorPayload:
         case "attempt_opened":
             return messages.AttemptOpened(_context_from_pb(message.attempt_opened))
         case "roster":
-            whole = _few(message.roster.advertisements, MOST_MEMBERS, "members")
+            whole = _few(message.roster.advertisements, MAX_MEMBERS, "members")
             return secure_agg.Roster(tuple(map(_advertisement_from_pb, whole)))
         case "digest_roster":
-            entries = _few(message.digest_roster.advertisements, MOST_MEMBERS, "members")
+            entries = _few(message.digest_roster.advertisements, MAX_MEMBERS, "members")
             return secure_agg.DigestRoster(tuple(map(_digest_advertisement_from_pb, entries)))
         case "received_dealings":
             return secure_agg.ReceivedDealings(
@@ -387,16 +387,16 @@ def _coordinator_payload(message: pb.CoordinatorMessage) -> CoordinatorPayload:
                         masking_share_commitment=dealing.masking_share_commitment,
                         seed_share_commitment=dealing.seed_share_commitment,
                         seed_commitment=dealing.seed_commitment,
-                        path=tuple(_few(dealing.path, MOST_PATH, "digests of a path")),
+                        path=tuple(_few(dealing.path, MAX_PATH, "digests of a path")),
                         signature=dealing.signature,
                     )
-                    for dealing in _few(message.received_dealings.dealings, MOST_NEIGHBOURS, "dealings")
+                    for dealing in _few(message.received_dealings.dealings, MAX_NEIGHBOURS, "dealings")
                 )
             )
         case "survivors":
-            return secure_agg.Survivors(tuple(_few(message.survivors.members, MOST_MEMBERS, "members")))
+            return secure_agg.Survivors(tuple(_few(message.survivors.members, MAX_MEMBERS, "members")))
         case "confirmations":
-            signed = _few(message.confirmations.confirmations, MOST_MEMBERS, "confirmations")
+            signed = _few(message.confirmations.confirmations, MAX_MEMBERS, "confirmations")
             return secure_agg.Confirmations(
                 tuple(secure_agg.Confirmation(item.member, item.signature) for item in signed)
             )
@@ -475,7 +475,7 @@ def _revealed_from_pb(share: pb.RevealedShare) -> secure_agg.RevealedShare:
 
 
 def _all_revealed(shares: Sequence[pb.RevealedShare]) -> tuple[secure_agg.RevealedShare, ...]:
-    return tuple(_revealed_from_pb(share) for share in _few(shares, MOST_NEIGHBOURS, "shares"))
+    return tuple(_revealed_from_pb(share) for share in _few(shares, MAX_NEIGHBOURS, "shares"))
 
 
 def _context_to_pb(ref: pb.AttemptRef, context: RoundContext) -> pb.AttemptOpened:
@@ -564,7 +564,7 @@ def _few(items: Sequence[_Item], most: int, what: str) -> Sequence[_Item]:
 
 
 def _patterns(values: Sequence[str]) -> tuple[str, ...]:
-    patterns = tuple(_few(values, _MOST_PATTERNS, "patterns of job names"))
+    patterns = tuple(_few(values, _MAX_PATTERNS, "patterns of job names"))
     if "" in patterns:
         raise WireInvalid("a pattern of job names is empty")
     return patterns

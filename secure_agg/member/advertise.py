@@ -117,7 +117,7 @@ class AwaitingRoster:
         self._sealing.erase()
 
     def _check_size(self, size: int) -> None:
-        least, most = self.context.least_roster, self.context.cohort
+        least, most = self.context.min_roster, self.context.cohort
         if size < least:
             raise Refusal(Reason.ROSTER_TOO_SMALL, detail=f"{size} members, at least {least} are needed")
         if size > most:

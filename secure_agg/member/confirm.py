@@ -70,8 +70,8 @@ class AwaitingSurvivors:
         strangers += sorted(listed - known)
         if strangers:
             raise Refusal(Reason.SURVIVORS_NOT_DEALT, strangers[0])
-        if len(listed) < self.seat.context.least_survivors:
+        if len(listed) < self.seat.context.min_survivors:
             raise Refusal(
                 Reason.SURVIVORS_TOO_FEW,
-                detail=f"{len(listed)} survivors, at least {self.seat.context.least_survivors} are needed",
+                detail=f"{len(listed)} survivors, at least {self.seat.context.min_survivors} are needed",
             )

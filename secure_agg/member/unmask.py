@@ -81,10 +81,10 @@ class AwaitingConfirmations:
             if not self.seat.signed_by(member, statement, confirmation.signature):
                 raise Refusal(Reason.CONFIRMATIONS_SIGNATURE_INVALID, member)
             confirmed.add(member)
-        if len(confirmed) < self.seat.context.least_confirmations:
+        if len(confirmed) < self.seat.context.min_confirmations:
             raise Refusal(
                 Reason.CONFIRMATIONS_TOO_FEW,
-                detail=f"{len(confirmed)} confirmed, at least {self.seat.context.least_confirmations} are needed",
+                detail=f"{len(confirmed)} confirmed, at least {self.seat.context.min_confirmations} are needed",
             )
 
 

@@ -19,7 +19,7 @@ from secure_agg.server.advertise import CollectingAdvertisements, open_attempt
 from secure_agg.server.collecting import Seated
 from secure_agg.server.confirm import CollectingConfirmations
 from secure_agg.server.mask import CollectingMasked
-from secure_agg.server.opened import Opened
+from secure_agg.server.opened import OpenedSum
 from secure_agg.server.share import CollectingDealings
 from secure_agg.server.unmask import CollectingUnmaskings
 
@@ -29,7 +29,7 @@ __all__ = [
     "CollectingDealings",
     "CollectingMasked",
     "CollectingUnmaskings",
-    "Opened",
+    "OpenedSum",
     "Seated",
     "open_attempt",
 ]

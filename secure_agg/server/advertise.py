@@ -57,7 +57,7 @@ class CollectingAdvertisements(Collecting[Advertisement]):
 
     @property
     def least(self) -> int:
-        return self.context.least_roster
+        return self.context.min_roster
 
     def receive(self, member: MemberId, message: object) -> CollectingAdvertisements | Dropped:
         """Check an advertisement, with its certificate or by digest, and add it, or say why not."""

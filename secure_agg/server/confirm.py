@@ -31,7 +31,7 @@ class CollectingConfirmations(Seated[Confirmation]):
 
     @property
     def least(self) -> int:
-        return self.context.least_confirmations
+        return self.context.min_confirmations
 
     def _starved(self, lost: Mapping[MemberId, Dropped]) -> frozenset[MemberId]:
         return starved(self.session, lost.keys(), self.dealings, self.survivors)

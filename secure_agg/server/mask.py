@@ -31,7 +31,7 @@ class CollectingMasked(Seated[MaskedInput]):
 
     @property
     def least(self) -> int:
-        return self.context.least_survivors
+        return self.context.min_survivors
 
     def _starved(self, lost: Mapping[MemberId, Dropped]) -> frozenset[MemberId]:
         return starved(self.session, lost.keys(), self.dealings, self.answers)

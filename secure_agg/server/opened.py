@@ -18,11 +18,11 @@ from secure_agg.identity import MemberId
 from secure_agg.masking import MaskStream, apply_streams, check_threads, check_vector
 from secure_agg.session import Session
 
-__all__ = ["Opened"]
+__all__ = ["OpenedSum"]
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedSum:
     """Everything needed to open one sum. survivors: U3, whose inputs it holds. dropouts: U2 less U3.
 
     Of a split cohort it opens the sum of each group (`by_group`); the groups that were lost are in neither tuple.
@@ -52,7 +52,7 @@ class Opened:
         """32 bytes that name the opened sum, to be told to U4."""
         return self.session.result_digest(self.survivors, total)
 
-    def by_group(self) -> tuple[tuple[int, Opened], ...]:
+    def by_group(self) -> tuple[tuple[int, OpenedSum], ...]:
         """(number of the group, what opens its sum), in order; one entry, numbered 0, where there are no groups."""
         group_of = self.session.group_of
         return tuple(

@@ -33,7 +33,7 @@ class CollectingDealings(Seated[Dealing]):
 
     @property
     def least(self) -> int:
-        return self.context.least_survivors
+        return self.context.min_survivors
 
     def _starved(self, lost: Mapping[MemberId, Dropped]) -> frozenset[MemberId]:
         # Whoever deals now is masked with; a member that is dealt too little refuses, and then its key is needed.

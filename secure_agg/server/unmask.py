@@ -20,7 +20,7 @@ from secure_agg.identity import MemberId
 from secure_agg.messages import Dealing, DealtShare, Unmasking
 from secure_agg.reasons import Abandoned, Dropped, Phase, Reason
 from secure_agg.server.collecting import Seated, starved
-from secure_agg.server.opened import Opened
+from secure_agg.server.opened import OpenedSum
 from secure_agg.shamir import ShareInvalid, combine_secret
 
 __all__ = ["CollectingUnmaskings"]
@@ -69,7 +69,7 @@ class CollectingUnmaskings(Seated[Unmasking]):
             return fresh
         return self._fault(member, fresh) or self._accept(member, fresh)
 
-    def close(self) -> tuple[Opened, dict[MemberId, Never], tuple[Dropped, ...]] | Abandoned:
+    def close(self) -> tuple[OpenedSum, dict[MemberId, Never], tuple[Dropped, ...]] | Abandoned:
         """Rebuild the survivors' seeds and the dropouts' masking keys. No message follows.
 
         A group of which one cannot be rebuilt is lost alone, its members dropped with RECONSTRUCTION_FAILED.
@@ -111,7 +111,7 @@ class CollectingUnmaskings(Seated[Unmasking]):
         )
         opened = tuple(member for member in survivors if self.session.group_of(member) not in sealed)
         lost = tuple(member for member in dropouts if self.session.group_of(member) not in sealed)
-        return Opened(self.session, opened, lost, seeds, keys), {}, (*late, *blamed)
+        return OpenedSum(self.session, opened, lost, seeds, keys), {}, (*late, *blamed)
 
     def _to_open(self) -> tuple[tuple[MemberId, ...], tuple[MemberId, ...]]:
         """(survivors, dropouts) of what is opened: all of them, of groups those of the ones that answered."""

@@ -122,7 +122,7 @@ def test_one_coordinate_out_of_bounds_stops_no_job_and_moves_no_version(rule, me
 @pytest.mark.parametrize("mechanism", ["none", "gaussian-update"])
 def test_what_one_coordinate_out_of_bounds_does_to_one_sum(mechanism, monkeypatch):
     # The baseline: no attempt over the liar's cohort makes a version.
-    job = job_document(Aggregation(assumed_corrupt=1), count=1, min_members=12, attempts=1, failures=1)
+    job = job_document(Aggregation(assumed_corrupt=1), count=1, min_members=12, max_attempts=1, max_failed_rounds=1)
     if mechanism != "none":
         job = job.model_copy(update={"mechanism": GaussianUpdate(noise_multiplier=1e-5, clip=1.0)})
     fleet = fleet_of(job, 12, 0.01, ("m6",), POLICY.model_copy(update={"mechanisms": (mechanism,)}))

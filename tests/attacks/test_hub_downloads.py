@@ -21,7 +21,7 @@ from edge_client.downloads.backbones import BackboneMissing, Backbones, Wanted
 from edge_client.downloads.cache import BlobCache
 from edge_client.policy.policy import Policy
 from learning.backbones.checkpoint import FILES, CheckpointInvalid
-from learning.backbones.hub_fetch import MOST_SMALL_BYTES, fetch_checkpoint
+from learning.backbones.hub_fetch import MAX_SMALL_BYTES, fetch_checkpoint
 from learning.backbones.stored import digest_of, folder_config, write_backbone
 from tacit.blobs import BlobNotThere
 from tests.support.small_hub import COMMIT, small_hub
@@ -140,7 +140,7 @@ def test_a_server_that_sends_less_than_it_said_is_found_out(tmp_path, wanted, fi
     [
         ({"stated": {WEIGHTS: None}}, f"does not say how large {WEIGHTS}"),
         ({"stated": {WEIGHTS: -1}}, f"does not say how large {WEIGHTS}"),
-        ({"stated": {"config.json": MOST_SMALL_BYTES + 1}}, "bytes of config.json on the hub"),
+        ({"stated": {"config.json": MAX_SMALL_BYTES + 1}}, "bytes of config.json on the hub"),
         ({"sha": "b2" * 20}, f"the hub tells of commit {'b2' * 20} in place of people/bert@{COMMIT}"),
     ],
 )
@@ -161,14 +161,14 @@ def test_an_index_names_parts_of_its_own_folder_alone(tmp_path, wanted, files):
 
 def test_weights_that_do_not_fit_into_the_cache_are_not_asked_for(tmp_path, wanted, files):
     with small_hub(files) as hub:
-        said = refused(tmp_path, wanted, hub, most_bytes=wanted.size + 2 * MOST_SMALL_BYTES)
+        said = refused(tmp_path, wanted, hub, max_bytes=wanted.size + 2 * MAX_SMALL_BYTES)
         assert hub.asked == []
     assert "do not fit into the cache of this member" in said
 
 
 def test_room_is_made_before_and_others_go_first(tmp_path, wanted, files):
-    room = 3 * wanted.size + 2 * MOST_SMALL_BYTES
-    cache = BlobCache(tmp_path / "cache", most_bytes=room)
+    room = 3 * wanted.size + 2 * MAX_SMALL_BYTES
+    cache = BlobCache(tmp_path / "cache", max_bytes=room)
     old = cache.path(b"\1" * 32)
     old.write_bytes(bytes(1000))
     with small_hub(files) as hub:

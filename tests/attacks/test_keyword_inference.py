@@ -35,7 +35,7 @@ FILLING = tuple(f"{one}{other}ing" for one in "bdfgklmnprst" for other in ("al",
 VOCABULARY = (*PLANTED, *COMMON, *FILLING)
 
 
-def made_up(count: int, seed: int) -> tuple[list[str], np.ndarray]:
+def synthetic(count: int, seed: int) -> tuple[list[str], np.ndarray]:
     """Texts of ten words or so; the first planted word is in most texts of label 1, the second in a half of either."""
     random = np.random.default_rng(seed)
     texts, labels = [], random.integers(2, size=count)
@@ -49,7 +49,7 @@ def made_up(count: int, seed: int) -> tuple[list[str], np.ndarray]:
     return texts, labels
 
 
-AUXILIARY, HELD_BACK = made_up(500, 1), made_up(400, 2)
+AUXILIARY, HELD_BACK = synthetic(500, 1), synthetic(400, 2)
 LABEL = dict(zip(AUXILIARY[0] + HELD_BACK[0], [*AUXILIARY[1], *HELD_BACK[1]], strict=True))
 
 
@@ -76,7 +76,7 @@ def encoder() -> TextEncoder:
 @pytest.fixture(scope="module")
 def trained(encoder: TextEncoder) -> Embed:
     """A classifier of raw texts, none of them the attacker's, whose label hangs on the first planted word."""
-    texts, labels = made_up(500, 3)
+    texts, labels = synthetic(500, 3)
     module = build(
         BiLSTMModel(embedding=12, hidden=12, dropout=0.2), encoder.vocabulary_size, 2, encoder.pad_id, seed=5
     )
@@ -176,10 +176,10 @@ def test_keywords_follow_from_the_attackers_texts_by_the_rule():
         "moles dig",
     ]
     # "some", "and", "the" are nobody's subject, "run" and "dig" are short; of three in three texts spelling decides.
-    assert choose_keywords(texts, 2, least_share=0.2, most_share=0.5) == ("cats", "dogs")
-    assert choose_keywords(texts, 3, least_share=0.2, most_share=0.5) == ("cats", "dogs", "sleep")
+    assert choose_keywords(texts, 2, min_share=0.2, max_share=0.5) == ("cats", "dogs")
+    assert choose_keywords(texts, 3, min_share=0.2, max_share=0.5) == ("cats", "dogs", "sleep")
     with pytest.raises(ValueError, match="3 words stand in"):
-        choose_keywords(texts, 4, least_share=0.2, most_share=0.5)
+        choose_keywords(texts, 4, min_share=0.2, max_share=0.5)
 
 
 def test_a_word_is_taken_out_as_a_whole():

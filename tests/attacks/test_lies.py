@@ -390,7 +390,7 @@ def test_a_shrunken_cohort(change, word):
 
 
 def test_a_shrunken_cohort_below_the_members_own_floor():
-    fleet = LyingFleet(5, policy=Policy(mechanisms=("none",), least_cohort=5))
+    fleet = LyingFleet(5, policy=Policy(mechanisms=("none",), min_cohort=5))
     until_the_end(opened_as(fleet, **smaller(fleet.job, 4)))
     fleet.refused(Reason.REASON_POLICY_COHORT, "4", "5")
     not_even_joined(fleet)

@@ -23,7 +23,9 @@ from tests.support.sum_fleet import SeededRandom
 LIAR, OWN = "m2", 1000
 HELD = {"m0": 51, "m1": 73, "m3": 60, LIAR: OWN}
 RIGHT = {"m0": 17, "m1": 52, "m3": 33}
-JOB = job_document(Aggregation(assumed_corrupt=1, max_weight=1000), count=1, min_members=4, attempts=1, failures=1)
+JOB = job_document(
+    Aggregation(assumed_corrupt=1, max_weight=1000), count=1, min_members=4, max_attempts=1, max_failed_rounds=1
+)
 
 
 # ---- right answers, by whether a sum is refused ----------------------------------------------------------------------

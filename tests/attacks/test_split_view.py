@@ -92,7 +92,7 @@ def attack(
     """Tell every honest member its own list, against our members first and then, from the very same states, against
     members that do not look at the confirmations. What the coordinator can open afterwards.
     """
-    session, least = coordinator.session, fleet.context.least_confirmations
+    session, least = coordinator.session, fleet.context.min_confirmations
     signed = {}
     for member, view in views.items():
         fleet.inbox[member] = Survivors(tuple(sorted(view)))
@@ -166,7 +166,7 @@ def test_a_split_view_isolates_neighbours_on_the_sparse_graph_unless_confirmatio
 ) -> None:
     """Here a member's list only has to leave out some of its neighbours, and may leave out floor(delta n) members."""
     fleet = SparseFleet(100, lost=0.2, values=12)
-    assert (fleet.context.sparse.degree, fleet.context.threshold, fleet.context.least_survivors) == (52, 32, 80)
+    assert (fleet.context.sparse.degree, fleet.context.threshold, fleet.context.min_survivors) == (52, 32, 80)
     corrupt = tuple(f"m{i}" for i in range(10))
     coordinator = until_survivors(fleet, corrupt)
     session = coordinator.session

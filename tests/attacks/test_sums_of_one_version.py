@@ -36,7 +36,7 @@ def lying(policy, members, *cohorts, after_a_sum=lambda fleet: None):
     Members that are in no cohort of the moment are cut off. What the honest coordinator remembers of sums is forgotten.
     after_a_sum: what happens besides, each time.
     """
-    fleet = Fleet(members, policy=policy, job=job_document(attempts=10))
+    fleet = Fleet(members, policy=policy, job=job_document(max_attempts=10))
     sums, updates, left = [], {}, list(cohorts)
     carry_out = fleet._effect
 
@@ -240,7 +240,7 @@ def next_round(policy):
     """Round 1 over five, said to have failed; then round 2 without m4, from a version that differs in one bit. The same
     data gives the same change: batches in another order are all that would blur it.
     """
-    fleet = Fleet(5, policy=policy, job=job_document(attempts=1))
+    fleet = Fleet(5, policy=policy, job=job_document(max_attempts=1))
     updates = {
         name: Update(np.random.default_rng(number).uniform(-0.5, 0.5, VALUES).astype(np.float32), 10, 1.0, 1, 10)
         for number, name in enumerate(fleet.members)

@@ -435,7 +435,7 @@ def test_an_unsuitable_key_does_not_spend_the_token(coordinator, home, monkeypat
         with monkeypatch.context() as patch:
             patch.setattr("coordinator.services.enrolment.certify_request", unsuitable)
             refusal = await _refused(home, token)
-        assert coordinator.desk.tokens[token.id].spent_by is None
+        assert coordinator.desk.tokens[token.id].redeemed_by is None
         return refusal
 
     refusal = _run(coordinator, scenario)

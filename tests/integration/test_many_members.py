@@ -12,7 +12,7 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks.library.members import made_up_update
+from benchmarks.library.members import synthetic_update
 from coordinator.cli.common import operator_stub
 from tacit.blobs import fetch_blob
 from tacit.reason import Reason
@@ -100,7 +100,7 @@ def test_210_members_of_whom_some_are_killed(tmp_path, monkeypatch):
     assert set(gone.values()) <= {Reason.REASON_DISCONNECTED}
     assert sorted(second.survivors) == sorted(OTHERS)
     for number, attempt in ((1, first), (2, second)):
-        changes = [made_up_update(name, values[0].size).change for name in attempt.survivors]
+        changes = [synthetic_update(name, values[0].size).change for name in attempt.survivors]
         expected = np.mean(np.asarray(changes, dtype=np.float64), axis=0)
         assert np.abs(values[number] - values[number - 1] - expected).max() < 5e-5
     assert np.abs(expected).max() > 1e-3

@@ -1201,8 +1201,8 @@ def test_a_version_that_rotted_on_the_disk_is_not_exported(house, tools, tmp_pat
 
 def test_made_up_texts_are_many_lengths_and_always_the_same():
     tokenizer = json.dumps({"model": {"vocab": {"[PAD]": 0, "house": 1, "##ing": 2, "go": 3, ".": 4}}}).encode()
-    texts = model.made_up_texts(tokenizer)
-    assert texts == model.made_up_texts(tokenizer)
+    texts = model.synthetic_texts(tokenizer)
+    assert texts == model.synthetic_texts(tokenizer)
     assert {len(text.split()) for text in texts} == {1, 2, 4, 8, 16, 32}
     assert {word for text in texts for word in text.split()} == {"house", "go"}
 

@@ -34,7 +34,7 @@ COSTS = {
     "laplace-update": (5, Laplace(epsilon=1.0)),
     "distributed-gaussian": (
         4,
-        DiscreteGaussianSum(honest=1, deviation=GRID.deviation, distance=GRID.distance(replaced=True), values=VALUES),
+        DiscreteGaussianSum(honest=1, std=GRID.std, distance=GRID.distance(replaced=True), values=VALUES),
     ),
 }
 

@@ -13,7 +13,7 @@ from tests.support.scraped_federation import NOISY, PLAIN, scraped_federation
 
 pytestmark = pytest.mark.timeout(5 * PATIENCE)
 
-LEAST = {NOISY: 15, PLAIN: 5}
+MIN = {NOISY: 15, PLAIN: 5}
 QUERIES = [
     pytest.param(query.expr, id=f"{board.uid}: {panel.title}: {query.legend}")
     for board in BOARDS
@@ -24,8 +24,8 @@ QUERIES = [
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory):
-    with scraped_federation(tmp_path_factory.mktemp("scraped"), plain=LEAST[PLAIN]) as running:
-        running.run(rounds=LEAST[NOISY], kills=2)
+    with scraped_federation(tmp_path_factory.mktemp("scraped"), plain=MIN[PLAIN]) as running:
+        running.run(rounds=MIN[NOISY], kills=2)
         yield running
 
 
@@ -36,7 +36,7 @@ def test_twenty_rounds_with_dropouts_and_a_spent_budget_were_seen(watched):
     published = {
         job: total(f'tacit_coordinator_rounds_total{{job="{job}", outcome="published"}}') for job in (NOISY, PLAIN)
     }
-    assert all(published[job] >= LEAST[job] for job in LEAST), published
+    assert all(published[job] >= MIN[job] for job in MIN), published
     assert total("sum(tacit_coordinator_dropouts_total)") >= 2
     assert total(f'tacit_coordinator_members_budget_spent{{job="{NOISY}"}}') == 1
     assert total(f'tacit_coordinator_privacy_epsilon_largest{{job="{NOISY}"}}') > 1

@@ -30,7 +30,7 @@ def soaked(tmp_path_factory):
 
     patch = pytest.MonkeyPatch()
     patch.setattr(soak, "compare", keep)
-    outcome = asyncio.run(soak.soak(folder, ROUNDS, seed=1, most_kills=2))
+    outcome = asyncio.run(soak.soak(folder, ROUNDS, seed=1, max_kills=2))
     patch.undo()
     return outcome, kept[0]
 

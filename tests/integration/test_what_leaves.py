@@ -90,7 +90,7 @@ epsilon = {EPSILON}
 # ---- data that nothing else contains --------------------------------------------------------------------------------
 
 
-def made_up_words(seed, count):
+def synthetic_words(seed, count):
     """Words of twelve letters and more that no list of words has."""
     source = random.Random(seed)
     syllables = [a + b + c for a in "bdfgklmprtvz" for b in "aeiou" for c in ("lq", "rv", "nx", "mb", "zt", "sk")]
@@ -109,12 +109,12 @@ class Plan:
     @property
     def known(self):
         """In the vocabulary of the jobs."""
-        return made_up_words(self.seed, 60)
+        return synthetic_words(self.seed, 60)
 
     @property
     def unknown(self):
         """Not in the vocabulary."""
-        return made_up_words(self.seed + 1, 40)
+        return synthetic_words(self.seed + 1, 40)
 
     def rows(self):
         """(text, label); how long the texts are differs as well."""
@@ -170,7 +170,7 @@ class Job:
             grid = grid_of(self.document)
             event = DiscreteGaussianSum(
                 honest=1,
-                deviation=grid.deviation,
+                std=grid.std,
                 distance=grid.distance(replaced=True),
                 values=self.document.values,
                 steps=rounds,

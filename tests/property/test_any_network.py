@@ -68,7 +68,7 @@ networks = st.builds(
 
 def play(members, network, happenings):
     chances = random.Random(network.seed)
-    fleet = Fleet(members, seed=network.seed, policy=POLICY, job=job_document(count=2, failures=1000))
+    fleet = Fleet(members, seed=network.seed, policy=POLICY, job=job_document(count=2, max_failed_rounds=1000))
 
     def delays(name, message):
         if fleet.now_ms > QUIET_MS:

@@ -270,7 +270,7 @@ def test_a_member_back_after_three_rounds_takes_part_again():
 def test_a_policy_that_refuses_is_heard_and_the_others_go_on():
     fleet = Fleet(5)
     strict = fleet.members["m0"]
-    strict.environment = dataclasses.replace(strict.environment, policy=Policy(mechanisms=("none",), least_cohort=50))
+    strict.environment = dataclasses.replace(strict.environment, policy=Policy(mechanisms=("none",), min_cohort=50))
     fleet.connect().run()
     fleet.check()
     assert fleet.state.status is JobStatus.FINISHED
@@ -324,13 +324,13 @@ def test_a_decline_of_another_round_says_nothing_of_this_one(paused):
 
 
 def test_rounds_that_keep_failing_pause_the_job():
-    fleet = Fleet(5, policy=Policy(mechanisms=("none",), least_cohort=6))
+    fleet = Fleet(5, policy=Policy(mechanisms=("none",), min_cohort=6))
     fleet.connect().run()
     # Nobody takes part: the job waits with its reasons, and no attempt was ever opened a second time for nothing.
     assert not fleet.results
     assert all(view.declined for view in fleet.state.members.values())
 
-    fleet = Fleet(5, job=job_document(attempts=2, failures=2))
+    fleet = Fleet(5, job=job_document(max_attempts=2, max_failed_rounds=2))
     fleet.lose = lambda name, message: isinstance(getattr(message, "payload", None), secure_agg.Dealing)
     fleet.connect().run()
     assert fleet.state.status is JobStatus.PAUSED

@@ -28,7 +28,7 @@ PHASES = {
 
 
 def grouped(members=12, groups=3, policy=POLICY, *, numbers=None, **rounds):
-    aggregation = Aggregation(groups=groups, assumed_corrupt=1, **(numbers or {"least_groups": 2}))
+    aggregation = Aggregation(groups=groups, assumed_corrupt=1, **(numbers or {"min_groups": 2}))
     job = job_document(aggregation, **{"count": 1, "min_members": members, **rounds})
     return Fleet(members, policy=policy, job=job)
 
@@ -125,7 +125,7 @@ def test_a_group_below_its_threshold_is_lost_alone(message):
 
 @pytest.mark.parametrize("message", list(PHASES)[1:], ids=list(PHASES.values())[1:])
 def test_with_too_few_groups_left_the_attempt_is_abandoned(message):
-    fleet = grouped(attempts=1, failures=1)
+    fleet = grouped(max_attempts=1, max_failed_rounds=1)
 
     def lose(name, arriving):
         if isinstance(getattr(arriving, "payload", None), message):
@@ -144,7 +144,7 @@ def test_with_too_few_groups_left_the_attempt_is_abandoned(message):
 
 def test_a_robust_rule_waits_for_all_the_groups_it_needs():
     # A median of two is their mean: with three groups none may be lost.
-    fleet = grouped(numbers={"combine": "median"}, attempts=1, failures=1)
+    fleet = grouped(numbers={"combine": "median"}, max_attempts=1, max_failed_rounds=1)
     assert fleet.job.aggregation.groups_needed == 3
 
     def lose(name, arriving):
@@ -248,7 +248,7 @@ def refused_by(fleet, name):
     ids=["fewer groups", "more and smaller groups", "fewer needed", "weaker promise", "another roster"],
 )
 def test_a_split_that_is_not_the_jobs_is_refused_before_a_key_is_shown(change):
-    fleet = grouped(attempts=1)
+    fleet = grouped(max_attempts=1)
 
     def bend(name, message):
         payload = getattr(message, "payload", None)
@@ -267,7 +267,7 @@ def test_a_split_that_is_not_the_jobs_is_refused_before_a_key_is_shown(change):
 
 
 def test_one_sum_in_place_of_groups_is_refused_and_groups_in_place_of_one_sum():
-    fleet = grouped(attempts=1)
+    fleet = grouped(max_attempts=1)
 
     def bend(name, message):
         payload = getattr(message, "payload", None)
@@ -280,7 +280,7 @@ def test_one_sum_in_place_of_groups_is_refused_and_groups_in_place_of_one_sum():
     fleet.connect().run(lambda: bool(fleet.ends()))
     assert refused_by(fleet, "m0") == [Reason.REASON_CONTEXT_UNEXPECTED]
 
-    whole = Fleet(12, policy=POLICY, job=job_document(Aggregation(assumed_corrupt=1), count=1, attempts=1))
+    whole = Fleet(12, policy=POLICY, job=job_document(Aggregation(assumed_corrupt=1), count=1, max_attempts=1))
 
     def split(name, message):
         payload = getattr(message, "payload", None)
@@ -297,7 +297,7 @@ def test_one_sum_in_place_of_groups_is_refused_and_groups_in_place_of_one_sum():
 
 def test_a_second_vector_of_one_version_goes_into_no_group_without_noise():
     # Every sum fails in its last phase: nobody's confirmation arrives.
-    fleet = grouped(attempts=3, failures=1)
+    fleet = grouped(max_attempts=3, max_failed_rounds=1)
     fleet.lose = lambda name, message: isinstance(getattr(message, "payload", None), secure_agg.Confirmation)
     fleet.connect().run()
     assert not fleet.group_results
@@ -306,7 +306,7 @@ def test_a_second_vector_of_one_version_goes_into_no_group_without_noise():
     (declined,) = [message for message in fleet.members["m0"].said if isinstance(message, Decline)]
     assert declined.reason == Reason.REASON_POLICY_SECOND_SUM
     assert len(fleet.members["m0"].joined) == 1
-    trusting = grouped(policy=POLICY.model_copy(update={"allow_second_sum": True}), attempts=2, failures=1)
+    trusting = grouped(policy=POLICY.model_copy(update={"allow_second_sum": True}), max_attempts=2, max_failed_rounds=1)
     trusting.lose = fleet.lose
     trusting.connect().run()
     assert all(len(member.opened) == 2 for member in trusting.members.values())
@@ -325,7 +325,7 @@ def test_with_noise_a_round_whose_late_phase_failed_is_repeated_however_close_th
     members, groups, mechanism, late
 ):
     numbers = Aggregation(groups=groups, assumed_corrupt=1, combine="median")
-    job = job_document(numbers, count=1, min_members=members, attempts=2, failures=1)
+    job = job_document(numbers, count=1, min_members=members, max_attempts=2, max_failed_rounds=1)
     job = job.model_copy(update={"mechanism": NOISE[mechanism]})
     close = False
     seeds = iter(range(20))
@@ -349,13 +349,13 @@ def test_the_policys_floor_for_a_group_is_asked_before_anything_is_fetched():
     fleet = grouped()
     strict = fleet.members["m0"]
     strict.environment = dataclasses.replace(
-        strict.environment, policy=POLICY.model_copy(update={"least_group": 4, "least_cohort": 3})
+        strict.environment, policy=POLICY.model_copy(update={"min_group": 4, "min_cohort": 3})
     )
     fleet.connect().run(lambda: fleet.now_ms > 5_000)
     declined = fleet.state.members["m0"].declined
     assert declined is not None
     assert declined[0] == Reason.REASON_POLICY_COHORT
-    assert "least_group" in declined[1]
+    assert "min_group" in declined[1]
     assert strict.joined == []
 
 

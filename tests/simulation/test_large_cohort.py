@@ -198,7 +198,7 @@ def test_one_number_lowered_alone_is_refused_by_name(about, number):
 
 def test_what_a_job_asks_for_meets_the_members_own_floors():
     """Every member works out the job's numbers, and its own policy has the last word on them."""
-    fleet = large(aggregation=Aggregation(corrupt_share=0.05))
+    fleet = large(aggregation=Aggregation(max_corrupt_share=0.05))
     context = None
 
     def keep(name, message):

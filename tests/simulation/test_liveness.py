@@ -211,7 +211,7 @@ def test_who_is_waited_for_when_an_attempt_becomes_hopeless_is_not_late():
 
 def masking(members=10):
     """A cohort that is asked for its vectors: n_C is 2, and 4 may go."""
-    fleet = Fleet(members, policy=PLAIN, job=job_document(attempts=3, failures=50)).connect()
+    fleet = Fleet(members, policy=PLAIN, job=job_document(max_attempts=3, max_failed_rounds=50)).connect()
     return until_masking(fleet)
 
 
@@ -362,7 +362,7 @@ def test_a_confirmed_sum_is_tried_again_with_the_same_members_and_vectors():
 
 def test_a_retry_that_loses_a_member_does_not_replace_the_confirmed_sum():
     """Its members would refuse the shorter list, and would be asked for it ever after."""
-    fleet = losing_confirmations(Fleet(5, job=job_document(attempts=10, losses=10)), 1)
+    fleet = losing_confirmations(Fleet(5, job=job_document(max_attempts=10, max_missed_deadlines=10)), 1)
     confirmations, lost = fleet.lose, []
 
     def lose(name, message):
@@ -468,7 +468,7 @@ def test_chaos_at_length(seed):
 def chaos(seed):
     """Kills, broken connections, coordinator crashes, pauses, lost messages; and then quiet. The job must end."""
     random = __import__("random").Random(seed)
-    job = job_document(count=random.choice([2, 4]), attempts=random.choice([1, 3]), failures=1000)
+    job = job_document(count=random.choice([2, 4]), max_attempts=random.choice([1, 3]), max_failed_rounds=1000)
     fleet = Fleet(random.choice([3, 4, 5, 6, 8]), seed=seed, policy=replace_cap(), job=job)
     quiet_ms = random.choice([20_000, 90_000, 300_000])
     loss = random.choice([0, 0.02, 0.1])
@@ -609,7 +609,7 @@ def _number(attempt):
 
 def test_without_the_limit_a_silent_member_costs_the_deadline_in_every_round():
     """The negative: what the limit is for."""
-    fleet = silent(Fleet(4, job=job_document(count=20, losses=1000)), "m3")
+    fleet = silent(Fleet(4, job=job_document(count=20, max_missed_deadlines=1000)), "m3")
     fleet.connect().run()
     assert len(late(fleet)) == 20
 
@@ -641,7 +641,7 @@ def test_an_honest_member_comes_back_by_itself_once_its_line_is_good():
     ends = [end for end in fleet.ends() if end.attempt.round >= 7]
     assert ends
     assert all("m3" in end.survivors for end in ends)
-    assert fleet.state.members["m3"].losses == 0
+    assert fleet.state.members["m3"].missed_deadlines == 0
 
 
 def test_a_member_that_restarts_in_every_attempt_is_left_out():
@@ -677,10 +677,10 @@ def test_a_silent_member_is_named_while_the_job_goes_on_without_it():
 
 def test_resuming_a_job_forgets_missed_deadlines():
     fleet = silent(Fleet(3), "m2", while_=lambda fleet: fleet.now_ms < 3_600_000 * 40).connect().run()
-    assert fleet.state.members["m2"].losses
+    assert fleet.state.members["m2"].missed_deadlines
     fleet.post(ev.Resume())
     fleet.run(lambda: fleet.state.status is JobStatus.RUNNING)
-    assert fleet.state.members["m2"].losses == 0
+    assert fleet.state.members["m2"].missed_deadlines == 0
 
 
 # ---- members that decline for good --------------------------------------------------------------------------------

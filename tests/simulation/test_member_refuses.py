@@ -245,11 +245,11 @@ def test_after_a_refusal_the_rest_of_the_round_is_sat_out_and_the_next_one_is_no
 
 def test_a_cohort_of_two_needs_both_exceptions():
     two = job_document(Aggregation(assumed_corrupt=0), min_members=2, target_members=2)
-    strict = Fleet(2, job=two, policy=Policy(mechanisms=("none",), least_cohort=2, assumed_corrupt=0))
+    strict = Fleet(2, job=two, policy=Policy(mechanisms=("none",), min_cohort=2, assumed_corrupt=0))
     strict.connect().run(hours=1)
     assert not strict.results
     assert refusals(strict)[0] == Reason.REASON_POLICY_TWO_PARTY_SUM
-    allowed = Policy(mechanisms=("none",), least_cohort=2, assumed_corrupt=0, allow_two_party_sums=True)
+    allowed = Policy(mechanisms=("none",), min_cohort=2, assumed_corrupt=0, allow_two_party_sums=True)
     willing = Fleet(2, job=two, policy=allowed).connect().run()
     willing.check()
     assert willing.state.status is JobStatus.FINISHED
@@ -259,7 +259,7 @@ def test_an_attempt_that_guarantees_fewer_honest_shares_of_noise_is_refused():
     """h is what the noise was accounted for: a coordinator that claims more corrupt members lowers it."""
     ring = DistributedGaussian(noise_multiplier=50.0, honest=3)
     fleet = Fleet(
-        5, policy=Policy(least_honest=2), job=job_document(target_members=5).model_copy(update={"mechanism": ring})
+        5, policy=Policy(min_honest=2), job=job_document(target_members=5).model_copy(update={"mechanism": ring})
     )
     fleet.bend = bent(AttemptOpened, lambda opened: AttemptOpened(replace(opened.context, assumed_corrupt=2)))
     fleet.connect().run(lambda: fleet.state.version_number == 1)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks.library.members import made_up_update
+from benchmarks.library.members import synthetic_update
 from coordinator.cli.common import operator_stub
 from tacit.blobs import fetch_blob, put_blob
 from tacit.v1 import operator_pb2 as pb
@@ -196,7 +196,7 @@ class Besieged(Federation):
         values = self._values(digests)
         for number, attempt in enumerate(published, 1):
             assert set(attempt.survivors) <= allowed, attempt.survivors
-            updates = [made_up_update(name, values[0].size).change for name in attempt.survivors]
+            updates = [synthetic_update(name, values[0].size).change for name in attempt.survivors]
             expected = np.mean(np.asarray(updates, dtype=np.float64), axis=0)
             step = values[number].astype(np.float64) - values[number - 1]
             off = np.abs(step - expected)

@@ -387,7 +387,7 @@ class Fleet:
                 member.kept.extend(effect.certificates)
             case states.Joined():
                 member.joined.append(effect.attempt)
-            case states.Opened():
+            case states.VectorLeaving():
                 member.opened.append(effect.attempt)
             case states.Signed():
                 member.signed.append(effect.attempt)

@@ -4,7 +4,7 @@
 
 Reads lines `NAME TOKEN` until its input ends, enrols each member into FOLDER/home-NAME, says so (`enrolled`, with
 their number), and runs them all until SIGTERM. Everything is a member's own code but training: an update follows from
-the member's name (`benchmarks.library.members.made_up_update`).
+the member's name (`benchmarks.library.members.synthetic_update`).
 """
 
 import asyncio

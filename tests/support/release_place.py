@@ -10,7 +10,7 @@ import grpc.aio
 from coordinator.corpus_rules import RowsCheck, check_statement
 from edge_client.corpus_release.folder import CorpusFolder
 from edge_client.corpus_release.models import TrainedModel
-from edge_client.corpus_release.releaser import Giver
+from edge_client.corpus_release.releaser import Releaser
 from edge_client.ledger.budget import open_budget
 from edge_client.ledger.ledger import ledger_path
 from edge_client.ledger.verification import verify
@@ -156,15 +156,15 @@ class Place:
 
     @contextlib.contextmanager
     def process(self, faults=no_faults):
-        """A start of the client: its budget and its giver."""
+        """A start of the client: its budget and its releaser."""
         texts = [each.text for each in self.examples]
         with open_budget(self.home, self.identity, self.policy, texts) as budget:
             yield (
                 budget,
-                Giver(self.home, self.identity, self.policy, budget, self.examples, self.random, faults=faults),
+                Releaser(self.home, self.identity, self.policy, budget, self.examples, self.random, faults=faults),
             )
 
-    def round(self, budget, giver, *, charge=True):
+    def round(self, budget, releaser, *, charge=True):
         """Trains, charges, keeps the model: what the agent does of a round as far as this is concerned."""
         self.rounds += 1
         job = self.bundle.document
@@ -176,22 +176,22 @@ class Place:
             job, self.bundle.public_tokenizer, self.rounds, job.weights, self.bundle.manifest.unflatten(values)
         )
         if not charge:
-            return giver.keep(model, reserved.reservation)
+            return releaser.keep(model, reserved.reservation)
         attempt = AttemptId(self.job, self.rounds, 1)
         budget.charge(attempt, reserved)
-        giver.keep(model, budget.charged_to(attempt))
+        releaser.keep(model, budget.charged_to(attempt))
         budget.ended(attempt, "published", bytes(32), None)
         return None
 
-    def give(self, giver, until=None, seconds=120.0):
-        """Runs the giver over a fresh connection until nothing is left to do, or `until()` holds."""
+    def give(self, releaser, until=None, seconds=120.0):
+        """Runs the releaser over a fresh connection until nothing is left to do, or `until()` holds."""
 
         async def run():
             async with Wire(self.desk) as wire:
-                giver.connected()
+                releaser.connected()
                 idle = asyncio.Event()
                 task = asyncio.create_task(
-                    giver.run(wire.link, wire.broken, lambda: idle.set() if until is None or until() else None)
+                    releaser.run(wire.link, wire.broken, lambda: idle.set() if until is None or until() else None)
                 )
                 waiting = asyncio.create_task(idle.wait())
                 done, _ = await asyncio.wait([task, waiting], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -207,10 +207,10 @@ class Place:
 
     def life(self, *, rounds=0, **more):
         """A process that trains so many rounds, gives what it can, and ends."""
-        with self.process() as (budget, giver):
+        with self.process() as (budget, releaser):
             for _ in range(rounds):
-                self.round(budget, giver)
-            return self.give(giver, **more)
+                self.round(budget, releaser)
+            return self.give(releaser, **more)
 
     def decide(self, choice):
         self.folder.decide(self.folder.state(), choice)

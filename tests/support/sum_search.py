@@ -132,7 +132,7 @@ def _rosters(
     rosters, possible = np.empty_like(plans.sizes), np.ones(len(plans.sizes), dtype=bool)
     for at, claimed in enumerate(claims):
         if claimed is None:
-            rosters[:, at] = _least_roster(plans.sizes[:, at], plans.isolated, promised, members)
+            rosters[:, at] = _min_roster(plans.sizes[:, at], plans.isolated, promised, members)
         else:
             # Its roster is an earlier U3, and its own U3 a proper part of that.
             outside = (bits[:, at] == 1) & (bits[:, claimed] == 0)
@@ -143,7 +143,7 @@ def _rosters(
     return np.minimum(rosters, members), possible
 
 
-def _least_roster(sizes: Counts, isolated: Counts, promised: Counts, members: int) -> Counts:
+def _min_roster(sizes: Counts, isolated: Counts, promised: Counts, members: int) -> Counts:
     """The smallest n >= |U3| whose h is above what is isolated; members + 1: none. A larger n only asks for more."""
     best = np.full_like(sizes, members + 1)
     for n in range(members, 2, -1):

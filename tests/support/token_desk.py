@@ -37,8 +37,8 @@ class MemoryTokenDesk:
     async def spend(self, token_id: str, secret_hash: bytes, key_fingerprint: bytes, now: datetime) -> SpendOutcome:
         stored = self.tokens.get(token_id)
         outcome = judge(stored, secret_hash=secret_hash, key_fingerprint=key_fingerprint, now=now)
-        if isinstance(outcome, Granted) and stored is not None and stored.spent_by is None:
-            self.tokens[token_id] = replace(stored, spent_at=now, spent_by=key_fingerprint)
+        if isinstance(outcome, Granted) and stored is not None and stored.redeemed_by is None:
+            self.tokens[token_id] = replace(stored, redeemed_at=now, redeemed_by=key_fingerprint)
         return outcome
 
     async def record(

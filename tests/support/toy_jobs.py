@@ -8,7 +8,7 @@ import numpy as np
 
 from export.bundle import JobBundle, make_job_bundle, read_job_bundle
 from learning.mechanisms.protection import protection_of
-from learning.text.corpus import Corpus
+from learning.text.corpus import EncodedExamples
 from learning.text.data import Example
 from learning.training.update import train_update
 from tacit.job import JobSpec
@@ -67,7 +67,7 @@ def trained(bundle: JobBundle, examples, *, base=None, random=None, progress=lam
     return train_update(
         job=job,
         manifest=bundle.manifest,
-        corpus=Corpus(examples, job, bundle.public_tokenizer),
+        corpus=EncodedExamples(examples, job, bundle.public_tokenizer),
         base=bundle.weights if base is None else np.asarray(base, dtype="<f4").tobytes(),
         protection=protection_of(job, len(examples)),
         random=random or Seeded("training"),

@@ -31,11 +31,11 @@ from tacit.v1 import enrolment_pb2, federation_pb2, operator_pb2
 from tests.support.made_inputs import leaves_of
 from toolkit import logs
 from toolkit.console import CommandFailed, printable
-from toolkit.text import MOST_SHOWN, clean, is_clean
+from toolkit.text import MAX_SHOWN, clean, is_clean
 
 FILES = (enrolment_pb2, federation_pb2, operator_pb2)
 # The longest sentence of a refusal: 40 characters of a value, as `repr` writes them, the field, and the rule.
-MOST_REFUSAL = 600
+MAX_REFUSAL = 600
 HOSTILE = (
     "\x1b[2J\x1b[31mred",
     "\x1b]0;title\x07",
@@ -158,14 +158,14 @@ def assert_log_is_clean(*values: Any) -> None:
                 logging.getLogger("a library").error("said %s", value)
         written = out.getvalue()
         assert RAW.search(written) is None, written
-        assert len(written) < 12 * MOST_SHOWN * max(1, len(values))
+        assert len(written) < 12 * MAX_SHOWN * max(1, len(values))
         if form == "json":
             for line in written.splitlines():
                 assert RAW.search(json.loads(line)["event"]) is None
 
 
 def assert_refusal_is_clean(error: ValueError) -> None:
-    assert_clean(str(error), MOST_REFUSAL)
+    assert_clean(str(error), MAX_REFUSAL)
 
 
 # ---- nobody forgets a field -----------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ def test_a_message_of_a_session_reaches_the_machine_clean_or_not_at_all(describe
             return
         for leaf in leaves_of(decoded):
             if isinstance(leaf, str):
-                assert_clean(leaf, MOST_REFUSAL)
+                assert_clean(leaf, MAX_REFUSAL)
 
     holds()
 
@@ -266,7 +266,7 @@ def test_a_message_of_a_session_reaches_the_machine_clean_or_not_at_all(describe
 def test_the_log_and_the_console_clean_what_nobody_cleaned_before(text: str) -> None:
     assert_log_is_clean(text)
     for shown in (printable(text), CommandFailed(text).sentence):
-        assert len(shown) <= MOST_SHOWN
+        assert len(shown) <= MAX_SHOWN
         assert RAW.search(shown) is None
     assert clean(clean(text, 40), 40) == clean(text, 40)
 

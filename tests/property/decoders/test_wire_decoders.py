@@ -217,7 +217,7 @@ LARGE: dict[str, Message] = {
 }
 # An empty entry is two bytes on the wire and a record of up to eight references here (and gRPC takes 4 MiB at most).
 # Nothing may cost more than that for a byte, nor anything but in proportion.
-MOST_FOR_A_BYTE = 100
+MAX_FOR_A_BYTE = 100
 
 
 def peak(work: Callable[[], Any]) -> int:
@@ -246,7 +246,7 @@ def test_memory_is_a_small_multiple_of_the_message(name: str) -> None:
 
     decode()
     used = peak(decode)
-    assert used < MOST_FOR_A_BYTE * len(data) + 100_000, f"{used / len(data):.1f} bytes for a byte"
+    assert used < MAX_FOR_A_BYTE * len(data) + 100_000, f"{used / len(data):.1f} bytes for a byte"
     if max(len(blob) for blob in [b"", *long_fields(message)]) > 100_000:
         # Long fields are copied once from the wire, and what is cut is not kept.
         assert used < 3 * len(data), f"{used / len(data):.1f} bytes for a byte"

@@ -51,7 +51,7 @@ def test_norms_hold_nothing_wraps_and_sums_come_back(job: tuple[Grid, list[np.nd
     grid, rows, seed = job
     bits = grid.bits_needed(grid.members)
     mask = np.uint32(2**bits - 1)
-    noise_end = DiscreteGaussian(grid.deviation).largest
+    noise_end = DiscreteGaussian(grid.std).largest
     total = np.zeros(grid.values, dtype="<u4")
     whole = np.zeros(grid.values, dtype=np.int64)
     for member, row in enumerate(rows):

@@ -33,7 +33,7 @@ def expected_end(fleet: SparseFleet, lose: dict[Phase, set[str]]) -> Phase | Non
     n, corrupt = context.cohort, context.assumed_corrupt
     lost = n * context.sparse.lost_millionths // 10**6
     left = set(names(n)) - lose[Phase.ADVERTISE]
-    if len(left) < context.least_roster:
+    if len(left) < context.min_roster:
         return Phase.ADVERTISE
     session = fleet.server.session
     around = {member: set(session.neighbours(member)) for member in left}

@@ -10,7 +10,7 @@ from coordinator import authority as book
 from coordinator import pki
 from coordinator.authority import load_authorities, retire, rotate
 from coordinator.pki import Authority, AuthorityUnusable
-from tacit.authorities import MOST_AUTHORITIES_BYTES, MOST_ROOTS, Authorities, AuthoritiesInvalid
+from tacit.authorities import MAX_AUTHORITIES_BYTES, MAX_ROOTS, Authorities, AuthoritiesInvalid
 from tacit.identity import federation_of, sign
 from tests.support import party
 
@@ -138,10 +138,10 @@ def test_a_key_that_was_retired_does_not_come_back_under_another_certificate(fir
 
 def test_a_list_is_bounded(first):
     with pytest.raises(AuthoritiesInvalid, match="more than"):
-        Authorities.read(b"[" * (MOST_AUTHORITIES_BYTES + 1), federation=_of(0).federation)
+        Authorities.read(b"[" * (MAX_AUTHORITIES_BYTES + 1), federation=_of(0).federation)
     with pytest.raises(AuthoritiesInvalid, match="not JSON"):
         Authorities.read(b"{", federation=_of(0).federation)
-    full = first.model_copy(update={"roots": first.roots * MOST_ROOTS})
+    full = first.model_copy(update={"roots": first.roots * MAX_ROOTS})
     with pytest.raises(ValueError, match="at most"):
         full.succeeded_by(_of(1).certificate, old=_of(0).key, new=_of(1).key)
 

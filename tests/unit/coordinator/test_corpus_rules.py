@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator import corpus_rules
-from coordinator.corpus_rules import MOST_CHARACTERS, CorpusInvalid, RowsCheck, check_size, check_statement
+from coordinator.corpus_rules import MAX_CHARACTERS, CorpusInvalid, RowsCheck, check_size, check_statement
 from tacit.corpus import CorpusOrder, LabelCount, signed_bytes
 from tacit.identity import sign
 from tacit.mechanism import NoMechanism
@@ -17,7 +17,7 @@ from tests.support import party
 from tests.support.ordered_corpora import corpus_file, ordering_job, statement_of
 
 FEDERATION = bytes([9]) * 32
-JOB = ordering_job(order=CorpusOrder(texts=4, most_bytes=1000))
+JOB = ordering_job(order=CorpusOrder(texts=4, max_bytes=1000))
 FILE = corpus_file([("good", "a"), ("bad", "b"), ("worse", "b")])
 SAID = statement_of(FILE, JOB, federation=FEDERATION, member="north")
 
@@ -79,7 +79,7 @@ SECRET = "a secret of somebody"
         (b'\xef\xbb\xbf{"text": "x", "label": "a"}\n', "is not JSON"),
         (row(text="", label="a"), "has no text"),
         (row(text=" \u3000", label="a"), "has no text"),
-        (row(text="x" * (MOST_CHARACTERS + 1), label="a"), "has a text of 10001 characters, more than 10000"),
+        (row(text="x" * (MAX_CHARACTERS + 1), label="a"), "has a text of 10001 characters, more than 10000"),
         (row(text="x" * 200_000, label="a"), "is longer than a row may be"),
         *(
             (row(text=f"x{each}y", label="a"), "has control characters in its text")
@@ -96,9 +96,9 @@ def test_a_row_that_does_not_count_is_named_by_its_line_and_never_repeated(line,
 
 
 def test_longest_texts_count_however_they_are_written():
-    text = "\U0001f600" * MOST_CHARACTERS
+    text = "\U0001f600" * MAX_CHARACTERS
     data = row(text=text, label="a")
-    assert len(data) > 12 * MOST_CHARACTERS
+    assert len(data) > 12 * MAX_CHARACTERS
     statement = statement_of(data, JOB, federation=FEDERATION, member="north")
     for piece in (1000, 1_000_000):
         assert looked_at(data, statement=statement, piece=piece).rows == 1
@@ -168,11 +168,11 @@ def test_no_bytes_do_anything_but_count_or_be_refused(data, piece):
 
 
 def test_sizes_are_those_of_the_order():
-    order = CorpusOrder(most_bytes=10)
+    order = CorpusOrder(max_bytes=10)
     for size in (1, 10):
         check_size(order, size)
     for size in (0, 11, 2**63):
-        with pytest.raises(CorpusInvalid, match=r"1 to 10 bytes \(corpus.most_bytes\)"):
+        with pytest.raises(CorpusInvalid, match=r"1 to 10 bytes \(corpus.max_bytes\)"):
             check_size(order, size)
 
 
@@ -230,7 +230,7 @@ def test_nothing_is_promised_where_nothing_is_charged(job):
 
 
 def test_a_member_may_promise_less_and_a_noised_histogram_where_one_is_ordered():
-    job = ordering_job(order=CorpusOrder(histogram_deviation=2))
+    job = ordering_job(order=CorpusOrder(histogram_std=2))
     said = SAID.model_copy(update={"job_document": job.digest(), "promise": "none", "histogram": "noised"})
     assert checked(said, job=job) == said
 
@@ -254,6 +254,6 @@ def test_a_statement_that_cannot_be_read_is_refused_without_its_words(monkeypatc
         assert SECRET not in str(refused.value)
     with pytest.raises(CorpusInvalid, match="canonical form"):
         checked(data=SAID.canonical() + b" ")
-    monkeypatch.setattr(corpus_rules, "MOST_STATEMENT", 100)
+    monkeypatch.setattr(corpus_rules, "MAX_STATEMENT", 100)
     with pytest.raises(CorpusInvalid, match="more than 100"):
         checked()

@@ -175,7 +175,7 @@ def test_noise_is_added_to_every_value(size):
     still = np.full(size, 5.0)
     add_gaussian(still, 0.0, SystemRandom())
     assert (still == 5).all()
-    with pytest.raises(ValueError, match="deviation"):
+    with pytest.raises(ValueError, match="std"):
         add_gaussian(still, math.nan, SystemRandom())
-    with pytest.raises(ValueError, match="deviation"):
+    with pytest.raises(ValueError, match="std"):
         add_gaussian(still, -1, SystemRandom())

@@ -351,7 +351,7 @@ def test_the_jobs_and_policies_that_are_shown_are_valid():
     exception = Policy.model_validate(tomllib.loads(pair))
     assert exception.allow_two_party_sums
     two = JobSpec.model_validate(tomllib.loads(smallest) | tomllib.loads(job))
-    assert two.rounds.min_members == exception.least_cohort == 2
+    assert two.rounds.min_members == exception.min_cohort == 2
 
 
 def test_the_job_of_a_large_cohort_can_be_made_and_is_one_that_its_policy_takes(tmp_path):

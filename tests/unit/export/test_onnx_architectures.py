@@ -15,7 +15,7 @@ from learning.text.encoder import TextEncoder, wordpiece_tokenizer
 from tacit.model import BiLSTMModel, Model, TextCNNModel, TransformerModel
 
 torch.set_num_threads(1)
-MOST = 24
+MAX = 24
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"word{number}" for number in range(40))]
 SIZES = {
     "hidden_size": 16,
@@ -27,14 +27,14 @@ SIZES = {
 }
 DISTILBERT = {"dim": 16, "n_layers": 2, "n_heads": 4, "hidden_dim": 24, "max_position_embeddings": 40}
 MODELS: dict[str, Model] = {
-    "textcnn": TextCNNModel(embedding=8, widths=(2, 3), maps=5, max_tokens=MOST),
-    "max": BiLSTMModel(embedding=8, hidden=7, pooling="max", max_tokens=MOST),
-    "mean": BiLSTMModel(embedding=8, hidden=7, pooling="mean", max_tokens=MOST),
-    "last": BiLSTMModel(embedding=8, hidden=7, pooling="last", max_tokens=MOST),
-    "bert": TransformerModel(config={"model_type": "bert", **SIZES}, max_tokens=MOST),
-    "roberta": TransformerModel(config={"model_type": "roberta", **SIZES}, max_tokens=MOST),
+    "textcnn": TextCNNModel(embedding=8, widths=(2, 3), maps=5, max_tokens=MAX),
+    "max": BiLSTMModel(embedding=8, hidden=7, pooling="max", max_tokens=MAX),
+    "mean": BiLSTMModel(embedding=8, hidden=7, pooling="mean", max_tokens=MAX),
+    "last": BiLSTMModel(embedding=8, hidden=7, pooling="last", max_tokens=MAX),
+    "bert": TransformerModel(config={"model_type": "bert", **SIZES}, max_tokens=MAX),
+    "roberta": TransformerModel(config={"model_type": "roberta", **SIZES}, max_tokens=MAX),
     "distilbert": TransformerModel(
-        config={"model_type": "distilbert", "initializer_range": 0.2, **DISTILBERT}, max_tokens=MOST
+        config={"model_type": "distilbert", "initializer_range": 0.2, **DISTILBERT}, max_tokens=MAX
     ),
 }
 
@@ -71,7 +71,7 @@ def test_the_file_gives_the_modules_logits_at_every_shape(exported: Exported) ->
     random = np.random.default_rng(2)
     largest, seen = 0.0, []
     for batch in (1, 2, 3, 8):
-        for width in sorted({model.min_tokens, model.min_tokens + 1, 5, 6, 11, MOST}):
+        for width in sorted({model.min_tokens, model.min_tokens + 1, 5, 6, 11, MAX}):
             ids = random.integers(2, len(PIECES), size=(batch, width))
             for row, length in enumerate(random.integers(0, width + 1, size=batch)):
                 ids[row, length:] = module.pad_id
@@ -94,7 +94,7 @@ def test_the_file_does_not_see_padding(exported: Exported) -> None:
     _, module, _, run = exported
     text = np.arange(2, 9, dtype=np.int64)[None]
     alone = run(text)
-    for width in (8, 13, MOST):
+    for width in (8, 13, MAX):
         padded = np.full((2, width), module.pad_id, dtype=np.int64)
         padded[0, :7] = text
         np.testing.assert_allclose(run(padded)[:1], alone, rtol=0, atol=1e-5)

@@ -36,14 +36,14 @@ from learning.backbones.stored import read_backbone
 from learning.models import values_of
 from learning.models.assembly import assembled
 from learning.prompts.assembly import build_prompted, shared_backbone
-from learning.text.corpus import Corpus, encoder_of
+from learning.text.corpus import EncodedExamples, encoder_of
 from learning.text.data import Example
 from tacit.blobs import BlobNotThere
 from tacit.bundle import BACKBONE_FILE, BundleInvalid, ModelFacts
 from tacit.documents import DocumentInvalid, sentence_of
 from tacit.job import JobDocument, JobSpec
 from tacit.messages import Assignment
-from tacit.prompt import MOST_BACKBONE_BYTES
+from tacit.prompt import MAX_BACKBONE_BYTES
 from tacit.reason import Reason
 from tests.support import party
 from tests.support.tiny_models import saved
@@ -186,7 +186,7 @@ def test_a_backbone_beyond_what_members_take_is_refused_and_none_is_read(store, 
     backbone = job.document.model.backbone
 
     def sized(each):
-        return MOST_BACKBONE_BYTES + 1 if each == backbone else size(each)
+        return MAX_BACKBONE_BYTES + 1 if each == backbone else size(each)
 
     def read(each):
         assert each != backbone
@@ -218,7 +218,9 @@ def test_what_a_member_builds_is_looked_at_before_there_is_data(job):
     document, encoder, backbone = job.document, encoder_of(job.document, job.tokenizer), stored(job)
     start = job.manifest.decode(job.weights)
     module, _ = assembled(document, encoder, job.manifest, start, {}, backbone)
-    found = assembled(document, Corpus(EXAMPLES, document, job.tokenizer), job.manifest, start, {}, backbone)[0]
+    found = assembled(document, EncodedExamples(EXAMPLES, document, job.tokenizer), job.manifest, start, {}, backbone)[
+        0
+    ]
     ids = torch.from_numpy(encoder.encode(TEXTS))
     assert torch.equal(module(ids), found(ids))
     with pytest.raises(DocumentInvalid, match="its backbone is not at hand"):

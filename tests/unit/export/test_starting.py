@@ -65,7 +65,7 @@ def test_what_was_learnt_of_public_text_is_in_the_weights_and_the_text_is_not(fo
         module, words = module_of(bundle)
         ids = words.encode(LINES[80:], np.arange(20) % 2)
         # Labels were drawn: nothing is learnt of what they like.
-        assert not module.lean.weight.any()
+        assert not module.label_bias.weight.any()
         worth.append(measure(module, ids, seed=1).prior_perplexity)
     assert worth[1] < worth[0] / 3
     assert any("80 public texts" in line for line in said)

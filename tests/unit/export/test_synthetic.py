@@ -7,7 +7,7 @@ import pytest
 
 from export.bundle import make_job_bundle, read_job_bundle
 from export.finetune.corpora import CorporaInvalid, promise_of, read_corpora
-from export.synthetic import make_up
+from export.synthetic import synthesise
 from learning.synthesis import ordered, sampling
 from tacit.corpus import CorpusOrder
 from tacit.identity import Role
@@ -34,7 +34,7 @@ def job_of(folder, *, mechanism=SOUND, variant="sound", model=None):
 
 
 def made(folder, bundle, **order):
-    return make_up(
+    return synthesise(
         bundle.document,
         bundle.manifest,
         bundle.weights,
@@ -95,7 +95,7 @@ def test_words_are_drawn_as_the_order_says(tmp_path, monkeypatch):
 
 
 def test_a_file_is_no_longer_than_ordered(tmp_path):
-    found = made(tmp_path, job_of(tmp_path), texts=200, most_bytes=500)
+    found = made(tmp_path, job_of(tmp_path), texts=200, max_bytes=500)
     assert 300 < found.path.stat().st_size <= 500
 
 

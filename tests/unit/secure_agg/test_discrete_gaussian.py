@@ -14,22 +14,22 @@ from secure_agg.discrete_gaussian import AliasTable, alias_table, magnitude_mass
 from secure_agg.randomness import KeyStream, StreamScratch
 from tests.support.sum_fleet import SeededRandom
 
-DEVIATIONS = [1 / 16, 0.5, 1.0, 1.7, 3.0, 100.0, 4096.0]
+STDS = [1 / 16, 0.5, 1.0, 1.7, 3.0, 100.0, 4096.0]
 PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494")
 DIGITS = 60
 
 
-def ideal(deviation: float, count: int) -> tuple[list[Decimal], Decimal]:
+def ideal(std: float, count: int) -> tuple[list[Decimal], Decimal]:
     """(exp(-k^2 / (2 s^2)) for k below `count`, the sum of these over all whole k), to 60 digits.
 
     Each by its own exponential, not from the one before; the sum goes on until nothing is added.
     """
     with localcontext() as context:
         context.prec = DIGITS
-        double = 2 * Decimal(deviation) ** 2
+        double = 2 * Decimal(std) ** 2
         weights = [(-Decimal(k * k) / double).exp() for k in range(count)]
         total = 1 + 2 * sum(weights[1:], Decimal(0))
-        step = 1 if deviation < 200 else 0
+        step = 1 if std < 200 else 0
         if step:
             k, more = count, Decimal(1)
             while more > Decimal(10) ** -DIGITS * total:
@@ -38,18 +38,16 @@ def ideal(deviation: float, count: int) -> tuple[list[Decimal], Decimal]:
                 k += 1
         else:
             # Poisson's summation: s sqrt(2 pi) (1 + 2 exp(-2 pi^2 s^2) + ...), whose second term is below 10^-300000.
-            total = Decimal(deviation) * (2 * PI).sqrt()
+            total = Decimal(std) * (2 * PI).sqrt()
         return weights, total
 
 
-@pytest.mark.parametrize(
-    "deviation", [*DEVIATIONS, pytest.param(16384.0, marks=pytest.mark.long)], ids=lambda s: f"s={s:g}"
-)
-def test_the_table_is_within_2_to_minus_100_of_the_law_tail_included(deviation: float) -> None:
-    masses = magnitude_masses(deviation)
+@pytest.mark.parametrize("std", [*STDS, pytest.param(16384.0, marks=pytest.mark.long)], ids=lambda s: f"s={s:g}")
+def test_the_table_is_within_2_to_minus_100_of_the_law_tail_included(std: float) -> None:
+    masses = magnitude_masses(std)
     assert sum(masses) == 2**127
     assert all(mass > 0 for mass in masses)
-    weights, total = ideal(deviation, len(masses))
+    weights, total = ideal(std, len(masses))
     with localcontext() as context:
         context.prec = DIGITS
         law = [weights[0] / total, *(2 * weight / total for weight in weights[1:])]
@@ -62,9 +60,9 @@ def test_the_table_is_within_2_to_minus_100_of_the_law_tail_included(deviation: 
 
 def test_the_tail_is_cut_where_the_budget_allows_and_no_later() -> None:
     # One entry fewer would leave out more than 2^-101.
-    for deviation in (0.5, 1.0, 3.0, 100.0):
-        count = len(magnitude_masses(deviation))
-        weights, total = ideal(deviation, 3 * count)
+    for std in (0.5, 1.0, 3.0, 100.0):
+        count = len(magnitude_masses(std))
+        weights, total = ideal(std, 3 * count)
         with localcontext() as context:
             context.prec = DIGITS
             assert 2 * sum(weights[count:], Decimal(0)) / total < Decimal(2) ** -101
@@ -79,9 +77,9 @@ def thresholds(table: AliasTable) -> tuple[list[int], list[int]]:
     return threshold, [column ^ (p & low) for column, p in enumerate(packed)]
 
 
-@pytest.mark.parametrize("deviation", DEVIATIONS, ids=lambda s: f"s={s:g}")
-def test_the_columns_hold_exactly_the_masses(deviation: float) -> None:
-    masses = magnitude_masses(deviation)
+@pytest.mark.parametrize("std", STDS, ids=lambda s: f"s={s:g}")
+def test_the_columns_hold_exactly_the_masses(std: float) -> None:
+    masses = magnitude_masses(std)
     table = alias_table(masses)
     share = 1 << (127 - table.columns)
     held = [0] * (1 << table.columns)
@@ -91,7 +89,7 @@ def test_the_columns_hold_exactly_the_masses(deviation: float) -> None:
         held[alias] += share - threshold
     assert held[: len(masses)] == masses
     assert not any(held[len(masses) :])
-    assert table.largest == len(masses) - 1 == DiscreteGaussian(deviation).largest
+    assert table.largest == len(masses) - 1 == DiscreteGaussian(std).largest
 
 
 class Written:
@@ -138,15 +136,15 @@ def test_a_draw_is_what_the_columns_say_on_both_sides_of_every_threshold(masses:
         assert not stream.reads
 
 
-@pytest.mark.parametrize("deviation", [0.5, 1.0, 3.0, 4096.0, 16384.0], ids=lambda s: f"s={s:g}")
-def test_draws_fit_the_law(deviation: float) -> None:
+@pytest.mark.parametrize("std", [0.5, 1.0, 3.0, 4096.0, 16384.0], ids=lambda s: f"s={s:g}")
+def test_draws_fit_the_law(std: float) -> None:
     count = 400_000
-    drawn = DiscreteGaussian(deviation).sample(count, SeededRandom(f"fit {deviation}"))
+    drawn = DiscreteGaussian(std).sample(count, SeededRandom(f"fit {std}"))
     assert drawn.dtype == np.dtype("<i4")
-    largest = DiscreteGaussian(deviation).largest
+    largest = DiscreteGaussian(std).largest
     assert np.abs(drawn.astype(np.int64)).max() <= largest
     values = np.arange(-largest, largest + 1)
-    law = np.exp(-(values.astype(np.float64) ** 2) / (2 * deviation**2))
+    law = np.exp(-(values.astype(np.float64) ** 2) / (2 * std**2))
     law /= law.sum()
     # Cells of at least 1/128 each, so that every cell expects thousands.
     cell = np.minimum((np.cumsum(law) * 128).astype(np.int64), 127)
@@ -162,8 +160,8 @@ def test_draws_fit_the_law(deviation: float) -> None:
     fourth = float((law * values.astype(np.float64) ** 4).sum())
     assert abs((drawn.astype(np.float64) ** 2).mean() - variance) < 6 * math.sqrt((fourth - variance**2) / count)
     assert abs(int((drawn > 0).sum()) - int((drawn < 0).sum())) < 6 * math.sqrt(count)
-    if deviation >= 1.5:
-        assert variance == pytest.approx(deviation**2, rel=1e-12)
+    if std >= 1.5:
+        assert variance == pytest.approx(std**2, rel=1e-12)
 
 
 def test_neighbouring_draws_and_blocks_are_unrelated() -> None:
@@ -202,7 +200,7 @@ def test_a_stream_is_read_once_through() -> None:
     np.testing.assert_array_equal(drawn, table.draw(40_000, stream, scratch))
 
 
-@pytest.mark.parametrize("deviation", [0, -1.0, 0.06, 65537, math.nan, math.inf, True, "3"])
-def test_a_deviation_without_a_table_is_refused(deviation: float) -> None:
+@pytest.mark.parametrize("std", [0, -1.0, 0.06, 65537, math.nan, math.inf, True, "3"])
+def test_a_deviation_without_a_table_is_refused(std: float) -> None:
     with pytest.raises(ValueError, match="from 1/16 to 65536"):
-        DiscreteGaussian(deviation)
+        DiscreteGaussian(std)

@@ -141,7 +141,7 @@ def test_an_encoding_is_the_rounding_plus_a_share_in_the_ring() -> None:
     values = vector(2)
     source = SeededRandom("encode")
     rounded = round_conditionally(values, GRID, source)
-    noise = DiscreteGaussian(GRID.deviation).sample(GRID.values, source)
+    noise = DiscreteGaussian(GRID.std).sample(GRID.values, source)
     encoded = encode_distributed(values, GRID, BITS, SeededRandom("encode"))
     assert encoded.dtype == np.dtype("<u4")
     assert int(encoded.max()) < 2**BITS

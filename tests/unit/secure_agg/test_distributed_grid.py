@@ -26,12 +26,12 @@ SIXTY_MILLION = 60_000_000
 def test_the_grid_is_the_papers() -> None:
     grid = Grid(clip=2.0, noise_multiplier=0.5, honest=9, values=1000, members=20)
     # sigma = z C = 1, sigma_local = 1/3, gamma = sigma_local / 4096, c = C / gamma.
-    assert grid.deviation == 4096
+    assert grid.std == 4096
     assert grid.gamma == pytest.approx(1 / 3 / 4096, rel=1e-15)
     assert grid.scale == pytest.approx(3 * 4096, rel=1e-15)
     assert grid.radius == pytest.approx(2 * 3 * 4096, rel=1e-15)
     # The variance of h shares, in units.
-    assert 9 * (grid.deviation * grid.gamma) ** 2 == pytest.approx(1.0, rel=1e-14)
+    assert 9 * (grid.std * grid.gamma) ** 2 == pytest.approx(1.0, rel=1e-14)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_the_grid_is_the_papers() -> None:
     [(10**7, 10, 4096), (10**7 + 1, 10, 16384), (10**7 + 1, 11, 4096), (1, 2, 4096), (10**8, 2, 16384)],
 )
 def test_the_grid_is_finer_for_large_vectors_of_few_members(values: int, members: int, steps: int) -> None:
-    assert Grid(1.0, 1.0, 1, values, members).deviation == steps
+    assert Grid(1.0, 1.0, 1, values, members).std == steps
 
 
 @pytest.mark.parametrize("radius", [0.01, 0.9, 30.0, 4096.0, 36636.0])
@@ -148,10 +148,10 @@ def test_a_sum_of_nobody_needs_no_ring() -> None:
 # The divergence bound.
 
 
-def log_law(deviation: float, honest: int, reach: int) -> np.ndarray:
+def log_law(std: float, honest: int, reach: int) -> np.ndarray:
     """log P[X_1 + ... + X_h = k] for k from -reach to reach, summed out term by term in logarithms."""
     values = np.arange(-reach, reach + 1)
-    single = -(values.astype(np.float64) ** 2) / (2 * deviation**2)
+    single = -(values.astype(np.float64) ** 2) / (2 * std**2)
     single -= np.logaddexp.reduce(single)
     law = single
     for _ in range(honest - 1):
@@ -171,28 +171,28 @@ def divergence(law: np.ndarray, shift: int, alpha: float) -> float:
 
 
 @pytest.mark.parametrize("honest", [1, 2, 3])
-@pytest.mark.parametrize("deviation", [0.5, 0.7, 1.0, 2.0, 3.0])
+@pytest.mark.parametrize("std", [0.5, 0.7, 1.0, 2.0, 3.0])
 def test_the_bound_holds_against_exact_divergences_and_is_tight_where_the_sum_is_gaussian(
-    honest: int, deviation: float
+    honest: int, std: float
 ) -> None:
-    law = log_law(deviation, honest, reach=200)
+    law = log_law(std, honest, reach=200)
     for shift, alpha in itertools.product((1, 2, 3), (1.25, 2.0, 4.0, 8.0)):
         exact = divergence(law, shift, alpha)
-        bound = ddg_renyi(alpha, shift, honest, deviation, 1)
+        bound = ddg_renyi(alpha, shift, honest, std, 1)
         assert exact <= bound * (1 + 1e-9)
-        if deviation >= 2:
+        if std >= 2:
             assert bound <= exact * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("shifts", [(1, 1), (2, 0, 1), (1, 1, 1, 1, 1, 1)])
-@pytest.mark.parametrize("deviation", [0.5, 1.0, 2.0])
-def test_the_bound_holds_over_several_coordinates(shifts: tuple[int, ...], deviation: float) -> None:
-    law = log_law(deviation, 3, reach=120)
+@pytest.mark.parametrize("std", [0.5, 1.0, 2.0])
+def test_the_bound_holds_over_several_coordinates(shifts: tuple[int, ...], std: float) -> None:
+    law = log_law(std, 3, reach=120)
     for alpha in (1.25, 2.0, 6.0):
         # Coordinates are independent, and divergences of independent parts add up.
         exact = sum(divergence(law, shift, alpha) for shift in shifts)
         distance = math.sqrt(sum(shift**2 for shift in shifts))
-        assert exact <= ddg_renyi(alpha, distance, 3, deviation, len(shifts)) * (1 + 1e-9)
+        assert exact <= ddg_renyi(alpha, distance, 3, std, len(shifts)) * (1 + 1e-9)
 
 
 def test_a_sum_is_not_gaussian_on_a_coarse_grid() -> None:
@@ -201,11 +201,11 @@ def test_a_sum_is_not_gaussian_on_a_coarse_grid() -> None:
     assert divergence(law, 1, 4.0) > 4.0 / (2 * 2 * 0.25) * 1.01
 
 
-@pytest.mark.parametrize(("honest", "deviation"), [(2, 0.5), (7, 0.6), (100, 1.0), (3, 2.0)])
-def test_both_arms_of_the_bound_are_the_papers(honest: int, deviation: float) -> None:
+@pytest.mark.parametrize(("honest", "std"), [(2, 0.5), (7, 0.6), (100, 1.0), (3, 2.0)])
+def test_both_arms_of_the_bound_are_the_papers(honest: int, std: float) -> None:
     with localcontext() as context:
         context.prec = 40
-        pi, s = Decimal("3.14159265358979323846264338327950288419717"), Decimal(deviation)
+        pi, s = Decimal("3.14159265358979323846264338327950288419717"), Decimal(std)
         tau = 10 * sum((-2 * pi**2 * s**2 * k / (k + 1)).exp() for k in range(1, honest))
         for distance, values, alpha in itertools.product((0.5, 3, 40), (1, 50), (1, 2, 33.5)):
             ratio = Decimal(distance) / (Decimal(honest).sqrt() * s)
@@ -213,7 +213,7 @@ def test_both_arms_of_the_bound_are_the_papers(honest: int, deviation: float) ->
                 Decimal(alpha) * ratio**2 / 2 + tau * values,
                 Decimal(alpha) / 2 * (ratio + tau * Decimal(values).sqrt()) ** 2,
             )
-            assert ddg_renyi(alpha, distance, honest, deviation, values) == pytest.approx(float(expected), rel=1e-12)
+            assert ddg_renyi(alpha, distance, honest, std, values) == pytest.approx(float(expected), rel=1e-12)
 
 
 def test_each_arm_is_the_lesser_somewhere() -> None:
@@ -227,12 +227,12 @@ def test_each_arm_is_the_lesser_somewhere() -> None:
 
 def test_on_the_jobs_grid_the_sum_is_gaussian_and_one_share_is_h_times_as_dear() -> None:
     grid = Grid(1.0, 1.0, 100, SIXTY_MILLION, 100)
-    central = ddg_renyi(2.0, grid.distance(replaced=False), 100, grid.deviation, SIXTY_MILLION)
+    central = ddg_renyi(2.0, grid.distance(replaced=False), 100, grid.std, SIXTY_MILLION)
     # Multiplier 1 and an inflated sensitivity: alpha / 2 * inflation^2.
     assert central == pytest.approx(inflation(grid) ** 2, rel=1e-12)
-    local = ddg_renyi(2.0, grid.distance(replaced=False), 1, grid.deviation, SIXTY_MILLION)
+    local = ddg_renyi(2.0, grid.distance(replaced=False), 1, grid.std, SIXTY_MILLION)
     assert local == pytest.approx(100 * central, rel=1e-12)
-    replaced = ddg_renyi(2.0, grid.distance(replaced=True), 100, grid.deviation, SIXTY_MILLION)
+    replaced = ddg_renyi(2.0, grid.distance(replaced=True), 100, grid.std, SIXTY_MILLION)
     assert replaced == pytest.approx(4 * central, rel=1e-12)
 
 
@@ -247,7 +247,7 @@ def test_orders_come_back_in_their_shape() -> None:
 
 
 @pytest.mark.parametrize(
-    ("alpha", "distance", "honest", "deviation", "values"),
+    ("alpha", "distance", "honest", "std", "values"),
     [
         (0.99, 1.0, 2, 1.0, 1),
         (math.nan, 1.0, 2, 1.0, 1),
@@ -262,9 +262,9 @@ def test_orders_come_back_in_their_shape() -> None:
         (2.0, 1.0, 2, 1.0, 0),
     ],
 )
-def test_what_no_theorem_covers_is_refused(alpha: float, distance: float, honest: int, deviation: float, values: int):  # type: ignore[no-untyped-def]
+def test_what_no_theorem_covers_is_refused(alpha: float, distance: float, honest: int, std: float, values: int):  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError):  # noqa: PT011
-        ddg_renyi(alpha, distance, honest, deviation, values)
+        ddg_renyi(alpha, distance, honest, std, values)
 
 
 def test_one_share_is_bounded_for_any_deviation() -> None:

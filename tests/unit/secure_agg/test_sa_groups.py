@@ -27,9 +27,9 @@ from secure_agg import (
     Survivors,
     grouped_thresholds,
 )
-from secure_agg.groups import corrupt_in_group, draw_groups, largest_group, most_corrupt, whole_groups
+from secure_agg.groups import corrupt_in_group, draw_groups, largest_group, max_corrupt, whole_groups
 from secure_agg.parameters import _log_probabilities
-from secure_agg.server import Opened
+from secure_agg.server import OpenedSum
 from secure_agg.session import Session, advertisement_statement
 from tests.support.group_fleet import GroupFleet, grouped_context
 from tests.support.sum_fleet import make_context, names
@@ -82,7 +82,7 @@ def test_in_large_groups_the_bound_is_far_below_the_group_and_in_small_ones_it_i
     assert corrupt_in_group(968, 100, 100, 10, 80) == 47
     assert corrupt_in_group(967, 100, 100, 10, 80) == 48
     for absent, worst in ((32, 47), (33, 48)):
-        assert most_corrupt(1000, 100, dataclasses.replace(graph, absent=absent)) == worst
+        assert max_corrupt(1000, 100, dataclasses.replace(graph, absent=absent)) == worst
     with pytest.raises(ContextInvalid, match="2t > s \\+ c needs at least 75"):
         make_context(1000, threshold, 100, graph=dataclasses.replace(graph, absent=33))
     assert corrupt_in_group(30, 6, 3, 10, 80) == 3
@@ -106,8 +106,8 @@ def test_numbers_that_are_found_keep_the_promise_for_every_roster(
     assert context.largest_sum == largest_group(n, groups) == math.ceil(n / groups)
     c = context.corrupt_in_sum
     assert context.honest == threshold - c >= 2
-    assert context.least_roster == n - graph.absent
-    for members in {n, context.least_roster, (n + context.least_roster) // 2}:
+    assert context.min_roster == n - graph.absent
+    for members in {n, context.min_roster, (n + context.min_roster) // 2}:
         size = math.ceil(members / groups)
         assert corrupt_in_group(members, corrupt, size, groups, sigma) <= c
         assert 2 * threshold > size + c
@@ -118,7 +118,7 @@ def test_numbers_that_are_found_keep_the_promise_for_every_roster(
 def test_a_context_says_what_its_groups_are_worth_and_another_split_is_another_digest() -> None:
     context = grouped_context(12, 3, 1)
     assert (context.threshold, context.honest, context.corrupt_in_sum, context.largest_sum) == (3, 2, 1, 4)
-    assert (context.least_roster, context.least_survivors, context.least_confirmations) == (8, 3, 3)
+    assert (context.min_roster, context.min_survivors, context.min_confirmations) == (8, 3, 3)
     assert context.sparse is None
     assert context.grouped == GroupedGraph(3, 2, 80, 4)
     others = [
@@ -219,7 +219,7 @@ def test_whoever_is_lost_in_whatever_phase_every_opened_sum_is_that_of_its_survi
     outcome = fleet.run(lose)
     gone, grouped, least = set().union(*lose.values()), fleet.context.grouped, fleet.context.threshold
     assert grouped is not None
-    if n - len(lose.get(Phase.ADVERTISE, ())) < fleet.context.least_roster:
+    if n - len(lose.get(Phase.ADVERTISE, ())) < fleet.context.min_roster:
         assert isinstance(outcome, Abandoned)
         return
     # A group is opened if t of it stay to the end, and the attempt counts with as many groups as it needs.
@@ -279,7 +279,7 @@ def test_the_sums_open_once_every_group_that_still_can_has_answered() -> None:
     assert server.enough
     closed = server.close()
     assert not isinstance(closed, Abandoned)
-    assert isinstance(closed[0], Opened)
+    assert isinstance(closed[0], OpenedSum)
     assert [number for number, _ in closed[0].by_group()] == [0, 1, 2]
 
 

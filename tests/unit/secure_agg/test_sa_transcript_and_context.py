@@ -173,7 +173,7 @@ def test_above_200_they_are_those_of_a_sparse_graph_that_may_miss_half_of_the_lo
     assert graph == SparseGraph(degree, 100_000, 100_000, 80, absent)
     assert (t, n_c) == (threshold, corrupt)
     context = make_context(9, cohort=n, threshold=t, assumed_corrupt=n_c, graph=graph)
-    assert n - context.least_roster == missing >= absent
+    assert n - context.min_roster == missing >= absent
     # The shares as floats or as fractions, and everything said or left out: the same answer.
     assert thresholds_for(n, corrupt=0.1, lost=Fraction(1, 10), sigma=80, absent=absent) == (graph, t, n_c)
 

@@ -97,7 +97,7 @@ def test_the_least_graph_makes_a_context_with_what_it_is_worth() -> None:
     context = sparse_context(1000, sigma=80)
     assert (context.graph, context.threshold) == (SparseGraph(120, 100_000, 100_000, 80), 87)
     assert (context.honest, context.assumed_corrupt) == (34, 100)
-    assert (context.least_survivors, context.least_confirmations) == (900, 551)
+    assert (context.min_survivors, context.min_confirmations) == (900, 551)
     assert context.sparse is not None
     assert context.sparse.kind is Graph.SPARSE
 
@@ -105,19 +105,19 @@ def test_the_least_graph_makes_a_context_with_what_it_is_worth() -> None:
 def test_the_complete_graph_counts_as_it_always_did() -> None:
     context = make_context(10)
     assert context.sparse is None
-    assert {context.least_roster, context.least_survivors, context.least_confirmations} == {context.threshold} == {7}
+    assert {context.min_roster, context.min_survivors, context.min_confirmations} == {context.threshold} == {7}
     assert context.honest == 5
 
 
 @pytest.mark.parametrize(("n", "sigma", "least"), [(1000, 80, 979), (1000, 40, 956), (300, 40, 298), (100, 40, 90)])
 def test_a_roster_may_be_as_small_as_keeps_the_promise(n: int, sigma: int, least: int) -> None:
     """Corrupt members all advertise: of a smaller roster they are a larger share."""
-    assert sparse_context(n, sigma=sigma).least_roster == least
+    assert sparse_context(n, sigma=sigma).min_roster == least
 
 
 def test_a_context_may_make_room_for_members_that_never_advertise() -> None:
     context = sparse_context(1000, sigma=80, absent=100)
-    assert (context.least_roster, context.honest) == (900, 36)
+    assert (context.min_roster, context.honest) == (900, 36)
 
 
 def changed(context: Any, **numbers: int) -> Any:

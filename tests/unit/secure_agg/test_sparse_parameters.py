@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 
 from secure_agg.parameters import (
-    MOST_MEMBERS,
+    MAX_MEMBERS,
     NoParameters,
     corrupt_neighbours,
     evaluate,
@@ -139,7 +139,7 @@ def test_other_shares_are_refused(share: float) -> None:
     ("numbers", "says"),
     [
         ((2, 0, 0, 40), "serves 3 to"),
-        ((MOST_MEMBERS + 1, 0, 0, 40), "serves 3 to"),
+        ((MAX_MEMBERS + 1, 0, 0, 40), "serves 3 to"),
         ((100, 60, 40, 40), "some must remain"),
         ((100, 34, 33, 40), "no majority"),
         ((100, -1, 0, 40), "some must remain"),

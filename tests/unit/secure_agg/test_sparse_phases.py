@@ -56,7 +56,7 @@ def refusal(fleet: SparseFleet, phase: Phase, member: str = ME) -> Refusal:
 def test_a_roster_that_would_weaken_the_promise_is_refused_by_both_sides(at) -> None:
     fleet = at(Phase.SHARE)
     entries = fleet.inbox[ME].advertisements
-    assert fleet.context.least_roster == 22
+    assert fleet.context.min_roster == 22
     fleet.inbox[ME] = Roster(tuple(entry for entry in entries if entry.member not in {"m5", "m6", "m7"}))
     assert refusal(fleet, Phase.SHARE).reason is Reason.ROSTER_TOO_SMALL
     fleet.inbox[ME] = Roster(tuple(entry for entry in entries if entry.member not in {"m5", "m6"}))

@@ -182,7 +182,7 @@ def test_a_sparse_graph_that_is_left_out_makes_another_context_with_another_dige
 
 
 def test_the_largest_messages_of_the_largest_cohort_fit_what_ports_and_channels_take():
-    names = [f"{number:05}".ljust(63, "x") for number in range(limits.MOST_MEMBERS)]
+    names = [f"{number:05}".ljust(63, "x") for number in range(limits.MAX_MEMBERS)]
     longest = bytes(1024)
     entry = secure_agg.DigestAdvertisement(names[0], *(bytes(32) for _ in range(4)), longest)
     roster = secure_agg.DigestRoster(tuple(entry for _ in names))
@@ -191,18 +191,18 @@ def test_the_largest_messages_of_the_largest_cohort_fit_what_ports_and_channels_
     dealings = secure_agg.ReceivedDealings((one,) * 4096)
     for payload in (roster, confirmations, dealings, secure_agg.Survivors(tuple(names))):
         size = wire.to_member(AttemptMessage(ATTEMPT, payload)).ByteSize()
-        assert size <= limits.MOST_FROM_COORDINATOR, type(payload).__name__
-    part = pb.CertificatesPart(certificates=[bytes(limits.MOST_CERTIFICATE_BYTES)] * limits.CERTIFICATES_IN_A_PART)
-    assert part.ByteSize() <= limits.MOST_FROM_COORDINATOR
+        assert size <= limits.MAX_FROM_COORDINATOR, type(payload).__name__
+    part = pb.CertificatesPart(certificates=[bytes(limits.MAX_CERTIFICATE_BYTES)] * limits.CERTIFICATES_IN_A_PART)
+    assert part.ByteSize() <= limits.MAX_FROM_COORDINATOR
     share = secure_agg.DealtShare(names[0], bytes(82), bytes(32), bytes(32))
     dealing = secure_agg.Dealing(names[0], bytes(32), (share,) * 4096, longest)
     revealed = (secure_agg.RevealedShare(names[0], bytes(33)),) * 4096
     for payload in (dealing, secure_agg.Unmasking(names[0], revealed, revealed)):
         size = wire.to_coordinator(AttemptMessage(ATTEMPT, payload)).ByteSize()
-        assert size <= limits.MOST_FROM_MEMBER, type(payload).__name__
+        assert size <= limits.MAX_FROM_MEMBER, type(payload).__name__
     # No more than that, and a little: it is also what one message of the other side may cost.
-    assert limits.MOST_FROM_COORDINATOR <= 13 * 2**20
-    assert limits.MOST_FROM_MEMBER <= 2 * 2**20
+    assert limits.MAX_FROM_COORDINATOR <= 13 * 2**20
+    assert limits.MAX_FROM_MEMBER <= 2 * 2**20
 
 
 def test_a_manifest_flattens_and_unflattens():
@@ -267,16 +267,16 @@ def test_a_job_document_is_its_canonical_form():
         ({"mechanism": "dp-sgd"}, "mechanism"),
         ({"training": {"learning_rate": 0}}, "learning_rate"),
         ({"rounds": {"target_members": 10_001}}, "target_members"),
-        ({"aggregation": {"lost_share": 0.1234567}}, "lost_share has at most six decimals, got 0.1234567"),
-        ({"aggregation": {"corrupt_share": 1}}, "corrupt_share"),
-        ({"aggregation": {"corrupt_share": 0.2, "lost_share": 0.4}}, "must stay below 1"),
+        ({"aggregation": {"max_lost_share": 0.1234567}}, "max_lost_share has at most six decimals, got 0.1234567"),
+        ({"aggregation": {"max_corrupt_share": 1}}, "max_corrupt_share"),
+        ({"aggregation": {"max_corrupt_share": 0.2, "max_lost_share": 0.4}}, "must stay below 1"),
         (
-            {"rounds": {"target_members": 300}, "aggregation": {"corrupt_share": 0.33, "lost_share": 0.33}},
-            "aggregation.corrupt_share, aggregation.lost_share or rounds.target_members: no sparse graph of 201",
+            {"rounds": {"target_members": 300}, "aggregation": {"max_corrupt_share": 0.33, "max_lost_share": 0.33}},
+            "aggregation.max_corrupt_share, aggregation.max_lost_share or rounds.target_members: no sparse graph of 201",  # noqa: E501
         ),
         (
             {"rounds": {"min_members": 250, "target_members": 300}, "aggregation": {"assumed_corrupt": 250}},
-            r"aggregation.assumed_corrupt, aggregation.lost_share or rounds.min_members: assumed_corrupt counts",
+            r"aggregation.assumed_corrupt, aggregation.max_lost_share or rounds.min_members: assumed_corrupt counts",
         ),
         ({"rounds": {"min_members": 2}}, "aggregation.assumed_corrupt or rounds.min_members: a cohort of 2"),
         (
@@ -284,14 +284,14 @@ def test_a_job_document_is_its_canonical_form():
                 "rounds": {"min_members": 100, "target_members": 1000},
                 "mechanism": {"name": "distributed-gaussian", "noise_multiplier": 9.0, "honest": 25},
             },
-            "a cohort of 201 guarantees 1.*raise aggregation.lost_share, or lower rounds.target_members to 200",
+            "a cohort of 201 guarantees 1.*raise aggregation.max_lost_share, or lower rounds.target_members to 200",
         ),
         (
             {
                 "rounds": {"min_members": 300, "target_members": 1000},
                 "mechanism": {"name": "distributed-gaussian", "noise_multiplier": 9.0, "honest": 50},
             },
-            "a cohort of 300 guarantees 24.*lower it, or raise aggregation.lost_share$",
+            "a cohort of 300 guarantees 24.*lower it, or raise aggregation.max_lost_share$",
         ),
         (
             {"mechanism": {"name": "distributed-gaussian", "noise_multiplier": 9.0, "honest": 3}},
@@ -366,11 +366,11 @@ def large(**numbers):
 
 @pytest.mark.parametrize("members", [3, 200, 201, 1000, 10_000])
 def test_an_attempt_of_any_size_has_the_numbers_of_its_job(members):
-    job = large(target_members=10_000, corrupt_share=0.05)
+    job = large(target_members=10_000, max_corrupt_share=0.05)
     context = context_of(job, federation=bytes(32), round=1, attempt=2, model=bytes(32), members=members)
     promise = promise_of(job, members)
     assert (context.graph, context.threshold, context.assumed_corrupt) == thresholds_of(job, members)
-    assert (promise.honest, promise.least_roster) == (context.honest, context.least_roster)
+    assert (promise.honest, promise.min_roster) == (context.honest, context.min_roster)
     assert context.application == application_digest(job, layout_of(job, members))
     assert context.values == layout_of(job, members).values
     if members <= 200:
@@ -381,8 +381,8 @@ def test_an_attempt_of_any_size_has_the_numbers_of_its_job(members):
         assert context.assumed_corrupt == members // 20
         assert (context.sparse.sigma, context.sparse.corrupt_millionths) == (80, 50_000)
         # So many may stay away before the roster, and as many again after it.
-        assert members - context.least_survivors == members // 10
-        assert members - context.least_roster >= members // 20
+        assert members - context.min_survivors == members // 10
+        assert members - context.min_roster >= members // 20
 
 
 def keys_left_out(part, written):
@@ -420,7 +420,7 @@ def test_a_document_says_every_key_also_where_it_is_the_default(changes):
 
 
 def test_the_shares_of_a_job_are_in_its_digest():
-    jobs = (large(), large(corrupt_share=0.11), large(lost_share=0.11))
+    jobs = (large(), large(max_corrupt_share=0.11), large(max_lost_share=0.11))
     assert len({job.digest() for job in jobs}) == 3
 
 
@@ -485,53 +485,53 @@ def from_the_coordinator(message):
 # What a message has many of: how many any cohort has, the message with so many empty ones, and what each becomes.
 MANY = {
     "shares dealt": (
-        limits.MOST_NEIGHBOURS,
+        limits.MAX_NEIGHBOURS,
         lambda n: pb.MemberMessage(dealing=pb.Dealing(ref=REF, shares=[pb.DealtShare()] * n)),
         "DealtShare",
     ),
     "seed shares": (
-        limits.MOST_NEIGHBOURS,
+        limits.MAX_NEIGHBOURS,
         lambda n: pb.MemberMessage(unmasking=pb.Unmasking(ref=REF, seed_shares=[pb.RevealedShare()] * n)),
         "RevealedShare",
     ),
     "masking shares": (
-        limits.MOST_NEIGHBOURS,
+        limits.MAX_NEIGHBOURS,
         lambda n: pb.MemberMessage(unmasking=pb.Unmasking(ref=REF, masking_shares=[pb.RevealedShare()] * n)),
         "RevealedShare",
     ),
     "roster": (
-        limits.MOST_MEMBERS,
+        limits.MAX_MEMBERS,
         lambda n: pb.CoordinatorMessage(roster=pb.Roster(ref=REF, advertisements=[pb.Advertisement()] * n)),
         "Advertisement",
     ),
     "roster by digest": (
-        limits.MOST_MEMBERS,
+        limits.MAX_MEMBERS,
         lambda n: pb.CoordinatorMessage(
             digest_roster=pb.DigestRoster(ref=REF, advertisements=[pb.DigestAdvertisement()] * n)
         ),
         "DigestAdvertisement",
     ),
     "dealings": (
-        limits.MOST_NEIGHBOURS,
+        limits.MAX_NEIGHBOURS,
         lambda n: pb.CoordinatorMessage(
             received_dealings=pb.ReceivedDealings(ref=REF, dealings=[pb.ReceivedDealing()] * n)
         ),
         "ReceivedDealing",
     ),
     "path": (
-        limits.MOST_PATH,
+        limits.MAX_PATH,
         lambda n: pb.CoordinatorMessage(
             received_dealings=pb.ReceivedDealings(ref=REF, dealings=[pb.ReceivedDealing(path=[b""] * n)])
         ),
         "ReceivedDealing",
     ),
     "survivors": (
-        limits.MOST_MEMBERS,
+        limits.MAX_MEMBERS,
         lambda n: pb.CoordinatorMessage(survivors=pb.Survivors(ref=REF, members=[""] * n)),
         "Survivors",
     ),
     "confirmations": (
-        limits.MOST_MEMBERS,
+        limits.MAX_MEMBERS,
         lambda n: pb.CoordinatorMessage(confirmations=pb.Confirmations(ref=REF, confirmations=[pb.Confirmation()] * n)),
         "Confirmation",
     ),

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from tacit.corpus import MOST_CORPUS_BYTES, CorpusOrder, CorpusStatement, signed_bytes
+from tacit.corpus import MAX_CORPUS_BYTES, CorpusOrder, CorpusStatement, signed_bytes
 from tacit.documents import DocumentInvalid, sentence_of
 from tacit.job import JobDocument, JobSpec
 from tacit.model import RvaeModel
@@ -50,7 +50,7 @@ def said(**changes):
             'protects nothing by itself; take source = "operator", or dp-sgd',
         ),
         ({"corpus": {"texts": 0}}, "corpus.texts: Input should be greater than or equal to 1"),
-        ({"corpus": {"most_bytes": MOST_CORPUS_BYTES + 1}}, "corpus.most_bytes: Input should be less than or equal to"),
+        ({"corpus": {"max_bytes": MAX_CORPUS_BYTES + 1}}, "corpus.max_bytes: Input should be less than or equal to"),
         ({"corpus": {"source": "anybody"}}, "corpus.source: 'anybody' is none of members, operator"),
         ({"corpus": {"text": 3}}, "corpus.text: unknown key; check its spelling"),
         ({"model": {"architecture": "rvae", "tied": True}}, "model: tied needs freeze_embedding"),
@@ -80,7 +80,7 @@ def test_an_order_that_cannot_be_is_one_sentence(changes, sentence):
         {"model": {"architecture": "rvae", "variant": "published"}, "corpus": {}},
         {"method": "fedprox", "corpus": {"top_k": 5}},
         {"labels": [f"label {each}" for each in range(257)], "corpus": {"guidance": 0}},
-        {"mechanism": {"name": "dp-sgd", "noise_multiplier": 1}, "corpus": {"histogram_deviation": 8}},
+        {"mechanism": {"name": "dp-sgd", "noise_multiplier": 1}, "corpus": {"histogram_std": 8}},
     ],
     ids=str,
 )
@@ -94,8 +94,7 @@ def test_a_document_says_which_made_up_text_it_orders():
     bare, ordering = ordering_job(order=None), ordering_job()
     assert b'"corpus":null' in bare.canonical()
     assert (
-        b'"corpus":{"guidance":1.0,"histogram_deviation":null,"most_bytes":4194304,"source":"members"'
-        in ordering.canonical()
+        b'"corpus":{"guidance":1.0,"histogram_std":null,"max_bytes":4194304,"source":"members"' in ordering.canonical()
     )
     for job in (bare, ordering):
         assert JobDocument.from_json(job.canonical()) == job

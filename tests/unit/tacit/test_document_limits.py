@@ -24,7 +24,7 @@ import export
 import learning
 import tacit
 from coordinator.config import CoordinatorConfig, OperatorConfig
-from coordinator.storage.backup import Manifest as BackupManifest
+from coordinator.storage.backup import BackupManifest
 from coordinator.storage.mark import Mark
 from edge_client.corpus_release.folder import CorpusState, Decision
 from edge_client.corpus_release.models import NoisedHistogram
@@ -39,10 +39,10 @@ from export.finetune.run import Provenance
 from tacit.authorities import Authorities
 from tacit.bundle import BundleIndex, Labels
 from tacit.corpus import CorpusStatement
-from tacit.documents import MOST_MISTAKES, AtMost, Document, DocumentInvalid
+from tacit.documents import MAX_MISTAKES, AtMost, Document, DocumentInvalid
 from tacit.job import JobBody, JobDocument, JobSpec
 from tacit.manifest import Manifest
-from tacit.reading import MOST_DEPTH
+from tacit.reading import MAX_DEPTH
 from tacit.token import JoinToken
 from tests.property.decoders.test_documents import GOOD, HEX
 from tests.property.decoders.test_wire_decoders import peak
@@ -306,7 +306,7 @@ EXAMPLES: dict[type[Document], dict[str, Any]] = {
             "validation_loss": None,
             "validation_accuracy": None,
         },
-        "test": {"digest": HEX, "also_made_up": 0, "scores": _SCORES},
+        "test": {"digest": HEX, "also_synthetic": 0, "scores": _SCORES},
     },
 }
 
@@ -440,11 +440,11 @@ LISTS: dict[str, tuple[type[Document], dict[str, Any], str, int, Any]] = {
     "PolicyDocument.devices": (Policy, _POLICY, "devices", 16, _same("cpu")),
     "PolicyDocument.interfaces": (Policy, _POLICY, "interfaces", 1000, _word),
     "CoordinatorConfig.advertise": (CoordinatorConfig, _POLICY, "advertise", 64, _word),
-    "Manifest.tables": (BackupManifest, _BACKUP, "tables", 100, _row(columns=[_COLUMN], rows=0, **_STATE)),
+    "BackupManifest.tables": (BackupManifest, _BACKUP, "tables", 100, _row(columns=[_COLUMN], rows=0, **_STATE)),
     "TablePart.columns": (BackupManifest, _BACKUP, "tables.0.columns", 100, _same(_COLUMN)),
-    "Manifest.blobs": (BackupManifest, _BACKUP, "blobs", 500_000, _same(_STATE)),
-    "Manifest.missing": (BackupManifest, _BACKUP, "missing", 500_000, _same(HEX)),
-    "Manifest.keys": (
+    "BackupManifest.blobs": (BackupManifest, _BACKUP, "blobs", 500_000, _same(_STATE)),
+    "BackupManifest.missing": (BackupManifest, _BACKUP, "missing", 500_000, _same(HEX)),
+    "BackupManifest.keys": (
         BackupManifest,
         _BACKUP,
         "keys",
@@ -605,13 +605,13 @@ def test_a_text_is_read_at_its_limit_and_one_past_it_is_refused(kind, document, 
 @pytest.mark.parametrize("kind", EXAMPLES, ids=lambda kind: kind.__name__)
 def test_a_document_is_read_at_its_bytes_and_one_past_them_is_not_parsed(kind, tmp_path):
     data = json.dumps(EXAMPLES[kind]).encode()
-    full = data + b" " * (kind.most_bytes - len(data))
+    full = data + b" " * (kind.max_bytes - len(data))
     path = tmp_path / "document.json"
     path.write_bytes(full)
     assert kind.from_file(path) == kind.from_json(data)
     path.write_bytes(full + b" ")
     for read in (lambda: kind.from_json(full + b" ", what="it"), lambda: kind.from_file(path, what="it")):
-        with pytest.raises(DocumentInvalid, match=f"it has more than {kind.most_bytes} bytes"):
+        with pytest.raises(DocumentInvalid, match=f"it has more than {kind.max_bytes} bytes"):
             read()
 
 
@@ -640,8 +640,8 @@ WORST = {
 @pytest.mark.parametrize("kind", [JobDocument, Manifest, Policy, CoordinatorConfig], ids=lambda kind: kind.__name__)
 def test_the_worst_of_its_length_is_refused_for_little(kind, what):
     """What is left are Python's own values of the JSON, tens of bytes for each of its bytes."""
-    data = WORST[what](kind.most_bytes)
-    assert len(data) <= kind.most_bytes
+    data = WORST[what](kind.max_bytes)
+    assert len(data) <= kind.max_bytes
 
     def refuse() -> None:
         with pytest.raises(DocumentInvalid) as refused:
@@ -652,7 +652,7 @@ def test_the_worst_of_its_length_is_refused_for_little(kind, what):
     refuse()
     assert time.process_time() - started < 3
     if kind is JobDocument:
-        assert peak(refuse) < 60 * kind.most_bytes
+        assert peak(refuse) < 60 * kind.max_bytes
 
 
 def test_sixteen_megabytes_of_labels_are_not_parsed():
@@ -668,7 +668,7 @@ def test_sixteen_megabytes_of_labels_are_not_parsed():
 
 def test_a_sentence_names_the_first_mistakes_and_counts_the_others():
     said = str(_refusal(JobDocument, {"schema": 1, **{f"key-{number}": 0 for number in range(20)}}))
-    assert said.count(";") == 2 * MOST_MISTAKES or said.count("missing") + said.count("unknown key") == MOST_MISTAKES
+    assert said.count(";") == 2 * MAX_MISTAKES or said.count("missing") + said.count("unknown key") == MAX_MISTAKES
     assert said.endswith(" more")
     # Of a list the first.
     said = str(_refusal(JobSpec, {**_SPEC, "labels": [""] * 10_000}))
@@ -707,6 +707,6 @@ def test_toml_that_no_parser_bears_is_a_sentence(kind, name, tmp_path):
 
 def test_texts_with_dots_and_brackets_are_no_nesting(tmp_path):
     path = tmp_path / "policy.toml"
-    many = "[{" * MOST_DEPTH + "a." * 40
+    many = "[{" * MAX_DEPTH + "a." * 40
     path.write_text(f"schema = 1  # {many}\njobs = [\"{many}\", '{many}', \"\"\"{many}\"\"\", '''{many}''']\n")
     assert Policy.from_toml(path).jobs == (many,) * 4

@@ -16,7 +16,7 @@ from google.protobuf.message_factory import GetMessageClass
 from coordinator.services.guard import GuardInterceptor
 from tacit.blobs import BlobNotThere, fetch_blob
 from tacit.guard import guarded
-from tacit.limits import MOST_FROM_COORDINATOR
+from tacit.limits import MAX_FROM_COORDINATOR
 from tacit.reason import Reason
 from tacit.status import reason_of
 from tacit.v1 import (
@@ -28,7 +28,7 @@ from tacit.v1 import (
     operator_pb2_grpc,
 )
 from tests.property.decoders.test_texts import bound, every_text, paths, planted
-from toolkit.text import MOST_STATUS, is_clean
+from toolkit.text import MAX_STATUS, is_clean
 
 HOSTILE = "\x1b[31m\x1b]0;title\x07\u202e" + "x" * 1_000_000
 METHODS = [
@@ -81,7 +81,7 @@ class Answering(grpc.GenericRpcHandler):
 
 @contextlib.asynccontextmanager
 async def serving(handler: Any, *, guard: bool) -> AsyncIterator[grpc.aio.Channel]:
-    size = [("grpc.max_receive_message_length", MOST_FROM_COORDINATOR)]
+    size = [("grpc.max_receive_message_length", MAX_FROM_COORDINATOR)]
     server = grpc.aio.server(interceptors=(GuardInterceptor(),) if guard else (), options=size)
     server.add_generic_rpc_handlers((handler,))
     port = server.add_insecure_port("127.0.0.1:0")
@@ -192,6 +192,6 @@ def test_the_status_of_a_failure_is_clean(code):
         for each in sentences:
             assert "cleared" in each
             assert is_clean(each)
-            assert len(each) <= MOST_STATUS
+            assert len(each) <= MAX_STATUS
 
     asyncio.run(run())

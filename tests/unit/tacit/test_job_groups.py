@@ -8,9 +8,9 @@ from tacit import wire
 from tacit.attempt import AttemptId
 from tacit.context import context_of, largest_cohort, promise_of, thresholds_of
 from tacit.job import Aggregation, JobDocument
-from tacit.job_checks import least_honest
+from tacit.job_checks import min_honest
 from tacit.messages import AttemptMessage, AttemptOpened
-from tacit.vector import grid_of, layout_of, most_in_sum, sends_weight
+from tacit.vector import grid_of, layout_of, max_in_sum, sends_weight
 from tests.support.fleet import job_document
 from tests.support.group_fleet import grouped_context
 
@@ -26,8 +26,8 @@ def a_job(aggregation=None, *, mechanism=None, **rounds):
 
 
 def test_a_document_with_groups_or_without_is_read_as_it_was_written():
-    said = Aggregation(groups=5, combine="trimmed-mean", trim=2, least_groups=5, noise_after=0.5).model_dump()
-    assert (said["groups"], said["combine"], said["trim"], said["least_groups"]) == (5, "trimmed-mean", 2, 5)
+    said = Aggregation(groups=5, combine="trimmed-mean", trim=2, min_groups=5, noise_after=0.5).model_dump()
+    assert (said["groups"], said["combine"], said["trim"], said["min_groups"]) == (5, "trimmed-mean", 2, 5)
     trimmed = a_job({"combine": "trimmed-mean"})
     assert (trimmed.aggregation.trim, trimmed.aggregation.trimmed) == (None, 1)
     for job in (a_job({"combine": "median"}), a_job({"noise_after": 0.25}), trimmed, job_document()):
@@ -43,13 +43,13 @@ def test_a_document_with_groups_or_without_is_read_as_it_was_written():
         ({"groups": None, "trim": 1}, "trim: there is one sum"),
         ({"trim": 1}, "trim: mean trims nothing"),
         ({"combine": "median", "trim": 1}, "trim: median trims nothing"),
-        ({"groups": None, "least_groups": 2}, "least_groups: there is one sum"),
+        ({"groups": None, "min_groups": 2}, "min_groups: there is one sum"),
         ({"groups": 1}, "groups"),
         ({"groups": 2, "combine": "median"}, "groups: median needs 3 or more to outvote one, got 2"),
         ({"groups": 4, "combine": "trimmed-mean", "trim": 2}, "trimmed-mean needs 5"),
         ({"combine": "median", "trim": 2}, "trim: median trims nothing"),
-        ({"combine": "median", "least_groups": 2}, "least_groups: median of 3 groups needs 3 to 3"),
-        ({"least_groups": 4}, "needs 1 to 3"),
+        ({"combine": "median", "min_groups": 2}, "min_groups: median of 3 groups needs 3 to 3"),
+        ({"min_groups": 4}, "needs 1 to 3"),
         ({"combine": "krum"}, "combine"),
         ({"noise_after": -1}, "noise_after"),
         ({"groups": 15}, "groups, aggregation.assumed_corrupt or rounds.min_members: 9 members make 2 to 4 groups"),
@@ -71,7 +71,7 @@ def test_keys_that_do_not_go_together_name_themselves(keys, says):
         ({"groups": 4, "combine": "reject-outliers"}, 3),
         ({"groups": 8, "combine": "median"}, 5),
         ({"groups": 8, "combine": "trimmed-mean", "trim": 3}, 7),
-        ({"least_groups": 1}, 1),
+        ({"min_groups": 1}, 1),
         ({"groups": None}, 1),
     ],
     ids=str,
@@ -97,9 +97,11 @@ def test_what_an_attempt_in_groups_gets():
     assert not sends_weight(job)
     assert sends_weight(one)
     assert not sends_weight(alike)
-    assert most_in_sum(job, 10) == 4
+    assert max_in_sum(job, 10) == 4
     # Above 200 members the share stands for n_C, as it does for the sparse graph.
-    large = a_job({"assumed_corrupt": None, "groups": 10, "corrupt_share": 0.05}, min_members=250, target_members=1000)
+    large = a_job(
+        {"assumed_corrupt": None, "groups": 10, "max_corrupt_share": 0.05}, min_members=250, target_members=1000
+    )
     assert thresholds_of(large, 1000)[2] == 50
 
 
@@ -135,7 +137,7 @@ def honest_of_every_size(job):
         (19, 22, {}),
         (16, 60, {}),
         (180, 420, {}),
-        (180, 420, {"groups": 4, "corrupt_share": 0.05}),
+        (180, 420, {"groups": 4, "max_corrupt_share": 0.05}),
         (24, 90, {"groups": 4}),
         (190, 260, {"groups": 3, "assumed_corrupt": 20}),
         (300, 900, {"groups": 8}),
@@ -147,7 +149,7 @@ def test_the_least_honest_cohort_is_found_between_the_ends_too(least, most, keys
     noise = {"name": "distributed-gaussian", "noise_multiplier": 8.0, "honest": 1}
     job = a_job({"assumed_corrupt": None} | keys, mechanism=noise, min_members=least, target_members=most)
     every = honest_of_every_size(job)
-    honest, size = least_honest(job)
+    honest, size = min_honest(job)
     assert honest == min(every.values()) == every[size]
 
 
@@ -163,7 +165,7 @@ def test_noise_that_a_cohort_between_the_ends_does_not_bear_is_refused():
 
 def test_a_cohort_that_has_no_split_waits_for_one_that_has():
     # By default a fifth is assumed corrupt: 24 members make four groups of which each is a sum, 25 to 27 do not.
-    job = a_job({"assumed_corrupt": None, "groups": 4, "least_groups": 4}, min_members=24, target_members=36)
+    job = a_job({"assumed_corrupt": None, "groups": 4, "min_groups": 4}, min_members=24, target_members=36)
     sizes = {members: largest_cohort(job, members) for members in range(24, 37)}
     assert [sizes[members] for members in range(24, 31)] == [24, 24, 24, 24, 28, 29, 29]
     for members, size in sizes.items():

@@ -17,11 +17,11 @@ from google.protobuf.message import Message
 from coordinator.services.credentials import server_options
 from edge_client.identity.connection import channel_options
 from tacit import wire
-from tacit.limits import MOST_FROM_COORDINATOR, MOST_FROM_MEMBER, MOST_MEMBERS
+from tacit.limits import MAX_FROM_COORDINATOR, MAX_FROM_MEMBER, MAX_MEMBERS
 from tacit.v1 import enrolment_pb2, federation_pb2, operator_pb2
 
 # More than any list may have; longer than any text or bytes of ours.
-MANY, LONG = MOST_MEMBERS + 1, 100_000
+MANY, LONG = MAX_MEMBERS + 1, 100_000
 # Of a text that is kept, whatever was sent.
 KEPT = 500
 
@@ -155,11 +155,11 @@ def option(options: list[tuple[str, Any]], name: str) -> Any:
 
 
 def test_both_sides_tell_grpc_what_one_message_may_weigh():
-    assert option(server_options(), "grpc.max_receive_message_length") == MOST_FROM_MEMBER
-    assert option(channel_options(), "grpc.max_receive_message_length") == MOST_FROM_COORDINATOR
+    assert option(server_options(), "grpc.max_receive_message_length") == MAX_FROM_MEMBER
+    assert option(channel_options(), "grpc.max_receive_message_length") == MAX_FROM_COORDINATOR
     # What is held at once: a handful of these, and not a machine's memory.
-    assert MOST_FROM_MEMBER <= 8 * 2**20
-    assert MOST_FROM_COORDINATOR <= 32 * 2**20
+    assert MAX_FROM_MEMBER <= 8 * 2**20
+    assert MAX_FROM_COORDINATOR <= 32 * 2**20
 
 
 # Of every request outside of a session: what bounds its lists. Texts and bytes are bounded by the message.

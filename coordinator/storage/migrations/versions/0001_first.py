@@ -93,16 +93,18 @@ def upgrade() -> None:
         sa.Column("secret_hash", sa.LargeBinary(length=32), nullable=False),
         sa.Column("created_ms", sa.BigInteger(), nullable=False),
         sa.Column("expires_ms", sa.BigInteger(), nullable=False),
-        sa.Column("spent_ms", sa.BigInteger(), nullable=True),
-        sa.Column("spent_by", sa.LargeBinary(length=32), nullable=True),
+        sa.Column("redeemed_ms", sa.BigInteger(), nullable=True),
+        sa.Column("redeemed_by", sa.LargeBinary(length=32), nullable=True),
         sa.Column("chain", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("revoked_ms", sa.BigInteger(), nullable=True),
-        sa.CheckConstraint("(spent_by IS NULL) = (spent_ms IS NULL)", name=op.f("ck_tokens_spent_at_once")),
-        sa.CheckConstraint("chain IS NULL OR spent_by IS NOT NULL", name=op.f("ck_tokens_certified_after_spent")),
+        sa.CheckConstraint("(redeemed_by IS NULL) = (redeemed_ms IS NULL)", name=op.f("ck_tokens_redeemed_at_once")),
+        sa.CheckConstraint("chain IS NULL OR redeemed_by IS NOT NULL", name=op.f("ck_tokens_certified_after_redeemed")),
         sa.CheckConstraint(
             "secret_hash IS NULL OR length(secret_hash) = 32", name=op.f("ck_tokens_secret_hash_is_a_digest")
         ),
-        sa.CheckConstraint("spent_by IS NULL OR length(spent_by) = 32", name=op.f("ck_tokens_spent_by_is_a_digest")),
+        sa.CheckConstraint(
+            "redeemed_by IS NULL OR length(redeemed_by) = 32", name=op.f("ck_tokens_redeemed_by_is_a_digest")
+        ),
         sa.ForeignKeyConstraint(["member"], ["members.name"], name=op.f("fk_tokens_member")),
         sa.PrimaryKeyConstraint("token_id", name=op.f("pk_tokens")),
     )

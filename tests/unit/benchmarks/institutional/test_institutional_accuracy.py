@@ -41,7 +41,7 @@ def test_only_two_members_need_an_exception(tmp_path):
         (tmp_path / "policy.toml").write_text(text)
         policy = Policy.from_toml(tmp_path / "policy.toml")
         assert policy.mechanisms == ("none",)
-        assert policy.least_cohort == cohort
+        assert policy.min_cohort == cohort
         assert policy.allow_two_party_sums is (cohort == 2)
 
 

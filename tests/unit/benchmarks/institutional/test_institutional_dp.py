@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks.institutional import dp as bench
-from benchmarks.institutional.dp import Data, GridCell, OutOfTime, Recipe, abadi_epsilon, deal_by, most_releases
+from benchmarks.institutional.dp import Data, GridCell, OutOfTime, Recipe, abadi_epsilon, deal_by, max_releases
 from benchmarks.institutional.report import PAGE
 from benchmarks.institutional.setup import Vocabulary, deal
 from benchmarks.library.record import Figure, Results
@@ -22,7 +22,7 @@ from learning.accounting.events import SampledGaussian
 from learning.accounting.filter import Limit
 from learning.accounting.spend import RenyiFilter, cost, epsilon_pld
 from learning.mechanisms.protection import protection_of
-from learning.text.corpus import Corpus
+from learning.text.corpus import EncodedExamples
 from learning.text.data import Example
 from learning.training.update import train_update
 from tacit.job import JobSpec
@@ -75,7 +75,7 @@ def bundle_of(tmp_path, vocabulary, mechanism, **more):
 )
 def test_the_papers_rounds_come_out_of_its_accounting(lot, limit, papers, ours):
     """Its figure 4 and table 3, with 5,452 / 3 examples; the last is H = 50 epochs, not E."""
-    found = most_releases(4.0, lot / 1817, limit)
+    found = max_releases(4.0, lot / 1817, limit)
     assert found == ours
     assert abs(found - papers) <= 1
 
@@ -84,13 +84,13 @@ def test_the_papers_rounds_come_out_of_its_accounting(lot, limit, papers, ours):
 @pytest.mark.parametrize("limit", [0.5, 1.0, 4.0])
 def test_a_member_sends_while_what_it_has_spent_is_below_its_limit(sigma, limit):
     rate = 200 / 1817
-    count = most_releases(sigma, rate, limit)
+    count = max_releases(sigma, rate, limit)
     assert abadi_epsilon(sigma, rate, count - 1) < limit
     assert abadi_epsilon(sigma, rate, count) >= limit or count == math.floor(50 / rate)
 
 
 def test_the_epochs_end_what_the_limit_does_not():
-    assert most_releases(8.0, 128 / 1817, 4.0) == 50 * 1817 // 128 == 709
+    assert max_releases(8.0, 128 / 1817, 4.0) == 50 * 1817 // 128 == 709
     assert abadi_epsilon(8.0, 128 / 1817, 0) == 0
 
 
@@ -152,7 +152,7 @@ def test_without_noise_a_round_is_the_mean_weighted_by_examples(tmp_path, vocabu
         update = train_update(
             job=bundle.document,
             manifest=bundle.manifest,
-            corpus=Corpus(part, bundle.document, bundle.tokenizer),
+            corpus=EncodedExamples(part, bundle.document, bundle.tokenizer),
             base=bundle.weights,
             protection=protection_of(bundle.document, len(part)),
             random=SeededRandom("any"),
@@ -201,7 +201,7 @@ def test_every_member_adds_its_own_noise_and_the_mean_has_all_of_it(tmp_path, vo
 def test_a_member_stops_at_its_own_limit_and_the_others_go_on(tmp_path, vocabulary):
     mechanism = {"name": "gaussian-update", "noise_multiplier": 3.0, "clip": 0.5, "lot": 8}
     bundle = bundle_of(tmp_path, vocabulary, mechanism)
-    members = [Member(EXAMPLES, most_releases=count) for count in (2, 5, 4)]
+    members = [Member(EXAMPLES, max_releases=count) for count in (2, 5, 4)]
     rounds = list(federate(bundle, members, 9, SeededRandom("stops")))
     assert [done.senders for done in rounds] == [(0, 1, 2), (0, 1, 2), (1, 2), (1, 2)]
     # The mean is over those who sent: divided by three, two members' noise would be narrower.
@@ -215,7 +215,7 @@ def test_one_member_alone_is_no_round(tmp_path, vocabulary):
     mechanism = {"name": "gaussian-update", "noise_multiplier": 3.0, "lot": 8}
     bundle = bundle_of(tmp_path, vocabulary, mechanism)
     base = bundle.manifest.decode(bundle.weights)
-    members = [Member(EXAMPLES, most_releases=1), Member(EXAMPLES)]
+    members = [Member(EXAMPLES, max_releases=1), Member(EXAMPLES)]
     with pytest.raises(ValueError, match="round 2 has 1 senders"):
         play_round(bundle, base, members, corpora_of(bundle, members), 2, SeededRandom("one"))
 

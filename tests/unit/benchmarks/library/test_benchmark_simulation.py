@@ -165,7 +165,7 @@ def test_a_training_in_groups_draws_them_anew_and_goes_on(bundle):
 
 
 def test_groups_name_members_and_not_places_in_a_smaller_cohort(bundle):
-    members = [Member(ROWS, most_releases=0), *MEMBERS]
+    members = [Member(ROWS, max_releases=0), *MEMBERS]
     played = play_round(bundle, start_of(bundle), members, corpora_of(bundle, members), 1, SeededRandom("a"))
     assert played.senders == tuple(range(1, 10))
     assert sorted(chain(*played.groups)) == list(range(1, 10))

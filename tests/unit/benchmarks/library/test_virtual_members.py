@@ -13,8 +13,8 @@ from benchmarks.library.simulation import Member, corpora_of
 from benchmarks.library.simulation import play_round as simulated_round
 from benchmarks.library.virtual_members import (
     COMMON,
-    EVENED,
-    LEANING,
+    PRIOR_ADDED,
+    PRIOR_REMOVED,
     Crew,
     Held,
     Score,
@@ -372,11 +372,11 @@ def test_a_mixture_of_labels_is_put_into_everybodys_model_or_taken_out_of_ones_o
     manifest = world.bundle.manifest
     tensors = {name: np.zeros_like(each) for name, each in manifest.unflatten(np.zeros(manifest.values, "f4")).items()}
     version = manifest.encode(manifest.flatten(tensors))
-    parts = (EVENED, LEANING, "test", COMMON)
+    parts = (PRIOR_REMOVED, PRIOR_ADDED, "test", COMMON)
     first, second = Crew(world, None).score(version, ("left",), parts)
-    assert (first["left", LEANING], second["left", LEANING]) == (Score(1, 3), Score(2, 3))
+    assert (first["left", PRIOR_ADDED], second["left", PRIOR_ADDED]) == (Score(1, 3), Score(2, 3))
     # Who has more LOC than others is held to say it too often.
-    assert (first["left", EVENED], second["left", EVENED]) == (Score(1, 4), Score(3, 4))
+    assert (first["left", PRIOR_REMOVED], second["left", PRIOR_REMOVED]) == (Score(1, 4), Score(3, 4))
     # Scored after them: nothing is left of it in the model, which says the first label to everything.
     assert first["left", "test"] == second["left", "test"] == Score(2, 3)
     # By so much: 9 of 10 rows are LOC where all have 15 of 20, one more of each counted.

@@ -31,7 +31,7 @@ def test_every_kind_deals_every_row_once(results):
     sizes = {kind: [sum(counts) for counts in line["counts"]] for kind, line in found.items()}
     even, drawn, asked, natural = sizes.values()
     assert set(even) == {60}
-    assert min(drawn) >= bench.LEAST
+    assert min(drawn) >= bench.MIN
     assert max(drawn) > 2 * min(drawn)
     assert asked == sorted(asked)
     assert asked[-1] / asked[0] == pytest.approx(49 / 10, rel=0.15)

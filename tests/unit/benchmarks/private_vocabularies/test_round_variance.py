@@ -14,7 +14,7 @@ from benchmarks.private_vocabularies import round_variance as wobble
 from benchmarks.private_vocabularies.quality import Cell, Data, Recipe
 from benchmarks.private_vocabularies.round_variance_tables import draw_variance, variance_rows
 from learning.models import EVERYTHING_SHARED, build_blank
-from learning.text.corpus import Corpus
+from learning.text.corpus import EncodedExamples
 from learning.text.data import Example
 from learning.training.local import evaluate
 from tacit.method import FedAvg
@@ -73,7 +73,7 @@ def test_a_version_is_read_as_a_member_reads_it(glove, tmp_path):
     # Long and short texts in turn, and labels in one piece each: answers in another order would belong to others.
     crew, rows, job = Crew(world, None), [*ROWS[:40:2], *ROWS[1:40:2]], world.bundle.document
     reader, manifest = wobble.Reader(world, rows), world.bundle.manifest
-    corpus = Corpus(rows, job, world.bundle.public_tokenizer)
+    corpus = EncodedExamples(rows, job, world.bundle.public_tokenizer)
     module = build_blank(job.model, corpus.vocabulary_size, 2, corpus.pad_id)
     values, seen = manifest.decode(world.bundle.weights), set()
     for number in range(1, 5):

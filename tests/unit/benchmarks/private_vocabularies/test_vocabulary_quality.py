@@ -84,8 +84,8 @@ def test_every_cell_has_all_its_figures(cell, glove, tmp_path):
         assert ("left" in more, "adapted" in more) == ("left" in cell.readings, "adapted" in cell.readings)
     ones_own = not isinstance(cell.method, FedAvg | FedProx) and not cell.frozen
     # An adjusted model is even as it is, and leans where its members use it.
-    assert ("evened" in found["global_accuracy"].more) == (ones_own and not cell.adjusted)
-    assert ("leaning" in found["local_accuracy"].more) == (not ones_own and not cell.adjusted)
+    assert ("prior_removed" in found["global_accuracy"].more) == (ones_own and not cell.adjusted)
+    assert ("prior_added" in found["local_accuracy"].more) == (not ones_own and not cell.adjusted)
     if cell.method is None:
         assert found["values_per_round"].value == found["bytes_per_round"].value == 0
         assert "best" not in found["global_accuracy"].more
@@ -108,7 +108,7 @@ def test_a_frozen_embedding_moves_only_when_it_is_adapted(glove, tmp_path):
     version, _, _ = bench.federate(cell, crew, replace(recipe, rounds=1), 0, bench.Best(tmp_path / "best"))
     start, found = tables(crew.world)
     assert all(np.array_equal(each, start) for each in found)
-    each = crew.score(version, ("left", "adapted"), ("common", "test", "validation", "test, leaning"))
+    each = crew.score(version, ("left", "adapted"), ("common", "test", "validation", "test, prior added"))
     assert len({found["left", "common"] for found in each}) == 1
     assert len({found["adapted", "common"] for found in each}) > 1
     assert bench._scores(crew, cell, version, recipe.places) == each, "what is equal is asked once"
@@ -225,7 +225,7 @@ def test_members_use_an_adjusted_model_with_their_own_mixture(glove, tmp_path, m
 
     monkeypatch.setattr(Crew, "score", watched)
     measured(Cell("trec", FedVocab(), adjusted=True), tmp_path / "cell")
-    assert {part for parts in asked for part in parts} == {"common", "test, leaning", "validation, leaning"}
+    assert {part for parts in asked for part in parts} == {"common", "test, prior added", "validation, prior added"}
 
 
 def test_an_adjusted_job_leans_from_even_labels(glove, tmp_path):
@@ -240,8 +240,8 @@ def test_an_adjusted_job_leans_from_even_labels(glove, tmp_path):
         world = replace(world, members=[few, many])
         manifest = world.bundle.manifest
         nothing = manifest.encode(np.zeros(manifest.values, np.float32))
-        (found, _) = Crew(world, None).score(nothing, ("left",), ("test, leaning",))
-        answers[adjusted] = found["left", "test, leaning"].correct
+        (found, _) = Crew(world, None).score(nothing, ("left",), ("test, prior added",))
+        answers[adjusted] = found["left", "test, prior added"].correct
     assert answers == {False: 2, True: 1}
 
 
@@ -380,7 +380,11 @@ def test_the_table_has_a_row_a_cell_in_per_cent():
     one = next(line for line in LINES if line["figure"] == "local_accuracy")
     alone = ["0", *[""] * 5, f"{100 * one['value']:.1f}"]
     assert accuracy_rows([one])[1][4:11] == alone, "no spread of one seed"
-    keys = {"global_accuracy": ("evened", 0.2), "local_accuracy": ("leaning", 0.4), "values_per_round": ("bits", 9)}
+    keys = {
+        "global_accuracy": ("prior_removed", 0.2),
+        "local_accuracy": ("prior_added", 0.4),
+        "values_per_round": ("bits", 9),
+    }
     shifted = [{**line, keys[line["figure"]][0]: keys[line["figure"]][1] + line["seed"] / 10} for line in LINES]
     row = dict(zip(head, accuracy_rows(shifted)[1], strict=True))
     assert (row["global, prior removed"], row["local, prior added"]) == ("25.0", "45.0")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import secure_agg
-from benchmarks.library.members import clear_input, made_up_update
+from benchmarks.library.members import clear_input, synthetic_update
 from benchmarks.secure_aggregation.clear import ClearDriver
 from coordinator.domain.jobs import JobStatus
 from coordinator.metrics import Metrics
@@ -81,7 +81,7 @@ async def play_round(number, job, driver, ports, inbox):
     attempt = inbox.of(AttemptOpened)[-1].attempt
     vectors = {
         member: protection_of(job, 1).encode(
-            job, made_up_update(member, VALUES), len(MEMBERS), SeededRandom(f"{member}/{number}")
+            job, synthetic_update(member, VALUES), len(MEMBERS), SeededRandom(f"{member}/{number}")
         )
         for member in MEMBERS
     }
@@ -132,7 +132,7 @@ def test_the_mean_of_a_round_is_the_mean_of_the_updates(tmp_path):
         return job, new
 
     job, new = asyncio.run(run())
-    mean = np.mean([made_up_update(member, VALUES).change for member in MEMBERS], axis=0)
+    mean = np.mean([synthetic_update(member, VALUES).change for member in MEMBERS], axis=0)
     step = job.aggregation.max_weight / layout_of(job, len(MEMBERS)).segments[0].scale / 100
     assert np.abs(new - mean).max() <= step
 
@@ -150,8 +150,8 @@ def test_a_member_that_leaves_fails_the_round_loudly(tmp_path):
 
 
 def test_the_made_up_update_follows_from_the_name():
-    assert np.array_equal(made_up_update("m0", 8).change, made_up_update("m0", 8).change)
-    assert not np.array_equal(made_up_update("m0", 8).change, made_up_update("m1", 8).change)
+    assert np.array_equal(synthetic_update("m0", 8).change, synthetic_update("m0", 8).change)
+    assert not np.array_equal(synthetic_update("m0", 8).change, synthetic_update("m1", 8).change)
 
 
 def test_a_clear_upload_is_signed_by_nobody():

@@ -92,7 +92,7 @@ def test_a_sparse_cohort_checks_its_neighbourhood(crowd):
     context = sparse_context(24, layout)
     outcome, server = attempt(crowd, 24, (5, 11), context, timed=2)
     assert np.abs(server.mean - mean_of([n for n in range(24) if n not in (5, 11)], VALUES)).max() < 1e-5
-    assert outcome.checked["member"] == 24 + context.sparse.degree + context.least_confirmations
+    assert outcome.checked["member"] == 24 + context.sparse.degree + context.min_confirmations
     assert context.sparse.degree < 23
 
 

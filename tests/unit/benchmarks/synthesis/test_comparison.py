@@ -103,7 +103,7 @@ def public(tmp_path, monkeypatch):
 def plan_of(cache, **changed):
     model = RvaeModel(embedding=8, hidden=12, latent=4, words=32, max_tokens=10, free_bits=0.5)
     rvae = RvaeRecipe(
-        model=model, members=3, rounds=2, steps=2, lot=16, plain_epochs=1, start_texts=40, texts=20, deviation=4.0
+        model=model, members=3, rounds=2, steps=2, lot=16, plain_epochs=1, start_texts=40, texts=20, std=4.0
     )
     classifier = ClassifierRecipe(hidden=8, epochs=3, batch=8, rate=0.02, rounds=3, steps=2, lot=16, plain_rounds=2)
     return Plan(replace(rvae, **changed), classifier, candidates=7, cache=cache)
@@ -194,7 +194,7 @@ def test_a_noised_training_is_charged_for_its_histogram_and_for_every_step_of_th
     parts = [TASK.train[:25], TASK.train[25:60], TASK.train[60:]]
     trained = trained_by(plan, tmp_path, 5.0, parts)
     histogram, steps = trained.events
-    assert (histogram.deviation, steps.steps, steps.rate) == (4.0, 4, 16 / 25)
+    assert (histogram.std, steps.steps, steps.rate) == (4.0, 4, 16 / 25)
     assert steps.multiplier == trained.bundle.document.mechanism.noise_multiplier
     assert spent_of(trained.events, 5.0) <= 5.0
     assert trained_by(plan, tmp_path / "plain", None).events == ()

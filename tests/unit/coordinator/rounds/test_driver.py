@@ -14,7 +14,7 @@ from coordinator.rounds import events as ev
 from coordinator.rounds.driver import JobDriver, Ports, state_of
 from coordinator.rounds.state import Aggregating, Parameters
 from coordinator.rounds.uploads import UploadDesk
-from coordinator.services.sessions import Session, Sessions
+from coordinator.services.sessions import MemberSession, Sessions
 from coordinator.storage import open_blobs, open_database, records
 from tacit.attempt import AttemptId
 from tacit.messages import AttemptMessage, AttemptOpened, JobEnded, Standby
@@ -281,14 +281,14 @@ def test_a_session_that_is_ended_counts_no_more_whether_its_goodbye_is_read_or_n
     async def run():
         seen = []
         sessions = Sessions(lambda session: seen.append("opened"), lambda session: seen.append("closed"))
-        session = Session("m", b"process", "1", ())
+        session = MemberSession("m", b"process", "1", ())
         sessions.open(session)
         sessions.end("m", Reason.REASON_CLIENT_CERTIFICATE_REVOKED)
         assert seen == ["opened", "closed"]
         assert not sessions.connected
         sessions.close(session)
         assert seen == ["opened", "closed"]
-        silent = Session("n", b"process", "1", ())
+        silent = MemberSession("n", b"process", "1", ())
         sessions.open(silent)
         for _ in range(1001):
             sessions.send("n", Standby())
@@ -305,7 +305,7 @@ def test_a_newer_session_of_a_member_replaces_the_older_in_order():
             lambda session: seen.append(("opened", session.process)),
             lambda session: seen.append(("closed", session.process)),
         )
-        first, second = Session("m", b"1", "1", ()), Session("m", b"2", "1", ())
+        first, second = MemberSession("m", b"1", "1", ()), MemberSession("m", b"2", "1", ())
         sessions.open(first)
         sessions.open(second)
         sessions.close(first)

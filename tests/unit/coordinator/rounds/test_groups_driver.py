@@ -38,7 +38,7 @@ class Crowd:
         self.driver = None
         self.states, self.ended, self.tasks = {}, {}, []
         self.silent = lambda name, payload: False
-        self.most_totals = 0
+        self.max_totals = 0
 
     def send(self, name, message):
         payload = getattr(message, "payload", None)
@@ -79,7 +79,7 @@ class Crowd:
             yield packed
 
         desk = self.driver._ports.uploads
-        self.most_totals = max(self.most_totals, len(desk.totals(attempt)))
+        self.max_totals = max(self.max_totals, len(desk.totals(attempt)))
         self.tasks.append(asyncio.ensure_future(desk.take(attempt, name, 0, message, chunks(), self.driver)))
 
 
@@ -134,7 +134,7 @@ def test_a_version_is_made_of_the_sums_of_all_groups(tmp_path, rule):
     crowd = Crowd(one_round(rule), liar="m4")
     version, metrics, attempt = asyncio.run(played(tmp_path, crowd, lambda driver: driver.state.version_number == 1))
     assert len(attempt.survivors) == MEMBERS
-    assert crowd.most_totals == 3
+    assert crowd.max_totals == 3
     expected = 0.1 if rule != "mean" else 0.1 - 1.1 / 12
     assert np.allclose(version, expected, atol=1e-4)
     outliers = int(rule == "reject-outliers")
@@ -143,7 +143,7 @@ def test_a_version_is_made_of_the_sums_of_all_groups(tmp_path, rule):
 
 
 def test_a_group_that_is_lost_is_counted_and_its_members_are_told(tmp_path):
-    crowd = Crowd(one_round("mean", least_groups=2))
+    crowd = Crowd(one_round("mean", min_groups=2))
 
     refusal = AttemptRefusal(Reason.REASON_SURVIVORS_TOO_FEW, "as if its policy said so")
 

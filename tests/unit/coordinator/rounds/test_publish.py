@@ -142,18 +142,18 @@ def test_the_ring_is_the_narrowest_that_holds_the_sum(members, bound, weight):
 
 
 @pytest.mark.parametrize(
-    ("mechanism", "deviation"),
+    ("mechanism", "std"),
     [
         (GaussianUpdate(noise_multiplier=4.0, clip=0.5, lot=10), 2.0),
         (GaussianUpdate(noise_multiplier=0.3, clip=1.0, lot=10), 0.3),
         (LaplaceUpdate(epsilon=2.0, bound=0.5), 0.5 * 2**0.5),
     ],
 )
-def test_under_noise_the_step_is_a_small_part_of_it_and_the_ring_narrow(mechanism, deviation):
+def test_under_noise_the_step_is_a_small_part_of_it_and_the_ring_narrow(mechanism, std):
     job = job_document().model_copy(update={"mechanism": mechanism})
     layout = layout_of(job, 20)
     (update,) = layout.segments
-    assert 1 / update.scale <= deviation / 64
+    assert 1 / update.scale <= std / 64
     # The largest that is sent, whatever a member adds, and no more than it needs of 20 times that.
     assert layout.bits == math.ceil(20 * update.largest).bit_length() + 1
     assert 16 <= layout.bits <= 24

@@ -109,7 +109,7 @@ def test_a_group_counts_once_however_many_examples_it_says_it_has():
 
 
 def test_a_sum_that_cannot_be_costs_its_own_group_alone():
-    job = grouped_job(least_groups=2)
+    job = grouped_job(min_groups=2)
     bad = sums_of(job, [0.1])[0]
     layout = layout_of(job, 12)
     bad.total[0] = 2 ** (layout.bits - 1) - 1
@@ -179,7 +179,7 @@ def test_an_invalid_row_is_cut_to_what_valid_inputs_reach():
 
 
 def test_groups_that_were_lost_are_counted_and_too_few_are_no_version():
-    job = grouped_job(least_groups=2)
+    job = grouped_job(min_groups=2)
     step = next_version_of_groups(job, 12, sums_of(job, [0.2, 0.4]), np.zeros(VALUES, np.float32))
     assert step.groups == GroupsSeen(combined=2, lost=1, invalid=0, outliers=0)
     robust = grouped_job(combine="median")

@@ -5,7 +5,7 @@ import pytest
 import secure_agg
 from coordinator.rounds import events as ev
 from coordinator.rounds import transitions
-from coordinator.rounds.state import Aggregating, Training
+from coordinator.rounds.state import Aggregating, TrainingWindow
 from coordinator.rounds.transitions import TRANSITIONS, page_table
 from tests.support.fleet import Fleet, job_document
 from tests.support.places import ROOT
@@ -62,4 +62,4 @@ def attempt_lost():
     return fleet.connect().run()
 
 
-RUNS = (to_the_end, lambda: paused_in(Training), lambda: paused_in(Aggregating), attempt_lost)
+RUNS = (to_the_end, lambda: paused_in(TrainingWindow), lambda: paused_in(Aggregating), attempt_lost)

@@ -25,13 +25,13 @@ from coordinator.pki import key_pem, pem
 from coordinator.runtime import Runtime
 from coordinator.services import corpora as corpora_service
 from coordinator.services import operator
-from coordinator.services.corpora import MOST_CHUNK, Corpora
+from coordinator.services.corpora import MAX_CHUNK, Corpora
 from coordinator.services.credentials import federation_credentials, refresh_server_certificate, server_options
 from coordinator.services.federation import FederationServicer
 from coordinator.services.operator import OperatorServicer
 from coordinator.services.renewal import Renewals
 from coordinator.storage import backup, open_blobs, open_database, records
-from coordinator.storage.corpora import MOST_ANSWERS
+from coordinator.storage.corpora import MAX_ANSWERS
 from coordinator.storage.errors import StoreUnusable
 from coordinator.storage.models import CorpusRow
 from coordinator.storage.restore import restore_blobs, restore_rows
@@ -604,9 +604,9 @@ async def test_a_file_of_who_is_revoked_meanwhile_becomes_no_blob(house):
         (FILE, {"round": 2}, "a round that the job never had"),
         (FILE, {"version": bytes([7]) * 32}, "a version that is none of its before that"),
         (FILE, {"size": 5}, "bytes is not that of this upload"),
-        (FILE, {"size": 0}, "a file has 1 to 200 bytes (corpus.most_bytes)"),
+        (FILE, {"size": 0}, "a file has 1 to 200 bytes (corpus.max_bytes)"),
         (FILE, {"size": 2**63}, "a file has 1 to 200 bytes"),
-        (FILE * 2, {}, "a file has 1 to 200 bytes (corpus.most_bytes), this one is said to have 2"),
+        (FILE * 2, {}, "a file has 1 to 200 bytes (corpus.max_bytes), this one is said to have 2"),
         (corpus_file([("x", "a")] * 5), {}, "has 5 rows where the job orders at most 4"),
         (corpus_file([("x", "a"), ("y", "c")]), {"labels": (LabelCount(label="a", rows=2),)}, "line 2 has a label"),
         (b'{"text": "x", "label": "a"}', {}, "line 1 does not end"),
@@ -621,7 +621,7 @@ async def test_a_file_of_who_is_revoked_meanwhile_becomes_no_blob(house):
 )
 def test_what_does_not_count_leaves_nothing(tmp_path, data, how, says):
     async def scenario(house):
-        job = await house.job(ordering_job(order=CorpusOrder(texts=4, most_bytes=200)))
+        job = await house.job(ordering_job(order=CorpusOrder(texts=4, max_bytes=200)))
         north = house.member("north")
         refused(await north.give(job, data, **how), INVALID, says)
         assert house.metrics.value("corpora_total", job="questions", outcome="refused") == 1
@@ -677,13 +677,13 @@ async def test_an_upload_has_one_form(house):
         [pb.CorpusUpload()],
         [header, header],
         [header, pb.CorpusUpload()],
-        [header, pb.CorpusUpload(data=bytes(MOST_CHUNK + 1))],
+        [header, pb.CorpusUpload(data=bytes(MAX_CHUNK + 1))],
     ):
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await north.stub.UploadCorpus(iter(parts), timeout=20)
         assert reason_of(error.value)[0] == Reason.REASON_MESSAGE_MALFORMED, parts
     refused(await north.status(digest=b"short", size=3), INVALID, "32 bytes, and not by 5")
-    refused(await north.status(digest=bytes(32), size=2**40), INVALID, "corpus.most_bytes")
+    refused(await north.status(digest=bytes(32), size=2**40), INVALID, "corpus.max_bytes")
 
 
 # ---- another answer
@@ -897,16 +897,16 @@ async def test_a_no_in_the_middle_leaves_no_half_of_a_file(house):
 @housed
 async def test_answers_have_a_bound(house):
     job, north = await house.job(), house.member("north")
-    for number in range(MOST_ANSWERS):
+    for number in range(MAX_ANSWERS):
         assert (await north.give(job, corpus_file([(f"text {number}", "a")]))).complete
-    refused(await north.give(job, FILE), NOT_WANTED, f"north has answered {MOST_ANSWERS} times")
-    refused(await north.status(data=FILE), NOT_WANTED, f"north has answered {MOST_ANSWERS} times")
+    refused(await north.give(job, FILE), NOT_WANTED, f"north has answered {MAX_ANSWERS} times")
+    refused(await north.status(data=FILE), NOT_WANTED, f"north has answered {MAX_ANSWERS} times")
     assert hashlib.sha256(FILE).hexdigest() not in house.blobs()
     assert len(house.blobs()) == 2  # The last one, and the job's document.
     # Not a byte of it was taken.
-    given = sum(len(corpus_file([(f"text {number}", "a")])) for number in range(MOST_ANSWERS))
+    given = sum(len(corpus_file([(f"text {number}", "a")])) for number in range(MAX_ANSWERS))
     assert house.metrics.value("bytes_total", direction="in", channel="corpus") == given
-    assert len(await house.rows()) == MOST_ANSWERS
+    assert len(await house.rows()) == MAX_ANSWERS
     assert house.partials() == []
     # The last one stays, and others are not held up.
     assert (await north.status()).complete
@@ -914,8 +914,8 @@ async def test_answers_have_a_bound(house):
     # It can be taken back all the same, and that is the end.
     for _ in range(2):
         assert (await north.status(declined=True)).reason == WANTED
-    refused(await north.give(job, FILE), NOT_WANTED, f"north has answered {MOST_ANSWERS} times")
-    assert len(await house.rows()) == MOST_ANSWERS + 2
+    refused(await north.give(job, FILE), NOT_WANTED, f"north has answered {MAX_ANSWERS} times")
+    assert len(await house.rows()) == MAX_ANSWERS + 2
 
 
 # ---- storage that fails

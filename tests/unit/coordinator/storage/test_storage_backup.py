@@ -67,7 +67,7 @@ def filled(sqlite_url: str, store: BlobStore) -> str:
     return sqlite_url
 
 
-def make(url: str, store: BlobStore, folder: Path, **options) -> backup.Made:
+def make(url: str, store: BlobStore, folder: Path, **options) -> backup.BackupMade:
     given = {"federation": FEDERATION, "software": "0.1.0", "now_ms": MADE_MS} | options
     return backup.make(url, store, folder, **given)
 

@@ -6,7 +6,7 @@ from sqlalchemy.exc import IntegrityError
 
 from coordinator.domain.jobs import JobStatus
 from coordinator.storage import records
-from coordinator.storage.corpora import MOST_ANSWERS
+from coordinator.storage.corpora import MAX_ANSWERS
 from coordinator.storage.errors import NotFound, OutOfOrder
 from coordinator.storage.models import CorpusRow, MemberRow
 from tests.support.ordered_corpora import ROUND, VERSION, finished_job, ordering_job
@@ -67,20 +67,20 @@ def test_only_files_that_count_are_told_of_when_they_are_fetched(filled):
 
 
 def test_a_member_can_make_the_table_grow_by_so_much(filled):
-    for number in range(MOST_ANSWERS):
+    for number in range(MAX_ANSWERS):
         filled.run_now(lambda s, n=number: records.keep_corpus(s, JOB.name, "north", offered(n), 10))
-    with pytest.raises(OutOfOrder, match=f"{MOST_ANSWERS} times"):
+    with pytest.raises(OutOfOrder, match=f"{MAX_ANSWERS} times"):
         filled.run_now(lambda s: records.keep_corpus(s, JOB.name, "north", offered(99), 10))
-    with pytest.raises(OutOfOrder, match=f"{MOST_ANSWERS} times"):
+    with pytest.raises(OutOfOrder, match=f"{MAX_ANSWERS} times"):
         filled.run_now(lambda s: records.check_answer(s, JOB.name, "north"))
     filled.run_now(lambda s: records.check_answer(s, JOB.name, "south"))
     kept = filled.run_now(lambda s: records.corpus_of(s, JOB.name, "north"))
-    assert kept.digest == offered(MOST_ANSWERS - 1).digest
+    assert kept.digest == offered(MAX_ANSWERS - 1).digest
     assert filled.run_now(lambda s: records.keep_corpus(s, JOB.name, "south", offered(99), 10))
     # What was given can always be taken back, by one row more.
     assert filled.run_now(lambda s: records.decline_corpus(s, JOB.name, "north", 10))
     assert not filled.run_now(lambda s: records.decline_corpus(s, JOB.name, "north", 10))
-    with pytest.raises(OutOfOrder, match=f"{MOST_ANSWERS} times"):
+    with pytest.raises(OutOfOrder, match=f"{MAX_ANSWERS} times"):
         filled.run_now(lambda s: records.keep_corpus(s, JOB.name, "north", offered(99), 10))
 
 

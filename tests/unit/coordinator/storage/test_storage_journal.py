@@ -37,7 +37,7 @@ def noted(database: Database, count: int = len(FIELDS)) -> list[chain.JournalEnt
     return database.run_now(records.journal)
 
 
-def held(database: Database, *heads: bytes) -> chain.Verdict:
+def held(database: Database, *heads: bytes) -> chain.JournalVerdict:
     return database.run_now(lambda s: chain.verify(pages(s), map(KeptHead, heads)))
 
 
@@ -80,7 +80,7 @@ def test_the_same_entries_have_the_same_head_on_every_database(database):
 
 
 def test_an_empty_journal_holds(database):
-    assert held(database) == chain.Verdict(0, 0, chain.GENESIS)
+    assert held(database) == chain.JournalVerdict(0, 0, chain.GENESIS)
 
 
 @pytest.mark.parametrize(

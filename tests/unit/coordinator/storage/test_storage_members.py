@@ -198,7 +198,7 @@ def test_revoking_twice_is_one_act(steps):
     entries = steps.database.run_now(lambda s: r.journal(s, subject="north"))
     assert [entry.kind for entry in entries] == [
         "member_invited",
-        "token_spent",
+        "token_redeemed",
         "member_enrolled",
         "member_revoked",
     ]

@@ -61,7 +61,7 @@ def test_the_bytes_are_those_of_a_packed_vector(changes: dict[str, Any]) -> None
     job = a_job(**changes)
     told = Plan(job, MANIFEST, ()).as_json()
     assert told["bytes_a_round"] == sent(job, 3) < 4 * MANIFEST.values
-    assert told["most_bytes_a_round"] == sent(job, 100)
+    assert told["max_bytes_a_round"] == sent(job, 100)
     assert sum(told["segments"].values()) == layout_of(job, 3).values
 
 

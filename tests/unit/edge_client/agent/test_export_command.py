@@ -35,7 +35,7 @@ from export.predictor import Predictor
 from learning.artifacts import checked_job, checked_manifest, checked_values
 from learning.methods import Setting, phases_of
 from learning.models.assembly import assembled
-from learning.text.corpus import Corpus
+from learning.text.corpus import EncodedExamples
 from learning.text.data import read_examples
 from learning.training.local import TrainingDiverged, train
 from tacit.attempt import AttemptId
@@ -353,7 +353,7 @@ def reconstructed(machine, town, epochs):
     """
     bundle = town.bundles["recon"]
     job = bundle.document
-    corpus = Corpus(read_examples(machine.data), job, bundle.tokenizer)
+    corpus = EncodedExamples(read_examples(machine.data), job, bundle.tokenizer)
     manifest, start = bundle.private
     version = bundle.manifest.decode(town.served[town.versions["recon"][1]])
     module, division = assembled(job, corpus, bundle.manifest, version, manifest.unflatten(manifest.decode(start)))

@@ -98,24 +98,24 @@ def test_only_what_matters_is_shown_and_the_rest_is_counted(place):
     assert rest == f"{len(every) - len(rules)} more rules refuse nothing; --all shows them."
 
     # A rule that the member set is shown if it asks something; one that refuses is shown, whoever set it.
-    policy(place, 'least_cohort = 7\nhours = []\nmechanisms = ["none"]\n')
+    policy(place, 'min_cohort = 7\nhours = []\nmechanisms = ["none"]\n')
     code, output = run(place, "check", job_file)
     assert code == ExitCode.REFUSED
     _, *shown, rest, _ = output.splitlines()
     told = {line.split()[1]: line.split()[0] for line in shown}
-    assert told == {f"{rule}:": "open" for rule in rules} | {"least_cohort:": "ok", "mechanisms:": "refused"}
+    assert told == {f"{rule}:": "open" for rule in rules} | {"min_cohort:": "ok", "mechanisms:": "refused"}
     assert rest == f"{len(every) - len(rules) - 2} more rules refuse nothing; --all shows them."
     code, told = verdicts(place, job_file)
     assert len(told["verdicts"]) == len(every)
 
 
 def test_a_job_that_is_refused_ends_with_4_and_says_every_rule_that_refuses(place):
-    policy(place, 'mechanisms = ["none"]\nleast_cohort = 201\n')
+    policy(place, 'mechanisms = ["none"]\nmin_cohort = 201\n')
     code, output = run(place, "check", place / "job.toml")
     assert code == ExitCode.REFUSED
     assert re.search(r'^refused +mechanisms: the job uses "dp-sgd", the policy allows none', output, re.MULTILINE)
-    assert re.search(r"^refused +least_cohort: the attempt has 200 members, the policy wants 201", output, re.MULTILINE)
-    assert output.splitlines()[-1] == "This member would not take part: mechanisms, least_cohort."
+    assert re.search(r"^refused +min_cohort: the attempt has 200 members, the policy wants 201", output, re.MULTILINE)
+    assert output.splitlines()[-1] == "This member would not take part: mechanisms, min_cohort."
 
 
 def test_json_says_the_same(place):
@@ -194,12 +194,12 @@ def test_the_authority_is_that_of_the_enrolled_member(place):
 
 
 def test_this_machine_is_looked_at_when_asked(place):
-    policy(place, "least_free_memory_mib = 1\n")
-    assert "open     least_free_memory_mib" in run(place, "check", place / "job.toml")[1]
+    policy(place, "min_free_memory_mib = 1\n")
+    assert "open     min_free_memory_mib" in run(place, "check", place / "job.toml")[1]
     code, output = run(place, "check", place / "job.toml", "--now")
     assert code == 0
-    assert re.search(r"ok +least_free_memory_mib: free memory in MiB is \d+, the policy wants 1$", output, re.MULTILINE)
-    policy(place, "least_free_memory_mib = 1000000000\n")
+    assert re.search(r"ok +min_free_memory_mib: free memory in MiB is \d+, the policy wants 1$", output, re.MULTILINE)
+    policy(place, "min_free_memory_mib = 1000000000\n")
     assert run(place, "check", place / "job.toml", "--now")[0] == ExitCode.REFUSED
     policy(place, 'devices = ["cuda"]\n')
     assert run(place, "check", place / "job.toml", "--now", "--device", "cuda")[0] == ExitCode.OK
@@ -229,11 +229,11 @@ def test_a_job_that_cannot_be_read_ends_with_2(place, name, content, complaint):
 
 
 def test_a_policy_that_cannot_be_read_ends_with_2(place):
-    policy(place, "least_cohrt = 3\n")
+    policy(place, "min_cohrt = 3\n")
     for command in (("check", place / "job.toml"), ("show",)):
         code, sentence = run(place, *command)
         assert code == ExitCode.USAGE
-        assert "least_cohrt: unknown key" in sentence
+        assert "min_cohrt: unknown key" in sentence
     code, sentence = run(place, "show", "--policy", place / "none.toml")
     assert code == ExitCode.USAGE
     assert "does not exist" in sentence
@@ -299,7 +299,7 @@ def test_what_has_no_cost_says_why(place):
 
 
 def test_show_prints_the_policy_in_force_as_a_file_that_means_the_same(place):
-    policy(place, 'least_cohort = 7\nhours = ["22:00-06:00"]\npeers.north = "' + "ab" * 32 + '"\n')
+    policy(place, 'min_cohort = 7\nhours = ["22:00-06:00"]\npeers.north = "' + "ab" * 32 + '"\n')
     code, output = run(place, "show")
     assert code == 0
     assert str(place / "home" / "policy.toml") in output
@@ -327,11 +327,11 @@ def test_init_writes_the_defaults_and_never_over_a_file_unasked(place):
     assert code == 0
     assert str(path) in output
     assert Policy.from_toml(path) == Policy()
-    path.write_text("schema = 1\nleast_cohort = 9\n")
+    path.write_text("schema = 1\nmin_cohort = 9\n")
     code, sentence = run(place, "init")
     assert code == ExitCode.USAGE
     assert "--force" in sentence
-    assert Policy.from_toml(path).least_cohort == 9
+    assert Policy.from_toml(path).min_cohort == 9
     assert run(place, "init", "--force", "--json")[0] == 0
     assert Policy.from_toml(path) == Policy()
     assert run(place, "init", "--policy", place / "no" / "policy.toml")[0] == ExitCode.USAGE

@@ -8,7 +8,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from edge_client.corpus_release import releaser as giver_module
+from edge_client.corpus_release import releaser as releaser_module
 from edge_client.corpus_release import sending
 from edge_client.corpus_release.folder import CorpusFolder, CorpusState
 from edge_client.corpus_release.sending import Answer, Asker, NotNow
@@ -20,7 +20,7 @@ from tests.support.toy_jobs import DP_SGD
 
 torch.set_num_threads(1)
 
-ORDERED = {"mechanism": DP_SGD | {"noise_multiplier": 3.0}, "corpus": {"texts": 40, "histogram_deviation": 6.0}}
+ORDERED = {"mechanism": DP_SGD | {"noise_multiplier": 3.0}, "corpus": {"texts": 40, "histogram_std": 6.0}}
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_a_coordinator_that_takes_nothing_is_left_alone_after_a_while(approved):
 
 
 def test_what_had_no_answer_is_tried_again_in_a_session_that_lasts(approved, monkeypatch):
-    monkeypatch.setattr(giver_module, "_LATER_SECONDS", 0.01)
+    monkeypatch.setattr(releaser_module, "_LATER_SECONDS", 0.01)
     calls = []
     approved.desk.CorpusStatus = fails(grpc.StatusCode.UNAVAILABLE, calls, times=7, then=approved.desk.CorpusStatus)
     approved.life(until=lambda: approved.desk.file is not None)

@@ -24,7 +24,7 @@ from tests.support.toy_jobs import DP_SGD
 
 torch.set_num_threads(1)
 
-ORDERED = {"mechanism": DP_SGD | {"noise_multiplier": 3.0}, "corpus": {"texts": 40, "histogram_deviation": 6.0}}
+ORDERED = {"mechanism": DP_SGD | {"noise_multiplier": 3.0}, "corpus": {"texts": 40, "histogram_std": 6.0}}
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +49,8 @@ def on_its_way(approved):
             raise Killed
 
     def life():
-        with approved.process(kill) as (_, giver):
-            approved.give(giver)
+        with approved.process(kill) as (_, releaser):
+            approved.give(releaser)
 
     with pytest.raises(Killed):
         life()
@@ -104,15 +104,15 @@ def test_a_veto_by_who_saw_it_waiting_is_carried_out(approved):
         if at == "corpus-state.folder-synced" and not vetoed:
             vetoed.append(approved.folder.state().stage)
 
-    with approved.process(veto) as (_, giver):
-        sent = giver._sent
+    with approved.process(veto) as (_, releaser):
+        sent = releaser._sent
 
         async def behind_the_back(folder, state, asker):
             approved.folder.decide(seen, "veto")
             return await sent(folder, state, asker)
 
-        giver._sent = behind_the_back
-        approved.give(giver)
+        releaser._sent = behind_the_back
+        approved.give(releaser)
     assert vetoed == ["sending"]
     assert approved.desk.file is None
     given_up(approved)
@@ -153,8 +153,8 @@ def test_a_veto_while_the_last_answer_comes_takes_the_file_back(approved):
         if at == "corpus.sent":
             approved.decide("veto")
 
-    with approved.process(veto) as (_, giver):
-        approved.give(giver)
+    with approved.process(veto) as (_, releaser):
+        approved.give(releaser)
     assert approved.desk.asked[-1] == "declined"
     given_up(approved)
 
@@ -165,8 +165,8 @@ def test_a_veto_after_a_kill_behind_the_receipt_ends_that_too(approved):
             raise Killed
 
     def life():
-        with approved.process(kill) as (_, giver):
-            approved.give(giver)
+        with approved.process(kill) as (_, releaser):
+            approved.give(releaser)
 
     with pytest.raises(Killed):
         life()
@@ -190,8 +190,8 @@ def test_a_decision_and_the_first_step_out_never_overlap(approved, monkeypatch):
         if at == "corpus.sending":
             is_held(at)
 
-    with approved.process(stepping_out) as (_, giver):
-        approved.give(giver)
+    with approved.process(stepping_out) as (_, releaser):
+        approved.give(releaser)
     assert held == ["corpus.sending"]
 
     approved.folder.write_state(approved.folder.state().model_copy(update={"stage": "made"}))
@@ -247,7 +247,7 @@ def test_a_disk_that_does_not_answer_is_no_veto(on_its_way, monkeypatch):
     ("policy", "stage", "why"),
     [
         (Policy(corpora="never"), "vetoed", "never"),
-        (Policy(most_corpus_texts=39), "withheld", "most_corpus_texts"),
+        (Policy(max_corpus_texts=39), "withheld", "max_corpus_texts"),
         (Policy(mechanisms=("none",)), "withheld", "dp-sgd"),
     ],
 )
@@ -261,7 +261,7 @@ def test_a_policy_that_became_narrower_calls_it_back(on_its_way, policy, stage, 
 
 
 def test_a_policy_that_became_narrower_since_the_approval_keeps_it_back(approved):
-    approved.policy = Policy(most_corpus_texts=39)
+    approved.policy = Policy(max_corpus_texts=39)
     approved.life()
     state = approved.folder.state()
     assert (state.stage, state.told, approved.desk.declined) == ("withheld", True, 1)

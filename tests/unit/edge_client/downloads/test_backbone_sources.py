@@ -41,7 +41,7 @@ class Hub:
     def __init__(self, folder: Path | None) -> None:
         self.folder, self.asked = folder, []
 
-    def __call__(self, name: str, into: Path, most_bytes: int) -> None:
+    def __call__(self, name: str, into: Path, max_bytes: int) -> None:
         self.asked.append(name)
         if self.folder is None:
             raise CheckpointInvalid(f"{name} is no folder here, and the hub did not give it")

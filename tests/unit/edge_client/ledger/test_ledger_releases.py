@@ -159,7 +159,7 @@ def test_a_second_attempt_with_the_same_vector_costs_nothing_more(tmp_path):
 
 def test_a_discrete_gaussian_share_is_charged_for_each_attempt(tmp_path):
     limit = Limit(40.0, 1e-5, "replace-one", "example")
-    event = DiscreteGaussianSum(honest=2, deviation=4096, distance=2048, values=100)
+    event = DiscreteGaussianSum(honest=2, std=4096, distance=2048, values=100)
     with opened(tmp_path, limit) as ledger:
         held = ledger.reserve(event, purpose())
         ledger.charge(held.number, 1)

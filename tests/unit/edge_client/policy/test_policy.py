@@ -29,8 +29,8 @@ def test_jobs_are_admitted_by_name():
 @pytest.mark.parametrize(
     ("policy", "context", "reason", "values"),
     [
-        (Policy(least_cohort=6), make_context(5), Reason.REASON_POLICY_COHORT, ("5", "6")),
-        (Policy(least_honest=4), make_context(5), Reason.REASON_POLICY_COHORT, ("3", "4")),
+        (Policy(min_cohort=6), make_context(5), Reason.REASON_POLICY_COHORT, ("5", "6")),
+        (Policy(min_honest=4), make_context(5), Reason.REASON_POLICY_COHORT, ("3", "4")),
         (Policy(), make_context(5, corrupt=0), Reason.REASON_POLICY_CORRUPTION, ("0", "1")),
         (Policy(assumed_corrupt=2), make_context(6), Reason.REASON_POLICY_CORRUPTION, ("1", "2")),
         (Policy(), make_context(20, corrupt=3), Reason.REASON_POLICY_CORRUPTION, ("3", "4")),
@@ -41,7 +41,7 @@ def test_jobs_are_admitted_by_name():
             ("2",),
         ),
         (
-            Policy(assumed_corrupt=0, least_cohort=2),
+            Policy(assumed_corrupt=0, min_cohort=2),
             make_context(2),
             Reason.REASON_POLICY_TWO_PARTY_SUM,
             ("2",),
@@ -56,12 +56,12 @@ def test_a_weaker_number_is_a_refusal_that_names_both(policy, context, reason, v
 
 
 def test_two_members_by_explicit_exception():
-    exception = Policy(assumed_corrupt=0, least_cohort=2, allow_two_party_sums=True)
+    exception = Policy(assumed_corrupt=0, min_cohort=2, allow_two_party_sums=True)
     exception.check_attempt(make_context(2))
     with pytest.raises(PolicyRefusal):
-        Policy(assumed_corrupt=0, least_cohort=2).check_attempt(make_context(2))
+        Policy(assumed_corrupt=0, min_cohort=2).check_attempt(make_context(2))
     with pytest.raises(PolicyRefusal):
-        Policy(least_cohort=2, allow_two_party_sums=True).check_attempt(make_context(2))
+        Policy(min_cohort=2, allow_two_party_sums=True).check_attempt(make_context(2))
 
 
 @pytest.mark.parametrize("members", range(3, 30))
@@ -81,8 +81,8 @@ def test_in_groups_one_vector_is_sent_for_one_version():
     [
         ("mechanisms = []", "schema"),
         ("schema = 2", "schema = 2"),
-        ("schema = 1\nleast_cohrt = 5", "least_cohrt: unknown key"),
-        ("schema = 1\nleast_cohort = 1", "least_cohort"),
+        ("schema = 1\nmin_cohrt = 5", "min_cohrt: unknown key"),
+        ("schema = 1\nmin_cohort = 1", "min_cohort"),
         ('schema = 1\nmechanisms = ["noise"]', "mechanisms"),
         ("schema = ", "not TOML"),
         ('schema = 1\nhours = ["22-06"]', "hours.*22:00-06:00"),
@@ -90,7 +90,7 @@ def test_in_groups_one_vector_is_sent_for_one_version():
         ('schema = 1\n[peers]\nnorth = "ab"', "peers.north.*64 hexadecimal"),
         ('schema = 1\n[peers]\n"No Name" = ""', "peers"),
         ('schema = 1\ndevices = ["tpu"]', "devices"),
-        ("schema = 1\nleast_noise_multiplier = 0", "least_noise_multiplier"),
+        ("schema = 1\nmin_noise_multiplier = 0", "min_noise_multiplier"),
         ("schema = 1\nvocabularies = []", 'vocabularies: names none.*write "own", "public" or both, or leave'),
         ('schema = 1\nvocabularies = ["ours"]', "vocabularies.0: 'ours' is none of own, public"),
         ('schema = 1\nvocabularies = "own"', "vocabularies: must be a list, not text"),
@@ -116,10 +116,10 @@ def test_a_file_with_nothing_but_its_version_takes_noise_and_nothing_else(tmp_pa
 
 def test_which_file_is_in_force(tmp_path):
     assert Policy.load(tmp_path) == (Policy(), None)
-    (tmp_path / "policy.toml").write_text("schema = 1\nleast_cohort = 4\n")
-    (tmp_path / "other.toml").write_text("schema = 1\nleast_cohort = 5\n")
-    assert Policy.load(tmp_path)[0].least_cohort == 4
-    assert Policy.load(tmp_path, tmp_path / "other.toml") == (Policy(least_cohort=5), tmp_path / "other.toml")
+    (tmp_path / "policy.toml").write_text("schema = 1\nmin_cohort = 4\n")
+    (tmp_path / "other.toml").write_text("schema = 1\nmin_cohort = 5\n")
+    assert Policy.load(tmp_path)[0].min_cohort == 4
+    assert Policy.load(tmp_path, tmp_path / "other.toml") == (Policy(min_cohort=5), tmp_path / "other.toml")
     # A file that was named and is not there is no reason to fall back on anything.
     with pytest.raises(DocumentInvalid, match="does not exist"):
         Policy.load(tmp_path, tmp_path / "none.toml")

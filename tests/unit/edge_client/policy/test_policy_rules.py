@@ -153,8 +153,8 @@ BOTH_SIDES: dict[str, tuple[dict[str, Any], Any, Any, Reason, tuple[str, str]]] 
         Reason.REASON_POLICY_CORPUS,
         ("500 made-up texts", "never"),
     ),
-    "most_corpus_texts": (
-        {"most_corpus_texts": 500},
+    "max_corpus_texts": (
+        {"max_corpus_texts": 500},
         ordering(),
         ordering(texts=501),
         Reason.REASON_POLICY_CORPUS,
@@ -202,15 +202,15 @@ BOTH_SIDES: dict[str, tuple[dict[str, Any], Any, Any, Reason, tuple[str, str]]] 
         Reason.REASON_PRIVACY_UNACCOUNTABLE,
         ("add-remove", "replace-one"),
     ),
-    "least_noise_multiplier": (
-        {"least_noise_multiplier": 1.5},
+    "min_noise_multiplier": (
+        {"min_noise_multiplier": 1.5},
         a_job(mechanism=DpSgd(noise_multiplier=1.5)),
         a_job(mechanism=DpSgd(noise_multiplier=1.49)),
         Reason.REASON_POLICY_NOISE,
         ("1.49", "1.5"),
     ),
-    "least_noise_multiplier of gaussian-update": (
-        {"least_noise_multiplier": 0.5},
+    "min_noise_multiplier of gaussian-update": (
+        {"min_noise_multiplier": 0.5},
         gaussian(1.0),
         gaussian(0.99),
         Reason.REASON_POLICY_NOISE,
@@ -230,23 +230,23 @@ BOTH_SIDES: dict[str, tuple[dict[str, Any], Any, Any, Reason, tuple[str, str]]] 
         Reason.REASON_POLICY_NOISE,
         ("2.01 to 8.04", "2"),
     ),
-    "most_epsilon_a_round": (
-        {"most_epsilon_a_round": 0.5},
+    "max_epsilon_a_round": (
+        {"max_epsilon_a_round": 0.5},
         a_job(mechanism=LaplaceUpdate(epsilon=0.5)),
         a_job(mechanism=LaplaceUpdate(epsilon=0.51)),
         Reason.REASON_POLICY_NOISE,
         ("0.51", "0.5"),
     ),
     # Before an attempt is there: what the job's own numbers can bring.
-    "least_cohort of any attempt": (
-        {"least_cohort": 20},
+    "min_cohort of any attempt": (
+        {"min_cohort": 20},
         a_job(target_members=20),
         a_job(target_members=19),
         Reason.REASON_POLICY_COHORT,
         ("19", "20"),
     ),
-    "least_honest of any attempt": (
-        {"least_honest": 5},
+    "min_honest of any attempt": (
+        {"min_honest": 5},
         a_job(target_members=9),
         a_job(target_members=7),
         Reason.REASON_POLICY_COHORT,
@@ -260,48 +260,48 @@ BOTH_SIDES: dict[str, tuple[dict[str, Any], Any, Any, Reason, tuple[str, str]]] 
         ("1", "2"),
     ),
     "allow_two_party_sums in any attempt": (
-        {"assumed_corrupt": 0, "least_cohort": 2},
+        {"assumed_corrupt": 0, "min_cohort": 2},
         a_job(aggregation=Aggregation(assumed_corrupt=0), min_members=2, target_members=4),
         a_job(aggregation=Aggregation(assumed_corrupt=0), min_members=2, target_members=3),
         Reason.REASON_POLICY_TWO_PARTY_SUM,
         ("2", "false"),
     ),
-    "least_cohort": (
-        {"least_cohort": 6},
+    "min_cohort": (
+        {"min_cohort": 6},
         make_context(6),
         make_context(5),
         Reason.REASON_POLICY_COHORT,
         ("5", "6"),
     ),
-    "least_honest": (
-        {"least_honest": 3},
+    "min_honest": (
+        {"min_honest": 3},
         make_context(5),
         make_context(4),
         Reason.REASON_POLICY_COHORT,
         ("2", "3"),
     ),
-    "least_group of any attempt": (
-        {"least_group": 4, "assumed_corrupt": 1},
+    "min_group of any attempt": (
+        {"min_group": 4, "assumed_corrupt": 1},
         a_job(aggregation=Aggregation(groups=3, assumed_corrupt=1), min_members=9, target_members=18),
         a_job(aggregation=Aggregation(groups=3, assumed_corrupt=1), min_members=9, target_members=12),
         Reason.REASON_POLICY_COHORT,
         ("3", "4"),
     ),
-    "least_group": (
-        {"least_group": 4, "assumed_corrupt": 1},
+    "min_group": (
+        {"min_group": 4, "assumed_corrupt": 1},
         grouped_context(18, 3, 1),
         grouped_context(12, 3, 1),
         Reason.REASON_POLICY_COHORT,
         ("3", "4"),
     ),
-    "least_honest of a group": (
-        {"least_honest": 3, "assumed_corrupt": 1},
+    "min_honest of a group": (
+        {"min_honest": 3, "assumed_corrupt": 1},
         grouped_context(18, 3, 1),
         grouped_context(12, 3, 1),
         Reason.REASON_POLICY_COHORT,
         ("2", "3"),
     ),
-    "least_sigma of groups": (
+    "min_sigma of groups": (
         {"assumed_corrupt": 1},
         grouped_context(12, 3, 1),
         grouped_context(12, 3, 1, sigma=79),
@@ -315,7 +315,7 @@ BOTH_SIDES: dict[str, tuple[dict[str, Any], Any, Any, Reason, tuple[str, str]]] 
         Reason.REASON_POLICY_CORRUPTION,
         ("1", "2"),
     ),
-    "least_sigma": (
+    "min_sigma": (
         {"assumed_corrupt": 80},
         a_sparse_context(80),
         a_sparse_context(79),
@@ -323,7 +323,7 @@ BOTH_SIDES: dict[str, tuple[dict[str, Any], Any, Any, Reason, tuple[str, str]]] 
         ("2^-79", "2^-80"),
     ),
     "assumed_corrupt of a large cohort": (
-        {"least_corrupt_share": 0.2},
+        {"min_corrupt_share": 0.2},
         a_sparse_context(80, corrupt=80),
         a_sparse_context(80, corrupt=79),
         Reason.REASON_POLICY_CORRUPTION,
@@ -337,22 +337,22 @@ BOTH_SIDES: dict[str, tuple[dict[str, Any], Any, Any, Reason, tuple[str, str]]] 
         ("39", "40"),
     ),
     # A number that was meant for small cohorts is no floor for large ones; their share is.
-    "least_corrupt_share": (
-        {"assumed_corrupt": 1, "least_corrupt_share": 0.2},
+    "min_corrupt_share": (
+        {"assumed_corrupt": 1, "min_corrupt_share": 0.2},
         a_sparse_context(80, corrupt=80),
         a_sparse_context(80, corrupt=79),
         Reason.REASON_POLICY_CORRUPTION,
         ("0.1975", "0.2"),
     ),
-    "least_corrupt_share of groups": (
-        {"assumed_corrupt": 1, "least_corrupt_share": 0.2},
+    "min_corrupt_share of groups": (
+        {"assumed_corrupt": 1, "min_corrupt_share": 0.2},
         grouped_context(400, 4, 80),
         grouped_context(400, 4, 79),
         Reason.REASON_POLICY_CORRUPTION,
         ("0.1975", "0.2"),
     ),
     # As a job rounds it: a tenth of 209 is 20 members.
-    "least_corrupt_share of groups, in whole members": (
+    "min_corrupt_share of groups, in whole members": (
         {"assumed_corrupt": 1},
         grouped_context(209, 3, 20),
         grouped_context(209, 3, 19),
@@ -387,8 +387,8 @@ BOTH_SIDES: dict[str, tuple[dict[str, Any], Any, Any, Reason, tuple[str, str]]] 
         Reason.REASON_POLICY_CONDITIONS,
         ("cuda", "cpu, mps"),
     ),
-    "least_free_memory_mib": (
-        {"least_free_memory_mib": 4096},
+    "min_free_memory_mib": (
+        {"min_free_memory_mib": 4096},
         machine(),
         machine(free_memory_mib=4095),
         Reason.REASON_POLICY_CONDITIONS,
@@ -444,9 +444,9 @@ def test_allowed_at_the_boundary_and_refused_past_it(case):
     assert rule == case.split()[0]
     assert all(value in said for value in values)
     # A policy without the key refuses neither.
-    if rule not in ("allow_second_sum", "assumed_corrupt", "least_sigma", "least_corrupt_share", "least_group"):
+    if rule not in ("allow_second_sum", "assumed_corrupt", "min_sigma", "min_corrupt_share", "min_group"):
         without = Policy.model_validate(
-            {"mechanisms": ALL, "allow_two_party_sums": True, "assumed_corrupt": 0, "least_cohort": 2}
+            {"mechanisms": ALL, "allow_two_party_sums": True, "assumed_corrupt": 0, "min_cohort": 2}
         )
         if rule == "unit":
             without = without.model_copy(update={"unit": "example"})
@@ -573,11 +573,11 @@ def test_authorities():
 def test_a_job_of_thousands_is_explained_by_some_sizes_of_its_cohorts():
     job = a_job(min_members=150, target_members=10_000)
     verdicts = {each.rule: each for each in Policy(mechanisms=ALL).explain(job)}
-    assert verdicts["least_corrupt_share"].outcome is Outcome.OK
+    assert verdicts["min_corrupt_share"].outcome is Outcome.OK
     assert not [each for each in verdicts.values() if each.outcome is Outcome.REFUSED]
     Policy(mechanisms=ALL).check_job(job)
     # h is 61 to 81 of 150 to 200 on the complete graph; sparse ones guarantee fewer, and more the larger they are.
-    strict = {each.rule: each for each in Policy(mechanisms=ALL, least_honest=40).explain(job)}["least_honest"]
+    strict = {each.rule: each for each in Policy(mechanisms=ALL, min_honest=40).explain(job)}["min_honest"]
     assert strict.outcome is Outcome.OK
     refused = re.search(r"attempts of 201 to (\d+)[ ,].*would be refused \(above 200 some sizes", strict.sentence)
     assert refused is not None, strict.sentence
@@ -585,21 +585,21 @@ def test_a_job_of_thousands_is_explained_by_some_sizes_of_its_cohorts():
     for members in (201, int(refused[1])):
         context = promise_of(job, members)
         assert context.honest < 40
-        with pytest.raises(PolicyRefusal, match="least_honest"):
-            Policy(mechanisms=ALL, least_honest=40).check_attempt(context)
-    Policy(mechanisms=ALL, least_honest=40).check_attempt(promise_of(job, 10_000))
+        with pytest.raises(PolicyRefusal, match="min_honest"):
+            Policy(mechanisms=ALL, min_honest=40).check_attempt(context)
+    Policy(mechanisms=ALL, min_honest=40).check_attempt(promise_of(job, 10_000))
 
 
 def test_a_job_that_trusts_too_much_in_large_cohorts_alone_is_not_refused_for_its_small_ones():
-    job = a_job(min_members=150, target_members=1000, aggregation=Aggregation(corrupt_share=0.05))
-    verdict = {each.rule: each for each in Policy(mechanisms=ALL).explain(job)}["least_corrupt_share"]
+    job = a_job(min_members=150, target_members=1000, aggregation=Aggregation(max_corrupt_share=0.05))
+    verdict = {each.rule: each for each in Policy(mechanisms=ALL).explain(job)}["min_corrupt_share"]
     assert verdict.outcome is Outcome.OK
     assert "attempts of 201 to 1000 members would be refused" in verdict.sentence
-    job = a_job(min_members=300, target_members=1000, aggregation=Aggregation(corrupt_share=0.05))
+    job = a_job(min_members=300, target_members=1000, aggregation=Aggregation(max_corrupt_share=0.05))
     with pytest.raises(PolicyRefusal) as refusal:
         Policy(mechanisms=ALL).check_job(job)
     assert refusal.value.reason == Reason.REASON_POLICY_CORRUPTION
-    trusting = Policy(mechanisms=ALL, assumed_corrupt=0, least_corrupt_share=0)
+    trusting = Policy(mechanisms=ALL, assumed_corrupt=0, min_corrupt_share=0)
     trusting.check_job(job)
 
 
@@ -620,7 +620,7 @@ def test_every_key_of_a_policy_is_a_rule_or_known_not_to_be_one():
     ("keys", "gone"),
     [
         ({"devices": ("cpu",)}, {"device": None}),
-        ({"least_free_memory_mib": 1}, {"free_memory_mib": None}),
+        ({"min_free_memory_mib": 1}, {"free_memory_mib": None}),
         ({"on_power_only": True}, {"on_power": None}),
         ({"interfaces": ("*",)}, {"interfaces": None}),
         ({"interfaces": ("*",)}, {"interfaces": ()}),
@@ -668,12 +668,12 @@ def test_a_job_file_leaves_open_what_only_the_bundle_tells():
 
 
 def test_a_job_is_admitted_for_the_cohorts_that_would_be_and_says_which_would_not():
-    policy = Policy(least_cohort=6)
+    policy = Policy(min_cohort=6)
     policy.check_job(a_job())
     told = {verdict.rule: verdict for verdict in policy.explain(a_job())}
-    assert told["least_cohort"].job == "6"
-    assert "attempts of 3 to 5 members would be refused" in told["least_cohort"].sentence
-    assert "would be refused" not in told["least_honest"].sentence
+    assert told["min_cohort"].job == "6"
+    assert "attempts of 3 to 5 members would be refused" in told["min_cohort"].sentence
+    assert "would be refused" not in told["min_honest"].sentence
     with pytest.raises(PolicyRefusal):
         policy.check_attempt(make_context(5))
 
@@ -682,10 +682,10 @@ def test_no_cohort_that_keeps_each_rule_alone_but_none_that_keeps_all():
     # n_C = 1 satisfies cohorts up to 9 only, of which the policy wants 10.
     job = a_job(aggregation=Aggregation(assumed_corrupt=1), target_members=30)
     with pytest.raises(PolicyRefusal) as refusal:
-        Policy(least_cohort=10).check_job(job)
+        Policy(min_cohort=10).check_job(job)
     assert "cohorts of the job have 3 to 30 members" in refusal.value.detail
-    Policy(least_cohort=9).check_job(job)
-    told = {verdict.rule: verdict for verdict in Policy(least_cohort=9).explain(job)}
+    Policy(min_cohort=9).check_job(job)
+    told = {verdict.rule: verdict for verdict in Policy(min_cohort=9).explain(job)}
     assert "10 to 30" in told["assumed_corrupt"].sentence
 
 
@@ -693,7 +693,7 @@ def test_cohorts_that_the_complete_graph_has_no_numbers_for_are_left_to_the_atte
     large = a_job().model_copy(update={"rounds": Rounds.model_construct(min_members=10**6, target_members=10**6 + 1)})
     Policy().check_job(large)
     told = {verdict.rule: verdict.outcome for verdict in Policy().explain(large)}
-    assert told["least_cohort"] is told["assumed_corrupt"] is Outcome.OPEN
+    assert told["min_cohort"] is told["assumed_corrupt"] is Outcome.OPEN
 
 
 def test_a_verdict_says_of_which_cohort_it_is_and_what_the_largest_has():
@@ -702,17 +702,17 @@ def test_a_verdict_says_of_which_cohort_it_is_and_what_the_largest_has():
     largest = promise_of(job, 1000)
     range_of = "; cohorts of the job have 3 to 1000 members)"
     for rule, value in (
-        ("least_honest", largest.honest),
+        ("min_honest", largest.honest),
         ("assumed_corrupt", 100),
-        ("least_corrupt_share", 0.1),
-        ("least_sigma", 80),
+        ("min_corrupt_share", 0.1),
+        ("min_sigma", 80),
     ):
         assert told[rule].outcome is Outcome.OK
         assert f"(this is in a cohort of 3, in one of 1000 it is {value}{range_of}" in told[rule].sentence
-    assert told["least_cohort"].sentence.endswith(f"(this is in a cohort of 3{range_of}")
-    assert told["least_honest"].job == "2"
+    assert told["min_cohort"].sentence.endswith(f"(this is in a cohort of 3{range_of}")
+    assert told["min_honest"].job == "2"
     one = {verdict.rule: verdict for verdict in Policy().explain(a_job(min_members=5, target_members=5))}
-    assert one["least_honest"].sentence.endswith("the policy wants 2 (cohorts of the job have 5 members)")
+    assert one["min_honest"].sentence.endswith("the policy wants 2 (cohorts of the job have 5 members)")
     free = {verdict.rule: verdict for verdict in Policy(allow_two_party_sums=True).explain(job)}
     assert free["allow_two_party_sums"].sentence == "allow_two_party_sums: the policy asks nothing"
 
@@ -722,10 +722,10 @@ def test_a_verdict_says_of_which_cohort_it_is_and_what_the_largest_has():
     [
         ({"assumed_corrupt": 9}, 40, "writes assumed_corrupt = 0"),
         ({"assumed_corrupt": 90}, 400, "better left out"),
-        ({"least_corrupt_share": 0.2}, 400, "smaller least_corrupt_share"),
-        ({"least_honest": 90}, 40, "larger rounds.min_members"),
-        ({"least_honest": 90}, 400, "larger aggregation.lost_share"),
-        ({"least_sigma": 81}, 400, "jobs have 80 bits"),
+        ({"min_corrupt_share": 0.2}, 400, "smaller min_corrupt_share"),
+        ({"min_honest": 90}, 40, "larger rounds.min_members"),
+        ({"min_honest": 90}, 400, "larger aggregation.max_lost_share"),
+        ({"min_sigma": 81}, 400, "jobs have 80 bits"),
     ],
 )
 def test_a_refused_attempt_says_what_would_do(policy, members, advice):
@@ -741,15 +741,15 @@ def test_a_refused_attempt_says_what_would_do(policy, members, advice):
 def test_what_a_refused_attempt_advises_helps():
     job = a_job(target_members=1000)
     Policy(mechanisms=ALL).check_attempt(promise_of(job, 400))
-    more = a_job(target_members=1000, aggregation=Aggregation(lost_share=0.3))
-    Policy(least_honest=90).check_attempt(promise_of(more, 400))
+    more = a_job(target_members=1000, aggregation=Aggregation(max_lost_share=0.3))
+    Policy(min_honest=90).check_attempt(promise_of(more, 400))
     graph = promise_of(job, 400).sparse
     assert graph is not None
     assert graph.sigma == 80
 
 
 def test_a_group_of_two_is_a_two_party_sum_whatever_the_cohort():
-    policy = Policy(mechanisms=ALL, assumed_corrupt=0, least_group=2)
+    policy = Policy(mechanisms=ALL, assumed_corrupt=0, min_group=2)
     policy.check_attempt(grouped_context(8, 2, 0))
     with pytest.raises(PolicyRefusal, match="a sum of 2 members can be opened") as refusal:
         policy.check_attempt(grouped_context(9, 3, 0))
@@ -758,10 +758,10 @@ def test_a_group_of_two_is_a_two_party_sum_whatever_the_cohort():
 
 def test_a_sparse_graphs_threshold_counts_neighbours_and_not_the_sum():
     context = a_sparse_context(80)
-    assert context.threshold < context.least_survivors == 380
+    assert context.threshold < context.min_survivors == 380
     Policy(assumed_corrupt=80).check_attempt(context)
     with pytest.raises(PolicyRefusal, match=f"guarantees {context.honest} honest"):
-        Policy(assumed_corrupt=80, least_honest=context.honest + 1).check_attempt(context)
+        Policy(assumed_corrupt=80, min_honest=context.honest + 1).check_attempt(context)
 
 
 # ---- noise, against the modules that account for it ------------------------------------------------------------
@@ -827,7 +827,7 @@ def test_the_floor_on_noise_is_about_the_number_that_is_accounted(mechanism, cen
         case _ if event.kind == "laplace":
             assert counted is None
         case _ if event.kind == "discrete-gaussian-sum":
-            assert counted == pytest.approx(event.honest**0.5 * event.deviation / event.distance, rel=1e-3)
+            assert counted == pytest.approx(event.honest**0.5 * event.std / event.distance, rel=1e-3)
         case _:
             assert counted == event.multiplier
 
@@ -845,14 +845,14 @@ def test_another_member_in_place_of_one_is_twice_as_far_as_none():
 
 
 def test_more_noise_of_ones_own_satisfies_the_floor():
-    policy = Policy(least_noise_multiplier=1.0)
+    policy = Policy(min_noise_multiplier=1.0)
     with pytest.raises(PolicyRefusal):
         policy.check_job(gaussian(1.9))
     policy.model_copy(update={"own_noise_multiplier": 2.0}).check_job(gaussian(1.9))
 
 
 def test_floors_on_noise_leave_no_noise_to_the_mechanisms():
-    strict = Policy(mechanisms=ALL, least_noise_multiplier=10, own_noise_multiplier=2, most_epsilon_a_round=0.01)
+    strict = Policy(mechanisms=ALL, min_noise_multiplier=10, own_noise_multiplier=2, max_epsilon_a_round=0.01)
     strict.check_job(a_job(mechanism=NoMechanism()))
 
 
@@ -911,17 +911,17 @@ policies = st.builds(
     mechanisms=st.just(ALL) | st.lists(st.sampled_from(ALL), max_size=len(ALL)).map(tuple),
     adjacency=st.sampled_from(["add-remove", "replace-one"]),
     unit=st.sampled_from(["example", "member"]),
-    least_noise_multiplier=numbers,
+    min_noise_multiplier=numbers,
     own_noise_multiplier=numbers,
-    most_epsilon_a_round=numbers,
+    max_epsilon_a_round=numbers,
     trust_central_noise=st.booleans(),
-    least_cohort=st.integers(2, 12),
-    least_honest=st.integers(2, 8),
+    min_cohort=st.integers(2, 12),
+    min_honest=st.integers(2, 8),
     assumed_corrupt=st.none() | st.integers(0, 4),
     allow_two_party_sums=st.booleans(),
     hours=st.lists(st.sampled_from(["22:00-06:00", "mon-thu 00:00-24:00", "fri 12:00-13:00"]), max_size=2).map(tuple),
     devices=st.sets(st.sampled_from(["cpu", "cuda", "mps"])).map(tuple),
-    least_free_memory_mib=st.none() | st.sampled_from([1, 4096, 4097]),
+    min_free_memory_mib=st.none() | st.sampled_from([1, 4096, 4097]),
     on_power_only=st.booleans(),
     interfaces=st.lists(st.sampled_from(["eth*", "wlan0", "*"]), max_size=2).map(tuple),
 )
@@ -999,7 +999,7 @@ def test_a_job_that_is_admitted_has_an_attempt_that_is_joined(policy, job):
             **dict.fromkeys(("jobs", "architectures"), ("*",)),
             **dict.fromkeys(("base_models", "authorities"), ()),
             "vocabularies": ("own", "public"),
-            **dict.fromkeys(("least_noise_multiplier", "own_noise_multiplier", "most_epsilon_a_round")),
+            **dict.fromkeys(("min_noise_multiplier", "own_noise_multiplier", "max_epsilon_a_round")),
             "mechanisms": ALL,
             "unit": "example",
             "adjacency": "add-remove",

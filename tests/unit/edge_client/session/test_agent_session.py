@@ -25,7 +25,7 @@ from edge_client.session.journal import Memory
 from learning.mechanisms.contribution import Update, update_digest
 from tacit import wire
 from tacit.attempt import AttemptId
-from tacit.limits import CERTIFICATES_AT_ONCE, MOST_CERTIFICATE_BYTES
+from tacit.limits import CERTIFICATES_AT_ONCE, MAX_CERTIFICATE_BYTES
 from tacit.messages import Assignment, AttemptMessage, AttemptRefusal, Decline, JobEnded, LedgerCounter, Ready, Welcome
 from tacit.protocol import PROTOCOL_VERSION
 from tacit.reason import Reason
@@ -115,7 +115,8 @@ def test_a_message_that_cannot_be_written_is_logged_and_the_next_one_is_sent():
 
 
 @pytest.mark.parametrize(
-    "effect", [states.Joined(ATTEMPT, bytes(32), bytes(32)), states.Opened(ATTEMPT), states.Signed(ATTEMPT, ("a",))]
+    "effect",
+    [states.Joined(ATTEMPT, bytes(32), bytes(32)), states.VectorLeaving(ATTEMPT), states.Signed(ATTEMPT, ("a",))],
 )
 def test_nothing_follows_what_the_journal_could_not_write(monkeypatch, effect):
     """The disk is full: the attempt is refused, the member lives on, and the next step is carried out."""
@@ -512,7 +513,7 @@ def another_for(which, certificate):
     ("change", "taken"),
     [
         (another_for(5, b"of another digest"), 5),
-        (another_for(5, bytes(MOST_CERTIFICATE_BYTES + 1)), 5),
+        (another_for(5, bytes(MAX_CERTIFICATE_BYTES + 1)), 5),
         # One that is not there is left out; the rest of the request still comes, and no other request follows.
         (another_for(5, b""), CERTIFICATES_AT_ONCE - 1),
         (lambda parts: [*parts, [CERTIFICATES[0]] * 64], CERTIFICATES_AT_ONCE + 40),

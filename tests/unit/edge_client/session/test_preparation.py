@@ -132,11 +132,11 @@ def place(tmp_path, identity):
     [
         ({"mechanisms": ("dp-sgd",)}, Reason.REASON_POLICY_MECHANISM, 1),
         ({"jobs": ("other",)}, Reason.REASON_JOB_NOT_ADMITTED, 1),
-        ({"least_noise_multiplier": 50.0}, Reason.REASON_POLICY_NOISE, 1),
+        ({"min_noise_multiplier": 50.0}, Reason.REASON_POLICY_NOISE, 1),
         ({"adjacency": "replace-one"}, Reason.REASON_PRIVACY_UNACCOUNTABLE, 1),
         ({"authorities": ("ab" * 32,)}, Reason.REASON_POLICY_AUTHORITY, 1),
         ({"shared_parameters": ("output.*",)}, Reason.REASON_POLICY_PARAMETERS, 2),
-        ({"least_free_memory_mib": 2**40}, Reason.REASON_POLICY_CONDITIONS, 2),
+        ({"min_free_memory_mib": 2**40}, Reason.REASON_POLICY_CONDITIONS, 2),
         ({"devices": ("cuda",)}, Reason.REASON_POLICY_CONDITIONS, 2),
     ],
     ids=str,

@@ -132,7 +132,7 @@ def test_labels_that_nobody_made_up_and_texts_that_somebody_did_are_told(tmp_pat
     found = finetune(given, test, tmp_path / "out", short, device="cpu", report=told.append)
     assert any("no corpus has a text of 'c'" in sentence for sentence in told)
     assert any("1 of 10 test rows have a text that was made up as well" in sentence for sentence in told)
-    assert (found.without_text, found.labels, found.test.also_made_up) == (("c",), ("a", "b"), 1)
+    assert (found.without_text, found.labels, found.test.also_synthetic) == (("c",), ("a", "b"), 1)
     third = found.test.scores.labels[2]
     assert (third.label, third.rows, third.recall) == ("c", 1, 0)
     # Where the job says which labels there are, another one is a mistake in the file.

@@ -234,19 +234,19 @@ def test_a_laplace_shift_over_two_coordinates_is_no_worse_than_over_one(first, s
 # --- Noise in the ring ------------------------------------------------------------------------------------------------
 
 
-def discrete_gaussian(deviation, reach=60):
+def discrete_gaussian(std, reach=60):
     at = np.arange(-reach, reach + 1)
-    weights = np.exp(-(at**2) / (2 * deviation**2))
+    weights = np.exp(-(at**2) / (2 * std**2))
     return weights / weights.sum()
 
 
-@pytest.mark.parametrize(("honest", "deviation", "distance"), [(1, 1.0, 1), (1, 0.3, 1), (2, 1.0, 2), (3, 0.6, 1)])
-def test_the_sum_of_shares_bounds_the_very_sum(honest, deviation, distance):
+@pytest.mark.parametrize(("honest", "std", "distance"), [(1, 1.0, 1), (1, 0.3, 1), (2, 1.0, 2), (3, 0.6, 1)])
+def test_the_sum_of_shares_bounds_the_very_sum(honest, std, distance):
     """One coordinate, its distribution by convolution."""
-    share = law = discrete_gaussian(deviation)
+    share = law = discrete_gaussian(std)
     for _ in range(honest - 1):
         law = np.convolve(law, share)
-    event = DiscreteGaussianSum(honest=honest, deviation=deviation, distance=distance, values=1)
+    event = DiscreteGaussianSum(honest=honest, std=std, distance=distance, values=1)
     bound = renyi(event, "add-remove")
     here, there = law[distance:], law[:-distance]
     both = (here > 1e-80) & (there > 1e-80)
@@ -257,30 +257,30 @@ def test_the_sum_of_shares_bounds_the_very_sum(honest, deviation, distance):
 
 def test_a_fine_grid_makes_the_sum_a_gaussian():
     """Sixteen shares of 4096 and a distance of 4096: a Gaussian of multiplier 4, which the library has."""
-    event = DiscreteGaussianSum(honest=16, deviation=4096.0, distance=4096.0, values=10**7, steps=2)
+    event = DiscreteGaussianSum(honest=16, std=4096.0, distance=4096.0, values=10**7, steps=2)
     theirs = library(dp_event.GaussianDpEvent(4.0), NeighboringRelation.REPLACE_ONE)
     np.testing.assert_allclose(renyi(event, "add-remove"), 2 * theirs, rtol=1e-12)
 
 
 def test_a_coarse_grid_costs_what_the_theorem_says():
-    honest, deviation, distance, values = 3, 0.8, 2.5, 40
-    tau = 10 * sum(math.exp(-2 * math.pi**2 * deviation**2 * k / (k + 1)) for k in (1, 2))
-    reach = distance / (math.sqrt(honest) * deviation)
+    honest, std, distance, values = 3, 0.8, 2.5, 40
+    tau = 10 * sum(math.exp(-2 * math.pi**2 * std**2 * k / (k + 1)) for k in (1, 2))
+    reach = distance / (math.sqrt(honest) * std)
     expected = [min(a / 2 * reach**2 + tau * values, a / 2 * (reach + tau * math.sqrt(values)) ** 2) for a in ORDERS]
-    event = DiscreteGaussianSum(honest=honest, deviation=deviation, distance=distance, values=values)
+    event = DiscreteGaussianSum(honest=honest, std=std, distance=distance, values=values)
     np.testing.assert_allclose(renyi(event, "add-remove"), expected, rtol=1e-12)
     assert np.any(np.array(expected) > ALPHA / 2 * reach**2 * 1.001)
 
 
 def test_shares_too_small_for_the_theorem_have_no_bound():
-    event = DiscreteGaussianSum(honest=2, deviation=0.49, distance=1.0, values=1)
+    event = DiscreteGaussianSum(honest=2, std=0.49, distance=1.0, values=1)
     assert np.all(np.isinf(renyi(event, "add-remove")))
     alone = event.model_copy(update={"honest": 1})
     assert np.all(np.isfinite(renyi(alone, "add-remove")))
 
 
 def test_another_member_in_the_place_of_one_is_twice_as_far_and_another_example_is_not():
-    event = DiscreteGaussianSum(honest=1, deviation=100.0, distance=50.0, values=9, unit="member")
+    event = DiscreteGaussianSum(honest=1, std=100.0, distance=50.0, values=9, unit="member")
     np.testing.assert_allclose(renyi(event, "replace-one"), 4 * renyi(event, "add-remove"), rtol=1e-12)
     example = event.model_copy(update={"unit": "example"})
     np.testing.assert_array_equal(renyi(example, "replace-one"), renyi(example, "add-remove"))
@@ -315,7 +315,7 @@ EVENTS = st.one_of(
     st.builds(
         DiscreteGaussianSum,
         honest=st.integers(1, 50),
-        deviation=st.floats(0.5, 5000),
+        std=st.floats(0.5, 5000),
         distance=st.floats(0.1, 1e5),
         values=st.integers(1, 10**6),
     ).map(lambda event: (event, "add-remove")),
@@ -361,7 +361,7 @@ def test_no_event_however_odd_costs_less_than_nothing_or_no_number(multiplier, r
         (SampledGaussian(multiplier=multiplier, rate=rate), "add-remove"),
         (FixedLotGaussian(multiplier=multiplier, lot=3, population=7), "replace-one"),
         (Laplace(epsilon=multiplier), "add-remove"),
-        (DiscreteGaussianSum(honest=2, deviation=multiplier, distance=min(1 / rate, 1e300), values=5), "add-remove"),
+        (DiscreteGaussianSum(honest=2, std=multiplier, distance=min(1 / rate, 1e300), values=5), "add-remove"),
     ]
     for event, adjacency in events:
         assert np.all(renyi(event, adjacency) >= 0), event
@@ -374,7 +374,7 @@ def test_no_event_however_odd_costs_less_than_nothing_or_no_number(multiplier, r
         (SampledGaussian, {"multiplier": math.inf, "rate": 1.0}),
         (FixedLotGaussian, {"multiplier": math.inf, "lot": 2, "population": 9}),
         (Laplace, {"epsilon": math.inf}),
-        (DiscreteGaussianSum, {"honest": 1, "deviation": math.inf, "distance": 1.0, "values": 1}),
+        (DiscreteGaussianSum, {"honest": 1, "std": math.inf, "distance": 1.0, "values": 1}),
     ],
 )
 def test_an_infinite_number_is_no_free_release(kind, numbers):

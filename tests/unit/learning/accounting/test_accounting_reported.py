@@ -25,7 +25,7 @@ from learning.accounting.spend import (
 
 ADD, REPLACE = NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE
 FIXED = FixedLotGaussian(multiplier=2, lot=10, population=100)
-RING = DiscreteGaussianSum(honest=1, deviation=4096, distance=1000, values=10)
+RING = DiscreteGaussianSum(honest=1, std=4096, distance=1000, values=10)
 
 
 def of_library(accountant, event, count=1):
@@ -119,7 +119,7 @@ LOT = FixedLotGaussian(multiplier=1, lot=2, population=100)
         (LOT, {"population": 1000}),
         (Laplace(epsilon=0.1), {"epsilon": 2.0}),
         (RING, {"honest": 2}),
-        (RING, {"deviation": 99.0}),
+        (RING, {"std": 99.0}),
         (RING, {"distance": 1.0}),
     ],
 )

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learning.accounting.calibration import (
-    MOST_ROUNDS,
+    MAX_ROUNDS,
     NotAffordable,
     calibrate,
     calibrate_pld,
@@ -30,7 +30,7 @@ KINDS = {
     "output": (lambda z: SampledGaussian(multiplier=z / 2, rate=1), LIMIT),
     "fixed": (lambda z: FixedLotGaussian(multiplier=z / 2, lot=10, population=100), REPLACE),
     "laplace": (lambda z: Laplace(epsilon=1 / z), REPLACE),
-    "ring": (lambda z: DiscreteGaussianSum(honest=2, deviation=4096, distance=8192 / z, values=1000), LIMIT),
+    "ring": (lambda z: DiscreteGaussianSum(honest=2, std=4096, distance=8192 / z, values=1000), LIMIT),
 }
 
 
@@ -142,7 +142,7 @@ def test_rounds_are_counted_to_the_last_hair_of_the_cap(kind):
 
 
 def test_a_release_that_costs_next_to_nothing_affords_a_great_number():
-    assert rounds_affordable(SampledGaussian(multiplier=1e9, rate=1e-6), LIMIT) == MOST_ROUNDS
+    assert rounds_affordable(SampledGaussian(multiplier=1e9, rate=1e-6), LIMIT) == MAX_ROUNDS
 
 
 @pytest.mark.parametrize("kind", KINDS)

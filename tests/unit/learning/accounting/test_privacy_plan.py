@@ -75,7 +75,7 @@ def test_the_ring_counts_on_the_members_own_share_unless_told_otherwise(unit):
     local = event_of_round(mechanism, 1, values=1000, members=9)
     assert local == DiscreteGaussianSum(
         honest=1,
-        deviation=grid.deviation,
+        std=grid.std,
         distance=grid.bound * (2 if unit == "example" else 1),
         values=1000,
         unit=unit,
@@ -122,7 +122,7 @@ def test_the_plan_and_the_training_name_the_same_event(mechanism, examples, own)
 
 def check_plan(job, examples):
     mechanism, members = job.mechanism, job.rounds.target_members
-    setting = Setting(examples, 4, 1e-6, job.values, most_members=members)
+    setting = Setting(examples, 4, 1e-6, job.values, max_members=members)
     if job.protected == "output" and examples > mechanism.lot:
         with pytest.raises(ValueError, match="a round must be made from all examples"):
             protection_of(job, examples)
@@ -221,7 +221,7 @@ def test_a_grid_is_made_for_the_members_that_a_sum_may_have():
     mechanism = DistributedGaussian(noise_multiplier=50.0, honest=2)
     gates = []
     for most in (10, 11):
-        setting = Setting(examples=9, rounds=4, delta=1e-6, values=20_000_000, most_members=most)
+        setting = Setting(examples=9, rounds=4, delta=1e-6, values=20_000_000, max_members=most)
         event = event_of_round(mechanism, 9, values=20_000_000, members=most)
         found = cost_of_job(a_job(mechanism), setting, (8.0,))
         assert found.gate == epsilon_at_gate(repeated(event, 4), 1e-6, "add-remove")
@@ -296,7 +296,7 @@ def test_each_mechanism_has_its_columns():
     assert "ALL SHARES" in ring
     with_clip = run("--mechanism", "gaussian-update", "--clip", 3, *arguments, "--json")
     row = json.loads(with_clip)["rows"][0]
-    assert row["deviation"] == pytest.approx(3 * row["gate"])
+    assert row["std"] == pytest.approx(3 * row["gate"])
     assert "DEVIATION" in run("--mechanism", "gaussian-update", "--clip", 3, *arguments)
 
 
@@ -347,7 +347,7 @@ def test_a_job_document_knows_its_values(tmp_path):
     file = tmp_path / "job.json"
     file.write_bytes(job.canonical())
     said = json.loads(run(file, "--examples", 30, "--epsilon", 4, "--json"))
-    assert said["most_members"] == 9
+    assert said["max_members"] == 9
     assert said["values"] == job.values
     assert math.isfinite(said["gate"])
     assert said["rows"][0]["rounds"] == job.rounds.count

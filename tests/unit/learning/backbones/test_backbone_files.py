@@ -16,7 +16,7 @@ from safetensors.torch import save_file as save_torch
 
 from learning.backbones.layout import (
     FAMILIES,
-    MOST_BYTES,
+    MAX_BYTES,
     BackboneInvalid,
     checked_config,
     layout_of,
@@ -195,7 +195,7 @@ def test_real_sizes(kind, millions):
     layout = layout_of(checked_config(BASE_SIZES[kind]))
     values = sum(math.prod(shape) for shape in layout.shapes.values())
     assert round((values + 20 * 768) / 1e6, 3) == millions
-    assert layout.size == len(layout.header) + 4 * values < MOST_BYTES
+    assert layout.size == len(layout.header) + 4 * values < MAX_BYTES
 
 
 # ---- a map of it -----------------------------------------------------------------------------------------------

@@ -98,8 +98,8 @@ def test_the_event_is_that_of_the_grid_the_noise_is_on():
     job = ring_job(3, honest=2, members=9, target=30, values=10_000_001)
     event, grid = protection_of(job, 10).event, grid_of(job)
     assert grid.members == 10
-    assert grid.deviation != grid_of(ring_job(None, honest=2, members=9, target=30, values=10_000_001)).deviation
-    assert (event.deviation, event.distance) == (grid.deviation, grid.distance(replaced=True))
+    assert grid.std != grid_of(ring_job(None, honest=2, members=9, target=30, values=10_000_001)).std
+    assert (event.std, event.distance) == (grid.std, grid.distance(replaced=True))
 
 
 def test_a_ring_in_which_the_sum_could_wrap_is_still_refused():

@@ -89,7 +89,7 @@ def test_ring_noise_is_charged_locally_unless_the_policy_trusts_the_others():
     assert isinstance(trusting.event, DiscreteGaussianSum)
     assert (own.event.honest, trusting.event.honest) == (1, 3)
     # c = sqrt(h) s / z is the clip in grid units: an example can move the vector across the whole ball, 2 B.
-    radius = math.sqrt(3) * own.event.deviation
+    radius = math.sqrt(3) * own.event.std
     assert 2 * radius < own.event.distance < 2 * radius * 1.01
     member = protection_of(job({**RING, "unit": "member"}), 10)
     assert isinstance(member.event, DiscreteGaussianSum)
@@ -205,7 +205,7 @@ def test_noise_in_the_ring_comes_anew_with_every_encoding():
 
 
 @pytest.mark.parametrize(
-    ("mechanism", "deviation"),
+    ("mechanism", "std"),
     [
         # Of one member's noise: sigma C; sqrt(2) 2 B / epsilon; z C / sqrt(h). dp-sgd's is in the change already.
         (DP_SGD, 0.0),
@@ -214,7 +214,7 @@ def test_noise_in_the_ring_comes_anew_with_every_encoding():
         (RING, 0.5 / math.sqrt(3)),
     ],
 )
-def test_the_next_version_is_the_mean_of_clipped_changes_and_their_noise(mechanism, deviation):
+def test_the_next_version_is_the_mean_of_clipped_changes_and_their_noise(mechanism, std):
     document = job(mechanism)
     source, members = secure_agg.SystemRandom(), 5
     total = np.zeros(layout_of(document, members).values, np.uint32)
@@ -237,8 +237,8 @@ def test_the_next_version_is_the_mean_of_clipped_changes_and_their_noise(mechani
     assert step.training is None
     noise = step.values - expected / members
     grid = 1 / layout_of(document, members).segments[0].scale
-    assert np.std(noise) == pytest.approx(deviation / math.sqrt(members), rel=0.03, abs=2 * grid)
-    assert abs(np.mean(noise)) < 4 * deviation / math.sqrt(members * VALUES) + grid
+    assert np.std(noise) == pytest.approx(std / math.sqrt(members), rel=0.03, abs=2 * grid)
+    assert abs(np.mean(noise)) < 4 * std / math.sqrt(members * VALUES) + grid
 
 
 def test_the_mean_is_over_those_whose_sum_was_opened():

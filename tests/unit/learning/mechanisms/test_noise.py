@@ -15,9 +15,9 @@ from tests.support.random_sources import Seeded, Written
 COUNT = 400_001  # Odd, and no multiple of a block.
 
 
-def gaussian(dtype, count=COUNT, deviation=1.0, seed="gauss"):
+def gaussian(dtype, count=COUNT, std=1.0, seed="gauss"):
     out = np.zeros(count, dtype)
-    add_gaussian(out, deviation, Seeded(seed))
+    add_gaussian(out, std, Seeded(seed))
     return out
 
 
@@ -60,8 +60,8 @@ def test_values_are_independent_of_each_other(dtype):
 
 
 def test_the_scale_is_the_one_that_was_asked_for():
-    assert gaussian(np.float64, deviation=3.5).std() == pytest.approx(3.5, rel=0.005)
-    assert gaussian(np.float32, deviation=1e-6).std() == pytest.approx(1e-6, rel=0.005)
+    assert gaussian(np.float64, std=3.5).std() == pytest.approx(3.5, rel=0.005)
+    assert gaussian(np.float32, std=1e-6).std() == pytest.approx(1e-6, rel=0.005)
     # E|x| of Laplace is its scale, its deviation sqrt 2 times that.
     assert np.abs(laplace(np.float64, scale=0.25)).mean() == pytest.approx(0.25, rel=0.01)
     assert laplace(np.float64, scale=0.25).std() == pytest.approx(0.25 * math.sqrt(2), rel=0.01)

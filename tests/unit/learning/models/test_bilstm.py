@@ -193,7 +193,7 @@ def test_a_blank_module_is_zero_and_takes_weights() -> None:
 
 
 def test_starting_weights_are_distributed_as_written() -> None:
-    model = BiLSTMModel(embedding=64, hidden=50, embedding_deviation=0.15)
+    model = BiLSTMModel(embedding=64, hidden=50, embedding_std=0.15)
     tensors = shared_parameters(build(model, 2000, 6, 0, seed=1))
     assert not tensors["embedding.weight"][0].any()
     assert abs(tensors["embedding.weight"][1:].std() - 0.15) < 0.001

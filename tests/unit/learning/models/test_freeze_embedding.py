@@ -12,7 +12,7 @@ from coordinator.rounds.publish import next_version
 from export.bundle import JobBundle, make_job_bundle, read_job_bundle
 from learning.mechanisms.protection import protection_of
 from learning.models import build, shared_parameters
-from learning.text.corpus import Corpus
+from learning.text.corpus import EncodedExamples
 from learning.text.data import Example
 from learning.training.update import train_update
 from tacit.job import JobSpec
@@ -66,7 +66,7 @@ def round_of(bundle: JobBundle) -> tuple[dict[str, np.ndarray], dict[str, np.nda
         update = train_update(
             job=job,
             manifest=manifest,
-            corpus=Corpus(EXAMPLES, job, bundle.tokenizer),
+            corpus=EncodedExamples(EXAMPLES, job, bundle.tokenizer),
             base=bundle.weights,
             protection=protection,
             random=random,

@@ -32,8 +32,8 @@ def test_units_are_kept_with_their_probability_each_alone(draws, probability):
     kept = draws.kept(like, probability)
     assert kept.shape == like.shape
     assert set(kept.unique().tolist()) == {0.0, 1.0}
-    deviation = (probability * (1 - probability) / like.numel()) ** 0.5
-    assert abs(kept.mean().item() - probability) < 5 * deviation
+    std = (probability * (1 - probability) / like.numel()) ** 0.5
+    assert abs(kept.mean().item() - probability) < 5 * std
     # Neighbours in both directions, and the next draw: no correlation beyond five deviations.
     again = draws.kept(like, probability)
     centred = kept - probability

@@ -69,7 +69,7 @@ def test_how_many_entries_an_own_vocabulary_has_is_told_by_no_refusal(monkeypatc
     asked = document(vocabulary={"kind": "words", "size": 9})
     limit = values_of(asked.model, 9, 2)
     for most, refuses in ((limit, False), (limit - 1, True)):
-        monkeypatch.setattr(start, "_MOST_VALUES", most)
+        monkeypatch.setattr(start, "_MAX_VALUES", most)
         for texts in (["a"], ["a b c d e f g"]):
             tokenizer = own_tokenizer(texts, "words", 9)
             with pytest.raises(DocumentInvalid, match="has more than") if refuses else nullcontext():

@@ -102,7 +102,7 @@ def test_a_blank_module_is_zero_takes_weights_and_leaves_torchs_own_randomness_a
 
 
 def test_starting_weights_are_distributed_as_written() -> None:
-    model = TextCNNModel(embedding=64, widths=(2, 4), maps=50, embedding_deviation=0.15)
+    model = TextCNNModel(embedding=64, widths=(2, 4), maps=50, embedding_std=0.15)
     tensors = shared_parameters(build(model, 2000, 6, 0, seed=1))
     assert not tensors["embedding.weight"][0].any()
     assert abs(tensors["embedding.weight"][1:].std() - 0.15) < 0.001

@@ -19,7 +19,7 @@ from learning.models.transformer import EncoderInvalid, TransformerClassifier, c
 from tacit.model import TransformerModel
 
 torch.set_num_threads(1)
-VOCABULARY, LABELS, PAD, MOST = 30, 4, 3, 20
+VOCABULARY, LABELS, PAD, MAX = 30, 4, 3, 20
 SIZES = {
     "hidden_size": 16,
     "num_hidden_layers": 2,
@@ -45,7 +45,7 @@ of_each = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
 
 def made(config, *, seed=1, pad=PAD, dropout=0.0, **more) -> TransformerClassifier:
-    model = TransformerModel(config=config, dropout=dropout, max_tokens=MOST, **more)
+    model = TransformerModel(config=config, dropout=dropout, max_tokens=MAX, **more)
     module = build(model, VOCABULARY, LABELS, pad, seed=seed)
     assert isinstance(module, TransformerClassifier)
     return module
@@ -79,7 +79,7 @@ def save(folder: Path, config, *, masked_lm=False, **more):
 @torch.no_grad()
 def test_logits_are_those_of_the_librarys_own_model(config, masked_lm, tmp_path) -> None:
     theirs = save(tmp_path, config, masked_lm=masked_lm)
-    base = read_base(str(tmp_path), MOST)
+    base = read_base(str(tmp_path), MAX)
     # RoBERTa itself knows padding by this id.
     module = made(base.config, pad=1)
     head = {name: values for name, values in shared_parameters(module).items() if name.startswith("output.")}
@@ -100,9 +100,9 @@ def test_logits_do_not_depend_on_how_far_a_text_is_padded(config, length) -> Non
     module = made(config)
     module.embedding.weight[PAD] = 5.0
     alone = module(texts_of(length, width=max(length, 3), seed=length))
-    for width in (3, 4, 13, MOST):
+    for width in (3, 4, 13, MAX):
         if width >= length:
-            padded = module(texts_of(length, MOST // 4, width=max(width, 5), seed=length))[:1]
+            padded = module(texts_of(length, MAX // 4, width=max(width, 5), seed=length))[:1]
             torch.testing.assert_close(padded, alone, rtol=0, atol=1e-5)
 
 
@@ -156,7 +156,7 @@ def test_a_blank_module_is_zero_and_takes_weights(config) -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    blank = build_blank(TransformerModel(config=config, max_tokens=MOST), VOCABULARY, LABELS, PAD)
+    blank = build_blank(TransformerModel(config=config, max_tokens=MAX), VOCABULARY, LABELS, PAD)
     assert torch.equal(torch.rand(3), expected)
     assert not any(parameter.any() for parameter in blank.parameters())
     assert all(parameter.requires_grad for parameter in blank.parameters())
@@ -240,12 +240,12 @@ def test_narrowing_changes_no_logit_and_a_frozen_embedding_stays(config) -> None
 
 def test_all_positions_that_a_job_asks_for_are_there() -> None:
     """RoBERTa's begin behind its padding: two of the table's rows are not for tokens."""
-    config = {**CONFIGS["roberta"], "max_position_embeddings": MOST + 2}
-    assert made(config)(texts_of(MOST, width=MOST)).isfinite().all()
+    config = {**CONFIGS["roberta"], "max_position_embeddings": MAX + 2}
+    assert made(config)(texts_of(MAX, width=MAX)).isfinite().all()
     with pytest.raises(
         EncoderInvalid, match=r"has 19 positions, fewer than max_tokens = 20 .* lower model\.max_tokens"
     ):
-        made({**config, "max_position_embeddings": MOST + 1})
+        made({**config, "max_position_embeddings": MAX + 1})
     with pytest.raises(EncoderInvalid, match="has 12 positions"):
         check_config({**CONFIGS["bert"], "max_position_embeddings": 12}, 5)
 
@@ -312,7 +312,7 @@ def test_what_is_read_is_whole_and_in_the_modules_order(tmp_path) -> None:
     save(tmp_path, CONFIGS["bert"])
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\ncafé\n\u2028x\n", encoding="utf-8")
     (tmp_path / "tokenizer.json").write_text('{"normalizer": {"lowercase": false}}')
-    base = read_base(str(tmp_path), MOST)
+    base = read_base(str(tmp_path), MAX)
     module = made(base.config)
     assert list(base.parameters) == [name for name, _ in module.named_parameters() if not name.startswith("output.")]
     assert {values.dtype for values in base.parameters.values()} == {np.dtype(np.float32)}
@@ -320,27 +320,27 @@ def test_what_is_read_is_whole_and_in_the_modules_order(tmp_path) -> None:
     assert base.tokenizer == b'{"normalizer": {"lowercase": false}}'
     assert base.lower_case is False
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": true}')
-    assert read_base(str(tmp_path), MOST).lower_case is True
+    assert read_base(str(tmp_path), MAX).lower_case is True
     # A document holds the config: what comes back of JSON makes the same module, and nothing in it is left open.
-    assert json.loads(json.dumps(base.config)) == base.config == check_config(base.config, MOST)
+    assert json.loads(json.dumps(base.config)) == base.config == check_config(base.config, MAX)
 
 
 def test_word_pieces_are_found_in_a_tokenizer_too(tmp_path) -> None:
     save(tmp_path, CONFIGS["bert"])
     model = {"type": "WordPiece", "vocab": {"b": 1, "[PAD]": 0, "c": 2}}
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": model, "normalizer": None}))
-    assert read_base(str(tmp_path), MOST).vocabulary == ("[PAD]", "b", "c")
+    assert read_base(str(tmp_path), MAX).vocabulary == ("[PAD]", "b", "c")
     model["vocab"]["c"] = 3
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": model}))
     with pytest.raises(EncoderInvalid, match=r"have gaps; give it a vocab\.txt"):
-        read_base(str(tmp_path), MOST)
+        read_base(str(tmp_path), MAX)
 
 
 def test_several_files_half_numbers_and_old_names_are_read(tmp_path) -> None:
     from safetensors.torch import load_file, save_file
 
     save(tmp_path, CONFIGS["bert"], masked_lm=True)
-    expected = read_base(str(tmp_path), MOST)
+    expected = read_base(str(tmp_path), MAX)
     tensors = load_file(tmp_path / "model.safetensors")
     (tmp_path / "model.safetensors").unlink()
     olds = {}
@@ -350,7 +350,7 @@ def test_several_files_half_numbers_and_old_names_are_read(tmp_path) -> None:
     names = sorted(olds)
     for number, part in enumerate((names[::2], names[1::2]), 1):
         save_file({name: olds[name] for name in part}, tmp_path / f"model-{number:05}-of-00002.safetensors")
-    found = read_base(str(tmp_path), MOST)
+    found = read_base(str(tmp_path), MAX)
     assert list(found.parameters) == list(expected.parameters)
     for name, values in found.parameters.items():
         np.testing.assert_allclose(values, expected.parameters[name], rtol=2**-8)
@@ -359,27 +359,27 @@ def test_several_files_half_numbers_and_old_names_are_read(tmp_path) -> None:
 
 def test_an_index_says_which_files_are_the_weights(tmp_path) -> None:
     save(tmp_path, CONFIGS["bert"])
-    expected = read_base(str(tmp_path), MOST)
+    expected = read_base(str(tmp_path), MAX)
     (tmp_path / "model.safetensors").rename(tmp_path / "model-1.safetensors")
     # Of somebody else's: were it read, its tensors would be taken for the base's.
     rubbish = {f"bert.{name.removeprefix('encoder.')}": values + 1 for name, values in expected.parameters.items()}
     save_numpy(rubbish, tmp_path / "other.safetensors")
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"all": "../x/model-1.safetensors"}}')
-    found = read_base(str(tmp_path), MOST)
+    found = read_base(str(tmp_path), MAX)
     assert all(np.array_equal(found.parameters[name], values) for name, values in expected.parameters.items())
     (tmp_path / "model-1.safetensors").unlink()
     with pytest.raises(EncoderInvalid, match=r"^model\.base: .* names model-1\.safetensors and does not hold it"):
-        read_base(str(tmp_path), MOST)
+        read_base(str(tmp_path), MAX)
 
 
 def test_a_pickle_is_never_read(tmp_path) -> None:
     save(tmp_path, CONFIGS["bert"])
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(EncoderInvalid, match=r"^model\.base: .* holds no model\.safetensors; transformers' save_pr"):
-        read_base(str(tmp_path), MOST)
+        read_base(str(tmp_path), MAX)
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04.")
     with pytest.raises(EncoderInvalid, match=r"holds pytorch_model\.bin and no model\.safetensors: a pickle can run"):
-        read_base(str(tmp_path), MOST)
+        read_base(str(tmp_path), MAX)
 
 
 @pytest.mark.parametrize(
@@ -405,7 +405,7 @@ def test_tensors_that_are_not_the_configs_are_refused(change, message, tmp_path)
     save(tmp_path, CONFIGS["bert"])
     rewrite(tmp_path, change)
     with pytest.raises(EncoderInvalid, match=message) as refused:
-        read_base(str(tmp_path), MOST)
+        read_base(str(tmp_path), MAX)
     assert str(refused.value).startswith("model.base: ")
 
 
@@ -424,19 +424,19 @@ def test_tensors_that_are_not_the_configs_are_refused(change, message, tmp_path)
 def test_folders_of_no_encoder_are_refused(text, message, tmp_path) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(EncoderInvalid, match=message) as refused:
-        read_base(str(tmp_path), MOST)
+        read_base(str(tmp_path), MAX)
     assert str(refused.value).startswith("model.base: ")
 
 
 def test_what_is_not_there_is_said_to_be_so(tmp_path) -> None:
     with pytest.raises(EncoderInvalid, match=r"holds no config\.json; name a folder"):
-        read_base(str(tmp_path), MOST)
+        read_base(str(tmp_path), MAX)
     with pytest.raises(EncoderInvalid, match="there is no folder"):
-        read_base(str(tmp_path / "nowhere"), MOST)
+        read_base(str(tmp_path / "nowhere"), MAX)
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS["bert"]))
     (tmp_path / "model.safetensors").write_bytes(b"short")
     with pytest.raises(EncoderInvalid, match=r"model\.safetensors cannot be read as safetensors"):
-        read_base(str(tmp_path), MOST)
+        read_base(str(tmp_path), MAX)
 
 
 def test_a_name_is_fetched_from_the_hub_and_its_failure_told(tmp_path, monkeypatch) -> None:
@@ -455,13 +455,13 @@ def test_a_name_is_fetched_from_the_hub_and_its_failure_told(tmp_path, monkeypat
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
     save(tmp_path, CONFIGS["bert"])
-    assert read_base("people/bert", MOST).config["model_type"] == "bert"
+    assert read_base("people/bert", MAX).config["model_type"] == "bert"
     assert not any("bin" in pattern for pattern in asked[0][1])
     with pytest.raises(EncoderInvalid, match=r"the hub did not give it: no route\. Save it into a folder"):
-        read_base("people/other", MOST)
+        read_base("people/other", MAX)
     failure = LocalEntryNotFoundError("several\nlines")
     with pytest.raises(EncoderInvalid, match="did not give it: it cannot be reached from here") as refused:
-        read_base("people/other", MOST)
+        read_base("people/other", MAX)
     assert "\n" not in str(refused.value)
 
 
@@ -478,11 +478,11 @@ def test_what_looks_like_a_path_is_never_asked_of_the_hub(tmp_path, monkeypatch,
     with pytest.raises(
         EncoderInvalid, match=r"^model\.base: there is no folder .* on the hub is owner/name"
     ) as refused:
-        read_base(name, MOST)
+        read_base(name, MAX)
     assert name in str(refused.value)
     (tmp_path / "file").write_text("")
     with pytest.raises(EncoderInvalid, match=r"^model\.base: file is a file; name a folder"):
-        read_base("file", MOST)
+        read_base("file", MAX)
     assert not asked
 
 

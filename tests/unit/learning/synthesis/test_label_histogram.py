@@ -8,7 +8,7 @@ import pytest
 from learning.accounting.calibration import epsilon_at_gate
 from learning.accounting.renyi import renyi
 from learning.accounting.spend import epsilon_renyi
-from learning.synthesis.labels import allocated, deviation_for, histogram_event, noised_histogram
+from learning.synthesis.labels import allocated, histogram_event, noised_histogram, std_for
 from tests.support.toy_texts import Seeded
 
 
@@ -40,15 +40,15 @@ def test_the_event_is_the_distance_of_neighbouring_histograms():
 
 @pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
 def test_the_deviation_for_a_budget_is_the_smallest(adjacency):
-    deviation = deviation_for(0.5, 1e-6, 4, adjacency)
-    event = histogram_event(deviation, 4, adjacency)
+    std = std_for(0.5, 1e-6, 4, adjacency)
+    event = histogram_event(std, 4, adjacency)
     assert epsilon_at_gate(event, 1e-6, adjacency) <= 0.5
-    assert epsilon_at_gate(histogram_event(0.99 * deviation, 4, adjacency), 1e-6, adjacency) > 0.5
+    assert epsilon_at_gate(histogram_event(0.99 * std, 4, adjacency), 1e-6, adjacency) > 0.5
     assert epsilon_renyi(renyi(event, adjacency), 1e-6) < 0.5
 
 
 def test_a_small_deviation_never_goes_below_what_can_be_drawn():
-    assert noised_histogram(np.array([3, 4]), deviation_for(1e6, 0.1, 2), Seeded("least")).shape == (2,)
+    assert noised_histogram(np.array([3, 4]), std_for(1e6, 0.1, 2), Seeded("least")).shape == (2,)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from learning.synthesis.labels import histogram_event
 from learning.synthesis.setting import NO_GUARANTEE
 from learning.synthesis.training import measure
 from learning.synthesis.words import VocabularyNotPublic
-from learning.text.corpus import Corpus, words_of
+from learning.text.corpus import EncodedExamples, words_of
 from learning.text.data import Example
 from learning.training.local import TrainingCancelled
 from learning.training.update import TrainingLost
@@ -34,12 +34,12 @@ from toolkit.console import CommandFailed
 
 torch.set_num_threads(1)
 
-HOLD = {"texts": 40, "histogram_deviation": 4.0}
+HOLD = {"texts": 40, "histogram_std": 4.0}
 
 
 def measured(bundle, values, examples):
     """What the model with these values makes of these texts."""
-    corpus = Corpus(examples, bundle.document, bundle.public_tokenizer)
+    corpus = EncodedExamples(examples, bundle.document, bundle.public_tokenizer)
     module, _ = assembled(bundle.document, corpus, bundle.manifest, values, {})
     return measure(module, corpus.read().ids.copy(), seed=5).prior_perplexity
 
@@ -83,7 +83,7 @@ def test_a_bundle_of_another_release_is_refused_where_it_is_created(tmp_path):
 
     assert created(bundle.manifest, bundle.weights).values == bundle.document.values
     arrays = bundle.manifest.unflatten(bundle.manifest.decode(bundle.weights))
-    del arrays["lean.weight"]
+    del arrays["label_bias.weight"]
     older = Manifest.of(arrays)
     with pytest.raises(OperatorRefused, match="another release made it; make the bundle again"):
         created(older, older.encode(older.flatten(arrays)))
@@ -93,7 +93,7 @@ def test_the_first_of_a_texts_ids_is_its_label_and_the_rest_are_the_jobs_words()
     bundle = bundle_of()
     job = bundle.document
     words = words_of(job, bundle.public_tokenizer)
-    read = Corpus(
+    read = EncodedExamples(
         [Example("the sea is great .", "good"), Example("the sea is great .", "bad"), Example("the sea", "other")],
         job,
         bundle.public_tokenizer,
@@ -108,7 +108,7 @@ def test_the_first_of_a_texts_ids_is_its_label_and_the_rest_are_the_jobs_words()
 
 def test_a_job_of_fewer_words_reads_the_others_as_unknown():
     few = bundle_of(model={"words": 6})
-    read = Corpus([Example("the zero zero zero", "good")], few.document, few.public_tokenizer).read()
+    read = EncodedExamples([Example("the zero zero zero", "good")], few.document, few.public_tokenizer).read()
     assert set(read.ids[0, 2:5].tolist()) == {1}
 
 
@@ -152,7 +152,7 @@ def identity(tmp_path_factory):
 
 def of_histogram():
     """Epsilon that the gate counts for the histogram alone, at the default delta."""
-    event = histogram_event(HOLD["histogram_deviation"], len(LABELS), "add-remove")
+    event = histogram_event(HOLD["histogram_std"], len(LABELS), "add-remove")
     return epsilon_at_gate(event, Policy().delta, "add-remove")
 
 
@@ -168,12 +168,12 @@ def test_the_policy_refuses_what_it_does_not_give_away():
     never = refusal(Policy(corpora="never"), ordered)
     assert never.reason == Reason.REASON_POLICY_CORPUS
     assert never.detail.startswith("corpora: the job orders 40 made-up texts of each member, differentially private")
-    fewer = refusal(Policy(most_corpus_texts=39), ordered)
+    fewer = refusal(Policy(max_corpus_texts=39), ordered)
     assert fewer.reason == Reason.REASON_POLICY_CORPUS
-    assert fewer.detail == "most_corpus_texts: the job orders 40 made-up texts of each member, the policy allows 39"
+    assert fewer.detail == "max_corpus_texts: the job orders 40 made-up texts of each member, the policy allows 39"
     # What the operator makes up itself is none of the member's.
     operators = bundle_of(mechanism=DP_SGD, corpus={"source": "operator"})
-    Policy(corpora="never", most_corpus_texts=1).check_job(operators.document)
+    Policy(corpora="never", max_corpus_texts=1).check_job(operators.document)
 
 
 @pytest.mark.parametrize("variant", ["sound", "published"])

@@ -33,7 +33,7 @@ TRAINED = [
     "log_variance.bias",
     "context.weight",
     "context.bias",
-    "lean.weight",
+    "label_bias.weight",
     "output.weight",
     "output.bias",
 ]
@@ -211,7 +211,7 @@ def test_weights_follow_from_the_seed_and_leave_torchs_alone():
     assert torch.equal(before, torch.random.get_rng_state())
     for name, each in first.named_parameters():
         assert torch.equal(each, second.get_parameter(name)), name
-        if name == "lean.weight":  # What a label means is learnt.
+        if name == "label_bias.weight":  # What a label means is learnt.
             assert not each.any()
         else:
             assert not torch.equal(each, other.get_parameter(name)), name

@@ -11,7 +11,7 @@ from learning.accounting.costs import event_of_round
 from learning.accounting.filter import Limit
 from learning.accounting.spend import spend
 from learning.mechanisms.protection import protection_of
-from learning.synthesis.labels import deviation_for, histogram_event
+from learning.synthesis.labels import histogram_event, std_for
 from learning.synthesis.training import train_sound
 from learning.training.task import LocalTraining
 from tacit.job import JobDocument, Rounds, Training
@@ -150,7 +150,7 @@ def test_it_trains_as_any_model_of_a_job_does(mechanism):
 def test_steps_and_histogram_are_charged_together():
     """What a member's ledger is told for one training and one corpus, and that it stays within its limit."""
     steps = event_of_round(STEPS.model_copy(update={"noise_multiplier": 20.0}), 1000)
-    labels = histogram_event(deviation_for(0.5, 1e-6, 2), 2, "add-remove")
+    labels = histogram_event(std_for(0.5, 1e-6, 2), 2, "add-remove")
     both = spend([steps, labels], LIMIT)
     assert both.by == "renyi"
     assert max(spend([each], LIMIT).renyi for each in (steps, labels)) < both.epsilon < 5

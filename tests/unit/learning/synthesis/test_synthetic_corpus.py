@@ -21,7 +21,7 @@ TEXTS = [
 
 def test_rows_are_text_and_label_and_nothing_else(tmp_path):
     path = tmp_path / "corpus.jsonl"
-    written = write_corpus(path, iter(TEXTS), LABELS, most_bytes=10_000)
+    written = write_corpus(path, iter(TEXTS), LABELS, max_bytes=10_000)
     assert [json.loads(line) for line in path.read_bytes().splitlines()] == [
         {"text": "the sea.", "label": "good"},
         {"text": "the sea.", "label": "bad"},
@@ -35,7 +35,7 @@ def test_rows_are_text_and_label_and_nothing_else(tmp_path):
 def test_the_file_is_never_larger_than_its_bound(tmp_path):
     path, row = tmp_path / "corpus.jsonl", len(b'{"text": "the sea.", "label": "good"}\n')
     for bound, rows, beyond in ((row - 1, 0, 3), (row, 1, 2), (2 * row - 1, 2, 1), (2 * row - 2, 1, 2)):
-        written = write_corpus(path, TEXTS, LABELS, most_bytes=bound)
+        written = write_corpus(path, TEXTS, LABELS, max_bytes=bound)
         assert (written.rows, written.beyond) == (rows, beyond)
         assert path.stat().st_size == written.bytes <= bound
         assert all(json.loads(line) for line in path.read_bytes().splitlines())
@@ -43,11 +43,11 @@ def test_the_file_is_never_larger_than_its_bound(tmp_path):
 
 def test_what_was_there_stays_where_writing_fails(tmp_path):
     path = tmp_path / "corpus.jsonl"
-    write_corpus(path, TEXTS, LABELS, most_bytes=10_000)
+    write_corpus(path, TEXTS, LABELS, max_bytes=10_000)
     before = path.read_bytes()
     with pytest.raises(ValueError, match="2 labels"):
-        write_corpus(path, [*TEXTS, SyntheticText("the ship", 2)], LABELS, most_bytes=10_000)
+        write_corpus(path, [*TEXTS, SyntheticText("the ship", 2)], LABELS, max_bytes=10_000)
     with pytest.raises(ValueError, match="one byte at least"):
-        write_corpus(path, TEXTS, LABELS, most_bytes=0)
+        write_corpus(path, TEXTS, LABELS, max_bytes=0)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]

@@ -12,7 +12,7 @@ from learning.synthesis.sampling import Sampling, draw_words, sample
 from learning.synthesis.training import train_plain
 from learning.synthesis.words import PAD_ID, UNKNOWN_ID
 from secure_agg import SystemRandom
-from tacit.corpus import MOST_GUIDED_LABELS
+from tacit.corpus import MAX_GUIDED_LABELS
 from tacit.job import Training
 from tests.support.toy_texts import FEELINGS, SMALL, Seeded, toy_model, toy_texts, toy_words
 
@@ -80,7 +80,7 @@ def test_guidance_makes_a_text_more_of_its_label(guidance):
     words = toy_words()
     module = Rvae(SMALL, len(words.entries), words.labels, None)
     with torch.no_grad():
-        module.lean.weight[:, 0] = torch.tensor([1.0, -0.5])
+        module.label_bias.weight[:, 0] = torch.tensor([1.0, -0.5])
         module.output.weight[:, 0] = 0.1 * torch.arange(words.rows) / SMALL.label_weight
     drawn = sample(module, words, EVEN, 6000, Seeded("guided"), Sampling(max_tokens=1, guidance=guidance))
     usable = [each for each in range(words.end_id + 1) if each not in (PAD_ID, UNKNOWN_ID)]
@@ -130,7 +130,7 @@ def test_every_labels_decoder_reads_the_words_of_its_own_text(learnt, monkeypatc
 
 
 def test_guidance_by_too_many_labels_is_refused_and_by_many_is_drawn_one_by_one(learnt):
-    many = replace(toy_words(), labels=MOST_GUIDED_LABELS + 1)
+    many = replace(toy_words(), labels=MAX_GUIDED_LABELS + 1)
     with pytest.raises(ValueError, match="guidance by 257 labels"):
         sample(learnt, many, np.ones(many.labels, dtype=np.int64), 1, Seeded("many"), Sampling(guidance=1.0))
     found = sample(learnt, toy_words(), EVEN, 5, Seeded("few"), Sampling(guidance=1.0, batch=1))
@@ -152,7 +152,7 @@ def test_a_label_leans_on_every_word_of_its_text_and_on_no_other_text():
     module, ids = toy_model().eval(), toy_words().encode(*toy_texts(6))
     before = module.losses(torch.from_numpy(ids)).reconstruction
     with torch.no_grad():
-        module.lean.weight[1] = 0.3
+        module.label_bias.weight[1] = 0.3
     after = module.losses(torch.from_numpy(ids)).reconstruction
     of_it = torch.from_numpy(ids[:, 0] == toy_words().label_ids(np.array([1]))[0])
     assert 0 < int(of_it.sum()) < 6

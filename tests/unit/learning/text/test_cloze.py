@@ -15,7 +15,7 @@ from tacit.prompt import PLAIN, PromptedModel, parse_template
 from tests.support.tiny_models import FAMILIES, changed, tokenizer_of
 
 SINGLE, PAIR = "{text} is {mask}.", "{text}? {mask}, {text_b}"
-MOST = 24
+MAX = 24
 of_each = pytest.mark.parametrize("family", FAMILIES)
 
 
@@ -25,7 +25,7 @@ def form_of(family: str) -> bytes:
 
 
 @functools.cache
-def encoder_of(family: str, template: str = SINGLE, most: int = MOST) -> ClozeEncoder:
+def encoder_of(family: str, template: str = SINGLE, most: int = MAX) -> ClozeEncoder:
     return ClozeEncoder(form_of(family), parse_template(template), most)
 
 
@@ -91,7 +91,7 @@ def test_of_a_pair_the_longer_text_is_cut_first(family):
     for pair in (("great bad", "no " * 100), ("no " * 100, "great bad")):
         (row,) = encoder.encode([pair])
         whole = "".join(filter(None, names(encoder, row))).replace("Ġ", "▁").replace("▁", "")
-        assert len(names(encoder, row)) == MOST
+        assert len(names(encoder, row)) == MAX
         assert "greatbad" in whole
     (both,) = encoder.encode([("yes " * 100, "no " * 100)])
     kinds = names(encoder, both)
@@ -127,14 +127,14 @@ def test_a_special_token_that_a_text_spells_is_no_special_token():
 
 @of_each
 def test_without_a_mask_the_texts_are_framed_alone(family):
-    encoder = ClozeEncoder(form_of(family), PLAIN, MOST)
+    encoder = ClozeEncoder(form_of(family), PLAIN, MAX)
     rows = encoder.encode(["great film", "x" * 1000, ""])
-    assert rows.shape[1] <= MOST
+    assert rows.shape[1] <= MAX
     assert not (rows == encoder.mask_id).any()
     with pytest.raises(ValueError, match="a row has no mask"):
         encoder.mask_places(rows)
     if family == "bert":
-        plain = TextEncoder(form_of(family), MOST, 3, frame=True)
+        plain = TextEncoder(form_of(family), MAX, 3, frame=True)
         assert (plain.encode(["great film", "it was"]) == encoder.encode(["great film", "it was"])).all()
 
 
@@ -252,7 +252,7 @@ def test_rules_that_a_file_brings_along_are_left_behind(family):
 
 def test_capitals_count_where_the_file_says_so():
     cased = own_form(changed(tokenizer_of("bert"), "normalizer", "lowercase", value=False))
-    encoder = ClozeEncoder(cased, parse_template(SINGLE), MOST)
+    encoder = ClozeEncoder(cased, parse_template(SINGLE), MAX)
     assert "[UNK]" in names(encoder, encoder.encode(["GREAT film"])[0])
     with pytest.raises(TokenizerInvalid, match="accents go where capitals go"):
         own_form(changed(tokenizer_of("bert"), "normalizer", "strip_accents", value=False))
@@ -301,7 +301,7 @@ def test_tokens_beside_the_vocabulary_count_and_two_with_one_id_do_not():
     whole = json.loads(tokenizer_of("t5"))
     beside = {**whole["added_tokens"][-1], "content": "<extra_id_99>", "id": len(whole["model"]["vocab"])}
     whole["added_tokens"].append(beside)
-    encoder = ClozeEncoder(own_form(json.dumps(whole).encode()), parse_template(SINGLE), MOST)
+    encoder = ClozeEncoder(own_form(json.dumps(whole).encode()), parse_template(SINGLE), MAX)
     assert encoder.words()[-1] == "<extra_id_99>"
     beside["id"] += 3
     with pytest.raises(TokenizerInvalid, match="does not stand where its id says"):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from learning.text.corpus import Corpus
+from learning.text.corpus import EncodedExamples
 from learning.text.data import Example
 from learning.text.encoder import TextEncoder, TokenizerInvalid, word_tokenizer
 from tests.unit.learning.mechanisms.test_mechanisms import GAUSSIAN, job
@@ -14,7 +14,7 @@ EXAMPLES = [Example("what is", "b"), Example("the city", "nobody's"), Example("c
 
 def test_ids_and_labels_are_those_of_the_usable_examples() -> None:
     document = job(GAUSSIAN)
-    corpus = Corpus(EXAMPLES, document, TOKENIZER)
+    corpus = EncodedExamples(EXAMPLES, document, TOKENIZER)
     read = corpus.read()
     encoder = TextEncoder(TOKENIZER, document.model.max_tokens, max(document.model.widths))
     assert np.array_equal(read.ids, encoder.encode(["what is", "city the what"]))
@@ -31,7 +31,7 @@ def test_nothing_is_looked_at_before_and_everything_once() -> None:
             looks.append(1)
             return super().__iter__()
 
-    corpus = Corpus(Watched(EXAMPLES), job(GAUSSIAN), TOKENIZER)
+    corpus = EncodedExamples(Watched(EXAMPLES), job(GAUSSIAN), TOKENIZER)
     assert not looks
     first = corpus.read()
     assert looks == [1]
@@ -43,7 +43,7 @@ def test_nothing_is_looked_at_before_and_everything_once() -> None:
 
 def test_it_serves_jobs_that_read_the_examples_alike() -> None:
     document = job(GAUSSIAN)
-    corpus = Corpus(EXAMPLES, document, TOKENIZER)
+    corpus = EncodedExamples(EXAMPLES, document, TOKENIZER)
     assert corpus.serves(document.model_copy(update={"seed": 5}), TOKENIZER)
     longer = document.model.model_copy(update={"max_tokens": document.model.max_tokens + 1})
     for changed in ({"labels": ("b", "a")}, {"model": longer}):
@@ -53,4 +53,4 @@ def test_it_serves_jobs_that_read_the_examples_alike() -> None:
 
 def test_bytes_that_are_no_tokenizer_are_refused_at_once() -> None:
     with pytest.raises(TokenizerInvalid):
-        Corpus(EXAMPLES, job(GAUSSIAN), b"{}")
+        EncodedExamples(EXAMPLES, job(GAUSSIAN), b"{}")

@@ -148,7 +148,7 @@ def test_no_words_are_a_sentence(kind, texts):
 
 
 def test_too_high_a_count_or_too_small_a_size_is_a_sentence_without_words():
-    with pytest.raises(VocabularyInvalid, match=r"no word occurs 4 times.*occurs 3 times.*least_count") as caught:
+    with pytest.raises(VocabularyInvalid, match=r"no word occurs 4 times.*occurs 3 times.*min_count") as caught:
         own_tokenizer(TEXTS, "words", 100, 4)
     assert "cat" not in str(caught.value)
     with pytest.raises(VocabularyInvalid, match=r"2 entries .* no room beside the 2"):

@@ -43,7 +43,7 @@ from learning.backbones.stored import read_backbone
 from learning.mechanisms.contribution import segments
 from learning.text.cloze import ClozeEncoder
 from learning.text.cloze_tokenizer import own_form
-from learning.text.corpus import Corpus
+from learning.text.corpus import EncodedExamples
 from learning.text.data import (
     ColumnMissing,
     DataInvalid,
@@ -413,7 +413,7 @@ def test_a_row_without_a_second_text_is_left_out_under_noise_and_refused_without
     """Under a mechanism the coordinator must not learn from a refusal what one example is like."""
     mixed = [*EXAMPLES, Example("alone", "yes")]
     assert prepare(jobs["cloze"], mixed).update.examples == 5
-    corpus = Corpus(mixed, jobs["cloze"].document, jobs["cloze"].tokenizer)
+    corpus = EncodedExamples(mixed, jobs["cloze"].document, jobs["cloze"].tokenizer)
     assert corpus.read().usable.tolist() == [0, 1, 2, 3]
     refused = prepare(jobs["open"], mixed)
     assert refused.reason == Reason.REASON_DATA_UNSUITABLE
@@ -431,7 +431,7 @@ def test_which_text_is_the_first_matters(jobs):
     for name in ("cloze", "head"):
         job = jobs[name]
         turned = [Example(each.text_b or "", each.label, each.text) for each in EXAMPLES]
-        ids = [Corpus(each, job.document, job.tokenizer).read().ids for each in (EXAMPLES, turned)]
+        ids = [EncodedExamples(each, job.document, job.tokenizer).read().ids for each in (EXAMPLES, turned)]
         assert ids[0].shape != ids[1].shape or not np.array_equal(*ids)
 
 

@@ -20,7 +20,7 @@ from learning.mechanisms.protection import protection_of
 from learning.methods import Setting, phases_of
 from learning.models import EVERYTHING_SHARED, TextClassifier, build, division_of
 from learning.models.division import EMBEDDING
-from learning.text.corpus import Corpus
+from learning.text.corpus import EncodedExamples
 from learning.text.data import Example
 from learning.text.encoder import word_tokenizer
 from learning.training import local, task
@@ -317,7 +317,7 @@ class Place:
         name = method if isinstance(method, str) else method["name"]
         keeps = name in ("fedvocab", "lg-fedavg", "fedrecon")
         draft = JobDocument.model_validate({**read, **({"private": private} if keeps else {})})
-        corpus = Corpus(EXAMPLES, draft, TOKENIZER)
+        corpus = EncodedExamples(EXAMPLES, draft, TOKENIZER)
         self.module = build(model, corpus.vocabulary_size, 2, corpus.pad_id, seed=3)
         self.division = division_of(draft.method, self.module, corpus.words())
         tensors = self.division.shared(self.module)

@@ -232,8 +232,8 @@ def standardised(recipe, mechanism, seed, module=None, count=40):
     ids, labels = data(count)
     module = module or module_of()
     moved, _ = change(module, ids, labels, recipe, mechanism, seed=seed)
-    deviation = recipe.learning_rate * mechanism.noise_multiplier * mechanism.clip / mechanism.lot
-    return {name: each / (deviation * math.sqrt(mechanism.steps)) for name, each in moved.items()}, ids
+    std = recipe.learning_rate * mechanism.noise_multiplier * mechanism.clip / mechanism.lot
+    return {name: each / (std * math.sqrt(mechanism.steps)) for name, each in moved.items()}, ids
 
 
 @pytest.mark.parametrize("steps", [1, 5])
@@ -342,8 +342,8 @@ def handed(monkeypatch):
 def test_the_optimiser_sees_the_lattice_alone(handed, multiplier, clip, lot):
     ids, labels = data()
     mechanism = DpSgd(noise_multiplier=multiplier, clip=clip, lot=lot, steps=2)
-    deviation = multiplier * clip / lot
-    step = 2.0 ** (math.floor(math.log2(deviation)) - 10)
+    std = multiplier * clip / lot
+    step = 2.0 ** (math.floor(math.log2(std)) - 10)
     for recipe in (SGD, ADAM):
         change(module_of(), ids, labels, recipe, mechanism)
     assert len(handed) == 4
@@ -355,9 +355,9 @@ def test_the_optimiser_sees_the_lattice_alone(handed, multiplier, clip, lot):
 
 
 def test_the_step_of_the_lattice_is_public_and_a_power_of_two():
-    for deviation in (1.0, 1.999, 2.0, 0.75, 3e-33, 1e-200, 1e30):
-        step = lattice_step(deviation)
-        assert 1024 * step <= deviation < 2048 * step
+    for std in (1.0, 1.999, 2.0, 0.75, 3e-33, 1e-200, 1e30):
+        step = lattice_step(std)
+        assert 1024 * step <= std < 2048 * step
         assert math.frexp(step)[0] == 0.5
     for wrong in (0.0, -1.0, math.inf, math.nan, 1e-300):
         with pytest.raises(ValueError, match="no lattice"):
@@ -366,15 +366,15 @@ def test_the_step_of_the_lattice_is_public_and_a_power_of_two():
 
 def test_sum_and_noise_meet_in_float64_and_are_rounded_once():
     """By hand, with more than a block of values and sums whose last bits float32 would lose beside the noise."""
-    count, unit, deviation = 2 * private._BLOCK + 5, 0.1 / 7, 0.3 / 7
+    count, unit, std = 2 * private._BLOCK + 5, 0.1 / 7, 0.3 / 7
     module = nn.ParameterDict({"all": nn.Parameter(torch.zeros(count))})
     sums = torch.linspace(-30, 30, count)
     module["all"].grad = sums.clone()
-    private._add_noise(module, list(module.parameters()), unit, deviation, Seeded("lattice"))
-    source, expected, step = Seeded("lattice"), [], lattice_step(deviation)
+    private._add_noise(module, list(module.parameters()), unit, std, Seeded("lattice"))
+    source, expected, step = Seeded("lattice"), [], lattice_step(std)
     for part in sums.double().split(private._BLOCK):
         drawn = torch.zeros_like(part)
-        noise.fill_gaussian(drawn, deviation, source)
+        noise.fill_gaussian(drawn, std, source)
         expected.append(np.rint((part.numpy() * unit + drawn.numpy()) / step) * step)
     found = module["all"].grad.double().numpy()
     assert (found != np.concatenate(expected)).sum() <= 1e-6 * count

@@ -97,7 +97,7 @@ def test_the_log_says_of_a_published_job_that_it_promises_nothing(tmp_path, iden
     assert said["promise"].startswith("no differential privacy guarantee (the published formula gives 999.08")
 
 
-def giver(happened, busy=False, handled=False):
+def releaser(happened, busy=False, handled=False):
     return SimpleNamespace(
         keep=lambda model, reservation: happened.append(("kept", model, reservation)),
         finished=lambda job: happened.append(("finished", job)),
@@ -112,7 +112,7 @@ def agent_of(happened, budget, made=None, **options):
     observer = SimpleNamespace(job_over=lambda ended: None)
     environment = SimpleNamespace(random=None)
     journal = SimpleNamespace(memory=lambda: Memory({}))
-    return Agent(None, environment, journal, preparer, budget, observer, None, giver=made, **options)
+    return Agent(None, environment, journal, preparer, budget, observer, None, releaser=made, **options)
 
 
 @pytest.mark.parametrize("charged", [True, False])
@@ -134,7 +134,7 @@ def test_a_model_is_kept_after_its_charge_and_before_anything_leaves(charged):
     )
 
     async def run():
-        made = agent_of(happened, budget, giver(happened))
+        made = agent_of(happened, budget, releaser(happened))
         made._held["stories"] = held
         made._carry_out(states.MaskAndUpload(ATTEMPT, None, version, 3, None))
         await asyncio.gather(*made._uploads.values(), return_exceptions=True)
@@ -155,7 +155,7 @@ def test_a_model_is_kept_after_its_charge_and_before_anything_leaves(charged):
     ],
 )
 def test_run_ends_once_corpora_are_given_away_or_wait(busy, handled, taken, over, ends):
-    made = agent_of([], SimpleNamespace(counter=None), giver([], busy, handled), until_finished=True)
+    made = agent_of([], SimpleNamespace(counter=None), releaser([], busy, handled), until_finished=True)
     made._taken, made._over = taken, over
     made._end_if_over()
     assert made._finished.is_set() == ends
@@ -163,7 +163,7 @@ def test_run_ends_once_corpora_are_given_away_or_wait(busy, handled, taken, over
 
 def test_a_finished_job_is_looked_at_before_run_may_end():
     happened = []
-    made = agent_of(happened, SimpleNamespace(counter=None), giver(happened), until_finished=True)
+    made = agent_of(happened, SimpleNamespace(counter=None), releaser(happened), until_finished=True)
     made._taken = {"stories"}
     made._carry_out(states.JobOver(JobEnded("stories", Reason.REASON_JOB_ABORTED)))
     assert happened == [("aborted", "stories")]

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from edge_client.cli import app
 from edge_client.corpus_release.folder import CorpusUnusable
-from edge_client.corpus_release.releaser import Giver
+from edge_client.corpus_release.releaser import Releaser
 from edge_client.corpus_release.sending import CORPUS_CHUNK
 from edge_client.ledger.ledger import ledger_path
 from edge_client.ledger.points import CORPUS_POINTS
@@ -33,7 +33,7 @@ from toolkit.console import CommandFailed
 
 torch.set_num_threads(1)
 
-ORDERED = {"mechanism": DP_SGD | {"noise_multiplier": 3.0}, "corpus": {"texts": 40, "histogram_deviation": 6.0}}
+ORDERED = {"mechanism": DP_SGD | {"noise_multiplier": 3.0}, "corpus": {"texts": 40, "histogram_std": 6.0}}
 
 
 @pytest.fixture(scope="module")
@@ -158,13 +158,13 @@ def test_always_gives_without_asking_and_never_says_so_to_the_coordinator(place)
 
 def test_a_policy_that_was_tightened_since_the_training_withholds(place):
     here = place()
-    with here.process() as (budget, giver):
-        here.round(budget, giver)
-    here.policy = Policy(most_corpus_texts=39)
+    with here.process() as (budget, releaser):
+        here.round(budget, releaser)
+    here.policy = Policy(max_corpus_texts=39)
     here.life()
     state = here.folder.state()
     assert (state.stage, state.told, state.made) == ("withheld", True, None)
-    assert "most_corpus_texts" in state.detail
+    assert "max_corpus_texts" in state.detail
     assert here.desk.declined == 1
     assert here.histograms() == 0
 
@@ -231,8 +231,8 @@ def test_a_coordinator_that_serves_no_corpora_is_left_alone(place):
 
 def test_a_model_that_was_not_charged_is_never_sampled_from(place):
     here = place()
-    with here.process() as (budget, giver):
-        here.round(budget, giver, charge=False)
+    with here.process() as (budget, releaser):
+        here.round(budget, releaser, charge=False)
     with capture_logs() as logs:
         here.life()
     assert here.folder.state() is None
@@ -245,8 +245,8 @@ def test_a_model_that_was_not_charged_is_never_sampled_from(place):
 
 def test_a_model_of_another_ledger_is_none_of_this_ones(place):
     here = place()
-    with here.process() as (budget, giver):
-        here.round(budget, giver)
+    with here.process() as (budget, releaser):
+        here.round(budget, releaser)
     shutil.rmtree(here.home / "ledgers")
     shutil.rmtree(here.home / "pins")
     here.life()
@@ -255,12 +255,12 @@ def test_a_model_of_another_ledger_is_none_of_this_ones(place):
 
 def test_an_earlier_round_never_takes_the_place_of_a_later_one(place):
     here = place()
-    with here.process() as (budget, giver):
-        here.round(budget, giver)
-        here.round(budget, giver)
+    with here.process() as (budget, releaser):
+        here.round(budget, releaser)
+        here.round(budget, releaser)
         here.rounds = 0
-        here.round(budget, giver)
-        here.give(giver)
+        here.round(budget, releaser)
+        here.give(releaser)
     assert here.folder.statement(here.folder.state()).round == 2
 
 
@@ -312,16 +312,16 @@ def test_a_histogram_that_the_disk_does_not_take_is_charged_once(place):
             full.append(at)
             raise OSError(28, "No space left on device")
 
-    with here.process(no_space) as (budget, giver):
-        here.round(budget, giver)
+    with here.process(no_space) as (budget, releaser):
+        here.round(budget, releaser)
 
         def session():
             if here.folder.state() is None:
-                giver.connected()
+                releaser.connected()
             return here.folder.state() is not None
 
         with capture_logs() as logs:
-            here.give(giver, until=session)
+            here.give(releaser, until=session)
     assert len([line for line in logs if line["event"] == "corpus_failing"]) == len(full) == 3
     assert here.histograms() == 1
     assert here.folder.statement(here.folder.state()).histogram == "noised"
@@ -337,11 +337,11 @@ def model_is_there(here):
 def test_the_model_of_an_aborted_job_is_deleted(place):
     here = place()
     here.desk.finished = False
-    with here.process() as (budget, giver):
-        here.round(budget, giver)
-        giver.aborted("stories")
-        assert giver.busy
-        here.give(giver)
+    with here.process() as (budget, releaser):
+        here.round(budget, releaser)
+        releaser.aborted("stories")
+        assert releaser.busy
+        here.give(releaser)
     assert not model_is_there(here)
 
 
@@ -349,26 +349,26 @@ def test_a_model_that_comes_after_the_abort_does_not_stay(place):
     """A round's charge may still be under way when its job is aborted."""
     here = place()
     here.desk.finished = False
-    with here.process() as (budget, giver):
-        giver.aborted("another")
-        giver.aborted("stories")
-        assert not giver.busy
-        here.round(budget, giver)
+    with here.process() as (budget, releaser):
+        releaser.aborted("another")
+        releaser.aborted("stories")
+        assert not releaser.busy
+        here.round(budget, releaser)
         assert not (here.home / "synthesis" / "stories").exists()
         # Restored, the coordinator may go on with the job: what was aborted is told anew in each session.
-        giver.connected()
-        here.round(budget, giver)
+        releaser.connected()
+        here.round(budget, releaser)
         assert model_is_there(here)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../synthesis/stories", "/"])
 def test_a_name_that_no_job_can_have_is_no_folder(place, name):
     here = place()
-    with here.process() as (budget, giver):
-        here.round(budget, giver)
-        giver.aborted(name)
-        giver.finished(name)
-        assert not giver.busy
+    with here.process() as (budget, releaser):
+        here.round(budget, releaser)
+        releaser.aborted(name)
+        releaser.finished(name)
+        assert not releaser.busy
     assert model_is_there(here)
 
 
@@ -384,12 +384,12 @@ def test_the_model_of_a_job_that_has_its_file_already_is_deleted(place):
 def test_the_model_of_a_job_that_wants_none_stays_until_the_job_is_over(place, finished):
     here = place()
     here.desk.finished = False
-    with here.process() as (budget, giver):
-        here.round(budget, giver)
+    with here.process() as (budget, releaser):
+        here.round(budget, releaser)
         if finished:
-            giver.finished("stories")
-        here.give(giver)
-        assert giver.handled == finished
+            releaser.finished("stories")
+        here.give(releaser)
+        assert releaser.handled == finished
     assert model_is_there(here) != finished
 
 
@@ -399,18 +399,18 @@ def test_what_a_later_job_of_the_name_has_is_not_deleted_with_the_earlier_ones(p
     here.decide("veto")
     before = here.folder.state()
     here.folder.write_state(before.model_copy(update={"job_document": bytes(32)}))
-    with here.process() as (_, giver):
-        giver._waiting.add("stories")
-        giver.connected = giver._woken.set
-        here.give(giver)
+    with here.process() as (_, releaser):
+        releaser._waiting.add("stories")
+        releaser.connected = releaser._woken.set
+        here.give(releaser)
     assert here.folder.state().told
     assert model_is_there(here)
 
 
 def test_a_spent_budget_makes_even_labels_and_a_corpus_all_the_same(place):
     here = place()
-    with here.process() as (budget, giver):
-        here.round(budget, giver)
+    with here.process() as (budget, releaser):
+        here.round(budget, releaser)
         spent = budget.statement("stories").figures().epsilon
     here.policy = Policy(epsilon=spent)
     with capture_logs() as logs:
@@ -424,7 +424,7 @@ def test_a_spent_budget_makes_even_labels_and_a_corpus_all_the_same(place):
 
 @pytest.mark.parametrize("noised", [True, False])
 def test_texts_are_made_without_a_look_at_the_data(tmp_path, identity, noised):
-    order = {"texts": 40} | ({"histogram_deviation": 6.0} if noised else {})
+    order = {"texts": 40} | ({"histogram_std": 6.0} if noised else {})
     made = []
     for other in (False, True):
         here = Place(tmp_path / str(other), identity, mechanism=ORDERED["mechanism"], corpus=order)
@@ -464,18 +464,18 @@ def test_killed_at_a_point_and_started_again(place, point):
             raise Killed
 
     def first_life():
-        with here.process(kill) as (budget, giver):
-            here.round(budget, giver)
-            here.give(giver)
+        with here.process(kill) as (budget, releaser):
+            here.round(budget, releaser)
+            here.give(releaser)
 
     with pytest.raises(Killed):
         first_life()
-    with here.process() as (budget, giver):
+    with here.process() as (budget, releaser):
         if not (here.home / "synthesis" / "stories" / "model.safetensors").exists() and here.folder.state() is None:
             # The model of that round is lost, and the job goes on.
             assert point.startswith("model.")
-            here.round(budget, giver)
-        here.give(giver)
+            here.round(budget, releaser)
+        here.give(releaser)
     assert here.folder.state().stage == "received"
     assert here.desk.file == here.folder.file.read_bytes()
     # Between charge and file the noise is lost, and paid for once more; nowhere else.
@@ -634,7 +634,7 @@ def test_a_receipt_that_names_another_charge_for_its_model_is_found(place, wrong
     here = place()
     here.life(rounds=1)
     here.decide("approve")
-    lied = Giver._given
+    lied = Releaser._given
 
     def lying(self, folder, state):
         from dataclasses import replace
@@ -644,13 +644,13 @@ def test_a_receipt_that_names_another_charge_for_its_model_is_found(place, wrong
             given, **{key: given.histogram if value == "histogram" else value for key, value in wrong.items()}
         )
 
-    Giver._given = lying
+    Releaser._given = lying
     try:
         if says == "an older copy":
             says = "never charged"
         here.life()
     finally:
-        Giver._given = lied
+        Releaser._given = lied
     assert any(says in each for each in problems(here)), problems(here)
 
 
