@@ -1,22 +1,12 @@
-"""Fixtures of all unit tests: two authorities, a coordinator's folder, and logs that no test leaves changed."""
+"""Fixtures of all unit tests: two authorities and a coordinator's folder."""
 
-from collections.abc import Iterator
 from datetime import datetime
 
 import pytest
-import structlog
 
 from coordinator.config import CoordinatorFolder
 from coordinator.pki import Authority
 from tests.support import party
-
-
-@pytest.fixture(autouse=True)
-def _logs_as_they_were() -> Iterator[None]:
-    """A command that runs in the test's process sets the level of its logs."""
-    before = structlog.get_config()
-    yield
-    structlog.configure(**before)
 
 
 @pytest.fixture(scope="session")
