@@ -1,6 +1,7 @@
 """Lists the benchmarks: `python -m benchmarks`."""
 
 import argparse
+import signal
 
 from benchmarks.library.catalogue import BENCHMARKS, TOOLS, summary
 
@@ -16,6 +17,8 @@ def main() -> None:
     if parser.parse_args().names:
         print("\n".join(BENCHMARKS))
         return
+    # `| head` reads a few lines and closes the pipe.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     print("Run one with `python -m benchmarks.NAME`; `--help` says more. docs/benchmarks.md has the results.\n")
     known = {**BENCHMARKS, **TOOLS}
     width = max(map(len, known))

@@ -1,7 +1,7 @@
 """The table of a job's states: which events may lead from one to another, and when they do.
 
 The machine's modules decide when. Tests hold every transition of every simulated federation against this table, and
-`python -m coordinator.rounds.transitions` prints it as docs/architecture.md shows it.
+`deploy/site/states.py` draws it for docs/architecture.md.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from coordinator.rounds import events as ev
 from coordinator.rounds.state import Aggregating, Halted, Publishing, TrainingWindow
 
-__all__ = ["TRANSITIONS", "Phase", "Transition", "is_allowed", "page_table"]
+__all__ = ["TRANSITIONS", "Phase", "Transition", "is_allowed"]
 
 Phase = Halted | TrainingWindow | Aggregating | Publishing
 
@@ -68,13 +68,3 @@ def is_allowed(source: Phase, event: ev.Event, target: Phase) -> bool:
         isinstance(source, row.source) and isinstance(event, row.events) and isinstance(target, row.target)
         for row in TRANSITIONS
     )
-
-
-def page_table() -> str:
-    """The table as docs/architecture.md shows it, in Markdown."""
-    rows = [f"| `{row.source.__name__}` | `{row.target.__name__}` | {row.when} |" for row in TRANSITIONS]
-    return "\n".join(["| from | to | when |", "| --- | --- | --- |", *rows]) + "\n"
-
-
-if __name__ == "__main__":
-    print(page_table(), end="")  # noqa: T201  a command's output

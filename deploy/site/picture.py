@@ -14,7 +14,6 @@ import hashlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from coordinator.config import CoordinatorConfig  # noqa: E402
+from deploy.site.drawing import box, checked_or_written, frame, text, way  # noqa: E402
 from secure_agg import (  # noqa: E402
     RING_DTYPE,
     Accumulator,
@@ -152,23 +152,6 @@ def real_attempt() -> Attempt:
 
 _CELL = 8
 _STRIP = VALUES * _CELL
-_STYLE = """\
-    text { font: 14px system-ui, sans-serif; fill: #1f2937 }
-    .title { font-weight: 600 }
-    .small { font-size: 12px; fill: #4b5563 }
-    .ground { fill: #ffffff; stroke: #d1d5db }
-    .box { fill: #f3f4f6; stroke: #9ca3af }
-    .way { fill: none; stroke: #4b5563; stroke-width: 1.5; marker-end: url(#tip) }
-    .tip { fill: #4b5563 }
-    @media (prefers-color-scheme: dark) {
-      text { fill: #e5e7eb }
-      .small { fill: #b6bec9 }
-      .ground { fill: #111827; stroke: #374151 }
-      .box { fill: #1f2937; stroke: #6b7280 }
-      .way { stroke: #b6bec9 }
-      .tip { fill: #b6bec9 }
-    }
-"""
 
 
 def rendered() -> str:
@@ -180,60 +163,36 @@ def rendered() -> str:
     for row, name in enumerate(MEMBERS):
         top = 56 + 104 * row
         parts += [
-            _box(20, top, 232, 88),
-            _text(34, top + 24, f"member {name}", "title"),
-            _text(34, top + 44, "text, training, noise: update", "small"),
+            box(20, top, 232, 88),
+            text(34, top + 24, f"member {name}", "title"),
+            text(34, top + 44, "text, training, noise: update", "small"),
             *_strip(34, top + 54, attempt.updates[row], size),
-            _way(f"M252 {top + 66} H296"),
+            way(f"M252 {top + 66} H296"),
             *_strip(300, top + 54, attempt.masked[row], 2 ** (BITS - 1)),
-            _way(f"M{300 + _STRIP + 4} {top + 66} H540"),
+            way(f"M{300 + _STRIP + 4} {top + 66} H540"),
         ]
     parts += [
-        _text(300, 84, "masked vectors", "title"),
-        _box(544, 56, 232, 296),
-        _text(558, 80, "coordinator", "title"),
-        _text(558, 102, f"port {ports['federation']}, mutual TLS", "small"),
-        _text(558, 136, "adds the masked vectors,"),
-        _text(558, 156, "and takes the masks off:"),
-        _text(558, 186, "the sum of all updates", "title"),
+        text(300, 84, "masked vectors", "title"),
+        box(544, 56, 232, 296),
+        text(558, 80, "coordinator", "title"),
+        text(558, 102, f"port {ports['federation']}, mutual TLS", "small"),
+        text(558, 136, "adds the masked vectors,"),
+        text(558, 156, "and takes the masks off:"),
+        text(558, 186, "the sum of all updates", "title"),
         *_strip(558, 196, attempt.total, size),
-        _text(558, 248, "the next version of the model"),
-        _text(558, 300, f"relay, port {ports['enrolment']}: it holds no key", "small"),
-        _text(558, 320, "a new member enrols here", "small"),
-        _way("M776 206 H812"),
-        _box(816, 162, 124, 88),
-        _text(830, 188, "ONNX model", "title"),
-        _text(830, 210, "runs without the", "small"),
-        _text(830, 226, "training software", "small"),
-        _way("M660 352 V378 H136 V356"),
-        _text(300, 396, "the new version goes back to the members, round after round", "small"),
-        _text(20, 34, "One round. A real attempt of secure_agg summed these small example vectors.", "small"),
+        text(558, 248, "the next version of the model"),
+        text(558, 300, f"relay, port {ports['enrolment']}: it holds no key", "small"),
+        text(558, 320, "a new member enrols here", "small"),
+        way("M776 206 H812"),
+        box(816, 162, 124, 88),
+        text(830, 188, "ONNX model", "title"),
+        text(830, 210, "runs without the", "small"),
+        text(830, 226, "training software", "small"),
+        way("M660 352 V378 H136 V356"),
+        text(300, 396, "the new version goes back to the members, round after round", "small"),
+        text(20, 34, "One round. A real attempt of secure_agg summed these small example vectors.", "small"),
     ]
-    body = "\n".join(f"  {part}" for part in parts)
-    return f"""\
-<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 960 412" role="img">
-  <title>Members send masked vectors, and the coordinator reads only their sum.</title>
-  <style>
-{_STYLE}  </style>
-  <defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">\
-<path class="tip" d="M0 0L8 4L0 8z"/></marker></defs>
-  <rect class="ground" x="1" y="1" width="958" height="410" rx="10"/>
-{body}
-</svg>
-"""
-
-
-def _box(x: int, y: int, width: int, height: int) -> str:
-    return f'<rect class="box" x="{x}" y="{y}" width="{width}" height="{height}" rx="6"/>'
-
-
-def _text(x: int, y: int, text: str, kind: str = "") -> str:
-    style = f' class="{kind}"' if kind else ""
-    return f'<text x="{x}" y="{y}"{style}>{escape(text)}</text>'
-
-
-def _way(path: str) -> str:
-    return f'<path class="way" d="{path}"/>'
+    return frame("Members send masked vectors, and the coordinator reads only their sum.", 960, 412, parts)
 
 
 def _strip(x: int, y: int, vector: Vector, size: int) -> list[str]:
@@ -273,13 +232,7 @@ def _verify(certificate: bytes, message: bytes, signature: bytes) -> str:
 
 def main() -> int:
     """Command line."""
-    picture = rendered()
-    if "--check" in sys.argv[1:]:
-        if FILE.read_text(encoding="utf-8") != picture:
-            sys.exit(f"{FILE.relative_to(ROOT)} is stale; run python deploy/site/picture.py")
-        return 0
-    FILE.write_text(picture, encoding="utf-8")
-    return 0
+    return checked_or_written(FILE, rendered(), sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""The table of a job's states: the machine keeps to it, the page shows it, and no row of it is idle."""
+"""The table of a job's states: the machine keeps to it, the page draws it, and no row of it is idle."""
+
+from html import escape
 
 import pytest
 
@@ -6,17 +8,15 @@ import secure_agg
 from coordinator.rounds import events as ev
 from coordinator.rounds import transitions
 from coordinator.rounds.state import Aggregating, TrainingWindow
-from coordinator.rounds.transitions import TRANSITIONS, page_table
+from coordinator.rounds.transitions import TRANSITIONS
+from deploy.site import states
 from tests.support.fleet import Fleet, job_document
-from tests.support.places import ROOT
-
-PAGE = ROOT / "docs" / "architecture.md"
 
 
-def test_the_page_shows_the_table():
-    assert page_table() in PAGE.read_text(), (
-        "docs/architecture.md differs from the table; print it with `python -m coordinator.rounds.transitions`"
-    )
+def test_the_picture_is_drawn_from_the_table():
+    assert states.FILE.read_text(encoding="utf-8") == states.rendered(), "run python deploy/site/states.py"
+    assert all(escape(row.when).split()[0] in states.rendered() for row in TRANSITIONS)
+    assert states.rendered().count('class="way"') == len(TRANSITIONS)
 
 
 @pytest.mark.parametrize("row", TRANSITIONS, ids=lambda row: f"{row.source.__name__}-{row.target.__name__}")
