@@ -412,6 +412,7 @@ class Metrics:
         self._of.add("rounds", 0, job=job, outcome="published", reason="")
         self._of.add("attempts", 0, job=job, outcome="published", reason="")
         self._of.add("members_left_out", 0, job=job)
+        self._of.add("training_windows_extended", 0, job=job)
         for phase in _LOSING_PHASES:
             for reason in ("phase_deadline", "disconnected"):
                 self._of.add("dropouts", 0, job=job, phase=phase, reason=reason)
