@@ -41,7 +41,7 @@ def job_file(folder: Path, name: str, *, members: int, rounds: int, values: int)
         f'schema = 1\nname = "{name}"\nlabels = ["no", "yes"]\n'
         f'[vocabulary]\nkind = "words"\nfile = "{words.name}"\n'
         f"[model]\nembedding = {_WIDTH}\nwidths = [1]\nmaps = {_MAPS}\n"
-        f"[rounds]\ncount = {rounds}\nmin_members = {members}\ntarget_members = {members}\nattempts = 1\n"
+        f"[rounds]\ncount = {rounds}\nmin_members = {members}\ntarget_members = {members}\nmax_attempts = 1\n"
         # All members share this machine's cores: a deadline is there to fail, not to shape a round.
         "[rounds.deadlines]\nadvertise = 600\nshare = 600\nmask = 600\nconfirm = 600\nunmask = 600\n"
     )

@@ -86,7 +86,7 @@ def _job_file(folder: Path, members: int) -> str:
         f'schema = 1\nname = "{_JOB}"\nlabels = ["no", "yes"]\n'
         f'[vocabulary]\nkind = "words"\nfile = "{words.name}"\n'
         "[model]\nembedding = 64\nwidths = [1]\nmaps = 42\n"
-        f"[rounds]\ncount = 1\nmin_members = {members}\ntarget_members = {members}\nattempts = 1\n"
+        f"[rounds]\ncount = 1\nmin_members = {members}\ntarget_members = {members}\nmax_attempts = 1\n"
         # All share this machine's cores: a deadline is there to fail, not to shape a round.
         "[rounds.deadlines]\ntraining = 3000\n"
         + "".join(f"{phase} = 1800\n" for phase in ("advertise", "share", "mask", "confirm", "unmask"))

@@ -201,7 +201,7 @@ def _job_file(folder: Path, rounds: int) -> str:
         f'schema = 1\nname = "{JOB}"\nlabels = ["no", "yes"]\n'
         f'[vocabulary]\nkind = "words"\nfile = "{words.name}"\n'
         "[model]\nembedding = 16\nwidths = [2]\nmaps = 8\n"
-        f"[rounds]\ncount = {rounds}\nmin_members = {MIN}\ntarget_members = {MEMBERS}\nattempts = 100\n"
+        f"[rounds]\ncount = {rounds}\nmin_members = {MIN}\ntarget_members = {MEMBERS}\nmax_attempts = 100\n"
         "max_failed_rounds = 1000\n[rounds.deadlines]\ntraining = 30\nreconnect = 1\n"
     )
 

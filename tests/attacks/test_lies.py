@@ -810,7 +810,7 @@ class Network:
             f"labels = {sorted({json.loads(line)['label'] for line in (EXAMPLES / 'train.jsonl').open()})}\n"
             f'[vocabulary]\nkind = "words"\nfile = {json.dumps(str(EXAMPLES / "words.txt"))}\n'
             "[model]\nembedding = 2\nwidths = [1]\nmaps = 2\n"
-            "[rounds]\ncount = 100000\nmin_members = 3\ntarget_members = 4\nattempts = 1\nfailures = 1000\n"
+            "[rounds]\ncount = 100000\nmin_members = 3\ntarget_members = 4\nmax_attempts = 1\nmax_failed_rounds = 1000\n"
             "[rounds.deadlines]\ntraining = 60\nreconnect = 60\n"
         )
         self.federation.create(spec)

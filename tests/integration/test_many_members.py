@@ -65,7 +65,7 @@ def create(federation):
         f'schema = 1\nname = "{JOB}"\nlabels = {json.dumps(labels)}\n'
         f'[vocabulary]\nkind = "words"\nfile = {json.dumps(str(EXAMPLES / "words.txt"))}\n'
         "[model]\nembedding = 2\nwidths = [1]\nmaps = 2\n"
-        f"[rounds]\ncount = 2\nmin_members = {len(OTHERS)}\ntarget_members = {SIZE}\nattempts = 1\n"
+        f"[rounds]\ncount = 2\nmin_members = {len(OTHERS)}\ntarget_members = {SIZE}\nmax_attempts = 1\n"
         "[rounds.deadlines]\ntraining = 240\nreconnect = 3\n"
     )
     federation.create(spec)
