@@ -97,8 +97,8 @@ def judge(stored: StoredToken | None, *, secret_hash: bytes, key_fingerprint: by
         if not hmac.compare_digest(stored.redeemed_by, key_fingerprint):
             return Refused(
                 reason_pb2.REASON_TOKEN_USED,
-                f"the join token was used at {stored.redeemed_at:%Y-%m-%d %H:%M} UTC for another key; tell the operator "
-                "if that was not you, and ask for a new one with `coordinator member invite`",
+                f"the join token was used at {stored.redeemed_at:%Y-%m-%d %H:%M} UTC for another key; tell the "
+                "operator if that was not you, and ask for a new one with `coordinator member invite`",
             )
         return GrantedBefore(stored.member, stored.chain) if stored.chain else Granted(stored.member)
     if now > stored.expires:
