@@ -47,7 +47,7 @@ LASTING = frozenset(
 # Refusals that a member cannot take back by itself before the next round. If they leave too few, the job pauses.
 FOR_GOOD = LASTING | {Reason.REASON_BUDGET_SPENT, Reason.REASON_TRAINING_DIVERGED}
 
-# These two may pass. They count as final once every retry (`failures` rounds) has ended the same way.
+# These two may pass. They count as final once every retry (`max_failed_rounds` rounds) has ended the same way.
 REPEATED = FOR_GOOD | {Reason.REASON_TRAINING_FAILED, Reason.REASON_PRIVATE_STATE_UNUSABLE}
 
 _MAX_FAULTS = 3
