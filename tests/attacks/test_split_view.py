@@ -148,7 +148,10 @@ def test_unchecked_confirmations_let_a_split_view_isolate_two_of_100(
 
 
 def leave_out(session: Session, victims: tuple[str, ...], corrupt: tuple[str, ...], most: int) -> dict[str, set[str]]:
-    """Returns the victims' neighbours that each honest member's list leaves out, so that t of each one's neighbours do."""
+    """Returns which of the victims' neighbours each honest member's list leaves out.
+
+    With the corrupt members' shares, t neighbours of each one left out then give a share of its masking key.
+    """
     t = session.context.threshold
     around = {other for victim in victims for other in session.neighbours(victim)} - {*victims, *corrupt}
     honest = set(session.members) - set(corrupt)

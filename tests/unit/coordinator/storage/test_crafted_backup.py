@@ -252,5 +252,5 @@ def test_a_link_that_appears_during_the_restore_is_not_followed(tmp_path, outsid
     assert outside.read_bytes() == b"untouched"
     # Again, as after a killed restore. Other content is not overwritten.
     write_secret(target, "authority/root.key", b"ours")
-    with pytest.raises(BackupRefused, match="another one"):
+    with pytest.raises(BackupRefused, match="exists with other content"):
         write_secret(target, "authority/root.key", b"new!")
