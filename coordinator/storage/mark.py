@@ -124,8 +124,8 @@ def _same_place(mark: Mark, url: str) -> None:
     if here != mark.place:
         raise DatabaseUnexpected(
             f"this folder's coordinator serves from the database {mark.place}, and this command was told {here}; "
-            "repeat with the service's TACIT_DATABASE_URL (or database_url in coordinator.toml), or move to the other "
-            "database with --new-database at `coordinator restore` or `coordinator serve`"
+            "set TACIT_DATABASE_URL as the service has it (or database_url in coordinator.toml) and repeat; to move to "
+            "the other database, add --new-database to `coordinator restore` or `coordinator serve`"
         )
 
 
@@ -134,7 +134,7 @@ def _entry(url: str, number: int) -> tuple[bytes | None, str]:
     parsed = make_url(url)
     if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").exists():
         # Checked without opening it, which would create it.
-        return None, "does not exist"
+        return None, "is not there"
     with snapshot.of_database(url) as connection:
         if not inspect(connection).has_table("journal"):
             return None, "is empty"

@@ -48,13 +48,13 @@ def test_another_place_is_refused_with_the_variable_to_set(marked, tmp_path):
     other = f"sqlite:///{tmp_path / 'other.db'}"
     note(other, "somebody", "else")
     for look in (mark.check, mark.check_place):
-        with pytest.raises(DatabaseUnexpected, match=r"other\.db; repeat with the service's TACIT_DATABASE_URL"):
+        with pytest.raises(DatabaseUnexpected, match=r"other\.db; set TACIT_DATABASE_URL as the service has it"):
             look(marked, other)
 
 
 def test_a_missing_database_file_is_not_created(marked, tmp_path, database_url, sqlite_only):
     (tmp_path / "tacit.db").unlink()
-    with pytest.raises(DatabaseUnexpected, match=r"does not exist.* restore a backup.*--new-database"):
+    with pytest.raises(DatabaseUnexpected, match=r"is not there.* restore a backup.*--new-database"):
         mark.check(marked, database_url)
     assert not (tmp_path / "tacit.db").exists()
     sqlite3.connect(tmp_path / "tacit.db").close()
