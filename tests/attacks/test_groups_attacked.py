@@ -164,7 +164,7 @@ def test_groups_chosen_by_the_coordinator_reveal_a_member(monkeypatch):
     assert np.array_equal(rest, fleet.inputs[VICTIM])
 
 
-def test_drawn_groups_do_not_and_weak_numbers_are_refused(monkeypatch):
+def test_drawn_groups_reveal_nobody_and_weak_numbers_are_refused(monkeypatch):
     fleet, honest, rest = opened_around_the_victim(monkeypatch, None)
     assert len(honest) >= 2
     assert not np.array_equal(rest, fleet.inputs[VICTIM])
@@ -174,7 +174,7 @@ def test_drawn_groups_do_not_and_weak_numbers_are_refused(monkeypatch):
         grouped_thresholds(12, 3, 3)
 
 
-def test_members_draw_groups_themselves_and_ignore_the_coordinator_s(monkeypatch):
+def test_members_draw_groups_themselves_and_follow_no_coordinator(monkeypatch):
     # The members' draw is the real one, the server's is not, and it accepts none of their dealings.
     fleet = GroupFleet(12, 3)
     assert fleet.play() is None

@@ -81,7 +81,7 @@ def refused(tmp_path: Path, wanted: Wanted, hub, **changes) -> str:
     return str(raised.value)
 
 
-def test_the_hub_s_own_download_takes_everything(tmp_path, files):
+def test_the_hubs_own_download_takes_everything(tmp_path, files):
     stated = {WEIGHTS: HUGE}
     with small_hub(files, stated=stated) as hub:
         found = Path(
@@ -190,7 +190,7 @@ def test_the_next_trim_removes_what_a_killed_process_left(tmp_path):
 
 
 @pytest.mark.parametrize("shards", [None, "8KB"])
-def test_only_a_backbone_s_files_are_fetched_and_without_a_token(tmp_path, wanted, shards, monkeypatch):
+def test_only_files_of_a_backbone_are_fetched_and_without_a_token(tmp_path, wanted, shards, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_a_secret")
     folder = saved(
         tmp_path / "model", "bert", tokenizer=False, **({} if shards is None else {"max_shard_size": shards})
@@ -223,7 +223,7 @@ fetch_checkpoint(sys.argv[1], Path(sys.argv[2]), 10**6)
 """
 
 
-def test_the_hub_s_own_cache_stays_empty(tmp_path, files):
+def test_the_hubs_own_cache_stays_empty(tmp_path, files):
     for name in ("theirs", "into", "home"):
         (tmp_path / name).mkdir()
     with small_hub(files) as hub:

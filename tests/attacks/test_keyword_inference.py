@@ -165,7 +165,7 @@ def test_a_text_is_matched_with_one_of_the_nearest_length():
     assert set(lengths[present == 0]) == {16}
 
 
-def test_keywords_follow_from_the_attacker_s_texts_by_the_rule():
+def test_keywords_follow_from_the_attackers_texts_by_the_rule():
     texts = [
         "some cats sleep",
         "cats sleep",

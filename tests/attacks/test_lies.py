@@ -300,7 +300,7 @@ def test_a_replayed_session_is_not_joined():
     ],
     ids=["roster", "dealings", "confirmations"],
 )
-def test_a_replayed_session_s_messages_do_not_fit_a_new_one(kind, reason, words):
+def test_messages_of_a_replayed_session_do_not_fit_a_new_one(kind, reason, words):
     fleet = LyingFleet(5, job=job_document(count=2))
     first = {}
 
@@ -389,7 +389,7 @@ def test_a_shrunken_cohort(change, word):
     not_even_joined(fleet)
 
 
-def test_a_shrunken_cohort_below_the_member_s_own_minimum():
+def test_a_shrunken_cohort_below_the_members_own_minimum():
     fleet = LyingFleet(5, policy=Policy(mechanisms=("none",), min_cohort=5))
     until_the_end(opened_as(fleet, **smaller(fleet.job, 4)))
     fleet.refused(Reason.REASON_POLICY_COHORT, "4", "5")

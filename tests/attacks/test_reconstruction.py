@@ -203,7 +203,7 @@ def test_an_unrelated_table_shows_nothing(seed):
 
 
 @pytest.mark.parametrize("rounds", [0, 3])
-def test_the_public_starting_table_still_shows_a_member_s_words(rounds):
+def test_the_public_starting_table_still_shows_a_members_words(rounds):
     """The method's limit: local epochs move a vector too little to leave the span."""
     module, batch = lstm(), batch_of(*TEXTS[:2])
     public = table_of(module)
@@ -226,7 +226,7 @@ def test_a_frozen_table_is_the_public_one():
     assert sorted(said) == sorted(batch.tokens())
 
 
-def test_the_job_s_seed_does_not_give_an_own_vocabulary_s_first_vectors(tmp_path):
+def test_the_jobs_seed_does_not_give_the_first_vectors_of_own_words(tmp_path):
     """The member's own code makes them. The attacker knows the member's words and their places, and has the job."""
     job = own_vocabulary_job()
     with PrivateStore(tmp_path, bytes(32), "data") as store:
@@ -282,7 +282,7 @@ def members_after_rounds(texts):
 
 
 @pytest.mark.parametrize("count", [3, 8])
-def test_a_sum_hides_a_member_s_words_only_if_all_words_fill_the_span(count):
+def test_a_sum_hides_a_members_words_only_if_all_words_fill_the_span(count):
     """Each member has moved its table in its own way. The attacker has the one that all of them started from."""
     texts = TEXTS[:count]
     public, modules = table_of(lstm()), members_after_rounds(texts)

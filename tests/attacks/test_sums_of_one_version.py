@@ -81,7 +81,7 @@ THREE_SUMS = (names(0, 1, 2, 3, 4, 5, 6), names(0, 1, 2), names(3, 4, 5))
 
 
 @pytest.mark.parametrize(("cohorts", "victim"), [(TWO_SUMS, "m4"), (THREE_SUMS, "m6")], ids=["two", "three"])
-def test_the_baseline_reveals_one_member_s_update(cohorts, victim):
+def test_the_baseline_reveals_the_update_of_one_member(cohorts, victim):
     policy = Policy(mechanisms=("none",), allow_second_sum=True)
     fleet, sums, updates = lying(policy, len(cohorts[0]), *cohorts)
     first, *others = [decoded(fleet, *each) for each in sums]

@@ -267,7 +267,7 @@ def test_a_member_back_after_three_rounds_takes_part_again():
     assert cohorts[-1] == 5
 
 
-def test_a_policy_s_refusal_is_heard_and_the_others_go_on():
+def test_a_refusal_by_policy_is_heard_and_the_others_go_on():
     fleet = Fleet(5)
     strict = fleet.members["m0"]
     strict.environment = dataclasses.replace(strict.environment, policy=Policy(mechanisms=("none",), min_cohort=50))

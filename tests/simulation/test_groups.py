@@ -247,7 +247,7 @@ def refused_by(fleet, name):
     [{"groups": 2}, {"groups": 4, "absent": 2}, {"least": 1}, {"sigma": 40}, {"absent": 0}],
     ids=["fewer groups", "more and smaller groups", "fewer needed", "weaker promise", "another roster"],
 )
-def test_a_split_that_is_not_the_job_s_is_refused_before_a_key_is_shown(change):
+def test_another_split_than_the_jobs_is_refused_before_a_key_is_shown(change):
     fleet = grouped(max_attempts=1)
 
     def bend(name, message):
@@ -343,7 +343,7 @@ def test_with_noise_a_failed_round_is_repeated_even_with_close_groups(members, g
         close = any(0 < len(first ^ second) < 3 for first, second in signed)
 
 
-def test_the_policy_s_minimum_group_is_checked_before_anything_is_fetched():
+def test_the_policys_minimum_group_is_checked_before_anything_is_fetched():
     fleet = grouped()
     strict = fleet.members["m0"]
     strict.environment = dataclasses.replace(

@@ -195,7 +195,7 @@ def test_one_number_lowered_alone_is_refused_by_name(about, number):
         assert named in refusal.detail
 
 
-def test_a_job_s_numbers_must_meet_the_member_s_own_minimum():
+def test_the_numbers_of_a_job_must_meet_the_members_own_minimum():
     """Every member computes the job's numbers, and its own policy has the last word on them."""
     fleet = large(aggregation=Aggregation(max_corrupt_share=0.05))
     context = None

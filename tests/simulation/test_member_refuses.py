@@ -344,7 +344,7 @@ def readable(secret):
     ],
 )
 @pytest.mark.parametrize("way", ["ended", "assigned", "out of turn", "job over"])
-def test_an_attempt_s_secrets_are_overwritten_however_it_is_left(stage, way):
+def test_secrets_of_an_attempt_are_overwritten_however_it_is_left(stage, way):
     fleet = Fleet(5).connect()
     member = fleet.members[VICTIM]
 

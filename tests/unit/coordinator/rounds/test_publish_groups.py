@@ -199,7 +199,7 @@ def test_the_size_of_blocks_makes_no_difference(rule, monkeypatch):
     assert np.array_equal(next_version_of_groups(job, 12, copies, base).values, whole)
 
 
-def test_noise_after_aggregation_has_the_job_s_standard_deviation():
+def test_noise_after_aggregation_has_the_jobs_standard_deviation():
     size = 20_000
     for server, groups in ((1.0, None), (0.5, 3)):
         numbers = {"noise_after": 0.02} | ({} if groups else {"max_weight": 1000})

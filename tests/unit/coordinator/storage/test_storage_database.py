@@ -213,7 +213,7 @@ def test_opening_again_changes_nothing(database_url):
     second.close()
 
 
-def test_the_next_schema_keeps_the_database_s_content(database_url, tmp_path, monkeypatch):
+def test_the_next_schema_keeps_the_content_of_the_database(database_url, tmp_path, monkeypatch):
     first = open_database(database_url)
     fill(first, open_blobs(f"file://{tmp_path / 'store'}"))
     first.close()

@@ -190,7 +190,7 @@ def test_an_unserved_database_is_read_at_one_moment(database, database_url, monk
     assert chain.verify(read).head_id == 100
 
 
-def test_another_program_s_database_is_a_sentence(tmp_path):
+def test_a_database_of_another_program_is_a_sentence(tmp_path):
     (tmp_path / "empty.db").touch()
     with snapshot.of_database(f"sqlite:///{tmp_path}/empty.db") as connection:
         assert snapshot.revision_of(connection) is None
