@@ -1,7 +1,7 @@
 """Which database a coordinator's folder belongs to: DIR/database.json, written by the process that serves.
 
 The journal is a chain of hashes, so an entry's number with its hash occurs in one database only, and in no earlier
-state of it. The mark holds the newest entry that this folder's coordinator has seen, and the database's place. It
+state of it. The mark holds the newest entry that this folder's coordinator has seen, and the database's place. `check`
 refuses a command that would work on another database, on an empty one, or on an older state of the right one, before
 the command has written anything:
 

@@ -300,7 +300,7 @@ def test_a_replayed_session_is_not_joined():
     ],
     ids=["roster", "dealings", "confirmations"],
 )
-def test_messages_of_a_replayed_session_do_not_fit_a_new_one(kind, reason, words):
+def test_a_replayed_session_does_not_fit_a_new_one(kind, reason, words):
     fleet = LyingFleet(5, job=job_document(count=2))
     first = {}
 
