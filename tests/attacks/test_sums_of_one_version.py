@@ -143,7 +143,7 @@ def test_a_member_that_trains_differently_sends_no_second_update():
 @pytest.mark.parametrize(
     ("rule", "members", "attempts", "corrupt"),
     [
-        # Two sums that differ in fewer than h honest members; three that isolate one; with a colluder, as early.
+        # Two sums that differ in fewer than h honest members; three that isolate one; with a colluder, two are enough.
         (Rule.PAIRS, 7, 2, 0),
         (Rule.PAIRS, 7, 3, 0),
         (Rule.PAIRS, 6, 2, 1),
