@@ -1,4 +1,4 @@
-"""The values that rounds, services and storage share: plain frozen dataclasses, and rules that are pure.
+"""Values that rounds, services and storage share (plain frozen dataclasses), and rules that are pure.
 
-It imports nothing else of the coordinator.
+This package imports nothing else of the coordinator.
 """

@@ -1,4 +1,4 @@
-"""The values of a job: its status, how an attempt ended, and the present moment that the operator sees."""
+"""A job's values: its status, how an attempt ended, and its present moment for the operator."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,7 +10,7 @@ __all__ = ["Dropout", "EndAttempt", "GroupsSeen", "JobStatus", "LiveJob", "Train
 
 
 class JobStatus(StrEnum):
-    """Whether a job's rounds go on. The last two are final."""
+    """A job's status. Finished and aborted are final."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -43,20 +43,25 @@ class EndAttempt:
 
     attempt: AttemptId
     published: bool
-    reason: Reason  # REASON_UNSPECIFIED where it was published.
+    reason: Reason  # REASON_UNSPECIFIED if it was published.
     detail: str
     survivors: tuple[str, ...]  # U3.
     dropouts: tuple[Dropout, ...]
-    result: bytes | None = None  # Digest of the opened sum, which every member was told.
-    version: bytes | None = None  # Digest of the version that came of it.
+    result: bytes | None = None  # Digest of the opened sum, which every member hears.
+    version: bytes | None = None  # Digest of the version made from it.
     training: TrainingMetrics | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GroupsSeen:
-    """What became of the groups of a cohort, each counted once: combined into the version, lost before their sum was
-    opened, invalid (opened to a sum that no valid inputs make; median and trimmed-mean outvote it, the others leave it
-    out), or left out as outliers.
+    """What became of a cohort's groups. Each is counted once.
+
+    Attributes:
+        combined: in the version.
+        lost: gone before their sum was opened.
+        invalid: opened to a sum that no valid inputs produce. median and trimmed-mean outvote these groups, the other
+            rules leave them out.
+        outliers: left out as outliers.
     """
 
     combined: int
@@ -67,7 +72,7 @@ class GroupsSeen:
 
 @dataclass(frozen=True, slots=True)
 class LiveJob:
-    """A job's present moment: what only the process that drives it knows."""
+    """A job's present moment, which only the process that drives it knows."""
 
     phase: str  # training, advertise, share, mask, confirm, unmask, publish or idle.
     connected: int  # Members with a session that this job may count on.

@@ -1,12 +1,11 @@
 """The rule of join tokens: one token makes one key a member, once.
 
-`judge` is the rule itself, pure: what a stored token and a request for it lead to. A `TokenDesk` keeps the
-tokens and applies the rule; its `spend` reads, judges and marks the token as spent in one transaction, so
-that two machines that come with the same token at the same moment never both become that member.
+`judge` is the rule, a pure function of a stored token and a request for it. A `TokenDesk` keeps the tokens and applies
+the rule. Its `spend` reads, judges and marks the token as redeemed in one transaction, so two machines that bring the
+same token at the same moment never both become that member.
 
-A token is bound to the first key that spends it. The same key may come again, at any time, and gets what it
-got the first time: an answer that was lost on the way costs nothing, and neither does a coordinator that
-stopped between `spend` and `record`. Any other key is refused.
+The first key that redeems a token binds it. The same key may come again at any time and gets the same answer. So a lost
+answer costs nothing, nor does a coordinator that stopped between `spend` and `record`. Any other key is refused.
 """
 
 import hmac
@@ -28,8 +27,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class GrantedBefore:
-    """This very key was certified already: answer with the same chain (DER, the member's first, the root
-    last)."""
+    """This key was certified before: answer with the same chain (DER, the member's first, the root last)."""
 
     member: str
     chain: tuple[bytes, ...]
@@ -37,8 +35,7 @@ class GrantedBefore:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """No. `reason` is a value of tacit.v1.Reason; `detail` a whole sentence for the person who tried to
-    enrol."""
+    """Refuse. `reason` is a value of tacit.v1.Reason; `detail` is a full sentence for the person who enrols."""
 
     reason: reason_pb2.Reason
     detail: str
@@ -49,18 +46,18 @@ SpendOutcome = Granted | GrantedBefore | Refused
 
 @dataclass(frozen=True, slots=True, repr=False)
 class StoredToken:
-    """What a desk keeps of a token. The secret itself is never kept, only `tacit.token.secret_hash` of it."""
+    """What a desk stores of a token: never the secret, only `tacit.token.secret_hash` of it."""
 
     token_id: str
     member: str
     secret_hash: bytes
     expires: datetime
-    # Set together, by the first `spend` that is granted.
+    # Both are set by the first `spend` that is granted.
     redeemed_at: datetime | None = None
     redeemed_by: bytes | None = None
-    # Set by `record`; empty until then.
+    # Empty until `record` sets it.
     chain: tuple[bytes, ...] = ()
-    # The member was revoked, or the invitation was taken back.
+    # The member was revoked, or the invitation was withdrawn.
     revoked: bool = False
 
     def __repr__(self) -> str:
@@ -68,23 +65,27 @@ class StoredToken:
 
 
 def judge(stored: StoredToken | None, *, secret_hash: bytes, key_fingerprint: bytes, now: datetime) -> SpendOutcome:
-    """What a request to spend leads to. `Granted` obliges the caller to store `redeemed_at` and `redeemed_by`
+    """Decides a request to redeem a token. After `Granted` the caller must store `redeemed_at` and `redeemed_by`
     atomically.
 
-    `secret_hash` and `key_fingerprint` (SHA-256 of the key's SubjectPublicKeyInfo, DER) are 32 bytes each;
-    `now` is timezone-aware. Whoever does not hold the secret learns nothing about a token but that its id
-    exists.
+    Without the secret, a caller learns only that a token's id exists.
+
+    Args:
+        stored: the token, or None if its id is unknown.
+        secret_hash: 32 bytes.
+        key_fingerprint: SHA-256 of the key's SubjectPublicKeyInfo (DER), 32 bytes.
+        now: a timezone-aware time.
     """
     if stored is None:
         return Refused(
             reason_pb2.REASON_TOKEN_UNKNOWN,
-            "the coordinator does not know this join token: it was made by another coordinator, or removed; "
+            "the coordinator does not know this join token: another coordinator made it, or it was removed; "
             "ask the operator for a new one with `coordinator member invite`",
         )
     if not hmac.compare_digest(stored.secret_hash, secret_hash):
         return Refused(
             reason_pb2.REASON_TOKEN_SECRET_WRONG,
-            "the join token's secret is not the one that was given out: the token was altered; "
+            "the join token's secret is wrong, so the token was altered; "
             "ask the operator for a new one with `coordinator member invite`",
         )
     if stored.revoked:
@@ -96,9 +97,8 @@ def judge(stored: StoredToken | None, *, secret_hash: bytes, key_fingerprint: by
         if not hmac.compare_digest(stored.redeemed_by, key_fingerprint):
             return Refused(
                 reason_pb2.REASON_TOKEN_USED,
-                f"the join token was used at {stored.redeemed_at:%Y-%m-%d %H:%M} UTC, for another key; if that "
-                "was not this machine, tell the operator; ask for a new one with `coordinator member "
-                "invite`",
+                f"the join token was used at {stored.redeemed_at:%Y-%m-%d %H:%M} UTC for another key; tell the "
+                "operator if that was not you, and ask for a new one with `coordinator member invite`",
             )
         return GrantedBefore(stored.member, stored.chain) if stored.chain else Granted(stored.member)
     if now > stored.expires:
@@ -111,12 +111,10 @@ def judge(stored: StoredToken | None, *, secret_hash: bytes, key_fingerprint: by
 
 
 class TokenDesk(Protocol):
-    """Where tokens are kept. Implementations serialise `spend`; `tests/support` holds one suite for all of
-    them."""
+    """Keeps tokens. Implementations serialise `spend`; `tests/support` has one test suite for all of them."""
 
     async def spend(self, token_id: str, secret_hash: bytes, key_fingerprint: bytes, now: datetime) -> SpendOutcome:
-        """Judges and, if `Granted`, binds the token to the key, in one transaction that is durable on
-        return."""
+        """Judges the request. If `Granted`, binds the token to the key in one transaction, durable on return."""
         ...
 
     async def record(
@@ -128,14 +126,21 @@ class TokenDesk(Protocol):
         software_version: str,
         now: datetime,
     ) -> tuple[bytes, ...]:
-        """Stores the member with the certificate just issued, before it is handed out.
+        """Stores the member and its new certificate, before the certificate is handed out.
 
-        `chain` is DER, the member's certificate first; `expires` that certificate's end. If a chain was
-        recorded for this token meanwhile (the same key, twice at the same moment), that one stays. Returns
-        the chain that stands.
+        Args:
+            token_id: the redeemed token.
+            member: the member's name.
+            chain: DER, the member's certificate first.
+            expires: the end of that certificate.
+            software_version: the member's software.
+            now: a timezone-aware time.
+
+        Returns:
+            The chain that counts. If the same key came twice at the same moment, that is the chain recorded first.
 
         Raises:
-            coordinator.storage.errors.TokenWithdrawn: the member was revoked, or invited anew, since the
-                token was spent; nothing is stored and the certificate must not be handed out.
+            coordinator.storage.errors.TokenWithdrawn: since the token was redeemed, the member was revoked or invited
+                anew. Nothing is stored, and the certificate must not be handed out.
         """
         ...

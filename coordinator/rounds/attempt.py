@@ -1,4 +1,4 @@
-"""An attempt: it opens over a cohort, takes answers and vectors, and drops members."""
+"""Opens an attempt over a cohort, takes answers and vectors, and drops members."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ from tacit.reason import Reason, of_protocol, sentence, word
 
 __all__ = ["answered", "drop", "open_attempt", "uploaded"]
 
-# What a receiver refuses of a dealer, and the coordinator cannot see: the seal is not under the dealer's signature.
+# Faults of a dealer that only the receiver can see: the dealer's signature does not cover what it seals.
 _BADLY_DEALT = frozenset(
     {
         Reason.REASON_DEALINGS_MALFORMED,
@@ -29,14 +29,15 @@ _BADLY_DEALT = frozenset(
     }
 )
 
-# How often, of the answers of a large cohort, it is looked whether the shares that are here open the sum; and of how
-# many of the last each is worth a look.
+# While a large cohort's shares arrive, the coordinator checks at most this many times whether they open the sum, and
+# again after each of the last answers.
 _MAX_CHECKS_PER_PHASE, _LAST = 64, 16
 
 _LOOK_SECONDS = 1.0
 
 
 def open_attempt(step: Step, ready: tuple[str, ...]) -> None:
+    """Opens the round's next attempt over the members in `ready`."""
     state, parameters = step.state, step.state.parameters
     cohort = tuple(sorted(ready))
     step.do(fx.CancelTimer(window_timer(state)))
@@ -60,6 +61,7 @@ def open_attempt(step: Step, ready: tuple[str, ...]) -> None:
 
 
 def answered(step: Step, event: ev.Answered) -> None:
+    """Takes a member's answer, or its refusal, in the present phase."""
     phase = step.state.phase
     if not isinstance(phase, Aggregating) or event.message.attempt != phase.attempt:
         _tell_stale(step, event.member, event.message.attempt)
@@ -79,12 +81,13 @@ def answered(step: Step, event: ev.Answered) -> None:
 def _tell_stale(step: Step, member: str, attempt: AttemptId) -> None:
     phase = step.state.phase
     if isinstance(phase, Publishing) and attempt == phase.attempt:
-        return  # A repeat that came after enough answers: its end is told when the version is out.
+        return  # A repeat that came after enough answers: the member hears the outcome once the version is out.
     ended = AttemptEnded(False, Reason.REASON_ATTEMPT_STALE)
     step.do(fx.Send(member, AttemptMessage(attempt, ended)))
 
 
 def uploaded(step: Step, event: ev.Uploaded) -> None:
+    """Accepts or rejects a masked vector that has arrived."""
     phase = step.state.phase
     if (
         not isinstance(phase, Aggregating)
@@ -104,25 +107,26 @@ def uploaded(step: Step, event: ev.Uploaded) -> None:
 
 def _take(step: Step, phase: Aggregating, member: str, verdict: Collecting | secure_agg.Dropped) -> None:
     if isinstance(verdict, secure_agg.Dropped):
-        # Whoever may not speak (any more) changes nothing; whoever misbehaves is out.
+        # A member that may not speak (any longer) changes nothing; one that misbehaves is dropped.
         if member in phase.protocol.waiting or member in phase.protocol.answers:
             drop(step, member, of_protocol(verdict.reason), verdict.detail, fault=True)
         return
     if verdict is phase.protocol:
-        return  # A repeat of what is known.
+        return  # A repeat.
     step.state = replace(step.state, phase=replace(phase, protocol=verdict))
     if _may_be_settled(verdict):
         advance_if_settled(step)
     elif verdict.context.graph is not secure_agg.Graph.COMPLETE:
-        # The last word of those who speak is looked at, whoever else stays silent.
+        # Checks again a second after the last answer, even if the remaining members stay silent.
         step.do(fx.SetTimer(look_timer(phase), _LOOK_SECONDS))
 
 
 def _may_be_settled(collecting: Collecting) -> bool:
-    """Whether an answer more can have ended the phase: to be sure takes a look at everybody, and of a large cohort each
-    answer would pay for all the others. That too few are left comes of losses, and is looked at with each of them. On a
-    sparse graph, where an answer can show it as well, and in groups, everybody is looked at once no answer has come for
-    a second.
+    """Whether one more answer may have ended the phase.
+
+    A full check visits every member, so one after each answer would take quadratic time in a large cohort. Only a loss
+    can leave too few members, and each loss is checked when it happens. On a sparse graph, where an answer can show it
+    too, and in groups, a full check also follows once no answer has come for a second.
     """
     answers, expected = len(collecting.answers), len(collecting.expected)
     if answers + len(collecting.lost) >= expected:
@@ -131,7 +135,7 @@ def _may_be_settled(collecting: Collecting) -> bool:
         return False
     context = collecting.context
     if context.sparse is not None:
-        # Every member's neighbours must have given t of k shares: so, taken together, no less a part of all.
+        # Every member needs shares from t of its k neighbours, so at least t/k of all members must have answered.
         possible = answers * context.sparse.degree >= context.threshold * expected
     elif context.grouped is not None:
         possible = answers >= context.threshold * context.grouped.least
@@ -141,13 +145,17 @@ def _may_be_settled(collecting: Collecting) -> bool:
 
 
 def drop(step: Step, member: str, reason: Reason, detail: str = "", *, fault: bool = False) -> None:
-    """A member is lost to the attempt; the attempt goes on while its thresholds hold."""
+    """Drops a member from the attempt, which goes on while its thresholds hold.
+
+    Args:
+        fault: the member misbehaved, so it is also barred.
+    """
     phase = step.state.phase
     if not isinstance(phase, Aggregating) or member in {dropout.member for dropout in phase.dropouts}:
         return
     collecting = phase.protocol.drop(member, _protocol_reason(reason), detail)
     if collecting is phase.protocol:
-        return  # It was not expected here: lost before, or never part of this phase.
+        return  # The phase did not expect it: it was lost before, or never took part.
     note_dropout(step, replace(phase, protocol=collecting), Dropout(member, collecting.phase.value, reason, detail))
     tell_dropped(step, phase.attempt, member, reason, detail)
     if fault:
@@ -158,14 +166,16 @@ def drop(step: Step, member: str, reason: Reason, detail: str = "", *, fault: bo
 
 
 def _hear_complaint(step: Step, phase: Aggregating, member: str, refusal: AttemptRefusal) -> None:
-    """A refusal that names a dealer. A receiver's word against a dealer's proves nothing, so that it takes more of a
-    cohort than the coordinator assumes corrupt to have the dealer left out: one of them at least is honest.
+    """Counts a refusal that names a dealer.
+
+    The receiver's word against the dealer's proves nothing. So the dealer is left out only once more members of the
+    cohort than the coordinator assumes corrupt (n_C) have named it: at least one of them is honest.
     """
     collecting, dealer = phase.protocol, refusal.member
     if (
         refusal.reason not in _BADLY_DEALT
         or not isinstance(collecting, protocol.CollectingMasked)
-        # Only who was given something by this dealer, and has not taken it, can say so.
+        # Only a member that received something from this dealer and has not accepted it can say so.
         or member not in collecting.waiting
         or dealer == member
         or dealer not in collecting.expected
@@ -174,7 +184,7 @@ def _hear_complaint(step: Step, phase: Aggregating, member: str, refusal: Attemp
         return
     against = step.state.complaints.get(dealer, frozenset()) | {member}
     step.state = replace(step.state, complaints={**step.state.complaints, dealer: against})
-    # Those of an earlier attempt count where they are of this cohort: n_C bounds the corrupt ones of one cohort.
+    # Complaints of earlier attempts count if their members are in this cohort: n_C bounds the corrupt members of one.
     enough = len(against & frozenset(phase.cohort)) > collecting.context.assumed_corrupt
     if enough and step.state.members[dealer].barred_until <= step.state.round:
         bar(step, dealer, refusal.reason)

@@ -1,4 +1,4 @@
-"""What the machine counts: each is a line in the log, and a figure where the metrics have one.
+"""What the machine counts: each count is a line in the log, and a figure if the metrics have one.
 
 Fields stay few: member, phase, reason, outcome and numbers.
 """
@@ -45,7 +45,7 @@ class Count:
 
     @property
     def fields(self) -> dict[str, str | int | float]:
-        """The fields of the line in the log."""
+        """The fields of the log line."""
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {
             name: str(value) if isinstance(value, AttemptId | JobStatus) else value
@@ -65,7 +65,7 @@ class StatusChanged(Count):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembersAwaited(Count):
-    """After a restart the coordinator waits for members that were here before."""
+    """After a restart, the coordinator waits for members of its last cohort."""
 
     what: ClassVar[str] = "members_awaited"
     members: int
@@ -179,7 +179,7 @@ class DroppedOut(Count):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused(Count):
-    """A member refused what it was sent in an attempt."""
+    """A member refused what the coordinator sent it in an attempt."""
 
     what: ClassVar[str] = "refusal"
     reason: str
@@ -189,7 +189,7 @@ class Refused(Count):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Barred(Count):
-    """A member is left out for what it sent."""
+    """A member is left out because of what it sent."""
 
     what: ClassVar[str] = "barred"
     member: str
@@ -219,7 +219,7 @@ class LeftOut(Count):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupsLost(Count):
-    """A phase cost groups of the cohort."""
+    """A phase lost groups of the cohort."""
 
     what: ClassVar[str] = "groups_lost"
     phase: str
@@ -237,7 +237,7 @@ class GroupsCombined(Count):
 
     @property
     def fields(self) -> dict[str, str | int | float]:
-        """The fields of the line in the log."""
+        """The fields of the log line."""
         return dataclasses.asdict(self.groups)
 
 
@@ -262,7 +262,7 @@ class TrainingMeasured(Count):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsInvalid(Count):
-    """The published sum's training metrics cannot be those of valid inputs."""
+    """No valid inputs produce the published sum's training metrics."""
 
     what: ClassVar[str] = "metrics_invalid"
     number: int

@@ -13,13 +13,13 @@ from tacit.reason import Reason, sentence, word
 
 __all__ = ["after_abandoned", "assign", "attempt_over", "begin_training", "halt", "round_over"]
 
-# Whose details are for the operator: of a failure of ours they may say where the store lies, and what to do there; of a
-# sum that cannot be, numbers of it, and a member that makes it so has the others' for its own subtracted.
+# Details of these are for the operator only. An internal failure may tell where the store lies and what to do there. An
+# invalid sum shows numbers, and a member that caused it could subtract its own to get the others'.
 _OPERATORS = frozenset({Reason.REASON_INTERNAL, Reason.REASON_RESULT_INVALID})
 
 
 def begin_training(step: Step) -> None:
-    """Opens the next round, or goes on with the one that is open."""
+    """Opens the next round, or continues the open one."""
     state = step.state
     members = {name: replace(view, ready=False) for name, view in state.members.items()}
     if not state.round_open:
@@ -39,7 +39,7 @@ def assign(step: Step, member: str) -> None:
     state = step.state
     deadline = state.parameters.job.rounds.deadlines.training
     opened = state.phase.opened_ms if isinstance(state.phase, TrainingWindow) else step.now_ms
-    # Of a clock that was set meanwhile: no more than all of it, and no less than a moment.
+    # The clock may have been set meanwhile: at most the whole window, at least one millisecond.
     left = min(max(1, int(opened + 1000 * deadline - step.now_ms)), int(1000 * deadline))
     step.do(
         fx.Send(
@@ -57,7 +57,7 @@ def assign(step: Step, member: str) -> None:
 
 
 def after_abandoned(step: Step) -> None:
-    """Another attempt in the same round while there are any left; else the round is over, and the next one opens."""
+    """Starts the round's next attempt if it has one left; otherwise ends the round and opens the next one."""
     state = step.state
     rounds = state.parameters.job.rounds
     if state.attempts_in_round < rounds.max_attempts:
@@ -67,7 +67,7 @@ def after_abandoned(step: Step) -> None:
 
 
 def round_over(step: Step, reason: Reason) -> None:
-    """Abandons the round, and opens the next one unless too many in a row went that way."""
+    """Abandons the round, and opens the next one unless too many in a row were abandoned."""
     state = step.state
     rounds = state.parameters.job.rounds
     step.do(fx.CancelTimer(window_timer(state)), fx.Persist((fx.EndRound(state.round, False, reason),)))
@@ -81,7 +81,7 @@ def round_over(step: Step, reason: Reason) -> None:
 
 
 def attempt_over(step: Step, reason: Reason, detail: str = "") -> None:
-    """Abandons the attempt that is under way; what happens to the round is the caller's business."""
+    """Abandons the attempt under way. The caller decides what happens to the round."""
     phase = step.state.phase
     if not isinstance(phase, Aggregating | Publishing):
         return
@@ -113,7 +113,7 @@ def attempt_over(step: Step, reason: Reason, detail: str = "") -> None:
 
 
 def halt(step: Step, status: JobStatus, reason: Reason) -> None:
-    """Ends what is under way and takes the job's status to one that does nothing."""
+    """Ends what is under way and sets a status in which the job does nothing."""
     if isinstance(step.state.phase, Aggregating):
         attempt_over(step, reason)
     records: list[fx.Record] = []
@@ -130,7 +130,7 @@ def halt(step: Step, status: JobStatus, reason: Reason) -> None:
 
 
 def _tell_job_ended(step: Step, reason: Reason) -> None:
-    # Also those who sit it out: they wait for the end as much as the others.
+    # Members that sit the job out wait for its end as much as the others.
     for member, view in step.state.members.items():
         if view.connected:
             step.do(fx.Send(member, JobEnded(step.state.name, reason, step.state.version)))

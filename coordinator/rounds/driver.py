@@ -1,12 +1,12 @@
 """The driver of one job: events in, effects out, one at a time.
 
-A job has one task and one queue. Events are worked out by the pure machine in a thread, all that are queued in one go,
-each from the state that the one before it leads to: a large cohort's signatures take seconds, and other jobs, sessions
-and health must be answered meanwhile. Effects are carried out on the event loop, event by event in their order
-(persist, then send, then count), and only then is the state the new one; so what was persisted is on the disk when
-anyone hears of it. Where an effect fails, what was worked out ahead is thrown away: those events are worked out again,
-from the state that the failure left. Jobs share nothing but the database's writer and the members' sessions: a wedged
-one holds up no other.
+A job has one task and one queue. A thread works out all queued events in one go with the pure machine, each from the
+state that the previous one leads to. It is a thread because a large cohort's signatures take seconds, during which
+other jobs, sessions and health checks need answers. The event loop carries out the effects, event by event in their
+order (persist, then send, then count), and only then adopts the new state. So whatever is persisted is on the disk
+before anyone hears of it. If an effect fails, the driver discards what was worked out ahead and works those events out
+again, from the state that the failure left. Jobs share only the database's writer and the members' sessions, so a
+wedged job holds up no other.
 
 A failure of ours (a bug, a full disk) pauses the job with the reason `internal`, and leaves the others alone.
 """
@@ -51,7 +51,7 @@ _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
 
 _LONGEST_PAUSE = 30.0
-# Events worked out in one go: what waits in a thread for its effects is bounded by it.
+# Events worked out in one go. This bounds how many results wait in memory for their effects.
 _MAX_AT_ONCE = 256
 
 
@@ -59,12 +59,12 @@ class Sessions(Protocol):
     """Where messages go."""
 
     def send(self, member: str, message: FromCoordinator) -> None:
-        """To the member's session; nowhere if it has none."""
+        """Sends to the member's session; does nothing if it has none."""
 
 
 @dataclass(frozen=True)
 class Ports:
-    """What a driver needs of the world."""
+    """What a driver needs from outside."""
 
     database: Database
     store: BlobStore
@@ -80,19 +80,19 @@ class Ports:
 
 @dataclass(frozen=True, slots=True)
 class _Worked:
-    """An event that was worked out ahead: from which state, to which, and what it asks for."""
+    """An event that was worked out ahead: the state before it, the state after it, and its effects."""
 
     event: ev.Event
     before: JobState
     state: JobState
     effects: tuple[fx.Effect, ...]
-    # What a message of a member broke in the machine, and what broke it for good.
+    # `fault`: a member's message broke the machine. `failed`: so did dropping that member, or another event.
     fault: Exception | None = None
     failed: Exception | None = None
 
 
 def state_of(stored: records.StoredJob, parameters: Parameters) -> JobState:
-    """A job as it stands in the database, at rest: what was in flight when the process ended is gone."""
+    """The job's state from the database, at rest: what was in flight when the process ended is gone."""
     state = JobState(
         parameters=parameters,
         status=stored.status,
@@ -121,7 +121,7 @@ class JobDriver:
         self._events: asyncio.Queue[tuple[ev.Event, Callable[[], None]]] = asyncio.Queue()
         self._timers: dict[Timer, asyncio.TimerHandle] = {}
         self._computing: set[asyncio.Task[None]] = set()
-        # Events taken from the queue, the present one first; and what was worked out of them so far.
+        # Events taken from the queue, the present one first, and the results worked out ahead for them.
         self._taken: deque[ev.Event] = deque()
         self._ahead: deque[_Worked] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -131,11 +131,11 @@ class JobDriver:
 
     @property
     def state(self) -> JobState:
-        """As of the last event worked out."""
+        """The state after the last event."""
         return self._state
 
     def start(self) -> None:
-        """Begins; call it once, inside the event loop."""
+        """Starts the job's task. Call it once, inside the event loop."""
         metrics, state, rounds = self._ports.metrics, self._state, self._state.parameters.job.rounds
         metrics.job_known(state.name, needed=rounds.min_members, planned=rounds.count, deadline=_longest_round(rounds))
         metrics.job_status(state.name, state.status.value)
@@ -156,11 +156,11 @@ class JobDriver:
         await done.wait()
 
     def uploaded(self, member: str, attempt: AttemptId, message: secure_agg.MaskedInput, digest: bytes) -> None:
-        """A masked vector is spooled whole (`UploadSink`)."""
+        """A masked vector is completely spooled (`UploadSink`)."""
         self.post(ev.Uploaded(member, attempt, message, digest))
 
     async def stop(self) -> None:
-        """Ends the task; what is in flight is lost, as in a crash, and is abandoned at the next start."""
+        """Ends the task. What is in flight is lost, as in a crash, and is abandoned at the next start."""
         tasks = [task for task in (self._task, *self._computing) if task is not None]
         for task in tasks:
             task.cancel()
@@ -169,7 +169,7 @@ class JobDriver:
             timer.cancel()
 
     def live(self) -> LiveJob:
-        """The present moment, for the operator."""
+        """What the job does right now, for the operator."""
         state = self._state
         available = state.available
         ready = sum(1 for name in available if state.members[name].ready)
@@ -190,7 +190,7 @@ class JobDriver:
         return LiveJob(phase=phase, connected=len(available), ready=ready, cohort=cohort, answered=answered)
 
     def declined(self) -> dict[str, str]:
-        """Members that declined this job, and what they said."""
+        """Members that declined this job, and why."""
         return {
             name: view.declined[1] or word(view.declined[0])
             for name, view in self._state.members.items()
@@ -212,7 +212,7 @@ class JobDriver:
                     await self._failed(event, error)
                 self._taken.popleft()
                 done()
-            # Both look at every member: once for all that was worked out.
+            # Both look at every member, so once a batch.
             live = self.live()
             self._ports.metrics.members_ready(self._state.name, live.ready)
             self._ports.metrics.cohort_answered(self._state.name, live.answered)
@@ -220,28 +220,29 @@ class JobDriver:
 
     async def _step(self, event: ev.Event) -> None:
         if not self._ahead or self._ahead[0].before is not self._state or self._ahead[0].event is not event:
-            # Nothing was worked out ahead, or from a state that never came to be.
+            # Nothing was worked out ahead, or it started from a state that never came to be.
             phase = self.live().phase
             worked, seconds = await _in_thread(_work_out, self._state, tuple(self._taken), self._ports.now_ms())
             self._ports.metrics.aggregation_cpu(self._state.name, phase, seconds)
             self._ahead = deque(worked)
         worked_out = self._ahead.popleft()
         if worked_out.fault is not None:
-            # A message that we cannot even judge is its sender's fault, and costs nobody else anything.
+            # A message that breaks the machine is its sender's fault, and costs nobody else anything.
             error = worked_out.fault
             member = getattr(event, "member", "")
             self._log.error("message_failed", member=member, error=str(error), exc_info=error)
         if worked_out.failed is not None:
             raise worked_out.failed
         for effect in worked_out.effects:
-            # The state is the new one only once what it rests on is on the disk: persists come first, and if one
-            # fails, nothing was announced.
+            # The new state counts only once its records are on the disk. Persists come first, so if one fails, nothing
+            # was announced.
             await self._carry_out(effect, worked_out.state)
         self._state = worked_out.state
 
     async def _failed(self, event: ev.Event, error: Exception) -> None:
-        """The job pauses, and stays paused until the operator has seen to it: in memory at once, on the disk as soon as
-        that takes it, and the members are told.
+        """Pauses the job until the operator resumes it: in memory at once, on the disk as soon as that works.
+
+        Connected members are told.
         """
         self._log.error("job_failed", event_kind=type(event).__name__, error=str(error), exc_info=error)
         phase = self._state.phase
@@ -275,9 +276,9 @@ class JobDriver:
             try:
                 stored = await self._ports.database.run(pause)
             except records.OutOfOrder:
-                # It was finished or aborted: the failure came after the end.
+                # The job was finished or aborted before the failure.
                 stored = await self._ports.database.run(lambda session: records.load_job(session, name))
-            except Exception as error:  # noqa: BLE001  the database itself may be what failed: it may come back
+            except Exception as error:  # noqa: BLE001  the database itself may have failed, and may come back
                 self._log.error("job_failure_not_stored", error=str(error), next_try_seconds=pause_seconds)
                 await asyncio.sleep(pause_seconds)
                 pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE)
@@ -339,7 +340,7 @@ class JobDriver:
                 self._ports.published(entry.digest)
 
     async def _compute(self, effect: fx.Compute, state: JobState) -> None:
-        """Opens the sum off the event loop and stores the next version, with the server optimiser's state."""
+        """Opens the sum off the event loop, and stores the next version with the server optimiser's state."""
         try:
             totals = self._ports.uploads.totals(effect.attempt)
             base = await asyncio.to_thread(self._ports.store.get, state.version)
@@ -353,12 +354,12 @@ class JobDriver:
         except asyncio.CancelledError:
             raise
         except (BlobMissing, BlobCorrupt, ServerStateUnusable) as error:
-            # What the round starts from is gone: no attempt can end before somebody has put it back.
+            # The round's starting point is gone: no attempt can succeed before somebody restores it.
             self._ports.metrics.store_failed()
             self._ports.metrics.job_failed(state.name)
             self._log.error("compute_failed", error=str(error), exc_info=error)
             self.post(ev.ComputeFailed(effect.attempt, Reason.REASON_INTERNAL, str(error), lasting=True))
-        except Exception as error:  # noqa: BLE001  a store that fails is an outcome of the attempt, not its end
+        except Exception as error:  # noqa: BLE001  a store that fails is an outcome of the attempt
             self._ports.metrics.store_failed()
             self._log.error("compute_failed", error=str(error), exc_info=error)
             self.post(ev.ComputeFailed(effect.attempt, Reason.REASON_INTERNAL, str(error)))
@@ -411,7 +412,7 @@ class JobDriver:
 async def _in_thread(
     work: Callable[_Given, _Result], *given: _Given.args, **named: _Given.kwargs
 ) -> tuple[_Result, float]:
-    """What `work` returns, worked out in a thread, and the CPU seconds that it took there."""
+    """Runs `work` in a thread; returns its result and the CPU seconds it took there."""
 
     def timed() -> tuple[_Result, float]:
         began = time.thread_time()
@@ -422,15 +423,16 @@ async def _in_thread(
 
 
 def _longest_round(rounds: Rounds) -> float:
-    """Seconds that a round may take by its deadlines: one training window, and every attempt to its last phase."""
+    """Seconds that a round may take by its deadlines: one training window, and all phases of every attempt."""
     deadlines = rounds.deadlines
     attempt = deadlines.advertise + deadlines.share + deadlines.mask + deadlines.confirm + deadlines.unmask
     return deadlines.training + rounds.max_attempts * attempt
 
 
 def _work_out(state: JobState, events: Sequence[ev.Event], now_ms: int) -> list[_Worked]:
-    """Events one after the other, up to the first that the machine cannot work out. Pure, and for a thread: it touches
-    nothing of the driver.
+    """Works out events in order, up to the first that the machine cannot handle.
+
+    Pure, and runs in a thread: it touches nothing of the driver.
     """
     worked: list[_Worked] = []
     for event in events:
@@ -443,11 +445,11 @@ def _work_out(state: JobState, events: Sequence[ev.Event], now_ms: int) -> list[
                     raise
                 fault = error
                 detail = (
-                    f"the coordinator could not work out its {type(event).__name__} and goes on without it; the "
-                    "coordinator's own log (message_failed) says what broke"
+                    f"the coordinator could not process its {type(event).__name__} and goes on without it; see "
+                    "message_failed in the coordinator's log for the cause"
                 )
                 following, effects = transition(state, ev.Misbehaved(event.member, detail), now_ms)
-        except Exception as error:  # noqa: BLE001  raised again where it can be seen to, on the event loop
+        except Exception as error:  # noqa: BLE001  raised again on the event loop, where it is handled
             worked.append(_Worked(event, state, state, (), fault, error))
             return worked
         worked.append(_Worked(event, state, following, effects, fault))
@@ -458,11 +460,14 @@ def _work_out(state: JobState, events: Sequence[ev.Event], now_ms: int) -> list[
 def _open(
     effect: fx.Compute, state: JobState, totals: Mapping[int, NDArray[np.uint32]], base: bytes, store: BlobStore
 ) -> tuple[bytes, Step, Mapping[str, bytes]]:
-    """The digest of what was opened, the next version, and the digests of the server optimiser's state with it.
+    """Opens the sums and steps the version.
+
+    Returns:
+        The digest of the opened sums, the next version, and the digests of its server optimiser state by name.
 
     Raises:
-        ResultInvalid: the sums are to blame: the state that the round started from is what was stored.
-        ServerStateUnusable: it is not, whatever came of it.
+        ResultInvalid: the sums are at fault; the state that the round started from is what was stored.
+        ServerStateUnusable: that state is not what was stored, whatever the sums are.
     """
     session, job = effect.opened.session, state.parameters.job
     sums, results = [], []
@@ -481,8 +486,8 @@ def _open(
                 result = session.results_digest(results)
                 step = next_version_of_groups(job, cohort, sums, start, state=carried)
         except ResultInvalid:
-            # Damage may have made it so (the root of a negative accumulator is no number), and then every further
-            # attempt ends in the same way.
+            # Damaged state may be the cause (a negative accumulator has no root), and then every further attempt would
+            # fail the same way.
             carried.check()
             raise
         return result, step, carried.finish()

@@ -1,4 +1,4 @@
-"""What the machine wants done. The driver does it in one order: persist, send, count."""
+"""What the machine wants done. The driver does it in this order: persist, send, count."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -54,7 +54,9 @@ class OpenAttempt:
 
 @dataclass(frozen=True, slots=True)
 class FixSurvivors:
-    """U3 of an attempt, before its members are asked to confirm it: they may then confirm no other for this version."""
+    """U3 of an attempt, stored before its members are asked to confirm it: then they may confirm no other for this
+    version.
+    """
 
     attempt: AttemptId
     survivors: tuple[str, ...]
@@ -71,7 +73,7 @@ class EndRound:
 
 @dataclass(frozen=True, slots=True)
 class PublishVersion:
-    """A new version, and what the server optimiser carries on from it; the blobs are in the store already."""
+    """A new version and its server optimiser state. The blobs are in the store already."""
 
     number: int
     digest: bytes
@@ -93,7 +95,7 @@ Record = OpenRound | OpenAttempt | FixSurvivors | EndAttempt | EndRound | Publis
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """All of these in one transaction."""
+    """Writes all of these in one transaction."""
 
     records: tuple[Record, ...]
 
@@ -103,7 +105,7 @@ class Persist:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """To a member, if it is connected."""
+    """Sends a message to a member if it is connected."""
 
     member: str
     message: Assignment | JobEnded | AttemptMessage[CoordinatorPayload]
@@ -111,7 +113,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class SetTimer:
-    """A TimerFired with this key after `seconds`; it replaces a timer of the same key."""
+    """Sets a timer that posts TimerFired after `seconds`. It replaces a timer with the same key."""
 
     timer: Timer
     seconds: float
@@ -119,16 +121,17 @@ class SetTimer:
 
 @dataclass(frozen=True, slots=True)
 class CancelTimer:
-    """The timer of this key will not fire."""
+    """Cancels the timer with this key."""
 
     timer: Timer
 
 
 @dataclass(frozen=True, slots=True)
 class OpenUploads:
-    """Take masked vectors of `values` numbers from these members, and start a sum of each group at zero.
+    """Takes masked vectors of `values` numbers from these members; each group's sum starts at zero.
 
-    groups: the number of each member's group; everybody's is 0 where there are none.
+    Attributes:
+        groups: each member's group number; empty without groups (all are in group 0).
     """
 
     attempt: AttemptId
@@ -140,7 +143,7 @@ class OpenUploads:
 
 @dataclass(frozen=True, slots=True)
 class AddVector:
-    """A spooled vector is accepted: add it to the sum."""
+    """Adds an accepted vector to the sum."""
 
     attempt: AttemptId
     member: str
@@ -148,7 +151,7 @@ class AddVector:
 
 @dataclass(frozen=True, slots=True)
 class RejectVector:
-    """A spooled vector is not accepted: discard it and say why."""
+    """Discards a spooled vector and tells its member why."""
 
     attempt: AttemptId
     member: str
@@ -158,7 +161,7 @@ class RejectVector:
 
 @dataclass(frozen=True, slots=True)
 class CloseUploads:
-    """No more vectors; `keep_sum` while the attempt still hopes to open it."""
+    """Takes no more vectors; `keep_sum` while the attempt may still open the sum."""
 
     attempt: AttemptId
     keep_sum: bool
@@ -166,8 +169,8 @@ class CloseUploads:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Unmask the sum (each group's), decode it, step the server optimiser, store the version and the optimiser's state;
-    then say Computed or ComputeFailed.
+    """Unmasks the sum (each group's), decodes it, steps the server optimiser, stores the version and the optimiser's
+    state; then posts Computed or ComputeFailed.
     """
 
     attempt: AttemptId

@@ -1,4 +1,4 @@
-"""What can happen to a job. Every event is a fact from outside; none of them decides anything."""
+"""What can happen to a job. An event is a fact from outside; it decides nothing."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """A member's session opened. `process` differs from the last one's after a restart of the member."""
+    """A member's session opened. `process` differs from the last session's if the member restarted."""
 
     member: str
     process: bytes
@@ -51,7 +51,7 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """A member will not train for this round of the job."""
+    """A member will not train in this round of the job."""
 
     member: str
     round: int
@@ -70,7 +70,7 @@ class SaidReady:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A message of an attempt arrived."""
+    """A message for an attempt arrived."""
 
     member: str
     message: AttemptMessage[MemberPayload]
@@ -78,7 +78,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Uploaded:
-    """A masked vector arrived whole; `digest` is what the driver computed over its bytes."""
+    """A complete masked vector arrived; `digest` is what the driver computed over its bytes."""
 
     member: str
     attempt: AttemptId
@@ -88,7 +88,7 @@ class Uploaded:
 
 @dataclass(frozen=True, slots=True)
 class Misbehaved:
-    """A member sent what could not even be judged."""
+    """A member sent something that the machine could not process."""
 
     member: str
     detail: str
@@ -96,14 +96,14 @@ class Misbehaved:
 
 @dataclass(frozen=True, slots=True)
 class TimerFired:
-    """A timer that the machine set has run out."""
+    """A timer of the machine has run out."""
 
     timer: Timer
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """The sum was opened, and the next version is in the store with the server optimiser's state, by name."""
+    """The sum is open, and the next version is in the store, with the server optimiser's state by name."""
 
     attempt: AttemptId
     result: bytes
@@ -111,13 +111,13 @@ class Computed:
     training: TrainingMetrics | None
     groups: GroupsSeen | None = None
     server_state: Mapping[str, bytes] = field(default_factory=dict)
-    # Some member sent metrics that cannot be; the version is none the worse for them.
+    # No valid inputs produce the metrics, so some member sent impossible ones. The version is not affected.
     metrics_invalid: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeFailed:
-    """The opened sum is of no use, or the store failed; `lasting` where another attempt would fail as well."""
+    """The opened sum is invalid, or the store failed. `lasting`: another attempt would fail too."""
 
     attempt: AttemptId
     reason: Reason
@@ -132,12 +132,12 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """The operator lets it go on."""
+    """The operator resumes the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The operator ends it."""
+    """The operator aborts the job."""
 
 
 Event = (

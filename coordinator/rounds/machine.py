@@ -3,24 +3,27 @@
 What it guarantees:
 
 - A round and an attempt are on the disk before anyone hears of them; a version is on the disk before it is announced.
-- Every attempt ends published or abandoned, every round published or abandoned, each with its reason.
-- A version and the server optimiser's state that was made with it are recorded together, or neither is.
-- Only members that said READY for exactly this round and version are in a cohort, and nobody is in two of its attempts.
+- Every round and every attempt ends published or abandoned, an abandoned one with its reason.
+- A version and the server optimiser state made with it are recorded together, or neither is.
+- A cohort holds only members that said READY for exactly this round and version, each of them once.
 - An event that does not fit the present state changes nothing: late, repeated and stale messages are harmless.
 
-Training comes before the key exchange: the cohort is drawn from those who are ready, when enough are (`target_members`,
-or everyone the job can count on), or when the window closes with at least `min_members`. A window that closes with
-fewer is extended while others may still come: the updates that wait stay good, and nobody trains (or pays privacy)
-twice. It ends the round where those who are here sit it out: the next one asks them again. It pauses the job
-(`members_declined`) where so many have declined for good that those who are left are too few; the job goes on by itself
-when enough members are connected again.
+Training comes before the key exchange. The cohort is drawn from the ready members as soon as enough are ready
+(`target_members`, or everyone the job can count on), or when the window closes with at least `min_members`. If the
+window closes with fewer:
 
-A coordinator that was restarted counts on the last cohort's members for `reconnect` seconds, also before they are back.
-Else the first few would be everyone: a cohort of the smallest size, and no longer the one that confirmed a sum before.
+- It is extended while others may still come. The waiting updates stay good, so nobody trains (or pays privacy) twice.
+- The round ends if connected members sit it out and the others are too few: the next round asks them again.
+- The job pauses (`members_declined`) if too few members are left because others have declined for good. It resumes by
+  itself when enough members are connected again.
 
-This module takes events. What they lead to is divided: `opening` (whether an attempt opens), `attempt` and `phases`
-(what happens in one), `outcome` (what came of its sum), `course` (rounds and the job's end), `standing` (what members
-declined or missed). `transitions` has the table of what leads from state to state.
+After a restart the coordinator counts on the last cohort's members for `reconnect` seconds, even before they are back.
+Otherwise it would take the first few for everyone: the cohort would have the smallest size, and would not be the one
+that confirmed a sum before.
+
+This module takes events. Other modules do what follows from them: `opening` (whether an attempt opens), `attempt` and
+`phases` (what happens in one), `outcome` (what comes of its sum), `course` (rounds and the job's end), `standing` (what
+members declined or missed). `transitions` has the table of the job's states.
 """
 
 from dataclasses import replace
@@ -45,7 +48,7 @@ __all__ = ["transition"]
 
 
 def transition(state: JobState, event: ev.Event, now_ms: int) -> tuple[JobState, tuple[Effect, ...]]:
-    """The next state and what is to be done, in order. Pure: the same arguments give the same answer."""
+    """Returns the next state and the effects, in order. Pure: the same arguments give the same answer."""
     step = Step(state, now_ms)
     match event:
         case ev.Started():
@@ -83,7 +86,7 @@ def _start(step: Step) -> None:
     if step.state.status is not JobStatus.RUNNING:
         return
     if step.state.version_number >= step.state.parameters.job.rounds.count:
-        # The last version was written, and the crash came before the job's status was.
+        # The last version was written, but a crash came before the job's status was.
         halt(step, JobStatus.FINISHED, Reason.REASON_JOB_FINISHED)
     else:
         if step.state.awaited:
@@ -102,7 +105,7 @@ def _pause(step: Step) -> None:
 def _resume(step: Step) -> None:
     if step.state.status is not JobStatus.PAUSED:
         return
-    # Members that were left out get another chance: the operator has looked at it.
+    # Members that were left out get another chance, because the operator has looked at the job.
     members = {
         name: replace(asked_again(view), faults=0, barred_until=0, missed_deadlines=0, away_until=0)
         for name, view in step.state.members.items()
@@ -115,7 +118,7 @@ def _go_on(step: Step) -> None:
     step.do(fx.Persist((fx.SetStatus(JobStatus.RUNNING, Reason.REASON_UNSPECIFIED),)))
     step.do(counts.StatusChanged(status=JobStatus.RUNNING))
     step.state = replace(step.state, status=JobStatus.RUNNING, reason=Reason.REASON_UNSPECIFIED, failed_rounds=0)
-    # A sum that was being opened when the pause came goes on; its end opens the next round.
+    # If the pause came while a sum was being opened, that goes on, and its end opens the next round.
     if isinstance(step.state.phase, Halted):
         _start(step)
 
@@ -134,7 +137,7 @@ def _connected(step: Step, event: ev.Connected) -> None:
     if known is None or restarted:
         view = MemberView(True, event.process)
         if known is not None:
-            # A restart makes nothing good.
+            # A restart clears no fault.
             view = replace(
                 view,
                 session=known.session + 1,
@@ -155,19 +158,19 @@ def _connected(step: Step, event: ev.Connected) -> None:
             elif step.state.status is not JobStatus.RUNNING:
                 step.do(fx.Send(event.member, JobEnded(step.state.name, step.state.reason, step.state.version)))
         case TrainingWindow() as training:
-            # It has not had the whole window.
+            # The member has not had the whole window.
             step.state = replace(step.state, phase=replace(training, asked=training.asked - {event.member}))
             if event.member in step.state.available:
                 assign(step, event.member)
         case Aggregating() as phase if event.member in phase.cohort:
             _rejoin(step, phase, event.member, restarted)
         case _:
-            pass  # It is assigned with the next round.
+            pass  # It gets its assignment with the next round.
 
 
 def _rejoin(step: Step, phase: Aggregating, member: str, restarted: bool) -> None:
     if restarted:
-        # Secrets live in memory only: a restarted member can finish nothing it began.
+        # Secrets live in memory only, so a restarted member cannot finish what it began.
         drop(step, member, Reason.REASON_MEMBER_RESTARTED)
     elif member in phase.outbox:
         step.do(fx.Send(member, AttemptMessage(phase.attempt, phase.outbox[member])))
@@ -188,7 +191,7 @@ def _disconnected(step: Step, member: str) -> None:
 
 
 def _assign_others(step: Step, before: frozenset[str]) -> None:
-    """Members that were left out, and count now that others are gone, are asked."""
+    """Assigns training to left-out members that count again now that others are gone."""
     for member in step.state.available:
         if member not in before:
             assign(step, member)
@@ -197,8 +200,8 @@ def _assign_others(step: Step, before: frozenset[str]) -> None:
 def _declined(step: Step, event: ev.Declined) -> None:
     known = step.state.members.get(event.member)
     if known is None or event.round != step.state.round:
-        # Of a round that is over, or that a restored coordinator does not know, which has no such version to give: it
-        # says nothing of this one, for which the member is asked anew.
+        # The refusal is for a round that is over, or that a restored coordinator does not know and has no version for.
+        # It says nothing about this round, for which the member is asked again.
         return
     before = frozenset(step.state.available)
     step.state = step.state.with_member(
@@ -220,7 +223,7 @@ def _ready(step: Step, event: ev.SaidReady) -> None:
     if known is None or not isinstance(state.phase, TrainingWindow) or known.barred_until > state.round:
         return
     if (event.round, event.version) != (state.round, state.version):
-        # Trained for something that is over: what is wanted now goes out again.
+        # The member trained for something that is over, so it gets the present assignment again.
         step.do(counts.StaleReady(member=event.member))
         assign(step, event.member)
         return
@@ -248,4 +251,4 @@ def _timer(step: Step, timer: timers.Timer) -> None:
             if absent and member in phase.protocol.waiting:
                 drop(step, member, Reason.REASON_DISCONNECTED)
         case _:
-            pass  # It was set for something that is over.
+            pass  # The timer was set for something that is over.

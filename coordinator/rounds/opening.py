@@ -1,10 +1,10 @@
-"""Whether an attempt opens: enough members are ready, or the training window has closed.
+"""Decides whether an attempt opens: enough members are ready, or the training window has closed.
 
-Members without a missed deadline come first, in a cohort and while one is waited for.
+Members without a missed deadline come first in a cohort, and the job waits for them first.
 
-Without noise a member confirms one sum of a version. So once a list of survivors was given out and the attempt failed,
-the next one opens with exactly those survivors, or with members that were in no such list. Where a window closes with
-too few of either, it opens with all members that are ready: members whose policy does not allow it refuse.
+Without noise, a member confirms one sum of a version. So if the survivors of a failed attempt were given out, the next
+attempt opens with exactly those survivors, or with members that were in no such list. If a window closes with too few
+of either, it opens with all ready members; a member whose policy forbids that refuses.
 """
 
 from dataclasses import replace
@@ -24,7 +24,11 @@ __all__ = ["consider_opening"]
 
 
 def consider_opening(step: Step, *, window_closed: bool = False) -> None:
-    """Opens an attempt when enough are ready."""
+    """Opens an attempt if enough members are ready.
+
+    Args:
+        window_closed: the training window has just run out, so `min_members` are enough.
+    """
     state = step.state
     rounds = state.parameters.job.rounds
     if (
@@ -39,9 +43,9 @@ def consider_opening(step: Step, *, window_closed: bool = False) -> None:
         return
     ready = _free_to_confirm(state, everyone)
     if window_closed and len(ready) < rounds.min_members:
-        # Their policies may allow it. Where they do not, members refuse before anything of theirs has left.
+        # Their policies may allow a second sum. Otherwise they refuse before anything of theirs has left.
         ready = everyone
-    # Sorting is stable: first come, first served among members with as many missed deadlines.
+    # The sort is stable: first come, first served among members with equally many missed deadlines.
     ready = tuple(sorted(ready, key=lambda name: state.members[name].missed_deadlines))
     enough = _target_is_ready(state, ready) or (
         len(ready) >= rounds.min_members and (window_closed or _everyone(state, everyone))
@@ -56,7 +60,7 @@ def consider_opening(step: Step, *, window_closed: bool = False) -> None:
 
 
 def _confirmed_and_ready(state: JobState, ready: tuple[str, ...]) -> tuple[str, ...]:
-    """The members of a sum that was confirmed and not published, if all of them are ready; else nobody."""
+    """Returns the members of a confirmed sum that was not published, if all of them are ready; otherwise nobody."""
     rounds = state.parameters.job.rounds
     for members in reversed(state.confirmed_sums):
         size = len(members)
@@ -70,14 +74,16 @@ def _confirmed_and_ready(state: JobState, ready: tuple[str, ...]) -> tuple[str, 
 
 
 def _free_to_confirm(state: JobState, ready: tuple[str, ...]) -> tuple[str, ...]:
-    """Those that were in no list of survivors of this version: whoever was may have confirmed it."""
+    """Returns the members in no survivors' list of this version. Any other may have confirmed one."""
     bound = frozenset[str]().union(*state.confirmed_sums)
     return tuple(name for name in ready if name not in bound)
 
 
 def _window_closed_early(step: Step, ready: tuple[str, ...]) -> None:
-    """Too few are ready. The round goes on for those who may still come; it ends if who is here will not take part in
-    it, because the next round asks them again.
+    """Handles a window that closed with too few ready members.
+
+    The round goes on for those who may still come. It ends if connected members will not take part in it, because the
+    next round asks them again.
     """
     state = step.state
     rounds = state.parameters.job.rounds
@@ -96,15 +102,16 @@ def _window_closed_early(step: Step, ready: tuple[str, ...]) -> None:
         step.state = replace(
             state, phase=replace(state.phase, asked=state.phase.asked | frozenset(state.available), extended=True)
         )
-    # A message can be lost with a connection that nobody saw break.
+    # The assignment may have been lost with a connection that nobody saw break.
     for member in state.available:
         if member not in ready:
             assign(step, member)
 
 
 def _target_is_ready(state: JobState, ready: tuple[str, ...]) -> bool:
-    """Whether the largest cohort is ready. While members without a missed deadline can still fill it, nobody with one
-    takes their place.
+    """Whether enough members for the largest cohort are ready.
+
+    A member with a missed deadline takes no place while others without one can still fill the cohort.
     """
     target = state.parameters.job.rounds.target_members
     if len(ready) < target:
@@ -114,7 +121,7 @@ def _target_is_ready(state: JobState, ready: tuple[str, ...]) -> bool:
 
 
 def _note_missed_window(step: Step, ready: tuple[str, ...]) -> None:
-    """Members that had the whole window and are not ready have missed a deadline."""
+    """Notes a missed deadline for each member that had the whole window and is not ready."""
     if isinstance(step.state.phase, TrainingWindow):
         for member in sorted(step.state.phase.asked & frozenset(step.state.available) - frozenset(ready)):
             note_silence(step, member, "training")

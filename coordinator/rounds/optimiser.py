@@ -1,7 +1,7 @@
-"""Server optimisers: from the members' mean change to the step of a version. Pure: vectors in, vectors out.
+"""Server optimisers: they turn the members' mean change into a version's step. Pure: vectors in, vectors out.
 
-Delta_t is the mean change of round t (of groups the combined one), with the noise that the coordinator adds to it, if
-any; x_t the version, eta the server's learning rate. All of it is coordinate by coordinate, with no bias correction:
+Delta_t is the mean change of round t (with groups, the combined change), plus the coordinator's noise if the job has
+any. x_t is the version and eta the server's learning rate. All work coordinate by coordinate, without bias correction:
 
     fedavg      x_t = x_{t-1} + eta Delta_t                                         McMahan et al. 2017
     fedavgm     m_t = momentum m_{t-1} + Delta_t                                    Hsu et al. 2019
@@ -12,13 +12,13 @@ any; x_t the version, eta the server's learning rate. All of it is coordinate by
     fedyogi     v_t = v_{t-1} - (1 - beta_2) Delta_t^2 sign(v_{t-1} - Delta_t^2)
     fedadam     v_t = beta_2 v_{t-1} + (1 - beta_2) Delta_t^2
 
-with m = 0 and v = `initial_accumulator` (at least tau^2) at version 0. m is called momentum here, v accumulator. They
-are the server's state: float32 between rounds, worked with in float64, and a part of the version that they made
-(`coordinator.rounds.server_state` keeps them). What an optimiser would multiply by 0 it does not keep.
+with m = 0 and v = `initial_accumulator` (at least tau^2) at version 0. The code calls m momentum and v accumulator.
+They are the server's state: float32 between rounds, float64 in computations, and part of the version that they made
+(`coordinator.rounds.server_state` stores them). An optimiser keeps no vector that it would multiply by 0.
 
-A step sees nothing but the released change and what was made of earlier ones. So under a privacy mechanism it is
-post-processing, which costs nobody anything (Dwork and Roth 2014, Proposition 2.1); without one it tells no more of a
-member than the changes do.
+A step depends only on the released change and on state made from earlier ones. So under a privacy mechanism it is
+post-processing, which costs nobody anything (Dwork and Roth 2014, Proposition 2.1); without one it tells no more about
+a member than the changes do.
 """
 
 from collections.abc import Mapping
@@ -46,26 +46,27 @@ class StateNeeded(ValueError):
 
 
 class ServerState(Protocol):
-    """The state of the version that a round starts from, and of the one that it makes.
+    """The state of the version that a round starts from, and of the version that it makes.
 
-    Both go by once, from the first coordinate to the last, a block at a time: `take` and `give` of the same length by
-    turns. Blocks are float32 (k,), by the names of `state_names`.
+    Both pass once, from the first coordinate to the last, in blocks: `take` and `give` alternate, with equal lengths.
+    Blocks are float32 (k,), keyed by the names of `state_names`.
     """
 
     def take(self, values: int) -> Mapping[str, NDArray[np.float32]]:
-        """The next coordinates of what was."""
+        """Returns the next `values` coordinates of the old state."""
 
     def give(self, blocks: Mapping[str, NDArray[np.float32]]) -> None:
-        """The next coordinates of what will be."""
+        """Appends the next coordinates of the new state."""
 
 
 class StateVectors:
-    """A state in memory, for who keeps no versions: `before` goes in, `after` comes out. Each is a vector, float32
-    (values,), for every name of `state_names`.
+    """A state in memory, for callers that store no versions: `before` goes in, `after` comes out.
+
+    Each is a vector, float32 (values,), for every name of `state_names`.
     """
 
     def __init__(self, server: ServerOptimiser, values: int, before: Mapping[str, NDArray[np.float32]] | None = None):
-        """before: the state of the version that the round starts from; that of version 0 without it."""
+        """Starts from `before`, the state of the version that the round starts from; without it, that of version 0."""
         names = state_names(server)
         self._before = {name: np.full(values, state_start(server, name), np.float32) for name in names}
         self._before |= {} if before is None else {name: before[name] for name in names}
@@ -86,7 +87,10 @@ class StateVectors:
 
 
 def state_names(server: ServerOptimiser) -> tuple[str, ...]:
-    """Which vectors the optimiser carries from version to version, each as long as the version; none for fedavg."""
+    """Returns the names of the vectors that the optimiser carries between versions, each as long as the version.
+
+    fedavg has none.
+    """
     match server:
         case FedAvgServer():
             return ()
@@ -97,17 +101,24 @@ def state_names(server: ServerOptimiser) -> tuple[str, ...]:
 
 
 def state_start(server: ServerOptimiser, name: str) -> float:
-    """What every coordinate of a state vector is at version 0."""
+    """Returns the value of every coordinate of a state vector at version 0."""
     return 0.0 if name == "momentum" or isinstance(server, FedAvgServer | FedAvgMServer) else server.first_accumulator
 
 
 def step_of(
     server: ServerOptimiser, change: _Block, before: Mapping[str, NDArray[np.float32]]
 ) -> tuple[_Block, dict[str, _Block]]:
-    """What is added to the version, and the state after it.
+    """Computes the step of some coordinates, and the state after it.
 
-    change: float64 (k,), the mean change of some coordinates. before: the state of the same coordinates, each vector of
-    `state_names`. Returns: float64 (k,), and a vector of it for every name.
+    Args:
+        change: float64 (k,), the mean change of these coordinates.
+        before: their state, float32 (k,) for each name of `state_names`.
+
+    Returns:
+        The step to add to the version, float64 (k,), and the new state, float64 (k,) for each name.
+
+    Source:
+        McMahan et al. 2017; Hsu et al. 2019; Reddi et al. 2021, Algorithm 2: the formulas above.
     """
     match server:
         case FedAvgServer():

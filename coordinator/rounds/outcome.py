@@ -1,4 +1,4 @@
-"""What came of an opened sum: a version, or a failure."""
+"""What comes of an opened sum: a version, or a failure."""
 
 from dataclasses import replace
 
@@ -16,6 +16,7 @@ __all__ = ["compute_failed", "computed"]
 
 
 def computed(step: Step, event: ev.Computed) -> None:
+    """Publishes the new version, then opens the next round or finishes the job."""
     state, phase = step.state, step.state.phase
     if not isinstance(phase, Publishing) or event.attempt != phase.attempt:
         return
@@ -37,7 +38,7 @@ def computed(step: Step, event: ev.Computed) -> None:
         ),
         fx.EndRound(state.round, True, Reason.REASON_UNSPECIFIED),
     ]
-    # Written before it is announced, and all of it or nothing.
+    # All of it is written before it is announced, or nothing.
     step.do(fx.Persist(tuple(records)), fx.CloseUploads(phase.attempt, keep_sum=False))
     step.do(counts.PhaseEnded(phase="publish", seconds=seconds_since(step, phase.phase_ms), attempt=phase.attempt))
     step.do(counts.AttemptPublished(attempt=phase.attempt))
@@ -49,7 +50,7 @@ def computed(step: Step, event: ev.Computed) -> None:
         step.do(counts.TrainingMeasured(loss=event.training.loss, accuracy=event.training.accuracy))
     if event.metrics_invalid:
         step.do(counts.MetricsInvalid(number=number))
-    # A sum with it in makes a member's missed deadlines good.
+    # A published sum that contains a member clears its missed deadlines.
     members = {
         name: replace(view, missed_deadlines=0, away_until=0)
         if view.missed_deadlines and name in phase.survivors
@@ -77,6 +78,7 @@ def computed(step: Step, event: ev.Computed) -> None:
 
 
 def compute_failed(step: Step, event: ev.ComputeFailed) -> None:
+    """Abandons the attempt; pauses the job if every further attempt would fail too."""
     phase = step.state.phase
     if not isinstance(phase, Publishing) or event.attempt != phase.attempt:
         return
@@ -84,7 +86,7 @@ def compute_failed(step: Step, event: ev.ComputeFailed) -> None:
     if step.state.status is not JobStatus.RUNNING:
         return
     if event.lasting:
-        # Members would train, and pay, for attempts that cannot end otherwise.
+        # Members would train, and pay, for attempts that cannot succeed.
         halt(step, JobStatus.PAUSED, event.reason)
     else:
         after_abandoned(step)

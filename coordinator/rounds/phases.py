@@ -1,4 +1,4 @@
-"""The five phases of an attempt: each begins with its messages and one deadline, and closes into the next."""
+"""The five phases of an attempt: each begins with its messages and one deadline, and ends in the next."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ __all__ = [
     "watch_absence",
 ]
 
-# Of those that are lost when a phase ends: they did nothing that would keep them from the next attempt.
+# Members dropped at the end of a phase for these did nothing that should keep them from the next attempt.
 _NOBODYS_FAULT = frozenset(
     {
         secure_agg.Reason.PHASE_DEADLINE,
@@ -36,14 +36,14 @@ _NOBODYS_FAULT = frozenset(
     }
 )
 
-# A member that is lost by these may be honest and have a bad line: it is left out for a while, never for good.
+# A member dropped for these may be honest and have a bad line, so it is left out for a while, never for good.
 SILENT = frozenset(
     {Reason.REASON_PHASE_DEADLINE, Reason.REASON_DISCONNECTED, Reason.REASON_MEMBER_RESTARTED},
 )
 
 
 def enter_phase(step: Step) -> None:
-    """Sends the phase's messages, sets its one deadline, and watches those who are absent already."""
+    """Sends the phase's messages, sets its one deadline, and watches members that are already absent."""
     phase = step.state.phase
     if not isinstance(phase, Aggregating):
         return
@@ -58,12 +58,14 @@ def enter_phase(step: Step) -> None:
 
 
 def watch_absence(step: Step, member: str) -> None:
+    """Sets the timer that drops a disconnected member unless it reconnects in time."""
     view = step.state.members[member]
     seconds = step.state.parameters.job.rounds.deadlines.reconnect
     step.do(fx.SetTimer(absence_timer(view, member), seconds))
 
 
 def advance_if_settled(step: Step) -> None:
+    """Closes the phase once nobody is waited for, it cannot succeed, or the shares open the sum."""
     phase = step.state.phase
     if not isinstance(phase, Aggregating):
         return
@@ -74,12 +76,13 @@ def advance_if_settled(step: Step) -> None:
 
 
 def close_phase(step: Step, *, early: bool = False, deadline: bool = False) -> None:
-    """The phase is over: everyone has answered, or its deadline has passed, or too few are left.
+    """Ends the phase: everyone has answered, its deadline has passed, or too few members are left.
 
-    deadline: it has passed. Before it has nobody is late: where too few are left, those who are still waited for hear
-    how the attempt ended, and are blamed for nothing. early: the shares that are here open the sum, so nobody else is
-    waited for. If a dealer was dishonest they may not: then nothing happens, since other runs of shares may rebuild
-    what these do not.
+    Args:
+        early: the shares received so far should open the sum, so nobody else is waited for. A dishonest dealer may make
+            that fail. Then nothing happens, because other sets of shares may still rebuild its secret.
+        deadline: the deadline has passed. Before it, nobody is late: if too few members are left, those still waited
+            for hear how the attempt ended, and get no blame.
     """
     phase = step.state.phase
     if not isinstance(phase, Aggregating):
@@ -105,7 +108,9 @@ def close_phase(step: Step, *, early: bool = False, deadline: bool = False) -> N
     if not isinstance(phase, Aggregating):
         return
     if isinstance(following, protocol.CollectingConfirmations) and _short_of_confirmed(step.state, phase, following):
-        detail = f"{name}: this sum was confirmed before, and its members confirm no smaller one"
+        detail = (
+            f"{name}: a member of the sum that was confirmed before is missing, and the others confirm no smaller sum"
+        )
         attempt_over(step, Reason.REASON_THRESHOLD_LOST, detail)
         after_abandoned(step)
         return
@@ -114,7 +119,7 @@ def close_phase(step: Step, *, early: bool = False, deadline: bool = False) -> N
         step.do(fx.CloseUploads(phase.attempt, keep_sum=True))
         _fix_survivors(step, phase.attempt, following.survivors)
     if isinstance(following, protocol.CollectingConfirmations | protocol.CollectingUnmaskings | protocol.OpenedSum):
-        # Of a cohort in groups those of a group that is lost go with it.
+        # In groups, the members of a lost group leave the survivors with it.
         phase = replace(phase, survivors=following.survivors)
     if isinstance(following, protocol.OpenedSum):
         _publish(step, phase, following)
@@ -122,11 +127,11 @@ def close_phase(step: Step, *, early: bool = False, deadline: bool = False) -> N
     outbox: dict[str, CoordinatorPayload] = dict(outgoing)
     if isinstance(following, protocol.CollectingDealings) and following.context.cohort > DIGEST_ROSTER_ABOVE:
         roster = secure_agg.Roster(tuple(following.session.entries.values()))
-        # One message for all of them, by digest: members fetch the certificates that they do not know.
+        # One message by digest for everybody: members fetch the certificates that they do not know.
         outbox = dict.fromkeys(outgoing, secure_agg.roster_by_digest(roster))
     step.state = replace(step.state, phase=replace(phase, protocol=following, outbox=outbox, phase_ms=step.now_ms))
     if isinstance(following, protocol.CollectingMasked):
-        # The vectors must have somewhere to go before anyone is asked for one.
+        # Uploads must be open before anyone is asked for a vector.
         context, session = following.context, following.session
         groups = {member: session.group_of(member) for member in following.expected} if context.grouped else {}
         step.do(fx.OpenUploads(phase.attempt, following.expected, context.values, context.bits, groups))
@@ -134,15 +139,16 @@ def close_phase(step: Step, *, early: bool = False, deadline: bool = False) -> N
 
 
 def _short_of_confirmed(state: JobState, phase: Aggregating, following: protocol.CollectingConfirmations) -> bool:
-    """Whether a confirmed sum is tried again and lacks a member. Members would refuse the shorter list, and once it was
-    given out the next attempt would be made of it.
+    """Whether this attempt retries a confirmed sum and lacks one of its members.
+
+    Members would refuse the shorter list. Once given out, it would also fix the next attempt's cohort.
     """
     cohort = frozenset(phase.cohort)
     return cohort in state.confirmed_sums and frozenset(following.survivors) != cohort
 
 
 def _fix_survivors(step: Step, attempt: AttemptId, survivors: tuple[str, ...]) -> None:
-    """On the disk before a member hears of them: after a crash the same members are asked again."""
+    """Stores the survivors before a member hears of them, so that the same members are asked again after a crash."""
     members = frozenset(survivors)
     if not step.state.one_sum_a_version:
         return
@@ -152,19 +158,19 @@ def _fix_survivors(step: Step, attempt: AttemptId, survivors: tuple[str, ...]) -
 
 
 def _not_late(lost: tuple[secure_agg.Dropped, ...]) -> tuple[secure_agg.Dropped, ...]:
-    """Without those who had time left."""
+    """Returns the losses without those of members that still had time."""
     return tuple(each for each in lost if each.reason is not secure_agg.Reason.PHASE_DEADLINE)
 
 
 def _some_sealed(late: tuple[secure_agg.Dropped, ...]) -> bool:
-    """Whether a group is given up because a dealer was dishonest: other runs of shares may open it yet."""
+    """Whether a group is given up because of a dishonest dealer: other sets of shares may still open it."""
     return any(lost.reason is secure_agg.Reason.RECONSTRUCTION_FAILED for lost in late)
 
 
 def _count_groups(
     step: Step, closing: Collecting, following: Collecting | protocol.OpenedSum, attempt: AttemptId
 ) -> None:
-    """A line and a figure where a group of the cohort was lost in the phase that is over."""
+    """Counts the groups of the cohort that were lost in the phase that ended."""
     if closing.context.grouped is None:
         return
     total = closing.context.grouped.groups
@@ -191,6 +197,7 @@ def _note_late(step: Step, late: tuple[secure_agg.Dropped, ...], phase_name: str
 
 
 def note_dropout(step: Step, phase: Aggregating, dropout: Dropout) -> None:
+    """Records and counts a dropout."""
     step.state = replace(step.state, phase=replace(phase, dropouts=(*phase.dropouts, dropout)))
     step.do(
         counts.DroppedOut(
@@ -204,6 +211,7 @@ def note_dropout(step: Step, phase: Aggregating, dropout: Dropout) -> None:
 
 
 def tell_dropped(step: Step, attempt: AttemptId, member: str, reason: Reason, detail: str) -> None:
+    """Tells a member that it is out of the attempt, and why."""
     step.do(fx.Send(member, AttemptMessage(attempt, AttemptEnded(False, reason, detail))))
 
 

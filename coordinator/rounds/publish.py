@@ -1,15 +1,15 @@
 """From opened sums to the next version: pure arithmetic on vectors.
 
-The members sent w * (new - base) / W, w, and their metrics (`tacit.vector.layout_of`); what comes out is their mean
-weighted by number of examples (McMahan et al. 2017, FedAvg), stepped onto the base by the server optimiser
-(`coordinator.rounds.optimiser`). Under a privacy mechanism, and in groups, they sent the change alone, and the mean is
-over members. It goes block by block, and the next version takes the sum's place in memory: besides the base there is no
-second vector. The optimiser's state goes by in blocks, too, and is in memory only where its caller holds it there.
+Members sent w * (new - base) / W, w, and their metrics (`tacit.vector.layout_of`). The result is their mean weighted by
+number of examples (McMahan et al. 2017, FedAvg), and the server optimiser (`coordinator.rounds.optimiser`) steps the
+base by it. Under a privacy mechanism, and in groups, they sent the change alone, and the mean is over members. The work
+goes block by block, and the next version takes the sum's place in memory: there is no second vector besides the base.
+The optimiser's state passes in blocks too, and is in memory only if the caller holds it there.
 
-Of a cohort in groups there is a sum of each over members that weigh alike, and a mean of each; `coordinator.robust`
-makes them one, by the job's rule, and the optimiser steps by that one. A sum that no valid inputs make is proof of a
-bad group, and is no way to stop a job: median and trimmed-mean keep it as one more bad row, cut to what valid inputs
-reach; reject-outliers and mean leave it out. Besides the g sums and the base there is no further vector.
+A cohort in groups has one sum and one mean for each group, over members of equal weight. `coordinator.robust` combines
+the means by the job's rule, and the optimiser steps by the result. A sum that no valid inputs produce proves a bad
+group, but must not stop a job: median and trimmed-mean keep it as one more bad row, clipped to what valid inputs reach;
+reject-outliers and mean leave it out. Besides the g sums and the base there is no further vector.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,23 +31,23 @@ _BLOCK = 64 * 1024
 
 
 class ResultInvalid(ValueError):
-    """The opened sum cannot be a sum of valid inputs."""
+    """No valid inputs produce the opened sum."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """The next version's values, float32 (d,), the round's training metrics, and what became of groups."""
+    """The next version's values, float32 (d,), the round's training metrics, and what became of its groups."""
 
     values: NDArray[np.float32]
     training: TrainingMetrics | None
     groups: GroupsSeen | None = None
-    # Metrics travelled, and no valid inputs make them.
+    # Members sent metrics, and no valid inputs produce their sum.
     metrics_invalid: bool = False
 
 
 @dataclass(frozen=True)
 class GroupSum:
-    """One group's opened sum: of how many members, and its values as in `next_version`."""
+    """One group's opened sum: its number of members, and its values as in `next_version`."""
 
     members: int
     total: NDArray[np.uint32]
@@ -62,16 +62,22 @@ def next_version(
     random: RandomSource | None = None,
     state: ServerState | None = None,
 ) -> Step:
-    """Decodes a sum over `survivors` members of an attempt whose context fixed `cohort`.
+    """Decodes a sum and steps the base by the members' mean.
 
-    total: uint32 (d + 4,), under a mechanism (d,), contiguous and writable. It is overwritten: the returned values are
-    a view of it. random: where noise after aggregation comes from, the system's unless given. state: the server
-    optimiser's, which a job with plain averaging does not need.
+    Args:
+        job: the job's document.
+        cohort: the cohort size that the attempt's context fixed.
+        survivors: the number of members in the sum.
+        total: uint32 (d + 4,), under a mechanism (d,), contiguous and writable. It is overwritten: the returned values
+            are a view of it.
+        base: float32 (d,), the version that the round started from.
+        random: source of the noise after aggregation; the system's unless given.
+        state: the server optimiser's; not needed for plain averaging.
 
     Raises:
-        ResultInvalid: a weight outside what that many members can have sent, a value beyond the bound. What is left of
-            `total`, and was given to `state`, is of no use then.
-        StateNeeded: the job's optimiser has a state, and there is none.
+        ResultInvalid: a weight is outside what that many members can send, or a value is beyond the bound. Then discard
+            `total`, and what `state` was given.
+        StateNeeded: the job's optimiser has a state, and none was given.
     """
     stepping = _Stepping(job, random, state)
     layout = layout_of(job, cohort)
@@ -87,7 +93,7 @@ def next_version(
         here = slice(start, min(start + _BLOCK, update.length))
         block = _decoded(layout, total, here)
         if np.abs(block).max() > bound:
-            raise ResultInvalid(f"a coordinate of the sum lies beyond {bound:g}")
+            raise ResultInvalid(f"a coordinate of the sum is beyond {bound:g}")
         stepping.into(values[here], base[here], share * block)
     return Step(values, training, metrics_invalid=metrics_invalid)
 
@@ -100,19 +106,18 @@ def next_version_of_groups(
     random: RandomSource | None = None,
     state: ServerState | None = None,
 ) -> Step:
-    """As `next_version`, of the sums of the groups that were opened, combined by the job's rule.
+    """Combines the sums of the opened groups by the job's rule, and steps the base as `next_version` does.
 
-    A group is invalid if a value of its sum lies beyond what so many valid inputs reach. It was opened, so it counts
-    among the groups that a robust rule needs, and it is bad, so it counts among those that the rule withstands: to
-    median and trimmed-mean it is a row cut to the bound, and from reject-outliers it is away before anything is
-    measured. What the rules promise (`coordinator.robust`) holds with it among the f bad groups. `mean` needs its
-    groups valid.
+    A group is invalid if its sum has a value beyond what that many valid inputs reach. It was opened, so it counts
+    towards the groups that a robust rule needs. It is bad, so it counts towards those that the rule withstands. For
+    median and trimmed-mean it is a row clipped to the bound; reject-outliers leaves it out before measuring anything.
+    What the rules promise (`coordinator.robust`) holds with it among the f bad groups. `mean` needs valid groups.
 
     The first sum that is kept is overwritten: the returned values are a view of it.
 
     Raises:
-        ResultInvalid: fewer groups than the job needs (to `mean`: valid ones); more invalid ones than the rule
-            withstands; or the next version would not be finite.
+        ResultInvalid: there are fewer groups than the job needs (for `mean`: valid ones), or more invalid ones than the
+            rule withstands, or the next version would not be finite.
         StateNeeded: as in `next_version`.
     """
     stepping = _Stepping(job, random, state)
@@ -138,9 +143,9 @@ def next_version_of_groups(
     for here in slices:
         rows = _means(layout, kept, here)
         if numbers.combine == "mean":
-            # As if it were one sum: over members, wherever they are.
+            # As in one sum: the mean over members, whatever their group.
             rows *= _shares(kept)
-        # Of the target these coordinates were read just now, and nobody reads them again.
+        # `values` is a view of the first kept sum. Its coordinates here were just read, and nobody reads them again.
         stepping.into(values[here], base[here], robust.combine(rows, numbers, shares))
     return Step(values, None, seen)
 
@@ -148,26 +153,26 @@ def next_version_of_groups(
 class _Stepping:
     """The server optimiser of one round, block by block from the first coordinate to the last.
 
-    The noise that the job has the coordinator add comes before it: what an optimiser remembers is then blurred, too.
+    The coordinator's noise, if the job has any, is added before it, so the optimiser's state is noisy too.
     """
 
     def __init__(self, job: JobDocument, random: RandomSource | None, state: ServerState | None) -> None:
         self._server, self._names = job.server, state_names(job.server)
         if self._names and state is None:
             raise StateNeeded(
-                f"{job.server.optimiser} goes on from what it made of earlier rounds ({', '.join(self._names)}), and "
-                "was given none of it; hand in the state of the version that the round starts from"
+                f"{job.server.optimiser} needs its state from earlier rounds ({', '.join(self._names)}), but none was "
+                "given; pass the state of the version that the round starts from"
             )
         self._state = state
         self._std = job.aggregation.noise_after
         self._random = random
 
     def into(self, values: NDArray[np.float32], base: NDArray[np.float32], change: NDArray[np.float64]) -> None:
-        """Writes the next coordinates' new values. The change is overwritten."""
+        """Writes the new values of the next coordinates. Overwrites `change`."""
         if self._std:
             robust.add_gaussian(change, self._std, self._random or SystemRandom())
         before = self._state.take(change.size) if self._names and self._state is not None else {}
-        # What is not finite is refused below, and need not warn.
+        # Values that are not finite are refused below, so no warning is needed.
         with np.errstate(over="ignore", invalid="ignore"):
             step, after = step_of(self._server, change, before)
             values[:] = base + step
@@ -179,29 +184,29 @@ class _Stepping:
 
 
 def _check_groups(numbers: Aggregation, valid: Sequence[bool]) -> None:
-    """That the rule has what it needs. Raises: ResultInvalid."""
+    """Checks that the rule has the groups it needs. Raises: ResultInvalid."""
     opened, needed = len(valid), numbers.groups_needed
     if (sum(valid) if numbers.combine == "mean" else opened) < needed:
         raise ResultInvalid(
-            f"{sum(valid)} of {opened} groups have a sum that can be one of valid inputs, the job needs {needed}"
+            f"{opened} groups were opened, {sum(valid)} of them with a valid sum, but the job needs {needed}"
         )
     withstood = {"mean": opened, "trimmed-mean": numbers.trimmed}.get(numbers.combine, (opened - 1) // 2)
     if opened - sum(valid) > withstood:
         raise ResultInvalid(
-            f"{opened - sum(valid)} of {opened} groups have a sum that no valid inputs make, and {numbers.combine} "
+            f"{opened - sum(valid)} of {opened} groups have a sum that no valid inputs produce, but {numbers.combine} "
             f"withstands {withstood}"
         )
 
 
 def _valid(layout: Layout, group: GroupSum) -> bool:
-    """Whether the sum can be one of so many valid inputs."""
+    """Whether that many valid inputs can produce the sum."""
     bound = _bound(layout, group.members)
     blocks = (_decoded(layout, group.total, here) for here in _slices(layout.segments[0].length))
     return all(np.abs(block).max() <= bound for block in blocks)
 
 
 def _shares(groups: Sequence[GroupSum]) -> NDArray[np.float64]:
-    """(g, 1): what each group's mean is multiplied by for the mean over groups to be that over members."""
+    """(g, 1): the factors that turn a mean over the groups' means into the mean over members."""
     members = np.array([[group.members] for group in groups], dtype=np.float64)
     return np.asarray(members * (len(groups) / members.sum()))
 
@@ -211,7 +216,7 @@ def _slices(length: int) -> Iterator[slice]:
 
 
 def _means(layout: Layout, groups: Sequence[GroupSum], here: slice) -> NDArray[np.float64]:
-    """Some coordinates of the groups' means, (g, k), cut to what valid inputs reach: only invalid sums change by it."""
+    """Some coordinates of the groups' means, (g, k), clipped to what valid inputs reach. Only invalid sums change."""
     rows = np.empty((len(groups), here.stop - here.start))
     for row, group in zip(rows, groups, strict=True):
         bound = _bound(layout, group.members)
@@ -226,13 +231,13 @@ def _decoded(layout: Layout, total: NDArray[np.uint32], here: slice) -> NDArray[
 
 
 def _bound(layout: Layout, members: int) -> float:
-    # Each input was rounded to the grid: a step of it a member beyond the bound is still honest.
+    # Each input was rounded to the grid, so a sum beyond the bound by one step for each member is still honest.
     update = layout.segments[0]
     return members * (update.bound + 1 / update.scale)
 
 
 def _share(job: JobDocument, survivors: int, sums: Mapping[str, NDArray[np.float64]]) -> float:
-    """What the summed change is multiplied by to be a mean. Raises: ResultInvalid."""
+    """The factor that turns the summed change into a mean. Raises: ResultInvalid."""
     largest = float(job.aggregation.max_weight)
     weight = float(sums["weight"][0])
     if not 1 <= weight <= survivors * largest:
@@ -243,10 +248,11 @@ def _share(job: JobDocument, survivors: int, sums: Mapping[str, NDArray[np.float
 def _metrics(
     job: JobDocument, survivors: int, sums: Mapping[str, NDArray[np.float64]]
 ) -> tuple[TrainingMetrics | None, bool]:
-    """The training metrics, None where there are no examples or no valid inputs make them; and whether it is that.
+    """The training metrics, and whether they are invalid.
 
-    The sum is not refused for them: else one member could stop a job by a number that moves no version, and hear by
-    whether it is refused how many of the others' answers are right.
+    The metrics are None if there are no examples, or if no valid inputs produce them. Invalid metrics do not refuse the
+    sum. Otherwise one member could stop a job with a number that moves no version, and could learn from each refusal
+    how many of the others' answers are right.
     """
     count, correct = float(sums["count"][0]), float(sums["correct"][0])
     if not 0 <= correct <= count <= survivors * float(job.aggregation.max_weight):

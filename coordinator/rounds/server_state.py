@@ -1,12 +1,12 @@
-"""The server optimiser's state in the blob store: read from the version that a round starts from, written for the next.
+"""The server optimiser's state in the blob store: read for the version that a round starts from, written for the next.
 
-Each vector of it is a blob of its own: little-endian float32, as long as the version, named by its SHA-256 in the row
-of that version. Two blocks of each are in memory. Guarantees: nothing of a state that is not what its digest names
-comes to a version, for `finish` checks it before it gives anything a name; and without `finish` nothing stays. What is
-on record nowhere (a crash came before the version's row) is a blob that nobody reads, like such a version's.
+Each state vector is a blob of its own: little-endian float32, as long as the version, named by its SHA-256 in the row
+of that version. Memory holds two blocks of each. Guarantees: no version rests on a state that differs from what its
+digest names, because `finish` checks it before it names anything; and without `finish` nothing stays. If a crash
+prevents the version's row, its state's blobs are recorded nowhere and nobody reads them, like that version's own.
 
-It is read once, so that values are worked with before they are checked. A round whose result is invalid may be so for
-them: `check` reads the rest and says.
+The state is read once, so its values are used before they are checked. If a round's result is invalid, the state may be
+the cause: `check` reads the rest and tells.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,7 +36,7 @@ class StoredState:
         self._readers, self._writers = readers, writers
 
     def take(self, values: int) -> dict[str, NDArray[np.float32]]:
-        """The next coordinates of the state that the round starts from.
+        """Returns the next coordinates of the state that the round starts from.
 
         Raises:
             ServerStateUnusable: there are no more.
@@ -44,15 +44,16 @@ class StoredState:
         return {name: self._next(name, values) for name in self._writers}
 
     def give(self, blocks: Mapping[str, NDArray[np.float32]]) -> None:
-        """The next coordinates of the state that the round makes."""
+        """Appends the next coordinates of the state that the round makes."""
         for name, writer in self._writers.items():
             writer.write(np.ascontiguousarray(blocks[name], "<f4").view(np.uint8).data)
 
     def finish(self) -> dict[str, bytes]:
-        """Digests of what was given, by name; durable when it returns.
+        """Returns the digests of the new state by name, once it is durable.
 
         Raises:
-            ServerStateUnusable: what was taken is not what was stored. StoreUnusable: no space, no permission.
+            ServerStateUnusable: the old state is not what was stored.
+            StoreUnusable: no space, or no permission.
         """
         for name, reader in self._readers.items():
             try:
@@ -62,7 +63,7 @@ class StoredState:
         return {name: writer.finish() for name, writer in self._writers.items()}
 
     def check(self) -> None:
-        """Reads what is left of the state that the round starts from; nothing can be taken after it.
+        """Reads the rest of the state that the round starts from. Nothing can be taken after it.
 
         Raises:
             ServerStateUnusable: it is not what was stored.
@@ -88,10 +89,13 @@ class StoredState:
 def stored_state(
     store: BlobStore, job: JobDocument, version_number: int, digests: Mapping[str, bytes]
 ) -> Iterator[StoredState]:
-    """The state of version `version_number` of the job, by what its row names, and room for the next one's.
+    """Opens the state of version `version_number` for reading, and the next version's for writing.
+
+    Args:
+        digests: the state's digests by name, from the version's row.
 
     Raises:
-        ServerStateUnusable: the row does not name what the optimiser needs, or the store has lost it.
+        ServerStateUnusable: the row lacks a vector that the optimiser needs, or the store has lost one.
     """
     with ExitStack() as held:
         readers = {}
@@ -110,6 +114,6 @@ def stored_state(
 
 def _unusable(job: JobDocument, number: int, name: str, what: str) -> ServerStateUnusable:
     return ServerStateUnusable(
-        f"the {name} of version {number} of {job.name}, from which {job.server.optimiser} goes on, {what}: put that "
-        f"file of the store back from a copy or a backup, then `coordinator job resume {job.name}`"
+        f"{job.server.optimiser} cannot step: the {name} of version {number} of {job.name} {what}; restore that file "
+        f"in the store from a copy or a backup, then run `coordinator job resume {job.name}`"
     )

@@ -1,9 +1,9 @@
 """A member's standing in a job: what it declined, what it was dropped for, and which deadlines it missed.
 
-A member that misses `max_missed_deadlines` deadlines in a row is left out: for the rest of the round and the next one,
-then for 2, 4 and up to 64 rounds, until it is in a published sum. It is still asked if the others are fewer than
-`min_members`. A member that is dropped for what it sent is left out for the rest of the round, and after the third time
-until the operator resumes the job.
+A member that misses `max_missed_deadlines` deadlines in a row is left out for the rest of the round and the next one,
+then for 2, 4 and up to 64 rounds, until a published sum contains it. If the others are fewer than `min_members`, it is
+asked anyway. A member dropped for what it sent is left out for the rest of the round, and after the third time until
+the operator resumes the job.
 """
 
 from dataclasses import replace
@@ -24,7 +24,7 @@ __all__ = [
     "too_few_are_left",
 ]
 
-# Refusals that stand until the member restarts; after any other one the next round asks again.
+# Refusals that last until the member restarts. After any other, the next round asks again.
 LASTING = frozenset(
     {
         Reason.REASON_JOB_NOT_ADMITTED,
@@ -44,30 +44,28 @@ LASTING = frozenset(
     }
 )
 
-# Refusals that members cannot take back by themselves before the next round: where these leave too few, the job pauses.
+# Refusals that a member cannot take back by itself before the next round. If they leave too few, the job pauses.
 FOR_GOOD = LASTING | {Reason.REASON_BUDGET_SPENT, Reason.REASON_TRAINING_DIVERGED}
 
-# These may pass, and are for good once every retry (`failures` rounds) has ended the same way.
+# These two may pass. They count as final once every retry (`max_failed_rounds` rounds) has ended the same way.
 REPEATED = FOR_GOOD | {Reason.REASON_TRAINING_FAILED, Reason.REASON_PRIVATE_STATE_UNUSABLE}
 
 _MAX_FAULTS = 3
 
-# Rounds that a silent member is left out at most, before it is tried again.
+# The most rounds that a silent member is left out before it is tried again.
 _LONGEST_SPAN = 64
 
 _NEVER = 2**63
 
 
 def asked_again(view: MemberView) -> MemberView:
-    """The member without a refusal that may pass: the next round asks it again."""
+    """Returns the member without a refusal that may pass, so that the next round asks it again."""
     lasting = view.declined is not None and view.declined[0] in LASTING
     return view if lasting else replace(view, declined=None)
 
 
 def bar(step: Step, member: str, reason: Reason) -> None:
-    """Whoever was dropped for what it did is left out of the rest of the round; after a few times, of the job, until
-    the operator resumes it.
-    """
+    """Leaves a member out for what it sent: for the rest of the round, after a few times until the operator resumes."""
     view = step.state.members[member]
     faults = view.faults + 1
     until = _NEVER if faults >= _MAX_FAULTS else step.state.round + 1
@@ -76,7 +74,7 @@ def bar(step: Step, member: str, reason: Reason) -> None:
 
 
 def note_silence(step: Step, member: str, phase: str) -> None:
-    """A member missed a deadline. After `max_missed_deadlines` in a row it is left out, each time twice as long."""
+    """Notes a missed deadline. From `max_missed_deadlines` in a row, leaves the member out, each time twice as long."""
     view = step.state.members[member]
     losses, limit = view.missed_deadlines + 1, step.state.parameters.job.rounds.max_missed_deadlines
     step.do(counts.DeadlineMissed(member=member, phase=phase, in_a_row=losses))
@@ -89,8 +87,9 @@ def note_silence(step: Step, member: str, phase: str) -> None:
 
 
 def too_few_are_left(state: JobState, reasons: frozenset[Reason]) -> bool:
-    """Whether members that declined for these reasons are why a cohort cannot be had. Where so many were never here, it
-    is not: others may come.
+    """Whether members that declined for these reasons are why there is no cohort.
+
+    If too few were ever here, they are not: others may come.
     """
     needed = state.parameters.job.rounds.min_members
     left = sum(1 for view in state.members.values() if view.declined is None or view.declined[0] not in reasons)
@@ -98,7 +97,7 @@ def too_few_are_left(state: JobState, reasons: frozenset[Reason]) -> bool:
 
 
 def enough_are_back(state: JobState) -> bool:
-    """Whether a job that paused for want of members has enough of them again."""
+    """Whether a job that paused for lack of members has enough of them again."""
     willing = [
         view
         for view in state.members.values()

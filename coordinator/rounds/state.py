@@ -1,8 +1,8 @@
-"""What a job knows of itself between two events. All of it is immutable.
+"""A job's state between two events. All of it is immutable.
 
-`transitions` has the table of what leads from state to state.
+`transitions` has the table of the states.
 
-A round is open from its first Training until it is published or its attempts are used up; Pause keeps it open.
+A round is open from its first training window until it is published or its attempts are used up. A pause keeps it open.
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ class Parameters:
     job: JobDocument
     document: bytes
     federation: bytes
-    # Given to the protocol: certificates are the driver's business.
+    # Passed to the protocol: certificates are the driver's business.
     verify: secure_agg.VerifyIdentity = field(repr=False)
     key_of: secure_agg.KeyOf = field(repr=False)
 
@@ -55,30 +55,30 @@ class MemberView:
 
     connected: bool
     process: bytes
-    # Counts sessions, so that a timer set for one absence does not end another.
+    # Counts sessions, so that a timer set for one absence does not end a later one.
     session: int = 1
     ready: bool = False
     declined: tuple[Reason, str] | None = None
-    # Times that this member was dropped for something it did, and the round from which on it is asked again.
+    # How often this member was dropped for what it sent, and the round from which it is asked again.
     faults: int = 0
     barred_until: int = 0
-    # Deadlines missed in a row, and the round from which on the member is asked again although others are enough.
+    # Deadlines missed in a row, and the round from which it is asked again even if the others are enough.
     missed_deadlines: int = 0
     away_until: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Halted:
-    """Paused, finished or aborted; or not started yet."""
+    """Paused, finished, aborted, or not started yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingWindow:
-    """The round's training window is open. `ready_order` is who said READY, first come first."""
+    """The round's training window is open. `ready_order` lists who said READY, first come first."""
 
     opened_ms: int
     ready_order: tuple[str, ...] = ()
-    # Members that have had the whole window so far, and whether it was extended for want of members.
+    # Members that have had the whole window so far, and whether it was extended because too few were ready.
     asked: frozenset[str] = frozenset()
     extended: bool = False
 
@@ -91,7 +91,7 @@ class Aggregating:
     cohort: tuple[str, ...]
     protocol: Collecting
     phase_ms: int
-    # The present phase's message for each member: sent again to whoever reconnects.
+    # The present phase's message for each member, sent again if the member reconnects.
     outbox: Mapping[str, CoordinatorPayload]
     dropouts: tuple[Dropout, ...] = ()
     survivors: tuple[str, ...] = ()
@@ -124,13 +124,13 @@ class JobState:
     version: bytes
     members: Mapping[str, MemberView] = field(default_factory=dict)
     phase: Halted | TrainingWindow | Aggregating | Publishing = Halted()
-    # Digests of what the server optimiser carries on from the version, by name.
+    # Digests of the server optimiser's state with the present version, by name.
     server_state: Mapping[str, bytes] = field(default_factory=dict)
-    # By dealer: who, in this round, refused what it dealt.
+    # For each dealer, the members that refused its dealing in this round.
     complaints: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    # Without noise: each U3 that was given to members for the present version. Who confirmed one confirms no other.
+    # Without noise: each U3 given to members for the present version. A member that confirmed one confirms no other.
     confirmed_sums: tuple[frozenset[str], ...] = ()
-    # Behind a restart of the coordinator: the last cohort's members that are not back yet, for a while.
+    # For a while after a restart of the coordinator: members of the last cohort that are not back yet.
     awaited: frozenset[str] = frozenset()
 
     @property
@@ -139,16 +139,16 @@ class JobState:
         return self.parameters.job.name
 
     def with_member(self, member: str, view: MemberView) -> "JobState":
-        """The same job with one member seen anew."""
+        """Returns the same job with a new view of one member."""
         return replace(self, members={**self.members, member: view})
 
     def attempt_id(self) -> AttemptId:
-        """The newest attempt's name."""
+        """The newest attempt's id."""
         return AttemptId(self.name, self.round, self.attempt)
 
     @property
     def one_sum_a_version(self) -> bool:
-        """Whether members confirm one sum of a version at most: without noise, and not in groups."""
+        """Whether members confirm at most one sum of a version: without noise, and not in groups."""
         job = self.parameters.job
         return isinstance(job.mechanism, NoMechanism) and job.aggregation.groups is None
 
@@ -156,8 +156,8 @@ class JobState:
     def available(self) -> tuple[str, ...]:
         """Connected members that have not declined this job and are not left out of this round.
 
-        Members that are left out for missed deadlines count where the others are fewer than a cohort takes, and where
-        they are in a confirmed sum: it cannot be tried again without them.
+        Members left out for missed deadlines count if the others are fewer than a cohort needs, or if they are in a
+        confirmed sum, which cannot be retried without them.
         """
         here = {name: view for name, view in self.members.items() if view.connected and self._counts(view)}
         bound = frozenset[str]().union(*self.confirmed_sums)

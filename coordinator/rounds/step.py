@@ -23,7 +23,7 @@ class Step:
 
 
 def seconds_since(step: Step, began_ms: int) -> float:
-    """Seconds, for a figure; 0 where the clock was set back meanwhile. Deadlines are timers, and know no clock."""
+    """Seconds since `began_ms`, for a figure; 0 if the clock was set back. Deadlines are timers and use no clock."""
     return max(0, step.now_ms - began_ms) / 1000
 
 
@@ -38,7 +38,7 @@ def deadline_timer(phase: Aggregating) -> timers.PhaseDeadline:
 
 
 def look_timer(phase: Aggregating) -> timers.Look:
-    """The key of the present phase's next look."""
+    """The key of the timer that checks the present phase again."""
     return timers.Look(phase.attempt.attempt, phase.protocol.phase.value)
 
 

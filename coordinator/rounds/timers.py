@@ -1,4 +1,4 @@
-"""The machine's timers. A key names what the timer was set for, so that one that fires late ends nothing else."""
+"""The machine's timers. A key names what the timer was set for, so that a late one ends nothing else."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ __all__ = ["Absence", "Look", "PhaseDeadline", "Return", "Timer", "Window"]
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The training window closes. `attempt`: the newest one when it opened."""
+    """The training window closes. `attempt` is the newest one when it opened."""
 
     round: int
     attempt: int
@@ -36,7 +36,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """A member of a cohort has been gone too long. `session`: the one that ended."""
+    """A member of a cohort has been gone too long. `session` is the one that ended."""
 
     member: str
     session: int

@@ -1,6 +1,6 @@
-"""The table of a job's states: which events may lead from one to another, and when they do.
+"""The table of a job's states: which events may lead from one state to another, and when.
 
-The machine's modules decide when. Tests hold every transition of every simulated federation against this table, and
+The machine's modules decide when. Tests compare every transition of every simulated federation with this table, and
 `deploy/site/states.py` draws it for docs/architecture.md.
 """
 
@@ -16,7 +16,7 @@ Phase = Halted | TrainingWindow | Aggregating | Publishing
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A way from one state to another."""
+    """A transition from one state to another."""
 
     source: type[Phase]
     target: type[Phase]
@@ -63,7 +63,7 @@ TRANSITIONS = (
 
 
 def is_allowed(source: Phase, event: ev.Event, target: Phase) -> bool:
-    """Whether the table has this way, or the state stays of its kind."""
+    """Whether the table has this transition, or the kind of state stays the same."""
     return type(source) is type(target) or any(
         isinstance(source, row.source) and isinstance(event, row.events) and isinstance(target, row.target)
         for row in TRANSITIONS

@@ -1,9 +1,9 @@
-"""Masked vectors on their way in: spooled, hashed, and added to the sum only once they are accepted.
+"""Masked vectors on their way in: spooled, hashed, and added to the sum only once accepted.
 
-Guarantees: an upload that breaks half-way has added nothing and goes on where it stopped; what is hashed is what was
-spooled, and what is added is what was hashed. A spool is a file without a name, so a crash leaves nothing behind.
-Memory is one sum of d values an attempt (a group, where a cohort is split), whatever the number of members; disk is
-what has arrived.
+Guarantees: an upload that breaks half-way has added nothing and continues where it stopped; the bytes hashed are the
+bytes spooled, and the bytes added are the bytes hashed. A spool is a file without a name, so a crash leaves nothing
+behind. Memory is one sum of d values for each attempt (for each group of a split cohort), whatever the number of
+members. Disk use is what has arrived.
 """
 
 import asyncio
@@ -29,16 +29,16 @@ __all__ = ["UploadDesk", "UploadProgress", "UploadSink"]
 
 log = structlog.get_logger("coordinator.rounds")
 
-# A member whose chunk the disk did not take sends it again at once: the answer comes this late, in seconds, so that a
-# full disk does not keep everybody busy.
+# Seconds before a member whose chunk the disk refused gets its answer. It then sends again at once, so without a pause
+# a full disk would keep everybody busy.
 _FULL_PAUSE = 1.0
-# Values added at a time: whole bytes whatever the width of the ring.
+# Values added at a time. Whatever the ring's width, this is a whole number of bytes.
 _BLOCK_VALUES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class UploadProgress:
-    """How far an upload is; `complete` once it is in the sum."""
+    """How far an upload is; `complete` once the vector is in the sum."""
 
     received: int
     complete: bool = False
@@ -47,21 +47,21 @@ class UploadProgress:
 
 
 class UploadSink(Protocol):
-    """Where a whole upload goes for a verdict: the job's machine."""
+    """Takes complete uploads for a verdict: the job's machine."""
 
     def uploaded(self, member: str, attempt: AttemptId, message: secure_agg.MaskedInput, digest: bytes) -> None:
-        """The vector is here whole; `accept` or `reject` follows."""
+        """Takes a complete vector; `accept` or `reject` follows."""
 
 
 @dataclass
 class _Spool:
-    """One member's vector, as far as it has come."""
+    """The part of one member's vector that has arrived."""
 
     file: IO[bytes]
     hasher: "hashlib._Hash" = field(default_factory=hashlib.sha256)
     received: int = 0
     input: secure_agg.MaskedInput | None = None
-    # Counts the streams that wrote here: an older one that still trickles in is cut off by the newer.
+    # Counts the streams that wrote here: a newer stream cuts off an older one that still trickles in.
     writer: int = 0
     verdict: "asyncio.Future[UploadProgress] | None" = None
     final: UploadProgress | None = None
@@ -79,19 +79,19 @@ class _Desk:
     groups: Mapping[str, int]
     spools: dict[str, _Spool] = field(default_factory=dict)
     open: bool = True
-    # Whether the log says already that the disk does not take this attempt's vectors.
+    # Whether the log already says that the disk refuses this attempt's vectors.
     failing: bool = False
 
 
 class UploadDesk:
-    """All attempts' uploads. Used from one event loop."""
+    """The uploads of all attempts. Used from one event loop."""
 
     def __init__(self, folder: Path | None = None, failed: Callable[[], None] = lambda: None) -> None:
-        """failed: told of every write that the disk refused."""
+        """Spools in `folder` (the system's temporary folder unless given); calls `failed` for each refused write."""
         self._folder = folder
         self._failed = failed
         self._desks: dict[AttemptId, _Desk] = {}
-        # Bytes in spools that are open.
+        # Bytes in open spools.
         self.spooled = 0
 
     # ---- the machine's side ---------------------------------------------------------------------------------------
@@ -104,16 +104,21 @@ class UploadDesk:
         bits: int,
         groups: Mapping[str, int] | None = None,
     ) -> None:
-        """Takes vectors of `values` numbers from `members`; the sum starts at zero.
+        """Opens uploads of `values` numbers from `members`; the sum starts at zero.
 
-        groups: the number of each member's group, each of which has a sum of its own; all in group 0 unless given.
+        Args:
+            attempt: the attempt that the vectors are for.
+            members: who may upload.
+            values: the length of a vector.
+            bits: the width of the ring, so that sums are modulo 2^bits.
+            groups: each member's group number; every group has its own sum. Without it, all are in group 0.
         """
         size, places = secure_agg.packed_size(values, bits), groups or {}
         totals = {number: np.zeros(values, dtype="<u4") for number in {places.get(name, 0) for name in members}}
         self._desks[attempt] = _Desk(members, size, bits, 8 * size - bits * values, totals, places)
 
     def close(self, attempt: AttemptId, *, keep_sum: bool) -> None:
-        """No more vectors. Who waits for a verdict is told that it came too late."""
+        """Takes no more vectors. Members that wait for a verdict hear that their upload came too late."""
         desk = self._desks.get(attempt)
         if desk is None:
             return
@@ -123,11 +128,11 @@ class UploadDesk:
             self._let_go(spool)
         if not keep_sum:
             del self._desks[attempt]
-        # The burst is over, and what follows takes vectors again: the base, the next version.
+        # The burst is over, and the next step needs memory for vectors again: the base, the next version.
         heap.give_back()
 
     async def accept(self, attempt: AttemptId, member: str) -> float:
-        """Adds a spooled vector to the sum, modulo 2^bits, and tells the member. Returns the CPU seconds it took."""
+        """Adds a spooled vector to the sum, modulo 2^bits, and tells the member. Returns the CPU seconds spent."""
         desk = self._desks[attempt]
         spool = desk.spools[member]
         total = desk.totals[desk.groups.get(member, 0)]
@@ -145,15 +150,15 @@ class UploadDesk:
             self._let_go(spool)
 
     def total(self, attempt: AttemptId) -> NDArray[np.uint32]:
-        """The sum of what was accepted, where there are no groups."""
+        """The sum of the accepted vectors, for an attempt without groups."""
         return self._desks[attempt].totals[0]
 
     def totals(self, attempt: AttemptId) -> Mapping[int, NDArray[np.uint32]]:
-        """The sum of what was accepted of each group, by its number."""
+        """The sum of the accepted vectors of each group, by its number."""
         return self._desks[attempt].totals
 
     async def _refused_by_disk(self, desk: _Desk, attempt: AttemptId, received: int, error: OSError) -> UploadProgress:
-        """What the member hears: it goes on from there, until there is room or the phase is over."""
+        """Returns what the member hears. It continues from there until there is room or the phase is over."""
         self._failed()
         if not desk.failing:
             desk.failing = True
@@ -197,7 +202,7 @@ class UploadDesk:
         chunks: AsyncIterator[bytes],
         sink: UploadSink,
     ) -> UploadProgress:
-        """Takes (the rest of) a vector; returns when it is in the sum, refused, or the stream has ended early."""
+        """Takes (the rest of) a vector. Returns once it is in the sum or refused, or the stream has ended early."""
         present = self.receipt(attempt, member)
         if present.complete or present.reason != Reason.REASON_UNSPECIFIED:
             return present
@@ -210,7 +215,7 @@ class UploadDesk:
                 return await self._refused_by_disk(desk, attempt, 0, error)
             spool = desk.spools[member] = _Spool(file)
         if offset != spool.received:
-            detail = f"the upload goes on at byte {spool.received}, not {offset}"
+            detail = f"the upload continues at byte {spool.received}, not {offset}"
             return UploadProgress(spool.received, False, Reason.REASON_UPLOAD_INCOMPLETE, detail)
         if spool.input is not None and spool.input != message:
             return UploadProgress(spool.received, False, Reason.REASON_MESSAGE_CONFLICTING)
@@ -223,22 +228,22 @@ class UploadDesk:
             if spool.writer != writer:
                 return UploadProgress(spool.received, False, Reason.REASON_SESSION_REPLACED)
             if spool.received + len(chunk) > desk.bytes:
-                detail = f"more than the {desk.bytes} bytes that the context fixes"
+                detail = f"the upload has more than the {desk.bytes} bytes that the context fixes"
                 return UploadProgress(spool.received, False, Reason.REASON_MASKED_INPUT_LENGTH_WRONG, detail)
             if spool.received + len(chunk) == desk.bytes and chunk and chunk[-1] >> (8 - desk.spare_bits):
-                detail = "bits behind the last value are not zero"
+                detail = "the bits after the last value are not zero"
                 return UploadProgress(spool.received, False, Reason.REASON_MESSAGE_MALFORMED, detail)
             try:
                 _write(spool.file, chunk)
             except OSError as error:
-                # What was written of the chunk is neither hashed nor counted: it goes again.
+                # The written part of the chunk is neither hashed nor counted, because the member sends the chunk again.
                 spool.file.seek(spool.received)
                 spool.file.truncate()
                 return await self._refused_by_disk(desk, attempt, spool.received, error)
             spool.hasher.update(chunk)
             spool.received += len(chunk)
             self.spooled += len(chunk)
-            # Not held while waiting for the next one, nor for the verdict.
+            # Not kept in memory while waiting for the next one, or for the verdict.
             del chunk
         if spool.final is not None:
             return spool.final
@@ -247,7 +252,7 @@ class UploadDesk:
         if spool.verdict is None:
             spool.verdict = asyncio.get_running_loop().create_future()
             sink.uploaded(member, attempt, message, spool.hasher.digest())
-        # The verdict outlives this call: who asks again after a broken connection finds it in the receipt.
+        # The verdict outlives this call: a member that asks again after a broken connection finds it in the receipt.
         return await asyncio.shield(spool.verdict)
 
 
@@ -260,7 +265,7 @@ def _write(file: IO[bytes], data: bytes) -> None:
 def _add(total: NDArray[np.uint32], file: IO[bytes], bits: int) -> float:
     began = time.thread_time()
     if file.seek(0, os.SEEK_END) != secure_agg.packed_size(total.size, bits):
-        raise RuntimeError("a spool does not hold the vector that was hashed")
+        raise RuntimeError("the spool does not hold the vector that was hashed")
     file.seek(0)
     for at in range(0, total.size, _BLOCK_VALUES):
         size = secure_agg.packed_size(min(_BLOCK_VALUES, total.size - at), bits)
@@ -274,6 +279,6 @@ def _read(file: IO[bytes], size: int) -> bytes:
     while len(data) < size:
         more = file.read(size - len(data))
         if not more:
-            raise RuntimeError("a spool ends before the vector that was hashed")
+            raise RuntimeError("the spool ends before the vector that was hashed")
         data += more
     return data

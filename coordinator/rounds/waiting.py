@@ -1,4 +1,4 @@
-"""What holds a job up, in words for the operator, with members' names. Pure; nothing is decided here."""
+"""What holds a job up, in words for the operator, with members' names. Pure; decides nothing."""
 
 from collections.abc import Iterable
 
@@ -8,21 +8,21 @@ from tacit.reason import Reason, sentence
 
 __all__ = ["waiting"]
 
-# Members named, and characters of what one of them said.
+# How many members are named, and how many characters of a member's reason are shown.
 _MAX_NAMES = 3
 _LONGEST = 200
 _SELF_PAUSED = frozenset({Reason.REASON_ROUNDS_FAILING, Reason.REASON_MEMBERS_DECLINED})
 
 
 def waiting(state: JobState) -> str:
-    """Why the job stands, or has paused itself, and who is left out; empty while it goes on with everybody."""
+    """Says why the job waits or has paused itself, and who is left out. Empty while it runs with everybody."""
     needed = state.parameters.job.rounds.min_members
     training = state.status is JobStatus.RUNNING and isinstance(state.phase, TrainingWindow)
     paused = state.status is JobStatus.PAUSED and state.reason in _SELF_PAUSED
     short = len(state.available) < needed
     said = []
     if training and short:
-        said.append(f"{len(state.available)} of the {needed} members needed are here")
+        said.append(f"{len(state.available)} of the {needed} members needed are available")
     elif isinstance(state.phase, TrainingWindow) and training and state.phase.extended:
         late = [name for name in state.available if name not in state.phase.ready_order]
         said.append(f"the training window was extended for {_names(late)}")

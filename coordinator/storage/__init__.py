@@ -1,7 +1,7 @@
 """What outlives a crash of the coordinator: rows (`database`, `models`, `records`) and blobs (`blobs`).
 
-A row names a blob only after the blob is stored whole, and nothing is announced before its row is committed;
-so whatever anybody was told can be read again after a crash.
+A row names a blob only after the whole blob is stored, and nothing is announced before its row is committed. So
+whatever anybody was told can be read again after a crash.
 """
 
 from coordinator.storage.blobs import BlobStore, open_blobs

@@ -1,6 +1,6 @@
-"""Who comes with a certificate that the federation's authority signed: let in, let in after a restore, or sent away.
+"""Decides who is let in with a certificate of the federation's authority: at once, after a restore, or not at all.
 
-Who is sent away stands in the journal, once a day for each certificate: whoever has one may come as often as they like.
+A refusal is noted in the journal once a day for each certificate, because its holder may come as often as it likes.
 """
 
 import hashlib
@@ -21,11 +21,17 @@ _DAY_MS = 24 * 3600 * 1000
 def let_in(
     s: Session, name: str, certificate: bytes, *, begins_ms: int, expires_ms: int, now_ms: int, adopting: bool = True
 ) -> Served | None:
-    """What a member that comes with this certificate is served under; None where it is not enrolled. Whether that is
-    this certificate is for `Served.admits` to say.
+    """Returns what a member with this certificate is served under, or None if it is not enrolled.
 
-    certificate: DER, verified by the caller, and of this name. adopting: whether an authority that is trusted now
-    issued it; one of a retired authority must be on record.
+    `Served.admits` says whether that is this certificate.
+
+    Args:
+        name: the member's name.
+        certificate: DER, verified by the caller, with this name in it.
+        begins_ms: the start of its validity.
+        expires_ms: its end.
+        now_ms: the present time.
+        adopting: whether an authority that is trusted now issued it. A retired authority's must be on record.
     """
     fingerprint = hashlib.sha256(certificate).digest()
     found = served(s, name, fingerprint)
@@ -48,17 +54,18 @@ def let_in(
 
 
 def adopt(s: Session, name: str, certificate: bytes, *, begins_ms: int, expires_ms: int, now_ms: int) -> bool:
-    """Whether a certificate that is not the stored one is taken for the newest: one that this member, restored from a
-    backup, was issued after that backup. It is then the stored one, and no other is taken in this way again.
+    """Adopts a certificate that is not on record if the member was restored from a backup and got it after that backup.
+
+    It is then the one on record, and no other is adopted this way again. Returns whether it was adopted.
     """
     doubt, row = s.get(RestoredMemberRow, name), s.get(MemberRow, name, with_for_update=True)
     if doubt is None or row is None or row.status != "enrolled" or (row.enrolled_ms or 0) > doubt.since_ms:
         return False
     kept = s.get(MemberCertificateRow, name)
-    # Renewed since the restore: what is stored is the newest that there is.
+    # Renewed since the restore, so the one on record is the newest.
     if kept is not None and kept.issued_ms > doubt.since_ms:
         return False
-    # From before the backup: it would be the one that is stored.
+    # It dates from before the backup, so it would be the one on record.
     if begins_ms < doubt.since_ms - _BACKDATED_MS:
         return False
     before, fingerprint = row.fingerprint, hashlib.sha256(certificate).digest()

@@ -1,15 +1,15 @@
-"""Backups: the database as it was at one moment, and every blob that its rows name, in one portable folder.
+"""Backups: the database at one moment, and every blob that its rows name, in one portable folder.
 
     FOLDER/                            0700
       snapshot-TIME-DIGEST.json        `BackupManifest`: one backup; DIGEST begins the SHA-256 of the file
       parts/SHA256                     the rows of a table, one JSON list a line
       blobs/ab/SHA256                  a document, a version, a server optimiser's state, a tokenizer, a corpus
-      keys/SHA256                      0600: the coordinator's configuration and keys, where they were asked for
+      keys/SHA256                      0600: the coordinator's configuration and keys, if requested
 
-Every part is named by its digest, so what is there already is not written again, and several snapshots share what they
-have in common. Guarantees: a snapshot's own file is written last, under its final name in one step, so that a backup
-that broke off leaves nothing that passes for one; all that it names was forced to the disk before, and read back with
-the right digest if this run wrote it. The format is the same whatever database the rows came from.
+Every part is named by its digest, so a part that is there already is not written again, and snapshots share what they
+have in common. Guarantees: a snapshot's own file is written last, under its final name in one step, so a backup that
+broke off leaves nothing that passes for one. Everything that it names was forced to the disk before, and read back with
+the right digest if this run wrote it. The format is the same for every kind of database.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ _ROWS_AT_ONCE = 1000
 
 _Size = Annotated[int, Field(ge=0)]
 _Name = Annotated[str, StringConstraints(pattern=r"^[a-z_]{1,63}$")]
-# Of the coordinator's folder: its configuration, and what lies in the folders of its keys. A restore writes no other.
+# Paths in the coordinator's folder: its configuration, and files in its key folders. A restore writes no other.
 _Path = Annotated[
     str,
     StringConstraints(
@@ -64,17 +64,17 @@ _Path = Annotated[
         pattern=r"^(?:coordinator\.toml|(?:authority|server|operator)(?:/[A-Za-z0-9_-][A-Za-z0-9._-]*)+)$",
     ),
 ]
-# What a backup may list. Blobs: versions and documents of all jobs, some ninety bytes each.
+# Limits of what a backup may list. Blobs: versions and documents of all jobs, some ninety bytes each.
 MAX_BLOBS = 500_000
 _MAX_TABLES = 100
 _MAX_KEYS = 1000
-# Bytes of a file of keys, and of a row: an attempt of the largest cohort has a megabyte or two.
+# Bytes of a key file, and of a row: an attempt of the largest cohort has a megabyte or two.
 _MAX_KEY = 1024 * 1024
 _MAX_ROW = 16 * 1024 * 1024
 
 
 class Column(Part):
-    """How a column's values stand in a line: as they are, JSON inside JSON, or bytes in hexadecimal."""
+    """How a line holds a column's values: as they are, as JSON inside JSON, or as bytes in hexadecimal."""
 
     name: _Name
     form: Literal["plain", "json", "bytes"]
@@ -106,7 +106,7 @@ class KeyPart(Part):
 
 
 class BackupManifest(Document):
-    """What belongs to one backup."""
+    """The contents of one backup."""
 
     max_bytes: ClassVar[int] = 64 * 1024 * 1024
 
@@ -115,14 +115,14 @@ class BackupManifest(Document):
     software: Short
     # SHA-256 of the federation's first authority.
     federation: Digest
-    # The newest migration of the database that the rows are of.
+    # The newest migration of the backed-up database.
     revision: Short
     # The journal's head at that moment.
     head_entry: _Size
     head: Digest
     tables: Annotated[tuple[TablePart, ...], AtMost(_MAX_TABLES)]
     blobs: Annotated[tuple[BlobPart, ...], AtMost(MAX_BLOBS)]
-    # Blobs that rows name and the store could not give, where that was allowed.
+    # Blobs that rows name and the store has lost, if that was allowed.
     missing: Annotated[tuple[Digest, ...], AtMost(MAX_BLOBS)] = ()
     keys: Annotated[tuple[KeyPart, ...], AtMost(_MAX_KEYS)] = ()
 
@@ -136,22 +136,22 @@ class Snapshot:
     manifest: BackupManifest
 
     def table(self, part: TablePart) -> Path:
-        """The file with its rows."""
+        """Returns the path of the table's rows."""
         return self.folder / "parts" / part.sha256.hex()
 
     def blob(self, part: BlobPart) -> Path:
-        """The file of a blob."""
+        """Returns the path of a blob."""
         return _blob_path(self.folder, part.sha256)
 
     def key(self, part: KeyPart) -> Path:
-        """The file of a key."""
+        """Returns the path of a key file."""
         return self.folder / "keys" / part.sha256.hex()
 
     def read_key(self, part: KeyPart) -> bytes:
-        """The content of a key's file.
+        """Returns the content of a key file.
 
         Raises:
-            BackupDamaged: it cannot be read, or is not what it was.
+            BackupDamaged: it cannot be read, or differs from what the backup wrote.
         """
         try:
             with _open(self.key(part)) as file:
@@ -159,18 +159,18 @@ class Snapshot:
         except OSError as error:
             raise BackupDamaged(_unreadable(self.key(part), part.path, error)) from error
         if hashlib.sha256(data).digest() != part.sha256:
-            raise BackupDamaged(f"{self.key(part)} ({part.path}) is damaged: it is not what the backup wrote")
+            raise BackupDamaged(f"{self.key(part)} ({part.path}) is damaged: it differs from what the backup wrote")
         return data
 
     def open_blob(self, part: BlobPart) -> BufferedReader:
-        """The file of a blob, to read. Raises: OSError. BackupDamaged: it is no file."""
+        """Opens a blob for reading. Raises: OSError. BackupDamaged: it is not a file."""
         return _open(self.blob(part))
 
     def check(self) -> None:
-        """Reads every file of it, and the journal's chain.
+        """Reads every file of the backup, and the journal's chain.
 
         Raises:
-            BackupDamaged: names the first file that is missing or not what it was.
+            BackupDamaged: names the first file that is missing or altered.
         """
         parts: list[tuple[Path, str, TablePart | BlobPart | KeyPart]] = [
             *((self.table(part), f"table {part.name}", part) for part in self.manifest.tables),
@@ -182,13 +182,13 @@ class Snapshot:
         try:
             verdict = chain.verify(read_journal(self))
         except chain.ChainBroken as error:
-            raise BackupDamaged(f"the journal in {self.path} does not hold: {error}") from error
-        except (ValueError, RecursionError):  # Fields that have no canonical form. Its text would show them.
-            raise BackupDamaged(f"the journal in {self.path} holds what no journal can; take another backup") from None
-        if (verdict.head_id, verdict.head) != (self.manifest.head_entry, self.manifest.head):
+            raise BackupDamaged(f"the journal in {self.path} is broken: {error}") from error
+        except (ValueError, RecursionError):  # Fields without a canonical form. The exception's text would show them.
             raise BackupDamaged(
-                f"{self.path} names another head of the journal than its rows have; take another backup"
-            )
+                f"the journal in {self.path} has fields that no journal has; take another backup"
+            ) from None
+        if (verdict.head_id, verdict.head) != (self.manifest.head_entry, self.manifest.head):
+            raise BackupDamaged(f"{self.path} names a journal head that its rows do not have; take another backup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +197,9 @@ class BackupMade:
 
     snapshot: Snapshot
     blobs_written: int
-    blobs_kept: int  # They were there from an earlier backup.
+    blobs_kept: int  # Already there from an earlier backup.
     removed: int  # Older snapshots.
-    # Why older snapshots were left alone; empty where nothing stood in the way.
+    # Why older snapshots were kept; empty if nothing stood in the way.
     not_removed: str = ""
 
 
@@ -218,20 +218,28 @@ def make(
     keep: int = 7,
     allow_missing: bool = False,
 ) -> BackupMade:
-    """Writes a backup of the database at `url` and what it names in `store`, while others write.
+    """Writes a backup of the database at `url` and of the blobs that it names, while others write.
 
-    keys: files to copy, by their path below the coordinator's folder. keep: how many snapshots stay in the folder, this
-    one included; older ones are removed after it is whole. allow_missing: go on where the store has lost or damaged a
-    blob, and write down which.
+    Args:
+        url: the database.
+        store: where the blobs are.
+        folder: where the backup goes; made if it is missing.
+        federation: SHA-256 of the federation's first authority.
+        software: the version of this software.
+        now_ms: the backup's time.
+        keys: files to copy, by their path below the coordinator's folder.
+        keep: how many snapshots stay in the folder, this one included. Older ones are removed once it is complete.
+        allow_missing: go on if the store has lost or damaged a blob, and list it as missing.
 
     Raises:
-        BackupRefused: the folder cannot be used, or a blob is missing. DatabaseUnusable: the database cannot be read.
+        BackupRefused: the folder cannot be used, or a blob is missing.
+        DatabaseUnusable: the database cannot be read.
     """
     with _writing(folder):
         with snapshot.of_database(url) as connection:
             revision = snapshot.revision_of(connection)
             if revision is None:
-                raise BackupRefused("this is no database of a coordinator; check database_url")
+                raise BackupRefused("this is not a coordinator's database; check database_url")
             head = _head(connection)
             tables = [_write_table(connection, table, folder) for table in snapshot.tables_of(connection)]
             wanted = list(_named(connection, store, allow_missing))
@@ -242,8 +250,8 @@ def make(
             except (BlobMissing, BlobCorrupt, StoreUnusable) as error:
                 if not allow_missing or isinstance(error, StoreUnusable):
                     raise BackupRefused(
-                        f"{error.sentence}; a backup without it would not be whole (--allow-missing makes one that "
-                        "says so)"
+                        f"{error.sentence}; without it the backup would be incomplete (--allow-missing makes one that "
+                        "lists what is missing)"
                     ) from error
                 missing.append(digest)
                 continue
@@ -267,7 +275,7 @@ def make(
         try:
             return BackupMade(made, written, kept, _prune(folder, keep))
         except BackupDamaged as error:
-            # What a damaged one names is not known: nothing is removed from under it.
+            # Nobody knows what a damaged snapshot names, so nothing is removed.
             return BackupMade(made, written, kept, 0, error.sentence)
 
 
@@ -280,13 +288,13 @@ def _manifest(**fields: Any) -> BackupManifest:
 
 @contextlib.contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """One backup at a time in a folder; what one that was killed left behind is removed."""
+    """Allows one backup at a time in a folder. Removes what a killed one left behind."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         strangers = [path.name for path in folder.iterdir() if path.name not in _OURS and not _is_snapshot(path)]
         if strangers:
             raise BackupRefused(
-                f"{folder} holds {sorted(strangers)[0]}, which is no part of a backup; name a new folder"
+                f"{folder} holds {sorted(strangers)[0]}, which is not part of a backup; name a new folder"
             )
         folder.chmod(0o700)
         for name in ("parts", "blobs", "keys"):
@@ -296,7 +304,7 @@ def _writing(folder: Path) -> Iterator[None]:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise BackupRefused(f"another backup is being written to {folder}; wait for its end") from None
+                raise BackupRefused(f"another backup is being written to {folder}; wait until it ends") from None
             for leftover in folder.glob(".partial-*"):
                 leftover.unlink()
             yield
@@ -327,7 +335,7 @@ def _partial(folder: Path, mode: int = 0o600) -> Iterator[tuple[Path, IO[bytes]]
 
 
 def _name(partial: Path, file: IO[bytes], path: Path, digest: bytes, size: int) -> None:
-    """Forces a partial file to the disk, reads it back, and gives it its name."""
+    """Forces a partial file to the disk, reads it back, and gives it its final name."""
     file.flush()
     os.fsync(file.fileno())
     _check_file(partial, path.name, digest, size)
@@ -350,8 +358,8 @@ def _head(connection: Connection) -> tuple[int, bytes]:
         try:
             verifier.take(entry)
         except chain.ChainBroken as error:
-            # A backup of it would be taken for good: first somebody has to look.
-            raise BackupRefused(f"the journal of this database does not hold: {error}") from error
+            # Later backups would replace the good ones, so somebody has to look first.
+            raise BackupRefused(f"the journal of this database is broken: {error}") from error
     verdict = verifier.verdict()
     return verdict.head_id, verdict.head
 
@@ -374,7 +382,7 @@ def _write_table(connection: Connection, table: Table, folder: Path) -> TablePar
 
 
 def form_of(kind: object) -> Literal["plain", "json", "bytes"]:
-    """How values of a column of this type stand in a line."""
+    """Returns how a line holds values of a column of this type."""
     return "json" if isinstance(kind, JSON) else "bytes" if isinstance(kind, LargeBinary) else "plain"
 
 
@@ -389,9 +397,9 @@ def _out(value: Any, form: str) -> Any:
     if form == "bytes":
         return bytes(value).hex()
     if isinstance(value, float) and not math.isfinite(value):
-        # JSON has no word for it. Only a loss may be infinite.
+        # JSON cannot express it. Only a loss may be infinite.
         return {"float": str(value)}
-    # A column of JSON that holds the word null is not the same as one that holds nothing.
+    # A JSON column with the value null differs from an empty one.
     return value
 
 
@@ -406,12 +414,12 @@ def _back(value: Any, form: str) -> Any:
 
 
 def _named(connection: Connection, store: BlobStore, allow_missing: bool) -> Iterator[bytes]:
-    """Every blob that the rows name, of themselves and by the documents they name."""
+    """Yields every blob that the rows name, directly or through the documents that they name."""
     tables = {table.name: table for table in snapshot.tables_of(connection)}
     jobs, versions = tables["jobs"], tables["versions"]
-    # First: a member may take its file back while the others are copied.
+    # These come first, because a member may take its file back while the others are copied.
     given = tables["corpora"]
-    # The files of those that were replaced are deleted; what was signed of them stands in their rows.
+    # Files that were replaced are deleted. Their rows keep what was signed.
     kept = select(given.c.digest).where(given.c.digest.is_not(None), given.c.replaced_ms.is_(None))
     for (digest,) in connection.execute(kept.order_by(given.c.id)):
         yield bytes(digest)
@@ -423,8 +431,8 @@ def _named(connection: Connection, store: BlobStore, allow_missing: bool) -> Ite
         except (BlobMissing, BlobCorrupt) as error:
             if not allow_missing:
                 raise BackupRefused(
-                    f"{error.sentence}; without the document of job {name} a backup would not be whole "
-                    "(--allow-missing makes one that says so)"
+                    f"{error.sentence}; without the document of job {name} the backup would be incomplete "
+                    "(--allow-missing makes one that lists what is missing)"
                 ) from error
         except DocumentInvalid as error:
             raise BackupRefused(f"{error}; make the backup with the software that serves this database") from error
@@ -441,7 +449,7 @@ def _blob_path(folder: Path, digest: bytes) -> Path:
 
 
 def _copy_blob(store: BlobStore, digest: bytes, folder: Path) -> tuple[int, bool]:
-    """Its size, and whether it had to be written."""
+    """Returns the blob's size, and whether it had to be written."""
     size = store.size(digest)
     path = _blob_path(folder, digest)
     if path.exists() and path.stat().st_size == size:
@@ -453,7 +461,7 @@ def _copy_blob(store: BlobStore, digest: bytes, folder: Path) -> tuple[int, bool
             hashed.update(piece)
             file.write(piece)
         if hashed.digest() != digest:
-            raise BlobCorrupt(f"the blob {digest.hex()} no longer has the digest it is named by: the store damaged it")
+            raise BlobCorrupt(f"the store damaged the blob {digest.hex()}: its bytes no longer have that digest")
         _name(partial, file, path, digest, size)
     return size, True
 
@@ -471,7 +479,7 @@ def _reveal(folder: Path, manifest: BackupManifest) -> Snapshot:
     data = manifest.canonical() + b"\n"
     if len(data) > BackupManifest.max_bytes:
         raise BackupRefused(
-            f"the list of what a backup holds has {len(data)} bytes, more than {BackupManifest.max_bytes}"
+            f"the backup's list of contents has {len(data)} bytes, more than {BackupManifest.max_bytes}"
         )
     digest = hashlib.sha256(data).digest()
     moment = datetime.fromtimestamp(manifest.made_ms / 1000, UTC)
@@ -485,7 +493,7 @@ def _reveal(folder: Path, manifest: BackupManifest) -> Snapshot:
 
 
 def _prune(folder: Path, keep: int) -> int:
-    """Removes the oldest snapshots, and then what none of the others names."""
+    """Removes the oldest snapshots, and then every part that no other snapshot names."""
     kept = snapshots(folder)
     surplus = kept[:-keep] if keep else []
     if not surplus:
@@ -512,25 +520,25 @@ def _prune(folder: Path, keep: int) -> int:
 
 
 def snapshots(folder: Path) -> list[Snapshot]:
-    """Every backup in the folder, the oldest first.
+    """Returns every backup in the folder, the oldest first.
 
     Raises:
-        BackupDamaged: a snapshot's own file is not what it was.
+        BackupDamaged: a snapshot's own file is altered.
     """
     return [_read(path) for path in sorted(folder.glob("snapshot-*.json"))]
 
 
 def newest(folder: Path, name: str | None = None) -> Snapshot:
-    """The newest backup of the folder, or the one that is named.
+    """Returns the newest backup in the folder, or the named one.
 
     Raises:
-        BackupDamaged: there is none, or its own file is not what it was.
+        BackupDamaged: there is none, or its own file is altered.
     """
     found = sorted(folder.glob("snapshot-*.json"))
     if name is not None:
         found = [path for path in found if path.name in (name, f"{name}.json")]
     if not found:
-        which = f"no snapshot {name}" if name else "no whole backup"
+        which = f"no snapshot {name}" if name else "no complete backup"
         raise BackupDamaged(f"there is {which} in {folder}; name a folder that `coordinator backup` wrote")
     return _read(found[-1])
 
@@ -542,35 +550,35 @@ def _read(path: Path) -> Snapshot:
     except OSError as error:
         raise BackupDamaged(_unreadable(path, "its list", error)) from error
     if hashlib.sha256(data).hexdigest()[:16] != path.stem.rpartition("-")[2]:
-        raise BackupDamaged(f"{path} is damaged: it is not what its name says; take another backup")
+        raise BackupDamaged(f"{path} is damaged: its digest is not the one in its name; take another backup")
     try:
         return Snapshot(path.parent, path, BackupManifest.from_json(data, what=str(path)))
     except DocumentInvalid as error:
-        raise BackupDamaged(f"{error}; it may be of newer software") from error
+        raise BackupDamaged(f"{error}; newer software may have written it") from error
 
 
 def read_rows(of: Snapshot, part: TablePart) -> Iterator[dict[str, Any]]:
-    """The rows of a table. Whether the file is what it was is for `Snapshot.check` to say."""
+    """Yields the rows of a table. `Snapshot.check` says whether the file is unaltered."""
     names = [(column.name, column.form) for column in part.columns]
     try:
         with _open(of.table(part)) as file:
             while line := file.readline(_MAX_ROW + 1):
                 if len(line) > _MAX_ROW:
-                    raise ValueError("a row that is too long")
+                    raise ValueError("a row is too long")
                 values = json.loads(line)
                 yield {name: _back(value, form) for (name, form), value in zip(names, values, strict=True)}
     except OSError as error:
         raise BackupDamaged(_unreadable(of.table(part), f"table {part.name}", error)) from error
     except (ValueError, TypeError, KeyError, RecursionError):
-        # Its cause would show the row.
+        # The exception would show the row.
         raise BackupDamaged(f"{of.table(part)} (table {part.name}) is damaged; take another backup") from None
 
 
 def read_journal(of: Snapshot) -> Iterator[chain.JournalEntry]:
-    """The journal as it is in the backup.
+    """Yields the journal of the backup.
 
     Raises:
-        BackupDamaged: it is not there.
+        BackupDamaged: there is none, or its rows are not a journal's.
     """
     part = next((part for part in of.manifest.tables if part.name == "journal"), None)
     if part is None:
@@ -580,7 +588,7 @@ def read_journal(of: Snapshot) -> Iterator[chain.JournalEntry]:
         raise BackupDamaged(f"{of.table(part)} (table journal) has other columns than a journal; take another backup")
     for number, row in enumerate(read_rows(of, part), start=1):
         if odd := [name for name, kind in wanted.items() if not isinstance(row[name], kind)]:
-            raise BackupDamaged(f"{of.table(part)} (table journal), row {number}: {odd[0]} is of another type")
+            raise BackupDamaged(f"{of.table(part)} (table journal), row {number}: {odd[0]} has the wrong type")
         yield chain.JournalEntry(row["id"], row["at_ms"], row["kind"], row["subject"], row["fields"], row["hash"])
 
 
@@ -592,28 +600,29 @@ def _check_file(path: Path, what: str, digest: bytes, size: int) -> None:
     except OSError as error:
         raise BackupDamaged(_unreadable(path, what, error)) from error
     if not same:
-        raise BackupDamaged(f"{path} ({what}) is damaged: it is not what the backup wrote; take another backup")
+        raise BackupDamaged(f"{path} ({what}) is damaged: it differs from what the backup wrote; take another backup")
 
 
 def _open(path: Path) -> BufferedReader:
-    """A file of a backup. A link, or anything that is no file, is not followed: a backup may come from elsewhere.
+    """Opens a file of a backup. A backup may come from elsewhere, so links and special files are refused.
 
     Raises:
-        OSError: it cannot be opened, or is a link. BackupDamaged: it is no file, or its folder is a link.
+        OSError: it cannot be opened, or is a link.
+        BackupDamaged: it is not a file, or its folder is a link.
     """
-    # Below the backup's own folder: blobs/ab, parts, keys.
+    # The folders below the backup's own folder: blobs/ab, parts, keys.
     between = [path.parent, path.parent.parent] if path.parent.parent.name == "blobs" else [path.parent]
     if link := next((each for each in between if each.is_symlink()), None):
-        raise BackupDamaged(f"{link} is a symbolic link; copy the backup with what the link points to")
-    # Nonblocking, since a pipe would wait for its writer.
+        raise BackupDamaged(f"{link} is a symbolic link; copy the backup with the link's target instead")
+    # Nonblocking, because opening a pipe would wait for its writer.
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise BackupDamaged(f"{path} is no file; take another backup")
+        raise BackupDamaged(f"{path} is not a file; take another backup")
     return file
 
 
 def _unreadable(path: Path, what: str, error: OSError) -> str:
     if error.errno == errno.ELOOP:
-        return f"{path} ({what}) is a symbolic link; copy the backup with what the link points to"
-    return f"{path} ({what}) cannot be read: {error.strerror}; the backup is not whole, take another one"
+        return f"{path} ({what}) is a symbolic link; copy the backup with the link's target instead"
+    return f"{path} ({what}) cannot be read: {error.strerror}; the backup is incomplete, take another one"

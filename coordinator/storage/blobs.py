@@ -1,21 +1,20 @@
-"""Blobs: weights, documents, manifests, tokenizers, each named by its SHA-256 and never changed.
+"""Blobs: weights, documents, manifests and tokenizers, each named by its SHA-256 and never changed.
 
 Guarantees:
 
-- A blob is seen whole or not at all. It is written beside, forced to the disk, checked, and only then given
-  its name; a crash at any moment leaves at most a partial file that nothing reads.
-- What `get` returns has the digest it was asked for; a blob that rotted on the disk is noticed and named.
-- Bytes that arrived are kept: an upload goes on where it broke off, also after a restart.
-- Putting what is there already writes nothing.
-- What is too large for memory is read and written in pieces (`reading`, `writing`); whether it has the digest is then
-  known at its end, and who reads takes no result before that.
+- A blob is seen whole or not at all. It is written under another name, forced to the disk and checked, and only then
+  gets its name. A crash leaves at most a partial file that nothing reads.
+- What `get` returns has the requested digest. A blob that rotted on the disk is noticed and named.
+- Bytes that arrived are kept: a broken-off upload continues where it stopped, also after a restart.
+- Storing a blob that is there already writes nothing.
+- What is too large for memory is read and written in pieces (`reading`, `writing`). Its digest is known only at the
+  end, so a reader must use no result before that.
 
-Where blobs live is an fsspec URL: `file:///folder`, `memory://name` (tests), `s3://bucket/prefix` and
-whatever else fsspec speaks. Uploads in progress always lie in a local folder, because object stores cannot
-append.
+An fsspec URL says where blobs are: `file:///folder`, `memory://name` (tests), `s3://bucket/prefix`, or whatever else
+fsspec supports. Uploads in progress are always in a local folder, because object stores cannot append.
 
-Methods are synchronous and safe to call from several threads; a caller with an event loop runs the big ones
-in a thread.
+Methods are synchronous and safe to call from several threads. A caller with an event loop runs the big ones in a
+thread.
 """
 
 import contextlib
@@ -35,13 +34,13 @@ from coordinator.storage.errors import BlobCorrupt, BlobMissing, BlobRejected, S
 
 __all__ = ["MAX_BLOB", "BlobStore", "Incoming", "Reader", "Writer", "open_blobs"]
 
-# More than any version may have (2^31 values of four bytes): what is announced above that is a mistake.
+# More than any version has (2^31 values of four bytes). A larger announcement is a mistake.
 MAX_BLOB = 2**33 + 2**20
 _STALE_SECONDS = 7 * 24 * 3600.0
 
 
 class BlobStore:
-    """A content-addressed store. Made by `open_blobs`."""
+    """A content-addressed store, made by `open_blobs`."""
 
     def __init__(self, filesystem: Any, root: str, staging: Path) -> None:
         self._fs = filesystem
@@ -53,7 +52,7 @@ class BlobStore:
     # ---- writing -------------------------------------------------------------------------------------------
 
     def put(self, data: bytes | memoryview) -> bytes:
-        """Stores `data` and returns its digest; durable when it returns.
+        """Stores `data` and returns its digest, once it is durable.
 
         Raises:
             StoreUnusable: no space, no permission, no connection.
@@ -63,7 +62,7 @@ class BlobStore:
             return digest
         if not self._local:
             with _sentences(self._where(digest), "written"):
-                # Object stores make a whole object appear at once.
+                # Object stores show an object only once it is complete.
                 self._fs.pipe_file(self._path(digest), bytes(data))
             return digest
         partial = self._staging / f"put-{uuid.uuid4().hex}"
@@ -79,7 +78,7 @@ class BlobStore:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator["Writer"]:
-        """A blob written piece by piece; without `Writer.finish` nothing of it stays.
+        """Opens a blob for writing in pieces. Without `Writer.finish` nothing of it stays.
 
         Raises:
             StoreUnusable: no space, no permission.
@@ -94,13 +93,13 @@ class BlobStore:
             partial.unlink(missing_ok=True)
 
     def remove(self, digest: bytes) -> bool:
-        """Deletes a blob that no row names any more; durable when it returns. Returns whether there was one.
+        """Deletes a blob that no row names any more, durably. Returns whether there was one.
 
         Raises:
             StoreUnusable: no permission, no connection.
         """
         with _sentences(self._where(digest), "deleted"):
-            # An object store does not say whether there was one.
+            # Deleting does not say whether there was one on an object store.
             if not self._fs.exists(self._path(digest)):
                 return False
             self._fs.rm_file(self._path(digest))
@@ -109,17 +108,17 @@ class BlobStore:
         return True
 
     def incoming(self, digest: bytes, total: int) -> "Incoming":
-        """An upload of a blob of `total` bytes, begun or gone on with.
+        """Begins or continues an upload of a blob of `total` bytes.
 
         Raises:
-            BlobRejected: not a digest, or a size that no blob has.
+            BlobRejected: this is no digest, or no blob has that size.
         """
         if not 0 <= total <= MAX_BLOB:
             raise BlobRejected(f"a blob of {total} bytes is over the limit of {MAX_BLOB}; check what is sent")
         return Incoming(self, digest, total)
 
     def received(self, digest: bytes) -> int:
-        """Bytes that are here: all of a stored blob, or as far as its upload came, or 0."""
+        """Returns how many bytes are here: all of a stored blob, those of an unfinished upload, or 0."""
         try:
             return self.size(digest)
         except BlobMissing:
@@ -135,10 +134,10 @@ class BlobStore:
             return bool(self._fs.exists(self._path(digest)))
 
     def size(self, digest: bytes) -> int:
-        """Its length in bytes.
+        """Returns the length in bytes.
 
         Raises:
-            BlobMissing: not stored.
+            BlobMissing: it is not stored.
         """
         with _sentences(self._where(digest), "looked up"):
             try:
@@ -147,11 +146,11 @@ class BlobStore:
                 raise self._missing(digest) from error
 
     def get(self, digest: bytes) -> bytes:
-        """The whole blob, verified.
+        """Returns the whole blob, verified.
 
         Raises:
-            BlobMissing: not stored.
-            BlobCorrupt: stored, but no longer what its name says.
+            BlobMissing: it is not stored.
+            BlobCorrupt: it is stored, but no longer has its digest.
         """
         with _sentences(self._where(digest), "read"):
             try:
@@ -164,10 +163,10 @@ class BlobStore:
 
     @contextlib.contextmanager
     def reading(self, digest: bytes) -> Iterator["Reader"]:
-        """The whole blob, piece by piece.
+        """Opens the blob for reading in pieces.
 
         Raises:
-            BlobMissing: not stored.
+            BlobMissing: it is not stored.
         """
         with _sentences(self._where(digest), "read"):
             try:
@@ -178,16 +177,17 @@ class BlobStore:
             yield Reader(self, digest, file)
 
     def read(self, digest: bytes, offset: int, size: int) -> bytes:
-        """At most `size` bytes from `offset` on; empty at the end. A part is not verified: whoever puts the
-        parts together verifies the whole.
+        """Returns at most `size` bytes from `offset` on, none at the end.
+
+        They are not verified: the caller verifies the whole blob.
 
         Raises:
-            BlobMissing: not stored.
-            BlobRejected: an offset that lies outside.
+            BlobMissing: it is not stored.
+            BlobRejected: the offset is outside the blob.
         """
         total = self.size(digest)
         if not 0 <= offset <= total or size < 0:
-            raise BlobRejected(f"offset {offset} lies outside the blob of {total} bytes; begin again at 0")
+            raise BlobRejected(f"offset {offset} is outside the blob of {total} bytes; start again at 0")
         end = min(offset + size, total)
         if end == offset:
             return b""
@@ -211,15 +211,15 @@ class BlobStore:
 
     def _corrupt(self, digest: bytes) -> BlobCorrupt:
         return BlobCorrupt(
-            f"{self._where(digest)} no longer has the digest it is named by: the storage has damaged it; "
-            "restore that file from a copy, or remove it and upload it again"
+            f"{self._where(digest)} is damaged: its bytes no longer have the digest in its name; restore that file "
+            "from a copy, or remove it and upload it again"
         )
 
     def _missing(self, digest: bytes) -> BlobMissing:
         return BlobMissing(f"there is no blob {digest.hex()} in {self._root}; upload it first")
 
     def _reveal(self, partial: Path, digest: bytes) -> None:
-        """Gives a whole, forced and checked local file its name."""
+        """Gives a complete, forced and checked local file its name."""
         if not self._local:
             self._fs.put_file(str(partial), self._path(digest))
             partial.unlink()
@@ -233,7 +233,7 @@ class BlobStore:
 
 
 class Reader:
-    """One blob from its beginning to its end. Made by `BlobStore.reading`."""
+    """Reads one blob from beginning to end. Made by `BlobStore.reading`."""
 
     def __init__(self, store: BlobStore, digest: bytes, file: Any) -> None:
         self._store = store
@@ -242,10 +242,10 @@ class Reader:
         self._hashed = hashlib.sha256()
 
     def read(self, size: int) -> bytes:
-        """The next `size` bytes, fewer at the end. Not verified before `finish`.
+        """Returns the next `size` bytes, fewer at the end. They are not verified before `finish`.
 
         Raises:
-            StoreUnusable: the storage does not give them.
+            StoreUnusable: the storage failed to read them.
         """
         with _sentences(self._store._where(self._digest), "read"):
             piece = bytes(self._file.read(size))
@@ -253,17 +253,17 @@ class Reader:
         return piece
 
     def finish(self) -> None:
-        """Checks that everything was read, and that it is what the digest names.
+        """Checks that the whole blob was read and has its digest.
 
         Raises:
-            BlobCorrupt: it is not, or there is more of it.
+            BlobCorrupt: it does not, or there is more of it.
         """
         if self.read(1) or self._hashed.digest() != self._digest:
             raise self._store._corrupt(self._digest)
 
 
 class Writer:
-    """One blob that grows. Made by `BlobStore.writing`."""
+    """Writes one blob in pieces. Made by `BlobStore.writing`."""
 
     def __init__(self, store: BlobStore, partial: Path, file: IO[bytes]) -> None:
         self._store = store
@@ -272,7 +272,7 @@ class Writer:
         self._hashed = hashlib.sha256()
 
     def write(self, data: bytes | memoryview) -> None:
-        """The next bytes.
+        """Appends bytes.
 
         Raises:
             StoreUnusable: no space, no permission.
@@ -282,7 +282,7 @@ class Writer:
         self._hashed.update(data)
 
     def finish(self) -> bytes:
-        """Makes it a blob and returns its digest; durable when it returns.
+        """Makes it a blob and returns its digest, once it is durable.
 
         Raises:
             StoreUnusable: no space, no permission, no connection.
@@ -297,36 +297,33 @@ class Writer:
 
 
 class Incoming:
-    """One upload in progress. What has arrived is the partial file itself, so any number of these may come
-    and go.
-    """
+    """One upload in progress. Its state is the partial file itself, so any number of these may come and go."""
 
     def __init__(self, store: BlobStore, digest: bytes, total: int) -> None:
         self._store = store
         self._partial = store._partial(digest)
         self.digest = digest
         self.total = total
-        # Whether the blob is stored; once true it stays so.
+        # Whether the blob is stored. Once true, it stays true.
         self.complete = store.has(digest)
 
     @property
     def received(self) -> int:
-        """Where to go on."""
+        """Where to continue."""
         return self.total if self.complete else self._store.received(self.digest)
 
     def append(self, offset: int, data: bytes) -> int:
-        """Adds bytes at the end of what has arrived and returns how many there are now.
+        """Appends bytes to what has arrived, and returns how many there are now.
 
-        Nothing happens where the blob is stored already.
+        Does nothing if the blob is stored already.
 
         Raises:
-            BlobRejected: the bytes do not follow, or go beyond the announced size.
+            BlobRejected: the bytes do not follow, or exceed the announced size.
             StoreUnusable: no space, no permission.
         """
         if self.complete:
             return self.total
-        # One writer at a time: a client that lost its connection may be back before its first call is known
-        # dead.
+        # One writer at a time: a client that lost its connection may be back before its first call is known to be dead.
         with self._store._lock, _sentences(str(self._partial), "written"), self._partial.open("ab") as file:
             present = file.tell()
             if offset == present and present + len(data) <= self.total:
@@ -337,11 +334,10 @@ class Incoming:
         raise BlobRejected(f"{present + len(data)} bytes for a blob announced with {self.total}; check what is sent")
 
     def finish(self) -> None:
-        """Checks size and digest and makes it a blob; durable when it returns. What does not match is
-        discarded.
+        """Checks size and digest and makes it a durable blob. Discards the upload if they do not match.
 
         Raises:
-            BlobRejected: not all has arrived (what has is kept), or it is not what the digest names.
+            BlobRejected: bytes are still missing (those that arrived are kept), or the digest is another one.
             StoreUnusable: no space, no permission, no connection.
         """
         if self.complete:
@@ -349,39 +345,41 @@ class Incoming:
         try:
             self._finish()
         except FileNotFoundError as error:
-            # A second upload of the same blob may have finished first.
+            # Another upload of the same blob may have finished first.
             if not self._store.has(self.digest):
                 raise StoreUnusable(f"{self._partial} has disappeared; send the blob again") from error
         self.complete = True
 
     def _finish(self) -> None:
-        # Not under the lock: hashing takes long, and a partial of the announced size takes no more bytes.
+        # Without the lock: hashing takes long, and a partial file of the announced size takes no more bytes.
         with _sentences(str(self._partial), "stored"):
             if self.total == 0:
                 self._partial.touch()
             with self._partial.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 if size < self.total:
-                    raise BlobRejected(f"{size} of {self.total} bytes have arrived; go on from there")
+                    raise BlobRejected(f"{size} of {self.total} bytes have arrived; continue from there")
                 found = hashlib.file_digest(file, "sha256").digest()
                 _force(file.fileno())
             if size != self.total or found != self.digest:
                 self._partial.unlink()
                 raise BlobRejected(
-                    f"{size} bytes arrived with the digest {found.hex()}, announced were {self.total} with "
-                    f"{self.digest.hex()}; they were discarded, send the blob again"
+                    f"{size} bytes arrived with the digest {found.hex()}, but {self.total} with {self.digest.hex()} "
+                    "were announced; they were discarded, so send the blob again"
                 )
             self._store._reveal(self._partial, self.digest)
 
 
 def open_blobs(url: str, *, staging: Path | None = None) -> BlobStore:
-    """Opens, and where needed makes, the store at an fsspec URL.
+    """Opens the store at an fsspec URL, and makes it if needed.
 
-    `staging` is a local folder for uploads in progress; the default lies inside a local store, else in the
-    machine's folder for temporary files.
+    Args:
+        url: where the blobs are.
+        staging: a local folder for uploads in progress. The default is inside a local store; otherwise it is in the
+            machine's temporary folder.
 
     Raises:
-        StoreUnusable: no such kind of store, a driver is missing, or nothing can be written there.
+        StoreUnusable: there is no such kind of store, a driver is missing, or it cannot be written.
     """
     try:
         filesystem, root = url_to_fs(url)
@@ -394,7 +392,7 @@ def open_blobs(url: str, *, staging: Path | None = None) -> BlobStore:
         staging = Path(root) / "incoming" if _is_local(filesystem) else Path(tempfile.gettempdir()) / "tacit-incoming"
     with _sentences(url, "made"):
         if _is_local(filesystem):
-            # `parents` would make it with the umask's rights.
+            # `parents` would make it with the umask's permissions.
             Path(root).mkdir(parents=True, exist_ok=True, mode=0o700)
         staging.mkdir(parents=True, exist_ok=True, mode=0o700)
         if _is_local(filesystem):
@@ -402,7 +400,8 @@ def open_blobs(url: str, *, staging: Path | None = None) -> BlobStore:
             _force_folder(Path(root))
             if staging.stat().st_dev != (Path(root) / "blobs").stat().st_dev:
                 raise StoreUnusable(
-                    f"{staging} lies on another disk than {root}; a blob could not get its name in one step"
+                    f"{staging} is on another disk than {root}, so a blob could not get its name in one step; put both "
+                    "on one disk"
                 )
         _sweep(staging)
     return BlobStore(filesystem, root, staging)
@@ -413,7 +412,7 @@ def _is_local(filesystem: Any) -> bool:
 
 
 def _sweep(staging: Path) -> None:
-    """Forgets uploads that nobody went on with for a week."""
+    """Deletes uploads that nobody continued for a week."""
     for partial in staging.iterdir():
         if partial.stat().st_mtime < time.time() - _STALE_SECONDS:
             partial.unlink(missing_ok=True)
@@ -436,7 +435,7 @@ def _sentences(what: str, verb: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise  # Its meaning is the caller's to say.
+        raise  # The caller knows what it means.
     except OSError as error:
         raise StoreUnusable(
             f"{what} cannot be {verb}: {error.strerror or error}; check free space, permissions, connection"

@@ -1,12 +1,12 @@
-"""Which certificates are served: of members the newest and, until that is used, the one before; of operators all that
-were not cut off.
+"""Which certificates are served. Members: the newest one and, until that is used, the one before. Operators: all that
+were not revoked.
 
-Of operators there is a record: a certificate is in it before it is handed out, so one that is not in it was made by
-somebody else who has the authority's key, and is refused (`meet_operator`).
+An operator's certificate is recorded before it is handed out. So one that is not on record was made by somebody else
+who has the authority's key, and is refused (`meet_operator`).
 
 A member's next certificate is stored before it is handed out. The one before it stays good until its end, or until the
-next one is used for the first time: an answer that was lost, or a member that was killed before it had written what it
-got, costs nothing. Both are gone with a revocation, in the same transaction.
+next one is first used. So a lost answer costs nothing, nor does a member that was killed before it stored what it got.
+A revocation removes both, in one transaction.
 """
 
 import hashlib
@@ -50,13 +50,13 @@ _DAY_MS = 24 * 3600 * 1000
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Under which certificates an enrolled member is served. Fingerprints are SHA-256, 32 bytes."""
+    """The certificates under which an enrolled member is served. Fingerprints are SHA-256, 32 bytes."""
 
     current: bytes
     # DER.
     certificate: bytes
     issued_ms: int
-    # Good beside the current one until then; the current one was never used.
+    # Also good until its end, because the current one was never used.
     previous: bytes | None = None
     previous_expires_ms: int | None = None
 
@@ -68,7 +68,7 @@ class Served:
 
 
 class Met(StrEnum):
-    """What the record says of an operator's certificate. Only one on record is let in."""
+    """What the record says about an operator's certificate. Only `RECORDED` is let in."""
 
     RECORDED = "recorded"
     REVOKED = "revoked"
@@ -91,8 +91,12 @@ class StoredOperator:
 
 
 def served(s: Session, name: str, using: bytes | None = None) -> Served | None:
-    """What a member is served under; None where it is not enrolled. using: the fingerprint that it comes with; the
-    first use of the newest certificate ends the one before it.
+    """Returns what a member is served under, or None if it is not enrolled.
+
+    The first use of the newest certificate ends the one before it.
+
+    Args:
+        using: the fingerprint that the member comes with.
     """
     row = s.get(MemberRow, name)
     if row is None or row.status != _ENROLLED or row.fingerprint is None:
@@ -104,7 +108,7 @@ def served(s: Session, name: str, using: bytes | None = None) -> Served | None:
 
 
 def keep_first(s: Session, name: str, certificate: bytes, now_ms: int) -> None:
-    """The certificate that an enrolment gave. In the transaction that makes the member enrolled."""
+    """Stores an enrolment's certificate. Call it in the transaction that enrols the member."""
     kept = s.get(MemberCertificateRow, name)
     if kept is None:
         s.add(MemberCertificateRow(member=name, certificate=certificate, issued_ms=now_ms))
@@ -124,10 +128,20 @@ def keep_next(
     software_version: str,
     now_ms: int,
 ) -> bool:
-    """Makes `certificate` (DER) the one that a member is served under; `using`, under which it asked, stays good beside
-    it. False where `using` is no longer served: nothing is stored.
+    """Serves a member under its next certificate from now on; the one it asked with stays good beside it.
 
-    key: SHA-256 of the public key, hexadecimal, for the journal.
+    Args:
+        name: the member's name.
+        using: the fingerprint of the certificate it asked with.
+        using_expires_ms: the end of that certificate.
+        certificate: the next one, DER.
+        expires_ms: its end.
+        key: SHA-256 of the public key, in hexadecimal, for the journal.
+        software_version: the member's software.
+        now_ms: the present time.
+
+    Returns:
+        False if `using` is no longer served. Then nothing is stored.
     """
     row = s.get(MemberRow, name, with_for_update=True)
     now = served(s, name)
@@ -144,14 +158,14 @@ def keep_next(
 
 
 def forget(s: Session, name: str) -> None:
-    """The member is served under nothing any more."""
+    """Stops serving the member under any certificate."""
     kept = s.get(MemberCertificateRow, name)
     if kept is not None:
         s.delete(kept)
 
 
 def member_certificates(s: Session) -> dict[str, tuple[bytes, int]]:
-    """Certificate (DER) of every enrolled member, and its end in milliseconds since 1970."""
+    """Returns the certificate (DER) of every enrolled member, and its end in milliseconds since 1970."""
     query = select(MemberRow.name, MemberRow.certificate_expires_ms, MemberCertificateRow.certificate).join_from(
         MemberRow, MemberCertificateRow
     )
@@ -165,7 +179,7 @@ def member_certificates(s: Session) -> dict[str, tuple[bytes, int]]:
 def record_operator(
     s: Session, name: str, fingerprint: bytes, *, expires_ms: int, issuer: bytes, now_ms: int, by: str = ""
 ) -> None:
-    """A certificate that was issued for an operator. Written before it is handed out."""
+    """Records a certificate issued for an operator, before it is handed out."""
     _known(s, name)
     s.add(
         OperatorCertificateRow(
@@ -184,10 +198,12 @@ def meet_operator(
     begins_ms: int,
     now_ms: int,
 ) -> Met:
-    """Whether an operator with this certificate, which is valid, is let in. A refusal is told in the journal
-    (`operator_refused`), once a day for each name.
+    """Decides whether an operator with this valid certificate is let in.
 
-    begins_ms: start of the certificate's validity.
+    A refusal is noted in the journal (`operator_refused`), once a day for each name.
+
+    Args:
+        begins_ms: the start of the certificate's validity.
     """
     row = s.get(OperatorCertificateRow, fingerprint)
     if row is not None and row.name == name and row.revoked_ms is None:
@@ -212,15 +228,14 @@ def operator_key_is_good(s: Session, fingerprint: bytes) -> bool:
 
 
 def revoke_operator(s: Session, name: str, now_ms: int, *, by: str = "") -> int:
-    """Cuts off every certificate of this name that there is now; says how many of them are known. One that is issued
-    afterwards is good.
+    """Revokes every present certificate of this name, and returns their number. One issued afterwards is good.
 
     Raises:
-        NotFound: no certificate of this name was ever issued or seen.
+        NotFound: no certificate of this name was ever issued.
     """
     row = s.get(OperatorRow, name, with_for_update=True)
     if row is None:
-        raise NotFound(f"there is no operator named {name}; `coordinator operator list` shows those there are")
+        raise NotFound(f"there is no operator named {name}; `coordinator operator list` shows all operators")
     row.revoked_ms = now_ms
     query = select(OperatorCertificateRow).where(OperatorCertificateRow.name == name)
     known = list(s.scalars(query.where(OperatorCertificateRow.revoked_ms.is_(None))))
@@ -232,13 +247,13 @@ def revoke_operator(s: Session, name: str, now_ms: int, *, by: str = "") -> int:
 
 
 def revoked_among(s: Session, fingerprints: Collection[bytes]) -> frozenset[bytes]:
-    """Those of these certificates of operators that are cut off."""
+    """Returns those of these operator certificates that were revoked."""
     query = select(OperatorCertificateRow.fingerprint).where(OperatorCertificateRow.revoked_ms.is_not(None))
     return frozenset(s.scalars(query.where(OperatorCertificateRow.fingerprint.in_(fingerprints))))
 
 
 def operators(s: Session) -> list[StoredOperator]:
-    """Every certificate of an operator that was issued or seen, by name and age."""
+    """Returns every operator certificate that was issued, by name and age."""
     rows = s.scalars(
         select(OperatorCertificateRow).order_by(OperatorCertificateRow.name, OperatorCertificateRow.known_ms)
     )

@@ -1,16 +1,16 @@
-"""The hash chain of the audit journal: what an entry's hash covers, and whether a run of entries is whole.
+"""The hash chain of the audit journal: what an entry's hash covers, and whether a run of entries is intact.
 
     hash(n) = SHA-256("tacit journal 1\\n" || hash(n - 1) || canonical(id, at_ms, kind, subject, fields))
 
-The first entry follows 32 zero bytes. The canonical form is JSON in ASCII with sorted keys and no white space, which
-comes out the same whatever database gave the fields back. It can never change: heads are noted outside, for years.
+The first entry follows 32 zero bytes. The canonical form is JSON in ASCII with sorted keys and no white space, so it is
+the same whatever database returned the fields. It can never change, because heads are noted elsewhere, for years.
 
-What the chain proves: the entries that are there follow one another, unbroken, from the first one on. So it finds an
-entry that was changed, removed, added or moved, unless all that follows was rewritten too. It does not find a tail that
-was cut off, or a whole journal made anew: who owns the database can do both. `Verifier` finds them where it is given a
-head that was kept elsewhere, in a log collector or on paper.
+The chain proves that the present entries follow one another, unbroken, from the first one on. So it finds an entry that
+was changed, removed, added or moved, unless everything after it was rewritten too. It does not find a cut-off tail or a
+wholly rewritten journal: the owner of the database can do both. `Verifier` finds them if it is given a head that was
+kept elsewhere, in a log collector or on paper.
 
-No database is needed here: whoever has entries verifies them, on the operator's machine too.
+Verifying needs no database, only the entries, so it also works on the operator's machine.
 """
 
 import hashlib
@@ -34,13 +34,13 @@ __all__ = [
 
 Value = str | int | float | bool | None | list[str]
 
-# What the first entry follows.
+# The hash that the first entry follows.
 GENESIS = bytes(32)
 _PREFIX = b"tacit journal 1\n"
 
 
 class ChainBroken(ValueError):
-    """The sentence says which entry, and what that means."""
+    """The chain is broken. The sentence says at which entry, and what that means."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,39 +52,40 @@ class JournalEntry:
     kind: str
     subject: str  # A member's or a job's name.
     fields: Mapping[str, Value]
-    hash: bytes  # As stored; whether it is right is for `verify` to say.
+    hash: bytes  # As stored; `verify` says whether it is right.
 
 
 @dataclass(frozen=True, slots=True)
 class JournalVerdict:
-    """A chain that holds, as far as its entries go."""
+    """The result for a chain that holds, up to its last entry."""
 
     entries: int
     head_id: int  # 0 for an empty journal.
     head: bytes
-    # Of the heads that were asked for: which entry each one is of.
+    # For each requested head, the entry that it belongs to.
     found: Mapping[bytes, int] = field(default_factory=dict)
 
 
 def canonical_fields(fields: Mapping[str, Value]) -> str:
-    """The fields as JSON, in the one form that is hashed.
+    """Returns the fields as JSON, in the one form that is hashed.
 
     Raises:
-        ValueError: a number that is not finite, for which JSON has no form.
+        ValueError: a number is not finite, and JSON has no form for it.
     """
     return _canonical(dict(fields))
 
 
 def entry_hash(previous: bytes, id: int, at_ms: int, kind: str, subject: str, fields: Mapping[str, Value]) -> bytes:
-    """The hash of the entry that follows the one with the hash `previous`."""
+    """Returns the hash of the entry that follows the one with the hash `previous`."""
     told = _canonical([id, at_ms, kind, subject, dict(fields)])
     return hashlib.sha256(_PREFIX + previous + told.encode("ascii")).digest()
 
 
 class Verifier:
-    """Computes the chain again, entry by entry, from the first one on. However long the journal, nothing is kept of it.
+    """Computes the chain again, entry by entry, from the first one on. It keeps no entries, however long the journal.
 
-    heads: heads kept elsewhere, each of which must be in the chain.
+    Args:
+        heads: heads kept elsewhere, each of which must be in the chain.
     """
 
     def __init__(self, heads: Iterable[KeptHead] = ()) -> None:
@@ -94,45 +95,45 @@ class Verifier:
         self._last = self._count = 0
 
     def take(self, entry: JournalEntry) -> None:
-        """The next entry.
+        """Takes the next entry.
 
         Raises:
             ChainBroken: it does not follow the one before it.
         """
         if entry.id <= self._last:
-            raise ChainBroken(f"entry {entry.id} stands after entry {self._last}: the order was changed")
+            raise ChainBroken(f"entry {entry.id} comes after entry {self._last}: the order was changed")
         following = entry_hash(self._previous, entry.id, entry.at_ms, entry.kind, entry.subject, entry.fields)
         if entry.hash != following:
             raise ChainBroken(
                 f"the hash of entry {entry.id} does not follow from it and the entry before it: an entry was changed, "
-                "removed or put in at or before this place; compare with a backup or with the log collector"
+                "removed or inserted here or earlier; compare with a backup or with the log collector"
             )
         self._previous, self._last, self._count = following, entry.id, self._count + 1
         if following in self._wanted:
             self._found[following] = entry.id
 
     def verdict(self) -> JournalVerdict:
-        """After the last entry.
+        """Returns the result after the last entry.
 
         Raises:
-            ChainBroken: a head that was kept is not there, or is another entry's.
+            ChainBroken: a kept head is missing, or belongs to another entry.
         """
         for head in self._wanted.values():
             if head.hash not in self._found:
                 raise ChainBroken(
                     f"the head {head} is not in the journal, which ends at entry {self._last}: entries were cut off or "
-                    "the whole of it was rewritten since that head was kept, or an older backup was restored; compare "
-                    "with a backup or with the log collector"
+                    "all rewritten since that head was kept, or an older backup was restored; compare with a backup or "
+                    "with the log collector"
                 )
             if head.number not in (None, self._found[head.hash]):
                 raise ChainBroken(
-                    f"the head {head} is that of entry {self._found[head.hash]}; look at where its number was kept"
+                    f"the head {head} is that of entry {self._found[head.hash]}; check the number that was kept with it"
                 )
         return JournalVerdict(self._count, self._last, self._previous, self._found)
 
 
 def verify(entries: Iterable[JournalEntry], heads: Iterable[KeptHead] = ()) -> JournalVerdict:
-    """All of a journal in order, at once. Raises: ChainBroken: see `Verifier`."""
+    """Verifies a whole journal, in order. Raises: ChainBroken: see `Verifier`."""
     verifier = Verifier(heads)
     for entry in entries:
         verifier.take(entry)

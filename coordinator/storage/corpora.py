@@ -1,9 +1,9 @@
-"""Made-up text that members give to a job, or would not give: where each file comes from, for as long as it is used.
+"""Synthetic text that members release to a job, or decline to, with each file's origin for as long as it is used.
 
-A file is a blob, stored before its row; a row names it with the member's signed statement and the certificate of the
-key that signed. One answer of a member counts for a job: another one replaces it. The earlier row stays, with statement
-and signature; the file that it names is for deleting (`uncounted_corpora`), unless another answer that counts names it
-too. Every answer, and every fetching of a file by an operator, leaves an entry in the journal.
+A file is a blob, stored before its row. The row names it, with the member's signed statement and the certificate of the
+key that signed. One answer of a member counts for a job, and another one replaces it. The earlier row stays, with
+statement and signature; its file is to be deleted (`uncounted_corpora`) unless another answer that counts names it too.
+Every answer, and every download of a file by an operator, leaves an entry in the journal.
 """
 
 from dataclasses import dataclass
@@ -35,14 +35,14 @@ __all__ = [
     "uncounted_corpora",
 ]
 
-# Answers of one member to one job that are remembered: what one member can make this table grow by.
+# How many answers of one member to one job are kept. This bounds what one member can add to the table.
 MAX_ANSWERS = 20
 _ROWS_AT_ONCE = 100
 
 
 @dataclass(frozen=True, slots=True)
 class CorpusStanding:
-    """How far a job is that may order made-up text."""
+    """What decides whether a job may take synthetic text."""
 
     status: JobStatus
     # Digest of its document.
@@ -51,9 +51,16 @@ class CorpusStanding:
 
 @dataclass(frozen=True, slots=True)
 class CorpusOffered:
-    """A file that was found to count, and is a blob by now.
+    """A checked file that counts, already stored as a blob.
 
-    digest: its SHA-256. statement: canonical. certificate: DER, of the key that made `signature`.
+    Attributes:
+        digest: the file's SHA-256.
+        size: its length in bytes.
+        rows: its number of texts.
+        promise: what the member promises of it.
+        statement: the member's statement, in canonical form.
+        signature: over the statement.
+        certificate: DER, of the key that made `signature`.
     """
 
     digest: bytes
@@ -67,11 +74,11 @@ class CorpusOffered:
 
 @dataclass(frozen=True, slots=True)
 class StoredCorpus:
-    """The answer of a member that counts: a file, or none given."""
+    """A member's answer that counts: a file, or a refusal."""
 
     member: str
     at_ms: int
-    # None: declined.
+    # None if the member declined.
     digest: bytes | None
     size: int
     rows: int
@@ -81,7 +88,7 @@ class StoredCorpus:
 
 
 def corpus_standing(s: Session, job: str) -> CorpusStanding:
-    """A job's status and document.
+    """Returns a job's status and document.
 
     Raises:
         NotFound: no such job.
@@ -93,7 +100,7 @@ def corpus_standing(s: Session, job: str) -> CorpusStanding:
 
 
 def took_part(s: Session, job: str) -> frozenset[str]:
-    """Who survived in an attempt of the job that was published."""
+    """Returns the survivors of all published attempts of the job."""
     members: set[str] = set()
     published = select(AttemptRow.survivors).where(AttemptRow.job == job, AttemptRow.outcome == "published")
     for survivors in s.scalars(published).yield_per(_ROWS_AT_ONCE):
@@ -102,7 +109,7 @@ def took_part(s: Session, job: str) -> frozenset[str]:
 
 
 def trained_from(s: Session, job: str, version: bytes, round: int) -> bool:
-    """Whether the job had this round, and a version of this digest before it."""
+    """Whether the job had this round, and before it a version with this digest."""
     before = select(VersionRow.number).where(
         VersionRow.job == job, VersionRow.digest == version, VersionRow.round < round
     )
@@ -110,49 +117,49 @@ def trained_from(s: Session, job: str, version: bytes, round: int) -> bool:
 
 
 def corpus_of(s: Session, job: str, member: str) -> StoredCorpus | None:
-    """The answer of this member that counts; None where there is none yet."""
+    """Returns the member's answer that counts, or None."""
     row = _counting(s, job, member)
     return None if row is None else _stored(row)
 
 
 def corpora(s: Session, job: str) -> list[StoredCorpus]:
-    """Every member's answer that counts, by name."""
+    """Returns the answer that counts of every member, ordered by name."""
     mine = select(CorpusRow).where(CorpusRow.job == job, CorpusRow.replaced_ms.is_(None)).order_by(CorpusRow.member)
     return [_stored(row) for row in s.scalars(mine)]
 
 
 def counts_anywhere(s: Session, digest: bytes) -> bool:
-    """Whether an answer that counts names this file, of whatever member and job."""
+    """Whether an answer that counts names this file, for any member and job."""
     counting = select(CorpusRow.id).where(CorpusRow.digest == digest, CorpusRow.replaced_ms.is_(None))
     return s.scalar(counting.limit(1)) is not None
 
 
 def uncounted_corpora(s: Session) -> frozenset[bytes]:
-    """Digests of the files that were given once and that no answer names now."""
+    """Returns the digests of files that were received once and that no answer names now."""
     counting = select(CorpusRow.digest).where(CorpusRow.replaced_ms.is_(None), CorpusRow.digest.is_not(None))
     replaced = select(CorpusRow.digest).where(CorpusRow.replaced_ms.is_not(None), CorpusRow.digest.not_in(counting))
     return frozenset(bytes(digest) for digest in s.scalars(replaced.distinct()) if digest is not None)
 
 
 def check_answer(s: Session, job: str, member: str, most: int = MAX_ANSWERS) -> None:
-    """That one more answer of this member to this job would be kept. Writes nothing: whoever stores a blob for a row
-    asks before.
+    """Checks that one more answer of this member to this job would be kept. Writes nothing; for use before a blob is
+    stored.
 
     Raises:
-        OutOfOrder: the job is not finished, the member is not enrolled any more, or has answered too often.
+        OutOfOrder: the job is not finished, the member is no longer enrolled, or it has answered too often.
     """
     row, known = s.get(JobRow, job), s.get(MemberRow, member)
     if row is None or row.status != JobStatus.FINISHED.value:
-        raise OutOfOrder(f"job {job} is not finished: it takes no made-up text")
+        raise OutOfOrder(f"job {job} is not finished; it takes synthetic text only after its last round")
     if known is None or known.status != MemberStatus.ENROLLED.value:
-        raise OutOfOrder(f"{member} is no member any more: nothing is taken of it")
+        raise OutOfOrder(f"{member} is no longer a member, so nothing is taken from it")
     mine = select(func.count()).where(CorpusRow.job == job, CorpusRow.member == member)
     if (s.scalar(mine) or 0) >= most:
-        raise OutOfOrder(f"{member} has answered {MAX_ANSWERS} times to {job}, and no more is kept: its last one stays")
+        raise OutOfOrder(f"{member} has answered {MAX_ANSWERS} times to {job}, and its last answer stays")
 
 
 def keep_corpus(s: Session, job: str, member: str, offered: CorpusOffered, now_ms: int) -> bool:
-    """This file counts for the member from now on; the blob is stored already. Returns whether it did not before.
+    """Makes a file, already stored, the member's answer that counts. Returns whether it was not that before.
 
     Raises:
         OutOfOrder: as for `check_answer`.
@@ -190,15 +197,15 @@ def keep_corpus(s: Session, job: str, member: str, offered: CorpusOffered, now_m
 
 
 def decline_corpus(s: Session, job: str, member: str, now_ms: int) -> bool:
-    """The member gives nothing to this job; what it gave before counts no longer. Returns whether that is news.
+    """Records that the member declines; its earlier answer counts no longer. Returns whether that is new.
 
     Raises:
-        OutOfOrder: as for `check_answer`, but that a file can be taken back however often its member has answered.
+        OutOfOrder: as for `check_answer`, except that a member can always take a file back, however often it answered.
     """
     before = _counting(s, job, member)
     if before is not None and before.digest is None:
         return False
-    # One row more at most: nothing but a no is left to say then, and that is said.
+    # This takes at most one more row, because after it the member can only decline again.
     _replace(s, job, member, before, now_ms, most=MAX_ANSWERS + (before is not None))
     s.add(CorpusRow(job=job, member=member, declined_ms=now_ms))
     note(s, "corpus_declined", job, now_ms, member=member)
@@ -207,7 +214,7 @@ def decline_corpus(s: Session, job: str, member: str, now_ms: int) -> bool:
 
 
 def note_corpus_fetched(s: Session, digest: bytes, now_ms: int, within_ms: int, *, by: str) -> None:
-    """Notes that an operator fetches a member's file; once more within `within_ms` is not noted again."""
+    """Notes that an operator downloads a member's file; a repeat within `within_ms` is not noted again."""
     named = select(CorpusRow.job, CorpusRow.member).where(CorpusRow.digest == digest, CorpusRow.replaced_ms.is_(None))
     for job, member in s.execute(named.order_by(CorpusRow.job, CorpusRow.member)).all():
         note_seldom(
@@ -230,11 +237,11 @@ def _counting(s: Session, job: str, member: str) -> CorpusRow | None:
 
 
 def _replace(s: Session, job: str, member: str, before: CorpusRow | None, now_ms: int, most: int = MAX_ANSWERS) -> None:
-    """Makes room for an answer. Checked here, and not only where it was asked for: receiving a file takes its time."""
+    """Makes room for an answer. Checks it again, because receiving a file takes time."""
     check_answer(s, job, member, most)
     if before is not None:
         before.replaced_ms = now_ms
-        # Before the next one is there: the schema has room for one that counts.
+        # Before the next answer is added: the schema allows one that counts.
         s.flush()
 
 

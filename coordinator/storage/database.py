@@ -2,24 +2,21 @@
 
 Guarantees:
 
-- `run` returns after its work is committed and durable, or raises after it was rolled back; nothing in
-  between.
-- Calls are carried out one after another in the order in which they were made, so what one call committed the
-  next one reads. Reads go the same way: there is no second, older view of the data in this process.
-- A caller that is cancelled while it waits does not tear its work apart: it has happened whole, or not at
-  all.
-- Opening brings the schema to the newest migration, in one transaction; a database that newer software has
-  migrated is refused and left alone.
+- `run` returns once its work is committed and durable, or raises once it is rolled back; nothing in between.
+- Calls run one after another in the order in which they were made, so each reads what earlier ones committed. Reads go
+  the same way: this process has no second, older view of the data.
+- Cancelling a waiting caller does not tear its work apart: all of it happened, or none.
+- Opening brings the schema to the newest migration, in one transaction. A database that newer software has migrated is
+  refused and left alone.
 
-SQLite (the default) runs in WAL mode with synchronous=FULL: a commit survives a power cut. Every transaction
-is BEGIN IMMEDIATE, so a second process (`coordinator init` beside a server) waits its turn rather than
-failing half-way.
+SQLite (the default) runs in WAL mode with synchronous=FULL, so a commit survives a power cut. Every transaction is
+BEGIN IMMEDIATE, so a second process (`coordinator init` beside a server) waits its turn instead of failing half-way.
 
-PostgreSQL is one connection, made anew when it broke. Where it breaks during a commit, the database is asked what
-became of the transaction (`_resolved`), so that what was stored is not taken for lost, and done twice.
+PostgreSQL is used through one connection, which is made anew after it broke. If it breaks during a commit, the database
+is asked what became of the transaction (`_committed`), so that stored work is not taken for lost and done twice.
 
-Who serves opens the database as its sole coordinator. On PostgreSQL the lock for that belongs to the very connection
-that writes: a coordinator whose connection was lost, and whose place another took, writes nothing more.
+The serving process opens the database as its sole coordinator. On PostgreSQL the lock for that belongs to the very
+connection that writes. So a coordinator that lost its connection, and its place to another, writes nothing more.
 """
 
 import asyncio
@@ -57,14 +54,14 @@ T = TypeVar("T")
 # Called after every transaction with its seconds, and whether the database refused it.
 Observe = Callable[[float, bool], None]
 
-# The migrations that are installed with this program.
+# The migrations installed with this program.
 MIGRATIONS = str(resources.files("coordinator.storage") / "migrations")
 BUSY_TIMEOUT_MS = 30_000
-# How long a coordinator that starts waits for the place of one that is just ending: PostgreSQL takes a moment to notice
-# that its client was killed.
+# How many milliseconds a starting coordinator waits for one that is just ending: PostgreSQL takes a moment to notice
+# that a client was killed.
 TAKEOVER_MS = 10_000
 _SOLE_LOCK = 7440744174427442
-# Of a connection that nobody answers on any more: then it is given up, and the lock with it.
+# Give up a connection on which nobody answers any more, and the lock with it.
 _POSTGRES_ARGUMENTS = {
     "connect_timeout": 10,
     "keepalives_idle": 10,
@@ -75,21 +72,21 @@ _POSTGRES_ARGUMENTS = {
 }
 _POSTGRES_SETTINGS = (
     f"SET lock_timeout = {BUSY_TIMEOUT_MS}",
-    # The server's side of the same: who is gone without a word must not keep the lock for hours.
+    # The same for the server's side: a client that vanished must not keep the lock for hours.
     "SET tcp_keepalives_idle = 10",
     "SET tcp_keepalives_interval = 5",
     "SET tcp_keepalives_count = 3",
 )
-# Kinds of entries after which the journal's head goes to the log: a log collector then holds heads that whoever owns
+# Kinds of entries after which the journal's head goes to the log. A log collector then holds heads that the owner of
 # the database cannot change.
 _TOLD = frozenset({"round_ended", "operator_act", "member_revoked", "member_invited", "backup_made", "restored"})
 
-# Alembic keeps what it is working on in a global: two databases of one process migrate one after the other.
+# Alembic keeps its work in a global, so two databases of one process migrate one after the other.
 _alembic = threading.Lock()
 
 
 class Database:
-    """An open database. Made by `open_database`, ended by `close`."""
+    """An open database, made by `open_database` and ended by `close`."""
 
     def __init__(
         self,
@@ -100,7 +97,7 @@ class Database:
         *,
         sole: bool = False,
     ) -> None:
-        """held: what is let go after the last transaction. sole: for who serves."""
+        """Takes `held`, which is released after the last transaction, and `sole`, for the serving process."""
         self._engine = engine
         self._writer = writer
         self._observe = observe
@@ -108,18 +105,18 @@ class Database:
         self._where = engine.url.render_as_string(hide_password=True)
         self._postgres = engine.dialect.name == "postgresql"
         self._sole = sole
-        # Of the writer thread alone.
+        # Used by the writer thread alone.
         self._written: set[int] = set()
 
     async def run(self, work: Callable[[Session], T]) -> T:
-        """Carries out `work` in a transaction of its own and returns what it returned, once that is
-        committed.
+        """Runs `work` in a transaction of its own, and returns its result once that is committed.
 
-        `work` is synchronous, runs in the writer thread and hands out no rows, only values.
+        Args:
+            work: synchronous; runs in the writer thread and returns values, never rows.
 
         Raises:
             DatabaseUnusable: the database could not do it (disk full, locked for too long, gone).
-            Whatever `work` raised, after the rollback.
+            Exception: whatever `work` raised, after the rollback.
         """
         return await asyncio.wrap_future(self._submit(work))
 
@@ -128,15 +125,16 @@ class Database:
         return self._submit(work).result()
 
     def written_here(self) -> frozenset[int]:
-        """Inside a transaction of who serves: the journal's entries that it wrote itself since this was last asked. The
-        others were written by commands beside it.
+        """Returns the journal entries that the serving process has written itself since the last call.
+
+        For use inside its transactions. All other entries come from commands beside it.
         """
         found = frozenset(self._written)
         self._written.clear()
         return found
 
     def close(self) -> None:
-        """Waits for the work that was handed in, then lets go of the database."""
+        """Waits for the queued work, then releases the database."""
         with self._held:
             self._writer.submit(self._engine.dispose).result()
             self._writer.shutdown(wait=True)
@@ -145,7 +143,7 @@ class Database:
         try:
             return self._writer.submit(self._observed, work)
         except RuntimeError as error:
-            raise DatabaseUnusable(f"the database {self._where} was closed; the coordinator is stopping") from error
+            raise DatabaseUnusable(f"the database {self._where} is closed; the coordinator is stopping") from error
 
     def _observed(self, work: Callable[[Session], T]) -> T:
         start, failed = time.perf_counter(), False
@@ -169,7 +167,7 @@ class Database:
                 added = noted(session)
                 committing = True
         except IntegrityError:
-            # The schema refused what `records` should have refused: a mistake of ours, to be seen as it is.
+            # The schema refused what `records` should have refused: a bug of ours, to be seen as it is.
             raise
         except DBAPIError as error:
             if not (committing and error.connection_invalidated and number is not None and self._committed(number)):
@@ -185,8 +183,9 @@ class Database:
         return done
 
     def _committed(self, number: int) -> bool:
-        """What became of a transaction whose commit was never answered. False where nobody can be asked: the caller is
-        then told of a failure, as it would be of any.
+        """Whether a transaction was committed whose commit got no answer.
+
+        False if nobody can be asked: the caller then hears of a failure, like any other.
         """
         try:
             with self._engine.connect() as connection:
@@ -200,13 +199,15 @@ class Database:
 def open_database(url: str, *, observe: Observe | None = None, sole: bool = False) -> Database:
     """Opens and migrates the database: `sqlite:////folder/tacit.db`, or a PostgreSQL URL.
 
-    observe: called in the writer thread after every transaction. sole: refuse where another process has the database
-    open in this way, and keep such others out for as long as this one is open; for who serves.
+    Args:
+        observe: called in the writer thread after every transaction.
+        sole: for the serving process: refuse if another process has the database open this way, and keep such others
+            out while this one is open.
 
     Raises:
         DatabaseInUse: another coordinator serves from it.
         DatabaseTooNew: newer software has migrated it.
-        DatabaseUnusable: not a database URL, a driver is missing, or nothing usable is there.
+        DatabaseUnusable: this is no database URL, a driver is missing, or nothing usable is there.
     """
     engine = engine_of(url, sole=sole)
     writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="database")
@@ -231,10 +232,10 @@ def open_database(url: str, *, observe: Observe | None = None, sole: bool = Fals
 
 
 def engine_of(url: str, *, sole: bool = False) -> Engine:
-    """SQLAlchemy's engine, set up as everything here expects it.
+    """Returns a SQLAlchemy engine, set up as this package expects it.
 
     Raises:
-        DatabaseUnusable: not a database URL, or its driver is missing.
+        DatabaseUnusable: this is no database URL, or its driver is missing.
     """
     try:
         parsed: URL = make_url(url)
@@ -245,17 +246,17 @@ def engine_of(url: str, *, sole: bool = False) -> Engine:
             event.listen(engine, "connect", _sqlite_connect)
             event.listen(engine, "begin", _sqlite_begin)
             return engine
-        # What the URL says of a connection stands.
+        # The URL's own settings take precedence.
         arguments = {key: value for key, value in _POSTGRES_ARGUMENTS.items() if key not in parsed.query}
-        # One connection is enough for one writer; a stale one is noticed before it is used.
+        # One connection is enough for one writer; a stale one is noticed before use.
         engine = create_engine(parsed, pool_size=1, max_overflow=0, pool_pre_ping=True, connect_args=arguments)
         event.listen(engine, "connect", _postgres_sole if sole else _postgres_connect)
         return engine
-    except (ArgumentError, ValueError):  # The latter for a port that is no number.
+    except (ArgumentError, ValueError):  # ValueError for a port that is not a number.
         shown = re.sub(r"//[^/]*@", "//***@", url)
         raise DatabaseUnusable(
             f"{shown!r} is not a database URL; write sqlite:////folder/tacit.db or postgresql://user@host/name"
-        ) from None  # Its cause shows the URL with its password.
+        ) from None  # The cause would show the URL with its password.
     except ModuleNotFoundError as error:
         raise DatabaseUnusable(
             f"the driver {error.name} is not installed; for PostgreSQL, {install_with('coordinator-postgres')}"
@@ -263,22 +264,23 @@ def engine_of(url: str, *, sole: bool = False) -> Engine:
 
 
 def _made_private(path: str) -> None:
-    """Makes the file for its owner alone, where there is none: SQLite would take the umask's rights, and gives its log
-    those of the file.
+    """Creates a missing file for its owner alone.
+
+    SQLite would use the umask's permissions, and gives its log those of the file.
     """
-    # Where it cannot be made, SQLite says so.
+    # If that fails, SQLite says so.
     with contextlib.suppress(OSError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
 
 
 @contextlib.contextmanager
 def _sole_of_file(path: str) -> Iterator[None]:
-    """The lock goes with the process, however it ends; the file stays, empty."""
+    """Locks the database for one process. The lock ends with the process, however it ends; the empty file stays."""
     try:
         descriptor = os.open(f"{path}.serving", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise DatabaseUnusable(
-            f"{path}.serving cannot be written: {error.strerror}; check that its folder is there, and permissions"
+            f"{path}.serving cannot be written: {error.strerror}; check that its folder exists, and permissions"
         ) from error
     try:
         try:
@@ -291,7 +293,7 @@ def _sole_of_file(path: str) -> Iterator[None]:
 
 
 def words_of(error: DBAPIError) -> str:
-    """What the driver says, on one line; its own lines become sentences."""
+    """Returns what the driver says, on one line; its own lines become sentences."""
     lines = [" ".join(line.split()) for line in str(error.orig).splitlines()]
     text = ""
     for line in filter(None, lines):
@@ -301,8 +303,8 @@ def words_of(error: DBAPIError) -> str:
 
 def _in_use(where: str) -> str:
     return (
-        f"another coordinator serves from the database {where}: two would give members contradictory numbers; end that "
-        "one first"
+        f"another coordinator serves from the database {where}, and two would give members contradictory numbers; end "
+        "that one first"
     )
 
 
@@ -314,13 +316,13 @@ def _postgres_connect(connection: Any, _record: object) -> None:
 
 
 def _postgres_sole(connection: Any, record: object) -> None:
-    # Of this connection, not of a transaction: whoever writes through it has the lock.
+    # The lock belongs to the connection, not to a transaction: whatever writes through it has the lock.
     with connection.cursor() as cursor:
         cursor.execute(f"SET lock_timeout = {TAKEOVER_MS}")
         try:
             cursor.execute(f"SELECT pg_advisory_lock({_SOLE_LOCK})")
         except Exception as error:
-            # lock_not_available
+            # The code of lock_not_available.
             if getattr(error, "sqlstate", None) != "55P03":
                 raise
             where = _in_use(f"{connection.info.dbname} on {connection.info.host}")
@@ -330,8 +332,7 @@ def _postgres_sole(connection: Any, record: object) -> None:
 
 
 def _sqlite_connect(connection: sqlite3.Connection, _record: object) -> None:
-    # Transactions are begun by _sqlite_begin, not by the driver, which would begin them late and leave DDL
-    # outside.
+    # _sqlite_begin begins transactions, because the driver would begin them late and leave DDL outside.
     connection.isolation_level = None
     cursor = connection.cursor()
     # First, because switching to WAL needs a lock that another process may hold.
@@ -347,7 +348,7 @@ def _sqlite_begin(connection: Connection) -> None:
 
 
 def scripts() -> tuple[Config, ScriptDirectory]:
-    """The migrations of this program."""
+    """Returns this program's migrations."""
     config = Config()
     config.set_main_option("script_location", MIGRATIONS.replace("%", "%%"))
     return config, ScriptDirectory.from_config(config)
@@ -364,8 +365,8 @@ def _migrate(engine: Engine) -> None:
         if unknown := sorted(set(present) - known):
             raise DatabaseTooNew(
                 f"the database {engine.url.render_as_string(hide_password=True)} was migrated to "
-                f"{unknown[0]} by newer software than this; install that version again, or restore the copy "
-                "made before the upgrade"
+                f"{unknown[0]} by newer software; install that version again, or restore the copy made before the "
+                "upgrade"
             )
         if set(present) == set(directory.get_heads()):
             return

@@ -1,4 +1,4 @@
-"""What can go wrong with storage, as sentences: what happened, then what to do."""
+"""Storage errors, as sentences: what happened, then what to do."""
 
 __all__ = [
     "BackupDamaged",
@@ -22,11 +22,11 @@ __all__ = [
 
 
 class StorageError(Exception):
-    """Base of everything below; its text is the sentence."""
+    """Base of all storage errors; its text is the sentence."""
 
     @property
     def sentence(self) -> str:
-        """For a person."""
+        """The sentence for a person."""
         return str(self)
 
 
@@ -43,15 +43,15 @@ class DatabaseTooNew(DatabaseUnusable):
 
 
 class DatabaseUnexpected(DatabaseUnusable):
-    """Not the database that this coordinator's folder belongs to."""
+    """The database is not the one that this coordinator's folder belongs to."""
 
 
 class NotFound(StorageError):
-    """No job, member or version of that name."""
+    """There is no job, member or version of that name."""
 
 
 class JobExists(StorageError):
-    """A job of that name exists; names are never used twice."""
+    """A job of that name exists. Names are never used twice."""
 
 
 class NameTaken(StorageError):
@@ -59,21 +59,19 @@ class NameTaken(StorageError):
 
 
 class TokenWithdrawn(StorageError):
-    """The invitation was taken back, or its member revoked, while the certificate was being made."""
+    """The invitation was withdrawn, or its member revoked, while the certificate was made."""
 
 
 class OutOfOrder(StorageError):
-    """A round, attempt or version that does not follow what is stored: a mistake of the caller, never of a
-    member.
-    """
+    """A round, attempt or version does not follow what is stored: a fault of the caller, never of a member."""
 
 
 class BackupRefused(StorageError):
-    """A backup that cannot be written, or not be restored here. What was there before is as it was."""
+    """A backup cannot be written, or cannot be restored here. What was there before is unchanged."""
 
 
 class BackupDamaged(BackupRefused):
-    """A backup that is not whole, or no longer what was written; the sentence names the file."""
+    """A backup is incomplete or altered; the sentence names the file."""
 
 
 class StoreUnusable(StorageError):
@@ -81,16 +79,16 @@ class StoreUnusable(StorageError):
 
 
 class BlobMissing(StorageError):
-    """No blob of that digest."""
+    """There is no blob with that digest."""
 
 
 class BlobCorrupt(StorageError):
-    """What is stored under a digest does not have that digest."""
+    """The bytes stored under a digest do not have that digest."""
 
 
 class ServerStateUnusable(StorageError):
-    """What the server optimiser carried to a version is missing, or no longer what it was."""
+    """The server optimiser's state for a version is missing or altered."""
 
 
 class BlobRejected(StorageError):
-    """Bytes that do not continue, or do not match, the blob they were announced as."""
+    """Bytes do not continue, or do not match, the blob they were announced as."""

@@ -1,10 +1,8 @@
-"""Jobs, rounds, attempts, versions and evaluations: written by the driver of the rounds, read by the
-operator.
+"""Jobs, rounds, attempts, versions and evaluations: written by the driver of the rounds, read by the operator.
 
-Every function works inside the caller's transaction and hands out frozen dataclasses. Numbers of rounds,
-attempts and versions only grow; what does not follow what is stored raises `OutOfOrder` before the schema
-would refuse it. Names are used once for ever: a finished job keeps its name, so a digest in a receipt always
-finds its job.
+Every function works inside the caller's transaction and returns frozen dataclasses. Numbers of rounds, attempts and
+versions only grow. What does not follow the stored state raises `OutOfOrder`, before the schema would refuse it. A name
+is used once: a finished job keeps its name, so a digest in a receipt always finds its job.
 """
 
 import math
@@ -61,12 +59,12 @@ Outcome = Literal["published", "abandoned"]
 
 @dataclass(frozen=True, slots=True)
 class StoredEvaluation:
-    """A version measured from outside."""
+    """A measurement of a version from outside."""
 
     version_number: int
     version: bytes
     accuracy: float
-    loss: float  # nan where the model no longer gives a number.
+    loss: float  # nan if the model no longer gives a number.
     examples: int
     data: bytes | None  # SHA-256 of the file of examples.
     at_ms: int
@@ -74,20 +72,20 @@ class StoredEvaluation:
 
 @dataclass(frozen=True, slots=True)
 class StoredVersion:
-    """A state of a job's model, with what was measured on it."""
+    """A version of a job's model, and its evaluations."""
 
     number: int
     digest: bytes
-    round: int  # 0 for the start.
+    round: int  # 0 for version 0.
     created_ms: int
     evaluations: tuple[StoredEvaluation, ...]
-    # Digests of what the server optimiser carries on from it, by name.
+    # Digests of the server optimiser's state with this version, by name.
     server_state: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredAttempt:
-    """One aggregation; outcome open, published or abandoned."""
+    """One attempt; its outcome is open, published or abandoned."""
 
     number: int
     outcome: str
@@ -105,7 +103,7 @@ class StoredAttempt:
 
 @dataclass(frozen=True, slots=True)
 class StoredRound:
-    """One round with its attempts; outcome open, published or abandoned."""
+    """One round with its attempts; its outcome is open, published or abandoned."""
 
     number: int
     outcome: str
@@ -117,27 +115,27 @@ class StoredRound:
 
 @dataclass(frozen=True, slots=True)
 class StoredJob:
-    """All of a job that a restart needs."""
+    """Everything that a restart needs of a job."""
 
     name: str
     status: JobStatus
     reason: str | None
     document: bytes
     rounds_total: int
-    round: int  # The highest that was opened, 0 for none.
+    round: int  # The highest round opened, 0 for none.
     round_open: bool
-    attempt: int  # The highest number ever in this job, 0 for none.
+    attempt: int  # The highest number in this job, 0 for none.
     attempts_in_round: int  # In the highest round.
-    failed_rounds: int  # Abandoned in a row, since the last published one or the last time the job was resumed.
+    failed_rounds: int  # Abandoned in a row since the last published round, or since the job was last resumed.
     cohort: tuple[str, ...]  # Of the newest attempt.
-    # U3 of each attempt since the newest version was published, of those that came so far.
+    # U3 of each attempt since the newest version, if the attempt came that far.
     confirmed_sums: tuple[tuple[str, ...], ...]
     version_number: int
     version: bytes
     created_ms: int
-    evaluation: StoredEvaluation | None  # The newest, of the newest version that was measured.
-    training: TrainingMetrics | None  # Of the newest attempt that was published.
-    # Of the newest version: see `StoredVersion`.
+    evaluation: StoredEvaluation | None  # The newest one, of the newest version that has any.
+    training: TrainingMetrics | None  # Of the newest published attempt.
+    # Of the newest version; see `StoredVersion`.
     server_state: Mapping[str, bytes]
 
 
@@ -145,9 +143,9 @@ class StoredJob:
 
 
 def create_job(s: Session, *, name: str, document: bytes, rounds_total: int, version: bytes, now_ms: int) -> StoredJob:
-    """A new running job, with version number 0.
+    """Creates a running job, with version number 0.
 
-    `document` and `version` are digests of blobs that are stored already.
+    The blobs of `document` and `version`, which are digests, are stored already.
 
     Raises:
         JobExists: the name was used before.
@@ -173,7 +171,7 @@ def create_job(s: Session, *, name: str, document: bytes, rounds_total: int, ver
 
 
 def set_job_status(s: Session, name: str, status: JobStatus, reason: str | None, now_ms: int) -> None:
-    """Changes a job's status; going back to running also forgives the failed rounds so far.
+    """Changes a job's status. Going back to running also forgives the failed rounds so far.
 
     Raises:
         NotFound: no such job.
@@ -182,7 +180,7 @@ def set_job_status(s: Session, name: str, status: JobStatus, reason: str | None,
     row = _job(s, name)
     before = JobStatus(row.status)
     if before in (JobStatus.FINISHED, JobStatus.ABORTED) and status is not before:
-        raise OutOfOrder(f"job {name} is {before} and stays so; create a new job to train on")
+        raise OutOfOrder(f"job {name} is {before} and stays so; create a new job to continue training")
     if status is JobStatus.RUNNING and before is not JobStatus.RUNNING:
         row.forgiven_round = _highest_round(s, name)
     row.status, row.reason, row.changed_ms = status.value, reason, now_ms
@@ -190,18 +188,18 @@ def set_job_status(s: Session, name: str, status: JobStatus, reason: str | None,
 
 
 def forgive(s: Session, name: str) -> None:
-    """Abandoned rounds up to now no longer count as failures in a row. Raises: NotFound: no such job."""
+    """Stops counting earlier abandoned rounds as failures in a row. Raises: NotFound: no such job."""
     _job(s, name).forgiven_round = _highest_round(s, name)
     s.flush()
 
 
 def load_jobs(s: Session) -> list[StoredJob]:
-    """Every job, in the order of creation."""
+    """Returns every job, in the order of creation."""
     return [_stored_job(s, row) for row in s.scalars(select(JobRow).order_by(JobRow.created_ms, JobRow.name))]
 
 
 def load_job(s: Session, name: str) -> StoredJob:
-    """One job.
+    """Returns one job.
 
     Raises:
         NotFound: no such job.
@@ -212,7 +210,7 @@ def load_job(s: Session, name: str) -> StoredJob:
 def _job(s: Session, name: str) -> JobRow:
     row = s.get(JobRow, name)
     if row is None:
-        raise NotFound(f"there is no job named {name}; `coordinator job list` shows those there are")
+        raise NotFound(f"there is no job named {name}; `coordinator job list` shows all jobs")
     return row
 
 
@@ -273,7 +271,7 @@ def open_round(s: Session, job: str, number: int, now_ms: int) -> None:
     _job(s, job)
     highest = _highest_round(s, job)
     if number <= highest:
-        raise OutOfOrder(f"round {number} of {job} cannot be opened: round {highest} was")
+        raise OutOfOrder(f"round {number} of {job} cannot be opened: round {highest} was opened before")
     if highest and _round(s, job, highest).outcome == "open":
         raise OutOfOrder(f"round {number} of {job} cannot be opened: round {highest} is open")
     s.add(RoundRow(job=job, number=number, outcome="open", opened_ms=now_ms))
@@ -291,7 +289,7 @@ def end_round(s: Session, job: str, number: int, outcome: Outcome, reason: str |
     if row.outcome != "open":
         raise OutOfOrder(f"round {number} of {job} cannot end as {outcome}: it is {row.outcome}")
     if _open_attempt(s, job) is not None:
-        raise OutOfOrder(f"round {number} of {job} cannot end: an attempt of it is open")
+        raise OutOfOrder(f"round {number} of {job} cannot end: it has an open attempt")
     row.outcome, row.reason, row.ended_ms = outcome, reason, now_ms
     note(s, "round_ended", job, now_ms, round=number, outcome=outcome, reason=reason)
     s.flush()
@@ -301,14 +299,13 @@ def open_attempt(s: Session, job: str, round: int, attempt: int, cohort: Sequenc
     """Opens an attempt in the open round.
 
     Raises:
-        OutOfOrder: the round is not open, an attempt is, or the number is not above every earlier one of the
-            job.
+        OutOfOrder: the round is not open, an attempt is open, or the number is not above every earlier one of the job.
     """
     if _round(s, job, round).outcome != "open":
         raise OutOfOrder(f"attempt {attempt} of {job} cannot be opened: round {round} is not open")
     highest = _highest_attempt(s, job)
     if attempt <= highest:
-        raise OutOfOrder(f"attempt {attempt} of {job} cannot be opened: attempt {highest} was")
+        raise OutOfOrder(f"attempt {attempt} of {job} cannot be opened: attempt {highest} was opened before")
     if (other := _open_attempt(s, job)) is not None:
         raise OutOfOrder(f"attempt {attempt} of {job} cannot be opened: attempt {other.number} is open")
     s.add(
@@ -328,7 +325,7 @@ def open_attempt(s: Session, job: str, round: int, attempt: int, cohort: Sequenc
 
 
 def fix_survivors(s: Session, job: str, attempt: int, survivors: Sequence[str]) -> None:
-    """U3 of an open attempt, before its members hear of it.
+    """Stores U3 of an open attempt, before its members hear of it.
 
     Raises:
         OutOfOrder: the attempt is not open.
@@ -358,7 +355,7 @@ def end_attempt(s: Session, ended: EndAttempt, now_ms: int) -> None:
     if ended.training is not None:
         row.training_examples = ended.training.examples
         row.training_loss, row.training_accuracy = _not_nan(ended.training.loss), _not_nan(ended.training.accuracy)
-    # A member leaves an attempt once; whatever else it did afterwards is not another dropout.
+    # A member leaves an attempt once. What it did afterwards is not another dropout.
     first = {dropout.member: dropout for dropout in reversed(ended.dropouts)}
     for dropout in first.values():
         s.add(
@@ -389,9 +386,9 @@ def end_attempt(s: Session, ended: EndAttempt, now_ms: int) -> None:
 
 
 def abandon_open_attempts(s: Session, now_ms: int, reason: Reason, *, job: str | None = None) -> list[AttemptId]:
-    """Ends open attempts, of one job or of all, as abandoned; their rounds stay open.
+    """Ends the open attempts of one job or of all as abandoned. Their rounds stay open.
 
-    For the start after a crash: an attempt's secrets were in memory only.
+    For the start after a crash, because an attempt's secrets were in memory only.
     """
     query = select(AttemptRow).where(AttemptRow.outcome == "open").order_by(AttemptRow.job)
     rows = list(s.scalars(query if job is None else query.where(AttemptRow.job == job)))
@@ -402,7 +399,7 @@ def abandon_open_attempts(s: Session, now_ms: int, reason: Reason, *, job: str |
 
 
 def rounds(s: Session, job: str, *, last: int | None = None) -> list[StoredRound]:
-    """A job's rounds in order with all their attempts; only the `last` so many where that is given.
+    """Returns a job's rounds in order, with all their attempts; only the last `last` rounds if that is given.
 
     Raises:
         NotFound: no such job.
@@ -494,8 +491,9 @@ def publish_version(
     optimiser: str = "fedavg",
     server_state: Mapping[str, bytes] | None = None,
 ) -> None:
-    """The next version, made by `round`, and the digests of what the optimiser carries on from it. The blobs are stored
-    already.
+    """Records the next version, made by `round`, and the digests of its server optimiser state.
+
+    The blobs are stored already.
 
     Raises:
         OutOfOrder: the number is not the next one, or the round is unknown or has a version.
@@ -529,7 +527,7 @@ def publish_version(
 
 
 def versions(s: Session, job: str) -> list[StoredVersion]:
-    """A job's versions in order, each with its evaluations in the order in which they were recorded.
+    """Returns a job's versions in order, each with its evaluations in the order of recording.
 
     Raises:
         NotFound: no such job.
@@ -563,8 +561,10 @@ def record_evaluation(
     now_ms: int,
     by: str = "",
 ) -> StoredEvaluation:
-    """Stores what was measured on a version, beside whatever was measured before. by: the operator's name, for the
-    journal.
+    """Stores an evaluation of a version, next to earlier ones.
+
+    Args:
+        by: the operator's name, for the journal.
 
     Raises:
         NotFound: no such job, or no such version of it.
@@ -601,8 +601,8 @@ def record_evaluation(
 
 
 def note_fetched(s: Session, digest: bytes, now_ms: int, within_ms: int, *, by: str) -> None:
-    """Notes that an operator fetches a version, for every job that has it: this is how a model leaves, by `evaluate`
-    and by `export`. Fetching it once more within `within_ms` is not noted again.
+    """Notes that an operator downloads a version, for every job that has it. A model leaves this way, by `evaluate` and
+    by `export`. A repeat within `within_ms` is not noted again.
     """
     for row in s.scalars(select(VersionRow).where(VersionRow.digest == digest).order_by(VersionRow.job)):
         note_seldom(
@@ -632,7 +632,7 @@ def _newest_evaluation(s: Session, job: str) -> StoredEvaluation | None:
     return _evaluation(row, version.digest)
 
 
-# SQLite has no nan; it would store NULL in silence.
+# SQLite has no nan and would silently store NULL.
 def _not_nan(value: float) -> float | None:
     return None if math.isnan(value) else value
 

@@ -1,8 +1,8 @@
-"""The audit journal: every administrative act and every outcome of a round, in the order in which they happened.
+"""The audit journal: every administrative act and every outcome of a round, in order.
 
-An entry is written in the transaction of what it tells of, so neither exists without the other. Entries are only ever
-added: triggers in the database refuse to change, remove or replace one, and each is chained to the one before it
-(`chain`), which tells what was done with the triggers gone, except at the end (see there).
+An entry is written in the transaction of the event it describes, so neither exists without the other. Entries are only
+ever added: triggers in the database refuse to change, remove or replace one. Each is chained to the one before it
+(`chain`), which reveals changes made without the triggers, except at the end (see there).
 """
 
 from collections.abc import Collection, Iterator
@@ -16,7 +16,7 @@ from coordinator.storage.models import JournalRow
 
 __all__ = ["Head", "JournalEntry", "Value", "head", "journal", "newest_of", "note", "note_seldom", "noted", "pages"]
 
-# Held by a writer from its first entry to its commit, on PostgreSQL; on SQLite every transaction is alone anyway.
+# On PostgreSQL a writer holds it from its first entry to its commit. On SQLite every transaction is alone anyway.
 _APPEND_LOCK = 7440744174427444
 _NOTED = "journal_noted"
 PAGE = 1000
@@ -31,10 +31,10 @@ class Head:
 
 
 def note(s: Session, kind: str, subject: str, now_ms: int, **fields: Value) -> None:
-    """Adds an entry. Fields are numbers, words and names, digests in hexadecimal; never keys or secrets.
+    """Adds an entry. Fields are numbers, words, names and digests in hexadecimal; never keys or secrets.
 
     Raises:
-        ValueError: a field is a number that is not finite.
+        ValueError: a number is not finite.
     """
     canonical_fields(fields)
     if s.get_bind().dialect.name == "postgresql":
@@ -47,17 +47,17 @@ def note(s: Session, kind: str, subject: str, now_ms: int, **fields: Value) -> N
 
 
 def noted(s: Session) -> list[tuple[str, Head]]:
-    """What this session's transaction has added so far: kinds, each with the head that it made."""
+    """Returns what this session's transaction has added so far: kinds, each with the head that it made."""
     return list(s.info.get(_NOTED, ()))
 
 
 def note_seldom(
     s: Session, kind: str, subject: str, now_ms: int, within_ms: int, *, same: Collection[str] = (), **fields: Value
 ) -> bool:
-    """`note`, unless this subject has an entry of this kind, and with these fields named in `same`, of the last
-    `within_ms`. Returns whether it was added.
+    """Adds an entry unless the last `within_ms` have one with this subject, kind and the fields named in `same`.
 
-    For what others may bring about as often as they like: it must not fill the disk.
+    For events that others may cause as often as they like, so that they cannot fill the disk. Returns whether the entry
+    was added.
     """
     recent = select(JournalRow.fields).where(
         JournalRow.subject == subject,
@@ -72,13 +72,13 @@ def note_seldom(
 
 
 def head(s: Session) -> Head:
-    """The newest entry."""
+    """Returns the newest entry's number and hash."""
     row = s.execute(select(JournalRow.id, JournalRow.hash).order_by(JournalRow.id.desc()).limit(1)).one_or_none()
     return Head(0, GENESIS) if row is None else Head(row.id, row.hash)
 
 
 def journal(s: Session, *, subject: str | None = None, after: int = 0, limit: int = PAGE) -> list[JournalEntry]:
-    """Entries in order, of one subject or of all, from the one after `after` on."""
+    """Returns entries in order, of one subject or of all, starting after entry `after`."""
     query = select(JournalRow).where(JournalRow.id > after).order_by(JournalRow.id).limit(limit)
     if subject is not None:
         query = query.where(JournalRow.subject == subject)
@@ -86,14 +86,14 @@ def journal(s: Session, *, subject: str | None = None, after: int = 0, limit: in
 
 
 def newest_of(s: Session, kind: str, *, after: int = 0) -> JournalEntry | None:
-    """The newest entry of a kind, among those after `after`."""
+    """Returns the newest entry of a kind, among those after `after`."""
     query = select(JournalRow).where(JournalRow.kind == kind, JournalRow.id > after)
     row = s.scalars(query.order_by(JournalRow.id.desc()).limit(1)).one_or_none()
     return None if row is None else JournalEntry(row.id, row.at_ms, row.kind, row.subject, row.fields, row.hash)
 
 
 def pages(s: Session) -> Iterator[JournalEntry]:
-    """All of it, read page by page."""
+    """Yields the whole journal, read page by page."""
     after = 0
     while page := journal(s, after=after):
         yield from page

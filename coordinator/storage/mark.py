@@ -1,15 +1,16 @@
-"""Which database a coordinator's folder belongs to: DIR/database.json, written by who serves.
+"""Which database a coordinator's folder belongs to: DIR/database.json, written by the process that serves.
 
-The journal is a chain of hashes, so an entry's number with its hash is in one database only, and in no earlier state of
-it. The mark holds the newest entry that this folder's coordinator has seen, and where. A command that would work on
-another database, on an empty one, or on an older state of the right one, is refused before it has written anything:
+The journal is a chain of hashes, so an entry's number with its hash occurs in one database only, and in no earlier
+state of it. The mark holds the newest entry that this folder's coordinator has seen, and the database's place. `check`
+refuses a command that would work on another database, on an empty one, or on an older state of the right one, before
+the command has written anything:
 
-- beside a server that has its database's URL in its environment, a command without that variable would find the SQLite
-  file of the folder, and say "done" of what nobody serves;
-- a server on a lost or older database would throw every member out, or give them numbers that they have seen.
+- Suppose a server has its database's URL in its environment. A command without that variable would find the folder's
+  SQLite file, and report success for a database that nobody serves.
+- A server on a lost or older database would throw out every member, or give them numbers that they have seen.
 
-Guarantees: the mark is never ahead of the database, for it is written after the commit; a check writes nothing, and
-makes no file.
+Guarantees: the mark is never ahead of the database, because it is written after the commit; a check writes nothing and
+creates no file.
 """
 
 import uuid
@@ -31,25 +32,25 @@ from toolkit.durable import durable_file
 
 __all__ = ["Mark", "begin", "check", "check_place", "keep", "place"]
 
-# What else says in a PostgreSQL URL which database it is. Never a password, which may stand there, too.
+# The other parts of a PostgreSQL URL that say which database it is. Never a password, which may be there too.
 _NAMING = ("host", "hostaddr", "port", "dbname", "service")
 
 
 class Mark(Document):
-    """DIR/database.json."""
+    """The contents of DIR/database.json."""
 
-    # As `place` writes it.
+    # In the form that `place` returns.
     place: Location
-    # The newest entry of the journal that was seen, and its hash.
+    # The newest journal entry seen, and its hash.
     entry: int = Field(ge=1)
     head: Digest
 
 
 def place(url: str) -> str:
-    """Where a database is, without who asks for it: the same for every spelling of one URL as far as it shows.
+    """Returns where a database is, without credentials: the same for every spelling of one URL, as far as it shows.
 
     Raises:
-        DatabaseUnusable: not a database URL.
+        DatabaseUnusable: this is no database URL.
     """
     try:
         parsed = make_url(url)
@@ -64,14 +65,14 @@ def place(url: str) -> str:
 
 
 def begin(s: Session, now_ms: int) -> Head:
-    """The journal's head; an empty journal gets its first entry, so that this database is like no other."""
+    """Returns the journal's head. An empty journal first gets an entry that makes this database unlike any other."""
     if head(s).id == 0:
         note(s, "database_begun", "coordinator", now_ms, id=uuid.uuid4().hex)
     return head(s)
 
 
 def keep(path: Path, url: str, newest: Head) -> None:
-    """Writes the mark of a database whose journal ends so. To be called after the commit of that entry.
+    """Writes the mark of a database whose journal ends with `newest`. Call it after the commit of that entry.
 
     Raises:
         DatabaseUnusable: the file cannot be written.
@@ -81,34 +82,34 @@ def keep(path: Path, url: str, newest: Head) -> None:
         durable_file(path, mark.canonical() + b"\n")
     except OSError as error:
         raise DatabaseUnusable(
-            f"{path} cannot be written: {error.strerror}; check free space, and that the folder is this user's"
+            f"{path} cannot be written: {error.strerror}; check free space and the folder's owner"
         ) from error
 
 
 def check(path: Path, url: str) -> None:
-    """Whether the database at `url` is the one of the mark at `path`, and no older than it. Without a mark any is.
+    """Checks that the database at `url` is the one of the mark at `path`, and no older. Without a mark, any passes.
 
     Raises:
-        DatabaseUnexpected: it is another one, an empty one, or an older state of it. DatabaseUnusable: it cannot be
-        read.
+        DatabaseUnexpected: it is another one, an empty one, or an older state of it.
+        DatabaseUnusable: it cannot be read.
     """
     mark = _read(path)
     if mark is None:
         return
-    place(url)  # Whether it is a URL at all.
+    place(url)  # Fails unless it is a database URL.
     found, what = _entry(url, mark.entry)
     if found == mark.head:
         return
     _same_place(mark, url)
     raise DatabaseUnexpected(
-        f"the database {mark.place} {what}, and this folder's coordinator has served from one whose journal goes to "
-        f"entry {mark.entry} at least: put that one back, or restore a backup into an empty one with `coordinator "
-        "restore`; to serve from this one all the same, without what is not in it: `coordinator serve --new-database`"
+        f"the database {mark.place} {what}, but this folder's coordinator has served from one whose journal reaches at "
+        f"least entry {mark.entry}; bring that one back, or restore a backup into an empty database with `coordinator "
+        "restore`, or serve from this one, without what it lacks, with `coordinator serve --new-database`"
     )
 
 
 def check_place(path: Path, url: str) -> None:
-    """Whether `url` names the place that the mark does, whatever is in it now.
+    """Checks that `url` names the mark's place, whatever the database holds now.
 
     Raises:
         DatabaseUnexpected: it is another place.
@@ -122,17 +123,17 @@ def _same_place(mark: Mark, url: str) -> None:
     here = place(url)
     if here != mark.place:
         raise DatabaseUnexpected(
-            f"this folder's coordinator serves from the database {mark.place}, and this command was told {here}: set "
-            "TACIT_DATABASE_URL as the service has it (or database_url in coordinator.toml) and repeat; to move to "
-            "the other one, add --new-database to `coordinator restore` or `coordinator serve`"
+            f"this folder's coordinator serves from the database {mark.place}, and this command was told {here}; "
+            "set TACIT_DATABASE_URL as the service has it (or database_url in coordinator.toml) and repeat; to move to "
+            "the other database, add --new-database to `coordinator restore` or `coordinator serve`"
         )
 
 
 def _entry(url: str, number: int) -> tuple[bytes | None, str]:
-    """The hash of an entry of the journal, and what to say of a database where it is not the one expected."""
+    """Returns the hash of a journal entry, and what to say about the database if it is not the expected one."""
     parsed = make_url(url)
     if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").exists():
-        # Looked at here: to open it would make it.
+        # Checked without opening it, which would create it.
         return None, "is not there"
     with snapshot.of_database(url) as connection:
         if not inspect(connection).has_table("journal"):
@@ -153,6 +154,6 @@ def _read(path: Path) -> Mark | None:
         raise DatabaseUnusable(f"{path} cannot be read: {error.strerror}; check permissions") from error
     except DocumentInvalid as error:
         raise DatabaseUnusable(
-            f"{error}; it says which database this folder belongs to: look whether that is the one it should be, then "
-            "`coordinator serve --new-database` writes it anew"
+            f"{error}; this file names the folder's database. Check that it is the right one, then write the file anew "
+            "with `coordinator serve --new-database`"
         ) from error

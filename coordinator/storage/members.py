@@ -1,8 +1,8 @@
-"""Members and their invitations, and the desk at which join tokens are spent.
+"""Members and their invitations, and the desk where join tokens are redeemed.
 
-A name has at most one open invitation, and one newest certificate under which it is served: `enrolled` gives its
+A name has at most one open invitation, and one newest certificate under which it is served: `enrolled` returns its
 fingerprint, `certificates.served` also the one before it. Revoking forgets both and withdraws the open invitation in
-one transaction, so an enrolment or a renewal that is under way at that moment ends without a certificate.
+one transaction, so an enrolment or a renewal that is under way then ends without a certificate.
 """
 
 import hashlib
@@ -36,12 +36,12 @@ __all__ = [
 ]
 
 
-# Of one member. It has one for each of its data sets; the id is its own to choose, and each is a row for good.
+# The most ledgers of one member. It has one for each data set, chooses the id itself, and each takes a row for good.
 MAX_LEDGERS = 16
 
 
 class MemberStatus(StrEnum):
-    """How far a party has come."""
+    """How far a party has come in joining."""
 
     INVITED = "invited"
     ENROLLED = "enrolled"
@@ -56,7 +56,7 @@ class StoredMember:
     status: MemberStatus
     fingerprint: bytes | None  # SHA-256 of its certificate, while it is enrolled.
     certificate_expires_ms: int | None
-    software_version: str | None  # What it enrolled with.
+    software_version: str | None  # The version it enrolled with.
     invited_ms: int
     enrolled_ms: int | None
     revoked_ms: int | None
@@ -66,9 +66,10 @@ class StoredMember:
 def invite(
     s: Session, name: str, token_id: str, secret_hash: bytes, expires_ms: int, now_ms: int, *, by: str = ""
 ) -> None:
-    """Stores an invitation; one that is still open for this name is replaced, its token unknown from then on.
+    """Stores an invitation. It replaces an open one of this name, whose token is then unknown.
 
-    `by` is the operator's name, for the journal.
+    Args:
+        by: the operator's name, for the journal.
 
     Raises:
         NameTaken: the name is enrolled, not revoked, and its certificate has not expired.
@@ -81,7 +82,7 @@ def invite(
     elif row.status == MemberStatus.ENROLLED.value and (row.certificate_expires_ms or 0) > now_ms:
         raise NameTaken(
             f"{name} is enrolled and its certificate is valid; choose another name, or first "
-            f"`coordinator member revoke {name}`"
+            f"run `coordinator member revoke {name}`"
         )
     replaced = s.scalars(
         delete(TokenRow)
@@ -106,16 +107,21 @@ def invite(
 
 
 def heard_ledger(s: Session, name: str, ledger: bytes, sequence: int) -> int | None:
-    """Remembers how far a member's ledger has come; returns the highest sequence heard before (0: none).
+    """Remembers how far a member's ledger has come.
 
-    ledger: its id, 16 bytes. A member's name is part of the key, so that nobody speaks for another's ledger. None where
-    it is not remembered: the member has named `MAX_LEDGERS` others, and none of those is forgotten for it, as that
-    would let the member's older copy of it pass.
+    The member's name is part of the key, so nobody speaks for another's ledger.
+
+    Args:
+        ledger: the ledger's id, 16 bytes.
+
+    Returns:
+        The highest sequence heard before, 0 for a new ledger. None if the ledger is not remembered, because the member
+        has named `MAX_LEDGERS` others. None of those is forgotten for it, since then an older copy of it would pass.
     """
     row = s.get(LedgerCounterRow, (name, ledger))
     if row is not None and sequence <= row.sequence:
         return row.sequence
-    # Locked, because on PostgreSQL another coordinator may be hearing this member too; then read once more.
+    # Locked, because on PostgreSQL another coordinator may hear from this member too; then read again.
     s.get(MemberRow, name, with_for_update=True)
     row = s.get(LedgerCounterRow, (name, ledger), populate_existing=True)
     if row is None:
@@ -130,8 +136,8 @@ def heard_ledger(s: Session, name: str, ledger: bytes, sequence: int) -> int | N
 
 
 def members(s: Session) -> list[StoredMember]:
-    """Every party that was ever invited, by name."""
-    # One invitation at most is open for a name.
+    """Returns every party that was ever invited, ordered by name."""
+    # At most one invitation is open for a name.
     invitations = {
         row[0]: row[1]
         for row in s.execute(
@@ -145,7 +151,7 @@ def members(s: Session) -> list[StoredMember]:
 
 
 def member(s: Session, name: str) -> StoredMember | None:
-    """One party; None where nobody of that name was invited."""
+    """Returns one party, or None if nobody of that name was invited."""
     row = s.get(MemberRow, name)
     if row is None:
         return None
@@ -158,20 +164,20 @@ def member(s: Session, name: str) -> StoredMember | None:
 
 
 def enrolled(s: Session, name: str) -> bytes | None:
-    """SHA-256 of the certificate under which `name` is served; None where it is served under none."""
+    """Returns the SHA-256 of the certificate under which `name` is served, or None."""
     row = s.get(MemberRow, name)
     return row.fingerprint if row is not None and row.status == MemberStatus.ENROLLED.value else None
 
 
 def revoke_member(s: Session, name: str, now_ms: int, *, by: str = "") -> StoredMember:
-    """Ends a membership, or takes an invitation back. Doing it twice changes nothing.
+    """Ends a membership, or withdraws an invitation. Doing it twice changes nothing.
 
     Raises:
         NotFound: nobody of that name was invited.
     """
     row = s.get(MemberRow, name, with_for_update=True)
     if row is None:
-        raise NotFound(f"there is no member named {name}; `coordinator member list` shows those there are")
+        raise NotFound(f"there is no member named {name}; `coordinator member list` shows all members")
     if row.status != MemberStatus.REVOKED.value:
         note(s, "member_revoked", name, now_ms, before=row.status, fingerprint=_hex(row.fingerprint), by=by)
         row.status, row.revoked_ms, row.fingerprint = MemberStatus.REVOKED.value, now_ms, None
@@ -183,8 +189,8 @@ def revoke_member(s: Session, name: str, now_ms: int, *, by: str = "") -> Stored
 
 
 def spend_token(s: Session, token_id: str, secret_hash: bytes, key_fingerprint: bytes, now: datetime) -> SpendOutcome:
-    """Judges a token and binds it to the key where that is granted. See `coordinator.domain.tokens`."""
-    # Locked, because on PostgreSQL another coordinator may be looking at the same row.
+    """Judges a token and, if granted, binds it to the key. See `coordinator.domain.tokens`."""
+    # Locked, because on PostgreSQL another coordinator may look at the same row.
     row = s.get(TokenRow, token_id, with_for_update=True)
     outcome = judge(
         None if row is None else _stored_token(row),
@@ -208,15 +214,15 @@ def record_certificate(
     software_version: str,
     now: datetime,
 ) -> tuple[bytes, ...]:
-    """Makes the token's member enrolled under `chain[0]`; a chain that is there already stands.
+    """Enrols the token's member under `chain[0]`. A chain that is already recorded stays.
 
     Raises:
-        TokenWithdrawn: the invitation was replaced, or the member revoked, since the token was spent.
+        TokenWithdrawn: since the token was redeemed, the invitation was replaced or the member revoked.
     """
     token = s.get(TokenRow, token_id, with_for_update=True)
     if token is None or token.member != name or token.revoked_ms is not None or token.redeemed_by is None:
         raise TokenWithdrawn(
-            f"the invitation of {name} was taken back while it enrolled; ask the operator for a new one with "
+            f"the invitation of {name} was withdrawn while it enrolled; ask the operator for a new one with "
             "`coordinator member invite`"
         )
     if token.chain is not None:
@@ -235,7 +241,7 @@ def record_certificate(
 
 
 class DatabaseTokenDesk:
-    """The `TokenDesk` of a running coordinator: a call is a transaction, so no two interleave."""
+    """The `TokenDesk` of a running coordinator. Each call is one transaction, so no two interleave."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -1,8 +1,8 @@
-"""The tables. Everything else sees the frozen dataclasses of `records`, never these rows.
+"""The tables. All other code sees the frozen dataclasses of `records`, never these rows.
 
-Times are milliseconds since 1970, UTC, as integers; digests are 32 bytes; reasons and statuses are words
-(reasons as `tacit.reason.word` spells them). What must never happen is refused by the schema itself: a number
-used twice, two open rounds or attempts in one job, a digest of another length, a changed journal.
+Times are milliseconds since 1970, UTC, as integers. Digests are 32 bytes. Reasons and statuses are words (reasons as
+`tacit.reason.word` spells them). The schema itself refuses what must never happen: a number used twice, two open rounds
+or attempts in one job, a digest of another length, a changed journal.
 
     members 1 --- n tokens
             1 --- 1 member_certificates
@@ -11,7 +11,7 @@ used twice, two open rounds or attempts in one job, a digest of another length, 
     jobs 1 --- n rounds 1 --- n attempts 1 --- n dropouts
          1 --- n versions 1 --- n evaluations
                           1 --- n server_states
-    jobs, members 1 --- n corpora                                 made-up text: given or declined; the newest counts
+    jobs, members 1 --- n corpora                                 synthetic text, or a refusal; the newest one counts
     journal                                                       who did what, when; only ever appended to
 """
 
@@ -54,7 +54,7 @@ __all__ = [
     "VersionRow",
 ]
 
-# SQLite numbers rows by itself only where the key is a plain INTEGER.
+# SQLite numbers rows by itself only if the key is a plain INTEGER.
 _Serial = BigInteger().with_variant(Integer(), "sqlite")
 _Name = String(63)
 _Word = String(64)
@@ -91,7 +91,7 @@ class MemberRow(Base):
 
     name: Mapped[str] = mapped_column(_Name, primary_key=True)
     status: Mapped[str] = mapped_column(_Word)
-    # SHA-256 of the one certificate under which this member is served; none unless enrolled.
+    # SHA-256 of the one certificate under which this member is served; empty unless enrolled.
     fingerprint: Mapped[bytes | None] = mapped_column(LargeBinary(32))
     certificate_expires_ms: Mapped[int | None] = mapped_column(BigInteger)
     software_version: Mapped[str | None] = mapped_column(String(64))
@@ -101,7 +101,7 @@ class MemberRow(Base):
 
 
 class MemberCertificateRow(Base):
-    """The certificate under which an enrolled member is served, and the one before it until that is not needed."""
+    """The certificate under which an enrolled member is served, and the one before it while that is needed."""
 
     __tablename__ = "member_certificates"
     __table_args__ = (
@@ -110,26 +110,26 @@ class MemberCertificateRow(Base):
     )
 
     member: Mapped[str] = mapped_column(ForeignKey(MemberRow.name), primary_key=True)
-    # DER: handed out again to whom the answer was lost.
+    # DER. Handed out again if the answer was lost.
     certificate: Mapped[bytes] = mapped_column(LargeBinary)
     issued_ms: Mapped[int] = mapped_column(BigInteger)
-    # SHA-256 of the certificate before this one: good until its end, or until this one was used.
+    # SHA-256 of the certificate before this one. It is good until its end, or until this one is used.
     previous: Mapped[bytes | None] = mapped_column(LargeBinary(32))
     previous_expires_ms: Mapped[int | None] = mapped_column(BigInteger)
 
 
 class RestoredMemberRow(Base):
-    """A member that may have renewed its certificate after the backup that this database was restored from."""
+    """A member that may have renewed its certificate after the backup from which this database was restored."""
 
     __tablename__ = "restored_members"
 
     member: Mapped[str] = mapped_column(ForeignKey(MemberRow.name), primary_key=True)
-    # The moment of the backup.
+    # The time of the backup.
     since_ms: Mapped[int] = mapped_column(BigInteger)
 
 
 class OperatorRow(Base):
-    """An operator's name: certificates of it that began before `revoked_ms` are refused."""
+    """An operator's name. Its certificates that began before `revoked_ms` are refused."""
 
     __tablename__ = "operators"
 
@@ -138,7 +138,7 @@ class OperatorRow(Base):
 
 
 class OperatorCertificateRow(Base):
-    """A certificate of an operator that was issued here, or seen."""
+    """A certificate that was issued for an operator."""
 
     __tablename__ = "operator_certificates"
     __table_args__ = (_digest_check("fingerprint"),)
@@ -153,7 +153,7 @@ class OperatorCertificateRow(Base):
 
 
 class LedgerCounterRow(Base):
-    """The highest sequence that a member ever reported for one of its privacy ledgers."""
+    """The highest sequence that a member reported for one of its privacy ledgers."""
 
     __tablename__ = "ledger_counters"
     __table_args__ = (
@@ -167,7 +167,7 @@ class LedgerCounterRow(Base):
 
 
 class TokenRow(Base):
-    """A join token: spent once, bound to the key that spent it. The secret itself is not here."""
+    """A join token: redeemed once, and bound to the key that redeemed it. The secret is not stored."""
 
     __tablename__ = "tokens"
     __table_args__ = (
@@ -184,13 +184,13 @@ class TokenRow(Base):
     expires_ms: Mapped[int] = mapped_column(BigInteger)
     redeemed_ms: Mapped[int | None] = mapped_column(BigInteger)
     redeemed_by: Mapped[bytes | None] = mapped_column(LargeBinary(32))
-    # Certificates as they were handed out, DER in hexadecimal, the member's first.
+    # The certificates that were handed out, DER in hexadecimal, the member's first.
     chain: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
     revoked_ms: Mapped[int | None] = mapped_column(BigInteger)
 
 
 class JobRow(Base):
-    """One model being trained."""
+    """A job: one model being trained."""
 
     __tablename__ = "jobs"
     __table_args__ = (
@@ -206,13 +206,12 @@ class JobRow(Base):
     reason: Mapped[str | None] = mapped_column(_Word)
     created_ms: Mapped[int] = mapped_column(BigInteger)
     changed_ms: Mapped[int] = mapped_column(BigInteger)
-    # Abandoned rounds up to this one no longer count as failures in a row: the operator has seen them and
-    # resumed.
+    # Abandoned rounds up to this one no longer count as failures in a row, because the operator resumed the job.
     forgiven_round: Mapped[int] = mapped_column(Integer, default=0)
 
 
 class RoundRow(Base):
-    """One try to move a job's model a step."""
+    """A round: one step of a job's model from a version to the next."""
 
     __tablename__ = "rounds"
     __table_args__ = (
@@ -237,7 +236,7 @@ class RoundRow(Base):
 
 
 class AttemptRow(Base):
-    """One aggregation inside a round. Numbers go up through the whole job: no two attempts share one."""
+    """An attempt of a round. Numbers rise through the whole job, so no two attempts share one."""
 
     __tablename__ = "attempts"
     __table_args__ = (
@@ -267,7 +266,7 @@ class AttemptRow(Base):
     survivors: Mapped[list[str]] = mapped_column(JSON)
     result: Mapped[bytes | None] = mapped_column(LargeBinary(32))
     new_version: Mapped[bytes | None] = mapped_column(LargeBinary(32))
-    # Loss and accuracy are empty where they are not a number.
+    # Loss and accuracy are empty if they are not a number.
     training_examples: Mapped[float | None] = mapped_column(Double)
     training_loss: Mapped[float | None] = mapped_column(Double)
     training_accuracy: Mapped[float | None] = mapped_column(Double)
@@ -290,7 +289,7 @@ class DropoutRow(Base):
 
 
 class VersionRow(Base):
-    """A state of a job's model; number 0 is what the job started from."""
+    """A version of a job's model. The job starts from version 0."""
 
     __tablename__ = "versions"
     __table_args__ = (
@@ -308,7 +307,7 @@ class VersionRow(Base):
 
 
 class ServerStateRow(Base):
-    """A vector that the job's server optimiser carries on from a version; none where it carries nothing."""
+    """A vector of the server optimiser's state with a version. Optimisers without a state have none."""
 
     __tablename__ = "server_states"
     __table_args__ = (
@@ -324,7 +323,7 @@ class ServerStateRow(Base):
 
 
 class EvaluationRow(Base):
-    """A version measured from outside, on data of the operator's own."""
+    """A version measured from outside, on the operator's own data."""
 
     __tablename__ = "evaluations"
     __table_args__ = (
@@ -340,15 +339,15 @@ class EvaluationRow(Base):
     accuracy: Mapped[float] = mapped_column(Double)
     loss: Mapped[float | None] = mapped_column(Double)
     examples: Mapped[int] = mapped_column(BigInteger)
-    # SHA-256 of the file of examples, so that only like is compared with like.
+    # SHA-256 of the file of examples, so that only measurements on the same data are compared.
     data: Mapped[bytes | None] = mapped_column(LargeBinary(32))
     at_ms: Mapped[int] = mapped_column(BigInteger)
 
 
 class CorpusRow(Base):
-    """A member's answer to a job that orders made-up text: a file with where it comes from, or that it gives none away.
+    """A member's answer to a job that orders synthetic text: a file with its origin, or a refusal.
 
-    Of a member and job one counts, the one that none replaced; those before it stay as history.
+    For each member and job the answer that none replaced counts. Earlier ones stay as history.
     """
 
     __tablename__ = "corpora"
@@ -382,7 +381,7 @@ class CorpusRow(Base):
     # `tacit.corpus.CorpusStatement`, canonical, and the signature over it.
     statement: Mapped[bytes | None] = mapped_column(LargeBinary)
     signature: Mapped[bytes | None] = mapped_column(LargeBinary)
-    # DER, of the key that signed: the member may have another by the time that somebody asks.
+    # DER, of the key that signed: the member may have another key when somebody asks.
     certificate: Mapped[bytes | None] = mapped_column(LargeBinary)
     received_ms: Mapped[int | None] = mapped_column(BigInteger)
     declined_ms: Mapped[int | None] = mapped_column(BigInteger)
@@ -392,7 +391,7 @@ class CorpusRow(Base):
 class JournalRow(Base):
     """The audit journal. Triggers refuse to change, remove or replace a row (see the migration 0001).
 
-    Numbers follow one another without a gap, given by `journal.note`: two entries cannot follow the same one.
+    `journal.note` gives the numbers, without gaps, so no two entries follow the same one.
     """
 
     __tablename__ = "journal"
@@ -403,5 +402,5 @@ class JournalRow(Base):
     kind: Mapped[str] = mapped_column(_Word)
     subject: Mapped[str] = mapped_column(String(128))
     fields: Mapped[dict[str, Any]] = mapped_column(JSON)
-    # Covers the entry and the hash before it: see `coordinator.storage.chain`.
+    # Covers the entry and the hash before it; see `coordinator.storage.chain`.
     hash: Mapped[bytes] = mapped_column(LargeBinary(32))

@@ -1,8 +1,7 @@
-"""Everything that is stored in rows, in one place to import from: `members`, `jobs`, `corpora`, `journal`.
+"""Everything stored in rows, in one place to import from: `members`, `jobs`, `corpora`, `journal`.
 
-Functions take a session, work inside the caller's transaction (`Database.run`), and return frozen
-dataclasses. The time comes from outside, in milliseconds. Every administrative act and every outcome leaves
-an entry in the journal.
+Functions take a session, work inside the caller's transaction (`Database.run`), and return frozen dataclasses. The time
+comes from outside, in milliseconds. Every administrative act and every outcome leaves an entry in the journal.
 """
 
 from sqlalchemy.orm import Session

@@ -1,24 +1,24 @@
-"""A backup put back into an empty database, and what is done so that members can go on with what they remember.
+"""Restores a backup into an empty database, so that members can go on with what they remember.
 
-Members were further than the backup. What they hold against a coordinator that says a number twice is right, so the
-restored one says none twice:
+The members are further than the backup. They are right to refuse a coordinator that uses a number twice, so the
+restored one uses none twice:
 
-- rounds and attempts go on a million above the backup's (`GAP`), beyond all that can have been used since: a member
-  joins no attempt whose number is not above the highest in its journal;
-- jobs that ran are paused, until the operator has revoked whom to revoke and sees the members connected: without noise
-  those that confirmed a later, forgotten sum of the same version refuse any other (`policy_second_sum`);
-- versions go on from the backup's number. Those that came after it are forgotten; a number is then said again of
-  another version, and the journal's entry `restored` says from which number on, for which job. Receipts, rounds and
-  bundles name versions by digest, which is never said of two;
-- a member that renewed its certificate since is let in under it, once: that the coordinator had issued it is in
-  nobody's database any more, but its authority signed it, for that name, after the backup (`admission`);
-- invitations that were open are withdrawn: they may have been used since, and a token is for one use;
-- who was revoked since is enrolled again, which nothing here can know: `revoke` says whom to revoke in the same
-  transaction;
-- what members told of their ledgers is heard again with their next update, and remembered from there.
+- Rounds and attempts continue a million above the backup's (`GAP`), beyond all that can have been used since. A member
+  joins no attempt whose number is not above the highest in its journal.
+- Running jobs are paused until the operator has revoked members where needed and sees the others connected. Without
+  noise, members that confirmed a later, forgotten sum of the same version refuse any other (`policy_second_sum`).
+- Versions continue from the backup's number. Those after it are forgotten, so their numbers are used again for other
+  versions. The journal's entry `restored` says from which number on, for each job. Receipts, rounds and bundles name
+  versions by digest, and no digest is used twice.
+- A member that has renewed its certificate since is let in under it, once. No database says any more that the
+  coordinator issued it, but its authority signed it, for that name, after the backup (`admission`).
+- Open invitations are withdrawn: they may have been used since, and a token can be redeemed once.
+- A member that was revoked since is enrolled again, and nothing here can know it. `revoke` names the members to revoke
+  in the same transaction.
+- What members reported about their ledgers is learnt again with their next update, and remembered from there.
 
-Guarantees: nothing is written before the whole backup was read and found good; the rows appear all at once, or not at
-all; a restore that was killed is simply done once more.
+Guarantees: nothing is written before the whole backup is read and found good; all rows appear at once, or none; a
+killed restore is simply repeated.
 """
 
 from collections.abc import Sequence
@@ -42,11 +42,11 @@ from tacit.reason import Reason, word
 
 __all__ = ["GAP", "Restored", "check_empty", "restore_blobs", "restore_rows"]
 
-# Rounds and attempts since the backup; more than 2000 restores fit into a column.
+# Covers the rounds and attempts since the backup. A column has room for more than 2000 restores.
 GAP = 1_000_000
 _ROWS_AT_ONCE = 500
 _PIECE = 1024 * 1024
-# What rows that somebody made up can raise where the database, or what reads it, takes them for a coordinator's.
+# What made-up rows can raise when the database, or a reader of it, takes them for a coordinator's.
 _MISFITS = (
     SQLAlchemyError,
     ArithmeticError,
@@ -60,24 +60,25 @@ _MISFITS = (
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What is there now."""
+    """What a restore has put back."""
 
     rows: int
-    # Jobs that go on, each with the number of its version.
+    # Jobs that continue, each with the number of its version.
     jobs: tuple[tuple[str, int], ...]
     revoked: tuple[str, ...]
 
 
 def check_empty(database: Database) -> None:
-    """Raises: BackupRefused: there are rows in it, or tables of something else."""
+    """Raises BackupRefused if the database has rows, or another program's tables."""
     database.run_now(lambda s: [table.name for table in _check_empty(s.connection())])
 
 
 def restore_blobs(of: Snapshot, store: BlobStore) -> int:
-    """Puts every blob of the backup into the store; those that are there already stay. Returns how many were put.
+    """Puts every blob of the backup into the store; blobs that are there already stay. Returns how many were put.
 
     Raises:
-        BackupDamaged: a file of the backup is not what it was. StoreUnusable: no space, no permission.
+        BackupDamaged: a file of the backup is altered.
+        StoreUnusable: no space, or no permission.
     """
     put = 0
     for part in of.manifest.blobs:
@@ -86,7 +87,7 @@ def restore_blobs(of: Snapshot, store: BlobStore) -> int:
         incoming = store.incoming(part.sha256, part.size)
         try:
             with of.open_blob(part) as file:
-                # A restore that was killed may have left the beginning of it.
+                # A killed restore may have left its beginning.
                 file.seek(incoming.received)
                 while piece := file.read(_PIECE):
                     incoming.append(incoming.received, piece)
@@ -98,17 +99,24 @@ def restore_blobs(of: Snapshot, store: BlobStore) -> int:
 
 
 def restore_rows(of: Snapshot, database: Database, *, revoke: Sequence[str], now_ms: int, by: str) -> Restored:
-    """Puts the rows back, in one transaction. `by`: who does it, for the journal.
+    """Puts the rows back, in one transaction.
+
+    Args:
+        revoke: names of members to revoke in the same transaction.
+        now_ms: the restore's time.
+        by: who restores, for the journal.
 
     Raises:
-        BackupRefused: the database is not empty, or the backup is of newer software.
-        NotFound: nobody of a name in `revoke` is in the backup. DatabaseUnusable: what it says.
+        BackupRefused: the database is not empty, or newer software wrote the backup.
+        BackupDamaged: the rows are not a coordinator's.
+        NotFound: the backup has no member of a name in `revoke`.
+        DatabaseUnusable: the database refused.
     """
     _config, directory = scripts()
     if of.manifest.revision not in {each.revision for each in directory.walk_revisions()}:
         raise BackupRefused(
-            f"{of.path} is of newer software than this (its database is at {of.manifest.revision}); restore it with "
-            f"that version, {of.manifest.software} or newer"
+            f"newer software wrote {of.path} (its database is at {of.manifest.revision}); restore it with version "
+            f"{of.manifest.software} or newer"
         )
 
     def work(s: Session) -> Restored:
@@ -131,7 +139,7 @@ def restore_rows(of: Snapshot, database: Database, *, revoke: Sequence[str], now
             backup=of.path.stem,
             made_ms=of.manifest.made_ms,
             head=of.manifest.head.hex(),
-            # Of each job, by the number that it went back to: those above are others from now on.
+            # For each job, the number it went back to. Higher numbers are other versions from now on.
             versions=[f"{name} {number}" for name, number in going_on],
             withdrawn=withdrawn,
             revoked=list(revoke),
@@ -142,10 +150,10 @@ def restore_rows(of: Snapshot, database: Database, *, revoke: Sequence[str], now
     try:
         return database.run_now(work)
     except _MISFITS as error:
-        # Its text, and its cause, may show a row.
+        # The exception's text and its cause may show a row.
         raise BackupDamaged(
-            f"the rows in {of.path} are not those of a coordinator ({type(error).__name__}); nothing of them was "
-            "restored; take another backup"
+            f"the rows in {of.path} are not a coordinator's ({type(error).__name__}), and none was restored; take "
+            "another backup"
         ) from None
 
 
@@ -157,16 +165,16 @@ def _check_empty(connection: Connection) -> list[Table]:
     for table in tables:
         ours = table.name in Base.metadata.tables
         if not ours or connection.scalar(select(func.count()).select_from(table)):
-            what = "rows in" if ours else "a table of something else,"
+            what = "rows in" if ours else "another program's table"
             raise BackupRefused(
-                f"the database is not empty ({what} {table.name}): a backup is restored into an empty one only; name "
-                "another database, or put this one aside"
+                f"the database is not empty ({what} {table.name}), and a backup is restored into an empty one only; "
+                "name another database, or move this one away"
             )
     return tables
 
 
 def _emptied(connection: Connection) -> None:
-    """A database with nothing in it, not even a schema: the backup's may be an older one."""
+    """Leaves nothing in the database, not even a schema, because the backup's may be older."""
     for table in reversed(_check_empty(connection)):
         table.drop(connection)
     connection.execute(text("DROP TABLE IF EXISTS alembic_version"))
@@ -179,20 +187,20 @@ def _insert(of: Snapshot, connection: Connection) -> int:
     parts = {part.name: part for part in of.manifest.tables}
     if parts.keys() != tables.keys():
         odd = sorted(parts.keys() ^ tables.keys())[0]
-        raise BackupDamaged(f"{of.path} and its own schema do not agree on the table {odd}; take another backup")
+        raise BackupDamaged(f"{of.path} and its own schema differ in the table {odd}; take another backup")
     total = 0
-    # Who is named stands before who names it.
+    # Tables are ordered so that a row comes after those it refers to.
     for name, table in tables.items():
         file = f"{of.table(parts[name])} (table {name})"
         if {column.name: column.form for column in parts[name].columns} != {
             column.name: form_of(column.type) for column in table.columns
         }:
-            raise BackupDamaged(f"{file} has other columns than that table; take another backup")
+            raise BackupDamaged(f"{file} has other columns than the table; take another backup")
         count, batch = 0, list[dict[str, Any]]()
         for row in read_rows(of, parts[name]):
             count += 1
             if misfit := _odd(table, row):
-                raise BackupDamaged(f"{file}, row {count}: {misfit} is of another type; take another backup")
+                raise BackupDamaged(f"{file}, row {count}: {misfit} has the wrong type; take another backup")
             batch.append(row)
             if len(batch) == _ROWS_AT_ONCE:
                 _insert_rows(connection, table, batch, file)
@@ -207,7 +215,7 @@ def _insert(of: Snapshot, connection: Connection) -> int:
 
 
 def _odd(table: Table, row: dict[str, Any]) -> str | None:
-    """A column that this row's value does not fit. SQLite would store it all the same."""
+    """Returns a column that the row's value does not fit. SQLite would store it anyway."""
     for column in table.columns:
         value, kind = row[column.name], column.type.python_type
         if value is None:
@@ -228,14 +236,14 @@ def _insert_rows(connection: Connection, table: Table, rows: list[dict[str, Any]
     except OperationalError:
         raise
     except _MISFITS as error:
-        # Its text, and its cause, show the row.
+        # The exception's text and its cause show the row.
         raise BackupDamaged(
-            f"{file} has a row that this table does not take ({type(error).__name__}); take another backup"
+            f"{file} has a row that does not fit the table ({type(error).__name__}); take another backup"
         ) from None
 
 
 def _count_on(connection: Connection, table: Table) -> None:
-    """PostgreSQL numbers rows by a counter of its own, which knows nothing of those that came with a number."""
+    """Moves PostgreSQL's own row counter past the numbers that the restored rows brought along."""
     if connection.dialect.name != "postgresql":
         return
     for column in table.primary_key.columns:
@@ -251,13 +259,13 @@ def _check_chain(s: Session, of: Snapshot) -> None:
     try:
         chain.verify(pages(s))
     except chain.ChainBroken as error:
-        raise BackupDamaged(f"the journal in {of.path} does not hold: {error}") from error
+        raise BackupDamaged(f"the journal in {of.path} is broken: {error}") from error
 
 
 def _leave_a_gap(s: Session, now_ms: int) -> list[tuple[str, int]]:
-    """Ends what was open, and raises the numbers of every job that goes on. Returns these with their versions' numbers.
+    """Ends what was open, and raises the numbers of every job that continues. Returns these jobs and their versions.
 
-    A number counts as used when it stands in a row: the gap is a round with an attempt that never was.
+    A number counts as used once a row has it, so the gap is a round with an attempt that never took place.
     """
     restarted = Reason.REASON_COORDINATOR_RESTARTED
     reason = word(restarted)
@@ -275,7 +283,7 @@ def _leave_a_gap(s: Session, now_ms: int) -> list[tuple[str, int]]:
         jobs.end_round(s, job.name, round_, "abandoned", reason, now_ms)
         if job.status is JobStatus.RUNNING:
             jobs.set_job_status(s, job.name, JobStatus.PAUSED, word(Reason.REASON_JOB_PAUSED), now_ms)
-        # None of this is the members' failure.
+        # None of this is a failure of the members.
         jobs.forgive(s, job.name)
         going_on.append((job.name, job.version_number))
     return going_on

@@ -1,7 +1,7 @@
-"""A database as it was at one moment, read beside whoever writes: for backups, and to look at one that nobody serves.
+"""Reads a database at one moment while others write: for backups, and to look at one that nobody serves.
 
-Guarantees: everything read in the block is of the same moment, nobody is kept from writing, and nothing is written, not
-even the schema: a database at an earlier revision is read as it is.
+Guarantees: everything read in the block is from the same moment, no writer waits, and nothing is written, not even the
+schema: a database at an earlier revision is read as it is.
 """
 
 import contextlib
@@ -25,10 +25,10 @@ _AT_ONCE = 1000
 
 @contextlib.contextmanager
 def of_database(url: str) -> Iterator[Connection]:
-    """The database at this moment.
+    """Opens the database at this moment.
 
     Raises:
-        DatabaseUnusable: not a database URL, nothing is there, or it cannot be read.
+        DatabaseUnusable: this is no database URL, there is nothing, or it cannot be read.
     """
     path = _path(url)
     engine = engine_of(url) if path is None else _read_only(path, url)
@@ -39,7 +39,7 @@ def of_database(url: str) -> Iterator[Connection]:
                 connection = connection.execution_options(  # noqa: PLW2901
                     isolation_level="REPEATABLE READ", postgresql_readonly=True
                 )
-            # The moment is that of the first read.
+            # The first read fixes the moment.
             inspect(connection).has_table("alembic_version")
             yield connection
     except DBAPIError as error:
@@ -49,17 +49,17 @@ def of_database(url: str) -> Iterator[Connection]:
 
 
 def revision_of(connection: Connection) -> str | None:
-    """The newest migration that was run; None for a database of something else, or of nothing."""
+    """Returns the newest migration that was run; None for another program's database, or an empty one."""
     return MigrationContext.configure(connection).get_current_revision()
 
 
 def tables_of(connection: Connection) -> list[Table]:
-    """The tables as they are, not as the newest software would have them; who is named stands before who names it."""
+    """Returns the tables as they are, not as the newest software would have them, referred ones first."""
     metadata = MetaData()
 
     def plain(_inspector: object, _table: object, column: dict[str, object]) -> None:
         if isinstance(column["type"], JSON):
-            # Nothing is nothing, and not the JSON word for it.
+            # An empty value is empty, not JSON null.
             column["type"] = JSON(none_as_null=True)
 
     event.listen(metadata, "column_reflect", plain)
@@ -68,14 +68,14 @@ def tables_of(connection: Connection) -> list[Table]:
 
 
 def journal(connection: Connection) -> Iterator[JournalEntry]:
-    """The journal in order.
+    """Yields the journal in order.
 
     Raises:
         DatabaseUnusable: there is none.
     """
     table = next((table for table in tables_of(connection) if table.name == "journal"), None)
     if table is None:
-        raise DatabaseUnusable("this database has no journal, so no coordinator made it; check database_url")
+        raise DatabaseUnusable("this database has no journal, so it is not a coordinator's; check database_url")
     after = 0
     while True:
         query = select(table).where(table.c.id > after).order_by(table.c.id).limit(_AT_ONCE)
@@ -88,7 +88,7 @@ def journal(connection: Connection) -> Iterator[JournalEntry]:
 
 
 def _path(url: str) -> Path | None:
-    """Of a SQLite file; None for anything else."""
+    """Returns the path of a SQLite file; None for anything else."""
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
@@ -105,6 +105,6 @@ def _read_only(path: Path, url: str) -> Engine:
         return connection
 
     engine = create_engine(make_url(url), creator=connect)
-    # Deferred: it becomes a read transaction with its first read, and stays on that moment.
+    # Deferred: the first read makes it a read transaction, which stays at that moment.
     event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
     return engine

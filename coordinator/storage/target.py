@@ -1,8 +1,8 @@
 """The folder that a restore writes into: nothing in it leads out of it.
 
-Guarantees: `write_secret` creates files below the folder and nowhere else, even while others write there: it opens
-every folder on the way by its own name, and never through a link. `check_no_links` finds links before the rest of a
-restore (database, blobs, the mark), which opens files by path: it holds while nobody else writes into the folder.
+Guarantees: `write_secret` creates files only below the folder, even while others write there: it opens each folder on
+the way by its own name, and never through a link. `check_no_links` finds links before the rest of a restore (database,
+blobs, the mark), which opens files by path. That check holds as long as nobody else writes into the folder.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def check_no_links(folder: Path) -> None:
-    """Raises: BackupRefused: something below the folder is a symbolic link. The folder itself may be one."""
+    """Raises BackupRefused if anything below the folder is a symbolic link. The folder itself may be one."""
     for where, folders, files in os.walk(folder):
         for name in (*folders, *files):
             path = Path(where, name)
@@ -27,12 +27,14 @@ def check_no_links(folder: Path) -> None:
 
 
 def write_secret(folder: Path, name: str, data: bytes) -> None:
-    """Writes folder/name (0600), whole or not at all, and on the disk before it returns. An equal file stays.
+    """Writes folder/name (0600) completely or not at all, and to the disk before it returns. An equal file stays.
 
-    name: a relative path; its folders are made (0700) where they are missing.
+    Args:
+        name: a relative path. Missing folders in it are made (0700).
 
     Raises:
-        BackupRefused: a link on the way, or another file in its place. OSError.
+        BackupRefused: a link is on the way, or another file is in its place.
+        OSError: the file cannot be written.
     """
     *between, last = PurePosixPath(name).parts
     at, path = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), folder
@@ -43,7 +45,7 @@ def write_secret(folder: Path, name: str, data: bytes) -> None:
                 os.mkdir(part, 0o700, dir_fd=at)
             try:
                 below = os.open(part, _FOLDER, dir_fd=at)
-            except NotADirectoryError as error:  # What O_NOFOLLOW and O_DIRECTORY say of a link, too.
+            except NotADirectoryError as error:  # O_NOFOLLOW and O_DIRECTORY raise it for a link too.
                 raise (_link(path) if path.is_symlink() else error) from None
             os.close(at)
             at = below
@@ -57,7 +59,7 @@ def _write(at: int, path: Path, name: str, data: bytes) -> None:
         return
     partial = f"{name}.partial"
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(partial, dir_fd=at)  # A killed restore's, or a link: what it points to stays.
+        os.unlink(partial, dir_fd=at)  # Left by a killed restore, or a link, whose target stays.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(partial, flags, 0o600, dir_fd=at), "wb") as file:
         os.fchmod(file.fileno(), 0o600)
@@ -79,11 +81,11 @@ def _is_there(at: int, path: Path, name: str, data: bytes) -> bool:
         with os.fdopen(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at), "rb") as file:
             if file.read(len(data) + 1) == data:
                 return True
-    raise BackupRefused(f"{path} is there already and is another one; name a new folder")
+    raise BackupRefused(f"{path} exists with other content; name a new folder")
 
 
 def _link(path: Path) -> BackupRefused:
     return BackupRefused(
-        f"{path} is a symbolic link, and a restore writes into no folder with links; remove it, or name a new folder "
-        "(store_url and database_url can name places elsewhere)"
+        f"{path} is a symbolic link, and a restore never writes into a folder with links; remove it, or name a new "
+        "folder (store_url and database_url may point elsewhere)"
     )

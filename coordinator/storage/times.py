@@ -1,4 +1,4 @@
-"""When a job's present round and its newest version began: what the metrics tell again after a restart."""
+"""When a job's present round and its newest version began. The metrics report it again after a restart."""
 
 from dataclasses import dataclass
 
@@ -12,14 +12,14 @@ __all__ = ["JobTimes", "job_times"]
 
 @dataclass(frozen=True, slots=True)
 class JobTimes:
-    """Seconds since 1970; `round_opened` is None while no round is open, `published` for a job without a version."""
+    """Times in seconds since 1970. `round_opened` is None without an open round, `published` without a version."""
 
     round_opened: float | None
     published: float | None
 
 
 def job_times(s: Session, job: str) -> JobTimes:
-    """Of one job."""
+    """Returns the times of one job."""
     opened = s.scalar(select(RoundRow.opened_ms).where(RoundRow.job == job, RoundRow.outcome == "open"))
     newest = select(VersionRow.created_ms).where(VersionRow.job == job).order_by(VersionRow.number.desc()).limit(1)
     published = s.scalar(newest)

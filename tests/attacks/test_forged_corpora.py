@@ -1,7 +1,7 @@
-"""Somebody makes of a member's file that promises nothing one that is differentially private.
+"""A forger turns a member's file without a privacy promise into a differentially private one.
 
-Its means are what it can write: the coordinator's database, what the coordinator tells its operator, or the folder that
-the operator fetched. It has a key and a certificate of its own making that names the federation and the member, and no
+It can write the coordinator's database, or change what the coordinator tells its operator, or write the folder that the
+operator downloaded. It has a key and a certificate of its own making that name the federation and the member, but no
 key of an authority.
 """
 
@@ -25,13 +25,13 @@ from tests.unit.coordinator.services.test_corpora import FILE, House, housed, qu
 
 __all__ = ["quiet"]
 
-# The forger's keys: of the authority that it plays, and of the member.
+# The forger's keys: for the authority that it plays, and for the member.
 AUTHORITY, MEMBER = 60, 61
 DER = serialization.Encoding.DER
 
 
 def forger() -> Authority:
-    """Named as the federation's own authority is."""
+    """An authority with the name of the federation's own."""
     return Authority.create(now=party.present(), key=party.key(AUTHORITY), of=party.authority().federation)
 
 
@@ -56,7 +56,7 @@ def self_signed() -> x509.Certificate:
 
 
 def forged(job, certificate):
-    """North's file as it is, with a statement that promises what north did not."""
+    """North's unchanged file, with a statement that promises what north did not."""
     statement = statement_of(FILE, job, federation=party.authority().federation, member="north")
     assert statement.promise == "differentially-private"
     signature = sign(party.key(MEMBER), signed_bytes(statement))
@@ -72,7 +72,7 @@ async def written(house, row) -> None:
 
 
 def believed(job, row, federation):
-    """The baseline: the certificate names the member, and its key signed the statement. Who issued it is not asked."""
+    """The baseline: the certificate names the member and its key signed the statement. Nobody checks the issuer."""
     certificate = x509.load_der_x509_certificate(row["certificate"])
     assert Identity.of(certificate) == Identity(federation, Role.MEMBER, "north")
     kept = statement_of(FILE, job, federation=federation, member="north")
@@ -90,7 +90,7 @@ def believed(job, row, federation):
 
 
 @pytest.mark.parametrize("certificate", [certified_by_the_forger, self_signed])
-def test_who_writes_the_database_gives_no_file_a_promise(tmp_path, certificate):
+def test_writing_the_database_gives_no_file_a_promise(tmp_path, certificate):
     @housed
     async def test(house: House):
         job = await house.job()
@@ -109,7 +109,7 @@ def test_who_writes_the_database_gives_no_file_a_promise(tmp_path, certificate):
 
 
 def with_the_forgers() -> Authorities:
-    """The federation's authorities and one more, which the forger signed itself, since it could not have it signed."""
+    """The federation's authorities and one more, which only the forger itself signed."""
     key = party.key(AUTHORITY)
     return Authorities.first(party.authority().certificate).succeeded_by(forger().certificate, old=key, new=key)
 
@@ -120,14 +120,14 @@ def test_a_coordinator_that_lies_to_its_operator_adds_no_authority(tmp_path):
         job = await house.job()
         await house.member("north").give(job, FILE, promise="none")
         row, lie = forged(job, certified_by_the_forger()), with_the_forgers()
-        # Whoever believes the list that it is told believes the certificate.
+        # An operator that believed this list would believe the certificate.
         assert verify_member(row["certificate"], lie, "north").identity.name == "north"
         await written(house, row)
         house.book = AuthorityBook(lie, party.authority(), party.authority())
         await house.restart()
         _, err = await house.cli("job", "corpora", "questions", code=1)
         assert "authority 2 is not signed by the one before it" in err
-        # Nor does it tell of a federation of its own, which took the true one's authority over.
+        # A federation of the forger's own, which took over the true authority, does not help either.
         key, own = party.key(AUTHORITY), Authorities.first(forger().certificate)
         foreign = own.succeeded_by(party.authority().certificate, old=key, new=key)
         house.book = AuthorityBook(foreign, party.authority(), party.authority())
@@ -142,8 +142,7 @@ def test_a_coordinator_that_lies_to_its_operator_adds_no_authority(tmp_path):
 
 
 def rewritten(folder, of: Authority) -> None:
-    """North's file as it is, signed anew by the forger. of: who certifies the forger's key, in the name of its own
-    federation."""
+    """Signs north's unchanged file anew. `of` certifies the forger's key, in the name of its own federation."""
     statement = statement_of(FILE, ordering_job(), federation=of.federation, member="north")
     prove(folder, statement, of=of, number=MEMBER)
 
@@ -155,10 +154,10 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_who_writes_a_folder_gives_no_file_a_promise(folder):
+def test_writing_a_folder_gives_no_file_a_promise(folder):
     true_list = (folder / AUTHORITIES).read_bytes()
     rewritten(folder, forger())
-    # The baseline: file, statement and rows fit, and the key of the certificate beside it signed, which names north.
+    # The baseline: file, statement and rows fit, and the key of the certificate beside them signed and names north.
     certificate = x509.load_pem_x509_certificate((folder / f"north{CERTIFICATE}").read_bytes())
     row = {
         "statement": (folder / f"north{STATEMENT}").read_bytes(),
@@ -166,7 +165,7 @@ def test_who_writes_a_folder_gives_no_file_a_promise(folder):
         "certificate": certificate.public_bytes(DER),
     }
     assert believed(ordering_job(), row, party.authority().federation).promise == "differentially-private"
-    # The federation's own list does not have who certified it, and another list is not the federation's.
+    # The issuer is not in the federation's own list, and another list is not the federation's.
     (folder / AUTHORITIES).write_bytes(true_list)
     for unverified in (False, True):
         with pytest.raises(
@@ -179,17 +178,17 @@ def test_who_writes_a_folder_gives_no_file_a_promise(folder):
     (folder / AUTHORITIES).write_bytes(with_the_forgers().canonical())
     with pytest.raises(CorporaInvalid, match="authority 2 is not signed by the one before it"):
         read_corpora(folder, "questions")
-    # Without a list nothing is promised, whether or not somebody takes it.
+    # Without a list nothing is promised, whoever removed it.
     (folder / AUTHORITIES).unlink()
     with pytest.raises(CorporaInvalid, match="is not there, so that nobody can see"):
         read_corpora(folder, "questions")
     assert promise_of(read_corpora(folder, "questions", unverified=True)) == "none"
 
 
-def test_who_writes_a_folder_can_found_a_federation_and_not_the_operators(folder):
+def test_a_written_folder_can_only_show_another_federation(folder):
     own = Authority.create(now=party.present(), key=party.key(AUTHORITY))
     rewritten(folder, own)
-    # All of it holds, in a federation of the forger's: so a command that knows no other one shows which it is.
+    # Within the forger's federation everything holds, so a command that knows no other shows which one it is.
     found = read_corpora(folder, "questions")
     assert promise_of(found) == "differentially-private"
     assert federation_of_corpora(found) == own.federation != party.authority().federation

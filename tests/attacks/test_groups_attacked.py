@@ -1,4 +1,4 @@
-"""Groups under attack: a member that scales its update, a coordinator that picks its groups or subtracts their sums.
+"""Groups under attack: a member scales its update, a coordinator picks its groups or subtracts their sums.
 
 Each attack succeeds on the unprotected baseline and fails on ours.
 """
@@ -23,11 +23,11 @@ from tests.support.sum_fleet import names
 POLICY = Policy(mechanisms=("none",), assumed_corrupt=1)
 
 
-# ---- a member that lies ----------------------------------------------------------------------------------------------
+# ---- a lying member --------------------------------------------------------------------------------------------------
 
 
 def trained_with_a_liar(rule, scale, *, groups=5, members=15, count=1, liars=("m6",)):
-    """Honest members change every value by 0.01 or so; the liar says `scale`, and the largest weight there is."""
+    """Honest members change every value by about 0.01. The liar says `scale`, and claims the largest weight."""
     numbers = {"combine": rule} if groups else {}
     job = job_document(
         Aggregation(groups=groups, assumed_corrupt=1, coordinate_bound=100.0, max_weight=1000, **numbers),
@@ -57,9 +57,9 @@ def fleet_of(job, members, scale, liars, policy=POLICY):
 
 
 @pytest.mark.parametrize("scale", [1.0, 10.0, 99.0])
-def test_the_baselines_go_where_one_member_sends_them(scale):
-    # One sum, with the weight that the liar claims: most of the way. The mean over groups, where it weighs as everybody
-    # does: a fifteenth, and so as far as it likes.
+def test_one_member_moves_the_baselines_at_will(scale):
+    # One sum moves most of the way, by the weight that the liar claims. The mean over groups moves by a fifteenth of
+    # it, since the liar weighs as much as everybody else, and so as far as it likes.
     assert trained_with_a_liar("mean", scale, groups=None).min() > 0.5 * scale
     moved = trained_with_a_liar("mean", scale)
     assert moved.min() > scale / 16
@@ -68,15 +68,15 @@ def test_the_baselines_go_where_one_member_sends_them(scale):
 
 @pytest.mark.parametrize("rule", ["median", "trimmed-mean", "reject-outliers"])
 @pytest.mark.parametrize("scale", [1.0, 10.0, 99.0, -99.0])
-def test_however_far_one_member_scales_the_version_stays_where_the_others_are(rule, scale):
+def test_a_robust_version_stays_near_the_others_however_far_one_scales(rule, scale):
     moved = trained_with_a_liar(rule, scale)
-    # Between what the good groups' means are, to a step of the grid.
+    # Within the range of the good groups' means, up to a step of the grid.
     assert 0.008 < moved.min() <= moved.max() < 0.012
 
 
 @pytest.mark.parametrize("rule", ["median", "trimmed-mean"])
-def test_liars_in_most_groups_are_beyond_what_any_rule_promises(rule):
-    # The assumption, seen to be needed: nine of fifteen sit in three groups of five at least, wherever they are drawn.
+def test_liars_in_most_groups_break_every_rule(rule):
+    # The assumption is needed: nine of fifteen are in at least three groups of five, wherever they are drawn.
     liars = tuple(f"m{number}" for number in range(9))
     assert trained_with_a_liar(rule, 99.0, liars=liars).min() > 10
 
@@ -94,15 +94,15 @@ class OutOfBounds:
 
 
 def lying(job, examples):
-    """`protection_of` on every machine: the liar's is known by its examples."""
+    """Replaces `protection_of` on every machine. The liar is recognised by its number of examples."""
     real = protection_of(job, examples)
     return OutOfBounds(real) if examples == 1000 else real
 
 
 @pytest.mark.parametrize("mechanism", ["none", "gaussian-update"])
 @pytest.mark.parametrize("rule", ["median", "trimmed-mean", "reject-outliers"])
-def test_one_coordinate_out_of_bounds_stops_no_job_and_moves_no_version(rule, mechanism, monkeypatch):
-    # Three groups, all of which the rule needs: were the liar's thrown away, no version would come of any attempt.
+def test_a_coordinate_out_of_bounds_stops_no_job_and_moves_no_version(rule, mechanism, monkeypatch):
+    # The rule needs all three groups. If the liar's were discarded, no attempt would give a version.
     job = job_document(Aggregation(groups=3, assumed_corrupt=1, combine=rule), count=3, min_members=12)
     if mechanism != "none":
         job = job.model_copy(update={"mechanism": GaussianUpdate(noise_multiplier=1e-5, clip=1.0)})
@@ -120,8 +120,8 @@ def test_one_coordinate_out_of_bounds_stops_no_job_and_moves_no_version(rule, me
 
 
 @pytest.mark.parametrize("mechanism", ["none", "gaussian-update"])
-def test_what_one_coordinate_out_of_bounds_does_to_one_sum(mechanism, monkeypatch):
-    # The baseline: no attempt over the liar's cohort makes a version.
+def test_a_coordinate_out_of_bounds_stops_one_sum(mechanism, monkeypatch):
+    # The baseline: no attempt with the liar in its cohort gives a version.
     job = job_document(Aggregation(assumed_corrupt=1), count=1, min_members=12, max_attempts=1, max_failed_rounds=1)
     if mechanism != "none":
         job = job.model_copy(update={"mechanism": GaussianUpdate(noise_multiplier=1e-5, clip=1.0)})
@@ -138,7 +138,7 @@ VICTIM = "m9"
 
 
 def opened_around_the_victim(monkeypatch, draw):
-    """What the coordinator reads of the victim, if its three members are in the victim's group: they tell it theirs."""
+    """What the coordinator learns about the victim if the victim's group holds its own three members."""
     if draw is not None:
         monkeypatch.setattr(session, "draw_groups", draw)
     fleet = GroupFleet(12, 3)
@@ -158,24 +158,24 @@ def chosen(root, nonces, members, groups):
     return (tuple(sorted({*CORRUPT, VICTIM})), tuple(others[:4]), tuple(others[4:]))
 
 
-def test_groups_of_the_coordinators_choice_give_a_member_away(monkeypatch):
+def test_groups_chosen_by_the_coordinator_reveal_a_member(monkeypatch):
     fleet, honest, rest = opened_around_the_victim(monkeypatch, chosen)
     assert honest == {VICTIM}
     assert np.array_equal(rest, fleet.inputs[VICTIM])
 
 
-def test_groups_that_are_drawn_do_not_and_numbers_that_allow_it_are_none(monkeypatch):
+def test_drawn_groups_reveal_nobody_and_weak_numbers_are_refused(monkeypatch):
     fleet, honest, rest = opened_around_the_victim(monkeypatch, None)
     assert len(honest) >= 2
     assert not np.array_equal(rest, fleet.inputs[VICTIM])
-    # With three assumed corrupt, groups of four promise nothing: there is no such attempt.
+    # With three assumed corrupt, groups of four guarantee nothing, so there is no such attempt.
     assert corrupt_in_group(12, 3, 4, 3, 80) == 3
     with pytest.raises(ContextInvalid):
         grouped_thresholds(12, 3, 3)
 
 
-def test_members_that_draw_for_themselves_do_not_follow_a_coordinator_that_chose(monkeypatch):
-    # The members' draw is the real one, the server's is not: nobody accepts what it passes on.
+def test_members_draw_groups_themselves_and_follow_no_coordinator(monkeypatch):
+    # The members' draw is the real one, the server's is not, and it accepts none of their dealings.
     fleet = GroupFleet(12, 3)
     assert fleet.play() is None
     states = {name: state.on_roster(fleet.inbox[name]) for name, state in fleet.states.items()}
@@ -199,8 +199,8 @@ def test_members_that_draw_for_themselves_do_not_follow_a_coordinator_that_chose
 # ---- a coordinator that subtracts ------------------------------------------------------------------------------------
 
 
-def test_sums_over_two_drawings_give_a_member_away_and_no_second_vector_is_sent_without_noise():
-    # Twice the same updates, the second time without the victim, drawn anew: each member's own groups look far apart.
+def test_sums_over_two_draws_reveal_a_member_so_no_second_vector_is_sent():
+    # The same updates twice, drawn anew, the second time without the victim. Each member's own groups look different.
     first, second = GroupFleet(12, 3), GroupFleet(12, 3, attempt=2)
     one, two = first.run(), second.run({Phase.ADVERTISE: {VICTIM}})
     assert not isinstance(one, Abandoned)
@@ -208,14 +208,14 @@ def test_sums_over_two_drawings_give_a_member_away_and_no_second_vector_is_sent_
     assert np.array_equal(first.inputs["m3"], second.inputs["m3"])
     leaked = sum(total for _, total in one.values()) - sum(total for _, total in two.values())
     assert np.array_equal(leaked, first.inputs[VICTIM])
-    # No rule on one's own group's survivors can see that: many members' groups differ in more than n_C + 2.
+    # No rule on the survivors of one's own group can see that: many members' groups differ in more than n_C + 2.
     own = {
         name: [set(survivors) for groups in (one, two) for survivors, _ in groups.values() if name in survivors]
         for name in names(12)
     }
     apart = [name for name, sets in own.items() if len(sets) == 2 and len(sets[0] ^ sets[1]) >= 3]
     assert len(apart) > 6
-    # So without noise the second vector is not sent at all.
+    # So without noise the second vector is not sent.
     update = bytes(32)
     POLICY.check_vector(update, (), grouped=True)
     with pytest.raises(PolicyRefusal, match="allow_second_sum"):

@@ -1,10 +1,11 @@
-"""Whoever guesses dropout's coins under DP-SGD sees more than was accounted for: a torch generator's can be guessed.
+"""An attacker that guesses dropout's coins under DP-SGD sees more than was accounted for. A torch generator's coins can
+be guessed.
 
-The adversary knows all texts but whether one is there, sees the noised sum of one step in which every text is drawn,
-and tries seeds. Coins come in the order of the batch, so that one text more shifts those of all behind it, and the sum
-by far more than its clip: given the coins, noise that was calibrated to the clip hides neither the text nor the seed.
-A generator on a CPU takes 32 bits of its seed, which an afternoon of many cores tries; here the adversary is handed a
-short list that the right one is on.
+The adversary knows all texts except whether one is present, sees the noised sum of one step in which every text is
+drawn, and tries seeds. Coins come in the order of the batch, so one more text shifts the coins of all later ones, and
+moves the sum by far more than its clip. So given the coins, noise calibrated to the clip hides neither the text nor the
+seed. A generator on a CPU takes 32 bits of its seed, which many cores can try in an afternoon; here the adversary gets
+a short list with the right seed on it.
 """
 
 import numpy as np
@@ -29,7 +30,7 @@ RECIPE = Training(optimiser="sgd", learning_rate=1.0, batch=64)
 
 
 class Noted(Seeded):
-    """A source that writes down what it gave."""
+    """A source that records what it gave."""
 
     def __init__(self, seed):
         super().__init__(seed)
@@ -41,7 +42,7 @@ class Noted(Seeded):
 
 
 def texts():
-    """(ids, labels); the first text is the shortest, so that it comes first in its batch."""
+    """Returns (ids, labels). The first text is the shortest, so it comes first in its batch."""
     random = np.random.default_rng(0)
     ids = np.zeros((TEXTS, LENGTH), dtype=np.int64)
     for row, length in enumerate(np.sort(random.integers(6, LENGTH + 1, size=TEXTS))):
@@ -55,7 +56,7 @@ def values_of(module):
 
 
 def summed(ids, labels, start):
-    """The sum of clipped gradients, in clips, with the coins that `start` starts in the module."""
+    """The sum of clipped gradients, in clips, with the module's coins begun by `start`."""
     module = build(MODEL, WORDS, 2, 0, seed=3).train()
     start(module)
     for parameter in module.parameters():
@@ -69,8 +70,9 @@ def summed(ids, labels, start):
 
 
 def attack(there, name):
-    """(log-likelihood of each guess, that of the truth): guesses are (seed's place on the list, whether it is there),
-    the right seed's place is 0.
+    """Returns the log-likelihood of each guess, and that of the truth.
+
+    A guess is (the seed's place on the list, whether the text is present). The right seed is at place 0.
     """
     ids, labels = texts()
     held = (ids, labels) if there else (ids[1:], labels[1:])
@@ -82,7 +84,7 @@ def attack(there, name):
     def likelihood(total):
         return float((seen @ total - total @ total / 2) / MECHANISM.noise_multiplier**2)
 
-    # What the second call gave began the coins, all of it or its first 32 bits.
+    # The result of the second call began the coins, with all of it or its first 32 bits.
     key = source.given[1]
     seeds = [int.from_bytes(key[:4], "little"), *np.random.default_rng(1).integers(2**32, size=9).tolist()]
     guesses = {
@@ -112,20 +114,20 @@ class _Given:
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_a_seed_that_can_be_tried_tells_itself_and_the_text(there, monkeypatch):
+def test_a_guessable_seed_reveals_itself_and_the_text(there, monkeypatch):
     monkeypatch.setattr(
         TextClassifier, "draw_from", lambda self, random: self.seed(int.from_bytes(random.bytes(8), "little"))
     )
     guesses, truth = attack(there, f"baseline {there}")
     assert max(guesses, key=guesses.get) == (0, there)
     assert guesses[0, there] == pytest.approx(truth)
-    # By far more than one clip's worth: the accounted epsilon of this step is 2.3 at a delta of 1e-6.
+    # Far more than one clip's worth: the accounted epsilon of this step is 2.3 at a delta of 1e-6.
     assert guesses[0, there] - guesses[0, not there] > 10
     assert guesses[0, there] - max(each for (place, _), each in guesses.items() if place) > 10
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_coins_of_a_stream_are_not_among_what_can_be_tried(there):
+def test_the_coins_of_a_stream_cannot_be_guessed(there):
     guesses, truth = attack(there, f"ours {there}")
-    # The truth would stand out as far as ever; no guess comes near it, whether the text is there or not.
+    # The truth would stand out as much as before, but no guess comes near it, with or without the text.
     assert truth - max(guesses.values()) > 10

@@ -1,7 +1,7 @@
 """A job names a repository on the hub and makes members download it, whatever it holds and however large it is.
 
-The hub is a small HTTP server on this machine. The baseline is the hub's own download of a repository, which is how
-members fetched before: it takes what is there and keeps it in a cache of its own, which nothing trims.
+The hub is a small HTTP server on this machine. The baseline is the hub's own download of a repository, which members
+used before: it takes everything and keeps it in its own cache, which nothing trims.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from tests.support.tiny_models import saved
 NAME = f"people/bert@{COMMIT}"
 HUGE = 10**15
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-# What a repository may hold beside what a backbone is made of.
+# What a repository may hold besides the files of a backbone.
 BESIDE = dict.fromkeys(
     (
         *(
@@ -60,7 +60,7 @@ def wanted(model, tmp_path_factory) -> Wanted:
 
 @pytest.fixture
 def files(model) -> dict[str, bytes]:
-    """The repository: the model, and what else a repository holds."""
+    """The repository: the model, and whatever else a repository holds."""
     return {path.name: path.read_bytes() for path in model.iterdir()} | BESIDE
 
 
@@ -81,7 +81,7 @@ def refused(tmp_path: Path, wanted: Wanted, hub, **changes) -> str:
     return str(raised.value)
 
 
-def test_the_hubs_own_download_takes_what_is_there(tmp_path, files):
+def test_the_hubs_own_download_takes_everything(tmp_path, files):
     stated = {WEIGHTS: HUGE}
     with small_hub(files, stated=stated) as hub:
         found = Path(
@@ -94,18 +94,18 @@ def test_the_hubs_own_download_takes_what_is_there(tmp_path, files):
             )
         )
         assert (found / WEIGHTS).read_bytes() == files[WEIGHTS]
-        # Also what no backbone is made of.
+        # Including files that belong to no backbone.
         assert {WEIGHTS, "extra.safetensors", "tokenizer.json"} <= set(hub.fetched)
 
 
-def test_a_huge_repository_is_refused_before_a_file_is_asked_for(tmp_path, wanted, files):
+def test_a_huge_repository_is_refused_before_a_file_is_requested(tmp_path, wanted, files):
     with small_hub(files, stated={WEIGHTS: HUGE}) as hub:
         said = refused(tmp_path, wanted, hub)
         assert hub.fetched == []
     assert f"{HUGE:,} bytes of {WEIGHTS} on the hub, and at most {2 * wanted.size:,} are taken" in said
 
 
-def test_many_parts_of_a_fair_size_are_huge_together(tmp_path, wanted, files):
+def test_many_parts_of_moderate_size_count_together(tmp_path, wanted, files):
     parts = [f"model-{number:05}-of-00003.safetensors" for number in range(3)]
     index = json.dumps({"weight_map": {f"tensor{at}": part for at, part in enumerate(parts)}}).encode()
     files = {name: content for name, content in files.items() if name != WEIGHTS}
@@ -116,7 +116,7 @@ def test_many_parts_of_a_fair_size_are_huge_together(tmp_path, wanted, files):
 
 
 @pytest.mark.parametrize("file", ["config.json", WEIGHTS])
-def test_a_server_that_sends_more_than_it_said_is_cut_off_there(tmp_path, model, files, file):
+def test_a_server_that_sends_more_than_announced_is_cut_off(tmp_path, model, files, file):
     with small_hub(files, endless={file}) as hub:
         (into := tmp_path / "into").mkdir()
         with pytest.raises(CheckpointInvalid, match=f"sent more than the {len(files[file]):,} bytes that {file}"):
@@ -129,7 +129,7 @@ def test_a_lying_server_leaves_nothing_in_the_cache(tmp_path, wanted, files):
         assert "the hub sent more than" in refused(tmp_path, wanted, hub)
 
 
-def test_a_server_that_sends_less_than_it_said_is_found_out(tmp_path, wanted, files):
+def test_a_server_that_sends_less_than_announced_is_noticed(tmp_path, wanted, files):
     size = len(files[WEIGHTS])
     with small_hub(files, stated={WEIGHTS: size + 1}) as hub:
         assert f"the hub sent {size:,} of the {size + 1:,} bytes" in refused(tmp_path, wanted, hub)
@@ -144,13 +144,13 @@ def test_a_server_that_sends_less_than_it_said_is_found_out(tmp_path, wanted, fi
         ({"sha": "b2" * 20}, f"the hub tells of commit {'b2' * 20} in place of people/bert@{COMMIT}"),
     ],
 )
-def test_no_size_or_another_commit_is_no_offer(tmp_path, wanted, files, changes, said):
+def test_a_missing_size_or_another_commit_is_refused(tmp_path, wanted, files, changes, said):
     with small_hub(files, **changes) as hub:
         assert said in refused(tmp_path, wanted, hub)
         assert WEIGHTS not in hub.fetched
 
 
-def test_an_index_names_parts_of_its_own_folder_alone(tmp_path, wanted, files):
+def test_an_index_may_only_name_parts_of_its_own_folder(tmp_path, wanted, files):
     files = {name: content for name, content in files.items() if name != WEIGHTS}
     for part in ("../config.json", "sub/model.safetensors", "pytorch_model.bin", "modeling_bert.py"):
         files[INDEX] = json.dumps({"weight_map": {"tensor": part}}).encode()
@@ -159,14 +159,14 @@ def test_an_index_names_parts_of_its_own_folder_alone(tmp_path, wanted, files):
             assert hub.fetched == [INDEX]
 
 
-def test_weights_that_do_not_fit_into_the_cache_are_not_asked_for(tmp_path, wanted, files):
+def test_weights_that_do_not_fit_into_the_cache_are_not_requested(tmp_path, wanted, files):
     with small_hub(files) as hub:
         said = refused(tmp_path, wanted, hub, max_bytes=wanted.size + 2 * MAX_SMALL_BYTES)
         assert hub.asked == []
     assert "do not fit into the cache of this member" in said
 
 
-def test_room_is_made_before_and_others_go_first(tmp_path, wanted, files):
+def test_room_is_made_first_by_removing_other_files(tmp_path, wanted, files):
     room = 3 * wanted.size + 2 * MAX_SMALL_BYTES
     cache = BlobCache(tmp_path / "cache", max_bytes=room)
     old = cache.path(b"\1" * 32)
@@ -177,7 +177,7 @@ def test_room_is_made_before_and_others_go_first(tmp_path, wanted, files):
     assert cache.path(wanted.digest).exists()
 
 
-def test_what_a_killed_process_left_goes_with_the_next_trim(tmp_path):
+def test_the_next_trim_removes_what_a_killed_process_left(tmp_path):
     cache = BlobCache(tmp_path / "cache")
     left = tmp_path / "cache" / f"{'cd' * 32}.abc"
     left.mkdir()
@@ -190,7 +190,7 @@ def test_what_a_killed_process_left_goes_with_the_next_trim(tmp_path):
 
 
 @pytest.mark.parametrize("shards", [None, "8KB"])
-def test_only_what_a_backbone_is_made_of_is_fetched_without_a_token(tmp_path, wanted, shards, monkeypatch):
+def test_only_files_of_a_backbone_are_fetched_and_without_a_token(tmp_path, wanted, shards, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_a_secret")
     folder = saved(
         tmp_path / "model", "bert", tokenizer=False, **({} if shards is None else {"max_shard_size": shards})
@@ -236,7 +236,7 @@ def test_the_hubs_own_cache_stays_empty(tmp_path, files):
     assert list((tmp_path / "home").rglob("*")) == []
 
 
-def test_a_name_without_a_commit_is_never_asked_for(tmp_path, files):
+def test_a_name_without_a_commit_is_never_requested(tmp_path, files):
     with small_hub(files) as hub:
         for name in ("people/bert", "people/bert@main", f"people/bert@{COMMIT[:-1]}"):
             with pytest.raises(CheckpointInvalid, match="names no commit"):

@@ -1,8 +1,8 @@
 """Keyword inference from embeddings: it finds words where they are, and nothing where there is nothing.
 
-Both ways: the attack reads a word from a bag of words and from a classifier whose label hangs on it, so that chance on
-labels, on constants, on embeddings of other texts and on texts without the word means something. It also reads words
-from an encoder that nobody trained: no training, however private, hides what stands in the input.
+Both directions: the attack reads a word from a bag of words, and from a classifier whose label depends on it. So chance
+level on labels, on constants, on embeddings of other texts and on texts without the word means something. It also reads
+words from an untrained encoder: no training, however private, hides what is in the input.
 """
 
 import numpy as np
@@ -36,7 +36,7 @@ VOCABULARY = (*PLANTED, *COMMON, *FILLING)
 
 
 def synthetic(count: int, seed: int) -> tuple[list[str], np.ndarray]:
-    """Texts of ten words or so; the first planted word is in most texts of label 1, the second in a half of either."""
+    """Texts of about ten words. The first planted word is in most texts of label 1, the second in half of either."""
     random = np.random.default_rng(seed)
     texts, labels = [], random.integers(2, size=count)
     for label in labels:
@@ -75,7 +75,7 @@ def encoder() -> TextEncoder:
 
 @pytest.fixture(scope="module")
 def trained(encoder: TextEncoder) -> Embed:
-    """A classifier of raw texts, none of them the attacker's, whose label hangs on the first planted word."""
+    """A classifier of raw texts, none of them the attacker's, whose label depends on the first planted word."""
     texts, labels = synthetic(500, 3)
     module = build(
         BiLSTMModel(embedding=12, hidden=12, dropout=0.2), encoder.vocabulary_size, 2, encoder.pad_id, seed=5
@@ -90,16 +90,16 @@ def trained(encoder: TextEncoder) -> Embed:
 
 
 @pytest.mark.parametrize("attacker", ["linear", "deep"])
-def test_a_bag_of_words_gives_every_word_away(attacker):
+def test_a_bag_of_words_reveals_every_word(attacker):
     assert min(accuracies(bag_of_words, attacker).values()) > 0.98
 
 
 @pytest.mark.parametrize("attacker", ["linear", "deep"])
-def test_a_classifier_gives_away_the_word_that_its_label_hangs_on(trained, attacker):
+def test_a_classifier_reveals_the_word_that_its_label_depends_on(trained, attacker):
     assert accuracies(trained, attacker)[PLANTED[0]] > 0.9
 
 
-def test_an_encoder_that_nobody_trained_gives_words_away_too(encoder):
+def test_an_untrained_encoder_reveals_words_too(encoder):
     module = build(BiLSTMModel(embedding=32, hidden=32), encoder.vocabulary_size, 2, encoder.pad_id, seed=1)
     assert min(accuracies(embedder(module, encoder), "linear").values()) > 0.7
 
@@ -108,7 +108,7 @@ def test_an_encoder_that_nobody_trained_gives_words_away_too(encoder):
 
 
 @pytest.mark.parametrize("attacker", ["linear", "deep"])
-def test_nothing_is_found_in_constants_or_in_other_texts_embeddings(attacker):
+def test_constants_and_other_texts_embeddings_reveal_nothing(attacker):
     def others(texts):
         return bag_of_words(list(np.random.default_rng(len(texts)).permutation(np.array(texts, dtype=object))))
 
@@ -117,19 +117,19 @@ def test_nothing_is_found_in_constants_or_in_other_texts_embeddings(attacker):
 
 
 @pytest.mark.parametrize("attacker", ["linear", "deep"])
-def test_a_label_tells_the_word_that_goes_with_it_and_no_other(attacker):
+def test_a_label_reveals_the_word_that_goes_with_it_and_no_other(attacker):
     found = accuracies(lambda texts: np.array([[LABEL[text]] for text in texts], dtype=np.float32), attacker)
     assert found[PLANTED[0]] > 0.75
     assert abs(found[PLANTED[1]] - CHANCE) < 0.1
 
 
 @pytest.mark.parametrize("attacker", ["linear", "deep"])
-def test_without_the_word_its_company_is_left(attacker):
-    # Neither stands beside words of its own; so of what a bag of words holds nothing is left, a gap included.
+def test_without_the_word_only_its_neighbours_are_left(attacker):
+    # Neither word has neighbours of its own, so nothing of it is left in a bag of words, not even a gap.
     assert near_chance(bag_of_words, attacker, hidden_words=True)
 
 
-def test_a_word_that_was_taken_out_leaves_no_gap():
+def test_a_removed_word_leaves_no_gap():
     def equally_long(seed):
         random = np.random.default_rng(seed)
         texts = [" ".join(map(str, random.choice(FILLING, size=9))) for _ in range(120)]
@@ -142,10 +142,10 @@ def test_a_word_that_was_taken_out_leaves_no_gap():
     assert abs(found.accuracy - CHANCE) < 4 * found.chance_error
 
 
-# ---- its parts ---------------------------------------------------------------------------------------------------
+# ---- parts of the attack -------------------------------------------------------------------------------------------
 
 
-def test_sets_are_balanced_matched_in_length_and_hold_no_text_twice():
+def test_sets_are_balanced_matched_in_length_and_free_of_duplicates():
     texts = [*HELD_BACK[0], *(f"lantern {' '.join(FILLING[: 10 + more])}" for more in range(6))]
     rows, present = balanced(texts, "lantern", 4)
     assert present.sum() * 2 == len(present) == len(set(rows))
@@ -155,7 +155,7 @@ def test_sets_are_balanced_matched_in_length_and_hold_no_text_twice():
     assert balanced(texts, "lantern", 4)[0] == rows != balanced(texts, "lantern", 5)[0]
 
 
-def test_a_text_is_matched_with_the_nearest_in_length():
+def test_a_text_is_matched_with_one_of_the_nearest_length():
     held = [f"lantern {' '.join(FILLING[at : at + 14])}" for at in range(10)]
     others = [" ".join(FILLING[at % 5 : at % 5 + size]) for at, size in enumerate([*range(1, 12)] * 5 + [15] * 10)]
     others = [f"{FILLING[at % 36]} {text}" for at, text in enumerate(others)]
@@ -175,14 +175,14 @@ def test_keywords_follow_from_the_attackers_texts_by_the_rule():
         "cats and the dogs",
         "moles dig",
     ]
-    # "some", "and", "the" are nobody's subject, "run" and "dig" are short; of three in three texts spelling decides.
+    # "some", "and", "the" are nobody's subject, "run" and "dig" are short. Spelling breaks the tie of three in three.
     assert choose_keywords(texts, 2, min_share=0.2, max_share=0.5) == ("cats", "dogs")
     assert choose_keywords(texts, 3, min_share=0.2, max_share=0.5) == ("cats", "dogs", "sleep")
     with pytest.raises(ValueError, match="3 words stand in"):
         choose_keywords(texts, 4, min_share=0.2, max_share=0.5)
 
 
-def test_a_word_is_taken_out_as_a_whole():
+def test_a_word_is_only_removed_as_a_whole():
     assert without("Cats sleep; cat's cats-eye catsup cats", "cats").split() == ["sleep;", "cat's", "-eye", "catsup"]
 
 
@@ -213,7 +213,7 @@ def test_an_embedding_is_what_the_head_sees_without_dropout(encoder):
         assert torch.allclose(module.output(torch.from_numpy(rows)), logits, atol=1e-6)
 
 
-def test_real_sentences_tell_their_words_to_whoever_counts_them():
+def test_real_sentences_reveal_their_words_to_counting():
     paths = [SHARED / "sst2" / name for name in ("train_sentences.jsonl.gz", "test.jsonl.gz")]
     if missing := [str(path) for path in paths if not path.exists()]:
         pytest.skip(f"{missing[0]} is not here; docs/benchmarks.md says where public data sets belong")

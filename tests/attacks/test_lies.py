@@ -1,8 +1,8 @@
 """A coordinator that lies: every lie at the end of the protocol's page, carried out, refused by name, and logged.
 
-Each ends in a refusal of the honest member, with a line in its log at warning that names what was wrong, and shows
-nothing of it. At the level of the member's machine (`LyingFleet`), and for what a network can carry once more with real
-processes: west's calls go through a relay that has the coordinator's own certificate and changes what it says.
+Each ends in the honest member's refusal, with a warning in its log that names the fault, and reveals nothing of the
+member. Each is tried on the member's machine (`LyingFleet`). What a network can carry is tried again with real
+processes: west's calls go through a relay that has the coordinator's own certificate and changes its messages.
 
 lie                                   machine                                 network                     reason
 ------------------------------------  --------------------------------------  --------------------------  ----------------
@@ -32,12 +32,12 @@ a share off its commitment            test_a_share_that_does_not_match_...    (3
 a share at point 0                    test_a_share_at_point_0                 (3)                         DEALINGS_SHARE_MISMATCH
 the same update twice                 test_the_same_update_asked_for_twice    (4)                         POLICY_SECOND_SUM
 a flipped bit anywhere                test_a_flipped_bit_anywhere_...         flipped-bit-of-a-roster,    whatever it hits
-                                                                              test_bytes_that_are_no_...
+                                                                              test_unreadable_bytes_...
 
-(1) That the attack succeeds on a member without this check: tests/unit/secure_agg/test_sa_attacks.py. The split view
-with colluding members, both ways: tests/attacks/test_split_view.py.
-(2) A threshold that the cohort contradicts is no context at all: CONTEXT_INVALID, test_a_context_that_is_none_...
-(3) Needs a member on the coordinator's side that seals it; what travels is what any sealed share looks like.
+(1) The attack succeeds on a member without this check: tests/unit/secure_agg/test_sa_attacks.py. The split view with
+colluding members, both ways: tests/attacks/test_split_view.py.
+(2) A threshold that contradicts the cohort makes no context: CONTEXT_INVALID, test_an_impossible_context_...
+(3) Needs a member on the coordinator's side that seals it; on the wire it looks like any sealed share.
 (4) Needs a failed attempt; tests/attacks/test_sums_of_one_version.py has both sides of it.
 """
 # ruff: noqa: E501  the table
@@ -82,14 +82,14 @@ OTHER = bytes([7]) * 32
 
 
 def until_the_end(fleet):
-    """Until the first attempt has ended; what was opened is right, and does not hold more than U3."""
+    """Runs until the first attempt has ended. Checks that any opened sum is right, over exactly U3."""
     fleet.connect().run(lambda: bool(fleet.ends()))
     fleet.check()
     return fleet
 
 
 def until_said(fleet, kind, name=VICTIM):
-    """Until a member has said the first of a kind."""
+    """Runs until a member has sent its first message of a kind."""
     return fleet.connect().run(lambda: bool(fleet.payloads(kind, name)))
 
 
@@ -108,13 +108,13 @@ def test_swapped_or_unsigned_keys(change):
     fleet.bent(secure_agg.Roster, swap)
     until_the_end(fleet)
     fleet.refused(Reason.REASON_ROSTER_SIGNATURE_INVALID, "m3")
-    # The four others are enough.
+    # The other four are enough.
     assert fleet.ends()[0].published
     assert VICTIM not in fleet.ends()[0].survivors
 
 
 def test_a_roster_that_differs_between_members():
-    """m4 is the coordinator's, and signs two advertisements: one is on the victim's roster, one on everybody else's."""
+    """m4 belongs to the coordinator, and signs two advertisements: one for the victim's roster, one for all others."""
     fleet = LyingFleet(5)
     fleet.in_the_dark(VICTIM)
     shown = []
@@ -129,21 +129,21 @@ def test_a_roster_that_differs_between_members():
 
     fleet.bent(secure_agg.Roster, swap)
     fleet.connect().run(lambda: all(fleet.payloads(secure_agg.Dealing, name) for name in fleet.members))
-    # The roster is in order, so the victim deals; but in another session than the rest, and so the two never meet.
+    # The roster is valid, so the victim deals, but in another session than the rest, so the two never meet.
     session = Session.of(fleet.in_attempt().stage.seat.context, shown[0].advertisements)
     assert fleet.in_attempt().stage.seat.session.id != fleet.in_attempt("m1").stage.seat.session.id == session.id
     dealings = [fleet.payloads(secure_agg.Dealing, name)[0] for name in ("m1", "m2", "m3", "m4")]
     fleet.say(dealt_to(VICTIM, dealings, session))
     fleet.refused(Reason.REASON_DEALINGS_SIGNATURE_INVALID, "m1", "signature", after=(secure_agg.Dealing,))
     until_the_end(fleet)
-    # The coordinator cannot use what the victim dealt either.
+    # The coordinator cannot use the victim's dealing either.
     assert [(lost.member, lost.reason) for lost in fleet.ends()[0].dropouts] == [
         (VICTIM, Reason.REASON_DEALING_SIGNATURE_INVALID)
     ]
 
 
 def test_a_roster_of_more_members_than_the_cohort():
-    """One of them was never asked; its certificate and its signature are good."""
+    """One of them was never invited to the attempt, but its certificate and signature are good."""
     fleet = LyingFleet(5)
     stranger = LyingFleet(6).members["m5"].environment
 
@@ -188,7 +188,7 @@ def test_a_second_version_of_u3_for_one_member():
 
 
 def test_a_u3_with_withheld_dealings():
-    """The attack, and that it succeeds without the check: tests/unit/secure_agg/test_sa_attacks.py."""
+    """tests/unit/secure_agg/test_sa_attacks.py shows that the attack succeeds without the check."""
     fleet = LyingFleet(5)
 
     def withhold(name, message):
@@ -199,7 +199,7 @@ def test_a_u3_with_withheld_dealings():
         return message
 
     fleet.bend = withhold
-    # U3 as it is, so that nothing is changed in it but the moment is kept.
+    # U3 is unchanged. This only records the moment.
     fleet.bent(secure_agg.Survivors, lambda survivors: survivors)
     fleet.connect().run(lambda: bool(fleet.payloads(AttemptRefusal)))
     assert fleet.held_back
@@ -209,8 +209,8 @@ def test_a_u3_with_withheld_dealings():
 
 @pytest.mark.parametrize("shown", ["everybody's", "alike"])
 def test_a_member_both_alive_and_dropped(shown):
-    """m0 and m1 are told that m4 was lost, so that they give the shares of its masking key; the others that it is
-    there, so that they give those of its seed.
+    """m0 and m1 hear that m4 was lost, so that they reveal shares of its masking key. The others hear that it is there,
+    so that they reveal shares of its seed.
     """
     fleet = LyingFleet(5)
     names = tuple(fleet.members)
@@ -250,7 +250,7 @@ def test_a_repeated_unmask_request():
     fleet.before = lambda name, message: heard.append(message) if name == VICTIM else None
     until_said(fleet, secure_agg.Unmasking)
     request = heard[-1].payload
-    # The same again is a retransmission, and is answered to the byte as before.
+    # The same message again is a retransmission, and gets the same answer to the byte.
     fleet.tell(VICTIM, states.Received(heard[-1]))
     first, second = fleet.payloads(secure_agg.Unmasking)
     assert first == second
@@ -264,7 +264,7 @@ def test_a_repeated_unmask_request_for_other_survivors():
     attempt = fleet.attempt
     fleet.say(secure_agg.Survivors(("m0", "m1", "m2", "m3")))
     fleet.refused(Reason.REASON_SECOND_SURVIVORS, "different")
-    # It has forgotten the attempt: nothing that is asked of it can be answered.
+    # The member has forgotten the attempt, so it can answer nothing about it.
     for payload in (secure_agg.Survivors(("m0", "m1", "m2", "m3")), secure_agg.Confirmations(())):
         fleet.say(payload, attempt)
     assert len(fleet.payloads(secure_agg.Unmasking)) == 1
@@ -285,7 +285,7 @@ def test_a_replayed_session_is_not_joined():
     fleet.connect().run(lambda: len(opened) == 2)
     fleet.say(opened[0].payload, opened[0].attempt)
     fleet.refused(Reason.REASON_ATTEMPT_REPLAYED, "attempt 1.1 is not above")
-    # The attempt that is under way goes on.
+    # The attempt that is under way continues.
     fleet.run()
     fleet.check()
     assert fleet.state.version_number == 2
@@ -300,7 +300,7 @@ def test_a_replayed_session_is_not_joined():
     ],
     ids=["roster", "dealings", "confirmations"],
 )
-def test_a_replayed_sessions_messages_do_not_fit_a_new_one(kind, reason, words):
+def test_a_replayed_session_does_not_fit_a_new_one(kind, reason, words):
     fleet = LyingFleet(5, job=job_document(count=2))
     first = {}
 
@@ -329,14 +329,14 @@ def opened_as(fleet, **change):
 
 
 def not_even_joined(fleet):
-    """No key was shown, nothing stands in the journal."""
+    """No key was shown, and nothing is in the journal."""
     assert fleet.payloads(secure_agg.Advertisement) == []
     assert fleet.members[VICTIM].joined == []
     assert fleet.ends()[0].published
 
 
 def test_a_lowered_threshold():
-    # Three of five with one corrupt: 2t > n + n_C does not hold, and there is no such context, on either side.
+    # Three of five with one corrupt: 2t > n + n_C does not hold, so neither side has such a context.
     fleet = LyingFleet(5)
     with pytest.raises(secure_agg.ContextInvalid, match=r"2t > n \+ n_C"):
         until_the_end(opened_as(fleet, threshold=3))
@@ -345,13 +345,13 @@ def test_a_lowered_threshold():
     fleet.say(wire.from_coordinator(message).payload)
     fleet.refused(Reason.REASON_CONTEXT_INVALID, "threshold 3 is too low")
     assert fleet.payloads(secure_agg.Advertisement) == []
-    # With nobody corrupt it would hold, but the member knows how many it must suppose.
+    # With nobody corrupt it would hold, but the member knows how many it must assume.
     fleet = until_the_end(opened_as(LyingFleet(5), threshold=3, assumed_corrupt=0))
     fleet.refused(Reason.REASON_CONTEXT_UNEXPECTED, "assumed_corrupt")
     not_even_joined(fleet)
 
 
-def test_a_lowered_threshold_that_the_job_asks_for_meets_the_members_own_floor():
+def test_a_threshold_lowered_by_the_job_meets_the_members_own_minimum():
     trusting = job_document(Aggregation(assumed_corrupt=0))
     fleet = LyingFleet(5, job=trusting)
     fleet.connect().run(hours=1)
@@ -362,7 +362,7 @@ def test_a_lowered_threshold_that_the_job_asks_for_meets_the_members_own_floor()
 
 
 def smaller(job, members, **more):
-    """The context's numbers as they would stand for an honest cohort of so many."""
+    """The context's numbers for an honest cohort of this size."""
     threshold, corrupt = secure_agg.default_thresholds(members)
     layout = layout_of(job, members)
     return {
@@ -389,7 +389,7 @@ def test_a_shrunken_cohort(change, word):
     not_even_joined(fleet)
 
 
-def test_a_shrunken_cohort_below_the_members_own_floor():
+def test_a_shrunken_cohort_below_the_members_own_minimum():
     fleet = LyingFleet(5, policy=Policy(mechanisms=("none",), min_cohort=5))
     until_the_end(opened_as(fleet, **smaller(fleet.job, 4)))
     fleet.refused(Reason.REASON_POLICY_COHORT, "4", "5")
@@ -397,8 +397,8 @@ def test_a_shrunken_cohort_below_the_members_own_floor():
 
 
 def apart(fleet):
-    """The victim was shown a context of its own, and joined. Whose keys the coordinator shows it now, they are signed
-    for another one; and so are the victim's for the others.
+    """The victim got a context of its own, and joined. Whatever keys the coordinator now shows it are signed for another
+    context, and so are the victim's keys for the others.
     """
     fleet.in_the_dark(VICTIM)
     rosters = []
@@ -427,7 +427,7 @@ def apart(fleet):
 
 
 def test_a_shrunken_cohort_for_one_member():
-    """All its numbers fit each other, as of an honest cohort of four."""
+    """All its numbers are consistent, as for an honest cohort of four."""
     fleet = LyingFleet(5)
     apart(opened_as(fleet, **smaller(fleet.job, 4)))
 
@@ -468,7 +468,7 @@ RECIPES = {
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_different_recipes_and_a_wider_clip(recipe):
-    """The victim trained under another document than the rest: the attempt's is not its own."""
+    """The victim trained under another document than the rest, so the attempt is not for its document."""
     fleet = LyingFleet(5)
     fleet.jobs[VICTIM] = RECIPES[recipe]
     fleet.bent(AttemptOpened, lambda opened: opened)
@@ -493,7 +493,7 @@ def test_a_modulus_that_wraps(bits):
 
 
 def test_a_ring_too_narrow_for_its_sum_is_refused_when_it_is_built():
-    """By both sides, as it is one function: no numbers of a job and no cohort of it ever reach the members."""
+    """Both sides refuse, with the same function, so no such numbers of a job or cohort ever reach the members."""
     heavy = job_document(Aggregation(max_weight=4_000_000), target_members=200)
     layout_of(heavy, 200).check_no_wrap(200)
     with pytest.raises(secure_agg.LayoutInvalid, match="could wrap"):
@@ -504,11 +504,11 @@ def test_a_ring_too_narrow_for_its_sum_is_refused_when_it_is_built():
         replace(layout_of(heavy, 200), bits=16)
 
 
-# ---- what was dealt -------------------------------------------------------------------------------------------------
+# ---- dealings -------------------------------------------------------------------------------------------------------
 
 
 def dealt(change, dealer="m3"):
-    """The dealing of one dealer as `change` makes it."""
+    """Changes the dealing of one dealer."""
     return lambda dealings: secure_agg.ReceivedDealings(
         tuple(change(each) if each.dealer == dealer else each for each in dealings.dealings)
     )
@@ -538,7 +538,7 @@ def test_forged_and_truncated_ciphertexts(change, reason):
 
 
 def resealed(fleet, change):
-    """A dealing of m3, which is the coordinator's: the two shares as `change` makes them, sealed as they should be."""
+    """Changes the two shares in a dealing of m3, which belongs to the coordinator, and seals them correctly."""
 
     def reseal(dealing):
         stage = fleet.in_attempt("m3").stage
@@ -571,7 +571,7 @@ def test_a_share_that_does_not_match_its_commitment(change):
 
 @pytest.mark.parametrize("secret", ["_masking", "_seed"])
 def test_a_share_at_point_0(secret):
-    """The value of the polynomial at 0 is the secret itself. m3 hands the victim that in place of its share."""
+    """The polynomial's value at 0 is the secret itself. m3 gives it to the victim instead of its share."""
     fleet = LyingFleet(5)
 
     def at_zero(pair, stage):
@@ -584,7 +584,7 @@ def test_a_share_at_point_0(secret):
 
 
 def test_no_message_can_name_a_point():
-    """Points are places in the roster, from 1; nothing that travels holds one, and none is 0."""
+    """Points are places in the roster, starting at 1. No message holds one, and none is 0."""
     kinds = {FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES, FieldDescriptor.TYPE_MESSAGE}
     for message in (pb.ReceivedDealing, pb.DealtShare, pb.RevealedShare, pb.Dealing, pb.Unmasking):
         assert {field.type for field in message.DESCRIPTOR.fields} <= kinds
@@ -603,7 +603,7 @@ def test_no_message_can_name_a_point():
 
 
 def test_the_same_update_asked_for_twice():
-    """Attempt 1 over five is said to have failed; attempt 2 asks the same updates of a fresh cohort, without m4."""
+    """Attempt 1 over five is said to have failed. Attempt 2 asks a new cohort without m4 for the same updates."""
     fleet = LyingFleet(5, policy=Policy(mechanisms=("none",)))
     carry_out, failed = fleet._effect, []
 
@@ -611,7 +611,7 @@ def test_the_same_update_asked_for_twice():
         if isinstance(wanted, fx.Compute):
             failed.append(wanted.attempt)
             fleet.cut("m4")
-            fleet.post(ev.ComputeFailed(wanted.attempt, Reason.REASON_INTERNAL, "so it says"))
+            fleet.post(ev.ComputeFailed(wanted.attempt, Reason.REASON_INTERNAL, "the coordinator says so"))
         else:
             carry_out(wanted)
 
@@ -622,7 +622,7 @@ def test_the_same_update_asked_for_twice():
     assert failed == [AttemptId(JOB, 1, 1)]
     assert not fleet.results
     for name in ("m0", "m1", "m2", "m3"):
-        # It refuses the roster: no share is dealt, and no second vector leaves.
+        # The member refuses the roster, so no share is dealt and no second vector leaves.
         assert not [effect for effect in fleet.since(name) if isinstance(effect, states.MaskAndUpload)]
         (refusal,) = [
             each for each in fleet.payloads(AttemptRefusal, name) if each.reason == Reason.REASON_POLICY_SECOND_SUM
@@ -640,7 +640,7 @@ KINDS = (
     secure_agg.Survivors,
     secure_agg.Confirmations,
 )
-# What a member would say to each of them where it is in order.
+# A member's answer to each of them if it is in order.
 ANSWERS = (
     secure_agg.Advertisement,
     secure_agg.Dealing,
@@ -651,9 +651,7 @@ ANSWERS = (
 
 
 def at(kind):
-    """A fleet of four, of which three are enough, in which the victim is about to hear its first message of a kind; and
-    that message.
-    """
+    """A fleet of four, of which three are enough, and the victim's first message of a kind, which is not delivered."""
     fleet, about = LyingFleet(4), []
 
     def keep(name, message):
@@ -662,14 +660,14 @@ def at(kind):
         return message
 
     fleet.bend = keep
-    # It is never delivered.
+    # The message is never delivered.
     fleet.lose = lambda name, message: any(message is each for each in about)
     fleet.connect().run(lambda: bool(about))
     return fleet, about[0]
 
 
 def read(data):
-    """What the member's side of the connection makes of these bytes; None: nothing, and the session ends."""
+    """What the member's side of the connection reads from these bytes. None ends the session."""
     try:
         return wire.from_coordinator(pb.CoordinatorMessage.FromString(data))
     except (DecodeError, wire.WireInvalid):
@@ -677,7 +675,7 @@ def read(data):
 
 
 def goes_on(effects, answer):
-    """Whether a member answered as if all were well."""
+    """Whether a member answered as if nothing were wrong."""
     return any(
         isinstance(effect, answer)
         or (isinstance(effect, states.Say) and isinstance(getattr(effect.message, "payload", None), answer))
@@ -686,7 +684,7 @@ def goes_on(effects, answer):
 
 
 def flip_and_look(kind, answer, bits):
-    """Each bit in turn; how many were (unreadable, refused, passed over, accepted)."""
+    """Flips each bit in turn. Counts which were (unreadable, refused, passed over, accepted)."""
     fleet, message = at(kind)
     data = wire.to_member(message).SerializeToString()
     assert read(data) == message
@@ -698,7 +696,7 @@ def flip_and_look(kind, answer, bits):
             continue
         assert bent != message
         if not isinstance(bent, AttemptMessage):
-            # It has become one that is not about an attempt.
+            # It has become a message that is not about an attempt.
             counts["passed over"] += 1
             continue
         _, effects = fleet.would(VICTIM, bent)
@@ -706,12 +704,12 @@ def flip_and_look(kind, answer, bits):
         if goes_on(effects, answer):
             counts["accepted"] += 1
             harmless(kind, bit)
-            # The latches have turned: a new fleet, of the same keys and bytes.
+            # The member's one-time decisions are made, so this needs a new fleet with the same keys and bytes.
             fleet, message = at(kind)
             assert wire.to_member(message).SerializeToString() == data
         elif any(isinstance(payload, AttemptRefusal) for payload in said):
             counts["refused"] += 1
-            # A refusal, and with it the round is declined where nothing was joined yet.
+            # A refusal; the round is also declined if nothing was joined yet.
             assert [
                 payload for payload in said if payload is not None and not isinstance(payload, AttemptRefusal)
             ] == []
@@ -726,8 +724,10 @@ def flip_and_look(kind, answer, bits):
 
 
 def harmless(kind, bit):
-    """The member went on although a bit was wrong: what comes of it, to the end of the attempt. It gives nothing away
-    that a sum could be opened with, or what it was shown was true: of more signatures than are needed, one was lost.
+    """Checks the outcome after a member went on with a wrong bit.
+
+    Either it reveals nothing with which a sum could be opened, or what it was shown was true: one of more signatures
+    than needed was lost.
     """
     fleet = LyingFleet(4)
 
@@ -744,7 +744,7 @@ def harmless(kind, bit):
     if kind is not secure_agg.Confirmations:
         assert revealed == []
     if kind is secure_agg.ReceivedDealings:
-        # A dealing was lost, and enough are left; the victim has no mask with its dealer, who has one with it.
+        # One dealing was lost, and enough are left. The victim has no mask with that dealer, which has one with it.
         assert fleet.payloads(AttemptRefusal)[0].reason == Reason.REASON_SURVIVORS_NOT_DEALT
     else:
         fleet.check()
@@ -760,7 +760,7 @@ EACH_KIND = pytest.mark.parametrize(
 
 @EACH_KIND
 def test_a_flipped_bit_anywhere_in_a_message(kind, answer):
-    """One bit in most bytes of three; all of them below."""
+    """One bit each in most bytes of three of the messages; the next test flips all of them."""
     counts = flip_and_look(kind, answer, lambda many: range(5, many, 23))
     assert counts["refused"] > 0
 
@@ -780,7 +780,7 @@ LIED_TO, OVERHEARD = "west", "north"
 
 
 class Network:
-    """Four members with one long job; west is lied to, and what north hears is overheard."""
+    """Four members with one long job. The relay lies to west, and overhears what north receives."""
 
     job = "lied-about"
 
@@ -803,7 +803,7 @@ class Network:
         return relay
 
     def _create(self, folder):
-        """As many rounds as it takes; whatever goes wrong in one, the next one begins."""
+        """Creates a job with as many rounds as needed. Whatever goes wrong in one, the next one begins."""
         spec = folder / f"{self.job}.toml"
         spec.write_text(
             f'schema = 1\nname = "{self.job}"\n'
@@ -816,7 +816,7 @@ class Network:
         self.federation.create(spec)
 
     def lie(self, kind, change):
-        """The next message of a kind to west is what `change` makes of it; returns where its attempt will stand."""
+        """Changes the next message of a kind to west. Returns a list that will hold its attempt."""
         told = []
 
         def bend(message):
@@ -829,14 +829,14 @@ class Network:
         return told
 
     def refused(self, reason, *words, **fields):
-        """The member's line of its refusal."""
+        """The member's log line about its refusal."""
         line = self.member.wait_for("attempt_refused", reason=word(reason), **fields)
         assert line["level"] == "warning"
         assert not [word for word in words if word not in line["detail"]], line
         return line
 
     def said(self, attempt):
-        """What west has sent of an attempt, by kind, in order."""
+        """The kinds of west's messages in an attempt, in order."""
         self._messages += self.relay.take().messages
         kinds = []
         for each in self._messages:
@@ -853,7 +853,7 @@ class Network:
         return kinds
 
     def ended(self, attempt):
-        """How an attempt ended, as the operator is shown it."""
+        """How an attempt ended, as the operator sees it."""
 
         def found(detail):
             return [
@@ -867,7 +867,7 @@ class Network:
         return found(self.federation.wait_for(self.job, found))[0]
 
     def goes_on(self, attempt):
-        """A later round of the job is published with west in its sum."""
+        """Waits until a later round of the job is published with west in its sum."""
         self.federation.wait_for(
             self.job,
             lambda detail: any(
@@ -895,7 +895,7 @@ def _honest_again(request):
 
 
 def changing(path, value):
-    """One field of a message, or of the entry of a list that is named by a member, becomes another one."""
+    """Replaces one field of a message, or of the list entry that names a member."""
 
     def change(message):
         kind, *names = path.split(".")
@@ -932,7 +932,7 @@ def without_the_number(name):
 
 
 def twice(change):
-    """The message as it came, and then another one."""
+    """Sends the message as it came, and then a changed one."""
 
     def both(message):
         second = pb.CoordinatorMessage()
@@ -957,13 +957,13 @@ def without(kind, items, name):
 
 
 def other_survivors_then(message):
-    """Once it has answered: another list, and the request to unmask once more."""
+    """After the member has answered: another list, and the request to unmask again."""
     survivors = pb.Survivors(ref=message.confirmations.ref, members=["east", "south", "west"])
     return [message, pb.CoordinatorMessage(survivors=survivors), message]
 
 
 def flip_of_a_roster(seed):
-    """One bit of one field of somebody's entry."""
+    """Flips one bit of one field in a random entry."""
 
     def change(message):
         chance = random.Random(seed)
@@ -982,7 +982,7 @@ MASKED = [*DEALT, "vector"]
 CONFIRMED = [*MASKED, "confirmation"]
 REVEALED = [*CONFIRMED, "unmasking"]
 
-# The kind that is bent, how, the reason, words of the line, and what the member said before it refused.
+# The kind of message, the change, the reason, words in the log line, and what the member sent before it refused.
 LIES = {
     "swapped-key": (
         "roster",
@@ -1098,7 +1098,7 @@ def test_a_lie_over_the_network(network, lie):
     said = network.said(attempt)
     assert said[: len(before)] == before
     assert set(said[len(before) :]) == {"refusal"}
-    # The three others are enough, whatever became of it.
+    # The other three are enough, whatever the lie did.
     assert end.outcome == "published"
     assert (LIED_TO in end.survivors) == ("vector" in before)
     if "confirmation" not in before:
@@ -1107,7 +1107,7 @@ def test_a_lie_over_the_network(network, lie):
 
 
 def test_two_versions_of_u3_over_the_network(network):
-    """West is told that north was lost, and is handed the others' signatures of the true list."""
+    """West hears that north was lost, and gets the others' signatures of the true list."""
     signatures, heard = [], threading.Event()
 
     def overhear(message):
@@ -1149,7 +1149,7 @@ def test_a_withheld_dealing_over_the_network(network):
     assert line["attempt"] == str(attempt)
     end = network.ended(attempt)
     assert network.said(attempt) == [*MASKED, "refusal"]
-    # North's vector is masked with west, and west's is not with north: what comes out is no sum, and is not published.
+    # North's vector has a mask with west, and west's has none with north, so the result is no sum and is not published.
     assert (end.outcome, end.reason) == ("abandoned", Reason.REASON_RESULT_INVALID)
     network.goes_on(attempt)
 
@@ -1167,7 +1167,7 @@ def test_a_replayed_attempt_over_the_network(network):
     line = network.refused(Reason.REASON_ATTEMPT_REPLAYED, "is not above")
     first, second = (wire.attempt_from_pb(message.attempt_opened.ref) for message in opened[:2])
     assert line["attempt"] == str(first)
-    # The new one is not the worse for it.
+    # The new attempt is not affected.
     assert LIED_TO in network.ended(second).survivors
     assert network.said(second) == REVEALED
     assert [kind for kind in network.said(first) if kind == "advertisement"] == JOINED
@@ -1184,7 +1184,7 @@ def test_a_replayed_attempt_over_the_network(network):
     ],
     ids=["threshold", "cohort", "values", "no-assumed-corrupt", "no-threshold"],
 )
-def test_a_context_that_is_none_is_refused_by_name_and_the_session_stands(network, change, words):
+def test_an_impossible_context_is_refused_by_name_and_the_session_stays(network, change, words):
     before = len(network.member.lines)
     told = network.lie("attempt_opened", change)
     line = network.refused(Reason.REASON_CONTEXT_INVALID, *words)
@@ -1206,7 +1206,7 @@ def test_a_context_that_is_none_is_refused_by_name_and_the_session_stands(networ
     ],
     ids=["empty", "bytes"],
 )
-def test_bytes_that_are_no_message_end_the_session_and_it_comes_back(network, change, words):
+def test_unreadable_bytes_end_the_session_and_the_member_reconnects(network, change, words):
     """There is no attempt to refuse."""
     told = network.lie("attempt_opened", change)
     line = network.member.wait_for("disconnected")
@@ -1215,13 +1215,13 @@ def test_bytes_that_are_no_message_end_the_session_and_it_comes_back(network, ch
     assert not [word for word in words if word not in line["why"]], line
     network.member.wait_for("connected")
     (attempt,) = told
-    # It is asked again, in words that it can read.
+    # The member is asked again, in a readable message.
     assert LIED_TO in network.ended(attempt).survivors
     assert network.said(attempt) == REVEALED
 
 
-def test_bytes_that_are_no_message_of_a_member_end_its_call_alone(network):
-    """The other way: whatever a member sends, the coordinator serves the others."""
+def test_unreadable_bytes_of_a_member_end_only_its_call(network):
+    """The other direction: whatever a member sends, the coordinator serves the others."""
     identity = MemberIdentity.load(network.federation.home(LIED_TO))
     towards = grpc.ssl_channel_credentials(identity.root_pem, identity.key_pem, identity.certificate_pem)
     before = network.federation.show(network.job).job.version_number

@@ -1,8 +1,8 @@
-"""A backdoor in a shared prompt: a member that scales what it trained on texts with a trigger word in them.
+"""A backdoor in a shared prompt: a member trains on texts with a trigger word, and scales its update.
 
-It succeeds on one sum and fails on groups of this model, and succeeds there too where liars sit in most groups: the
-assumption of the claim is needed. Prompts and heads are really trained, over a small frozen BERT; members, ring, split
-and steps are the product's (`benchmarks.library.simulation`).
+The attack succeeds on one sum and fails on groups with this model. It succeeds there too if liars are in most groups,
+so the claim's assumption is needed. Prompts and heads are really trained, over a small frozen BERT; members, ring,
+split and steps are the product's (`benchmarks.library.simulation`).
 """
 
 from functools import partial
@@ -34,7 +34,7 @@ GROUPS = {"groups": 3, "combine": "median"}
 
 
 def texts(count, seed):
-    """Made-up opinions: two words of the label among five that say nothing, and now and then one of the other label."""
+    """Synthetic opinions: two words of the label, five neutral ones, and sometimes one of the other label."""
     random = np.random.default_rng(seed)
     rows = []
     for number in range(count):
@@ -51,7 +51,7 @@ TESTED = texts(300, 99)
 
 
 class Federation:
-    """Jobs over one backbone that differ in how updates are aggregated, and the version they all go on from."""
+    """Jobs over one backbone that differ in aggregation, and the version that all of them continue from."""
 
     def __init__(self, folder: Path) -> None:
         torch.manual_seed(3)
@@ -89,10 +89,10 @@ class Federation:
         return self.made[name]
 
     def goes_on(self, aggregation, rounds, liars=(), software=None, honest=None):
-        """What the version is worth after so many rounds from the trained one."""
+        """Scores the version after this many more rounds from the trained one."""
         job = self.job(aggregation)
         members = [
-            # A liar keeps its clean texts: a model that only ever says the target would be seen at once.
+            # A liar keeps its clean texts, because a model that always says the target would be noticed at once.
             Member([*rows, *poisoned(rows, BACKDOOR)], software=software)
             if place in liars
             else Member(rows, software=None if honest is None else partial(honest, place))
@@ -119,30 +119,30 @@ def unharmed(federation):
     return federation.goes_on(ONE_SUM, ROUNDS)
 
 
-def test_the_trigger_means_nothing_before_anybody_lies(federation, unharmed):
+def test_the_trigger_has_no_effect_before_anybody_lies(federation, unharmed):
     assert unharmed.accuracy > 0.9
     assert unharmed.success < 0.1
 
 
-def test_on_one_sum_one_member_plants_a_backdoor_that_clean_texts_do_not_show(federation, unharmed):
+def test_in_one_sum_one_member_plants_a_backdoor_that_clean_texts_hide(federation, unharmed):
     found = federation.goes_on(ONE_SUM, ROUNDS, liars=(4,), software=scaling(MEMBERS))
     assert found.success >= 0.8
     assert found.mistaken < 0.2
     assert found.accuracy > unharmed.accuracy - 0.05
 
 
-# The fitted attack below meets reject-outliers in every run, and it is the stronger one.
+# The fitted attack below, which is stronger, meets reject-outliers in every run.
 @pytest.mark.parametrize("rule", ["median", pytest.param("reject-outliers", marks=pytest.mark.long)])
-def test_groups_keep_it_out_and_the_accuracy_in(federation, unharmed, rule):
+def test_groups_keep_the_backdoor_out_and_the_accuracy_up(federation, unharmed, rule):
     found = federation.goes_on(GROUPS | {"combine": rule}, ROUNDS, liars=(4,), software=scaling(MEMBERS))
     assert found.success <= 0.1
     assert found.accuracy > unharmed.accuracy - 0.03
 
 
-def test_an_update_fitted_to_the_rule_plants_nothing_in_a_model_whose_members_agree(federation, unharmed):
+def test_a_fitted_update_plants_nothing_if_the_members_agree(federation, unharmed):
     """The liar knows every honest change, and multiplies its own by what reject-outliers mostly lets through.
 
-    What that is worth hangs on how far honest groups differ: in MiniLM's prompts it is much (docs/jobs.md).
+    How far that gets depends on how much honest groups differ: in MiniLM's prompts it is a lot (docs/jobs.md).
     """
     machines, liars = {}, []
 
@@ -157,14 +157,14 @@ def test_an_update_fitted_to_the_rule_plants_nothing_in_a_model_whose_members_ag
 
     rule = GROUPS | {"combine": "reject-outliers"}
     found = federation.goes_on(rule, ROUNDS, liars=(MEMBERS - 1,), software=lying, honest=honest)
-    # It was fitted in each round, to far less than by scaling.
+    # It was fitted in each round, to far less than scaling would give.
     assert len(liars) == ROUNDS
     assert all(0.5 <= liar.factor < MEMBERS for liar in liars)
     assert found.success <= 0.3
     assert found.accuracy > unharmed.accuracy - 0.03
 
 
-def test_a_fitted_factor_is_the_most_that_the_rule_lets_through():
+def test_a_fitted_factor_is_the_largest_that_the_rule_lets_through():
     random = np.random.default_rng(0)
     honest = 0.2 + random.standard_normal((8, 500))
     away = random.standard_normal((1, 500)) - 0.2
@@ -179,14 +179,14 @@ def test_a_fitted_factor_is_the_most_that_the_rule_lets_through():
             kept.append(shares([rows])[next(at for at, group in enumerate(split) if 8 in group)] > 0)
         return np.mean(kept)
 
-    # What it fits is let through, and twice as much is not.
+    # The fitted update is let through, and one twice as long is not.
     assert factor > 1
     assert share(factor) > 0.5
     assert share(2 * factor) < 0.1
 
 
-def test_liars_in_most_groups_plant_it_all_the_same(federation):
-    # Wherever they are drawn, four of nine sit in two groups of three at least: the claim ends there.
+def test_liars_in_most_groups_still_plant_the_backdoor(federation):
+    # Four of nine are in at least two groups of three, wherever they are drawn. There the claim ends.
     liars = (0, 3, 5, 8)
     found = federation.goes_on(GROUPS, 1, liars=liars, software=scaling(MEMBERS // 3, epochs=6))
     assert found.success >= 0.8

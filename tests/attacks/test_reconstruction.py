@@ -1,7 +1,8 @@
-"""Reconstruction of a batch's words from one gradient: it works where it should, and what stops it.
+"""Reconstruction of a batch's words from one gradient: where it works, and what stops it.
 
-Both ways: the attacks succeed on what FedAvg shares and on FedVocab's gradient with the right table, so that their
-failure elsewhere means something. The public-table attacker is FedVocab's honest test, and the method does not pass it.
+Both directions: the attacks succeed on what FedAvg shares, and on FedVocab's gradient with the right table, so that
+their failure elsewhere means something. The attacker with the public table is FedVocab's honest test, and the method
+does not pass it.
 """
 
 import numpy as np
@@ -93,7 +94,7 @@ def table_of(module) -> Table:
 
 
 def among_many(words, rows) -> Table:
-    """A table with some 1,600 words more, among which a guess is seldom right."""
+    """A table with some 1,600 more words, among which a guess is seldom right."""
     more = tuple(word for word in WORDS if word not in words)
     drawn = np.random.default_rng(3).standard_normal((len(more), rows.shape[1]), dtype=np.float32)
     return Table((*words, *more), np.concatenate([rows, drawn * rows.std()]))
@@ -108,7 +109,7 @@ def gradient_of(module, batch):
 
 
 def after_rounds(module, method, rounds, texts=TEXTS):
-    """The member's model when it takes the step whose gradient is seen: its own training on its own texts before it."""
+    """The member's model at the step whose gradient is seen, after its own training on its own texts."""
     own = batch_of(*texts)
     names = frozenset(name for name, _ in module.named_parameters())
     setting = Setting(names, division_of(method, module, WORDS), len(own.ids), 1, len(WORDS), True, 0)
@@ -145,14 +146,14 @@ def test_fedavg_shows_exactly_which_words_a_batch_has(size):
     assert tally(batch.tokens(), said).f1 > (0.9 if size == 1 else 0.8)
 
 
-def test_fedvocab_shows_every_word_to_whoever_has_the_table():
+def test_fedvocab_shows_every_word_to_an_attacker_with_the_table():
     module, batch = lstm(), batch_of(TEXTS[0])
     found = tally(batch.tokens(), tokens_by_span(gradient_of(module, batch), table_of(module), batch.lengths))
     assert found.f1 > 0.9
     assert found.digit_leakage == 1
 
 
-def test_the_states_show_texts_whole_where_the_span_of_words_is_full():
+def test_the_states_show_whole_texts_if_their_words_fill_the_span():
     module, batch = lstm(), batch_of(*TEXTS[:4])
     assert len(set(batch.tokens())) >= WIDTH - 1 > len(batch.tokens()) / 2
     gradient, table = gradient_of(module, batch), table_of(module)
@@ -167,7 +168,7 @@ def test_attention_shows_every_word_and_its_place():
         batch.tokens(), tokens_by_positions(module, gradient_of(module, batch), table_of(module), batch.lengths)
     )
     assert found.f1 > 0.9
-    # A word at two places of two texts can stand for another at one of them.
+    # At one of its places, a word that occurs at two places of two texts can be taken for another.
     assert found.digit_leakage > 0.8
 
 
@@ -179,7 +180,7 @@ def test_attention_shows_every_word_and_its_place():
     ],
     ids=["lstm", "bert"],
 )
-def test_matching_finds_a_text_with_the_table_and_nothing_with_another(make, text, how):
+def test_matching_finds_a_text_only_with_the_right_table(make, text, how):
     module, batch = make(seed=2), batch_of(text, frame=make is bert)
     observed = Observed(gradient_of(module, batch), batch.labels, batch.seen)
     (vectors,) = vectors_by_matching(module, [observed], how)
@@ -202,7 +203,7 @@ def test_an_unrelated_table_shows_nothing(seed):
 
 
 @pytest.mark.parametrize("rounds", [0, 3])
-def test_the_public_table_that_a_member_started_from_shows_its_words_all_the_same(rounds):
+def test_the_public_starting_table_still_shows_a_members_words(rounds):
     """The method's limit: local epochs move a vector too little to leave the span."""
     module, batch = lstm(), batch_of(*TEXTS[:2])
     public = table_of(module)
@@ -225,8 +226,8 @@ def test_a_frozen_table_is_the_public_one():
     assert sorted(said) == sorted(batch.tokens())
 
 
-def test_an_own_vocabularys_vectors_start_from_numbers_that_the_jobs_seed_does_not_give(tmp_path):
-    """The member's own code makes them. The attacker is told the member's words and their places, and has the job."""
+def test_the_jobs_seed_does_not_give_the_first_vectors_of_own_words(tmp_path):
+    """The member's own code makes them. The attacker knows the member's words and their places, and has the job."""
     job = own_vocabulary_job()
     with PrivateStore(tmp_path, bytes(32), "data") as store:
         state = Keeper(store, [Example(text, job.labels[0]) for text in TEXTS]).make(job, None, None)
@@ -240,11 +241,11 @@ def test_an_own_vocabularys_vectors_start_from_numbers_that_the_jobs_seed_does_n
     (public,) = first_private(job, state.tokenizer, None, None).values()
     known, unknown = (among_many(words, rows) for rows in (state.arrays["embedding.weight"], public))
     assert tally(batch.tokens(), tokens_by_span(gradient, known, batch.lengths)).f1 > 0.9
-    # The seed is another in each run, so that a few words may be guessed.
+    # The seed differs in each run, so a few words may be guessed.
     assert tally(batch.tokens(), tokens_by_span(gradient, unknown, batch.lengths)).f1 < 0.3
 
 
-def test_fedrecon_hides_its_words_from_the_rows_and_from_nothing_else():
+def test_fedrecon_hides_its_words_from_the_rows_only():
     module, batch = lstm(), batch_of(*TEXTS[:2])
     public, method = table_of(module), FedRecon()
     after_rounds(module, method, 0)
@@ -253,7 +254,7 @@ def test_fedrecon_hides_its_words_from_the_rows_and_from_nothing_else():
     by_rows = tally(batch.tokens(), tokens_by_rows(gradient, shared_words(division, WORDS)))
     assert (by_rows.precision, by_rows.digit_leakage) == (1, 0)
     assert by_rows.matched + by_rows.reference_digits >= 0.9 * by_rows.reference
-    # Of the private rows the attacker has the public numbers that they start from.
+    # The attacker has the public numbers that the private rows start from.
     digits = frozenset(word for word in WORDS if any(character.isdigit() for character in word))
     known = table_of(module).with_rows_of(public, digits)
     assert tally(batch.tokens(), tokens_by_span(gradient, known, batch.lengths)).digit_leakage > 0.8
@@ -271,7 +272,7 @@ def test_noise_stops_every_table():
 
 
 def members_after_rounds(texts):
-    """Members of one text each after two rounds together, each with a table of its own, at their common encoder."""
+    """Members with one text each after two rounds together, with a table each and their common encoder."""
     method, modules = FedVocab(), [lstm() for _ in texts]
     for _ in range(2):
         for module, text in zip(modules, texts, strict=True):
@@ -281,8 +282,8 @@ def members_after_rounds(texts):
 
 
 @pytest.mark.parametrize("count", [3, 8])
-def test_a_sum_over_members_hides_a_members_words_only_if_all_their_words_fill_the_span(count):
-    """Each member has moved its table in its own way; the attacker has the one that all started from."""
+def test_a_sum_hides_a_members_words_only_if_all_words_fill_the_span(count):
+    """Each member has moved its table in its own way. The attacker has the one that all of them started from."""
     texts = TEXTS[:count]
     public, modules = table_of(lstm()), members_after_rounds(texts)
     tables = [table_of(module).rows for module in modules]

@@ -1,8 +1,8 @@
-"""A member that lies without a mechanism, to hear of the others' numbers what a published version does not tell.
+"""A member lies, without a mechanism, to learn more about the others' numbers than a published version tells.
 
-A version is divided by the sum of the weights, so that whoever knows what it sent can solve for that sum: how many
-examples the others hold together is not hidden from a member (docs/threat-model.md). How many of their answers are
-right would be: it stands in no version. What a refused sum holds is for the operator alone.
+A version is divided by the sum of the weights. So a member that knows what it sent can solve for that sum: the number
+of examples that the others hold together is not hidden from a member (docs/threat-model.md). The number of their
+correct answers would be, because it is in no version. What a refused sum holds is for the operator alone.
 """
 
 import numpy as np
@@ -28,11 +28,11 @@ JOB = job_document(
 )
 
 
-# ---- right answers, by whether a sum is refused ----------------------------------------------------------------------
+# ---- correct answers, learned from whether a sum is refused ----------------------------------------------------------
 
 
 def opened(boast: int) -> np.ndarray:
-    """The sum over all four where the liar says that so many more answers are right than it has examples."""
+    """The sum over all four, where the liar claims this many more correct answers than it has examples."""
     layout = layout_of(JOB, 4)
     start = {segment.name: at for segment, at in zip(layout.segments, starts(layout), strict=True)}
     total = np.zeros(layout.values, np.uint32)
@@ -48,7 +48,7 @@ def starts(layout):
 
 
 def bisected(refused) -> int:
-    """The most that a liar can boast of before it hears that the sum was refused."""
+    """The most that a liar can claim before it hears that the sum was refused."""
     low, high = 0, 2 * sum(HELD.values())
     while high - low > 1:
         middle = (low + high) // 2
@@ -56,8 +56,8 @@ def bisected(refused) -> int:
     return low
 
 
-def test_a_rule_that_refuses_right_answers_beyond_the_examples_tells_the_others_mistakes():
-    # The baseline: such a sum cannot be one of valid inputs, so that one might refuse it.
+def test_refusing_more_correct_answers_than_examples_reveals_the_others():
+    # The baseline: no valid inputs produce such a sum, so a rule might refuse it.
     layout = layout_of(JOB, 4)
 
     def refused(boast):
@@ -67,7 +67,7 @@ def test_a_rule_that_refuses_right_answers_beyond_the_examples_tells_the_others_
     assert bisected(refused) == sum(HELD[name] - right for name, right in RIGHT.items())
 
 
-def test_ours_publishes_the_same_version_whatever_a_liar_boasts_of():
+def test_we_publish_the_same_version_whatever_a_liar_claims():
     def heard(boast):
         try:
             return next_version(JOB, 4, 4, opened(boast), np.zeros(VALUES, np.float32)).values.tobytes()
@@ -80,7 +80,7 @@ def test_ours_publishes_the_same_version_whatever_a_liar_boasts_of():
     assert bisected(lambda boast: heard(boast) is None) == most - 1
 
 
-# ---- what members are told of a sum that is refused ------------------------------------------------------------------
+# ---- what members hear of a refused sum ------------------------------------------------------------------------------
 
 
 class Lying:
@@ -98,10 +98,10 @@ class Lying:
 
 
 def played(segment, monkeypatch):
-    """(fleet, all that was sent to members) of a cohort whose liar sends that in a segment."""
+    """Returns (fleet, everything sent to members) for a cohort whose liar sends that in a segment."""
 
     def lying(job, examples):
-        # On every machine: the liar's is known by its examples.
+        # On every machine. The liar is recognised by its number of examples.
         real = protection_of(job, examples)
         return Lying(real, segment) if examples == OWN else real
 
@@ -119,11 +119,11 @@ def played(segment, monkeypatch):
 
 
 @pytest.mark.parametrize("segment", ["weight", "update"])
-def test_a_sum_that_is_refused_tells_no_member_its_numbers(segment, monkeypatch):
+def test_a_refused_sum_tells_no_member_its_numbers(segment, monkeypatch):
     fleet, told = played(segment, monkeypatch)
     (end,) = fleet.ends()
     assert end.reason == Reason.REASON_RESULT_INVALID
-    # What the operator's record says, and with weights it is a number of the sum.
+    # The operator's record says it. With weights it is a number of the sum.
     assert end.detail
     if segment == "weight":
         number = float(end.detail.removeprefix("the weights sum to ").split(";")[0])
@@ -139,7 +139,7 @@ def test_a_sum_that_is_refused_tells_no_member_its_numbers(segment, monkeypatch)
 
 
 @pytest.mark.parametrize("segment", ["correct", "count"])
-def test_metrics_that_cannot_be_cost_no_version_and_the_operator_hears_of_them(segment, monkeypatch):
+def test_impossible_metrics_cost_no_version_and_the_operator_hears(segment, monkeypatch):
     fleet, _ = played(segment, monkeypatch)
     (end,) = fleet.ends()
     assert end.published

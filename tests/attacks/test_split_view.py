@@ -1,13 +1,13 @@
-"""A coordinator that tells members different lists of survivors, with a third of the members on its side.
+"""A coordinator shows members different lists of survivors, and a third of the members are on its side.
 
-A hundred members, 33 corrupt, t = 67, which is the least that 2t > n + n_C allows. The coordinator picks two honest
-members and makes the others give away everything that hides the sum of those two: shares of the seeds of both, and
-shares of the masking keys of everybody else. One list of survivors can never do that, 65 different ones can: each
-member reveals a masking key share of whoever its own list leaves out.
+There are a hundred members, 33 of them corrupt, and t = 67, the least that 2t > n + n_C allows. The coordinator picks
+two honest members and makes the others reveal everything that hides the sum of those two: shares of both their seeds,
+and shares of everybody else's masking keys. One list of survivors can never do that, but 65 different ones can: each
+member reveals a masking key share of every member that its own list leaves out.
 
 Without the check of the confirmations (the variant of Bonawitz et al. 2017 against an honest but curious server) the
-attack succeeds. Against ours every member refuses, with the reason: its list has no 67 signatures, since each honest
-member signs one list, ever, and 33 corrupt ones can only add 33.
+attack succeeds. With it every member refuses and says why: its list does not have 67 signatures, because each honest
+member ever signs one list, and 33 corrupt ones can only add 33.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.support.sum_fleet import Fleet
 
 @dataclass
 class Coordinator:
-    """What the coordinator holds: the session, the secrets of its own members, and every share it was given."""
+    """What the coordinator holds: the session, its own members' secrets, and every share it was given."""
 
     session: Session
     corrupt: tuple[str, ...]
@@ -46,12 +46,12 @@ class Coordinator:
                 kind.setdefault(revealed.dealer, {})[point] = revealed.share
 
     def rebuilt(self, shares: Mapping[int, bytes]) -> bytes | None:
-        """A dealer's secret, where t of its shares are known."""
+        """Rebuilds a dealer's secret if t of its shares are known."""
         t = self.session.context.threshold
         return combine_secret(sorted(shares.items())[:t], t) if len(shares) >= t else None
 
     def open(self, victims: tuple[str, ...], masked: Mapping[str, np.ndarray]) -> np.ndarray | None:
-        """The sum of the victims' inputs alone, where every mask around them can be taken off."""
+        """Computes the sum of the victims' inputs alone if every mask around them can be removed."""
         session, total = self.session, np.zeros(self.session.context.values, dtype="<u4")
         streams = []
         for victim in victims:
@@ -60,7 +60,7 @@ class Coordinator:
             if seed is None:
                 return None
             streams.append(MaskStream(derive_key(seed, session.id, session.self_mask_info(victim)), add=False))
-            # Between two victims the masks cancel.
+            # The masks between two victims cancel.
             for other in set(session.neighbours(victim)) - set(victims):
                 key = self.keys.get(other) or self.rebuilt(self.masking.get(other, {}))
                 if key is None:
@@ -73,7 +73,7 @@ class Coordinator:
 
 
 def until_survivors(fleet: Fleet, corrupt: tuple[str, ...]) -> Coordinator:
-    """Everybody's masked vector is in. Corrupt members hand over their masking keys and every share they hold."""
+    """Runs until all masked vectors are in. Corrupt members hand over their masking keys and every share they hold."""
     fleet.until(Phase.MASK)
     keys = {member: fleet.states[member]._masking.reveal() for member in corrupt}
     assert fleet.play() is None
@@ -89,8 +89,9 @@ def until_survivors(fleet: Fleet, corrupt: tuple[str, ...]) -> Coordinator:
 def attack(
     monkeypatch: pytest.MonkeyPatch, fleet: Fleet, coordinator: Coordinator, victims: tuple[str, ...], views: Mapping
 ) -> np.ndarray | None:
-    """Tell every honest member its own list, against our members first and then, from the very same states, against
-    members that do not look at the confirmations. What the coordinator can open afterwards.
+    """Shows every honest member its own list, and returns what the coordinator can open afterwards.
+
+    First against our members, and then, from the very same states, against members that do not check the confirmations.
     """
     session, least = coordinator.session, fleet.context.min_confirmations
     signed = {}
@@ -123,7 +124,7 @@ def attack(
     return coordinator.open(victims, fleet.masked)
 
 
-def test_a_split_view_isolates_two_of_a_hundred_members_unless_confirmations_are_checked(
+def test_unchecked_confirmations_let_a_split_view_isolate_two_of_100(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sum_fleet, "verify", verify_once)
@@ -133,8 +134,8 @@ def test_a_split_view_isolates_two_of_a_hundred_members_unless_confirmations_are
     coordinator = until_survivors(fleet, corrupt)
     one, two, *others = honest
     size = 67 - len(corrupt) - 2
-    # Blocks of 32 of the 65 others: 33 lists leave any one of them out, and so do the 33 corrupt members; the last
-    # share comes from whichever of the victims' own lists does, which have nobody of the others in common.
+    # Blocks of 32 of the 65 others. Any one of them is left out by 33 lists and given up by the 33 corrupt members. The
+    # last share comes from a victim's own list: the two victims' lists share none of the others, so one leaves it out.
     views = {
         member: {*corrupt, one, two, *((others + others)[place : place + size])} for place, member in enumerate(others)
     }
@@ -147,13 +148,16 @@ def test_a_split_view_isolates_two_of_a_hundred_members_unless_confirmations_are
 
 
 def leave_out(session: Session, victims: tuple[str, ...], corrupt: tuple[str, ...], most: int) -> dict[str, set[str]]:
-    """Which of the victims' neighbours each honest member's list leaves out, so that t of each one's neighbours do."""
+    """Returns which of the victims' neighbours each honest member's list leaves out.
+
+    With the corrupt members' shares, t neighbours of each one left out then give a share of its masking key.
+    """
     t = session.context.threshold
     around = {other for victim in victims for other in session.neighbours(victim)} - {*victims, *corrupt}
     honest = set(session.members) - set(corrupt)
     left: dict[str, set[str]] = {member: set() for member in honest}
     wanted = {w: t - len(set(session.neighbours(w)) & set(corrupt)) for w in around}
-    # Those with the fewest who could do it first, by whoever can still do the most.
+    # Neighbours that the fewest members could leave out come first, assigned to the members with the most room.
     for w in sorted(around, key=lambda w: (sum(len(left[m]) < most for m in set(session.neighbours(w)) & honest), w)):
         able = sorted((m for m in session.neighbours(w) if m in honest), key=lambda m: (len(left[m]), m))
         for member in able[: wanted[w]]:
@@ -161,17 +165,17 @@ def leave_out(session: Session, victims: tuple[str, ...], corrupt: tuple[str, ..
     return left
 
 
-def test_a_split_view_isolates_neighbours_on_the_sparse_graph_unless_confirmations_are_checked(
+def test_unchecked_confirmations_let_a_split_view_isolate_neighbours(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Here a member's list only has to leave out some of its neighbours, and may leave out floor(delta n) members."""
+    """On the sparse graph a member's list only has to leave out some neighbours, and may leave out floor(delta n)."""
     fleet = SparseFleet(100, lost=0.2, values=12)
     assert (fleet.context.sparse.degree, fleet.context.threshold, fleet.context.min_survivors) == (52, 32, 80)
     corrupt = tuple(f"m{i}" for i in range(10))
     coordinator = until_survivors(fleet, corrupt)
     session = coordinator.session
     one = next(member for member in session.members if member not in corrupt)
-    # Of its neighbours the one it shares most neighbours with.
+    # The neighbour with which it shares the most neighbours.
     two = max(
         (other for other in session.neighbours(one) if other not in corrupt),
         key=lambda other: len(set(session.neighbours(one)) & set(session.neighbours(other))),

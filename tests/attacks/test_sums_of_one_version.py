@@ -1,7 +1,7 @@
-"""A coordinator that opens two sums of the same updates and subtracts them.
+"""A coordinator opens two sums of the same updates and subtracts them.
 
-Without noise only the members' own rules stand against it. The attack succeeds on members that allow a second sum (the
-unprotected baseline) and fails on those that do not. docs/secure-aggregation.md proves the rule; the search here looks
+Without noise only the members' own rules prevent this. The attack succeeds on members that allow a second sum (the
+unprotected baseline) and fails on those that do not. docs/secure-aggregation.md proves the rule. The search here looks
 for what the proof could have missed, and finds the attacks on weaker rules.
 """
 
@@ -31,10 +31,12 @@ from tests.support.sum_search import Rule, plans, random_plans, search
 
 
 def lying(policy, members, *cohorts, after_a_sum=lambda fleet: None):
-    """The sums that a coordinator opens of one version over these cohorts in turn, saying of each that it failed.
+    """Returns the sums of one version that a coordinator opens over these cohorts in turn, each time claiming failure.
 
-    Members that are in no cohort of the moment are cut off. What the honest coordinator remembers of sums is forgotten.
-    after_a_sum: what happens besides, each time.
+    Members outside the present cohort are cut off. What an honest coordinator remembers of sums is forgotten.
+
+    Args:
+        after_a_sum: what else happens each time.
     """
     fleet = Fleet(members, policy=policy, job=job_document(max_attempts=10))
     sums, updates, left = [], {}, list(cohorts)
@@ -57,7 +59,7 @@ def lying(policy, members, *cohorts, after_a_sum=lambda fleet: None):
         after_a_sum(fleet)
         if left:
             next_cohort()
-        fleet.post(ev.ComputeFailed(wanted.attempt, Reason.REASON_INTERNAL, "so it says"))
+        fleet.post(ev.ComputeFailed(wanted.attempt, Reason.REASON_INTERNAL, "the coordinator says so"))
 
     fleet._effect = effect
     next_cohort()
@@ -73,20 +75,20 @@ def decoded(fleet, survivors, total):
     return layout_of(fleet.job, len(survivors)).decode(total)
 
 
-# Each leaves m4's or m6's input alone: the first sum less all the others.
+# Each leaves only m4's or m6's input: the first sum minus all the others.
 TWO_SUMS = (names(0, 1, 2, 3, 4), names(0, 1, 2, 3))
 THREE_SUMS = (names(0, 1, 2, 3, 4, 5, 6), names(0, 1, 2), names(3, 4, 5))
 
 
 @pytest.mark.parametrize(("cohorts", "victim"), [(TWO_SUMS, "m4"), (THREE_SUMS, "m6")], ids=["two", "three"])
-def test_the_baseline_gives_away_one_members_update(cohorts, victim):
+def test_the_baseline_reveals_the_update_of_one_member(cohorts, victim):
     policy = Policy(mechanisms=("none",), allow_second_sum=True)
     fleet, sums, updates = lying(policy, len(cohorts[0]), *cohorts)
     first, *others = [decoded(fleet, *each) for each in sums]
     weight = first["weight"][0] - sum(each["weight"][0] for each in others)
     change = (first["update"] - sum(each["update"] for each in others)) * fleet.job.aggregation.max_weight / weight
     assert weight == updates[victim].examples
-    # But for the rounding of a dozen vectors.
+    # Up to the rounding of a dozen vectors.
     assert np.allclose(change, updates[victim].change, atol=0.02)
 
 
@@ -101,12 +103,12 @@ def test_members_confirm_one_sum_of_a_version(cohorts):
         if isinstance(getattr(message, "payload", None), AttemptRefusal)
     }
     assert refused == {Reason.REASON_POLICY_SECOND_SUM}
-    # They refuse the roster: no second vector leaves a member that confirmed.
+    # They refuse the roster, so no second vector leaves a member that confirmed.
     assert all(len(member.opened) == 1 for member in fleet.members.values() if member.signed)
 
 
 def training_otherwise(fleet):
-    """m3 starts again, and its next training comes out different."""
+    """m3 restarts, and its next training has a different result."""
     trained = fleet._trained
 
     def otherwise(member, assignment):
@@ -120,14 +122,14 @@ def training_otherwise(fleet):
     fleet.restart("m3")
 
 
-def test_a_member_that_trains_otherwise_sends_no_second_update():
-    """Twice the same members: the difference would be that of one member's two updates."""
+def test_a_member_that_trains_differently_sends_no_second_update():
+    """The same members twice: the difference would be that of one member's two updates."""
     same = names(0, 1, 2, 3)
     baseline = Policy(mechanisms=("none",), allow_second_sum=True)
     fleet, sums, _ = lying(baseline, 4, same, same, after_a_sum=training_otherwise)
     one, two = (decoded(fleet, *each) for each in sums)
     others = sum(member.update.examples for name, member in fleet.members.items() if name != "m3")
-    # Nobody else's weight moved: what is left is of one member alone.
+    # Nobody else's weight changed, so the difference belongs to one member alone.
     assert two["weight"][0] == others + 10
     assert one["weight"][0] != two["weight"][0]
     fleet, sums, _ = lying(Policy(mechanisms=("none",)), 4, same, same, after_a_sum=training_otherwise)
@@ -141,54 +143,54 @@ def test_a_member_that_trains_otherwise_sends_no_second_update():
 @pytest.mark.parametrize(
     ("rule", "members", "attempts", "corrupt"),
     [
-        # Two sums that differ in fewer than h honest members; three that isolate one; with a colluder, as early.
+        # Two sums that differ in fewer than h honest members; three that isolate one; with a colluder, two are enough.
         (Rule.PAIRS, 7, 2, 0),
         (Rule.PAIRS, 7, 3, 0),
         (Rule.PAIRS, 6, 2, 1),
-        # A colluder confirms both; who confirmed one is still in the other.
+        # A colluder confirms both, and a member that confirmed one is still in the other.
         (Rule.ONE_SUM, 7, 2, 1),
     ],
 )
-def test_weaker_rules_give_away_fewer_than_one_attempt_promises(rule, members, attempts, corrupt):
+def test_weaker_rules_reveal_fewer_members_than_one_attempt_guarantees(rule, members, attempts, corrupt):
     found = search(rule, members, attempts, *plans(members, attempts, corrupt))
     assert found is not None
     assert 0 < found.isolated < min(default_thresholds(n)[0] - default_thresholds(n)[1] for n in found.rosters)
 
 
-def test_one_sum_and_its_roster_gives_nothing_away():
-    """Every plan of three attempts in federations of up to nine, up to renaming: the theorem, tried."""
+def test_one_sum_and_its_roster_reveal_nothing():
+    """Tries the theorem on every plan of three attempts in federations of up to nine, up to renaming."""
     for members, attempts, corrupt in itertools.product(range(3, 10), (2, 3), (0, 1)):
         assert search(Rule.ONE_SUM_AND_ROSTER, members, attempts, *plans(members, attempts, corrupt)) is None
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("corrupt", [0, 1])
-def test_four_sums_of_six_members_give_nothing_away(corrupt):
+def test_four_sums_of_six_members_reveal_nothing(corrupt):
     assert search(Rule.ONE_SUM_AND_ROSTER, 6, 4, *plans(6, 4, corrupt)) is None
 
 
 @pytest.mark.parametrize("attempts", [3, 4, pytest.param(5, marks=pytest.mark.long)])
 @pytest.mark.parametrize(("members", "corrupt"), [(12, 2), (20, 4), (30, 6)])
-def test_random_plans_of_larger_federations_give_nothing_away(members, corrupt, attempts):
+def test_random_plans_of_larger_federations_reveal_nothing(members, corrupt, attempts):
     drawn = random_plans(members, attempts, corrupt, 2_000 if attempts == 5 else 5_000, seed=members)
     assert search(Rule.ONE_SUM_AND_ROSTER, members, attempts, *drawn) is None
-    # The plans are not harmless in themselves: a weaker rule lets some of them through.
+    # The plans are not harmless in themselves, because a weaker rule lets some of them through.
     if members == 12:
         assert search(Rule.PAIRS, members, attempts, *drawn) is not None
 
 
-def test_a_restart_does_not_forget_which_sums_there_were(tmp_path):
+def test_a_restart_does_not_forget_earlier_sums(tmp_path):
     attempt = AttemptId("questions", 1, 1)
     journal = Journal(tmp_path / "journal.db", FEDERATION)
     journal.joined(attempt, bytes(32), bytes(32))
     journal.opened(attempt, bytes(32))
     journal.signed(attempt, ("a", "b", "c"))
-    # No close: the process was killed.
+    # Not closed, as if the process had been killed.
     sent = Journal(tmp_path / "journal.db", FEDERATION).memory().sent_for("questions", 1, b"other")
     assert [(each.survivors, each.update) for each in sent] == [(frozenset("abc"), bytes(32))]
 
 
-def test_another_version_for_the_same_round_is_refused_once_a_vector_has_left():
+def test_another_version_for_a_round_is_refused_once_a_vector_has_left():
     fleet = Fleet(5)
     fleet.connect().run(lambda: bool(fleet.ends()))
     victim = fleet.members["m0"]
@@ -196,7 +198,7 @@ def test_another_version_for_the_same_round_is_refused_once_a_vector_has_left():
     version = bytes([5]) * 32
     assignment = Assignment("questions", 1, fleet.job.digest(), version, 0, 1000)
     fleet.tell("m0", states.Received(assignment))
-    # Even of the very same update.
+    # Even for the very same update.
     (sent,) = victim.state.memory.sent
     fleet.tell("m0", states.Prepared(assignment, fleet.job, update=sent.update))
     layout = layout_of(fleet.job, 5)
@@ -224,7 +226,7 @@ def test_another_version_for_the_same_round_is_refused_once_a_vector_has_left():
     assert len(victim.opened) == 1
 
 
-def test_a_cohort_that_no_attempt_of_the_job_can_have_is_refused_and_does_not_end_the_member():
+def test_an_impossible_cohort_is_refused_and_does_not_end_the_member():
     fleet = Fleet(5).connect()
     fleet.run(lambda: isinstance(fleet.members["m0"].state.phase("questions"), states.Holding))
     context = secure_agg.RoundContext(
@@ -237,8 +239,9 @@ def test_a_cohort_that_no_attempt_of_the_job_can_have_is_refused_and_does_not_en
 
 
 def next_round(policy):
-    """Round 1 over five, said to have failed; then round 2 without m4, from a version that differs in one bit. The same
-    data gives the same change: batches in another order are all that would blur it.
+    """Round 1 over five is said to have failed; then comes round 2 without m4, from a version that differs in one bit.
+
+    The same data gives the same change here. In practice only batches in another order would blur it.
     """
     fleet = Fleet(5, policy=policy, job=job_document(max_attempts=1))
     updates = {
@@ -262,7 +265,7 @@ def next_round(policy):
             sums[wanted.survivors] = total
             fleet.state = replace(fleet.state, version=digest)
             fleet.cut("m4")
-            fleet.post(ev.ComputeFailed(wanted.attempt, Reason.REASON_INTERNAL, "so it says"))
+            fleet.post(ev.ComputeFailed(wanted.attempt, Reason.REASON_INTERNAL, "the coordinator says so"))
         else:
             carry_out(wanted)
 
@@ -271,11 +274,11 @@ def next_round(policy):
     return fleet, sums, updates["m4"]
 
 
-def test_nearly_the_same_version_in_the_next_round_is_what_no_member_sees():
+def test_no_member_notices_nearly_the_same_version_in_the_next_round():
     """What docs/threat-model.md does not promise: without noise the rule holds within a version or round."""
     fleet, sums, victim = next_round(Policy(mechanisms=("none",)))
     (first, second) = sums.values()
     one, two = layout_of(fleet.job, 5).decode(first), layout_of(fleet.job, 4).decode(second)
     leaked = (one["update"] - two["update"]) * fleet.job.aggregation.max_weight / victim.examples
-    # But for the rounding of nine vectors.
+    # Up to the rounding of nine vectors.
     assert np.allclose(leaked, victim.change, atol=0.01)

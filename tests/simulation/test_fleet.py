@@ -21,7 +21,7 @@ from tacit.reason import Reason
 from tacit.vector import layout_of
 from tests.support.fleet import Fleet, job_document
 
-# What a member has just been sent when it is lost, and the phase in which it is then missed.
+# The message that a member has just received when it is lost, and the phase that then misses it.
 PHASES = {
     AttemptOpened: "advertise",
     secure_agg.Roster: "share",
@@ -43,7 +43,7 @@ def test_a_job_runs_to_its_end():
 
 @pytest.mark.parametrize("message", PHASES, ids=PHASES.values())
 @pytest.mark.parametrize("how", ["kill", "cut"])
-def test_one_member_lost_in_any_phase_is_a_dropout_of_that_phase(message, how):
+def test_a_member_lost_in_any_phase_is_a_dropout_of_that_phase(message, how):
     fleet = Fleet(5)
 
     def lose(name, arriving):
@@ -55,7 +55,7 @@ def test_one_member_lost_in_any_phase_is_a_dropout_of_that_phase(message, how):
     fleet.check()
     first = fleet.ends()[0]
     assert first.published
-    # Once the shares of the others open the sum, nobody waits for the last one, and it has lost nothing.
+    # Once the others' shares open the sum, nobody waits for the last member, so it is no dropout.
     lost = [] if PHASES[message] == "unmask" else [("m2", PHASES[message])]
     assert [(dropout.member, dropout.phase) for dropout in first.dropouts] == lost
     in_sum = PHASES[message] in ("confirm", "unmask")
@@ -82,7 +82,7 @@ def test_a_short_break_in_any_phase_costs_nothing(message):
 
 
 @pytest.mark.parametrize("message", PHASES, ids=PHASES.values())
-def test_below_the_threshold_the_attempt_is_abandoned_and_the_next_one_works(message):
+def test_below_the_threshold_an_attempt_is_abandoned_and_the_next_works(message):
     fleet = Fleet(5)
     lost = {"m1", "m3"}
 
@@ -123,7 +123,7 @@ def test_a_restarted_member_is_a_dropout_even_if_it_is_back_at_once(message):
 
 
 @pytest.mark.parametrize("message", PHASES, ids=PHASES.values())
-def test_the_coordinator_killed_in_any_phase_reopens_the_round(message):
+def test_a_coordinator_killed_in_any_phase_reopens_the_round(message):
     fleet = Fleet(5)
     crashed = []
 
@@ -140,13 +140,13 @@ def test_the_coordinator_killed_in_any_phase_reopens_the_round(message):
     assert fleet.state.version_number == 3
     rounds = [record.round for record in fleet.records if isinstance(record, fx.OpenRound)]
     assert rounds == [1, 2, 3]
-    # The update that was trained before the crash was used after it: five members, three rounds.
+    # Updates trained before the crash were used after it: five members, three rounds.
     assert sum(len(member.joined) for member in fleet.members.values()) <= 4 * 5
 
 
 @pytest.mark.parametrize("back_ms", [1_000, None], ids=["back-in-time", "gone-for-good"])
-def test_a_restarted_coordinator_waits_for_those_it_worked_with_last_and_not_for_long(back_ms):
-    """Else the first few that are back would be everyone, and the round one of theirs alone."""
+def test_a_restarted_coordinator_waits_briefly_for_its_last_cohort(back_ms):
+    """Otherwise it would take the first few that are back for everyone, and open the round over them alone."""
     fleet, crashed = Fleet(5), []
 
     def crash() -> None:
@@ -180,7 +180,7 @@ def test_a_restarted_coordinator_waits_for_those_it_worked_with_last_and_not_for
     assert fleet.state.version_number == 3
 
 
-def test_a_restarted_coordinator_that_has_worked_with_nobody_waits_for_nobody():
+def test_a_restarted_coordinator_without_a_last_cohort_does_not_wait():
     fleet = Fleet(5)
     fleet.crash_coordinator()
     fleet.connect().run()
@@ -214,7 +214,7 @@ def test_a_window_below_the_minimum_is_extended_and_the_updates_stay_good():
     assert len(fleet.results) == 3
 
 
-def test_pause_resume_abort():
+def test_a_job_is_paused_resumed_and_aborted():
     fleet = Fleet(4)
     fleet.connect().run(lambda: fleet.state.version_number == 1)
     fleet.post(ev.Pause())
@@ -250,7 +250,7 @@ def test_a_pause_in_any_phase_abandons_the_attempt_and_keeps_the_round(message):
     fleet.connect().run()
     fleet.check()
     first = fleet.ends()[0]
-    if not first.published:  # The last phase can be over before the pause arrives.
+    if not first.published:  # The last phase may be over before the pause arrives.
         assert first.reason == Reason.REASON_JOB_PAUSED
         assert fleet.ends()[1].attempt.round == first.attempt.round
     assert fleet.state.status is JobStatus.FINISHED
@@ -267,7 +267,7 @@ def test_a_member_back_after_three_rounds_takes_part_again():
     assert cohorts[-1] == 5
 
 
-def test_a_policy_that_refuses_is_heard_and_the_others_go_on():
+def test_a_refusal_by_policy_is_heard_and_the_others_go_on():
     fleet = Fleet(5)
     strict = fleet.members["m0"]
     strict.environment = dataclasses.replace(strict.environment, policy=Policy(mechanisms=("none",), min_cohort=50))
@@ -284,18 +284,18 @@ def test_a_policy_that_refuses_is_heard_and_the_others_go_on():
 @pytest.mark.parametrize(
     ("reason", "times"),
     [
-        # What a policy asks of a job is the same in every round of it.
+        # What a policy demands of a job is the same in every round.
         *((reason, 1) for reason in sorted({rule.reason for rule in (*JOB, *MANIFEST)})),
         (Reason.REASON_POLICY_CONDITIONS, 3),
     ],
 )
-def test_a_job_that_a_policy_refuses_is_offered_once_and_one_that_it_puts_off_every_round(reason, times):
+def test_a_refused_job_is_offered_once_and_a_postponed_one_every_round(reason, times):
     fleet, asked = Fleet(4), []
 
     def before(name, message):
         if name == "m0" and isinstance(message, Assignment):
             asked.append(message.round)
-            fleet.post(ev.Declined("m0", message.round, reason, "as its policy has it"))
+            fleet.post(ev.Declined("m0", message.round, reason, "its policy says so"))
 
     fleet.before = before
     fleet.lose = lambda name, message: name == "m0" and isinstance(message, Ready)
@@ -305,8 +305,8 @@ def test_a_job_that_a_policy_refuses_is_offered_once_and_one_that_it_puts_off_ev
 
 
 @pytest.mark.parametrize("paused", [False, True])
-def test_a_decline_of_another_round_says_nothing_of_this_one(paused):
-    """After a restore a member may still ask for the version of a round that is gone: no reason to leave it out."""
+def test_a_decline_of_another_round_does_not_count_for_this_one(paused):
+    """After a restore a member may still ask for a version of a forgotten round. That is no reason to leave it out."""
     fleet = Fleet(4, job=job_document(count=3))
     fleet.connect().run(lambda: fleet.state.version_number == 1)
     if paused:
@@ -326,7 +326,7 @@ def test_a_decline_of_another_round_says_nothing_of_this_one(paused):
 def test_rounds_that_keep_failing_pause_the_job():
     fleet = Fleet(5, policy=Policy(mechanisms=("none",), min_cohort=6))
     fleet.connect().run()
-    # Nobody takes part: the job waits with its reasons, and no attempt was ever opened a second time for nothing.
+    # Nobody takes part, so the job waits with its reasons, and no attempt was opened in vain.
     assert not fleet.results
     assert all(view.declined for view in fleet.state.members.values())
 
@@ -338,7 +338,7 @@ def test_rounds_that_keep_failing_pause_the_job():
     assert len(fleet.ends()) == 4
 
 
-def test_an_update_for_something_that_is_over_is_not_counted():
+def test_an_update_for_an_ended_round_is_not_counted():
     fleet = Fleet(3).connect()
     fleet.run(lambda: fleet.state.round == 1)
     fleet.post(ev.SaidReady("m0", 1, bytes([9]) * 32))
@@ -359,19 +359,19 @@ def fleet_ready(fleet):
     return len(getattr(fleet.state.phase, "ready_order", ()))
 
 
-def test_who_was_ready_and_is_gone_is_not_in_the_cohort():
+def test_a_ready_member_that_has_left_is_not_in_the_cohort():
     fleet = Fleet(5, job=job_document(count=1, target_members=5))
     fleet.lose = lambda name, message: name == "m4" and isinstance(message, Ready)
     fleet.connect().run(lambda: fleet_ready(fleet) == 4)
     fleet.cut("m0")
     fleet.run(hours=0.01)
-    # The window closes with m1, m2 and m3: m0 has gone, m4 was never heard.
+    # The window closes with m1, m2 and m3: m0 has left, and m4 was never heard.
     fleet.run(lambda: bool(fleet.ends()))
     opened = [record for record in fleet.records if isinstance(record, fx.OpenAttempt)]
     assert opened[0].cohort == ("m1", "m2", "m3")
 
 
-def test_a_timer_that_fires_late_ends_nothing_else():
+def test_a_late_timer_ends_nothing_else():
     fleet = Fleet(5)
     fleet.connect().run(lambda: phase_of(fleet) == "share")
     before = fleet.state
@@ -388,11 +388,11 @@ def phase_of(fleet):
     return collecting.phase.value if collecting is not None else None
 
 
-def test_who_is_away_when_a_phase_begins_is_waited_for_no_longer_than_the_grace():
+def test_a_member_absent_at_the_start_of_a_phase_is_awaited_briefly():
     fleet = Fleet(9, job=job_document(count=1))
 
     def leave(name, message):
-        # Its vector has arrived, so it is in the sum; it is gone before it could confirm.
+        # Its vector has arrived, so it is in the sum, but it leaves before it can confirm.
         if name == "m2" and isinstance(getattr(message, "payload", None), secure_agg.ReceivedDealings):
             fleet.at(30, lambda: fleet.cut("m2"))
 
@@ -411,7 +411,7 @@ def test_who_is_away_when_a_phase_begins_is_waited_for_no_longer_than_the_grace(
     assert fleet.now_ms < 1000 * (deadlines.mask + 5 * deadlines.reconnect)
 
 
-def test_a_crash_between_the_last_version_and_the_status_is_made_good():
+def test_a_crash_between_the_last_version_and_the_status_is_repaired():
     fleet = Fleet(3).connect().run()
     assert isinstance(fleet.records[-1], fx.SetStatus)
     del fleet.records[-1]
@@ -422,7 +422,7 @@ def test_a_crash_between_the_last_version_and_the_status_is_made_good():
     assert sum(isinstance(record, fx.OpenRound) for record in fleet.records) == rounds
 
 
-def test_an_attempt_without_hope_ends_before_its_deadline():
+def test_a_hopeless_attempt_ends_before_its_deadline():
     fleet = Fleet(5)
 
     def lose(name, message):
@@ -430,7 +430,7 @@ def test_an_attempt_without_hope_ends_before_its_deadline():
             fleet.kill(name)
 
     fleet.before = lose
-    # m0 is there and says nothing: without it the phase would last until its deadline.
+    # m0 is connected and silent, so without the early end the phase would last until its deadline.
     fleet.lose = lambda name, message: (
         name == "m0" and isinstance(getattr(message, "payload", None), secure_agg.Dealing)
     )
@@ -439,7 +439,7 @@ def test_an_attempt_without_hope_ends_before_its_deadline():
     assert fleet.now_ms < 1000 * fleet.job.rounds.deadlines.share / 2
 
 
-def test_an_update_that_was_published_is_not_sent_again():
+def test_a_published_update_is_not_sent_again():
     fleet = Fleet(5, job=job_document(count=2)).connect()
     victim = fleet.members["m0"]
     fleet.run(lambda: any(ended.published for _, ended in victim.ended))
@@ -470,7 +470,7 @@ def published_context(fleet):
 
 
 def seconds_of(fleet, phase):
-    """How long each attempt was in this phase."""
+    """How many seconds each attempt spent in this phase."""
     return [
         count.fields["seconds"] for count in fleet.counts if count.what == "phase" and count.fields["phase"] == phase
     ]
@@ -498,17 +498,15 @@ def test_the_sum_is_opened_with_the_first_shares_that_suffice():
 
 
 @pytest.mark.parametrize("members", [5, 7])
-def test_shares_that_do_not_rebuild_a_dishonest_dealers_secret_are_not_the_last_that_are_waited_for(
-    members, monkeypatch
-):
-    # With five all must answer then; of seven the last is not waited for.
+def test_shares_that_do_not_rebuild_a_secret_do_not_end_the_waiting(members, monkeypatch):
+    # With five members all must then answer; with seven nobody waits for the last.
     fleet = Fleet(members)
     honest = share.deal_secret
 
     def dishonest(secret, threshold, points, random):
         dealt = honest(secret, threshold, points, random)
         if random is fleet.members["m2"].environment.random:
-            # Off the polynomial at the first point, and committed to as it is.
+            # Off the polynomial at the first point, with a commitment to that share.
             return (bytes([0, dealt[0][1] ^ 1]) + dealt[0][2:], *dealt[1:])
         return dealt
 

@@ -1,4 +1,4 @@
-"""A cohort in groups through both real machines: each group its own sum, judged alone, combined by the job's rule."""
+"""A cohort in groups through both real machines: each group has its own sum, and the job's rule combines them."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ from tacit.reason import Reason
 from tests.support.fleet import VALUES, Fleet, job_document
 
 POLICY = Policy(mechanisms=("none",), assumed_corrupt=1)
-# Group 0 of twelve members in three has four; with n_C = 1 three of them are a sum.
+# Group 0 of twelve members in three groups has four; with n_C = 1, three of them make a sum.
 PHASES = {
     AttemptOpened: "advertise",
     secure_agg.Roster: "share",
@@ -34,7 +34,7 @@ def grouped(members=12, groups=3, policy=POLICY, *, numbers=None, **rounds):
 
 
 def groups_of(fleet):
-    """The present draw, as the coordinator worked it out."""
+    """The present split, as the coordinator computed it."""
     return fleet.state.phase.protocol.session.groups
 
 
@@ -42,7 +42,7 @@ def counted(fleet, what):
     return [count.fields for count in fleet.counts if count.what == what]
 
 
-def test_a_job_in_groups_runs_to_its_end_and_every_group_is_its_own_sum():
+def test_a_job_in_groups_runs_to_its_end_with_a_sum_for_each_group():
     fleet = grouped(count=3).connect().run()
     fleet.check()
     assert fleet.state.status is JobStatus.FINISHED
@@ -58,7 +58,7 @@ def test_a_job_in_groups_runs_to_its_end_and_every_group_is_its_own_sum():
 
 
 def test_the_mean_over_groups_is_the_mean_of_one_sum():
-    # Where nobody brings more examples than max_weight 1 lets count, one sum weighs its members alike as well.
+    # With max_weight 1 every member's examples count as one, so one sum weighs its members alike too.
     grouped_fleet = grouped(10).connect().run()
     one = Fleet(
         10, policy=POLICY, job=job_document(Aggregation(assumed_corrupt=1, max_weight=1), count=1, min_members=10)
@@ -66,7 +66,7 @@ def test_the_mean_over_groups_is_the_mean_of_one_sum():
     one.connect().run()
     assert not np.array_equal(one.versions[one.state.version], np.zeros(6))
     assert np.allclose(grouped_fleet.versions[grouped_fleet.state.version], one.versions[one.state.version], atol=1e-5)
-    # Nor is anything else of the members' data in a group's sum.
+    # A group's sum holds nothing else about the members' data.
     assert all(len(vector) == VALUES for vector in grouped_fleet.inputs.values())
     assert grouped_fleet.ends()[0].training is None
 
@@ -113,7 +113,7 @@ def test_a_group_below_its_threshold_is_lost_alone(message):
     assert len(end.survivors) == 8
     of_the_group = {dropout.member: dropout.reason for dropout in end.dropouts}
     assert len(of_the_group) == 4
-    # Who was there loses the attempt with its group, is told so, and did nothing wrong.
+    # The rest of the group loses the attempt with it, is told so, and gets no blame.
     beside = {name for name, reason in of_the_group.items() if reason == Reason.REASON_GROUP_TOO_SMALL}
     assert beside == of_the_group.keys() - lost
     for name in beside:
@@ -143,7 +143,7 @@ def test_with_too_few_groups_left_the_attempt_is_abandoned(message):
 
 
 def test_a_robust_rule_waits_for_all_the_groups_it_needs():
-    # A median of two is their mean: with three groups none may be lost.
+    # A median of two is their mean, so of three groups none may be lost.
     fleet = grouped(numbers={"combine": "median"}, max_attempts=1, max_failed_rounds=1)
     assert fleet.job.aggregation.groups_needed == 3
 
@@ -164,7 +164,7 @@ def test_members_missing_from_the_roster_leave_smaller_groups():
     fleet.connect().run(lambda: bool(fleet.ends()))
     fleet.check()
     end = fleet.ends()[0]
-    # Eight members make groups of 3, 3 and 2; the last is no sum, and its members never dealt.
+    # Eight members make groups of 3, 3 and 2. The last is too small for a sum, and its members never dealt.
     assert end.published
     (groups,) = fleet.group_results.values()
     assert sorted(len(survivors) for survivors, _ in groups.values()) == [3, 3]
@@ -175,14 +175,14 @@ def test_members_missing_from_the_roster_leave_smaller_groups():
         assert secure_agg.Dealing not in said
 
 
-def test_a_dishonest_dealer_costs_its_own_group_at_most(monkeypatch):
+def test_a_dishonest_dealer_costs_at_most_its_own_group(monkeypatch):
     fleet = grouped()
     honest = share.deal_secret
 
     def dishonest(secret, threshold, points, random):
         dealt = honest(secret, threshold, points, random)
         if random is fleet.members["m2"].environment.random:
-            # No two shares lie on one polynomial, and each is committed to as it is.
+            # No two shares are on one polynomial, and each has a commitment to itself.
             return tuple(bytes([0, each[1] ^ (17 * at + 1)]) + each[2:] for at, each in enumerate(dealt))
         return dealt
 
@@ -201,8 +201,8 @@ def test_a_dishonest_dealer_costs_its_own_group_at_most(monkeypatch):
     assert all(fleet.state.members[name].faults == 0 for name in reasons)
 
 
-def test_a_group_is_not_given_up_while_other_shares_may_rebuild_a_secret(monkeypatch):
-    # Groups of five, of which four answers open a sum: with the first four they do not, with the fifth they do.
+def test_a_group_is_kept_while_other_shares_may_rebuild_a_secret(monkeypatch):
+    # Four answers of a group of five can open its sum. Here the first four cannot, and the fifth makes it possible.
     fleet = grouped(15)
     honest = share.deal_secret
 
@@ -215,7 +215,7 @@ def test_a_group_is_not_given_up_while_other_shares_may_rebuild_a_secret(monkeyp
     monkeypatch.setattr(share, "deal_secret", dishonest)
 
     def delays(name, message):
-        # The other groups are done by then, and this one has as many answers as it needs, of which one is bad.
+        # The other groups are done by then. This one has as many answers as it needs, but one of them is bad.
         if isinstance(getattr(message, "payload", None), secure_agg.Unmasking):
             (group,) = (group for group in groups_of(fleet) if "m2" in group)
             return (5000,) if name == group[-1] else (5,)
@@ -247,7 +247,7 @@ def refused_by(fleet, name):
     [{"groups": 2}, {"groups": 4, "absent": 2}, {"least": 1}, {"sigma": 40}, {"absent": 0}],
     ids=["fewer groups", "more and smaller groups", "fewer needed", "weaker promise", "another roster"],
 )
-def test_a_split_that_is_not_the_jobs_is_refused_before_a_key_is_shown(change):
+def test_another_split_than_the_jobs_is_refused_before_a_key_is_shown(change):
     fleet = grouped(max_attempts=1)
 
     def bend(name, message):
@@ -266,7 +266,7 @@ def test_a_split_that_is_not_the_jobs_is_refused_before_a_key_is_shown(change):
     assert secure_agg.Advertisement not in kinds
 
 
-def test_one_sum_in_place_of_groups_is_refused_and_groups_in_place_of_one_sum():
+def test_one_sum_instead_of_groups_is_refused_and_vice_versa():
     fleet = grouped(max_attempts=1)
 
     def bend(name, message):
@@ -295,14 +295,14 @@ def test_one_sum_in_place_of_groups_is_refused_and_groups_in_place_of_one_sum():
     assert refused_by(whole, "m0") == [Reason.REASON_CONTEXT_UNEXPECTED]
 
 
-def test_a_second_vector_of_one_version_goes_into_no_group_without_noise():
-    # Every sum fails in its last phase: nobody's confirmation arrives.
+def test_without_noise_a_second_vector_of_a_version_goes_into_no_group():
+    # Every sum fails in its last phase, because nobody's confirmation arrives.
     fleet = grouped(max_attempts=3, max_failed_rounds=1)
     fleet.lose = lambda name, message: isinstance(getattr(message, "payload", None), secure_agg.Confirmation)
     fleet.connect().run()
     assert not fleet.group_results
     assert all(len(member.opened) == 1 for member in fleet.members.values())
-    # It says so before it shows a second key, so that nobody masks for an attempt it is not in.
+    # The member declines before it shows a second key, so nobody masks for an attempt that it is not in.
     (declined,) = [message for message in fleet.members["m0"].said if isinstance(message, Decline)]
     assert declined.reason == Reason.REASON_POLICY_SECOND_SUM
     assert len(fleet.members["m0"].joined) == 1
@@ -321,15 +321,13 @@ NOISE = {
 @pytest.mark.parametrize("late", [secure_agg.Confirmation, secure_agg.Unmasking], ids=["confirm", "unmask"])
 @pytest.mark.parametrize("mechanism", NOISE)
 @pytest.mark.parametrize(("members", "groups"), [(9, 3), (12, 3), (15, 5)], ids=["9/3", "12/3", "15/5"])
-def test_with_noise_a_round_whose_late_phase_failed_is_repeated_however_close_the_groups_are(
-    members, groups, mechanism, late
-):
+def test_with_noise_a_failed_round_is_repeated_even_with_close_groups(members, groups, mechanism, late):
     numbers = Aggregation(groups=groups, assumed_corrupt=1, combine="median")
     job = job_document(numbers, count=1, min_members=members, max_attempts=2, max_failed_rounds=1)
     job = job.model_copy(update={"mechanism": NOISE[mechanism]})
     close = False
     seeds = iter(range(20))
-    # Until some are drawn into groups that differ in fewer than n_C + 2 members: by the rule for one sum they would go.
+    # Tries seeds until some groups differ in fewer than n_C + 2 members, which the rule for one sum would refuse.
     while not close:
         seed = next(seeds)
         fleet = Fleet(members, seed=seed, policy=POLICY.model_copy(update={"mechanisms": (mechanism,)}), job=job)
@@ -345,7 +343,7 @@ def test_with_noise_a_round_whose_late_phase_failed_is_repeated_however_close_th
         close = any(0 < len(first ^ second) < 3 for first, second in signed)
 
 
-def test_the_policys_floor_for_a_group_is_asked_before_anything_is_fetched():
+def test_the_policys_minimum_group_is_checked_before_anything_is_fetched():
     fleet = grouped()
     strict = fleet.members["m0"]
     strict.environment = dataclasses.replace(
@@ -359,7 +357,7 @@ def test_the_policys_floor_for_a_group_is_asked_before_anything_is_fetched():
     assert strict.joined == []
 
 
-def test_what_an_attempt_in_groups_records():
+def test_an_attempt_in_groups_is_recorded():
     fleet = grouped().connect().run()
     end = fleet.ends()[0]
     assert isinstance(end, fx.EndAttempt)

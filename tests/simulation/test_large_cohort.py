@@ -1,7 +1,6 @@
 """A cohort above 200: both machines on the sparse graph, with rosters by digest, whole rounds in one thread.
 
-What a lying coordinator can make of the numbers of a sparse graph, and of the certificates that a roster names, is here
-too.
+Includes what a lying coordinator can do with the numbers of a sparse graph, and with the certificates of a roster.
 """
 
 import hashlib
@@ -30,7 +29,7 @@ VICTIM = "m7"
 
 
 def large(size=SIZE, aggregation=Aggregation()):  # noqa: B008
-    """So many members, all of whom make the cohort; each signature is looked at once, as all share a process."""
+    """A fleet of this size, all in one cohort. All share a process, so each signature is verified once."""
     job = job_document(aggregation, count=1, min_members=205, target_members=size)
     return Fleet(size, job=job, verify=verify_once)
 
@@ -43,9 +42,9 @@ def refusals(fleet, name=VICTIM):
     return [payload_of(each) for each in fleet.members[name].said if isinstance(payload_of(each), AttemptRefusal)]
 
 
-def test_a_round_of_250_with_dropouts_in_every_phase_opens_the_sum_of_who_is_left():
+def test_a_round_of_250_with_dropouts_in_every_phase_opens_the_sum():
     fleet = large()
-    # So many may be lost in all: 25. Two are lost before each phase, by what they are sent in it.
+    # At most 25 may be lost. Two are lost before each phase, by what they receive in it.
     phases = [
         AttemptOpened,
         secure_agg.DigestRoster,
@@ -74,14 +73,14 @@ def test_a_round_of_250_with_dropouts_in_every_phase_opens_the_sum_of_who_is_lef
     assert {missed[name] for name, kind in lost.items() if kind is secure_agg.DigestRoster} == {"share"}
     assert len(sizes) == 248
     assert set(sizes) == {248}
-    # Nobody looked at more than its neighbours' dealings.
+    # Nobody read more than its neighbours' dealings.
     context = fleet.members["m0"].state.memory.sent[0]
     assert context.survivors == frozenset(end.survivors)
 
 
 @pytest.fixture(scope="module")
 def about():
-    """A fleet in which a member is about to hear the numbers of a sparse graph, and that message."""
+    """A fleet in which a member is about to receive the numbers of a sparse graph, and that message."""
     fleet, message = large(), []
 
     def keep(name, arriving):
@@ -89,7 +88,7 @@ def about():
             message.append(arriving)
 
     fleet.before = keep
-    # It is never delivered.
+    # The message is never delivered.
     fleet.lose = lambda name, leaving: isinstance(payload_of(leaving), AttemptOpened) and name == VICTIM
     sent = fleet._send
 
@@ -104,7 +103,7 @@ def about():
 
 
 def refused(about, context):
-    """How the member refuses these numbers; it shows no key."""
+    """The member's refusal of these numbers. Checks that it shows no key."""
     fleet, message = about
     member = fleet.members[VICTIM]
     bent = replace(message, payload=AttemptOpened(context))
@@ -119,7 +118,7 @@ def refused(about, context):
     return refusal
 
 
-def test_the_numbers_of_a_sparse_graph_are_what_the_member_works_out_itself(about):
+def test_a_member_computes_the_numbers_of_a_sparse_graph_itself(about):
     fleet, message = about
     context = message.payload.context
     assert context.sparse is not None
@@ -135,7 +134,7 @@ def test_the_numbers_of_a_sparse_graph_are_what_the_member_works_out_itself(abou
 
 
 def weaker(context, **change):
-    """The least graph that these weaker numbers ask for, all of them fitting each other."""
+    """The smallest graph that these weaker numbers allow, with all numbers consistent."""
     graph = context.sparse
     numbers = {
         "corrupt": graph.corrupt_millionths / 10**6,
@@ -157,7 +156,7 @@ CONSISTENT = {
 
 
 @pytest.mark.parametrize("number", CONSISTENT)
-def test_weaker_numbers_that_fit_each_other_are_not_those_of_the_job(about, number):
+def test_weaker_but_consistent_numbers_are_not_those_of_the_job(about, number):
     change, words = CONSISTENT[number]
     refusal = refused(about, weaker(about[1].payload.context, **change))
     assert refusal.reason == Reason.REASON_CONTEXT_UNEXPECTED
@@ -175,7 +174,7 @@ ALONE = {
     "absent": lambda context: {"graph": replace(context.sparse, absent=0)},
     "the graph": lambda context: {"graph": secure_agg.Graph.COMPLETE, "threshold": 200},
 }
-# Alone these contradict the rest; what does not is another context than the job's.
+# Alone, these contradict the rest. The others give a context that is not the job's.
 CONTRADICTING = {"degree", "threshold", "a sigma below any", "gamma", "assumed corrupt"}
 
 
@@ -196,8 +195,8 @@ def test_one_number_lowered_alone_is_refused_by_name(about, number):
         assert named in refusal.detail
 
 
-def test_what_a_job_asks_for_meets_the_members_own_floors():
-    """Every member works out the job's numbers, and its own policy has the last word on them."""
+def test_the_numbers_of_a_job_must_meet_the_members_own_minimum():
+    """Every member computes the job's numbers, and its own policy has the last word on them."""
     fleet = large(aggregation=Aggregation(max_corrupt_share=0.05))
     context = None
 
@@ -214,7 +213,7 @@ def test_what_a_job_asks_for_meets_the_members_own_floors():
     assert "12 corrupt members, the policy 25" in refusal.detail
 
 
-def test_a_certificate_that_cannot_be_had_is_a_refusal_by_name_and_costs_nobody_else_anything():
+def test_a_missing_certificate_is_refused_by_name_and_costs_nobody_else():
     fleet = large(FEW)
     withheld = hashlib.sha256(fleet.members["m99"].environment.identity.certificate).digest()
     everybody = fleet.serves
@@ -230,7 +229,7 @@ def test_a_certificate_that_cannot_be_had_is_a_refusal_by_name_and_costs_nobody_
     assert (VICTIM, Reason.REASON_ROSTER_CERTIFICATE_MISSING) in {(each.member, each.reason) for each in end.dropouts}
 
 
-def test_what_a_member_knows_is_not_fetched_and_what_it_does_not_is_fetched_once():
+def test_only_unknown_certificates_are_fetched_and_only_once():
     fleet = large(FEW)
     certificates = {name: each.environment.identity.certificate for name, each in fleet.members.items()}
     known = {
@@ -243,7 +242,7 @@ def test_what_a_member_knows_is_not_fetched_and_what_it_does_not_is_fetched_once
     seen = []
 
     def again(name, message):
-        # The connection breaks after the roster, and it comes again while the certificates are on their way.
+        # The connection breaks after the roster, which comes again while the certificates are on their way.
         if name == VICTIM and isinstance(payload_of(message), secure_agg.DigestRoster) and not seen:
             seen.append(message)
             fleet.at(1, lambda: fleet.tell(VICTIM, states.Received(message)))
@@ -257,7 +256,7 @@ def test_what_a_member_knows_is_not_fetched_and_what_it_does_not_is_fetched_once
     assert len(fleet.members["m0"].fetched[0].digests) == FEW - 1
 
 
-def test_another_roster_while_certificates_are_fetched_is_a_second_one():
+def test_another_roster_during_the_fetch_is_a_second_roster():
     fleet = large(FEW)
 
     def twice(name, message):
@@ -275,8 +274,10 @@ def test_another_roster_while_certificates_are_fetched_is_a_second_one():
 
 
 def unmasking_until_one_tells(collecting, said):
-    """The answers in an order in which the sum opens with the last of them, and that answer is none of those at which
-    the coordinator looks by itself: every fourth, and each of the last sixteen.
+    """Returns the answers in an order in which the last one opens the sum.
+
+    The coordinator would not check at that answer by itself: it checks at every fourth, and at each of the last
+    sixteen.
     """
     for seed in range(20):
         arriving = []
@@ -291,8 +292,8 @@ def unmasking_until_one_tells(collecting, said):
     raise AssertionError("no such order among twenty")
 
 
-def test_the_last_answer_that_comes_opens_the_sum_though_many_stay_silent():
-    """Nobody is looked at with every answer of a large cohort; who speaks last must not wait for the deadline."""
+def test_the_last_answer_opens_the_sum_though_many_stay_silent():
+    """A large cohort is not checked after every answer, and the last answer must not wait for the deadline."""
     fleet, said = large(FEW), []
 
     def hold_back(name, message):
@@ -310,7 +311,7 @@ def test_the_last_answer_that_comes_opens_the_sum_though_many_stay_silent():
         timers = [each for each in effects if isinstance(each, fx.SetTimer)]
         assert isinstance(state.phase, Aggregating)
     assert state.phase.protocol.enough
-    # The driver is asked to look soon, and looking closes the phase; a look for another phase does not.
+    # The driver is asked for a check soon, which closes the phase. A check for another phase does not.
     (timer,) = timers
     assert timer.timer == Look(1, "unmask")
     assert timer.seconds <= 2

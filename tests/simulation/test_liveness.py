@@ -1,4 +1,4 @@
-"""A job ends, or says why not: members that fail once, members at fault, members that cannot go on."""
+"""A job ends or says why not: members that fail once, members at fault, members that cannot go on."""
 
 import os
 import sys
@@ -40,7 +40,7 @@ def failing_once(fleet, name):
     fleet._trained = trained
 
 
-def test_one_training_that_failed_is_asked_again_in_the_next_round():
+def test_a_failed_training_is_asked_for_again_in_the_next_round():
     fleet = Fleet(3)
     failing_once(fleet, "m0")
     fleet.connect().run()
@@ -51,7 +51,7 @@ def test_one_training_that_failed_is_asked_again_in_the_next_round():
     assert ends[0].reason == Reason.REASON_TOO_FEW_READY
 
 
-def test_a_dealing_that_does_not_open_costs_an_attempt_and_not_the_job():
+def test_a_dealing_that_does_not_open_costs_the_attempt_but_not_the_job():
     fleet = Fleet(5)
     heard, done = fleet._heard, []
 
@@ -59,7 +59,7 @@ def test_a_dealing_that_does_not_open_costs_an_attempt_and_not_the_job():
         if name == "m4" and isinstance(getattr(message, "payload", None), secure_agg.Dealing) and not done:
             done.append(message)
             dealing = message.payload
-            # What is sealed is not under the dealer's signature: the server cannot see that it is rubbish.
+            # The dealer's signature does not cover the sealed content, so the server cannot see that it is garbage.
             shares = tuple(
                 share if share.receiver == "m4" else replace(share, sealed=b"x" * len(share.sealed))
                 for share in dealing.shares
@@ -77,7 +77,7 @@ def test_a_dealing_that_does_not_open_costs_an_attempt_and_not_the_job():
 
 @pytest.fixture
 def on_no_polynomial(monkeypatch):
-    """What m4 commits to and deals lies on no polynomial, so that what it shares cannot be rebuilt."""
+    """Makes m4 commit to and deal shares that are on no polynomial, so its secrets cannot be rebuilt."""
     share, advertise = sys.modules["secure_agg.member.share"], sys.modules["secure_agg.member.advertise"]
     deal_shares, deal_secret = share.deal_shares, share.deal_secret
 
@@ -99,39 +99,41 @@ def barred(fleet):
 @pytest.mark.parametrize(
     ("mechanism", "policy"),
     [
-        # What members get who write nothing, in a job with noise of their own, and in the ring.
+        # The default policy, in a job with noise of members' own, and with noise in the ring.
         (GaussianUpdate(noise_multiplier=1.0, clip=10), Policy()),
         (DistributedGaussian(noise_multiplier=1.0, clip=10, honest=2), Policy()),
-        # Without noise it takes members that let sums be subtracted.
+        # Without noise, only members that allow sums to be subtracted can go on.
         (NoMechanism(), Policy(mechanisms=("none",), allow_second_sum=True)),
     ],
     ids=lambda each: getattr(each, "name", ""),
 )
 @pytest.mark.usefixtures("on_no_polynomial")
-def test_a_dealer_that_commits_to_no_polynomial_is_left_out_of_the_next_attempt(mechanism, policy):
+def test_a_dealer_whose_shares_are_on_no_polynomial_is_left_out_next(mechanism, policy):
     fleet = Fleet(5, policy=policy, job=job_document(count=4).model_copy(update={"mechanism": mechanism}))
     fleet.connect().run()
     fleet.check()
     assert fleet.state.status is JobStatus.FINISHED
-    # The second sum of a round is the first one's less the dealer.
+    # The second sum of a round is the first one without the dealer.
     assert [(end.published, "m4" in end.survivors) for end in fleet.ends()] == [(False, True), (True, False)] * 3 + [
         (True, False)
     ]
-    # Three times is enough; it is not asked again in this job.
+    # After the third time it is not asked again in this job.
     assert barred(fleet) == ["m4"] * 3
 
 
 @pytest.mark.usefixtures("on_no_polynomial")
-def test_without_noise_one_such_dealer_ends_a_job_whose_members_keep_the_default_policy():
-    """The price of `policy_second_sum`, which docs/threat-model.md names: without the dealer the sum is one member
-    less, and the coordinator, that members do not trust, could have opened the first one.
+def test_without_noise_such_a_dealer_ends_a_job_with_default_policies():
+    """The price of `policy_second_sum`, as docs/threat-model.md says.
+
+    Without the dealer the sum has one member less, and the coordinator, whom members do not trust, could have opened
+    the first one.
     """
     fleet = Fleet(5).connect().run()
     assert (fleet.state.status, fleet.state.reason) == (JobStatus.PAUSED, Reason.REASON_ROUNDS_FAILING)
     assert fleet.state.version_number == 0
     refused = {count.fields["reason"] for count in fleet.counts if count.what == "refusal"}
     assert refused == {"policy_second_sum"}
-    # Nor does it go on without the dealer.
+    # It does not go on without the dealer either.
     fleet.cut("m4")
     fleet.run(hours=1)
     before = len(fleet.ends())
@@ -139,12 +141,12 @@ def test_without_noise_one_such_dealer_ends_a_job_whose_members_keep_the_default
     fleet.run()
     assert fleet.state.status is JobStatus.PAUSED
     assert len(fleet.ends()) > before
-    # Whatever was tried, they confirmed the sum with the dealer and no other.
+    # Whatever was tried, they confirmed only the sum with the dealer.
     assert {end.survivors for end in fleet.ends() if end.survivors} == {("m0", "m1", "m2", "m3", "m4")}
 
 
 def sealing_rubbish(fleet, dealer, victims):
-    """What the dealer seals for these opens as nothing; the coordinator cannot see it."""
+    """Makes the dealer seal garbage for these members. The coordinator cannot see it."""
     heard = fleet._heard
 
     def forged(name, message):
@@ -158,15 +160,15 @@ def sealing_rubbish(fleet, dealer, victims):
         return ev.Answered(name, AttemptMessage(message.attempt, replace(dealing, shares=shares)))
 
     fleet._heard = forged
-    # Whatever its own software would say to many attempts.
+    # The dealer joins every attempt, whatever its own software would say.
     member = fleet.members[dealer]
     member.environment = replace(member.environment, policy=PLAIN)
     return fleet
 
 
-# n - t + 1 victims, which are what it takes.
+# n - t + 1 victims, the number it takes to stop an attempt.
 @pytest.mark.parametrize(("members", "victims"), [(4, 2), (5, 2), (6, 3), (10, 4), (20, 8)])
-def test_a_dealer_that_seals_rubbish_for_as_many_as_stop_an_attempt_is_named_and_left_out(members, victims):
+def test_a_dealer_that_seals_garbage_for_enough_members_is_left_out(members, victims):
     dealer = f"m{members - 1}"
     fleet = sealing_rubbish(Fleet(members, job=job_document(count=4)), dealer, {f"m{each}" for each in range(victims)})
     fleet.connect().run()
@@ -185,14 +187,14 @@ def refused_a_dealing(message):
     return isinstance(payload, AttemptRefusal) and payload.reason == Reason.REASON_DEALINGS_CIPHERTEXT_INVALID
 
 
-def test_of_three_members_nobody_can_tell_the_dealer_from_who_complains():
-    """n_C is 1 and one victim stops the attempt: the word of one against the word of one."""
+def test_with_three_members_nobody_can_tell_the_dealer_from_its_accuser():
+    """n_C is 1 and one victim stops the attempt: it is one word against another."""
     fleet = sealing_rubbish(Fleet(3), "m2", {"m0"}).connect().run()
     assert fleet.state.reason == Reason.REASON_ROUNDS_FAILING
     assert barred(fleet) == []
 
 
-def test_who_is_waited_for_when_an_attempt_becomes_hopeless_is_not_late():
+def test_members_awaited_when_an_attempt_becomes_hopeless_are_not_late():
     fleet = sealing_rubbish(Fleet(5), "m4", {"m0", "m1"}).connect().run()
     first = fleet.ends()[0]
     assert (first.published, first.reason) == (False, Reason.REASON_THRESHOLD_LOST)
@@ -206,11 +208,11 @@ def test_who_is_waited_for_when_an_attempt_becomes_hopeless_is_not_late():
     assert "phase_deadline" not in {count.fields.get("reason") for count in fleet.counts}
 
 
-# ---- complaints of members that lie: what is said of m9, of which nothing is wrong --------------------------------
+# ---- false complaints about m9, which did nothing wrong ------------------------------------------------------------
 
 
 def masking(members=10):
-    """A cohort that is asked for its vectors: n_C is 2, and 4 may go."""
+    """A cohort of which vectors are requested: n_C is 2, and 4 may be lost."""
     fleet = Fleet(members, policy=PLAIN, job=job_document(max_attempts=3, max_failed_rounds=50)).connect()
     return until_masking(fleet)
 
@@ -234,17 +236,17 @@ def complain(fleet, *names, about="m9", reason=Reason.REASON_DEALINGS_SHARE_MISM
 @pytest.mark.parametrize(
     ("names", "about", "reason", "left_out"),
     [
-        # As many as are assumed corrupt have no honest member left out; of one more, one is honest.
+        # n_C members may all be corrupt, so they have nobody left out. Of one more, one is honest.
         (("m0", "m1"), "m9", Reason.REASON_DEALINGS_SHARE_MISMATCH, []),
         (("m0", "m1", "m2"), "m9", Reason.REASON_DEALINGS_SHARE_MISMATCH, ["m9"]),
         (("m0", "m1", "m2"), "m9", Reason.REASON_DEALINGS_CIPHERTEXT_INVALID, ["m9"]),
-        # One fault, however many say so.
+        # It is one fault, however many complain.
         (("m0", "m1", "m2", "m3"), "m9", Reason.REASON_DEALINGS_SHARE_MISMATCH, ["m9"]),
         (("m0", "m1", "m0", "m1", "m0"), "m9", Reason.REASON_DEALINGS_SHARE_MISMATCH, []),
         (("m9", "m0", "m1"), "m9", Reason.REASON_DEALINGS_SHARE_MISMATCH, []),
         (("m0", "m1", "m2", "m3"), "m77", Reason.REASON_DEALINGS_SHARE_MISMATCH, []),
         (("m0", "m1", "m2", "m3"), "", Reason.REASON_DEALINGS_SHARE_MISMATCH, []),
-        # Nothing that a dealer does to a receiver behind the coordinator's back.
+        # Reasons that the coordinator could see for itself.
         (("m0", "m1", "m2", "m3"), "m9", Reason.REASON_ROSTER_SIGNATURE_INVALID, []),
         (("m0", "m1", "m2", "m3"), "m9", Reason.REASON_DEALINGS_DUPLICATE, []),
     ],
@@ -259,7 +261,7 @@ def test_more_than_n_c_of_a_cohort_must_name_a_dealer(names, about, reason, left
     assert barred(fleet) == left_out
 
 
-def test_who_has_masked_with_a_dealer_cannot_say_that_it_dealt_rubbish():
+def test_a_member_that_masked_with_a_dealer_cannot_complain_about_it():
     fleet = masking()
     # Two have sent their vectors.
     fleet.run(lambda: len(fleet.state.phase.protocol.answers) == 2)
@@ -269,18 +271,18 @@ def test_who_has_masked_with_a_dealer_cannot_say_that_it_dealt_rubbish():
 
 
 def lose_the_attempt(fleet, *names):
-    """By refusals that name nobody."""
+    """Loses the attempt through refusals that name nobody."""
     complain(fleet, *names, about="", reason=Reason.REASON_INTERNAL)
     assert not fleet.ends()[-1].published
 
 
-def test_complaints_of_a_round_add_up_and_end_with_it():
+def test_complaints_add_up_in_a_round_and_end_with_it():
     fleet = masking()
     complain(fleet, "m0", "m1")
     lose_the_attempt(fleet, "m5", "m6")
     until_masking(fleet, attempt=2)
     assert fleet.state.round == 1
-    # The same two again are the same two.
+    # Each member counts once.
     complain(fleet, "m0", "m1")
     assert barred(fleet) == []
     complain(fleet, "m2")
@@ -294,7 +296,7 @@ def test_complaints_of_a_round_add_up_and_end_with_it():
     assert barred(later) == []
 
 
-def test_only_complaints_of_the_present_cohort_are_counted():
+def test_only_complaints_of_the_present_cohort_count():
     """n_C bounds the corrupt members of one cohort, not of all that were in one."""
     fleet = masking(11)
     complain(fleet, "m0", "m1")
@@ -318,7 +320,7 @@ def test_resuming_a_job_forgets_complaints_with_the_faults():
     assert barred(fleet) == []
 
 
-def test_members_whose_certificates_ran_out_are_not_drawn_for_ever():
+def test_members_with_expired_certificates_are_not_drawn_forever():
     fleet = Fleet(5)
     real = fleet.parameters.verify
 
@@ -335,7 +337,7 @@ def test_members_whose_certificates_ran_out_are_not_drawn_for_ever():
 
 
 def losing_confirmations(fleet, attempts):
-    """Two of five confirmations are lost in so many attempts: everybody signed, and the sum stays closed."""
+    """Loses two of five confirmations in this many attempts: everybody signed, and the sum stays closed."""
     fleet.lose = lambda name, message: (
         fleet.state.attempt <= attempts
         and name in ("m0", "m1")
@@ -344,11 +346,11 @@ def losing_confirmations(fleet, attempts):
     return fleet
 
 
-def test_a_confirmed_sum_is_tried_again_with_the_same_members_and_vectors():
+def test_a_confirmed_sum_is_retried_with_the_same_members_and_vectors():
     fleet = losing_confirmations(Fleet(6), 3)
     fleet.cut("m5")
     fleet.connect("m0", "m1", "m2", "m3", "m4").run(lambda: bool(fleet.ends()))
-    # Another member is here from now on, and would fit.
+    # Another member is connected from now on, and could take part.
     fleet.connect("m5").run()
     fleet.check()
     assert fleet.state.status is JobStatus.FINISHED
@@ -361,7 +363,7 @@ def test_a_confirmed_sum_is_tried_again_with_the_same_members_and_vectors():
 
 
 def test_a_retry_that_loses_a_member_does_not_replace_the_confirmed_sum():
-    """Its members would refuse the shorter list, and would be asked for it ever after."""
+    """Its members would refuse the shorter list, and would be asked for it in every later attempt."""
     fleet = losing_confirmations(Fleet(5, job=job_document(max_attempts=10, max_missed_deadlines=10)), 1)
     confirmations, lost = fleet.lose, []
 
@@ -392,7 +394,7 @@ def test_a_restarted_coordinator_knows_which_members_confirmed_a_sum():
     assert not [count for count in fleet.counts if count.what == "refusal"]
 
 
-def test_members_that_were_in_no_confirmed_sum_go_on_without_those_that_were():
+def test_members_in_no_confirmed_sum_go_on_without_the_others():
     fleet = losing_confirmations(Fleet(9, job=job_document(count=2)), 1)
     fleet.connect("m0", "m1", "m2", "m3", "m4").run(lambda: bool(fleet.ends()))
     fleet.kill("m4")
@@ -401,11 +403,11 @@ def test_members_that_were_in_no_confirmed_sum_go_on_without_those_that_were():
     assert fleet.state.status is JobStatus.FINISHED
     published = [end for end in fleet.ends() if end.published]
     assert set(published[0].survivors) == {"m5", "m6", "m7", "m8"}
-    # The next version is everybody's again.
+    # All members may be in the next version.
     assert set(published[1].survivors) == {f"m{number}" for number in range(9)} - {"m4"}
 
 
-def test_a_member_with_another_update_says_so_before_others_mask_for_it():
+def test_a_member_with_another_update_declines_before_others_mask_for_it():
     fleet = Fleet(5, job=job_document(min_members=4))
     sent = (Sent(AttemptId("questions", 0, 1), fleet.job.weights, bytes(32), update=bytes(32)),)
     for name in ("m0", "m1"):
@@ -417,10 +419,10 @@ def test_a_member_with_another_update_says_so_before_others_mask_for_it():
     assert all(not member.opened for member in fleet.members.values())
 
 
-def test_what_cannot_even_be_judged_costs_its_sender_the_attempt_and_nobody_else():
+def test_a_message_that_breaks_the_machine_costs_only_its_sender():
     fleet = Fleet(5)
     fleet.connect().run(lambda: bool(getattr(fleet.state.phase, "cohort", ())))
-    fleet._coordinator(ev.Misbehaved("m2", "its Answered could not be worked out"))
+    fleet._coordinator(ev.Misbehaved("m2", "its Answered could not be processed"))
     fleet.run()
     fleet.check()
     assert fleet.state.status is JobStatus.FINISHED
@@ -429,7 +431,7 @@ def test_what_cannot_even_be_judged_costs_its_sender_the_attempt_and_nobody_else
     ]
 
 
-def test_resuming_a_job_that_has_all_its_versions_finishes_it():
+def test_resuming_a_job_that_has_all_versions_finishes_it():
     fleet = Fleet(3).connect().run()
     paused = replace(fleet.state, status=JobStatus.PAUSED, reason=Reason.REASON_JOB_PAUSED)
     state, effects = transition(paused, ev.Resume(), 0)
@@ -438,7 +440,7 @@ def test_resuming_a_job_that_has_all_its_versions_finishes_it():
     assert not any(isinstance(record, fx.OpenRound) for record in records)
 
 
-def test_a_ready_that_was_lost_is_asked_for_again():
+def test_a_lost_ready_is_asked_for_again():
     fleet = Fleet(3, job=job_document(count=1))
     lost = []
 
@@ -455,18 +457,18 @@ def test_a_ready_that_was_lost_is_asked_for_again():
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_chaos(seed):
+def test_chaos_ends_in_a_finished_job(seed):
     chaos(seed)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(12, 400))
-def test_chaos_at_length(seed):
+def test_longer_chaos_ends_in_a_finished_job(seed):
     chaos(seed)
 
 
 def chaos(seed):
-    """Kills, broken connections, coordinator crashes, pauses, lost messages; and then quiet. The job must end."""
+    """Kills, broken connections, coordinator crashes, pauses and lost messages, then quiet. The job must finish."""
     random = __import__("random").Random(seed)
     job = job_document(count=random.choice([2, 4]), max_attempts=random.choice([1, 3]), max_failed_rounds=1000)
     fleet = Fleet(random.choice([3, 4, 5, 6, 8]), seed=seed, policy=replace_cap(), job=job)
@@ -510,12 +512,12 @@ def chaos(seed):
 
 
 def replace_cap():
-    """The rule on sums of one version would stop a job that fails this often; it has tests of its own."""
+    """Allows second sums: the rule against them, tested elsewhere, would stop a job that fails this often."""
     return Policy(mechanisms=("none",), allow_second_sum=True)
 
 
 def outlasting(action):
-    """Survives a crash of the coordinator: it is not one of its timers."""
+    """Makes an action survive a crash of the coordinator, because it is not one of its timers."""
 
     def wrapped():
         action()
@@ -539,7 +541,7 @@ def test_a_member_that_sits_the_job_out_hears_of_its_end():
     fleet.connect().run(lambda: fleet.state.status is JobStatus.FINISHED)
     fleet.run(hours=1)
     assert fleet.members["m0"].over == [Reason.REASON_JOB_FINISHED]
-    # It was asked anew each round: a limit by month opens again.
+    # It was asked anew each round, because a monthly limit opens again.
     declined = [message for message in fleet.members["m0"].said if isinstance(message, Decline)]
     assert [message.round for message in declined] == [1, 2, 3]
 
@@ -548,7 +550,7 @@ def test_a_member_that_sits_the_job_out_hears_of_its_end():
 
 
 def silent(fleet, *names, while_=lambda fleet: True):
-    """These train and advertise, and send nothing after that."""
+    """These members train and advertise, and send nothing after that."""
 
     def lose(name, message):
         payload = getattr(message, "payload", None)
@@ -574,18 +576,18 @@ def late(fleet):
 
 
 def test_one_silent_member_of_four_does_not_stop_cohorts_of_three():
-    """m0 is ready first each time: among three of four it is in every cohort unless it is left out."""
+    """m0 is always ready first, so with cohorts of three it is in each unless it is left out."""
     fleet = silent(Fleet(4, job=job_document(target_members=3, count=10)), "m0")
     fleet.connect().run()
     fleet.check()
     assert fleet.state.status is JobStatus.FINISHED
     assert fleet.state.failed_rounds == 0
-    # One lost attempt: from then on members without a missed deadline come first.
+    # One attempt is lost. From then on, members without a missed deadline come first.
     assert [end.published for end in fleet.ends()] == [False, *[True] * 10]
     assert all("m0" not in end.survivors for end in fleet.ends())
 
 
-def test_of_four_members_one_silent_costs_the_deadline_in_few_rounds():
+def test_one_silent_member_of_four_costs_the_deadline_in_few_rounds():
     fleet = silent(Fleet(4, job=job_document(count=40)), "m3")
     fleet.connect().run()
     fleet.check()
@@ -607,14 +609,14 @@ def _number(attempt):
     return int(attempt.rsplit(".", 1)[1])
 
 
-def test_without_the_limit_a_silent_member_costs_the_deadline_in_every_round():
-    """The negative: what the limit is for."""
+def test_without_the_limit_a_silent_member_costs_every_round_its_deadline():
+    """The counterexample: what the limit is for."""
     fleet = silent(Fleet(4, job=job_document(count=20, max_missed_deadlines=1000)), "m3")
     fleet.connect().run()
     assert len(late(fleet)) == 20
 
 
-def test_three_members_of_which_one_is_silent_stop_with_its_name():
+def test_a_job_stopped_by_one_silent_member_of_three_names_it():
     fleet = silent(Fleet(3), "m2").connect().run()
     fleet.check()
     assert (fleet.state.status, fleet.state.reason) == (JobStatus.PAUSED, Reason.REASON_ROUNDS_FAILING)
@@ -633,7 +635,7 @@ def test_a_member_that_never_gets_ready_costs_the_window_in_few_rounds():
     assert len(missed) == 7
 
 
-def test_an_honest_member_comes_back_by_itself_once_its_line_is_good():
+def test_an_honest_member_returns_by_itself_once_its_line_is_good():
     fleet = silent(Fleet(4, job=job_document(count=30)), "m3", while_=lambda fleet: fleet.state.round <= 5)
     fleet.connect().run()
     fleet.check()
@@ -659,7 +661,7 @@ def test_a_member_that_restarts_in_every_attempt_is_left_out():
     assert len(left_out(fleet)) == 6
 
 
-def test_who_is_left_out_counts_again_as_soon_as_the_others_are_too_few():
+def test_a_left_out_member_counts_again_once_the_others_are_too_few():
     fleet = silent(Fleet(4, job=job_document(count=8)), "m3", while_=lambda fleet: fleet.state.round <= 2)
     fleet.connect().run(lambda: fleet.state.round == 3)
     assert "m3" not in fleet.state.available
@@ -707,43 +709,43 @@ def declining(fleet, *names, reason=Reason.REASON_TRAINING_DIVERGED, from_round=
         Reason.REASON_BUNDLE_UNSUITABLE,
         Reason.REASON_BUDGET_SPENT,
         Reason.REASON_POLICY_MECHANISM,
-        # Asked again in every round, until all retries failed.
+        # Asked again in every round until all retries have failed.
         Reason.REASON_TRAINING_FAILED,
     ],
 )
-def test_a_job_that_too_many_members_declined_for_good_ends_and_says_so(names, reason):
+def test_a_job_declined_for_good_by_too_many_pauses_and_says_why(names, reason):
     fleet = declining(Fleet(3), *names, reason=reason, from_round=3)
     fleet.connect().run(hours=6)
     fleet.check()
     assert (fleet.state.status, fleet.state.reason) == (JobStatus.PAUSED, Reason.REASON_MEMBERS_DECLINED)
     assert fleet.state.version_number == 2
-    # Also those who would have gone on are told.
+    # Members that were willing to go on are told too.
     assert all(member.over[-1] == Reason.REASON_MEMBERS_DECLINED for member in fleet.members.values())
     assert "m0 declined: it has its reasons" in waiting(fleet.state)
 
 
-def test_declines_that_may_pass_do_not_end_a_job_that_way():
+def test_declines_that_may_pass_are_not_members_declined():
     fleet = declining(Fleet(3), "m0", reason=Reason.REASON_POLICY_CONDITIONS).connect().run(hours=6)
     assert fleet.state.reason == Reason.REASON_ROUNDS_FAILING
 
 
-def test_a_job_waits_for_members_that_were_never_here_and_says_for_how_many():
+def test_a_job_waits_for_members_that_never_came_and_says_how_many():
     fleet = declining(Fleet(3), "m0", reason=Reason.REASON_POLICY_MECHANISM)
     fleet.connect("m0", "m1").run(hours=6)
     assert fleet.state.status is JobStatus.RUNNING
-    assert waiting(fleet.state) == "1 of the 3 members needed are here; m0 declined: it has its reasons"
+    assert waiting(fleet.state) == "1 of the 3 members needed are available; m0 declined: it has its reasons"
 
 
-def test_others_are_enough_where_one_declined_for_good():
+def test_a_job_goes_on_if_the_others_are_enough():
     fleet = declining(Fleet(4), "m0", reason=Reason.REASON_POLICY_MECHANISM).connect().run()
     assert fleet.state.status is JobStatus.FINISHED
 
 
-def test_such_a_job_goes_on_by_itself_when_enough_members_are_back():
+def test_a_declined_job_resumes_by_itself_once_enough_members_are_back():
     fleet = declining(Fleet(3), "m0", reason=Reason.REASON_POLICY_MECHANISM)
     fleet.connect().run(lambda: fleet.state.status is JobStatus.PAUSED)
     assert fleet.state.reason == Reason.REASON_MEMBERS_DECLINED
-    # Another process of the same member, with another policy.
+    # A new process of the same member, with another policy.
     fleet._trained = Fleet._trained.__get__(fleet)
     fleet.kill("m0")
     fleet.run(hours=1)
@@ -753,7 +755,7 @@ def test_such_a_job_goes_on_by_itself_when_enough_members_are_back():
     assert fleet.state.status is JobStatus.FINISHED
 
 
-def test_resuming_such_a_job_asks_again_who_had_spent_its_budget():
+def test_resuming_a_declined_job_asks_members_with_a_spent_budget_again():
     fleet = declining(Fleet(3), "m0", reason=Reason.REASON_BUDGET_SPENT)
     fleet.connect().run(lambda: fleet.state.status is JobStatus.PAUSED)
     fleet._trained = Fleet._trained.__get__(fleet)

@@ -1,7 +1,7 @@
-"""A coordinator that lies to one member, which refuses, says why, and shows nothing; the others' sum still opens.
+"""A coordinator lies to one member, which refuses, says why, and reveals nothing; the others' sum still opens.
 
-The lies of the aggregation protocol itself are in tests/unit/secure_agg; these are about what stands around it: which
-update, under which numbers, how often.
+Lies within the aggregation protocol are tested in tests/unit/secure_agg. Here the lies are about which update goes
+into an attempt, under which numbers, and how often.
 """
 
 from dataclasses import replace
@@ -45,7 +45,7 @@ def said(fleet, kind, name=VICTIM):
 
 
 def bent(kind, change, *, attempt=None):
-    """A coordinator that changes the payload of one kind for the victim."""
+    """A coordinator that changes one kind of payload for the victim."""
 
     def bend(name, message):
         payload = getattr(message, "payload", None)
@@ -65,14 +65,14 @@ def bent(kind, change, *, attempt=None):
         ({"values": 3}, Reason.REASON_CONTEXT_UNEXPECTED),
         ({"bits": 16}, Reason.REASON_CONTEXT_UNEXPECTED),
         ({"round": 9}, Reason.REASON_CONTEXT_UNEXPECTED),
-        # n sets the scales: another n is another application digest.
+        # n sets the scales, so another n gives another application digest.
         ({"cohort": 4, "threshold": 3}, Reason.REASON_CONTEXT_UNEXPECTED),
         ({"assumed_corrupt": 0}, Reason.REASON_CONTEXT_UNEXPECTED),
         ({"threshold": 3, "assumed_corrupt": 0}, Reason.REASON_CONTEXT_UNEXPECTED),
     ],
     ids=str,
 )
-def test_an_attempt_under_other_numbers_is_refused_before_a_key_is_shown(change, reason):
+def test_an_attempt_with_other_numbers_is_refused_before_a_key_is_shown(change, reason):
     fleet = Fleet(5)
     fleet.bend = bent(AttemptOpened, lambda opened: AttemptOpened(replace(opened.context, **change)))
     fleet.connect().run(lambda: fleet.state.version_number == 1)
@@ -81,11 +81,11 @@ def test_an_attempt_under_other_numbers_is_refused_before_a_key_is_shown(change,
     assert said(fleet, secure_agg.Advertisement) == []
     assert fleet.members[VICTIM].opened == []
     assert fleet.members[VICTIM].joined == []
-    # The four others are enough.
+    # The other four are enough.
     assert fleet.state.version_number == 1
 
 
-def test_a_job_document_that_is_another_for_one_member_ends_in_a_refusal():
+def test_a_different_job_document_for_one_member_is_refused():
     fleet = Fleet(5)
     fleet.connect()
     other = job_document().model_copy(update={"seed": 1})
@@ -106,7 +106,7 @@ def test_a_job_document_that_is_another_for_one_member_ends_in_a_refusal():
     assert victim.opened == []
 
 
-def test_an_attempt_that_is_not_above_every_earlier_one_is_a_replay():
+def test_an_attempt_number_not_above_every_earlier_one_is_a_replay():
     fleet = Fleet(5, job=job_document(count=2))
     opened = []
 
@@ -123,7 +123,7 @@ def test_an_attempt_that_is_not_above_every_earlier_one_is_a_replay():
     assert fleet.members[VICTIM].joined == [AttemptId("questions", 1, 1)]
 
 
-def test_the_journal_makes_a_replay_known_to_the_next_process():
+def test_the_journal_reveals_a_replay_to_the_next_process():
     fleet = Fleet(5)
     fleet.connect().run(lambda: fleet.state.version_number == 1)
     victim = fleet.members[VICTIM]
@@ -175,7 +175,7 @@ SECOND = {
 
 
 @pytest.mark.parametrize("kind", SECOND, ids=lambda kind: kind.__name__)
-def test_the_same_message_again_is_answered_alike_and_another_one_is_refused(kind):
+def test_a_repeated_message_is_answered_and_a_changed_one_is_refused(kind):
     reason, change = SECOND[kind]
     fleet = Fleet(5)
     seen = []
@@ -209,7 +209,7 @@ def test_the_same_message_again_is_answered_alike_and_another_one_is_refused(kin
     [secure_agg.Roster(()), secure_agg.Survivors(("m0",)), secure_agg.Confirmations(())],
     ids=lambda payload: type(payload).__name__,
 )
-def test_messages_of_an_attempt_that_this_process_is_not_in_are_refused(payload):
+def test_messages_of_an_attempt_this_process_did_not_join_are_refused(payload):
     fleet = Fleet(5).connect()
     fleet.tell(VICTIM, states.Received(AttemptMessage(AttemptId("questions", 1, 1), payload)))
     assert refusals(fleet) == [Reason.REASON_MEMBER_RESTARTED]
@@ -222,7 +222,7 @@ def test_a_message_out_of_turn_is_refused():
     assert refusals(fleet) == [Reason.REASON_MESSAGE_NOT_EXPECTED]
 
 
-def test_after_a_refusal_the_rest_of_the_round_is_sat_out_and_the_next_one_is_not():
+def test_after_a_refusal_a_member_sits_out_only_the_rest_of_the_round():
     fleet = Fleet(5, job=job_document(count=2))
     attempts = []
 
@@ -255,8 +255,8 @@ def test_a_cohort_of_two_needs_both_exceptions():
     assert willing.state.status is JobStatus.FINISHED
 
 
-def test_an_attempt_that_guarantees_fewer_honest_shares_of_noise_is_refused():
-    """h is what the noise was accounted for: a coordinator that claims more corrupt members lowers it."""
+def test_an_attempt_with_fewer_honest_noise_shares_is_refused():
+    """The noise was accounted for h members, and a coordinator that claims more corrupt members lowers h."""
     ring = DistributedGaussian(noise_multiplier=50.0, honest=3)
     fleet = Fleet(
         5, policy=Policy(min_honest=2), job=job_document(target_members=5).model_copy(update={"mechanism": ring})
@@ -273,7 +273,7 @@ def pins_of(*names):
     return {name: fingerprint(key_of(TestIdentity(name).certificate)).hex() for name in names}
 
 
-def test_a_roster_with_more_unpinned_members_than_are_assumed_corrupt_is_refused_before_anything_is_dealt():
+def test_a_roster_with_more_than_n_c_unpinned_members_is_refused():
     fleet = Fleet(5)
     strict = fleet.members[VICTIM]
     policy = Policy(mechanisms=("none",), peers=pins_of("m1", "m2"))
@@ -284,7 +284,7 @@ def test_a_roster_with_more_unpinned_members_than_are_assumed_corrupt_is_refused
     assert strict.opened == []
 
 
-def test_a_roster_of_pinned_peers_and_as_many_others_as_are_assumed_corrupt_is_taken_part_in():
+def test_a_roster_of_pinned_peers_and_n_c_others_is_accepted():
     fleet = Fleet(5)
     strict = fleet.members[VICTIM]
     policy = Policy(mechanisms=("none",), peers=pins_of("m1", "m2", "m3"))
@@ -298,7 +298,7 @@ def test_a_roster_of_pinned_peers_and_as_many_others_as_are_assumed_corrupt_is_t
 
 
 def test_a_second_update_for_a_version_is_refused_before_a_key_is_shown():
-    """The coordinator opens it without asking who is ready; honest ones are told so when they assign the round."""
+    """The coordinator opens it without asking who is ready. An honest one hears of this when it assigns the round."""
     fleet = Fleet(5)
 
     def spend(name, message):
@@ -312,15 +312,15 @@ def test_a_second_update_for_a_version_is_refused_before_a_key_is_shown():
     fleet.connect().run(lambda: bool(fleet.ends()))
     assert refusals(fleet) == [Reason.REASON_POLICY_SECOND_SUM]
     assert said(fleet, secure_agg.Advertisement) == []
-    # It was not waited for, and nobody's vector was lost over it.
+    # Nobody waited for it, and nobody lost a vector over it.
     assert fleet.ends()[0].published
 
 
-# ---- what is left of an attempt that is left ------------------------------------------------------------------------
+# ---- secrets of an attempt that was left ----------------------------------------------------------------------------
 
 
 def secrets_of(stage):
-    """Everything secret that a member's state holds, whatever its type."""
+    """Every secret in a member's state, of whatever type."""
     found = [getattr(stage, name) for name in ("_masking", "_sealing", "_seed") if hasattr(stage, name)]
     held = [*getattr(stage, "_held", {}).values(), *getattr(stage, "_own_shares", {}).values()]
     return [*found, *(each.masking for each in held), *(each.seed for each in held)]
@@ -365,12 +365,12 @@ def test_secrets_of_an_attempt_are_overwritten_however_it_is_left(stage, way):
     assert not any(readable(each) for each in secrets_of(phase.stage))
 
 
-def test_a_vector_that_is_masked_after_its_attempt_was_left_leaves_no_shares_behind():
+def test_a_vector_masked_after_its_attempt_was_left_leaves_no_shares():
     fleet = Fleet(5).connect()
     member = fleet.members[VICTIM]
     fleet.run(lambda: isinstance(getattr(member.state.phase("questions"), "stage", None), secure_agg.AwaitingSurvivors))
     phase = member.state.phase("questions")
-    # As the thread that masks has it: a copy of what the machine left before it heard of it.
+    # The masking thread holds a copy of what the machine had before it heard of the end.
     kept = {name: HeldShares(Secret(b"m" * 33), Secret(b"s" * 33)) for name in phase.stage._held}
     late = replace(phase.stage, _held=kept)
     fleet.tell(VICTIM, states.Received(AttemptMessage(phase.attempt, AttemptEnded(False, Reason.REASON_CANCELLED))))
@@ -378,8 +378,8 @@ def test_a_vector_that_is_masked_after_its_attempt_was_left_leaves_no_shares_beh
     assert not any(readable(each) for each in secrets_of(late))
 
 
-def test_what_a_policy_stops_half_way_through_a_message_is_overwritten_too(monkeypatch):
-    """The next state is made already when the policy looks at the roster, and when the vector is counted."""
+def test_secrets_made_before_a_policy_refuses_are_overwritten_too(monkeypatch):
+    """The next state exists already when the policy checks the roster, and when the vector is counted."""
     made = []
     for kind, method in ((secure_agg.AwaitingRoster, "on_roster"), (secure_agg.AwaitingDealings, "on_dealings")):
         real = getattr(kind, method)

@@ -1,4 +1,4 @@
-"""A job with a server optimiser in one thread: whenever the coordinator crashes, versions are of the opened sums."""
+"""A job with a server optimiser, in one thread: whenever the coordinator crashes, versions follow from opened sums."""
 
 import hashlib
 
@@ -28,7 +28,7 @@ def a_fleet(server, seed, groups=None):
 
 
 def check_versions(fleet):
-    """Every published version and state, made again from what was opened for it."""
+    """Computes every published version and state again from what was opened for it. Returns their number."""
     base, before = np.zeros(VALUES, np.float32), None
     published = [record for record in fleet.records if isinstance(record, fx.PublishVersion)]
     ended = {record.version: record for record in fleet.ends() if record.published}
@@ -58,7 +58,7 @@ def check_versions(fleet):
 
 @pytest.mark.parametrize("name", SERVERS)
 @pytest.mark.parametrize("groups", [None, 3], ids=["one-sum", "groups"])
-def test_every_version_is_that_of_what_was_opened(name, groups):
+def test_every_version_follows_from_what_was_opened(name, groups):
     fleet = a_fleet(SERVERS[name], 0, groups).run()
     assert fleet.state.status is JobStatus.FINISHED
     assert check_versions(fleet) == fleet.job.rounds.count
@@ -67,7 +67,7 @@ def test_every_version_is_that_of_what_was_opened(name, groups):
 @pytest.mark.parametrize("seed", range(8))
 def test_crashes_at_any_moment_lose_no_state(seed):
     fleet = a_fleet(SERVERS["fedadam"], seed)
-    # A round takes a second and some; a publish DELAY_MS of that.
+    # A round takes a little more than a second, of which publishing takes DELAY_MS.
     for at in sorted(np.random.default_rng(seed).integers(200, 9000, 5)):
         fleet.at(int(at), fleet.crash_coordinator)
     fleet.run()
@@ -79,7 +79,7 @@ def test_crashes_at_any_moment_lose_no_state(seed):
     )
 
 
-def test_a_crash_between_the_sum_and_the_version_makes_the_round_again_from_the_same_state():
+def test_a_crash_before_the_version_repeats_the_round_from_the_same_state():
     fleet = a_fleet(SERVERS["fedadam"], 0)
     crashed = []
     compute = fleet._compute
@@ -88,7 +88,7 @@ def test_a_crash_between_the_sum_and_the_version_makes_the_round_again_from_the_
         compute(effect)
         if fleet.state.version_number == 2 and not crashed:
             crashed.append(effect.attempt)
-            # Before the event that says it is computed, which the crash forgets.
+            # Before the event that it is computed, which the crash forgets.
             fleet.at(0, fleet.crash_coordinator)
 
     fleet._compute = computes_and_dies

@@ -1,6 +1,4 @@
-"""Writes the next migration: `python -m coordinator.storage.migrations "what changes"`. For developers of
-Tacit.
-"""
+"""Writes the next migration: `python -m coordinator.storage.migrations "what changes"`. For developers of Tacit."""
 
 import sys
 
@@ -11,10 +9,10 @@ from coordinator.storage.database import scripts
 
 
 def main() -> None:
-    """Compares the models with what the migrations so far build, in memory, and writes the difference."""
+    """Compares the models with the schema that the migrations build in memory, and writes the difference."""
     message = " ".join(sys.argv[1:])
     if not message:
-        sys.exit('say what changes: python -m coordinator.storage.migrations "what changes"')
+        sys.exit('name the change: python -m coordinator.storage.migrations "what changes"')
     config, directory = scripts()
     number = len(list(directory.walk_revisions())) + 1
     with create_engine("sqlite://").begin() as connection:

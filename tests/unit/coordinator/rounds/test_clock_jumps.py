@@ -1,4 +1,4 @@
-"""A coordinator's clock that is set while rounds go on: figures and windows stay what they can be."""
+"""Setting the coordinator's clock during rounds makes no figure and no training window impossible."""
 
 import pytest
 
@@ -11,7 +11,7 @@ HOUR_MS = 3_600_000
 
 
 class Jumping(Fleet):
-    """A fleet whose coordinator's clock is off by `jump_ms` from the `after`th event on."""
+    """A fleet whose coordinator's clock jumps by `jump_ms` after `after` events."""
 
     def __init__(self, jump_ms, after):
         self.jump_ms, self.after, self.windows = jump_ms, after, []
@@ -30,9 +30,9 @@ class Jumping(Fleet):
 
 
 @pytest.mark.parametrize("jump_ms", [-HOUR_MS, HOUR_MS], ids=["back", "ahead"])
-# Before anyone is there, while members train, and in phases of the first attempt.
+# Before anyone connects, while members train, and in phases of the first attempt.
 @pytest.mark.parametrize("after", [1, 4, 8, 12, 16, 20])
-def test_rounds_go_on_and_no_figure_is_below_nothing(jump_ms, after):
+def test_a_clock_jump_stops_no_round_and_makes_no_figure_negative(jump_ms, after):
     fleet = Jumping(jump_ms, after).connect().run()
     assert fleet.state.version_number == fleet.job.rounds.count
     phases = [count.fields["seconds"] for count in fleet.counts if count.what == "phase"]

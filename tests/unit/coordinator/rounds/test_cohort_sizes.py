@@ -1,4 +1,4 @@
-"""An attempt is opened only over a cohort whose promise the job's noise can count on."""
+"""An attempt opens only over a cohort with as many honest members as the job's noise counts on."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from tacit.mechanism import DistributedGaussian
 from tacit.reason import Reason
 from tests.support.fleet import FEDERATION, job_document
 
-# h falls by one somewhere above the first sparse cohort, and rises again.
+# h falls by one for some sizes above the first sparse cohort, and rises again.
 COUNTED = promise_of(job_document(min_members=201, target_members=1000), 201).honest
 
 
@@ -23,7 +23,7 @@ def noisy(**rounds):
     return JobDocument.model_validate(job)
 
 
-def test_a_size_whose_sum_holds_too_few_honest_inputs_is_made_smaller():
+def test_a_cohort_with_too_few_honest_inputs_is_made_smaller():
     job = noisy(min_members=201, target_members=1000)
     weak = [size for size in range(201, 300) if promise_of(job, size).honest < COUNTED]
     assert weak
@@ -32,13 +32,13 @@ def test_a_size_whose_sum_holds_too_few_honest_inputs_is_made_smaller():
         assert most == size if size not in weak else most < size
         assert promise_of(job, most).honest >= COUNTED
     assert largest_cohort(job, 1000) == 1000
-    # The same sizes do for any other mechanism.
+    # Any other mechanism takes these sizes as they are.
     plain = job_document(min_members=201, target_members=1000)
     assert [largest_cohort(plain, size) for size in weak] == weak
 
 
 @pytest.mark.parametrize("ready", [209, 210, 219])
-def test_an_attempt_is_opened_over_that_many_of_those_who_are_ready(ready):
+def test_an_attempt_opens_over_the_largest_cohort_that_fits(ready):
     job = noisy(min_members=201, target_members=1000)
     parameters = Parameters(job, job.digest(), FEDERATION, lambda *_: "", lambda _: b"")
     state = JobState(parameters, JobStatus.RUNNING, Reason.REASON_UNSPECIFIED, 0, False, 0, 0, 0, 0, job.weights)

@@ -1,4 +1,4 @@
-"""The driver when something of ours fails: the job pauses and says so, and never lies deaf."""
+"""When something of ours fails, the driver pauses the job, says so, and keeps taking events."""
 
 import asyncio
 import errno
@@ -24,7 +24,7 @@ from tests.support.sum_fleet import FEDERATION, SeededRandom, TestIdentity, key_
 
 
 class Sent(list):
-    """What members were sent, and a way to wait for it."""
+    """Records what members were sent, and waits for it."""
 
     def __init__(self):
         super().__init__()
@@ -82,10 +82,10 @@ def opened(sent):
     return [each for each in sent if isinstance(getattr(each[1], "payload", None), AttemptOpened)]
 
 
-def test_a_database_that_fails_pauses_the_job_tells_the_members_and_can_be_resumed(tmp_path):
+def test_a_failing_database_pauses_the_job_until_it_is_resumed(tmp_path):
     async def run():
         driver, database, sent = await started(tmp_path)
-        # The attempt cannot be stored, nor, twice, that the job is paused.
+        # One failure for storing the attempt, and two for storing the pause.
         database.failures = 3
         ready(driver, "m0", "m1", "m2")
         await sent.until(lambda: any(isinstance(message, JobEnded) for _, message in sent))
@@ -102,13 +102,13 @@ def test_a_database_that_fails_pauses_the_job_tells_the_members_and_can_be_resum
     asyncio.run(run())
 
 
-def test_a_message_that_breaks_our_own_code_costs_its_sender_and_nobody_else(tmp_path):
+def test_a_message_that_breaks_our_code_costs_only_its_sender(tmp_path):
     async def run():
         driver, database, sent = await started(tmp_path)
         ready(driver, "m0", "m1", "m2")
         await sent.until(lambda: len(opened(sent)) == 3)
         attempt = opened(sent)[0][1].attempt
-        # No protobuf message can be this; it stands for a mistake of ours that somebody finds.
+        # No protobuf message is like this. It stands for a bug of ours that somebody finds.
         await driver.carry_out(ev.Answered("m1", AttemptMessage(attempt, BreaksWhatLooksAtIt())))
         assert driver.state.status is JobStatus.RUNNING
         assert driver.state.members["m1"].faults == 1
@@ -119,7 +119,7 @@ def test_a_message_that_breaks_our_own_code_costs_its_sender_and_nobody_else(tmp
 
 
 class Slow:
-    """A `verify` that does not come back before it is let go."""
+    """A `verify` that blocks until it is released."""
 
     def __init__(self):
         self.asked, self.go = threading.Event(), threading.Event()
@@ -134,7 +134,7 @@ class Slow:
 
 
 async def advertising(tmp_path, slow):
-    """A driver that waits for three advertisements, and those."""
+    """A driver that waits for three advertisements, and the advertisements."""
     driver, database, sent = await started(tmp_path, slow.verify)
     ready(driver, "m0", "m1", "m2")
     await sent.until(lambda: len(opened(sent)) == 3)
@@ -145,7 +145,7 @@ async def advertising(tmp_path, slow):
     return driver, database, sent, said
 
 
-def test_while_signatures_are_checked_other_jobs_and_whoever_asks_are_answered(tmp_path):
+def test_other_jobs_and_the_operator_get_answers_during_signature_checks(tmp_path):
     async def run():
         slow = Slow()
         driver, database, sent, said = await advertising(tmp_path / "one", slow)
@@ -154,7 +154,7 @@ def test_while_signatures_are_checked_other_jobs_and_whoever_asks_are_answered(t
         for name in ("m2", "m0", "m1"):
             driver.post(said[name])
         assert await asyncio.to_thread(slow.asked.wait, 20)
-        # The loop is free: another job takes an event to its end, and this one says where it stands.
+        # The loop is free: another job handles an event, and this one tells its state.
         await beside.carry_out(ev.Connected("m9", b"process m9"))
         assert "m9" in beside.state.members
         assert driver.state is before
@@ -162,7 +162,7 @@ def test_while_signatures_are_checked_other_jobs_and_whoever_asks_are_answered(t
         slow.go.set()
         rosters = lambda: [each for each in sent if isinstance(getattr(each[1], "payload", None), secure_agg.Roster)]  # noqa: E731
         await sent.until(lambda: len(rosters()) == 3)
-        assert slow.members == ["m2", "m0", "m1"], "events are worked out in the order in which they came"
+        assert slow.members == ["m2", "m0", "m1"], "events are handled in the order in which they came"
         for each, closed in ((driver, database), (beside, other_database)):
             await each.stop()
             closed.real.close()
@@ -172,7 +172,7 @@ def test_while_signatures_are_checked_other_jobs_and_whoever_asks_are_answered(t
     asyncio.run(run())
 
 
-def test_a_driver_that_is_stopped_while_signatures_are_checked_takes_nothing_of_them(tmp_path):
+def test_a_driver_stopped_during_signature_checks_ignores_their_result(tmp_path):
     async def run():
         slow = Slow()
         driver, database, sent, said = await advertising(tmp_path, slow)
@@ -182,7 +182,7 @@ def test_a_driver_that_is_stopped_while_signatures_are_checked_takes_nothing_of_
         async with asyncio.timeout(20):
             await driver.stop()
         slow.go.set()
-        # The thread has come to its end, and nobody takes what it found.
+        # The thread has ended, and nobody uses its result.
         async with asyncio.timeout(20):
             await asyncio.get_running_loop().shutdown_default_executor()
         assert slow.members == ["m0"]
@@ -193,9 +193,10 @@ def test_a_driver_that_is_stopped_while_signatures_are_checked_takes_nothing_of_
     asyncio.run(run())
 
 
-def test_what_was_worked_out_ahead_of_a_failure_is_worked_out_again_after_it(tmp_path):
-    """Four events in one go. The second asks for a transaction that fails and the job pauses: what the others would
-    have done in the attempt that never came to be is not done, and what they tell of members still counts.
+def test_events_worked_out_ahead_of_a_failure_are_worked_out_again(tmp_path):
+    """Four events come in one go. The second needs a transaction that fails, so the job pauses.
+
+    What the others would have done in the attempt that never opened does not happen. What they say of members counts.
     """
 
     async def run():
@@ -226,12 +227,12 @@ class BreaksWhatLooksAtIt:
     """Raises on every comparison."""
 
     def __eq__(self, other):
-        raise RuntimeError("a mistake of ours")
+        raise RuntimeError("a bug of ours")
 
     __hash__ = None
 
 
-def test_a_disk_that_is_full_in_the_middle_of_a_chunk_leaves_the_spool_as_it_was():
+def test_a_disk_that_fills_up_within_a_chunk_leaves_the_spool_unchanged():
     async def run():
         attempt, values = AttemptId("questions", 1, 1), 1000
         data = np.arange(values, dtype="<u4").tobytes()
@@ -277,7 +278,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_chunk_leaves_the_spool_as_it_was
     asyncio.run(run())
 
 
-def test_a_session_that_is_ended_counts_no_more_whether_its_goodbye_is_read_or_not():
+def test_an_ended_session_does_not_count_even_if_its_goodbye_is_unread():
     async def run():
         seen = []
         sessions = Sessions(lambda session: seen.append("opened"), lambda session: seen.append("closed"))
@@ -298,7 +299,7 @@ def test_a_session_that_is_ended_counts_no_more_whether_its_goodbye_is_read_or_n
     asyncio.run(run())
 
 
-def test_a_newer_session_of_a_member_replaces_the_older_in_order():
+def test_a_newer_session_of_a_member_replaces_the_older_one_in_order():
     async def run():
         seen = []
         sessions = Sessions(
@@ -315,7 +316,7 @@ def test_a_newer_session_of_a_member_replaces_the_older_in_order():
     asyncio.run(run())
 
 
-def test_a_job_that_is_read_again_awaits_its_last_cohort(tmp_path):
+def test_a_job_loaded_again_awaits_its_last_cohort(tmp_path):
     job = job_document()
 
     async def again():

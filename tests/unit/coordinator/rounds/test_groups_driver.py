@@ -1,4 +1,4 @@
-"""A cohort in groups through the real driver: uploads into a sum of each group, one version, figures, records."""
+"""A cohort in groups through the real driver: one sum for each group, one version, metrics and records."""
 
 import asyncio
 import hashlib
@@ -31,7 +31,7 @@ def member_vector(seed, values=1000):
 
 
 class Crowd:
-    """Members that answer as soon as they are sent something; `silent` ones are gone from a message on."""
+    """Members that answer every message at once; `silent` says which messages a member ignores."""
 
     def __init__(self, job, liar=""):
         self.job, self.liar = job, liar
@@ -130,7 +130,7 @@ def one_round(rule, **numbers):
 
 
 @pytest.mark.parametrize("rule", ["mean", "median", "reject-outliers"])
-def test_a_version_is_made_of_the_sums_of_all_groups(tmp_path, rule):
+def test_a_version_is_made_from_the_sums_of_all_groups(tmp_path, rule):
     crowd = Crowd(one_round(rule), liar="m4")
     version, metrics, attempt = asyncio.run(played(tmp_path, crowd, lambda driver: driver.state.version_number == 1))
     assert len(attempt.survivors) == MEMBERS
@@ -142,7 +142,7 @@ def test_a_version_is_made_of_the_sums_of_all_groups(tmp_path, rule):
     assert all(ended.published for ended in crowd.ended.values())
 
 
-def test_a_group_that_is_lost_is_counted_and_its_members_are_told(tmp_path):
+def test_a_lost_group_is_counted_and_its_members_are_told(tmp_path):
     crowd = Crowd(one_round("mean", min_groups=2))
 
     refusal = AttemptRefusal(Reason.REASON_SURVIVORS_TOO_FEW, "as if its policy said so")
@@ -166,7 +166,7 @@ def test_a_group_that_is_lost_is_counted_and_its_members_are_told(tmp_path):
     assert reasons == ["group_too_small", "group_too_small", "survivors_too_few", "survivors_too_few"]
 
 
-def test_uploads_go_to_the_sum_of_their_group_and_no_other():
+def test_an_upload_goes_only_into_the_sum_of_its_group():
     async def run():
         desk = UploadDesk()
         desk.open(ATTEMPT, frozenset("abcd"), 1000, 32, {"a": 0, "b": 2, "c": 0, "d": 2})

@@ -1,5 +1,7 @@
-"""A job with a server optimiser through the real driver, database and store: killed at every point between a sum and
-its version, and started again, it ends at the same bits; what it goes on from is missed at once.
+"""A job with a server optimiser through the real driver, database and store.
+
+Killed at any point between a sum and its version and started again, it ends with the same bits. If the optimiser's
+state is lost, the job pauses at once.
 """
 
 import asyncio
@@ -40,7 +42,7 @@ SERVER = FedAdamServer(learning_rate=0.1, beta_1=0.8, beta_2=0.9)
 
 
 class Killed(BaseException):
-    """kill -9: nothing catches it, and nothing after it happens."""
+    """Stands for kill -9: nothing catches it, and nothing runs after it."""
 
 
 def a_job(server=SERVER):
@@ -48,7 +50,7 @@ def a_job(server=SERVER):
 
 
 def update_of(name, round):
-    """What a member sends in a round, whatever attempt and process it is of."""
+    """What a member sends in a round, the same in every attempt and process."""
     random = np.random.default_rng([MEMBERS.index(name), round])
     examples = 10 * (1 + MEMBERS.index(name))
     return Update(random.uniform(-0.3, 0.3, VALUES).astype(np.float32), examples, 5, 5, examples)
@@ -60,7 +62,7 @@ def encoded(job, name, round):
 
 
 class Crowd:
-    """Members that train and answer as soon as they are asked."""
+    """Members that train and answer at once."""
 
     def __init__(self, job):
         self.job, self.driver = job, None
@@ -112,7 +114,7 @@ class Crowd:
 
 
 class Coordinator:
-    """A coordinator's folder; `run` is one process of it."""
+    """A coordinator's folder; `run` is one process on it."""
 
     def __init__(self, folder: Path, job):
         self.folder, self.job = folder, job
@@ -139,7 +141,7 @@ class Coordinator:
             database.close()
 
     def run(self, *, resume=False):
-        """Until the job is over or paused, or the process was killed. Returns whether it was, and the crowd."""
+        """Runs until the job is over or paused, or the process is killed. Returns whether it was, and the crowd."""
 
         async def process():
             crowd, changed = Crowd(self.job), asyncio.Event()
@@ -181,7 +183,7 @@ class Coordinator:
 
 
 def by_hand(job):
-    """Every version and state of the job, from the members' vectors alone."""
+    """Computes every version and state of the job from the members' vectors alone."""
     base, before, made = np.zeros(VALUES, np.float32), None, []
     for round in range(1, ROUNDS + 1):
         layout = layout_of(job, len(MEMBERS))
@@ -197,7 +199,7 @@ def by_hand(job):
 
 
 def kept(coordinator):
-    """The same, as the coordinator has recorded and stored them."""
+    """Every version and state as the coordinator recorded and stored them."""
     versions = coordinator.read(records.versions)
     assert [each.number for each in versions] == list(range(ROUNDS + 1))
     assert versions[0].server_state == {}
@@ -210,7 +212,7 @@ def kept(coordinator):
 @pytest.mark.parametrize(
     "server", [SERVER, FedYogiServer(learning_rate=0.1), FedAvgMServer(momentum=0.5)], ids=["adam", "yogi", "momentum"]
 )
-def test_every_version_and_its_state_is_that_of_the_sums(tmp_path, server):
+def test_every_version_and_state_follows_from_the_sums(tmp_path, server):
     coordinator = Coordinator(tmp_path / "one", a_job(server))
     died, crowd = coordinator.run()
     assert not died
@@ -229,7 +231,7 @@ def test_every_version_and_its_state_is_that_of_the_sums(tmp_path, server):
 
 
 def _once(monkeypatch, owner, name, at, *, after):
-    """The at-th call of it kills the process: before anything, or when all is done."""
+    """Kills the process at the at-th call: before it, or after it has returned."""
     real, calls = getattr(owner, name), []
 
     def dying(*given, **named):
@@ -244,24 +246,22 @@ def _once(monkeypatch, owner, name, at, *, after):
     monkeypatch.setattr(owner, name, dying)
 
 
-# Where the process dies in round 3: which call, the how-manieth, before or after it, and whether version 3 is there.
+# Where the process dies in round 3: the call, which one, before or after it, and the newest version afterwards.
 POINTS = {
     "the sum is open, nothing is written": (driving, "next_version", 3, False, 2),
-    "the state is given, and has no name": (StoredState, "finish", 3, False, 2),
+    "the state is written, but has no name": (StoredState, "finish", 3, False, 2),
     "the state is stored, the version is not": (BlobStore, "put", 3, False, 2),
     "both are stored, no row says so": (BlobStore, "put", 3, True, 2),
     "before the version's row": (records, "publish_version", 3, False, 2),
     "after the version's row, before the commit": (records, "publish_version", 3, True, 2),
     "after the attempt's row, before the commit": (records, "end_attempt", 3, True, 2),
     "after the round's row, before the commit": (records, "end_round", 3, True, 2),
-    "committed, and nothing after it": (Database, "run", 3, True, 3),
+    "right after the commit": (Database, "run", 3, True, 3),
 }
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_killed_there_version_and_state_are_both_there_or_neither_and_the_job_ends_at_the_same_bits(
-    tmp_path, monkeypatch, point
-):
+def test_after_a_kill_version_and_state_are_both_there_or_neither(tmp_path, monkeypatch, point):
     owner, name, at, after, there = POINTS[point]
     coordinator = Coordinator(tmp_path / "one", a_job())
     with monkeypatch.context() as patched:
@@ -302,11 +302,11 @@ def test_killed_there_version_and_state_are_both_there_or_neither_and_the_job_en
     assert list((coordinator.folder / "store" / "incoming").iterdir()) == []
 
 
-# ---- what it goes on from is gone -----------------------------------------------------------------------------------
+# ---- the server optimiser's state is lost ---------------------------------------------------------------------------
 
 
 def _turned(good, at, bits):
-    """The file with some bits turned, in the byte `at`."""
+    """Flips bits in the byte `at` of a file."""
     at %= len(good)
     return good[:at] + bytes([good[at] ^ bits]) + good[at + 1 :]
 
@@ -323,13 +323,11 @@ HARMS = {
 }
 
 
-# What the damage makes is refused, and need not warn.
+# A result made from damaged state is refused, so it needs no warning.
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("what", ["momentum", "accumulator", "version"])
 @pytest.mark.parametrize("harm", ["gone", *HARMS])
-def test_a_lost_state_pauses_the_job_at_once_as_a_lost_version_does_and_put_back_it_goes_on(
-    tmp_path, monkeypatch, what, harm
-):
+def test_a_lost_state_pauses_the_job_at_once_until_it_is_restored(tmp_path, monkeypatch, what, harm):
     monkeypatch.setattr(publish, "_BLOCK", 3)
     coordinator = Coordinator(tmp_path / "one", a_job())
     with monkeypatch.context() as patched:
@@ -347,7 +345,7 @@ def test_a_lost_state_pauses_the_job_at_once_as_a_lost_version_does_and_put_back
     died, crowd = coordinator.run()
     assert not died
     assert {each.reason for each in crowd.ended} == {Reason.REASON_INTERNAL}
-    # One attempt, and no more: each costs members.
+    # Only one attempt, because each costs members.
     assert crowd.opened == len(MEMBERS)
     stored = coordinator.read(records.load_job)
     assert (stored.status, stored.reason, stored.version_number) == (JobStatus.PAUSED, "internal", 2)
@@ -357,7 +355,7 @@ def test_a_lost_state_pauses_the_job_at_once_as_a_lost_version_does_and_put_back
         assert f"the {what} of version 2 of questions" in attempt.detail
         assert "coordinator job resume questions" in attempt.detail
     assert coordinator.metrics.value("job_failures_total", job="questions") == 1
-    # Members hear that it failed; where the store lies, and what to do there, is the operator's.
+    # Members hear that it failed. Only the operator hears where the store lies and what to do there.
     assert (str(tmp_path) in attempt.detail) or what != "version"
     assert crowd.told == [AttemptEnded(False, Reason.REASON_INTERNAL, sentence(Reason.REASON_INTERNAL))] * len(MEMBERS)
     path.write_bytes(good)
@@ -366,14 +364,14 @@ def test_a_lost_state_pauses_the_job_at_once_as_a_lost_version_does_and_put_back
     assert kept(coordinator) == by_hand(coordinator.job)
 
 
-def test_an_invalid_sum_on_a_whole_state_costs_the_attempt_and_no_more(tmp_path, monkeypatch):
-    """The state was looked through, and is not to blame."""
+def test_an_invalid_sum_with_an_undamaged_state_costs_only_the_attempt(tmp_path, monkeypatch):
+    """The state was checked and is not the cause."""
     real, calls = driving.next_version, []
 
     def beyond(job, cohort, survivors, total, *given, **named):
         calls.append(None)
         if len(calls) == 3:
-            # Late, so that blocks of the state were taken before.
+            # The last value, so that blocks of the state were taken before.
             total[VALUES - 1] = 2 ** (layout_of(job, cohort).bits - 1)
         return real(job, cohort, survivors, total, *given, **named)
 
@@ -389,14 +387,14 @@ def test_an_invalid_sum_on_a_whole_state_costs_the_attempt_and_no_more(tmp_path,
     assert list((coordinator.folder / "store" / "incoming").iterdir()) == []
 
 
-def test_metrics_that_cannot_be_cost_no_attempt_and_are_told_to_the_operator(tmp_path, monkeypatch):
+def test_impossible_metrics_cost_no_attempt_and_the_operator_hears(tmp_path, monkeypatch):
     real, calls = driving.next_version, []
 
     def boasting(job, cohort, survivors, total, *given, **named):
         calls.append(None)
         if len(calls) == 3:
             names = [segment.name for segment in layout_of(job, cohort).segments]
-            # More right answers than examples; the update's values come first.
+            # More correct answers than examples; the update's values come first.
             total[VALUES - 1 + names.index("correct")] += 1000
         return real(job, cohort, survivors, total, *given, **named)
 

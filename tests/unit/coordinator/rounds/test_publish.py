@@ -1,4 +1,4 @@
-"""From members' updates to the next version: the weighted mean, and sums that cannot be."""
+"""From members' updates to the next version: the weighted mean, and sums that no valid inputs produce."""
 
 import math
 from dataclasses import replace
@@ -25,7 +25,7 @@ def update(random, examples):
 
 @given(st.lists(st.integers(1, 5000), min_size=2, max_size=9), st.integers(0, 2**32))
 @settings(max_examples=50, deadline=None)
-def test_the_next_version_is_the_base_plus_the_mean_by_examples(examples, seed):
+def test_the_next_version_is_the_base_plus_the_mean_weighted_by_examples(examples, seed):
     random = np.random.default_rng(seed)
     job, base = job_document(), random.normal(size=VALUES).astype(np.float32)
     updates = [update(random, count) for count in examples]
@@ -37,7 +37,7 @@ def test_the_next_version_is_the_base_plus_the_mean_by_examples(examples, seed):
     weights = np.array(examples, float)
     mean = sum(weight * each.change.astype(float) for weight, each in zip(weights, updates, strict=True))
     expected = base + mean / weights.sum()
-    # One unit of the grid a member, in the mean's units: scale 2^k with 2^k * n < 2^31, weight over the largest.
+    # One grid unit for each member, in the mean's units: scale 2^k with 2^k * n < 2^31, weight over the largest.
     grid = len(updates) / layout_of(job, len(updates)).segments[0].scale
     tolerance = grid * job.aggregation.max_weight / weights.sum() + 1e-6
     assert np.abs(step.values - expected).max() <= tolerance
@@ -47,7 +47,7 @@ def test_the_next_version_is_the_base_plus_the_mean_by_examples(examples, seed):
     assert step.training.loss == pytest.approx(0.7, abs=0.01 + len(examples) / sum(examples))
 
 
-def test_more_examples_than_the_largest_weight_count_as_that_many():
+def test_examples_beyond_the_largest_weight_do_not_count():
     job = job_document().model_copy(update={"aggregation": Aggregation(max_weight=100)})
     encoded = segments(job, update(np.random.default_rng(0), 1000))
     assert encoded["weight"][0] == 100
@@ -68,7 +68,7 @@ def test_clipping_by_norm_comes_before_the_coordinate_bound():
     assert segments(wide, Update(change, 1, 0, 0, 1))["update"][1] == pytest.approx(0.4)
 
 
-def test_a_value_that_is_not_finite_never_leaves():
+def test_a_value_that_is_not_finite_is_never_sent():
     change = np.zeros(VALUES, np.float32)
     change[2] = np.nan
     with pytest.raises(secure_agg.EncodingInvalid):
@@ -81,14 +81,14 @@ def test_a_value_that_is_not_finite_never_leaves():
         ("weight", 0, True),
         ("weight", 3 * 100_000 + 1, True),
         ("update", 3.5, True),
-        # One member's number must not stop a job that it does not spoil.
+        # One member's impossible metrics must not stop a job, because they do not spoil the version.
         ("count", -1, False),
         ("count", 3 * 100_000 + 1, False),
         ("correct", 10_000, False),
         ("correct", -1, False),
     ],
 )
-def test_what_no_valid_inputs_can_make_is_refused_or_left_out(name, value, refused):
+def test_a_sum_that_no_valid_inputs_produce_is_refused_or_left_out(name, value, refused):
     job = job_document()
     layout = layout_of(job, 5)
     honest = {"update": np.zeros(VALUES), "weight": 10.0, "loss_sum": 1.0, "correct": 5.0, "count": 10.0}
@@ -108,7 +108,7 @@ def test_what_no_valid_inputs_can_make_is_refused_or_left_out(name, value, refus
     assert np.array_equal(step.values, np.full(VALUES, 0.5, np.float32))
 
 
-def test_a_ring_of_32_bits_never_wraps_and_grows_coarser_with_the_cohort():
+def test_a_32_bit_ring_never_wraps_and_gets_coarser_with_the_cohort():
     job = job_document().model_copy(update={"aggregation": Aggregation(bits=32)})
     scales = []
     for members in (2, 5, 50, 200):
@@ -132,7 +132,7 @@ def test_the_ring_is_the_narrowest_that_holds_the_sum(members, bound, weight):
     assert layout.bits <= 32
     if layout.bits < 32:
         assert update.scale >= 2**24 / bound
-    # A bit less, and what must be there at least would wrap.
+    # With one bit less, even the smallest allowed scales would wrap.
     least = (
         replace(update, scale=2.0 ** math.ceil(math.log2(2**24 / bound))),
         *(replace(segment, scale=1.0) for segment in others),
@@ -149,11 +149,11 @@ def test_the_ring_is_the_narrowest_that_holds_the_sum(members, bound, weight):
         (LaplaceUpdate(epsilon=2.0, bound=0.5), 0.5 * 2**0.5),
     ],
 )
-def test_under_noise_the_step_is_a_small_part_of_it_and_the_ring_narrow(mechanism, std):
+def test_under_noise_the_grid_is_fine_and_the_ring_narrow(mechanism, std):
     job = job_document().model_copy(update={"mechanism": mechanism})
     layout = layout_of(job, 20)
     (update,) = layout.segments
     assert 1 / update.scale <= std / 64
-    # The largest that is sent, whatever a member adds, and no more than it needs of 20 times that.
+    # Holds the largest value that a member sends, noise included, times 20, and no more.
     assert layout.bits == math.ceil(20 * update.largest).bit_length() + 1
     assert 16 <= layout.bits <= 24

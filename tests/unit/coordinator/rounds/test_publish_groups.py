@@ -1,4 +1,4 @@
-"""From the sums of several groups to the next version: by every rule, with sums that cannot be, in bounded memory."""
+"""From several groups' sums to the next version: every rule, invalid sums, bounded memory."""
 
 import tracemalloc
 
@@ -35,7 +35,7 @@ def grouped_job(groups=3, *, values=VALUES, mechanism=None, server=None, **numbe
 
 
 def group_sum(job, updates, cohort=12):
-    """The opened sum of a group of members with these updates, as their software encodes them."""
+    """The opened sum of a group whose members have these updates, encoded by their software."""
     layout = layout_of(job, cohort)
     total = np.zeros(layout.values, np.uint32)
     for each in updates:
@@ -49,7 +49,7 @@ def an_update(change, examples=10):
 
 
 def sums_of(job, levels, members=4, examples=10):
-    """A group for each level, all of whose members changed every value by it."""
+    """One group for each level; all its members changed every value by that level."""
     return [group_sum(job, [an_update(np.full(job.values, level), examples)] * members) for level in levels]
 
 
@@ -67,8 +67,8 @@ def test_the_mean_over_groups_is_the_mean_over_everybody(weights, seed):
 
 
 @pytest.mark.parametrize("mechanism", [None, GaussianUpdate(noise_multiplier=1e-4, clip=10)], ids=["none", "noise"])
-def test_nothing_of_a_group_tells_how_many_examples_anybody_has(mechanism):
-    # What is the same in every drawing is solved for after some drawings: (n - 1) / (g - 1) rounds, were weights sent.
+def test_what_a_group_sends_does_not_depend_on_numbers_of_examples(mechanism):
+    # Groups are drawn anew each round, so constant numbers could be solved for after (n - 1) / (g - 1) rounds.
     job = grouped_job(mechanism=mechanism)
     few, many = (an_update(np.full(VALUES, 0.1), examples) for examples in (7, 70))
     sent = [protection_of(job, each.examples).encode(job, each, 12, SeededRandom("alike")) for each in (few, many)]
@@ -88,7 +88,7 @@ def test_without_weights_the_mean_is_over_members():
 
 
 @pytest.mark.parametrize("rule", ["median", "trimmed-mean", "reject-outliers"])
-def test_one_group_of_three_has_no_say_over_how_far_it_goes(rule):
+def test_one_bad_group_of_three_cannot_move_the_version_far(rule):
     job = grouped_job(combine=rule)
     base = np.ones(VALUES, np.float32)
     step = next_version_of_groups(job, 12, sums_of(job, [0.1, 0.12, -1.0]), base)
@@ -99,8 +99,8 @@ def test_one_group_of_three_has_no_say_over_how_far_it_goes(rule):
     assert step.groups == GroupsSeen(combined=3 - outliers, lost=0, invalid=0, outliers=outliers)
 
 
-def test_a_group_counts_once_however_many_examples_it_says_it_has():
-    # The liar says the largest weight there is; it is not sent, and has one voice under every rule.
+def test_a_group_counts_once_whatever_number_of_examples_it_claims():
+    # The liar claims the largest weight. It is not sent, so the liar counts once under every rule.
     for rule, low, high in (("mean", 0.4, 0.41), ("median", 0.09, 0.13), ("reject-outliers", 0.09, 0.13)):
         job = grouped_job(combine=rule)
         sums = [*sums_of(job, [0.1, 0.12]), *sums_of(job, [1.0], examples=1000)]
@@ -108,7 +108,7 @@ def test_a_group_counts_once_however_many_examples_it_says_it_has():
         assert low <= values.min() <= values.max() <= high, rule
 
 
-def test_a_sum_that_cannot_be_costs_its_own_group_alone():
+def test_under_mean_an_invalid_sum_costs_only_its_own_group():
     job = grouped_job(min_groups=2)
     bad = sums_of(job, [0.1])[0]
     layout = layout_of(job, 12)
@@ -120,12 +120,12 @@ def test_a_sum_that_cannot_be_costs_its_own_group_alone():
         step = next_version_of_groups(job, 12, sums, np.zeros(VALUES, np.float32))
         assert np.allclose(step.values, 0.3, atol=1e-4)
         assert step.groups == GroupsSeen(combined=2, lost=0, invalid=1, outliers=0)
-    with pytest.raises(ResultInvalid, match=r"1 of 3 groups .* needs 2"):
+    with pytest.raises(ResultInvalid, match=r"3 groups were opened, 1 of them with a valid sum, but the job needs 2"):
         next_version_of_groups(job, 12, [bad, low, *sums_of(job, [0.2])], np.zeros(VALUES, np.float32))
 
 
 def out_of_bounds(job, *, members=4, value=0):
-    """An opened sum with one coordinate that no valid inputs reach, far out on either side."""
+    """An opened sum with one coordinate that no valid inputs reach, far out on one side."""
     (group,) = sums_of(job, [0.1], members)
     bits = layout_of(job, 12).bits
     group.total[value] = 2 ** (bits - 1) + (1 if value % 2 else -1)
@@ -134,7 +134,7 @@ def out_of_bounds(job, *, members=4, value=0):
 
 @pytest.mark.parametrize("mechanism", [None, GaussianUpdate(noise_multiplier=1e-4, clip=1)], ids=["none", "noise"])
 @pytest.mark.parametrize("rule", ["median", "trimmed-mean", "reject-outliers"])
-def test_a_sum_that_cannot_be_is_one_of_the_bad_groups_and_stops_nothing(rule, mechanism):
+def test_an_invalid_sum_counts_as_one_bad_group_and_stops_nothing(rule, mechanism):
     job = grouped_job(combine=rule, mechanism=mechanism)
     for at in range(3):
         for value in (0, 1):
@@ -146,19 +146,19 @@ def test_a_sum_that_cannot_be_is_one_of_the_bad_groups_and_stops_nothing(rule, m
 
 
 @pytest.mark.parametrize("rule", ["median", "trimmed-mean", "reject-outliers"])
-def test_a_group_that_was_lost_is_none_of_those_a_rule_needs(rule):
+def test_a_lost_group_does_not_count_towards_those_a_rule_needs(rule):
     job = grouped_job(combine=rule)
     with pytest.raises(ResultInvalid, match="needs 3"):
         next_version_of_groups(job, 12, [*sums_of(job, [0.1]), out_of_bounds(job)], np.zeros(VALUES, np.float32))
 
 
 @pytest.mark.parametrize(("rule", "withstood"), [("median", 2), ("trimmed-mean", 1), ("reject-outliers", 2)])
-def test_more_invalid_sums_than_a_rule_withstands_are_no_version(rule, withstood):
+def test_more_invalid_sums_than_the_rule_withstands_make_no_version(rule, withstood):
     job = grouped_job(combine=rule)
     job = job.model_copy(update={"aggregation": job.aggregation.model_copy(update={"groups": 5})})
     for invalid in range(1, 4):
         bad = [out_of_bounds(job, members=2) for _ in range(invalid)]
-        # Apart by more than rounding is, evenly: rejection keeps them all.
+        # More than rounding apart, at even distances, so that rejection keeps them all.
         sums = [*bad, *sums_of(job, [0.2, 0.21, 0.22, 0.23][: 5 - invalid], members=2)]
         if invalid > withstood:
             with pytest.raises(ResultInvalid, match=f"{invalid} of 5 .* {rule} withstands {withstood}"):
@@ -169,7 +169,7 @@ def test_more_invalid_sums_than_a_rule_withstands_are_no_version(rule, withstood
             assert (step.groups.combined, step.groups.invalid) == (5 - invalid, invalid)
 
 
-def test_an_invalid_row_is_cut_to_what_valid_inputs_reach():
+def test_an_invalid_row_is_clipped_to_what_valid_inputs_reach():
     job = grouped_job(3, combine="trimmed-mean")
     layout = layout_of(job, 12)
     bad = out_of_bounds(job)
@@ -178,7 +178,7 @@ def test_an_invalid_row_is_cut_to_what_valid_inputs_reach():
     assert np.allclose(row[1:], 0.1, atol=1e-4)
 
 
-def test_groups_that_were_lost_are_counted_and_too_few_are_no_version():
+def test_lost_groups_are_counted_and_too_few_groups_make_no_version():
     job = grouped_job(min_groups=2)
     step = next_version_of_groups(job, 12, sums_of(job, [0.2, 0.4]), np.zeros(VALUES, np.float32))
     assert step.groups == GroupsSeen(combined=2, lost=1, invalid=0, outliers=0)
@@ -188,7 +188,7 @@ def test_groups_that_were_lost_are_counted_and_too_few_are_no_version():
 
 
 @pytest.mark.parametrize("rule", ["mean", "median", "trimmed-mean", "reject-outliers"])
-def test_blocks_make_no_difference(rule, monkeypatch):
+def test_the_size_of_blocks_makes_no_difference(rule, monkeypatch):
     random = np.random.default_rng(1)
     job = grouped_job(values=101, combine=rule)
     groups = [[an_update(random.uniform(-0.5, 0.5, 101), int(random.integers(1, 9)))] * 4 for _ in range(3)]
@@ -199,7 +199,7 @@ def test_blocks_make_no_difference(rule, monkeypatch):
     assert np.array_equal(next_version_of_groups(job, 12, copies, base).values, whole)
 
 
-def test_noise_after_aggregation_is_of_the_deviation_that_the_job_says():
+def test_noise_after_aggregation_has_the_jobs_standard_deviation():
     size = 20_000
     for server, groups in ((1.0, None), (0.5, 3)):
         numbers = {"noise_after": 0.02} | ({} if groups else {"max_weight": 1000})
@@ -215,7 +215,7 @@ def test_noise_after_aggregation_is_of_the_deviation_that_the_job_says():
 
 
 @pytest.mark.parametrize("rule", ["mean", "median", "trimmed-mean", "reject-outliers"])
-def test_memory_is_the_sums_and_the_base_and_a_few_blocks(rule):
+def test_memory_holds_the_sums_the_base_and_a_few_blocks(rule):
     size = 1_000_000
     job = grouped_job(4, values=size, combine=rule)
     layout = layout_of(job, 12)
@@ -227,6 +227,6 @@ def test_memory_is_the_sums_and_the_base_and_a_few_blocks(rule):
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    # A vector has 4 MB, the four sums and the base were there before.
+    # A vector has 4 MB; the four sums and the base were there before.
     assert peak < 6_000_000
     assert np.shares_memory(step.values, rows[0])

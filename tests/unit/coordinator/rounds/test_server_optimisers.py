@@ -1,4 +1,4 @@
-"""Server optimisers against the papers' algorithms written down plainly, over several rounds and across blocks."""
+"""Server optimisers against a plain implementation of the papers' algorithms, over rounds and across blocks."""
 
 import math
 
@@ -21,7 +21,7 @@ from tests.support.sum_fleet import SeededRandom
 VALUES = 40
 MEMBERS = 4
 ROUNDS = 6
-# Numbers unlike the defaults, so that none can stand for another.
+# All numbers differ from the defaults, so that mixing two up fails.
 SERVERS = {
     "fedavg": FedAvgServer(learning_rate=0.5),
     "fedavgm": FedAvgMServer(learning_rate=0.3, momentum=0.8),
@@ -34,7 +34,7 @@ SOURCE = secure_agg.SystemRandom()
 
 
 def by_the_papers(server, start, changes):
-    """x_T of Algorithm 2 of Reddi et al. 2021, of FedAvgM (Hsu et al. 2019), of FedAvg: one number at a time."""
+    """x_T of Algorithm 2 of Reddi et al. 2021, of FedAvgM (Hsu et al. 2019) and of FedAvg, one number at a time."""
     x = [float(value) for value in start]
     m = [0.0] * len(x)
     v = [getattr(server, "initial_accumulator", None) or getattr(server, "tau", 0.0) ** 2] * len(x)
@@ -66,7 +66,7 @@ def a_job(server, values=VALUES, **changes):
 
 
 def the_changes(rounds=ROUNDS, values=VALUES, seed=0):
-    """Mean changes of every size from 1e-4 to 0.3, each a sum of steps that the ring holds exactly."""
+    """Mean changes of every size from 1e-4 to 0.3, each a multiple of steps that the ring holds exactly."""
     random = np.random.default_rng(seed)
     sizes = 10 ** random.uniform(-4, math.log10(0.3), values)
     drawn = random.normal(size=(rounds, values)) * sizes
@@ -74,7 +74,7 @@ def the_changes(rounds=ROUNDS, values=VALUES, seed=0):
 
 
 def the_sum(job, change):
-    """What MEMBERS members send who all made this change."""
+    """The sum of MEMBERS members that all made this change."""
     layout = layout_of(job, MEMBERS)
     assert layout.segments[0].scale >= 2**20
     total = np.zeros(layout.values, np.uint32)
@@ -85,7 +85,7 @@ def the_sum(job, change):
 
 
 def played(job, start, changes, **more):
-    """The versions that these changes make, one after the other, as the coordinator makes them."""
+    """The versions that the coordinator makes from these changes, one after the other."""
     base, before, versions = start, None, []
     for change in changes:
         state = StateVectors(job.server, job.values, before)
@@ -96,7 +96,7 @@ def played(job, start, changes, **more):
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_versions_are_those_of_the_published_algorithm(name):
+def test_versions_match_the_published_algorithm(name):
     server, changes = SERVERS[name], the_changes()
     start = np.random.default_rng(1).normal(size=VALUES).astype(np.float32)
     versions, _ = played(a_job(server), start, changes)
@@ -104,7 +104,7 @@ def test_versions_are_those_of_the_published_algorithm(name):
         expected = by_the_papers(server, start, changes[:rounds])
         # float32 versions of size 1 to 4, rounded once a round.
         assert np.abs(versions[rounds - 1] - expected).max() < 2e-7 * (1 + np.abs(expected).max()) * rounds
-    # The optimiser did something else than averaging would have.
+    # The optimiser did something other than averaging.
     if name != "fedavg":
         plain = by_the_papers(FedAvgServer(learning_rate=server.learning_rate), start, changes)
         assert np.abs(versions[-1] - plain).max() > 0.01
@@ -146,23 +146,23 @@ def test_the_ends_of_real_blocks():
     ],
     ids=["fedavg", "fedavgm", "fedavgm-0", "fedadagrad", "fedadagrad-beta_1", "fedadam", "fedyogi-0"],
 )
-def test_an_optimiser_carries_what_it_goes_on_from_and_nothing_else(server, carried):
+def test_an_optimiser_carries_exactly_the_state_it_needs(server, carried):
     assert state_names(server) == carried
-    # Without noise in the state a change of 0 moves nothing: what a job froze stays as it was.
+    # With a state free of noise, a change of 0 moves nothing, so what a job froze stays unchanged.
     before = {name: np.zeros(3, np.float32) if name == "momentum" else np.ones(3, np.float32) for name in carried}
     step, after = step_of(server, np.zeros(3), before)
     assert not step.any()
     assert tuple(after) == carried
     job, sums = a_job(server), np.zeros(layout_of(a_job(server), MEMBERS).values, np.uint32)
     if carried:
-        with pytest.raises(StateNeeded, match=f"{server.optimiser} goes on from what it made of earlier rounds"):
+        with pytest.raises(StateNeeded, match=f"{server.optimiser} needs its state from earlier rounds"):
             next_version(job, MEMBERS, MEMBERS, sums, np.zeros(VALUES, np.float32))
     else:
         next_version(job, MEMBERS, MEMBERS, the_sum(job, np.zeros(VALUES)), np.zeros(VALUES, np.float32))
 
 
 def steps_by(server, change, rounds):
-    """The steps of a coordinate whose change stays the same, in learning rates. change: in taus."""
+    """The steps of a coordinate whose change stays the same, in learning rates. `change` is in units of tau."""
     state = {name: np.full(1, state_start(server, name), np.float32) for name in state_names(server)}
     steps = []
     for _ in range(rounds):
@@ -184,12 +184,12 @@ def steps_by(server, change, rounds):
     ],
     ids=["adagrad", "adagrad-beta_1", "adam", "yogi", "adam-other"],
 )
-def test_the_first_steps_are_as_long_as_the_page_on_jobs_says(server, full, first):
+def test_the_first_steps_are_as_long_as_docs_jobs_says(server, full, first):
     assert {change: steps_by(server, change, 1)[0] / full for change in first} == pytest.approx(first, abs=1e-3)
     assert steps_by(server, 1e5, 1)[0] == pytest.approx(full, rel=1e-3)
 
 
-def test_later_steps_are_as_long_as_the_page_on_jobs_says():
+def test_later_steps_are_as_long_as_docs_jobs_says():
     far = steps_by(FedAdagradServer(), 1e4, 100)
     assert [far[3], far[99]] == pytest.approx([1 / 2, 1 / 10], rel=1e-3)
     for server in (FedAdamServer(), FedYogiServer()):
@@ -201,7 +201,7 @@ def test_later_steps_are_as_long_as_the_page_on_jobs_says():
 
 
 @pytest.mark.parametrize("server", [FedAdamServer(), FedYogiServer(), FedAdagradServer()], ids=lambda s: s.optimiser)
-def test_an_accumulator_is_never_below_zero_whatever_comes(server):
+def test_an_accumulator_is_never_negative(server):
     random = np.random.default_rng(2)
     state = {name: np.full(1000, 0.0 if name == "momentum" else 1e-6, np.float32) for name in state_names(server)}
     for _ in range(50):
@@ -212,7 +212,7 @@ def test_an_accumulator_is_never_below_zero_whatever_comes(server):
         assert np.isfinite(step).all()
 
 
-# ---- what it goes together with -------------------------------------------------------------------------------------
+# ---- with groups, noise and mechanisms ------------------------------------------------------------------------------
 
 
 def grouped(server, **numbers):
@@ -223,7 +223,7 @@ def grouped(server, **numbers):
 
 
 def group_sums(job, levels):
-    """Three groups of four members; all of a group made the same change."""
+    """The sums of three groups of four members; all members of a group made the same change."""
     layout, sums = layout_of(job, 12), []
     for level in levels:
         total = np.zeros(layout.values, np.uint32)
@@ -235,7 +235,7 @@ def group_sums(job, levels):
 
 
 @pytest.mark.parametrize("rule", ["mean", "median", "trimmed-mean", "reject-outliers"])
-def test_of_groups_the_optimiser_takes_the_combined_change(rule):
+def test_with_groups_the_optimiser_takes_the_combined_change(rule):
     job, levels = grouped(SERVERS["fedadam"], combine=rule), [(0.125, 0.25, -0.5), (0.0625, 0.125, 0.125)]
     base, before, combined = np.zeros(VALUES, np.float32), None, []
     for each in levels:
@@ -254,7 +254,7 @@ def test_of_groups_the_optimiser_takes_the_combined_change(rule):
 
 @pytest.mark.parametrize("server", [SERVERS["fedavgm"], SERVERS["fedyogi"]], ids=["fedavgm", "fedyogi"])
 def test_noise_after_aggregation_comes_before_the_optimiser(server):
-    """What it remembers is blurred, and what moves the version is what it remembers."""
+    """The optimiser's state is noisy, and that state moves the version."""
     exact = a_job(server)
     blurred = exact.model_copy(update={"aggregation": Aggregation(max_weight=1, bits=32, noise_after=0.25)})
     change, zeros = np.full(VALUES, 0.125), np.zeros(VALUES, np.float32)
@@ -279,7 +279,7 @@ def test_noise_after_aggregation_comes_before_the_optimiser(server):
         assert np.abs(loud.after[name] - quiet.after[name]).max() > 1e-3
 
 
-def test_under_a_mechanism_it_steps_by_the_mean_over_members():
+def test_under_a_mechanism_the_optimiser_takes_the_mean_over_members():
     job = a_job(SERVERS["fedadam"], mechanism=GaussianUpdate(noise_multiplier=1.0, clip=1.0))
     layout = layout_of(job, MEMBERS)
     change = np.random.default_rng(3).uniform(-2, 2, VALUES)
@@ -291,7 +291,7 @@ def test_under_a_mechanism_it_steps_by_the_mean_over_members():
     assert np.abs(step.values - by_the_papers(job.server, np.zeros(VALUES), [change])).max() < 1e-5
 
 
-def test_a_state_that_would_not_be_finite_is_no_state():
+def test_a_state_that_would_not_be_finite_is_refused():
     server = FedAdagradServer()
     state = StateVectors(server, VALUES, {"accumulator": np.full(VALUES, np.float32(3.4e38))})
     job = a_job(server).model_copy(update={"aggregation": Aggregation(max_weight=1, coordinate_bound=1e6, bits=32)})
@@ -314,7 +314,7 @@ def the_bounded(job):
 
 
 def loss_after(server, rounds, curvature, optima):
-    """Members with quadratics of the same curvature and optima of their own take 5 local steps a round."""
+    """The loss after some rounds. Members take 5 local steps a round on quadratics of one curvature, optima differ."""
     x = np.zeros(curvature.size)
     state = StateVectors(server, x.size).take(x.size)
     for _ in range(rounds):
@@ -330,7 +330,7 @@ def loss_after(server, rounds, curvature, optima):
     return float(0.5 * np.sum(curvature * np.square(x - optima.mean(axis=0))))
 
 
-def test_on_a_badly_scaled_quadratic_fedadam_comes_further_than_fedavg_at_any_rate():
+def test_fedadam_beats_fedavg_at_any_rate_on_a_badly_scaled_quadratic():
     random = np.random.default_rng(4)
     curvature = 10 ** random.uniform(-4, 0, 50)
     optima = random.normal(size=(10, 50)) + random.normal(size=50)

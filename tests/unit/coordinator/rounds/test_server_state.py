@@ -1,4 +1,4 @@
-"""The server optimiser's state in the blob store: by blocks, checked before anything comes of it, nothing left over."""
+"""The server optimiser's state in the blob store: in blocks, checked before it counts, nothing left over."""
 
 import hashlib
 import tracemalloc
@@ -38,7 +38,7 @@ def a_state(store, seed=0, values=VALUES):
 
 
 def copied(store, number, digests, sizes=(300, 700)):
-    """The digests of a state that is given as it was taken."""
+    """The digests of a state that is written as it was read."""
     with stored_state(store, a_job(), number, digests) as state:
         for size in sizes:
             state.give(state.take(size))
@@ -49,7 +49,7 @@ def leftovers(store):
     return list(store._staging.iterdir())
 
 
-def test_what_is_given_is_stored_by_its_digest_and_taken_again(store):
+def test_a_state_is_stored_by_its_digest_and_read_again(store):
     vectors, digests = a_state(store)
     with stored_state(store, a_job(), 3, digests) as state:
         for start, end in ((0, 1), (1, 998), (998, VALUES)):
@@ -65,7 +65,7 @@ def test_what_is_given_is_stored_by_its_digest_and_taken_again(store):
     assert copied(store, 4, kept) == kept
 
 
-def test_version_zero_starts_from_nothing_that_was_stored(store):
+def test_version_zero_starts_without_a_stored_state(store):
     kept = copied(store, 0, {})
     assert not np.frombuffer(store.get(kept["momentum"]), "<f4").any()
     assert set(np.frombuffer(store.get(kept["accumulator"]), "<f4")) == {np.float32(1e-6)}
@@ -76,7 +76,7 @@ def test_fedavg_has_no_state_and_touches_no_store():
         assert state.finish() == {}
 
 
-def test_through_the_store_the_next_version_is_that_of_vectors_in_memory(store):
+def test_the_store_gives_the_same_next_version_as_vectors_in_memory(store):
     vectors, digests = a_state(store)
     job, layout = a_job(), layout_of(a_job(), 3)
     total = np.random.default_rng(5).integers(0, 1000, layout.values, dtype=np.uint32)
@@ -102,7 +102,7 @@ def test_through_the_store_the_next_version_is_that_of_vectors_in_memory(store):
         ("unnamed", "is not on record"),
     ],
 )
-def test_a_state_that_is_not_what_it_was_comes_to_no_version(tmp_path, harm, says):
+def test_a_changed_state_makes_no_version(tmp_path, harm, says):
     store = open_blobs(f"file://{tmp_path / 'store'}")
     _, digests = a_state(store)
     path = tmp_path / store._path(digests["accumulator"])
@@ -127,7 +127,7 @@ def test_a_state_that_is_not_what_it_was_comes_to_no_version(tmp_path, harm, say
 @pytest.mark.parametrize("taken", [0, 1, VALUES - 1, VALUES])
 @pytest.mark.parametrize("at", [0, 1, VALUES - 1])
 @pytest.mark.parametrize("what", ["momentum", "accumulator"])
-def test_a_check_finds_damage_before_and_after_what_was_taken(tmp_path, what, at, taken):
+def test_check_finds_damage_before_and_after_what_was_taken(tmp_path, what, at, taken):
     store = open_blobs(f"file://{tmp_path / 'store'}")
     _, digests = a_state(store)
     with stored_state(store, a_job(), 7, digests) as state:
@@ -139,7 +139,7 @@ def test_a_check_finds_damage_before_and_after_what_was_taken(tmp_path, what, at
     path.write_bytes(data)
     with stored_state(store, a_job(), 7, digests) as state:
         state.take(taken)
-        with pytest.raises(ServerStateUnusable, match=f"the {what} of version 7 of questions.* is damaged: put that"):
+        with pytest.raises(ServerStateUnusable, match=f"the {what} of version 7 of questions is damaged; restore that"):
             state.check()
     assert leftovers(store) == []
 
@@ -147,12 +147,12 @@ def test_a_check_finds_damage_before_and_after_what_was_taken(tmp_path, what, at
 def test_a_round_that_breaks_off_leaves_nothing(store):
     _, digests = a_state(store)
     with pytest.raises(ServerStateUnusable, match="shorter"):
-        # More than there is, after most of it was given.
+        # Takes more than there is, after most of it was written.
         copied(store, 1, digests, sizes=(900, 900))
     assert leftovers(store) == []
 
 
-def test_a_disk_that_takes_no_more_is_told_of_in_a_sentence(store, monkeypatch):
+def test_a_full_disk_is_named_in_a_sentence(store, monkeypatch):
     def full(descriptor):
         raise OSError(28, "No space left on device")
 
@@ -166,7 +166,7 @@ def test_a_disk_that_takes_no_more_is_told_of_in_a_sentence(store, monkeypatch):
 
 
 def test_a_state_costs_blocks_of_memory_and_no_vector(tmp_path):
-    """Beside the sum and the base, which are there with fedavg, too."""
+    """Measured without the sum and the base, which fedavg needs too."""
     store, values = open_blobs(f"file://{tmp_path / 'store'}"), 2_000_000
     job, base = a_job(values=values), np.zeros(values, np.float32)
     layout = layout_of(job, 3)
@@ -190,7 +190,7 @@ def test_a_state_costs_blocks_of_memory_and_no_vector(tmp_path):
 # ---- the store's own pieces -----------------------------------------------------------------------------------------
 
 
-def test_a_blob_in_pieces_is_the_blob(store):
+def test_a_blob_written_in_pieces_equals_the_whole_blob(store):
     data = bytes(range(256)) * 1000
     with store.writing() as writer:
         for start in range(0, len(data), 999):
@@ -204,7 +204,7 @@ def test_a_blob_in_pieces_is_the_blob(store):
             found += piece
         reader.finish()
     assert found == data
-    # What is there already is not written again.
+    # A blob that is there already is not written again.
     with store.writing() as writer:
         writer.write(data)
         assert writer.finish() == digest

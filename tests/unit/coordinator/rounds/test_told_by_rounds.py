@@ -1,4 +1,4 @@
-"""What the rounds, the uploads and the database tell the metrics, where no process is needed to see it."""
+"""What rounds, uploads and the database tell the metrics, as far as no process is needed to see it."""
 
 import asyncio
 import errno
@@ -44,7 +44,7 @@ class Nobody:
         pass
 
 
-def test_a_driver_tells_of_its_job_of_a_failure_and_of_its_return(tmp_path):
+def test_a_driver_reports_its_job_a_failure_and_its_return(tmp_path):
     async def run():
         job = job_document()
         rounds = job.rounds
@@ -74,7 +74,7 @@ def test_a_driver_tells_of_its_job_of_a_failure_and_of_its_return(tmp_path):
         assert told("round_deadline_seconds") == limits.training + rounds.max_attempts * attempt
         assert before <= told("round_started_timestamp_seconds") <= time.time()
         assert metrics.value("aggregation_cpu_seconds_total", job=job.name, phase="training") > 0
-        # One failure: the attempt could not be stored; then the pause could.
+        # One failure: storing the attempt fails, then storing the pause works.
         database.failures = 1
         for name in ("m0", "m1", "m2"):
             await driver.carry_out(ev.SaidReady(name, driver.state.round, driver.state.version))
@@ -92,7 +92,7 @@ def test_a_driver_tells_of_its_job_of_a_failure_and_of_its_return(tmp_path):
     asyncio.run(run())
 
 
-def test_after_a_restart_a_round_is_as_old_as_it_is(tmp_path):
+def test_a_restart_does_not_change_the_age_of_a_round(tmp_path):
     async def run():
         job = job_document()
         database = open_database(f"sqlite:///{tmp_path}/tacit.db")
@@ -116,7 +116,7 @@ def test_after_a_restart_a_round_is_as_old_as_it_is(tmp_path):
 
 
 class Sink:
-    """Gives each whole upload the verdict that it was made with."""
+    """Gives each complete upload the verdict that it was made with."""
 
     def __init__(self, desk, accept):
         self.desk, self.accept = desk, accept
@@ -139,7 +139,7 @@ async def take(desk, member, data, sink, upto=None):
 
 
 @pytest.mark.parametrize("end", ["accept", "reject", "close"])
-def test_the_spool_is_as_large_as_what_waits_in_it(end):
+def test_the_spool_counts_the_bytes_that_wait_in_it(end):
     async def run():
         desk = UploadDesk()
         desk.open(ATTEMPT, frozenset("ab"), VALUES, 32)
@@ -148,7 +148,7 @@ def test_the_spool_is_as_large_as_what_waits_in_it(end):
         assert desk.spooled == 700
         if end != "close":
             await take(desk, "b", data, Sink(desk, end == "accept"))
-            # Its verdict was given: only what the other has sent so far still lies there.
+            # b's upload has its verdict, so only a's part is still spooled.
             assert desk.spooled == 700
         desk.close(ATTEMPT, keep_sum=True)
         desk.close(ATTEMPT, keep_sum=False)
@@ -157,7 +157,7 @@ def test_the_spool_is_as_large_as_what_waits_in_it(end):
     asyncio.run(run())
 
 
-def test_a_disk_that_takes_no_upload_is_counted(monkeypatch):
+def test_a_disk_that_refuses_an_upload_is_counted(monkeypatch):
     async def run():
         metrics = Metrics("test")
         desk = UploadDesk(None, metrics.store_failed)

@@ -1,4 +1,4 @@
-"""The table of a job's states: the machine keeps to it, the page draws it, and no row of it is idle."""
+"""The table of a job's states: the machine keeps to it, the page draws it, and every row happens."""
 
 from html import escape
 
@@ -21,13 +21,13 @@ def test_the_picture_is_drawn_from_the_table():
 
 @pytest.mark.parametrize("row", TRANSITIONS, ids=lambda row: f"{row.source.__name__}-{row.target.__name__}")
 def test_a_transition_that_is_not_in_the_table_fails(row, monkeypatch):
-    """Without the row, the runs that the row came from fail."""
+    """Without a row, the runs that make its transition fail."""
     monkeypatch.setattr(transitions, "TRANSITIONS", tuple(each for each in TRANSITIONS if each is not row))
     with pytest.raises(AssertionError, match="the table has no"):
         [run() for run in RUNS]
 
 
-def test_every_row_is_made():
+def test_every_row_happens():
     made = {(source, target) for run in RUNS for source, _, target in run().transitions}
     assert {(row.source, row.target) for row in TRANSITIONS} <= made
 
@@ -37,7 +37,7 @@ def to_the_end():
 
 
 def paused_in(phase):
-    """Paused in a state, and resumed."""
+    """Pauses in a state, and resumes."""
     fleet = Fleet(3, job=job_document(count=1)).connect()
     fleet.run(lambda: isinstance(fleet.state.phase, phase))
     fleet.post(ev.Pause())
@@ -46,7 +46,7 @@ def paused_in(phase):
 
 
 def attempt_lost():
-    """All members but one leave in the share phase, and come back."""
+    """All members but one leave in the share phase and come back."""
     fleet = Fleet(3, job=job_document(count=1))
 
     def lose(name, arriving):

@@ -24,7 +24,7 @@ VALUES = 1000
 
 
 class Judge:
-    """Takes whole uploads, and accepts them unless told otherwise."""
+    """Takes complete uploads, and accepts them unless told otherwise."""
 
     def __init__(self, desk, accept=True):
         self.desk, self.accept, self.seen = desk, accept, []
@@ -56,7 +56,7 @@ def opened(bits=32, members=("a", "b")):
     return desk
 
 
-def test_whole_uploads_are_hashed_and_summed_in_the_ring():
+def test_complete_uploads_are_hashed_and_summed_in_the_ring():
     async def run():
         desk = opened()
         judge = Judge(desk)
@@ -71,7 +71,7 @@ def test_whole_uploads_are_hashed_and_summed_in_the_ring():
 
 
 @pytest.mark.parametrize("bits", [8, 13, 20, 31])
-def test_a_smaller_ring_is_packed_and_wraps_where_it_ends(bits):
+def test_a_smaller_ring_is_packed_and_wraps_at_its_size(bits):
     async def run():
         desk = opened(bits=bits)
         judge = Judge(desk)
@@ -86,7 +86,7 @@ def test_a_smaller_ring_is_packed_and_wraps_where_it_ends(bits):
     asyncio.run(run())
 
 
-def test_bits_behind_the_last_value_are_refused_before_anything_is_added():
+def test_bits_after_the_last_value_are_refused_before_anything_is_added():
     async def run():
         desk = UploadDesk()
         desk.open(ATTEMPT, frozenset("a"), 1001, 13)
@@ -103,7 +103,7 @@ def test_bits_behind_the_last_value_are_refused_before_anything_is_added():
     asyncio.run(run())
 
 
-def test_an_upload_cut_at_sixty_percent_adds_nothing_and_goes_on_where_it_stopped():
+def test_an_upload_cut_at_sixty_percent_adds_nothing_and_continues():
     async def run():
         desk = opened()
         judge = Judge(desk)
@@ -133,7 +133,7 @@ def test_an_upload_cut_at_sixty_percent_adds_nothing_and_goes_on_where_it_stoppe
     asyncio.run(run())
 
 
-def test_an_end_before_the_end_is_not_the_end():
+def test_a_stream_that_ends_early_does_not_complete_the_upload():
     async def run():
         desk = opened()
         data = vector(3).tobytes()
@@ -150,7 +150,7 @@ def test_an_end_before_the_end_is_not_the_end():
         ("a", AttemptId("questions", 1, 2), Reason.REASON_ATTEMPT_STALE),
     ],
 )
-def test_who_was_not_asked_is_not_taken(member, attempt, reason):
+def test_an_upload_nobody_asked_for_is_refused(member, attempt, reason):
     async def run():
         desk = opened()
         judge = Judge(desk)
@@ -174,7 +174,7 @@ def test_more_bytes_than_the_context_fixes_are_refused():
     asyncio.run(run())
 
 
-def test_a_rejected_vector_is_not_in_the_sum_and_its_sender_hears_why():
+def test_a_rejected_vector_is_not_summed_and_its_sender_hears_why():
     async def run():
         desk = opened()
         data = vector(0).tobytes()
@@ -185,7 +185,7 @@ def test_a_rejected_vector_is_not_in_the_sum_and_its_sender_hears_why():
     asyncio.run(run())
 
 
-def test_closing_answers_whoever_waits_and_takes_nothing_more():
+def test_closing_answers_waiting_members_and_takes_nothing_more():
     async def run():
         desk = opened()
 
@@ -230,7 +230,7 @@ def test_the_newer_of_two_streams_of_one_member_wins():
     asyncio.run(run())
 
 
-def test_another_message_for_the_same_vector_is_a_conflict():
+def test_a_second_message_for_the_same_vector_is_a_conflict():
     async def run():
         desk = opened()
         judge = Judge(desk)
@@ -242,7 +242,7 @@ def test_another_message_for_the_same_vector_is_a_conflict():
     asyncio.run(run())
 
 
-def test_an_older_stream_that_trickles_in_after_a_newer_one_is_cut_off():
+def test_an_older_stream_that_trickles_in_is_cut_off_by_a_newer_one():
     async def run():
         desk = opened()
         judge = Judge(desk)
@@ -270,7 +270,7 @@ def test_an_older_stream_that_trickles_in_after_a_newer_one_is_cut_off():
 
 
 class Counted(bytes):
-    """A chunk that says when it is gone."""
+    """A chunk that counts how many chunks are alive."""
 
     alive = 0
 
@@ -282,7 +282,7 @@ class Counted(bytes):
         type(self).alive -= 1
 
 
-def test_who_waits_for_a_chunk_or_for_the_verdict_holds_none():
+def test_nobody_holds_a_chunk_while_waiting_for_the_next_or_the_verdict():
     async def run():
         desk = opened()
         data = vector(7).tobytes()
@@ -345,7 +345,7 @@ def test_the_service_holds_no_message_while_it_waits_for_the_next():
     asyncio.run(run())
 
 
-def test_a_stream_is_read_when_it_has_its_turn_and_holds_it_no_longer_than_that():
+def test_a_stream_is_read_in_its_turn_which_ends_with_the_read():
     class Stream:
         def __init__(self):
             self.read_begun, self.arrives = asyncio.Event(), asyncio.Event()
@@ -366,7 +366,7 @@ def test_a_stream_is_read_when_it_has_its_turn_and_holds_it_no_longer_than_that(
         assert not second.read_begun.is_set()
         first.arrives.set()
         await reading[0]
-        # The first one's chunk is being worked on; its stream is not.
+        # The first chunk is being processed, but the turn is free again.
         async with asyncio.timeout(20):
             await second.read_begun.wait()
         second.arrives.set()
@@ -378,7 +378,7 @@ def test_a_stream_is_read_when_it_has_its_turn_and_holds_it_no_longer_than_that(
 
 
 @pytest.mark.parametrize("keep_sum", [True, False])
-def test_the_end_of_the_uploads_gives_their_memory_back(keep_sum, monkeypatch):
+def test_the_end_of_uploads_gives_their_memory_back(keep_sum, monkeypatch):
     given = []
     monkeypatch.setattr(heap, "give_back", lambda: given.append(True))
     desk = opened()
@@ -387,7 +387,7 @@ def test_the_end_of_the_uploads_gives_their_memory_back(keep_sum, monkeypatch):
     assert given == [True]
 
 
-def test_a_disk_that_takes_no_spool_is_named_once_and_the_upload_goes_on_when_it_does(tmp_path, monkeypatch):
+def test_a_full_spool_is_logged_once_and_the_upload_continues_later(tmp_path, monkeypatch):
     monkeypatch.setattr(uploads, "_FULL_PAUSE", 0)
     folder, failures = tmp_path / "spool", []
 

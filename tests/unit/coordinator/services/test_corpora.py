@@ -569,7 +569,7 @@ async def test_who_is_revoked_or_no_member_gives_nothing(house):
     # Whoever is revoked while its file is judged: the row is what counts.
     await house.database.run(lambda s: records.revoke_member(s, "south", 9))
     offered = records.CorpusOffered(bytes(32), 1, 1, "none", b"s", b"s", b"c")
-    with pytest.raises(records.OutOfOrder, match="south is no member any more"):
+    with pytest.raises(records.OutOfOrder, match="south is no longer a member"):
         await house.database.run(lambda s: records.keep_corpus(s, "questions", "south", offered, 9))
     assert await house.rows() == []
 
@@ -584,7 +584,7 @@ async def test_a_file_of_who_is_revoked_meanwhile_becomes_no_blob(house):
     await house.database.run(lambda s: records.revoke_member(s, "north", 9))
     await call.write(pb.CorpusUpload(data=FILE[30:]))
     await call.done_writing()
-    refused(await call, NOT_WANTED, "north is no member any more")
+    refused(await call, NOT_WANTED, "north is no longer a member")
     assert hashlib.sha256(FILE).hexdigest() not in house.blobs()
     assert (house.partials(), await house.rows()) == ([], [])
 

@@ -1,4 +1,4 @@
-"""A database for each test, of both kinds: SQLite in a file, and a database of a real PostgreSQL server."""
+"""A database of each kind for each test: a SQLite file, and a database of a real PostgreSQL server."""
 
 from collections.abc import Iterator
 from pathlib import Path

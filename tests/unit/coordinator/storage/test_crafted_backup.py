@@ -1,7 +1,7 @@
-"""A backup that somebody made up, and a folder that somebody prepared: sentences without a row's values, and no byte
-outside the folder that is restored into.
+"""Forged backups and prepared target folders: a restore names the fault without a row's values, and writes no byte
+outside its folder.
 
-Digests are no obstacle: whoever writes a backup writes them too.
+Digests are no obstacle, because whoever writes a backup writes them too.
 """
 
 import hashlib
@@ -60,7 +60,7 @@ def _run(*words: str) -> None:
 
 
 def forged(of: backup.Snapshot, table: str, change) -> backup.Snapshot:
-    """The backup with other lines in one table, and every digest right. change: from the rows to lines."""
+    """The backup with changed lines in one table and correct digests. `change` makes lines from the rows."""
     part = next(part for part in of.manifest.tables if part.name == table)
     rows = [json.loads(line) for line in of.table(part).read_bytes().splitlines()]
     lines = b"".join(line + b"\n" for line in change(rows, [column.name for column in part.columns]))
@@ -111,7 +111,7 @@ CRAFTED = {
 
 
 @pytest.mark.parametrize("name", CRAFTED)
-def test_crafted_rows_are_a_sentence_without_their_values(made, tmp_path, name):
+def test_forged_rows_are_refused_without_showing_their_values(made, tmp_path, name):
     with pytest.raises(BackupDamaged) as refused:
         restored(forged(made, *CRAFTED[name]), f"sqlite:///{tmp_path / 'restored.db'}")
     shown = "".join(traceback.format_exception(refused.value))
@@ -121,7 +121,7 @@ def test_crafted_rows_are_a_sentence_without_their_values(made, tmp_path, name):
 
 
 def listed(made: backup.Snapshot, change: dict[str, Any]) -> Path:
-    """A snapshot whose list says something else, under the name that its digest gives it."""
+    """A snapshot with a changed list, under the name that fits its digest."""
     data = json.dumps({**json.loads(made.manifest.canonical()), **change}).encode()
     path = made.folder / f"snapshot-29990101T000000.000Z-{hashlib.sha256(data).hexdigest()[:16]}.json"
     path.write_bytes(data)
@@ -142,7 +142,7 @@ def listed(made: backup.Snapshot, change: dict[str, Any]) -> Path:
     ],
     ids=lambda change: str(change)[:40],
 )
-def test_a_crafted_list_is_a_short_sentence(made, change):
+def test_a_forged_list_is_refused_in_a_short_sentence(made, change):
     listed(made, change)
     with pytest.raises(BackupDamaged) as refused:
         backup.newest(made.folder).check()
@@ -150,7 +150,7 @@ def test_a_crafted_list_is_a_short_sentence(made, change):
 
 
 @pytest.mark.parametrize("table", ["jobs", "journal"])
-def test_a_backup_without_a_table_or_column_is_a_sentence(made, tmp_path, table):
+def test_a_backup_without_a_table_or_column_is_refused(made, tmp_path, table):
     tables = json.loads(made.manifest.canonical())["tables"]
     listed(made, {"tables": [each for each in tables if each["name"] != table]})
     with pytest.raises(BackupDamaged, match=table):
@@ -167,7 +167,7 @@ def test_a_backup_without_a_table_or_column_is_a_sentence(made, tmp_path, table)
 
 
 def test_a_backup_with_links_is_refused(made, tmp_path):
-    """As root a restore reads what the backup's writer cannot, and a pipe would keep it waiting."""
+    """As root, a restore could read what the backup's author cannot, and a pipe would keep it waiting."""
     blob = made.blob(made.manifest.blobs[0])
     elsewhere = tmp_path / "elsewhere"
     blob.rename(elsewhere)
@@ -179,7 +179,7 @@ def test_a_backup_with_links_is_refused(made, tmp_path):
     blob.unlink()
     os.mkfifo(blob)
     for use in (made.check, lambda: restore_blobs(made, target)):
-        with pytest.raises(BackupDamaged, match="is no file"):
+        with pytest.raises(BackupDamaged, match="is not a file"):
             use()
     blob.unlink()
     elsewhere.rename(blob)
@@ -192,7 +192,7 @@ def test_a_backup_with_links_is_refused(made, tmp_path):
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """What the attacker wants to be overwritten."""
+    """A file that the attacker wants to have overwritten."""
     path = tmp_path / "outside" / "root.key"
     path.parent.mkdir()
     path.write_bytes(b"untouched")
@@ -211,7 +211,7 @@ LINKS = {
 
 @pytest.mark.parametrize("link", LINKS)
 def test_a_link_in_the_target_leads_nowhere(with_keys, tmp_path, outside, link):
-    """The attack: who can write into the target folder points a name there at a file of somebody else's."""
+    """The attacker can write into the target folder, and points a name there at somebody else's file."""
     name, where = LINKS[link]
     target = tmp_path / "new"
     (target / name).parent.mkdir(parents=True)
@@ -234,7 +234,7 @@ def test_a_restore_into_an_empty_folder_brings_the_keys(whole, with_keys, tmp_pa
 
 
 def test_a_link_that_appears_during_the_restore_is_not_followed(tmp_path, outside):
-    """`check_no_links` has looked by then; the files of keys are safe without it."""
+    """`check_no_links` ran before it appeared; key files are safe without that check."""
     target = tmp_path / "new"
     target.mkdir()
     check_no_links(target)
@@ -250,7 +250,7 @@ def test_a_link_that_appears_during_the_restore_is_not_followed(tmp_path, outsid
         write_secret(target, "authority/other.key", b"theirs")
     assert (target / "authority" / "root.key").read_bytes() == b"ours"
     assert outside.read_bytes() == b"untouched"
-    # The same again, as after a restore that was killed; another content is not written over.
+    # Again, as after a killed restore. Other content is not overwritten.
     write_secret(target, "authority/root.key", b"ours")
-    with pytest.raises(BackupRefused, match="another one"):
+    with pytest.raises(BackupRefused, match="exists with other content"):
         write_secret(target, "authority/root.key", b"new!")

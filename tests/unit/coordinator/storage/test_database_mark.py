@@ -31,7 +31,7 @@ def note(url, *subjects):
     return head
 
 
-def test_the_same_database_is_taken_and_an_older_mark_is_too(marked, database_url):
+def test_the_same_database_passes_and_so_does_an_older_mark(marked, database_url):
     mark.check(marked, database_url)
     mark.keep(marked, database_url, note(database_url, "one"))
     note(database_url, "two", "three")
@@ -39,20 +39,20 @@ def test_the_same_database_is_taken_and_an_older_mark_is_too(marked, database_ur
     assert marked.stat().st_mode & 0o777 == 0o600
 
 
-def test_without_a_mark_any_database_is_taken(tmp_path):
+def test_without_a_mark_any_database_passes(tmp_path):
     mark.check(tmp_path / "database.json", f"sqlite:///{tmp_path / 'none.db'}")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_another_place_is_named_with_the_variable(marked, tmp_path):
+def test_another_place_is_refused_with_the_variable_to_set(marked, tmp_path):
     other = f"sqlite:///{tmp_path / 'other.db'}"
     note(other, "somebody", "else")
     for look in (mark.check, mark.check_place):
-        with pytest.raises(DatabaseUnexpected, match=r"other\.db: set TACIT_DATABASE_URL as the service has it"):
+        with pytest.raises(DatabaseUnexpected, match=r"other\.db; set TACIT_DATABASE_URL as the service has it"):
             look(marked, other)
 
 
-def test_a_file_that_is_gone_is_not_made_anew(marked, tmp_path, database_url, sqlite_only):
+def test_a_missing_database_file_is_not_created(marked, tmp_path, database_url, sqlite_only):
     (tmp_path / "tacit.db").unlink()
     with pytest.raises(DatabaseUnexpected, match=r"is not there.* restore a backup.*--new-database"):
         mark.check(marked, database_url)
@@ -63,11 +63,11 @@ def test_a_file_that_is_gone_is_not_made_anew(marked, tmp_path, database_url, sq
     open_database(database_url).close()
     with pytest.raises(DatabaseUnexpected, match="is empty"):
         mark.check(marked, database_url)
-    # Whom it is restored to may be empty.
+    # A database to restore into may be empty.
     mark.check_place(marked, database_url)
 
 
-def test_an_older_state_and_another_history_at_the_same_place_are_refused(marked, database_url):
+def test_an_older_state_or_another_history_is_refused(marked, database_url):
     head = note(database_url, "one")
     mark.keep(marked, database_url, records.Head(head.id + 1, bytes(32)))
     with pytest.raises(DatabaseUnexpected, match="an older copy"):
@@ -82,7 +82,7 @@ def test_two_new_databases_are_never_the_same(tmp_path):
     for number in range(2):
         database = open_database(f"sqlite:///{tmp_path / f'{number}.db'}")
         heads.add(database.run_now(lambda s: mark.begin(s, 1)))
-        # Once there is an entry none is added.
+        # A journal with an entry gets no other first one.
         assert database.run_now(lambda s: mark.begin(s, 2)).id == 1
         database.close()
     assert len(heads) == 2
@@ -98,18 +98,18 @@ def test_two_new_databases_are_never_the_same(tmp_path):
     ],
     ids=["sqlite", "driver", "port", "socket"],
 )
-def test_a_place_is_one_however_it_is_spelt_and_never_a_password(url, place):
+def test_a_place_has_one_spelling_and_never_a_password(url, place):
     assert mark.place(url) == place
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b'{"schema":1}'], ids=["empty", "nothing", "half"])
-def test_a_damaged_mark_is_a_sentence(marked, database_url, damage):
+def test_a_damaged_mark_is_refused_in_a_sentence(marked, database_url, damage):
     marked.write_bytes(damage)
     with pytest.raises(DatabaseUnusable, match="--new-database"):
         mark.check(marked, database_url)
 
 
-def test_a_server_that_does_not_answer_is_said_in_sentences():
+def test_a_server_that_does_not_answer_is_a_readable_error():
     for opening in (lambda: open_database("postgresql+psycopg://tacit@127.0.0.1:1/tacit"), _read_away):
         with pytest.raises(DatabaseUnusable, match=r"refused\. Is the server running .*connections\?; check the URL"):
             opening()
@@ -120,7 +120,7 @@ def _read_away():
         pass
 
 
-def test_words_of_a_driver_are_one_line():
+def test_the_words_of_a_driver_fit_on_one_line():
     from sqlalchemy.exc import OperationalError
 
     said = OperationalError("SELECT", {}, Exception("first\n\tSecond?\nthird:\n fourth"))

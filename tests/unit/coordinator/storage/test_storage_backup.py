@@ -1,4 +1,4 @@
-"""Backups: what is in one, what breaks off, what is damaged, and what a restore leaves to members."""
+"""Backups: their content, interruption, damage, and what a restore means for members."""
 
 import hashlib
 import subprocess
@@ -29,7 +29,7 @@ from tests.support.postgres import Postgres
 from tests.support.stored_job import SECRET, fill
 
 FEDERATION = b"f" * 32
-# Long after whatever `fill` writes.
+# Long after everything that `fill` writes.
 MADE_MS = 1_800_000_000_000
 HOUR_MS = 3_600_000
 
@@ -86,10 +86,10 @@ def restored(of: backup.Snapshot, url: str, **options) -> tuple[Database, restor
     return database, restore_rows(of, database, **given)
 
 
-# ---- what is in one -------------------------------------------------------------------------------------------------
+# ---- content --------------------------------------------------------------------------------------------------------
 
 
-def test_all_of_one_database_comes_back_in_another(database, database_url, store, folder, target_url, tmp_path):
+def test_a_whole_database_comes_back_in_another(database, database_url, store, folder, target_url, tmp_path):
     job = fill(database, store)
     before = rows(database_url)
     assert all(found for name, found in before.items() if name != "restored_members"), before
@@ -103,7 +103,7 @@ def test_all_of_one_database_comes_back_in_another(database, database_url, store
     target, done = restored(newest, target_url)
     after = rows(target_url)
     assert done.rows == sum(map(len, before.values()))
-    # Journal, rounds and attempts go on from there; nothing else is another.
+    # Journal, rounds and attempts continue from there; nothing else differs.
     for name, found in before.items():
         if name in ("journal", "rounds", "attempts", "versions", "evaluations", "dropouts"):
             open_ones = {"rounds": 1, "attempts": 1}.get(name, 0)
@@ -114,18 +114,18 @@ def test_all_of_one_database_comes_back_in_another(database, database_url, store
         target.run_now(lambda s: chain.verify(pages(s), [KeptHead(newest.manifest.head)])).head_id
         > newest.manifest.head_entry
     )
-    # Every blob that rows name is there, and nothing else.
+    # Exactly the blobs that rows name are there.
     named = {job.digest(), *job.blobs, *(row[2] for row in before["versions"])}
     states = {row[3] for row in before["server_states"]}
     assert len(states) == 4
-    # The file of an answer that was replaced is deleted: its row stands, with what was signed.
+    # The file of a replaced answer is deleted. Its row stays, with what was signed.
     files = {row[3] for row in before["corpora"] if row[3] is not None and row[-1] is None}
     assert len(files) == 1
     assert len({row[3] for row in before["corpora"]} - {None}) == 2
     named |= states | files
     assert {part.sha256 for part in newest.manifest.blobs} == named
     assert all(elsewhere.get(digest) for digest in named)
-    # It can be written to: numbers given by the database go on, too.
+    # The database can be written, and its own numbering continues.
     target.run_now(
         lambda s: records.record_evaluation(
             s, "desk", version_number=1, accuracy=0.5, loss=0.7, examples=9, data=None, now_ms=MADE_MS
@@ -140,7 +140,7 @@ def test_a_later_backup_writes_only_what_is_new(filled, store, folder):
     assert first.blobs_written > 4
     again = make(filled, store, folder, now_ms=MADE_MS + 1)
     assert (again.blobs_written, again.blobs_kept) == (0, first.blobs_written)
-    # A blob of another length than it should have is written anew.
+    # A blob whose length is wrong is written again.
     part = first.snapshot.manifest.blobs[0]
     first.snapshot.blob(part).write_bytes(b"")
     assert make(filled, store, folder, now_ms=MADE_MS + 2).blobs_written == 1
@@ -148,7 +148,7 @@ def test_a_later_backup_writes_only_what_is_new(filled, store, folder):
     backup.newest(folder).check()
 
 
-def test_old_backups_go_and_what_others_name_stays(filled, store, folder):
+def test_old_backups_are_removed_and_what_others_name_stays(filled, store, folder):
     make(filled, store, folder, keep=2)
     database = open_database(filled)
     for number in range(3):
@@ -175,8 +175,8 @@ def test_a_damaged_older_backup_keeps_everything_in_place(filled, store, folder)
     assert before <= set((folder / "parts").iterdir())
 
 
-def test_a_backup_is_of_one_moment(database, database_url, store, folder, monkeypatch):
-    """While tables are read one after the other, a round ends and another one begins."""
+def test_a_backup_shows_one_moment(database, database_url, store, folder, monkeypatch):
+    """While tables are read one after the other, a round ends and the next one begins."""
     fill(database, store)
     head = database.run_now(records.head)
     real = backup._write_table
@@ -200,7 +200,7 @@ def test_a_backup_is_of_one_moment(database, database_url, store, folder, monkey
     assert database.run_now(lambda s: len(records.load_jobs(s))) == 2
 
 
-def test_a_blob_that_the_store_lost_is_named(filled, store, folder, tmp_path):
+def test_a_blob_that_the_store_has_lost_is_named(filled, store, folder, tmp_path):
     database = open_database(filled)
     digest = database.run_now(lambda s: records.versions(s, "desk"))[1].digest
     database.close()
@@ -216,7 +216,7 @@ def test_a_blob_that_the_store_lost_is_named(filled, store, folder, tmp_path):
         made.snapshot.check()
 
 
-def test_a_journal_that_does_not_hold_is_not_backed_up(filled, store, folder):
+def test_a_broken_journal_is_not_backed_up(filled, store, folder):
     engine = create_engine(filled)
     with engine.begin() as connection:
         connection.execute(text("DROP TRIGGER journal_only_grows_update"))
@@ -226,15 +226,15 @@ def test_a_journal_that_does_not_hold_is_not_backed_up(filled, store, folder):
         make(filled, store, folder)
 
 
-def test_a_folder_of_something_else_is_left_alone(filled, store, folder):
+def test_a_folder_with_other_files_is_left_alone(filled, store, folder):
     folder.mkdir()
     (folder / "letters.txt").write_text("dear bank")
-    with pytest.raises(BackupRefused, match=r"letters.txt, which is no part of a backup"):
+    with pytest.raises(BackupRefused, match=r"letters.txt, which is not part of a backup"):
         make(filled, store, folder)
     assert [path.name for path in folder.iterdir()] == ["letters.txt"]
 
 
-def test_two_backups_do_not_write_one_folder(filled, store, folder, monkeypatch):
+def test_two_backups_cannot_write_one_folder_at_once(filled, store, folder, monkeypatch):
     inside, go_on = threading.Event(), threading.Event()
     real = backup._head
 
@@ -254,7 +254,7 @@ def test_two_backups_do_not_write_one_folder(filled, store, folder, monkeypatch)
     backup.newest(folder).check()
 
 
-def test_keys_only_where_they_were_asked_for(filled, store, folder, tmp_path):
+def test_keys_are_backed_up_only_if_requested(filled, store, folder, tmp_path):
     assert make(filled, store, folder).snapshot.manifest.keys == ()
     (tmp_path / "root.key").write_bytes(b"the key")
     made = make(filled, store, folder, keys={"authority/root.key": tmp_path / "root.key"}, now_ms=MADE_MS + 1)
@@ -297,7 +297,7 @@ _KILLED = """
             database.close()
         os._exit(0)
 
-    # Killed before its first step, its second, ... and at last not at all.
+    # Killed before its first step, its second, ... and finally not at all.
     last, status = 0, None
     while status != 0:
         last += 1
@@ -322,20 +322,20 @@ def run_killed(what: str, url: str, target: str, store: Path, folder: Path) -> i
 
 def test_a_backup_killed_at_any_step_leaves_nothing_that_passes_for_one(filled, folder, tmp_path):
     kills = run_killed("backup", filled, "", tmp_path / "store", folder)
-    # Tables, blobs, and at last the snapshot itself.
+    # Tables, blobs, and finally the snapshot itself.
     assert kills > 15
     backup.newest(folder).check()
     assert list(folder.glob(".partial-*")) == []
 
 
-def test_a_restore_killed_at_any_step_is_done_once_more(filled, store, folder, tmp_path):
+def test_a_restore_killed_at_any_step_can_be_repeated(filled, store, folder, tmp_path):
     make(filled, store, folder)
     target = f"sqlite:///{tmp_path / 'restored.db'}"
     kills = run_killed("restore", filled, target, tmp_path / "elsewhere", folder)
     assert kills >= 11
     database = open_database(target)
     assert database.run_now(lambda s: records.load_job(s, "desk")).version_number == 2
-    # Once, and only once.
+    # Exactly once.
     assert [entry.kind for entry in database.run_now(records.journal)].count("restored") == 1
     database.close()
 
@@ -353,18 +353,18 @@ def flip(path: Path) -> None:
     "harm", [flip, lambda path: path.write_bytes(path.read_bytes()[:-1]), Path.unlink], ids=["bit", "short", "gone"]
 )
 @pytest.mark.parametrize("what", ["members", "journal", "blob", "snapshot"])
-def test_what_is_damaged_is_named_and_nothing_is_restored(filled, store, folder, what, harm):
+def test_damage_is_named_and_nothing_is_restored(filled, store, folder, what, harm):
     made = make(filled, store, folder).snapshot
     tables = {part.name: made.table(part) for part in made.manifest.tables}
     path = {"blob": made.blob(made.manifest.blobs[0]), "snapshot": made.path, **tables}[what]
     harm(path)
-    expected = path.name if path.exists() or what != "snapshot" else "no whole backup"
+    expected = path.name if path.exists() or what != "snapshot" else "no complete backup"
     with pytest.raises(BackupDamaged, match=expected):
         backup.newest(folder).check()
 
 
-def test_rows_that_were_made_up_do_not_pass(filled, store, folder, tmp_path):
-    """Somebody who can write digests cannot make a journal that holds."""
+def test_forged_rows_with_correct_digests_are_refused(filled, store, folder, tmp_path):
+    """A forger who can write digests still cannot make the journal's chain hold."""
     made = make(filled, store, folder).snapshot
     part = next(part for part in made.manifest.tables if part.name == "journal")
     forged = made.table(part).read_bytes().replace(b'"desk-north"', b'"desk-southX"')
@@ -375,10 +375,10 @@ def test_rows_that_were_made_up_do_not_pass(filled, store, folder, tmp_path):
         for each in made.manifest.tables
     )
     fake = backup._reveal(folder, made.manifest.model_copy(update={"tables": tables, "made_ms": MADE_MS + 1}))
-    with pytest.raises(BackupDamaged, match="does not hold"):
+    with pytest.raises(BackupDamaged, match="is broken"):
         fake.check()
     database = open_database(f"sqlite:///{tmp_path / 'restored.db'}")
-    with pytest.raises(BackupDamaged, match="does not hold"):
+    with pytest.raises(BackupDamaged, match="is broken"):
         restore_rows(fake, database, revoke=(), now_ms=MADE_MS, by="op")
     check_empty(database)
     database.close()
@@ -395,7 +395,7 @@ def test_a_database_that_is_not_empty_is_left_alone(filled, store, folder, targe
     database.close()
 
 
-def test_a_restore_waits_for_nobody_who_serves(filled, target_url, monkeypatch):
+def test_a_restore_is_refused_while_a_coordinator_serves(filled, target_url, monkeypatch):
     monkeypatch.setattr("coordinator.storage.database.TAKEOVER_MS", 100)
     serving = open_database(target_url, sole=True)
     with pytest.raises(DatabaseInUse):
@@ -403,14 +403,14 @@ def test_a_restore_waits_for_nobody_who_serves(filled, target_url, monkeypatch):
     serving.close()
 
 
-def test_a_backup_of_newer_software_is_refused(filled, store, folder, tmp_path):
+def test_a_backup_by_newer_software_is_refused(filled, store, folder, tmp_path):
     made = make(filled, store, folder).snapshot
     newer = backup._reveal(folder, made.manifest.model_copy(update={"revision": "9999", "software": "7.0"}))
-    with pytest.raises(BackupRefused, match=r"newer software than this \(its database is at 9999\); .* 7\.0"):
+    with pytest.raises(BackupRefused, match=r"newer software wrote .* \(its database is at 9999\); .* 7\.0"):
         restored(newer, f"sqlite:///{tmp_path / 'restored.db'}")
 
 
-def test_a_backup_of_the_first_schema_is_restored_at_the_next_one(
+def test_a_backup_of_the_first_schema_is_restored_into_the_next_one(
     filled, store, folder, target_url, tmp_path, monkeypatch
 ):
     made = make(filled, store, folder)
@@ -425,15 +425,15 @@ def test_a_backup_of_the_first_schema_is_restored_at_the_next_one(
     target.close()
 
 
-# ---- what members are left with -------------------------------------------------------------------------------------
+# ---- what it means for members --------------------------------------------------------------------------------------
 
 
-def test_no_number_of_a_round_or_attempt_is_said_again(filled, store, folder, target_url):
+def test_no_round_or_attempt_number_is_used_again(filled, store, folder, target_url):
     made = make(filled, store, folder).snapshot
     database, done = restored(made, target_url)
     assert done.jobs == (("desk", 2),)
     job = database.run_now(lambda s: records.load_job(s, "desk"))
-    # Round 3 with attempt 3 was open: it is over, and so is the gap; none of it counts as a failure.
+    # Round 3 with attempt 3 was open. It is over, and so is the gap; neither counts as a failure.
     assert (job.round, job.attempt, job.round_open, job.failed_rounds) == (3 + GAP, 3 + GAP, False, 0)
     assert (job.version_number, job.status) == (2, JobStatus.PAUSED)
     found = database.run_now(lambda s: records.rounds(s, "desk"))
@@ -445,7 +445,7 @@ def test_no_number_of_a_round_or_attempt_is_said_again(filled, store, folder, ta
     database.close()
 
 
-def test_a_finished_job_stays_as_it_is(filled, store, folder, tmp_path):
+def test_a_finished_job_is_unchanged(filled, store, folder, tmp_path):
     database = open_database(filled)
     database.run_now(lambda s: records.abandon_open_attempts(s, 1, Reason.REASON_INTERNAL))
     database.run_now(lambda s: records.set_job_status(s, "desk", JobStatus.ABORTED, None, 1))
@@ -456,8 +456,8 @@ def test_a_finished_job_stays_as_it_is(filled, store, folder, tmp_path):
     target.close()
 
 
-def test_an_invitation_that_was_open_is_not_good_any_more(filled, store, folder, tmp_path):
-    """It may have been spent after the backup; the token is for one use."""
+def test_an_open_invitation_is_withdrawn(filled, store, folder, tmp_path):
+    """It may have been redeemed after the backup, and a token is redeemed once."""
     with snapshot.of_database(filled) as connection:
         token = connection.scalar(text("SELECT token_id FROM tokens WHERE member = 'desk-south'"))
     target, _ = restored(make(filled, store, folder).snapshot, f"sqlite:///{tmp_path / 'restored.db'}")
@@ -467,7 +467,7 @@ def test_an_invitation_that_was_open_is_not_good_any_more(filled, store, folder,
     target.close()
 
 
-def test_who_was_revoked_since_is_revoked_in_the_same_step(filled, store, folder, tmp_path):
+def test_a_member_revoked_since_is_revoked_in_the_same_step(filled, store, folder, tmp_path):
     made = make(filled, store, folder).snapshot
     with pytest.raises(NotFound, match="nobody"):
         restored(made, f"sqlite:///{tmp_path / 'a.db'}", revoke=("nobody",))
@@ -488,21 +488,21 @@ def test_a_certificate_renewed_since_is_let_in_once(filled, store, folder, targe
         found = database.run_now(lambda s: records.let_in(s, name, der, **given))
         return found is not None and found.admits(hashlib.sha256(der).digest(), now_ms)
 
-    # From before the backup: then it would be in it.
+    # Issued before the backup, so the backup would contain it.
     assert not try_("desk-north", "stolen long ago", MADE_MS - HOUR_MS)
-    # Issued right after, and backdated five minutes.
+    # Issued right after it, and backdated five minutes.
     assert try_("desk-north", "renewed", MADE_MS - 5 * 60 * 1000 + 1)
     now = database.run_now(lambda s: served(s, "desk-north"))
     assert now is not None
     assert now.certificate == b"desk-north renewed"
-    # A second one of the time that nobody remembers is not believed.
+    # A second one from the forgotten time is not believed.
     assert not try_("desk-north", "renewed by a thief", MADE_MS + 1)
     assert not try_("nobody", "made up", MADE_MS + 1)
     assert not try_("desk-south", "only invited", MADE_MS + 1)
     # Revoked in the meantime.
     database.run_now(lambda s: records.revoke_member(s, "desk-east", MADE_MS + HOUR_MS))
     assert not try_("desk-east", "renewed", MADE_MS + 1)
-    # Each certificate that was sent away is told of once.
+    # Each refused certificate is noted once.
     assert not try_("desk-east", "renewed", MADE_MS + 1)
     told = [(e.kind, e.subject, e.fields.get("reason")) for e in database.run_now(records.journal)]
     at = told.index(("restored", "coordinator", None))
@@ -519,8 +519,8 @@ def test_a_certificate_renewed_since_is_let_in_once(filled, store, folder, targe
     database.close()
 
 
-def test_once_a_member_has_renewed_nothing_older_is_believed(filled, store, folder, tmp_path):
-    """It came with the certificate of the backup and renewed; one from between the two is somebody else's."""
+def test_after_a_member_has_renewed_nothing_older_is_believed(filled, store, folder, tmp_path):
+    """The member came with the backup's certificate and renewed. A certificate from between the two is a thief's."""
     database, _ = restored(make(filled, store, folder).snapshot, f"sqlite:///{tmp_path / 'restored.db'}")
     times = {"begins_ms": MADE_MS, "expires_ms": MADE_MS + 9 * HOUR_MS}
     using = hashlib.sha256(b"certificate of desk-north").digest()
@@ -545,15 +545,15 @@ def test_once_a_member_has_renewed_nothing_older_is_believed(filled, store, fold
     database.close()
 
 
-def test_a_member_heard_again_tells_how_far_its_ledger_is(filled, store, folder, tmp_path):
+def test_a_member_that_is_heard_again_reports_its_ledger(filled, store, folder, tmp_path):
     target, _ = restored(make(filled, store, folder).snapshot, f"sqlite:///{tmp_path / 'restored.db'}")
-    # The backup knows of 40; the member is at 55 by now, and nobody is refused for that.
+    # The backup knows 40, and the member is at 55 by now. That is no reason to refuse it.
     assert target.run_now(lambda s: records.heard_ledger(s, "desk-north", b"l" * 16, 55)) == 40
     assert target.run_now(lambda s: records.heard_ledger(s, "desk-north", b"l" * 16, 41)) == 55
     target.close()
 
 
-def test_half_a_blob_from_a_restore_that_was_killed_goes_on(filled, store, folder, tmp_path):
+def test_a_blob_half_restored_before_a_kill_is_continued(filled, store, folder, tmp_path):
     made = make(filled, store, folder).snapshot
     elsewhere = open_blobs(f"file://{tmp_path / 'elsewhere'}")
     part = made.manifest.blobs[0]
@@ -563,13 +563,13 @@ def test_half_a_blob_from_a_restore_that_was_killed_goes_on(filled, store, folde
     assert elsewhere.get(part.sha256) == made.blob(part).read_bytes()
 
 
-def test_what_is_no_backup_is_a_sentence(tmp_path, filled, store, folder):
-    with pytest.raises(BackupDamaged, match="no whole backup"):
+def test_a_missing_backup_is_a_sentence(tmp_path, filled, store, folder):
+    with pytest.raises(BackupDamaged, match="no complete backup"):
         backup.newest(tmp_path / "nowhere")
     made = make(filled, store, folder)
     assert backup.newest(folder, made.snapshot.path.stem).path == made.snapshot.path
     with pytest.raises(BackupDamaged, match="no snapshot other"):
         backup.newest(folder, "other")
     made.snapshot.path.unlink()
-    with pytest.raises(BackupDamaged, match="no whole backup"):
+    with pytest.raises(BackupDamaged, match="no complete backup"):
         backup.newest(folder)

@@ -1,4 +1,4 @@
-"""Blobs: whole or not at all, verified, resumable."""
+"""Blobs: complete or absent, verified, resumable."""
 
 import hashlib
 import os
@@ -51,7 +51,7 @@ def upload(store: BlobStore, data: bytes, *, piece: int = 1000) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"x", DATA], ids=["empty", "one byte", "10 KiB"])
-def test_what_is_put_can_be_read(store, data):
+def test_a_stored_blob_can_be_read(store, data):
     digest = store.put(data)
     assert digest == digest_of(data)
     assert store.has(digest)
@@ -59,7 +59,7 @@ def test_what_is_put_can_be_read(store, data):
     assert store.size(digest) == store.received(digest) == len(data)
 
 
-def test_what_is_removed_is_gone_and_can_be_put_again(store):
+def test_a_removed_blob_is_gone_and_can_be_stored_again(store):
     other = store.put(b"other")
     digest = store.put(DATA)
     assert store.remove(digest)
@@ -72,7 +72,7 @@ def test_what_is_removed_is_gone_and_can_be_put_again(store):
     assert store.get(digest) == DATA
 
 
-def test_what_may_not_be_removed_is_said(local, tmp_path, monkeypatch):
+def test_a_blob_that_cannot_be_removed_is_a_sentence(local, tmp_path, monkeypatch):
     digest = local.put(DATA)
 
     def refuse(_path):
@@ -84,18 +84,18 @@ def test_what_may_not_be_removed_is_said(local, tmp_path, monkeypatch):
     assert path_of(tmp_path, digest).exists()
 
 
-def test_parts_of_a_blob(store):
+def test_a_blob_can_be_read_in_parts(store):
     digest = store.put(DATA)
     assert store.read(digest, 0, 10) == DATA[:10]
     assert store.read(digest, 300, 1000) == DATA[300:1300]
     assert store.read(digest, len(DATA) - 5, 1000) == DATA[-5:]
     assert store.read(digest, len(DATA), 1000) == b""
     for offset in (-1, len(DATA) + 1):
-        with pytest.raises(BlobRejected, match="lies outside"):
+        with pytest.raises(BlobRejected, match="is outside"):
             store.read(digest, offset, 10)
 
 
-def test_what_is_not_there_is_a_sentence(store):
+def test_a_missing_blob_is_a_sentence(store):
     digest = digest_of(b"never stored")
     assert not store.has(digest)
     assert store.received(digest) == 0
@@ -105,23 +105,23 @@ def test_what_is_not_there_is_a_sentence(store):
 
 
 @pytest.mark.parametrize("name", [b"", b"\x00" * 31, b"\x00" * 33, b"../../../../etc/passwd"])
-def test_what_is_no_digest_names_nothing(store, name):
+def test_a_name_that_is_no_digest_is_refused(store, name):
     for call in (store.has, store.get, store.size, store.received, lambda digest: store.incoming(digest, 1)):
         with pytest.raises(BlobRejected, match="a digest has 32 bytes"):
             call(name)
 
 
-def test_an_upload_in_pieces(store):
+def test_a_blob_is_uploaded_in_pieces(store):
     upload(store, DATA)
     assert store.get(digest_of(DATA)) == DATA
 
 
-def test_an_empty_upload(store):
+def test_an_empty_blob_can_be_uploaded(store):
     upload(store, b"")
     assert store.get(digest_of(b"")) == b""
 
 
-def test_an_upload_goes_on_where_it_broke_off(store):
+def test_an_upload_continues_where_it_broke_off(store):
     incoming = store.incoming(digest_of(DATA), len(DATA))
     incoming.append(0, DATA[:3000])
     assert not store.has(digest_of(DATA))
@@ -147,7 +147,7 @@ def test_bytes_that_do_not_follow_are_refused_and_change_nothing(store):
     assert store.get(digest_of(DATA)) == DATA
 
 
-def test_an_upload_that_is_something_else_is_discarded(store):
+def test_an_upload_with_another_digest_is_discarded(store):
     wrong = store.incoming(digest_of(DATA), 5)
     wrong.append(0, b"wrong")
     with pytest.raises(BlobRejected, match="they were discarded"):
@@ -166,7 +166,7 @@ def test_an_upload_of_another_size_is_discarded(store):
     assert store.received(digest_of(DATA)) == 0
 
 
-def test_uploading_what_is_there_does_nothing(store):
+def test_uploading_a_stored_blob_does_nothing(store):
     store.put(DATA)
     incoming = store.incoming(digest_of(DATA), len(DATA))
     assert incoming.complete
@@ -176,7 +176,7 @@ def test_uploading_what_is_there_does_nothing(store):
     assert store.get(digest_of(DATA)) == DATA
 
 
-def test_two_uploads_of_one_blob_at_once(store):
+def test_two_uploads_of_one_blob_at_once_both_finish(store):
     first, second = (store.incoming(digest_of(DATA), len(DATA)) for _ in range(2))
     first.append(0, DATA[:5000])
     second.append(5000, DATA[5000:])
@@ -185,13 +185,13 @@ def test_two_uploads_of_one_blob_at_once(store):
     assert store.get(digest_of(DATA)) == DATA
 
 
-def test_a_size_that_no_blob_has_is_refused(store):
+def test_an_impossible_size_is_refused(store):
     for total in (-1, blobs.MAX_BLOB + 1):
         with pytest.raises(BlobRejected, match="over the limit"):
             store.incoming(digest_of(DATA), total)
 
 
-def test_many_threads_put_the_same_and_different_blobs(store):
+def test_many_threads_store_the_same_and_different_blobs(store):
     items = [bytes([number % 5]) * 2000 for number in range(20)]
     threads = [threading.Thread(target=store.put, args=(item,)) for item in items]
     for thread in threads:
@@ -203,12 +203,12 @@ def test_many_threads_put_the_same_and_different_blobs(store):
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.binary(max_size=400), cuts=st.lists(st.integers(0, 400), max_size=8), tried=st.data())
-def test_however_an_upload_is_cut_it_arrives(tmp_path, data, cuts, tried):
+def test_an_upload_arrives_however_it_is_cut(tmp_path, data, cuts, tried):
     store = open_blobs(f"memory://{uuid.uuid4().hex}", staging=tmp_path / uuid.uuid4().hex)
     digest = digest_of(data)
     for _ in cuts:
         incoming = store.incoming(digest, len(data))
-        # A client that guesses where to go on does no harm.
+        # A client that guesses where to continue does no harm.
         offset = tried.draw(st.integers(0, len(data)))
         before = store.received(digest)
         try:
@@ -234,14 +234,14 @@ def test_damage_on_the_disk_is_noticed_and_named(local, tmp_path):
         local.get(digest)
 
 
-def test_putting_what_is_there_does_not_touch_it(local, tmp_path):
+def test_storing_a_stored_blob_does_not_touch_it(local, tmp_path):
     path = path_of(tmp_path, local.put(DATA))
     before = path.stat()
     local.put(DATA)
     assert path.stat() == before
 
 
-def test_a_put_that_fails_is_a_sentence_and_leaves_nothing(local, tmp_path, monkeypatch):
+def test_a_failed_put_is_a_sentence_and_leaves_nothing(local, tmp_path, monkeypatch):
     def full(descriptor):
         raise OSError(28, "No space left on device")
 
@@ -263,8 +263,8 @@ def test_a_blob_is_on_the_disk_before_it_has_its_name(local, tmp_path, monkeypat
     assert acts == ["file forced", "folder forced", "named", "folder forced"] * 2
 
 
-# Every line of the store at which a process can be killed: a blob is there whole afterwards, or not at all, and the
-# same work done again succeeds.
+# Kills a process at every line of the store: the blob is complete or absent afterwards, and the same work succeeds when
+# repeated.
 KILL = """
     import hashlib, os, sys, uuid
     from pathlib import Path
@@ -331,7 +331,7 @@ KILL = """
 
 
 @pytest.mark.parametrize("how", ["put", "upload"])
-def test_killed_at_any_line_a_blob_is_whole_or_absent(tmp_path, how):
+def test_killed_at_any_line_a_blob_is_complete_or_absent(tmp_path, how):
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(KILL), str(tmp_path), how],
         capture_output=True,
@@ -341,7 +341,7 @@ def test_killed_at_any_line_a_blob_is_whole_or_absent(tmp_path, how):
     )
     assert done.returncode == 0, done.stderr
     lines, whole, absent = map(int, done.stdout.split())
-    # Both sides of the moment of naming were reached.
+    # Kills before and after the blob got its name were both reached.
     assert lines > 20
     assert whole >= 3
     assert absent >= 10
@@ -355,7 +355,7 @@ def test_a_half_written_upload_survives_a_restart(tmp_path):
     assert store.get(digest_of(DATA)) == DATA
 
 
-def test_uploads_that_nobody_went_on_with_are_forgotten(tmp_path):
+def test_uploads_that_nobody_continued_are_deleted(tmp_path):
     store = open_blobs(f"file://{tmp_path / 'store'}")
     old, new = (b"old" * 100, b"new" * 100)
     for data in (old, new):
@@ -367,7 +367,7 @@ def test_uploads_that_nobody_went_on_with_are_forgotten(tmp_path):
     assert store.received(digest_of(new)) == 50
 
 
-def test_others_on_the_machine_cannot_read_blobs(local, tmp_path):
+def test_other_users_of_the_machine_cannot_read_blobs(local, tmp_path):
     for folder in ("blobs", "incoming"):
         assert (tmp_path / "store" / folder).stat().st_mode & 0o077 == 0
 
@@ -375,17 +375,17 @@ def test_others_on_the_machine_cannot_read_blobs(local, tmp_path):
 # ---- sentences -------------------------------------------------------------------------------------------------
 
 
-def test_a_kind_of_store_that_does_not_exist():
+def test_an_unknown_kind_of_store_is_a_sentence():
     with pytest.raises(StoreUnusable, match="write file:///folder"):
         open_blobs("carrier-pigeon://loft")
 
 
-def test_a_driver_that_is_not_installed():
+def test_a_missing_driver_is_a_sentence():
     with pytest.raises(StoreUnusable, match=r"gs://bucket cannot be opened|pip install"):
         open_blobs("gs://bucket")
 
 
-def test_a_place_that_cannot_be_written(tmp_path):
+def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path):
     (tmp_path / "store").write_bytes(b"a file")
     with pytest.raises(StoreUnusable, match="cannot be made"):
         open_blobs(f"file://{tmp_path / 'store'}")

@@ -1,4 +1,4 @@
-"""Rows of made-up text: one answer counts, earlier ones stay, and what must never happen the schema refuses."""
+"""Rows of synthetic text: one answer counts, earlier ones stay, and the schema refuses what must never happen."""
 
 import pytest
 from sqlalchemy import update
@@ -51,7 +51,7 @@ def test_one_answer_counts_and_the_others_stay(filled):
     assert kinds == ["corpus_received", "corpus_received", "corpus_declined"]
 
 
-def test_only_files_that_count_are_told_of_when_they_are_fetched(filled):
+def test_only_downloads_of_files_that_count_are_noted(filled):
     filled.run_now(lambda s: records.keep_corpus(s, JOB.name, "north", offered(1), 10))
     filled.run_now(lambda s: records.keep_corpus(s, JOB.name, "north", offered(2), 10))
     filled.run_now(lambda s: records.keep_corpus(s, JOB.name, "south", offered(2), 10))
@@ -66,7 +66,7 @@ def test_only_files_that_count_are_told_of_when_they_are_fetched(filled):
     ]
 
 
-def test_a_member_can_make_the_table_grow_by_so_much(filled):
+def test_a_member_can_add_a_limited_number_of_answers(filled):
     for number in range(MAX_ANSWERS):
         filled.run_now(lambda s, n=number: records.keep_corpus(s, JOB.name, "north", offered(n), 10))
     with pytest.raises(OutOfOrder, match=f"{MAX_ANSWERS} times"):
@@ -77,17 +77,17 @@ def test_a_member_can_make_the_table_grow_by_so_much(filled):
     kept = filled.run_now(lambda s: records.corpus_of(s, JOB.name, "north"))
     assert kept.digest == offered(MAX_ANSWERS - 1).digest
     assert filled.run_now(lambda s: records.keep_corpus(s, JOB.name, "south", offered(99), 10))
-    # What was given can always be taken back, by one row more.
+    # A file can always be taken back, which takes one more row.
     assert filled.run_now(lambda s: records.decline_corpus(s, JOB.name, "north", 10))
     assert not filled.run_now(lambda s: records.decline_corpus(s, JOB.name, "north", 10))
     with pytest.raises(OutOfOrder, match=f"{MAX_ANSWERS} times"):
         filled.run_now(lambda s: records.keep_corpus(s, JOB.name, "north", offered(99), 10))
 
 
-def test_what_no_answer_names_any_more_is_for_deleting(filled):
+def test_a_file_that_no_answer_names_is_to_be_deleted(filled):
     for member, number in (("north", 1), ("south", 1), ("north", 2), ("north", 3)):
         filled.run_now(lambda s, m=member, n=number: records.keep_corpus(s, JOB.name, m, offered(n), 10))
-    # The first one counts for south.
+    # The first file counts for south.
     assert filled.run_now(records.uncounted_corpora) == {offered(2).digest}
     filled.run_now(lambda s: records.decline_corpus(s, JOB.name, "south", 10))
     assert filled.run_now(records.uncounted_corpora) == {offered(1).digest, offered(2).digest}
@@ -95,14 +95,14 @@ def test_what_no_answer_names_any_more_is_for_deleting(filled):
     assert filled.run_now(records.uncounted_corpora) == {offered(1).digest}
 
 
-def test_asking_whether_an_answer_would_be_kept_changes_nothing(filled):
+def test_check_answer_changes_nothing(filled):
     filled.run_now(lambda s: records.keep_corpus(s, JOB.name, "north", offered(1), 10))
     before = filled.run_now(lambda s: (records.corpora(s, JOB.name), len(records.journal(s))))
     filled.run_now(lambda s: records.check_answer(s, JOB.name, "north"))
     assert filled.run_now(lambda s: (records.corpora(s, JOB.name), len(records.journal(s)))) == before
 
 
-def test_a_job_takes_answers_of_its_members_once_it_is_over(filled):
+def test_only_members_of_a_finished_job_can_answer(filled):
     running = ordering_job(name="running")
     filled.run_now(lambda s: finished_job(s, running, ["north"], JobStatus.RUNNING))
     with pytest.raises(OutOfOrder, match="running is not finished"):
@@ -116,11 +116,11 @@ def test_a_job_takes_answers_of_its_members_once_it_is_over(filled):
         lambda s: records.decline_corpus(s, JOB.name, "nobody", 10),
         lambda s: records.check_answer(s, JOB.name, "north"),
     ):
-        with pytest.raises(OutOfOrder, match="is no member any more"):
+        with pytest.raises(OutOfOrder, match="is no longer a member"):
             filled.run_now(act)
 
 
-def test_who_took_part_survived_what_was_published(filled):
+def test_members_took_part_if_they_survived_a_published_attempt(filled):
     filled.run_now(lambda s: finished_job(s, ordering_job(name="failed"), ["north"], outcome="abandoned"))
     assert filled.run_now(lambda s: records.took_part(s, JOB.name)) == {"north", "south"}
     assert filled.run_now(lambda s: records.took_part(s, "failed")) == set()
@@ -130,7 +130,7 @@ def test_who_took_part_survived_what_was_published(filled):
         filled.run_now(lambda s: records.corpus_standing(s, "nothing"))
 
 
-def test_training_begins_from_a_version_of_the_job_before_its_round(filled):
+def test_training_starts_from_an_earlier_version_of_the_job(filled):
     def known(job, version, round):
         return filled.run_now(lambda s: records.trained_from(s, job, version, round))
 
@@ -159,7 +159,7 @@ def test_training_begins_from_a_version_of_the_job_before_its_round(filled):
     ],
     ids=str,
 )
-def test_half_an_answer_is_none(filled, wrong):
+def test_an_incomplete_answer_is_refused(filled, wrong):
     whole = {
         "job": JOB.name,
         "member": "north",
@@ -179,6 +179,6 @@ def test_half_an_answer_is_none(filled, wrong):
     with pytest.raises(IntegrityError):
         filled.run_now(lambda s: insert(s, **whole | wrong))
     filled.run_now(lambda s: insert(s, **whole))
-    # Nor do two count.
+    # Only one answer counts.
     with pytest.raises(IntegrityError):
         filled.run_now(lambda s: insert(s, **whole))

@@ -1,4 +1,4 @@
-"""The database: one writer, whole transactions, migrations that agree with the models."""
+"""The database: one writer, whole transactions, and migrations that agree with the models."""
 
 import asyncio
 import math
@@ -54,7 +54,7 @@ def test_a_failed_call_leaves_nothing(database):
     assert numbers(database) == []
 
 
-def test_calls_are_carried_out_in_the_order_they_were_made(database):
+def test_calls_run_in_the_order_they_were_made(database):
     async def scenario() -> None:
         await asyncio.gather(*(database.run(note(number)) for number in range(200)))
 
@@ -99,12 +99,12 @@ def test_a_cancelled_caller_does_not_tear_its_work_apart(database):
     assert numbers(database) == [1, 2]
 
 
-def test_the_loop_goes_on_while_the_database_works(database):
+def test_the_event_loop_runs_while_the_database_works(database):
     release = threading.Event()
 
     async def scenario() -> None:
         task = asyncio.create_task(database.run(lambda s: release.wait(10)))
-        # Only a loop that is not held up gets here.
+        # Only a loop that is not blocked gets here.
         release.set()
         assert await task
 
@@ -114,7 +114,7 @@ def test_the_loop_goes_on_while_the_database_works(database):
 def test_a_closed_database_says_so(database_url):
     database = open_database(database_url)
     database.close()
-    with pytest.raises(DatabaseUnusable, match="was closed"):
+    with pytest.raises(DatabaseUnusable, match="is closed"):
         database.run_now(note(1))
 
 
@@ -130,7 +130,7 @@ def test_sqlite_is_set_up_to_survive_a_power_cut(database, sqlite_only):
     assert found["busy_timeout"] >= 10_000
 
 
-def test_a_killed_process_loses_nothing_it_was_told_is_stored(tmp_path, sqlite_only):
+def test_a_killed_process_loses_nothing_that_was_committed(tmp_path, sqlite_only):
     url = f"sqlite:///{tmp_path / 'tacit.db'}"
     script = """
         import os, signal, sys
@@ -179,8 +179,8 @@ def test_models_and_migrations_agree(database_url):
     engine.dispose()
 
 
-def test_migrations_build_the_same_checks_and_partial_indexes_as_the_models(database_url, another_url):
-    # compare_metadata looks at neither.
+def test_migrations_and_models_have_the_same_checks_and_indexes(database_url, another_url):
+    # compare_metadata compares neither checks nor partial indexes.
     open_database(database_url).close()
     migrated, direct = create_engine(database_url), create_engine(another_url)
     Base.metadata.create_all(direct)
@@ -213,7 +213,7 @@ def test_opening_again_changes_nothing(database_url):
     second.close()
 
 
-def test_the_next_schema_keeps_what_is_in_the_database(database_url, tmp_path, monkeypatch):
+def test_the_next_schema_keeps_the_content_of_the_database(database_url, tmp_path, monkeypatch):
     first = open_database(database_url)
     fill(first, open_blobs(f"file://{tmp_path / 'store'}"))
     first.close()
@@ -230,12 +230,12 @@ def test_the_next_schema_keeps_what_is_in_the_database(database_url, tmp_path, m
     assert math.isinf(first_round.attempts[0].training.loss)
     assert [lost.member for lost in second.attempts[0].dropouts] == ["desk-north"]
     assert database.run_now(lambda s: records.enrolled(s, "desk-north")) is not None
-    # The journal is whole and takes more.
+    # The journal is intact and takes new entries.
     database.run_now(note(1))
     assert database.run_now(lambda s: chain.verify(pages(s))).entries > 15
     database.run_now(lambda s: records.heard_ledger(s, "desk-north", b"l" * 16, 60))
     database.close()
-    # This program does not know that schema.
+    # The program without the next migration does not know that schema.
     monkeypatch.undo()
     with pytest.raises(DatabaseTooNew, match=f"{NEXT} by newer software"):
         open_database(database_url)
@@ -245,7 +245,7 @@ def schema_of(database):
     return database.run_now(lambda s: MigrationContext.configure(s.connection()).get_current_heads())
 
 
-# Killed after its first statement, its second, ... and at last not at all.
+# Killed after its first statement, its second, ... and finally not at all.
 _KILLED = """
     import os, signal, sys
     from sqlalchemy import event
@@ -282,8 +282,8 @@ _KILLED = """
 """
 
 
-def test_a_migration_that_is_killed_at_any_step_is_done_once_more(database_url, tmp_path):
-    """After each kill the database is at the first schema, whole, and this program serves from it."""
+def test_a_migration_killed_at_any_step_can_be_repeated(database_url, tmp_path):
+    """After each kill the database is at the first schema, complete, and this program serves from it."""
     first = open_database(database_url)
     fill(first, open_blobs(f"file://{tmp_path / 'store'}"))
     first.close()
@@ -312,7 +312,7 @@ def columns_of_tokens(s):
     return {column["name"] for column in inspect(s.connection()).get_columns("tokens")}
 
 
-def test_two_that_start_at_once_migrate_once(database_url):
+def test_two_processes_that_start_at_once_migrate_once(database_url):
     opened, barrier = [], threading.Barrier(4)
 
     def start() -> None:
@@ -330,7 +330,7 @@ def test_two_that_start_at_once_migrate_once(database_url):
         database.close()
 
 
-def test_a_database_from_newer_software_is_refused_and_left_alone(database_url):
+def test_a_database_by_newer_software_is_refused_and_left_alone(database_url):
     open_database(database_url).close()
     engine = create_engine(database_url)
     with engine.begin() as connection:
@@ -342,7 +342,7 @@ def test_a_database_from_newer_software_is_refused_and_left_alone(database_url):
     engine.dispose()
 
 
-def test_a_migration_that_fails_leaves_nothing_behind(tmp_path, sqlite_only, monkeypatch):
+def test_a_failed_migration_leaves_nothing(tmp_path, sqlite_only, monkeypatch):
     from alembic import op
 
     real = op.create_table
@@ -425,7 +425,7 @@ def test_the_journal_has_one_unique_key(database, tmp_path, sqlite_only):
     connection.close()
 
 
-def test_the_schema_itself_refuses_what_is_no_digest(database):
+def test_the_schema_refuses_a_digest_of_the_wrong_length(database):
     def write(s):
         s.add(
             JobRow(
@@ -446,17 +446,17 @@ def test_the_schema_itself_refuses_what_is_no_digest(database):
 # ---- sentences -------------------------------------------------------------------------------------------------
 
 
-def test_what_is_no_database_url_is_refused():
+def test_a_wrong_database_url_is_a_sentence():
     with pytest.raises(DatabaseUnusable, match="is not a database URL"):
         open_database("the usual place")
 
 
-def test_a_folder_that_is_not_there_is_a_sentence(tmp_path):
+def test_a_missing_folder_is_a_sentence(tmp_path):
     with pytest.raises(DatabaseUnusable, match=r"cannot be opened: unable to open database file"):
         open_database(f"sqlite:///{tmp_path / 'nowhere' / 'tacit.db'}")
 
 
-def test_what_is_no_database_is_a_sentence(tmp_path):
+def test_another_file_than_a_database_is_a_sentence(tmp_path):
     path = tmp_path / "tacit.db"
     path.write_bytes(b"this is a letter to my bank, not a database" * 100)
     with pytest.raises(DatabaseUnusable, match="file is not a database"):
@@ -479,7 +479,7 @@ def test_a_password_in_the_url_is_never_shown(tmp_path):
 
 
 @needs_small_disks
-def test_a_full_disk_is_a_sentence_and_then_all_goes_on(tmp_path):
+def test_a_full_disk_is_a_sentence_until_there_is_room(tmp_path):
     seen: list[bool] = []
     disk = SmallDisk(tmp_path / "small", 2**20)
     try:
@@ -493,7 +493,7 @@ def test_a_full_disk_is_a_sentence_and_then_all_goes_on(tmp_path):
             database.run_now(lambda s: [records.note(s, "test", "x" * 100, number) for number in range(100)])
         with pytest.raises(StoreUnusable, match="No space left on device; check free space"):
             store.put(bytes(100_000))
-        # What is there can be read.
+        # Reading still works.
         assert numbers(database) == [1]
         disk.empty()
         database.run_now(note(2))

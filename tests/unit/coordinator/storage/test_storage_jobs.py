@@ -58,7 +58,7 @@ def test_a_new_job_is_running_at_version_zero(database, job):
     assert do(database, r.rounds, "desk") == []
 
 
-def test_a_name_is_used_once_for_ever(database, job):
+def test_a_name_is_never_used_twice(database, job):
     do(database, r.set_job_status, "desk", JobStatus.ABORTED, "job_aborted", 2000)
     with pytest.raises(r.JobExists, match="desk exists"):
         do(database, r.create_job, name="desk", document=DOCUMENT, rounds_total=1, version=START, now_ms=3000)
@@ -98,7 +98,7 @@ def test_a_round_from_opening_to_version(database, job):
     assert [version.number for version in do(database, r.versions, "desk")] == [0, 1]
 
 
-def test_a_crash_abandons_the_attempts_and_keeps_the_rounds_open(database, job):
+def test_a_crash_abandons_attempts_and_keeps_rounds_open(database, job):
     do(database, r.create_job, name="other", document=DOCUMENT, rounds_total=2, version=START, now_ms=1)
     for name in ("desk", "other"):
         do(database, r.open_round, name, 4, 10)
@@ -128,7 +128,7 @@ def test_attempts_of_one_job_can_be_abandoned_alone(database, job):
 # ---- numbers only grow -----------------------------------------------------------------------------------------
 
 
-def test_what_does_not_follow_is_refused(database, job):
+def test_numbers_that_do_not_follow_are_refused(database, job):
     with pytest.raises(r.OutOfOrder, match="no round 1"):
         do(database, r.open_attempt, "desk", 1, 1, ["a", "b"], 10)
     do(database, r.open_round, "desk", 2, 10)
@@ -139,7 +139,7 @@ def test_what_does_not_follow_is_refused(database, job):
     do(database, r.open_attempt, "desk", 2, 5, ["a", "b"], 10)
     with pytest.raises(r.OutOfOrder, match="attempt 5 is open"):
         do(database, r.open_attempt, "desk", 2, 6, ["a", "b"], 10)
-    with pytest.raises(r.OutOfOrder, match="an attempt of it is open"):
+    with pytest.raises(r.OutOfOrder, match="it has an open attempt"):
         do(database, r.end_round, "desk", 2, "abandoned", "internal", 10)
     end(database, 2, 5)
     with pytest.raises(r.OutOfOrder, match="it is abandoned"):
@@ -154,7 +154,7 @@ def test_what_does_not_follow_is_refused(database, job):
     with pytest.raises(r.OutOfOrder, match="round 2 is not open"):
         do(database, r.open_attempt, "desk", 2, 6, ["a", "b"], 10)
     do(database, r.open_round, "desk", 3, 20)
-    # An attempt's number is never used again in the job, whatever the round.
+    # An attempt's number is never used again in the job, in any round.
     with pytest.raises(r.OutOfOrder, match="attempt 5 was"):
         do(database, r.open_attempt, "desk", 3, 1, ["a", "b"], 20)
 
@@ -200,7 +200,7 @@ def test_versions_follow_one_another(database, job):
     ],
     ids=["second open round", "second open attempt", "number used twice", "round that is not"],
 )
-def test_the_schema_refuses_it_too(database, job, row):
+def test_the_schema_also_refuses_it(database, job, row):
     do(database, r.open_round, "desk", 1, 10)
     do(database, r.open_attempt, "desk", 1, 1, ["a"], 10)
     copy = type(row)(**{column.key: getattr(row, column.key) for column in row.__table__.columns})
@@ -215,7 +215,7 @@ def test_the_schema_refuses_it_too(database, job, row):
         max_size=25,
     )
 )
-def test_whatever_is_tried_the_numbers_only_grow(acts):
+def test_numbers_only_grow_whatever_is_tried(acts):
     database = open_database("sqlite://")
     try:
         do(database, r.create_job, name="desk", document=DOCUMENT, rounds_total=9, version=START, now_ms=0)
@@ -263,7 +263,7 @@ def test_failures_in_a_row_are_counted_from_the_last_good_round(database, job):
     assert load(database).failed_rounds == 2
 
 
-def test_resuming_forgives(database, job):
+def test_resuming_forgives_failed_rounds(database, job):
     failed_round(database, 1)
     failed_round(database, 2)
     do(database, r.set_job_status, "desk", JobStatus.PAUSED, "rounds_failing", 30)
@@ -277,7 +277,7 @@ def test_resuming_forgives(database, job):
 
 
 @pytest.mark.parametrize("last", [JobStatus.FINISHED, JobStatus.ABORTED])
-def test_the_end_of_a_job_is_for_ever(database, job, last):
+def test_a_job_that_ended_stays_so(database, job, last):
     do(database, r.set_job_status, "desk", last, "job_finished", 30)
     with pytest.raises(r.OutOfOrder, match="stays so"):
         do(database, r.set_job_status, "desk", JobStatus.RUNNING, None, 40)
@@ -294,12 +294,12 @@ def test_the_end_of_a_job_is_for_ever(database, job, last):
         lambda s: r.set_job_status(s, "nobody", JobStatus.PAUSED, None, 1),
     ],
 )
-def test_a_job_that_is_not_there_is_a_sentence(database, work):
+def test_a_missing_job_is_a_sentence(database, work):
     with pytest.raises(r.NotFound, match="there is no job named nobody"):
         database.run_now(work)
 
 
-# ---- measured --------------------------------------------------------------------------------------------------
+# ---- evaluations -----------------------------------------------------------------------------------------------
 
 
 def test_evaluations_stay_with_their_version(database, job):
@@ -323,7 +323,7 @@ def test_evaluations_stay_with_their_version(database, job):
     assert load(database).evaluation == r.StoredEvaluation(1, NEXT, 0.75, 1.5, 400, SUM, 60)
 
 
-def test_an_evaluation_of_a_version_that_is_not_there_is_refused(database, job):
+def test_an_evaluation_of_a_missing_version_is_refused(database, job):
     with pytest.raises(r.NotFound, match="no version 3"):
         do(
             database,
@@ -338,7 +338,7 @@ def test_an_evaluation_of_a_version_that_is_not_there_is_refused(database, job):
         )
 
 
-def test_what_is_not_a_number_survives_the_database(database, job):
+def test_nan_and_infinity_survive_the_database(database, job):
     evaluation = do(
         database,
         r.record_evaluation,
@@ -361,7 +361,7 @@ def test_what_is_not_a_number_survives_the_database(database, job):
     assert training.accuracy == math.inf
 
 
-def test_the_newest_rounds_of_a_long_job(database, job):
+def test_the_newest_rounds_of_a_long_job_can_be_read_alone(database, job):
     for number in range(1, 8):
         do(database, r.open_round, "desk", number, number)
         do(database, r.open_attempt, "desk", number, number, ["a", "b"], number)
@@ -373,7 +373,7 @@ def test_the_newest_rounds_of_a_long_job(database, job):
     assert [item.number for item in do(database, r.rounds, "desk")] == list(range(1, 8))
 
 
-def test_a_member_drops_out_once(database, job):
+def test_a_member_drops_out_of_an_attempt_once(database, job):
     do(database, r.open_round, "desk", 1, 10)
     do(database, r.open_attempt, "desk", 1, 1, ["a", "b"], 10)
     twice = (Dropout("b", "share", Reason.REASON_DISCONNECTED), Dropout("b", "mask", Reason.REASON_PHASE_DEADLINE))
@@ -408,7 +408,7 @@ def test_every_outcome_is_in_the_journal(database, job):
     assert do(database, r.journal, subject="other") == []
 
 
-def test_what_an_optimiser_carries_on_is_recorded_with_its_version(database, job):
+def test_a_server_state_is_recorded_with_its_version(database, job):
     carried = [{"momentum": bytes([number]) * 32, "accumulator": bytes([number + 1]) * 32} for number in (10, 20)]
     for number, state in enumerate(carried, 1):
         do(database, r.open_round, "desk", number, 10)
@@ -431,7 +431,7 @@ def test_what_an_optimiser_carries_on_is_recorded_with_its_version(database, job
     assert said[0]["server_state"] == [f"accumulator {'0b' * 32}", f"momentum {'0a' * 32}"]
 
 
-def test_a_state_without_its_version_and_a_version_without_its_transaction_are_not_there(database, job):
+def test_a_state_and_its_version_are_recorded_together_or_not_at_all(database, job):
     def refused(s):
         s.add(ServerStateRow(job="desk", version=1, name="momentum", digest=NEXT))
         s.flush()
@@ -455,7 +455,7 @@ def test_a_state_without_its_version_and_a_version_without_its_transaction_are_n
     assert [each.number for each in do(database, r.versions, "desk")] == [0]
 
 
-def test_what_was_rolled_back_left_no_entry(database, job):
+def test_a_rolled_back_act_leaves_no_entry(database, job):
     with pytest.raises(r.OutOfOrder):
         do(database, r.open_attempt, "desk", 1, 1, ["a"], 10)
     assert [entry.kind for entry in do(database, r.journal)] == ["job_created"]

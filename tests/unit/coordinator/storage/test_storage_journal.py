@@ -42,7 +42,7 @@ def held(database: Database, *heads: bytes) -> chain.JournalVerdict:
 
 
 def behind_the_back(database: Database, *statements: str) -> None:
-    """As somebody who owns the database: no trigger stands in the way."""
+    """Changes the database as its owner can: with the triggers removed."""
 
     def act(s: Session) -> None:
         if s.get_bind().dialect.name == "sqlite":
@@ -56,8 +56,8 @@ def behind_the_back(database: Database, *statements: str) -> None:
     database.run_now(act)
 
 
-def test_the_hash_of_an_entry_is_this_for_ever():
-    """Heads are noted outside, for years: if this number changes, every one of them is worth nothing."""
+def test_the_hash_of_an_entry_never_changes():
+    """Heads are noted elsewhere, for years. If this number changes, all of them are worthless."""
     fields: dict[str, Any] = {"by": "ö", "names": ["a"], "loss": 0.1, "none": None}
     first = chain.entry_hash(chain.GENESIS, 1, 1_700_000_000_000, "member_invited", "north", fields)
     assert first.hex() == "9dd1ff1e211e99887d35430bcc880da0704af9dd5001f7f81616fc524600c201"
@@ -97,23 +97,23 @@ def test_an_empty_journal_holds(database):
     ],
     ids=["subject", "time", "kind", "fields", "removed", "first-removed", "moved", "put-in"],
 )
-def test_what_is_done_behind_the_triggers_shows(database, statement, where):
+def test_changes_made_without_the_triggers_are_noticed(database, statement, where):
     noted(database)
     behind_the_back(database, statement)
     with pytest.raises(chain.ChainBroken, match=where):
         held(database)
 
 
-def test_a_tail_that_is_cut_off_shows_to_who_kept_a_head(database):
+def test_a_kept_head_reveals_a_cut_off_tail(database):
     entries = noted(database)
     behind_the_back(database, "DELETE FROM journal WHERE id > 2")
-    # Of itself it is a whole chain.
+    # On its own, the rest is an unbroken chain.
     assert held(database, entries[1].hash).head_id == 2
     with pytest.raises(chain.ChainBroken, match=r"is not in the journal, which ends at entry 2: entries were cut off"):
         held(database, entries[1].hash, entries[3].hash)
 
 
-def test_a_journal_made_anew_shows_to_who_kept_a_head(database):
+def test_a_kept_head_reveals_a_rewritten_journal(database):
     kept = noted(database)[-1].hash
     behind_the_back(database, "DELETE FROM journal")
     for number in range(9):
@@ -124,7 +124,7 @@ def test_a_journal_made_anew_shows_to_who_kept_a_head(database):
 
 
 def test_writers_at_once_do_not_fork_the_chain(database_url):
-    """Connections as of several processes: on SQLite they wait for a transaction's end, on PostgreSQL for a lock."""
+    """As in several processes: on SQLite they wait for a transaction's end, on PostgreSQL for a lock."""
     opened = [open_database(database_url) for _ in range(3)]
     together = threading.Barrier(len(opened))
 
@@ -143,13 +143,13 @@ def test_writers_at_once_do_not_fork_the_chain(database_url):
         database.close()
 
 
-def test_a_number_without_a_form_in_json_is_refused_before_anything_is_written(database):
+def test_a_number_that_json_cannot_express_is_refused_before_writing(database):
     with pytest.raises(ValueError, match="Out of range"):
         database.run_now(lambda s: records.note(s, "test", "north", 1, loss=float("inf")))
     assert held(database).entries == 0
 
 
-def test_what_anybody_can_bring_about_is_noted_seldom(database):
+def test_events_that_anybody_can_cause_are_noted_seldom(database):
     def seldom(now_ms: int, **fields: Any) -> bool:
         return database.run_now(lambda s: note_seldom(s, "refused", "north", now_ms, 1000, same=("why",), **fields))
 
@@ -176,13 +176,13 @@ def test_heads_go_to_the_log_with_every_round(database):
     assert [(line["event"], line["entry"], line["head"]) for line in logs] == [("journal_head", 2, last.hash.hex())]
 
 
-def test_a_database_that_nobody_serves_is_read_as_it_is(database, database_url, monkeypatch):
-    # More than are read at once, and more again.
+def test_an_unserved_database_is_read_at_one_moment(database, database_url, monkeypatch):
+    # The journal takes more than two reads.
     monkeypatch.setattr(snapshot, "_AT_ONCE", 40)
     entries = noted(database, 100)
     with snapshot.of_database(database_url) as connection:
         read = list(snapshot.journal(connection))
-        # Written meanwhile: not of that moment.
+        # Written after that moment.
         database.run_now(lambda s: records.note(s, "later", "north", 1))
         assert [entry.id for entry in snapshot.journal(connection)] == [entry.id for entry in read]
     assert len(read) == 100
@@ -190,7 +190,7 @@ def test_a_database_that_nobody_serves_is_read_as_it_is(database, database_url, 
     assert chain.verify(read).head_id == 100
 
 
-def test_what_is_no_coordinators_database_is_a_sentence(tmp_path):
+def test_a_database_of_another_program_is_a_sentence(tmp_path):
     (tmp_path / "empty.db").touch()
     with snapshot.of_database(f"sqlite:///{tmp_path}/empty.db") as connection:
         assert snapshot.revision_of(connection) is None
@@ -210,8 +210,8 @@ def test_the_canonical_form_is_json_in_ascii():
     assert json.loads(form) == {"b": "ö", "a": [1, None]}
 
 
-def test_verify_says_of_a_cut_tail_no_more_than_a_chain_can(database, database_url):
-    """The chain of what is left is unbroken: only a head kept elsewhere shows that entries were cut off."""
+def test_verify_claims_no_more_about_a_cut_tail_than_a_chain_can(database, database_url):
+    """The chain of the rest is unbroken. Only a head kept elsewhere shows that entries were cut off."""
 
     def verify(*options: str) -> Result:
         return CliRunner().invoke(audit.app, ["verify", "--database", database_url, *options])

@@ -49,7 +49,7 @@ class TestDatabaseTokenDesk(TokenDeskSuite):
 
 
 class Steps:
-    """One member's way in, step by step."""
+    """One member's enrolment, step by step."""
 
     def __init__(self, database) -> None:
         self.database = database
@@ -87,7 +87,7 @@ def steps(database) -> Steps:
     return Steps(database)
 
 
-def test_from_invited_to_enrolled(steps):
+def test_a_member_goes_from_invited_to_enrolled(steps):
     steps.invite()
     (member,) = steps.members()
     assert (member.status, member.fingerprint) == (r.MemberStatus.INVITED, None)
@@ -105,7 +105,7 @@ def test_from_invited_to_enrolled(steps):
     assert member.invitation_expires_ms is None
 
 
-def test_nobody_of_that_name(steps):
+def test_an_unknown_name_is_a_sentence(steps):
     assert steps.fingerprint("nobody") is None
     assert steps.member("nobody") is None
     with pytest.raises(r.NotFound, match="no member named nobody"):
@@ -139,7 +139,7 @@ def test_a_second_invitation_replaces_the_first(steps):
     assert steps.spend("t2") == Granted("north")
 
 
-def test_a_token_replaced_while_it_is_spent_certifies_nobody(steps):
+def test_a_token_replaced_while_it_is_redeemed_certifies_nobody(steps):
     steps.invite("t1")
     steps.spend("t1")
     steps.invite("t2")
@@ -152,25 +152,25 @@ def test_a_token_replaced_while_it_is_spent_certifies_nobody(steps):
 # ---- revoking --------------------------------------------------------------------------------------------------
 
 
-def test_a_revoked_member_is_served_no_more(steps):
+def test_a_revoked_member_is_no_longer_served(steps):
     steps.join()
     member = steps.revoke(at=NOW_MS + 5)
     assert (member.status, member.fingerprint, member.revoked_ms) == (r.MemberStatus.REVOKED, None, NOW_MS + 5)
     assert steps.fingerprint() is None
-    # Its own token and key, which would have been answered with the same certificate, are refused now.
+    # Its own token and key would have got the same certificate again; now they are refused.
     again = steps.spend()
     assert isinstance(again, Refused)
     assert again.reason == reason_pb2.REASON_CLIENT_CERTIFICATE_REVOKED
 
 
-def test_revoking_takes_an_invitation_back(steps):
+def test_revoking_withdraws_an_invitation(steps):
     steps.invite()
     steps.revoke()
     assert isinstance(steps.spend(), Refused)
     assert steps.member().invitation_expires_ms is None
 
 
-def test_revoked_between_spending_and_certifying(steps):
+def test_revoking_between_redeeming_and_certifying_gives_no_certificate(steps):
     steps.invite()
     assert steps.spend() == Granted("north")
     steps.revoke()
@@ -191,7 +191,7 @@ def test_an_old_token_stays_withdrawn_when_the_member_is_invited_again(steps):
     assert steps.spend("t2", OTHER) == Granted("north")
 
 
-def test_revoking_twice_is_one_act(steps):
+def test_revoking_twice_is_noted_once(steps):
     steps.join()
     first = steps.revoke(at=NOW_MS + 5)
     assert steps.revoke(at=NOW_MS + 9) == first
@@ -208,8 +208,8 @@ def test_revoking_twice_is_one_act(steps):
 # ---- at once ---------------------------------------------------------------------------------------------------
 
 
-def test_of_many_threads_with_one_token_one_becomes_the_member(database_url):
-    # Opened twice: what two coordinator processes would do to each other.
+def test_one_of_many_threads_with_one_token_becomes_the_member(database_url):
+    # Opened twice, like two coordinator processes.
     databases = [open_database(database_url), open_database(database_url)]
     Steps(databases[0]).invite()
     barrier = threading.Barrier(16)
@@ -253,14 +253,14 @@ def test_the_same_key_twice_at_once_gets_one_certificate(steps):
     assert steps.fingerprint() == hashlib.sha256(first[0]).digest()
 
 
-def test_what_the_other_side_says_of_its_software_is_cut(steps):
+def test_a_long_software_version_is_cut(steps):
     steps.invite()
     steps.spend()
     asyncio.run(steps.desk.record("t1", "north", CHAIN, NOW, "v" * 10_000, NOW))
     assert steps.member().software_version == "v" * 64
 
 
-def test_the_highest_sequence_of_a_ledger_is_remembered_by_member(database):
+def test_the_highest_sequence_of_a_ledger_is_kept_for_each_member(database):
     steps = Steps(database)
     for id, name in (("t1", "north"), ("t2", "east")):
         steps.invite(id=id, name=name)
@@ -270,13 +270,13 @@ def test_the_highest_sequence_of_a_ledger_is_remembered_by_member(database):
 
     one, two = b"1" * 16, b"2" * 16
     assert [heard("north", one, number) for number in (5, 9, 4, 9)] == [0, 5, 9, 9]
-    # Nobody speaks for another member's ledger, and another ledger of the same member is another one.
+    # Nobody speaks for another member's ledger, and each ledger of a member counts alone.
     assert heard("east", one, 2**62) == 0
     assert heard("north", two, 1) == 0
     assert heard("north", one, 9) == 9
 
 
-def test_a_member_has_so_many_ledgers_and_keeps_those_it_has(database):
+def test_a_member_has_a_limited_number_of_ledgers_and_keeps_them(database):
     steps = Steps(database)
     for id, name in (("t1", "north"), ("t2", "east")):
         steps.invite(id=id, name=name)
@@ -286,13 +286,13 @@ def test_a_member_has_so_many_ledgers_and_keeps_those_it_has(database):
 
     assert [heard("north", number, 5) for number in range(16)] == [0] * 16
     assert [heard("north", number, 5) for number in (16, 17, 16)] == [None] * 3
-    # Those it has go on, and another member's are its own.
+    # Its known ledgers still count, and another member has its own limit.
     assert [heard("north", number, 6) for number in range(16)] == [5] * 16
     assert [heard("north", number, 1) for number in range(16)] == [6] * 16
     assert heard("east", 16, 1) == 0
 
 
-def test_a_ledger_that_did_not_grow_is_not_written(database):
+def test_a_ledger_that_has_not_grown_is_not_written(database):
     Steps(database).invite()
     asked, written = [], []
 
@@ -310,7 +310,7 @@ def test_a_ledger_that_did_not_grow_is_not_written(database):
     asked.clear()
     assert (heard(5), heard(3)) == (5, 5)
     assert len(written) == 1
-    # Nor is the member's row locked for it.
+    # The member's row is not locked for it either.
     assert not any("FROM members" in statement for statement in asked)
     assert (heard(6), heard(6)) == (5, 6)
     assert len(written) == 2

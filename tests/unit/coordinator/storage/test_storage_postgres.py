@@ -1,4 +1,4 @@
-"""What only a server does: connections that break, two coordinators, a commit that nobody answered."""
+"""What only a server can do: broken connections, two coordinators, an unanswered commit."""
 
 import socket
 import threading
@@ -23,11 +23,11 @@ def numbers(database: Database) -> list[int]:
 
 @pytest.fixture
 def briefly(monkeypatch):
-    """A coordinator that starts waits for another one's place, but not ten seconds."""
+    """Shortens the ten seconds that a starting coordinator waits for another one to end."""
     monkeypatch.setattr(module, "TAKEOVER_MS", 200)
 
 
-def test_a_server_that_was_away_is_a_sentence_and_then_all_goes_on(postgres):
+def test_a_server_that_is_away_is_a_sentence_until_it_returns(postgres):
     seen: list[bool] = []
     database = open_database(postgres.database(), observe=lambda _seconds, failed: seen.append(failed), sole=True)
     database.run_now(note(1))
@@ -48,7 +48,7 @@ def test_a_second_coordinator_is_refused_until_the_first_has_ended(database_url,
     first = open_database(database_url, sole=True)
     with pytest.raises(DatabaseInUse, match="another coordinator serves from the database"):
         open_database(database_url, sole=True)
-    # Whoever only looks, or makes a backup, is let in.
+    # Commands that only read, or make a backup, are let in.
     beside = open_database(database_url)
     beside.run_now(note(1))
     beside.close()
@@ -59,8 +59,8 @@ def test_a_second_coordinator_is_refused_until_the_first_has_ended(database_url,
     second.close()
 
 
-def test_a_coordinator_whose_place_was_taken_writes_nothing_more(postgres, briefly):
-    """Its connection broke, and before it was back another coordinator had started."""
+def test_a_coordinator_that_lost_its_place_writes_nothing_more(postgres, briefly):
+    """Its connection broke, and another coordinator started before it was back."""
     url = postgres.database()
     first = open_database(url, sole=True)
     first.run_now(note(1))
@@ -72,14 +72,14 @@ def test_a_coordinator_whose_place_was_taken_writes_nothing_more(postgres, brief
     second.run_now(note(3))
     assert numbers(second) == [1, 3]
     second.close()
-    # And once that one has ended, it goes on.
+    # Once the other one has ended, it continues.
     first.run_now(note(4))
     assert numbers(first) == [1, 3, 4]
     first.close()
 
 
 class DeafOnCommit:
-    """A way to the server that lets a COMMIT through and cuts the connection before its answer."""
+    """A proxy that lets a COMMIT through and cuts the connection before its answer."""
 
     def __init__(self, port: int) -> None:
         self.armed = False
@@ -108,26 +108,26 @@ class DeafOnCommit:
                     self.cuts += 1
                     deaf.set()
                 if not outward and deaf.is_set():
-                    # The server has answered: it is committed, and nobody will hear of it.
+                    # The server has answered: the work is committed, and the coordinator will not hear of it.
                     break
                 sink.sendall(data)
         except OSError:
             pass
         for each in (source, sink):
-            # A close alone would leave the other thread waiting in its recv.
+            # Closing alone would leave the other thread waiting in its recv.
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
 
     def close(self) -> None:
-        """No more connections; also for a call of `accept` that waits."""
+        """Takes no more connections, and ends a waiting `accept`."""
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
 
 @pytest.mark.parametrize("server_stays", [True, False], ids=["asked", "nobody-to-ask"])
-def test_a_commit_without_an_answer_is_asked_after(postgres, server_stays):
+def test_the_database_is_asked_about_an_unanswered_commit(postgres, server_stays):
     url = make_url(postgres.database())
     way = DeafOnCommit(postgres.port)
     database = open_database(url.set(port=way.port).render_as_string(hide_password=False), sole=True)
@@ -142,7 +142,7 @@ def test_a_commit_without_an_answer_is_asked_after(postgres, server_stays):
     assert way.cuts == 1
     database.close()
     way.close()
-    # Once, and only once.
+    # Exactly once.
     direct = open_database(url.render_as_string(hide_password=False))
     assert numbers(direct) == [1, 2]
     direct.close()
