@@ -11,11 +11,12 @@ AUDIT_OPTIONS ?=
 # Tests side by side. Real processes often wait for one another, so more of them fit.
 WORKERS ?= 2
 FEDERATIONS ?= 4
+SECONDS ?= 600
 # One thread for each training process: several share a small machine.
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long check docs audit gen format bench bench-secagg clean
+.PHONY: help demo test test-long check docs audit fuzz gen format bench bench-secagg clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -54,6 +55,10 @@ audit: ## known holes in what constraints.txt pins: asks an advisory service on 
 	test -x $(AUDIT)/bin/python || $(PYTHON) -m venv $(AUDIT)
 	$(AUDIT)/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1
 	$(AUDIT)/bin/pip-audit -r constraints.txt --no-deps --disable-pip $(AUDIT_OPTIONS)
+
+fuzz: $(STAMP) ## every reader of bytes from outside, SECONDS (600) each
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check atheris==3.0.0
+	$(BIN)/python -m tests.fuzz all --seconds $(SECONDS)
 
 bench: $(STAMP) ## the benchmarks, cell by cell, and their tables (hours, the first time)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'

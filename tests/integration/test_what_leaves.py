@@ -263,7 +263,8 @@ class Listening:
             + (mechanism if plain else "")
             + '[vocabulary]\nkind = "words"\nfile = "words.txt"\n'
             + "[model]\nembedding = 32\nwidths = [1, 2]\nmaps = 8\n"
-            + f"[rounds]\ncount = {rounds}\nmin_members = 3\ntarget_members = 3\nmax_attempts = 1\nmax_failed_rounds = 1\n"
+            + f"[rounds]\ncount = {rounds}\nmin_members = 3\ntarget_members = 3\n"
+            + "max_attempts = 1\nmax_failed_rounds = 1\n"
             # Nobody is to be too slow on a busy machine.
             + "[rounds.deadlines]\ntraining = 300\nreconnect = 60\n"
             + ("" if plain else mechanism)

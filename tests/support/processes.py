@@ -254,16 +254,34 @@ class Federation:
         return asyncio.run(ask())
 
     def wait_for(self, job: str, holds: Callable[[pb.JobDetail], Any]) -> pb.JobDetail:
-        """The job once `holds` is true of it; looked at after every change that the coordinator tells of."""
+        """The job once `holds` is true of it; looked at after changes that the coordinator tells of.
+
+        Changes that come while the job is fetched count as one: a job may have hundreds of rounds.
+        """
 
         async def wait() -> pb.JobDetail:
-            detail = None
+            detail, changed = None, asyncio.Event()
+
+            async def watch(stub: Any) -> None:
+                async for _ in stub.Watch(pb.StatusRequest()):
+                    changed.set()
+
             try:
                 async with asyncio.timeout(PATIENCE), operator_stub(self.dir / "operator") as stub:
-                    async for _ in stub.Watch(pb.StatusRequest()):
-                        detail = await stub.GetJob(pb.GetJobRequest(name=job))
-                        if holds(detail):
-                            return detail
+                    watching = asyncio.create_task(watch(stub))
+                    watching.add_done_callback(lambda _: changed.set())
+                    try:
+                        while await changed.wait():
+                            changed.clear()
+                            detail = await stub.GetJob(pb.GetJobRequest(name=job))
+                            if holds(detail):
+                                return detail
+                            if watching.done():
+                                await watching
+                                break
+                    finally:
+                        watching.cancel()
+                        await asyncio.gather(watching, return_exceptions=True)
             except TimeoutError:
                 pass
             # Not the rounds: a job that runs through a test has thousands.

@@ -1,0 +1,1 @@
+"""Coverage-guided fuzzing of everything that is read from outside: `python -m tests.fuzz`."""

@@ -1,0 +1,94 @@
+"""Where the seeds come from: the examples and golden messages that other tests hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import numpy as np
+
+from edge_client.ledger.chain import ZERO, Recovered, record_after
+from edge_client.private_store.container import PrivateState, encode
+from secure_agg.packing import pack_in_place
+from tacit.v1 import federation_pb2 as pb
+from tests.property.decoders.test_documents import GOOD, token_of
+from tests.unit.tacit.test_document_limits import EXAMPLES, MORE
+from tests.unit.tacit.test_vectors_encoding import encoded
+
+__all__ = ["seeds_of"]
+
+
+def seeds_of(target: str) -> Iterator[bytes]:
+    """Inputs that the target takes, or nearly: at least one, none of them long."""
+    found = {data for data in _seeds(target) if len(data) < 20_000}
+    yield from sorted(found or {b""})
+
+
+def _seeds(target: str) -> Iterator[bytes]:
+    kind, _, name = target.partition("_")
+    if kind == "json":
+        for model, example in [*EXAMPLES.items(), *MORE]:
+            if model.__name__ == name:
+                yield json.dumps(example).encode()
+    elif kind == "toml":
+        yield b"schema = 1\n"
+        for model, example in [*EXAMPLES.items(), *MORE]:
+            if model.__name__ == name:
+                yield _toml(example).encode()
+    elif target in ("member_message", "coordinator_message", "any_message"):
+        messages = encoded()
+        for group in ("from members", "from the coordinator"):
+            for text in messages[group].values():
+                yield b"\0" * (target == "any_message") + bytes.fromhex(text)
+    else:
+        yield from _OTHERS.get(target, [b""])
+
+
+def _toml(table: dict[str, object], head: str = "") -> str:
+    plain = "".join(
+        f"{key} = {json.dumps(value)}\n" for key, value in table.items() if not isinstance(value, dict | None)
+    )
+    nested = "".join(
+        f"[{head}{key}]\n{_toml(value, f'{head}{key}.')}" for key, value in table.items() if isinstance(value, dict)
+    )
+    return plain + nested
+
+
+def _packed() -> bytes:
+    return bytes([5]) + bytes(pack_in_place(np.arange(16, dtype=np.uint32), 13))
+
+
+def _state() -> bytes:
+    arrays = {"embedding.weight": np.zeros((2, 3), np.float32)}
+    state = PrivateState(document=bytes(32), round=1, version=bytes(32), arrays=arrays)
+    whole = encode("desk", state, federation=bytes(32), data="default", counter=1, token="00" * 16, key=None)
+    return b"".join(whole)[:-32]
+
+
+def _upload() -> bytes:
+    message = pb.MaskedInput(member="m0", digest=bytes(32), length=16, signature=bytes(384))
+    return pb.MaskedUpload(header=pb.MaskedUploadHeader(input=message)).SerializeToString()
+
+
+_SAFETENSORS = b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
+_OTHERS: dict[str, list[bytes]] = {
+    "join_token": [token_of(json.dumps(GOOD["token"][0]).encode()).encode()],
+    "kept_head": [b"00" * 32, b"ab" * 32 + b":7"],
+    "identity": [b"tacit://" + b"00" * 32 + b"/member/north"],
+    "template": [b"{text} It was {mask}.", b"{text_a} {sep} {text_b} {mask}"],
+    "hours": [b"22:00-06:00", b"mon-fri 18:00-24:00"],
+    "ledger_record": [record_after(ZERO, 1, 1_700_000_000_000, Recovered(released=(1,), unknown=((2, 3),))).line],
+    "private_state": [_state()],
+    "upload_header": [_upload()],
+    "packed_vector": [_packed()],
+    "shares": [bytes(33) * 3, bytes([1]) + bytes(32)],
+    "merkle_path": [bytes([1, 4]) + bytes(64)],
+    "sum": [bytes(64)],
+    "corpus_rows": [b'{"text": "good morning", "label": "a"}\n{"text": "x", "label": "b"}\n'],
+    "examples_jsonl": [b'{"text": "good morning", "label": "a"}\n'],
+    "examples_csv": [b"text,label\ngood morning,a\n"],
+    "examples_tsv": [b"text\tlabel\ngood morning\ta\n"],
+    "checkpoint_vocabulary": [b"[PAD]\n[UNK]\ngood\n##s\n"],
+    "checkpoint_tokenizer": [b'{"model":{"type":"WordPiece","vocab":{"[PAD]":0,"good":1}}}'],
+    "checkpoint_tensors": [len(_SAFETENSORS).to_bytes(8, "little") + _SAFETENSORS + bytes(8)],
+}

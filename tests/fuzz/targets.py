@@ -1,0 +1,209 @@
+"""What is fuzzed: a reader takes bytes, and either returns or raises the error that it documents.
+
+A target returns for every input. Any other exception, a hang or a blow-up of memory is a finding. Where a reader has a
+writer, a target also checks that what was read is written and read again as the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError, Message
+
+from coordinator.corpus_rules import CorpusInvalid, RowsCheck
+from edge_client.ledger.chain import RecordInvalid, record_from
+from edge_client.policy.conditions import Window
+from edge_client.private_store.container import StateDamaged, StateNewer, StateSealed, decode
+from learning.backbones.checkpoint import CheckpointInvalid, read_entries, read_shapes, read_tensors
+from learning.text.data import DataInvalid, read_examples
+from secure_agg import Layout, Segment
+from secure_agg.merkle import root_from_path
+from secure_agg.packing import packed_size, unpack_into
+from secure_agg.shamir import ShareInvalid, combine_secret, read_share
+from tacit import wire
+from tacit.documents import Document, DocumentInvalid
+from tacit.fields import TextInvalid, admit, neutralise
+from tacit.heads import KeptHead
+from tacit.identity import CertificateInvalid, Identity
+from tacit.prompt import parse_template
+from tacit.token import JoinToken, TokenInvalid
+from tacit.v1 import enrolment_pb2, federation_pb2, operator_pb2
+from tests.property.decoders.test_wire_decoders import coordinator_reads, member_reads
+from tests.unit.tacit.test_document_limits import EXAMPLES
+
+__all__ = ["TARGETS", "Target"]
+
+Target = Callable[[bytes], None]
+
+
+def _message(kind: type[Message], reads: Callable[[Any], None], data: bytes) -> None:
+    with contextlib.suppress(DecodeError):
+        reads(kind.FromString(data))
+
+
+def _upload(message: federation_pb2.MaskedUpload) -> None:
+    with contextlib.suppress(wire.WireInvalid):
+        read = wire.masked_input_from_pb(message.header.input)
+        assert wire.masked_input_to_pb(read) == message.header.input
+
+
+# Every message of the contract.
+_KINDS = [
+    kind
+    for module in (enrolment_pb2, federation_pb2, operator_pb2)
+    for _, kind in sorted(vars(module).items())
+    if isinstance(kind, type) and issubclass(kind, Message)
+]
+
+
+def _any_message(data: bytes) -> None:
+    """The text of any message of the contract, as a server admits it and as a client cleans it. First byte: which."""
+    if not data:
+        return
+    kind = _KINDS[data[0] % len(_KINDS)]
+    with contextlib.suppress(DecodeError, TextInvalid):
+        admit(kind.FromString(data[1:]))
+    with contextlib.suppress(DecodeError):
+        message = kind.FromString(data[1:])
+        neutralise(message)
+        with contextlib.suppress(TextInvalid):
+            admit(message)
+
+
+def _document(kind: type[Document], data: bytes) -> None:
+    try:
+        document = kind.from_json(data, what="it")
+    except DocumentInvalid as error:
+        _sentence(str(error))
+        return
+    assert kind.from_json(document.canonical()) == document
+
+
+def _sentence(text: str) -> None:
+    """What a person is told: something, and no book."""
+    assert 0 < len(text) < 20_000
+
+
+def _toml(kind: type[Document], data: bytes) -> None:
+    with _file("it.toml", data) as path, contextlib.suppress(DocumentInvalid):
+        kind.from_toml(path)
+
+
+@contextlib.contextmanager
+def _file(name: str, data: bytes) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        path.write_bytes(data)
+        yield path
+
+
+def _text(reads: Callable[[str], Any], errors: tuple[type[Exception], ...], data: bytes) -> None:
+    with contextlib.suppress(*errors):
+        reads(data.decode("utf-8", "replace"))
+
+
+def _ledger_record(data: bytes) -> None:
+    with contextlib.suppress(RecordInvalid):
+        record_from(data)
+
+
+def _private_state(data: bytes) -> None:
+    # A file ends with the SHA-256 of what is before it, which no fuzzer guesses.
+    with contextlib.suppress(StateDamaged, StateNewer, StateSealed):
+        decode(data + hashlib.sha256(data).digest(), "it", None)
+
+
+def _packed_vector(data: bytes) -> None:
+    """First byte: the ring's width."""
+    if not data:
+        return
+    bits, body = 8 + data[0] % 25, data[1:]
+    values = len(body) * 8 // bits
+    out = np.empty(values, np.uint32)
+    try:
+        unpack_into(out, body, bits)
+    except ValueError:
+        assert len(body) != packed_size(values, bits) or body[-1]
+        return
+    assert out.size == 0 or int(out.max()) < 2**bits
+
+
+def _shares(data: bytes) -> None:
+    shares = [data[at : at + 33] for at in range(0, min(len(data), 330), 33)]
+    with contextlib.suppress(ShareInvalid):
+        for share in shares:
+            read_share(share)
+        combine_secret(list(enumerate(shares, start=1)), max(1, len(shares)))
+
+
+def _merkle_path(data: bytes) -> None:
+    path = tuple(data[at : at + 32] for at in range(2, len(data), 32))
+    if len(data) >= 2:
+        root_from_path(bytes(32), data[0], data[1], path)
+
+
+def _sum(data: bytes) -> None:
+    words = np.frombuffer(data[: len(data) // 8 * 8], "<u8")
+    layout = Layout((Segment("update", max(1, words.size), scale=1000.0, bound=1.0),), bits=24)
+    with contextlib.suppress(ValueError):
+        layout.decode((words if words.size else np.zeros(1, "<u8")).astype(np.uint32))
+
+
+def _corpus_rows(data: bytes) -> None:
+    rows = RowsCheck(("a", "b"), 100)
+    with contextlib.suppress(CorpusInvalid):
+        for at in range(0, len(data), 17):
+            rows.take(data[at : at + 17])
+
+
+def _examples(name: str, data: bytes) -> None:
+    with _file(name, data) as path, contextlib.suppress(DataInvalid):
+        read_examples(path)
+
+
+def _checkpoint(name: str, data: bytes) -> None:
+    with _file(name, data) as path, contextlib.suppress(CheckpointInvalid):
+        folder = path.parent
+        if name != "model.safetensors":
+            read_entries(folder)
+            return
+        list(read_shapes(folder, lambda tensor: tensor))
+        list(read_tensors(folder, lambda tensor: tensor))
+
+
+# Documents that a person writes.
+_WRITTEN = ("JobSpec", "Policy", "CoordinatorConfig", "OperatorConfig")
+
+TARGETS: Mapping[str, Target] = {
+    "member_message": partial(_message, federation_pb2.MemberMessage, coordinator_reads),
+    "coordinator_message": partial(_message, federation_pb2.CoordinatorMessage, member_reads),
+    "upload_header": partial(_message, federation_pb2.MaskedUpload, _upload),
+    "any_message": _any_message,
+    **{f"json_{kind.__name__}": partial(_document, kind) for kind in EXAMPLES},
+    **{f"toml_{kind.__name__}": partial(_toml, kind) for kind in EXAMPLES if kind.__name__ in _WRITTEN},
+    "join_token": partial(_text, JoinToken.parse, (TokenInvalid,)),
+    "kept_head": partial(_text, KeptHead.read, (ValueError,)),
+    "identity": partial(_text, Identity.parse, (CertificateInvalid,)),
+    "template": partial(_text, parse_template, (ValueError,)),
+    "hours": partial(_text, Window.parse, (ValueError,)),
+    "ledger_record": _ledger_record,
+    "private_state": _private_state,
+    "packed_vector": _packed_vector,
+    "shares": _shares,
+    "merkle_path": _merkle_path,
+    "sum": _sum,
+    "corpus_rows": _corpus_rows,
+    "examples_jsonl": partial(_examples, "it.jsonl"),
+    "examples_csv": partial(_examples, "it.csv"),
+    "examples_tsv": partial(_examples, "it.tsv"),
+    "checkpoint_vocabulary": partial(_checkpoint, "vocab.txt"),
+    "checkpoint_tokenizer": partial(_checkpoint, "tokenizer.json"),
+    "checkpoint_tensors": partial(_checkpoint, "model.safetensors"),
+}
