@@ -10,7 +10,7 @@ NAME = "coordinator.invalid"
 MEMBERS = ("aster", "birch", "cedar")
 
 
-def test_members_enrol_look_and_train_through_the_proxy_and_nowhere_else(tmp_path, monkeypatch):
+def test_members_enrol_and_train_through_the_proxy_only(tmp_path, monkeypatch):
     with ConnectProxy({NAME: "127.0.0.1"}, "ward:three") as proxy:
         way = f"http://ward:three@127.0.0.1:{proxy.port}"
         for name in ("grpc_proxy", "http_proxy", "no_grpc_proxy", "no_proxy"):

@@ -36,7 +36,7 @@ def _connections(process) -> int:
     return sum(line.get("event") == "connected" for line in process.lines)
 
 
-def test_certificates_renew_and_the_authority_changes_under_a_running_job(federation):
+def test_certificates_renew_and_the_authority_rotates_during_a_job(federation):
     first = _expiry(federation, "east")
     east = federation.start("east")
     north, south = federation.start("north"), federation.start("south")

@@ -7,7 +7,7 @@ from tests.support.processes import command, running_federation
 MEMBERS = ("aster", "birch", "cedar")
 
 
-def test_a_dry_run_names_a_job_that_is_finished_paused_or_aborted(tmp_path):
+def test_a_dry_run_says_that_a_job_is_finished_paused_or_aborted(tmp_path):
     with running_federation(tmp_path, *MEMBERS) as federation:
 
         def looked(*more):

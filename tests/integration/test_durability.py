@@ -25,7 +25,7 @@ def head_of(federation, *more):
     return json.loads(federation.operator("audit", "verify", "--json", *more))
 
 
-def test_killed_backed_up_lost_and_restored_elsewhere(postgres, tmp_path, monkeypatch):
+def test_a_killed_and_lost_coordinator_is_restored_elsewhere(postgres, tmp_path, monkeypatch):
     url = postgres.database()
     monkeypatch.setenv("TACIT_DATABASE_URL", url)
     federation = Besieged(tmp_path)

@@ -75,7 +75,7 @@ def federation(tmp_path_factory):
         running.close()
 
 
-def test_the_coordinators_clock_jumps_ahead_and_back(federation):
+def test_rounds_continue_when_the_coordinators_clock_jumps(federation):
     federation.light_job("coordinators", count=100_000, embedding=8)
     federation.goes_on("coordinators")
     federation.set_clock("coordinator", HOUR)
@@ -100,7 +100,7 @@ def test_the_coordinators_clock_jumps_ahead_and_back(federation):
     federation.never_logged(MEMBERS, "job_failed", "message_failed", "attempt_refused")
 
 
-def test_the_coordinators_clock_jumps_past_every_certificate(federation):
+def test_a_member_outlasts_a_coordinator_clock_past_its_certificate(federation):
     federation.west.stop()
     federation.processes.remove(federation.west)
     federation.set_clock("coordinator", 30 * DAY)
@@ -115,7 +115,7 @@ def test_the_coordinators_clock_jumps_past_every_certificate(federation):
     federation.sound("later", MEMBERS)
 
 
-def test_a_members_clock_jumps_ahead_and_back(federation):
+def test_a_member_rejoins_after_its_clock_jumps_ahead_and_back(federation):
     federation.light_job("members", count=100_000, embedding=8)
     federation.with_west("members")
     federation.set_clock("west", HOUR)

@@ -80,7 +80,7 @@ def lost(detail, member):
         pytest.param("receipts", "advertise", "ledger_failing", "mask", id="receipt"),
     ],
 )
-def test_a_member_whose_disk_is_full(federation, west, request, disk, halted, event, phase):
+def test_a_member_with_a_full_disk_sits_out_and_returns(federation, west, request, disk, halted, event, phase):
     job = f"full-{request.node.callspec.id}"
     full = federation.disks[disk]
     if disk == "cache":
@@ -116,7 +116,7 @@ def test_a_member_whose_disk_is_full(federation, west, request, disk, halted, ev
     assert verified.returncode == 0, verified.stdout + verified.stderr
 
 
-def test_a_full_disk_costs_what_lies_in_the_cache_and_no_round(federation, west):
+def test_a_full_disk_clears_the_cache_and_costs_no_round(federation, west):
     cache = federation.disks["cache"]
     # Whatever earlier jobs left is there, and not one byte beside it.
     (cache.folder / ("0" * 64)).write_bytes(bytes(MEBIBYTE))
@@ -130,7 +130,7 @@ def test_a_full_disk_costs_what_lies_in_the_cache_and_no_round(federation, west)
     federation.sound("room-is-made", MEMBERS)
 
 
-def test_a_member_whose_cache_is_read_only(federation, west):
+def test_a_member_with_a_read_only_cache_sits_out_and_returns(federation, west):
     disk = federation.disks["cache"]
     disk.read_only()
     federation.light_job("read-only", count=100_000, embedding=8)
@@ -143,7 +143,7 @@ def test_a_member_whose_cache_is_read_only(federation, west):
 
 
 @pytest.mark.parametrize("state", ["full", "read-only"])
-def test_a_member_that_is_started_on_a_disk_that_takes_nothing(federation, tmp_path, state):
+def test_a_member_started_on_an_unwritable_disk_says_so(federation, tmp_path, state):
     name = f"started-{state}"
     federation.enrol(name, policy=POLICY)
     home = federation.home(name)
@@ -194,7 +194,7 @@ def recovers(federation, job):
         federation.goes_on(job)
 
 
-def test_a_coordinator_whose_disk_is_full(cramped):
+def test_a_coordinator_with_a_full_disk_recovers(cramped):
     cramped.light_job("cramped", count=100_000, embedding=16, deadlines={"mask": 5})
     cramped.status(lambda jobs: jobs["cramped"].version_number >= 2)
     cramped.disk.fill()

@@ -76,7 +76,7 @@ def rogue(federation):
 # ---- in an attempt --------------------------------------------------------------------------------------------------
 
 
-def test_a_vector_that_is_not_what_was_signed(federation, rogue, job):
+def test_a_vector_unlike_its_signed_digest_is_dropped(federation, rogue, job):
     federation.order(ROGUE, "digest")
     federation.light_job(job, count=2)
     rogue.wait_for("broke", order="digest")
@@ -87,7 +87,7 @@ def test_a_vector_that_is_not_what_was_signed(federation, rogue, job):
     assert rogue.process.poll() is None
 
 
-def test_everything_said_twice_counts_once(federation, rogue, job):
+def test_messages_sent_twice_count_once(federation, rogue, job):
     federation.order(ROGUE, "twice")
     federation.light_job(job, count=2, min_members=4)
     rogue.wait_for("broke", order="twice", said="AttemptMessage")
@@ -97,7 +97,7 @@ def test_everything_said_twice_counts_once(federation, rogue, job):
     assert all(sorted(attempt.survivors) == sorted((*HONEST, ROGUE)) for attempt in attempts(detail))
 
 
-def test_another_message_in_place_of_the_first(federation, rogue, job):
+def test_a_conflicting_second_message_drops_the_member(federation, rogue, job):
     federation.order(ROGUE, "other")
     # The phase stays open until the second message is there.
     federation.order("north", "halt", "advertise")
@@ -111,7 +111,7 @@ def test_another_message_in_place_of_the_first(federation, rogue, job):
 
 
 @pytest.mark.parametrize("kind", ["endless", "trickle"])
-def test_a_vector_without_end(federation, rogue, kind):
+def test_an_endless_vector_drops_the_member(federation, rogue, kind):
     job = f"rogue-{kind}"
     federation.order(ROGUE, kind)
     federation.light_job(job, count=1, deadlines={"mask": 4})
@@ -126,7 +126,7 @@ def test_a_vector_without_end(federation, rogue, kind):
     assert reason == expected
 
 
-def test_a_flood_of_messages(federation, rogue, job):
+def test_a_flood_of_messages_holds_up_nobody(federation, rogue, job):
     federation.order(ROGUE, "flood")
     footprint = Footprint(federation.coordinator.process.pid)
     before = federation.metric("tacit_coordinator_bytes_total", channel="session", direction="in")
@@ -181,7 +181,7 @@ GARBAGE = {
 
 @pytest.mark.parametrize("first", ["first", "after Hello"])
 @pytest.mark.parametrize("garbage", GARBAGE)
-def test_garbage_in_a_session(federation, garbage, first):
+def test_garbage_in_a_session_ends_it(federation, garbage, first):
     said = [GARBAGE[garbage]] if first == "first" else [hello(), GARBAGE[garbage]]
     with channel(federation) as connection:
         messages, code = heard(connection.stream_stream(f"{SERVICE}/Session")(iter(said), timeout=PATIENCE))
@@ -193,7 +193,7 @@ def test_garbage_in_a_session(federation, garbage, first):
         assert messages[-1].reason == Reason.REASON_MESSAGE_MALFORMED
 
 
-def test_garbage_in_every_other_call(federation):
+def test_garbage_in_any_other_call_is_refused(federation):
     with channel(federation) as connection:
         for method in ("OpenJobs", "MaskedUploadStatus"):
             with pytest.raises(grpc.RpcError):
@@ -206,7 +206,7 @@ def test_garbage_in_every_other_call(federation):
                 connection.stream_unary(f"{SERVICE}/UploadMasked")(iter([said]), timeout=PATIENCE)
 
 
-def test_a_message_of_more_than_any_may_have(federation):
+def test_an_oversized_message_is_refused(federation):
     (most,) = [value for name, value in server_options() if name == "grpc.max_receive_message_length"]
     footprint = Footprint(federation.coordinator.process.pid)
     with channel(federation) as connection:
@@ -216,7 +216,7 @@ def test_a_message_of_more_than_any_may_have(federation):
     assert footprint.grown < most
 
 
-def test_streams_that_are_never_read(federation):
+def test_unread_streams_hold_up_nobody(federation):
     blobs = federation.show("beside").job
     request = pb.FetchBlobRequest(digest=blobs.version).SerializeToString()
     footprint = Footprint(federation.coordinator.process.pid)
@@ -229,7 +229,7 @@ def test_streams_that_are_never_read(federation):
             each.cancel()
 
 
-def test_a_storm_of_sessions(federation):
+def test_each_session_of_a_storm_replaces_the_one_before(federation):
     before = Footprint(federation.coordinator.process.pid)
     with channel(federation) as connection:
         session = connection.stream_stream(f"{SERVICE}/Session")
@@ -242,7 +242,7 @@ def test_a_storm_of_sessions(federation):
     assert before.grown < 96 * MEBIBYTE
 
 
-def test_connections_that_never_finish_their_handshake(federation):
+def test_unfinished_handshakes_hold_up_nobody(federation):
     hello_of_tls = ssl.MemoryBIO()
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname, client.verify_mode = False, ssl.CERT_NONE

@@ -64,7 +64,7 @@ def _sound_at_the_end(federation, network, job):
 
 @pytest.mark.parametrize("fault", [Fault.CUT, Fault.TRUNCATE, Fault.CORRUPT])
 @pytest.mark.parametrize("way", [Way.DOWN, Way.UP])
-def test_a_connection_breaks_in_the_middle_of_a_transfer(federation, network, job, fault, way):
+def test_a_round_survives_a_broken_transfer(federation, network, job, fault, way):
     if way is Way.DOWN:
         network.plan(fault, way, INSIDE)
         federation.light_job(job, count=2, min_members=4)
@@ -79,7 +79,7 @@ def test_a_connection_breaks_in_the_middle_of_a_transfer(federation, network, jo
 
 
 @pytest.mark.parametrize("way", [Way.DOWN, Way.UP])
-def test_a_transfer_stands_still_and_holds_up_nobody_else(federation, network, job, way):
+def test_a_stalled_transfer_holds_up_nobody_else(federation, network, job, way):
     network.plan(Fault.STALL, way, INSIDE)
     federation.light_job(job, count=2, min_members=4)
     assert network.struck.wait(PATIENCE)
@@ -90,7 +90,7 @@ def test_a_transfer_stands_still_and_holds_up_nobody_else(federation, network, j
 
 
 @pytest.mark.parametrize("phase", ["share", "confirm"])
-def test_a_connection_is_cut_between_two_phases(federation, network, job, phase):
+def test_a_round_survives_a_cut_between_two_phases(federation, network, job, phase):
     federation.order("south", "halt", phase)
     federation.light_job(job, count=1, min_members=4)
     # Its answer is with the coordinator, and the next phase's message is not out.
@@ -102,7 +102,7 @@ def test_a_connection_is_cut_between_two_phases(federation, network, job, phase)
     federation.finished(job)
 
 
-def test_a_member_is_cut_off_while_the_version_is_published(federation, network, job):
+def test_a_member_cut_off_during_publication_continues(federation, network, job):
     # The shares of three would open the sum.
     for name in ("south", "east"):
         federation.order(name, "halt", "unmask")
@@ -119,7 +119,7 @@ def test_a_member_is_cut_off_while_the_version_is_published(federation, network,
     federation.finished(job)
 
 
-def test_nobody_listens_for_a_while(federation, network, job):
+def test_a_member_waits_while_nobody_listens(federation, network, job):
     network.refuse()
     network.cut()
     federation.light_job(job, count=1, min_members=4)
@@ -131,14 +131,14 @@ def test_nobody_listens_for_a_while(federation, network, job):
     federation.finished(job)
 
 
-def test_every_piece_comes_late(federation, network, job):
+def test_a_round_survives_a_slow_network(federation, network, job):
     network.delay(0.02)
     federation.light_job(job, count=2, min_members=4)
     federation.finished(job)
     network.delay(0)
 
 
-def test_a_later_connection_is_let_through_first(federation, network, job):
+def test_connections_may_arrive_out_of_order(federation, network, job):
     network.order.clear()
     network.reorder()
     network.cut()

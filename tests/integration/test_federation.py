@@ -59,7 +59,7 @@ def dropouts(detail):
     return [(lost.member, lost.phase, lost.reason) for attempt in attempts(detail) for lost in attempt.dropouts]
 
 
-def test_members_train_together_and_metrics_say_so(federation):
+def test_members_train_together_and_metrics_count_it(federation):
     federation.job("plain")
     members = [federation.start(name, "--until-finished") for name in MEMBERS]
     detail = federation.finished("plain")
@@ -134,7 +134,7 @@ def test_an_upload_cut_at_sixty_percent_is_resumed_and_added_once(federation, pr
     assert arrived() - before == 4 * VECTOR_BYTES
 
 
-def test_the_coordinator_killed_and_started_again_goes_on(federation, proxy):
+def test_a_restarted_coordinator_continues_the_job(federation, proxy):
     proxy.stall_after = int(0.6 * VECTOR_BYTES)
     federation.job("crash", min_members=4)
     members = [federation.start(name, "--until-finished") for name in MEMBERS]
@@ -158,7 +158,7 @@ def test_the_coordinator_killed_and_started_again_goes_on(federation, proxy):
     assert sum(line["round"] == 1 for line in trained) <= 4
 
 
-def test_a_job_that_all_members_decline_for_good_ends_and_so_do_they(federation):
+def test_a_job_that_all_members_decline_pauses_and_they_exit(federation):
     """Their policies allow no job without noise."""
     policy = federation.folder / "noise-only.toml"
     policy.write_text('schema = 1\nmechanisms = ["dp-sgd"]\n')
@@ -200,7 +200,7 @@ def test_a_member_offline_for_three_rounds_comes_back(federation):
     federation.operator("job", "abort", "offline", "--yes")
 
 
-def test_pause_resume_abort(federation):
+def test_a_job_is_paused_resumed_and_aborted(federation):
     federation.job("steered", count=100_000)
     members = [federation.start(name) for name in MEMBERS[:3]]
     federation.wait_for("steered", lambda detail: detail.job.version_number >= 1)
@@ -220,7 +220,7 @@ def test_pause_resume_abort(federation):
     assert command("coordinator", "job", "resume", "steered", "--dir", federation.dir).returncode == 4
 
 
-def test_a_member_whose_policy_says_no_tells_the_operator_why(federation):
+def test_the_operator_sees_why_a_policy_declined_a_job(federation):
     home = federation.home("west")
     policy = (home / "policy.toml").read_text()
     (home / "policy.toml").write_text("schema = 1\n")
@@ -237,7 +237,7 @@ def test_a_member_whose_policy_says_no_tells_the_operator_why(federation):
         (home / "policy.toml").write_text(policy)
 
 
-def test_wrong_labels_are_declined_and_nothing_of_the_data_is_told(federation, tmp_path):
+def test_declining_wrong_labels_reveals_nothing_of_the_data(federation, tmp_path):
     federation.job("labelled", count=1)
     data = tmp_path / "other.jsonl"
     data.write_text('{"text": "a private sentence", "label": "private_label"}\n')
@@ -254,7 +254,7 @@ def test_wrong_labels_are_declined_and_nothing_of_the_data_is_told(federation, t
     federation.operator("job", "abort", "labelled", "--yes")
 
 
-def test_wrong_reused_and_expired_tokens(federation, tmp_path):
+def test_wrong_reused_and_expired_tokens_are_refused(federation, tmp_path):
     token = federation.token("fifth")
     forged = JoinToken.parse(token).model_copy(update={"secret": bytes(32)}).format()
     wrong = command("edge_client", "enrol", forged, "--home", tmp_path / "a")
@@ -290,7 +290,7 @@ def test_a_second_process_of_one_member_is_refused(federation):
     federation.operator("job", "abort", "twice", "--yes")
 
 
-def test_a_revoked_member_is_sent_away(federation):
+def test_a_revoked_member_is_disconnected_and_exits(federation):
     federation.enrol("leaver")
     member = federation.start("leaver")
     member.wait_for("connected")
@@ -334,7 +334,7 @@ def test_the_coordinator_stops_cleanly_on_sigterm(federation):
 
 
 @pytest.mark.timeout(600)
-def test_the_story_of_the_demonstration():
+def test_the_demonstration_runs_to_its_end():
     done = subprocess.run(
         [sys.executable, "-m", "examples.demo", "--data", str(ROOT / "examples" / "desk")],
         capture_output=True,

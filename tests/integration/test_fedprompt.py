@@ -169,7 +169,7 @@ def story(town):
     return Story(detail, again, plan, found, first, second)
 
 
-def test_the_example_runs_to_its_end_in_three_secure_sums(town, story):
+def test_the_example_runs_to_its_end_in_three_groups(town, story):
     assert (story.detail.job.version_number, story.again.job.version_number) == (3, 1)
     attempts = [each for round_ in story.detail.rounds for each in round_.attempts if each.outcome == "published"]
     assert len(attempts) == 3
@@ -188,7 +188,7 @@ def test_the_example_runs_to_its_end_in_three_secure_sums(town, story):
     assert all(np.abs(after - before).max() > 0 for before, after in pairwise(versions))
 
 
-def test_a_backbone_is_fetched_once_or_never(town, story):
+def test_a_backbone_is_fetched_at_most_once(town, story):
     assert story.found.pop("north")["source"] == "disk"
     assert {each["source"] for each in story.found.values()} == {"coordinator"}
     # North had it, east asked once; neither asked again for the second job, in which both fetched other things.
@@ -207,7 +207,7 @@ def test_a_backbone_is_fetched_once_or_never(town, story):
     within_patience(lambda: not list(town.folder.glob("home-*/cache/*.pin")))
 
 
-def test_the_plan_names_the_backbone_before_anything_is_fetched(town, story):
+def test_the_plan_names_the_backbone_before_it_is_fetched(town, story):
     assert story.plan["takes_part"]
     assert story.plan["backbone"] == {
         "digest": town.backbone.hex(),
@@ -250,7 +250,7 @@ def test_both_sides_export_the_same_model_and_it_predicts(town, story, tmp_path)
     assert json.loads(found)["accuracy"] == pytest.approx(right / len(examples))
 
 
-def test_two_jobs_models_lie_beside_one_backbone(town, story, tmp_path):
+def test_two_exported_models_share_one_backbone_file(town, story, tmp_path):
     """One written by the operator, one by a member; the second adds kilobytes."""
     home, data = town.federation.home("west"), town.federation.data("west")
     operators = json.loads(town.federation.operator("export", JOB, "--out", tmp_path / JOB, "--split", "--json"))
@@ -274,7 +274,7 @@ def test_two_jobs_models_lie_beside_one_backbone(town, story, tmp_path):
     assert len(said[0]) == ROWS
 
 
-def test_a_member_that_takes_backbones_from_its_disk_alone_takes_part_in_nothing_else(town, story, tmp_path):
+def test_a_disk_only_policy_does_not_fetch_a_backbone(town, story, tmp_path):
     """Its policy can say so, and then it says what to do, on this machine alone."""
     policy = tmp_path / "policy.toml"
     policy.write_text('schema = 1\nbackbones = ["disk"]\n')

@@ -257,7 +257,7 @@ def story(town):
     )
 
 
-def test_a_killed_member_goes_on_from_the_last_update_that_counted(town, story):
+def test_a_killed_member_resumes_from_its_last_counted_update(town, story):
     published = [each for each in attempts(story.detail) if each.outcome == "published"]
     assert len(published) == 6
     lost = next(number for number, each in enumerate(published, 1) if "west" not in each.survivors)
@@ -277,7 +277,7 @@ def test_a_killed_member_goes_on_from_the_last_update_that_counted(town, story):
     assert town.state("west", JOB)[1].tokenizer == story.made_at_first
 
 
-def test_members_have_vocabularies_of_their_own(town, story):
+def test_each_member_has_its_own_vocabulary(town, story):
     states = {name: town.state(name, JOB)[1] for name in FOUR}
     for one, other in combinations(FOUR, 2):
         assert len(vocabulary(states[one]) ^ vocabulary(states[other])) > 100
@@ -287,7 +287,7 @@ def test_members_have_vocabularies_of_their_own(town, story):
     assert all(state.arrays.keys() == {"embedding.weight"} for state in states.values())
 
 
-def test_nothing_of_vocabulary_or_embedding_left(town, story):
+def test_no_part_of_vocabulary_or_embedding_is_sent(town, story):
     bundle = read_job_bundle(town.folder / f"bundle-{JOB}")
     assert bundle.tokenizer is None
     names = [tensor.name for tensor in bundle.manifest.tensors]
@@ -338,7 +338,7 @@ def test_a_member_exports_and_predicts_on_its_own_machine(town, story, tmp_path)
     assert (out / "tokenizer.json").read_bytes() == state.tokenizer
 
 
-def test_the_operator_has_no_whole_model(town, story, tmp_path):
+def test_the_operator_cannot_export_a_whole_model(town, story, tmp_path):
     done = command("coordinator", "export", JOB, "--out", tmp_path / "model", "--dir", town.federation.dir)
     assert done.returncode == ExitCode.REFUSED
     assert "shares a part of its model only (fedvocab)" in done.stderr
@@ -349,7 +349,7 @@ def test_the_operator_has_no_whole_model(town, story, tmp_path):
 # ---- sealed, and moved ----------------------------------------------------------------------------------------------
 
 
-def test_a_sealed_state_moves_to_another_machine_and_goes_on(town, story):
+def test_a_sealed_state_moves_to_another_machine(town, story):
     home, new, job = town.home("east"), town.folder / "home-east-new", "moved"
     path = home / "private" / JOB / "state"
     words = [word.encode() for word in vocabulary(town.state("east", JOB)[1]) if len(word) >= 8]
@@ -389,7 +389,7 @@ def test_a_sealed_state_moves_to_another_machine_and_goes_on(town, story):
 # ---- noise, and policies --------------------------------------------------------------------------------------------
 
 
-def test_what_nothing_would_account_for_and_what_a_policy_keeps_back_is_declined(town, story):
+def test_unaccountable_noise_and_forbidden_parameters_are_declined(town, story):
     lotted = '[mechanism]\nname = "gaussian-update"\nnoise_multiplier = 16.0\nlot = 16\n'
     town.create("lotted", OWN + SMALL + '[method]\nname = "fedvocab"\n' + lotted + rounds_of(1, 3))
     town.create("everything", PUBLIC + SMALL + '[method]\nname = "fedavg"\n' + rounds_of(1, 3))
@@ -409,7 +409,7 @@ def test_what_nothing_would_account_for_and_what_a_policy_keeps_back_is_declined
         town.running["south"].wait_for("job_over", job=job)
 
 
-def test_noise_is_charged_as_the_combination_asks(town, story):
+def test_the_charge_follows_the_method_and_the_mechanism(town, story):
     method = '[method]\nname = "fedvocab"\n'
     private = '[mechanism]\nname = "dp-sgd"\nnoise_multiplier = 4.0\nlot = 16\nsteps = 2\n'
     output = '[mechanism]\nname = "gaussian-update"\nnoise_multiplier = 16.0\nlot = 1000\n'
@@ -462,7 +462,7 @@ def test_noise_is_charged_as_the_combination_asks(town, story):
 # ---- the simulation -------------------------------------------------------------------------------------------------
 
 
-def test_eight_members_get_what_the_simulation_gets(town, story, tmp_path, monkeypatch):
+def test_eight_members_match_the_simulation(town, story, tmp_path, monkeypatch):
     """The example's own job with eight members: the same versions but for the ring's grid, the same vocabularies and
     private parameters. A table has all their words, so that no vector starts from a member's secret.
     """

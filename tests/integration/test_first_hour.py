@@ -169,7 +169,7 @@ def shell(installed: Path, tmp_path: Path) -> Iterator[Shell]:
 
 
 @pytest.mark.timeout(600)
-def test_the_first_hour_can_be_typed_as_it_is_written(shell: Shell, tmp_path: Path) -> None:
+def test_every_command_of_the_first_hour_works_as_written(shell: Shell, tmp_path: Path) -> None:
     installation, *steps = steps_of(PAGE.read_text(encoding="utf-8"))
     assert installation.typed == INSTALLATION
     # The one thing that is typed otherwise: ports that nobody else has.
@@ -184,7 +184,7 @@ def test_the_first_hour_can_be_typed_as_it_is_written(shell: Shell, tmp_path: Pa
     assert not list((tmp_path / "first-hour").glob("*.token"))
 
 
-def test_a_line_that_the_page_shows_and_nothing_prints_is_found() -> None:
+def test_a_line_that_was_never_printed_is_found() -> None:
     printed = ["ok    name  localhost:7441 is 127.0.0.1", "ok    session  taken"]
     assert missing(["...", "ok name ...", "ok   session  taken"], printed) is None
     assert missing(["ok session taken", "ok name ..."], printed) == "ok name ..."

@@ -56,7 +56,7 @@ def attempts(detail):
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_one_member(federation, halting, phase):
+def test_a_round_survives_one_killed_member(federation, halting, phase):
     job = f"one-{phase}"
     federation.job(job, count=1, min_members=4)
     for name in MEMBERS[:3]:
@@ -75,7 +75,7 @@ def test_one_member(federation, halting, phase):
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_more_than_the_threshold_allows(federation, halting, phase):
+def test_too_many_killed_members_abandon_the_attempt(federation, halting, phase):
     job = f"all-but-{phase}"
     federation.job(job, count=1, min_members=4)
     for name in MEMBERS[:2]:
@@ -99,7 +99,7 @@ def test_more_than_the_threshold_allows(federation, halting, phase):
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_the_coordinator(federation, halting, phase):
+def test_a_killed_coordinator_repeats_the_round(federation, halting, phase):
     job = f"coordinator-{phase}"
     federation.job(job, count=2, min_members=4)
     # The shares of three would open the sum.
@@ -120,7 +120,7 @@ def test_the_coordinator(federation, halting, phase):
     assert [version.number for version in detail.versions] == [0, 1, 2]
 
 
-def test_two_jobs_and_the_wedged_one_holds_up_nobody(federation, halting):
+def test_a_stuck_job_does_not_hold_up_another(federation, halting):
     federation.job("wedged", count=1, min_members=4)
     for name in MEMBERS[:3]:
         federation.start(name)
@@ -136,7 +136,7 @@ def test_two_jobs_and_the_wedged_one_holds_up_nobody(federation, halting):
     federation.finished("wedged")
 
 
-def test_a_member_that_never_answers_ends_the_phase_at_its_deadline(federation, halting):
+def test_a_silent_member_is_dropped_at_the_deadline(federation, halting):
     federation.job("silent", count=1, min_members=4, deadlines={"share": 3})
     for name in MEMBERS[:3]:
         federation.start(name)

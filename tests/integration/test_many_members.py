@@ -71,7 +71,7 @@ def create(federation):
     federation.create(spec)
 
 
-def test_210_members_of_whom_some_are_killed(tmp_path, monkeypatch):
+def test_210_members_finish_although_some_are_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "PATIENCE", 200.0)
     federation = Federation(tmp_path)
     try:

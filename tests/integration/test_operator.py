@@ -332,7 +332,7 @@ def test_every_call_needs_the_role_operator(house):
     house(scenario)
 
 
-def test_an_operator_of_another_federation_does_not_get_in(house):
+def test_an_operator_of_another_federation_cannot_connect(house):
     async def scenario(house: House) -> None:
         code, reason, _ = await refused(house.stub(of=1).Status(operator_pb2.StatusRequest()))
         assert (code, reason) == (grpc.StatusCode.UNAVAILABLE, None)
@@ -340,7 +340,7 @@ def test_an_operator_of_another_federation_does_not_get_in(house):
     house(scenario)
 
 
-def test_an_operator_whose_certificate_ends_is_refused_on_an_open_connection(house):
+def test_an_expired_operator_is_refused_on_an_open_connection(house):
     async def scenario(house: House) -> None:
         stub = house.stub()
         await stub.Status(operator_pb2.StatusRequest())
@@ -355,7 +355,7 @@ def test_an_operator_whose_certificate_ends_is_refused_on_an_open_connection(hou
 # ---- members ---------------------------------------------------------------------------------------------------
 
 
-def test_an_invitation_holds_all_that_is_needed_to_join(house):
+def test_an_invitation_holds_everything_needed_to_join(house):
     async def scenario(house: House) -> None:
         answer = await house.stub().InviteMember(operator_pb2.InviteMemberRequest(name="north", valid_seconds=3600))
         token = JoinToken.parse(answer.token)
@@ -378,7 +378,7 @@ def test_an_invitation_holds_all_that_is_needed_to_join(house):
     house(scenario)
 
 
-def test_invitations_that_cannot_be(house):
+def test_an_invalid_invitation_is_refused(house):
     async def scenario(house: House) -> None:
         stub = house.stub()
         for name in ("", "North", "../x", "a" * 64, "a b"):
@@ -433,7 +433,7 @@ async def enrolled(house: House, name: str) -> None:
 # ---- blobs -----------------------------------------------------------------------------------------------------
 
 
-def test_blobs_up_and_down(house):
+def test_a_blob_is_fetched_as_it_was_uploaded(house):
     async def scenario(house: House) -> None:
         stub = house.stub()
         for size in (0, 1, 256 * 1024, 1_000_000):
@@ -498,7 +498,7 @@ async def fragile(
         server.close()
 
 
-def test_transfers_outlive_connections_that_break(house):
+def test_transfers_resume_after_broken_connections(house):
     async def scenario(house: House) -> None:
         data = os.urandom(3_000_000)
         fetched = [0]
@@ -520,7 +520,7 @@ def test_transfers_outlive_connections_that_break(house):
     house(scenario)
 
 
-def test_uploads_that_are_refused(house):
+def test_a_malformed_upload_is_refused(house):
     async def scenario(house: House) -> None:
         stub = house.stub()
 
@@ -556,7 +556,7 @@ def test_uploads_that_are_refused(house):
     house(scenario)
 
 
-def test_damage_on_the_disk_is_not_served_as_a_job(house):
+def test_a_job_with_a_damaged_blob_is_refused(house):
     async def scenario(house: House) -> None:
         job = make_job()
         digest = job.store_in(house.store)
@@ -573,7 +573,7 @@ def test_damage_on_the_disk_is_not_served_as_a_job(house):
 # ---- jobs ------------------------------------------------------------------------------------------------------
 
 
-def test_a_job_from_bundle_to_status(house):
+def test_a_created_job_appears_in_the_status(house):
     async def scenario(house: House) -> None:
         stub = house.stub()
         job = make_job()
@@ -618,7 +618,7 @@ def not_canonical() -> tuple[Job, bytes]:
         (make_job(tokenizer=b""), "", "the tokenizer is empty"),
     ],
 )
-def test_a_job_that_could_not_be_run_is_refused(tmp_path, job, without, words):
+def test_a_job_that_cannot_run_is_refused(tmp_path, job, without, words):
     store = open_blobs(f"file://{tmp_path / 'store'}")
     digest = job.store_in(store, without=without)
     with pytest.raises(OperatorRefused, match=words) as caught:
@@ -648,7 +648,7 @@ def test_a_new_job_is_parsed_once(house, monkeypatch):
     assert parsed == ["the job document"]
 
 
-def test_what_is_no_job_document_is_refused(tmp_path):
+def test_an_invalid_job_document_is_refused(tmp_path):
     store = open_blobs(f"file://{tmp_path / 'store'}")
     unknown = json.dumps(json.loads(make_job().document.canonical()) | {"surprise": 1}).encode()
     for data, words in (
@@ -667,7 +667,7 @@ def test_what_is_no_job_document_is_refused(tmp_path):
         check_job(store, b"short")
 
 
-def test_pausing_resuming_aborting(house):
+def test_a_job_is_paused_resumed_and_aborted(house):
     async def scenario(house: House) -> None:
         stub = house.stub()
         await created(house)
@@ -695,7 +695,7 @@ def test_pausing_resuming_aborting(house):
     house(scenario)
 
 
-def test_the_journal_says_who_did_what_and_is_verified_here(house):
+def test_the_journal_names_the_operator_and_is_verified(house):
     async def scenario(house: House) -> None:
         job = await created(house)
         stub = house.stub()
@@ -766,7 +766,7 @@ def one_round(job: Job, number: int = 1) -> Callable[[records.Session], None]:
     return write
 
 
-def test_a_job_with_its_rounds(house):
+def test_a_job_is_shown_with_its_rounds(house):
     async def scenario(house: House) -> None:
         stub = house.stub()
         job = await created(house)
@@ -789,7 +789,7 @@ def test_a_job_with_its_rounds(house):
     house(scenario)
 
 
-def test_a_very_long_job_fits_a_message(house, monkeypatch):
+def test_a_long_job_shows_as_many_rounds_as_fit_a_message(house, monkeypatch):
     monkeypatch.setattr("coordinator.services.operator.MAX_ROUNDS_BYTES", 600)
 
     async def scenario(house: House) -> None:
@@ -867,7 +867,7 @@ def test_watching_shows_every_kind_of_change(house):
     house(scenario)
 
 
-def test_many_changes_come_as_few_and_the_last_is_always_seen(house):
+def test_watching_merges_changes_and_always_shows_the_last(house):
     async def scenario(house: House) -> None:
         await created(house)
         seen: list[int] = []
@@ -885,7 +885,7 @@ def test_many_changes_come_as_few_and_the_last_is_always_seen(house):
     house(scenario)
 
 
-def test_what_did_not_change_is_not_sent_again(house):
+def test_watching_sends_nothing_when_nothing_changed(house):
     async def scenario(house: House) -> None:
         watch = house.stub().Watch(operator_pb2.StatusRequest())
         first = await watch.read()
@@ -904,7 +904,7 @@ def test_what_did_not_change_is_not_sent_again(house):
 # ---- the command line ------------------------------------------------------------------------------------------
 
 
-def test_the_whole_story_by_command(house):
+def test_commands_manage_members_and_jobs(house):
     async def scenario(house: House) -> None:
         said = await house.cli("status")
         assert "No jobs" in said.out
@@ -954,7 +954,7 @@ def test_the_whole_story_by_command(house):
     house(scenario)
 
 
-def test_commands_that_fail_say_what_to_do(house):
+def test_a_failing_command_says_what_to_do(house):
     async def scenario(house: House) -> None:
         free = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
         port = free.sockets[0].getsockname()[1]
@@ -980,7 +980,7 @@ def test_commands_that_fail_say_what_to_do(house):
     house(scenario)
 
 
-def test_an_address_that_the_coordinator_does_not_know_as_its_own(house):
+def test_an_address_missing_from_the_certificate_is_explained(house):
     async def scenario(house: House) -> None:
         async with fragile(house.port, lasts=2**30, host="127.0.0.2") as (port, _):
             said = await house.cli("status", folder=house.operator_folder(port=port, host="127.0.0.2"), code=3)
@@ -989,7 +989,7 @@ def test_an_address_that_the_coordinator_does_not_know_as_its_own(house):
     house(scenario)
 
 
-def test_an_operator_whom_the_coordinator_does_not_accept(house):
+def test_a_rejected_operator_certificate_is_explained(house):
     async def scenario(house: House) -> None:
         # The right coordinator, and a certificate of another federation to show it.
         folder = house.operator_folder()
@@ -1001,7 +1001,7 @@ def test_an_operator_whom_the_coordinator_does_not_accept(house):
     house(scenario)
 
 
-def test_watching_by_command(house):
+def test_the_watch_command_follows_until_interrupted(house):
     async def scenario(house: House) -> None:
         environment = {**os.environ, "TACIT_OPERATOR": str(house.operator_folder())}
         process = await asyncio.create_subprocess_exec(
@@ -1097,7 +1097,7 @@ async def in_a_thread(work: Callable[[], Any]) -> Any:
     return await asyncio.to_thread(work)
 
 
-def test_a_version_is_measured_and_the_result_kept_with_it(house, tools, data, capsys):
+def test_evaluating_a_version_stores_the_result(house, tools, data, capsys):
     async def scenario(house: House) -> None:
         await created(house)
         for number in (1, 2):
@@ -1120,7 +1120,7 @@ def test_a_version_is_measured_and_the_result_kept_with_it(house, tools, data, c
     house(scenario)
 
 
-def test_following_measures_every_version_once_until_the_job_ends(house, tools, data, monkeypatch):
+def test_following_evaluates_every_version_until_the_job_ends(house, tools, data, monkeypatch):
     monkeypatch.setattr("coordinator.cli.model.RECONNECT_SECONDS", 0.05)
 
     async def scenario(house: House) -> None:
@@ -1159,7 +1159,7 @@ def test_following_measures_every_version_once_until_the_job_ends(house, tools, 
     house(scenario)
 
 
-def test_following_what_is_not_there_ends_at_once(house, tools, data):
+def test_following_an_unknown_job_fails_at_once(house, tools, data):
     async def scenario(house: House) -> None:
         folder = house.operator_folder()
         with pytest.raises(CommandFailed, match="there is no job named desk"):
@@ -1185,7 +1185,7 @@ def test_a_version_is_exported(house, tools, data, tmp_path, capsys):
     house(scenario)
 
 
-def test_a_version_that_rotted_on_the_disk_is_not_exported(house, tools, tmp_path):
+def test_a_damaged_version_is_not_exported(house, tools, tmp_path):
     async def scenario(house: House) -> None:
         job = await created(house)
         name = job.document.weights.hex()
@@ -1199,7 +1199,7 @@ def test_a_version_that_rotted_on_the_disk_is_not_exported(house, tools, tmp_pat
     house(scenario)
 
 
-def test_made_up_texts_are_many_lengths_and_always_the_same():
+def test_synthetic_texts_are_deterministic_and_of_many_lengths():
     tokenizer = json.dumps({"model": {"vocab": {"[PAD]": 0, "house": 1, "##ing": 2, "go": 3, ".": 4}}}).encode()
     texts = model.synthetic_texts(tokenizer)
     assert texts == model.synthetic_texts(tokenizer)
@@ -1207,7 +1207,7 @@ def test_made_up_texts_are_many_lengths_and_always_the_same():
     assert {word for text in texts for word in text.split()} == {"house", "go"}
 
 
-def test_help_answers_at_once_without_anything_heavy():
+def test_the_command_line_imports_no_heavy_package():
     import subprocess
 
     script = """

@@ -87,7 +87,7 @@ def killed_in(federation, phase, version):
     return len(stored(federation)[1]) - 1
 
 
-def test_killed_lost_and_restored_it_ends_where_the_updates_lead(federation, tmp_path):
+def test_a_restored_optimiser_reaches_the_versions_computed_by_hand(federation, tmp_path):
     federation.light_job("adaptive", count=100_000, embedding=16, deadlines={"mask": 5}, server=SERVER)
     came = killed_in(federation, "mask", 2)
     federation.serve()

@@ -77,7 +77,7 @@ def attempts(detail):
 
 
 @pytest.mark.parametrize("job", COSTS)
-def test_the_example_job_of_each_mechanism(federation, job):
+def test_the_example_job_of_each_mechanism_is_charged_correctly(federation, job):
     rounds, _ = COSTS[job]
     federation.create(JOBS / f"{job}.toml")
     members = [start(federation, name, job) for name in MEMBERS]
@@ -100,7 +100,7 @@ def test_the_example_job_of_each_mechanism(federation, job):
     assert told == pytest.approx(expected, rel=1e-3)
 
 
-def test_without_noise_the_default_policy_takes_no_part_and_the_operator_sees_why(federation):
+def test_the_default_policy_declines_a_job_without_noise(federation):
     federation.job("silent")
     member = federation.start("north", "--job", "silent", "--data-name", "silent")
     declined = member.wait_for("declined", job="silent")
@@ -108,7 +108,7 @@ def test_without_noise_the_default_policy_takes_no_part_and_the_operator_sees_wh
     federation.operator("job", "abort", "silent", "--yes")
 
 
-def test_a_member_at_its_limit_stops_while_the_others_go_on(federation):
+def test_a_member_at_its_limit_stops_and_the_others_continue(federation):
     federation.enrol("west", policy="schema = 1\nepsilon = 4.0\n")
     federation.create(renamed(federation, "dp-sgd", "limited"))
     members = {name: start(federation, name, "limited") for name in (*MEMBERS, "west")}
@@ -140,7 +140,7 @@ def renamed(federation, job, name):
     return path
 
 
-def test_a_member_killed_while_it_sends_has_paid_and_goes_on(federation):
+def test_a_member_killed_while_sending_is_charged_and_continues(federation):
     job = "killed"
     federation.create(renamed(federation, "gaussian-update", job))
     home = federation.home("south")
@@ -173,7 +173,7 @@ def test_a_member_killed_while_it_sends_has_paid_and_goes_on(federation):
     succeed("edge_client", "ledger", "verify", "--home", home, "--data-name", job)
 
 
-def test_a_ledger_that_was_copied_back_is_noticed(federation):
+def test_a_ledger_replaced_by_an_older_copy_is_detected(federation):
     job, home = "rolled-back", federation.home("east")
     federation.create(renamed(federation, "gaussian-update", job))
     first = start(federation, "east", job)

@@ -29,7 +29,7 @@ def watched(tmp_path_factory):
         yield running
 
 
-def test_twenty_rounds_with_dropouts_and_a_spent_budget_were_seen(watched):
+def test_prometheus_saw_rounds_dropouts_and_a_spent_budget(watched):
     def total(expression):
         return sum(float(each["value"][1]) for each in watched.prometheus.query(expression, watched.ended))
 
@@ -53,14 +53,14 @@ def test_twenty_rounds_with_dropouts_and_a_spent_budget_were_seen(watched):
 
 
 @pytest.mark.parametrize("expr", QUERIES)
-def test_every_panel_has_data(watched, expr):
+def test_every_panel_query_returns_data(watched, expr):
     expr = substituted(expr, interval="10s", span="5m")
     found = watched.prometheus.query_range(expr, watched.began, watched.ended, 1)
     numbers = [float(value) for each in found for _, value in each["values"]]
     assert any(math.isfinite(number) for number in numbers), expr
 
 
-def test_the_names_of_all_series_are_those_of_the_legends(watched):
+def test_every_series_of_a_panel_has_its_own_legend(watched):
     """A legend names labels that the series have, so that no two lines are called alike."""
     for board in BOARDS:
         for panel in board.panels:
@@ -81,14 +81,14 @@ def test_the_names_of_all_series_are_those_of_the_legends(watched):
 SLOW = {"TacitCoordinatorDown", "TacitMemberGone", "TacitEventLoopLagging", "TacitDatabaseSlow"}
 
 
-def test_rules_are_evaluated_and_no_alert_was_even_pending(watched):
+def test_rules_are_evaluated_and_no_alert_was_pending(watched):
     broken = [rule["name"] for rule in watched.prometheus.rules() if rule["health"] != "ok"]
     assert broken == []
     seen = [each["metric"] for each in watched.prometheus.query_range("ALERTS", watched.began, watched.ended, 1)]
     assert [each for each in seen if each["alertstate"] == "firing" or each["alertname"] not in SLOW] == []
 
 
-def test_a_coordinator_that_is_gone_is_told(watched):
+def test_a_missing_coordinator_raises_an_alert(watched):
     """Last of all: the same rules are not silent because they look at nothing."""
     before = watched.prometheus.query('up{job="tacit-coordinator"}')
     assert [each["value"][1] for each in before] == ["1"]

@@ -84,7 +84,7 @@ def canaries() -> Canaries:
     return Canaries()
 
 
-def test_every_form_of_a_secret_is_found(canaries):
+def test_the_search_finds_a_secret_in_every_encoding(canaries):
     canaries.plant("token", b"\x00\xff-secret-bytes-of-a-token")
     for form in (
         b"\x00\xff-secret-bytes-of-a-token",
@@ -139,7 +139,7 @@ def enrolled(federation: Federation, name: str, canaries: Canaries) -> str:
     return token
 
 
-def test_no_secret_shows_in_logs_arguments_metrics_journal_backup_or_sentences(tmp_path, canaries, monkeypatch):
+def test_no_log_argument_metric_journal_or_backup_shows_a_secret(tmp_path, canaries, monkeypatch):
     monkeypatch.setenv("GRPC_VERBOSITY", "DEBUG")
     canaries.plant("passphrase", PASSPHRASE.encode())
     canaries.plant("a text of the data", TEXT.encode())
@@ -206,7 +206,7 @@ def test_no_secret_shows_in_logs_arguments_metrics_journal_backup_or_sentences(t
     ],
     ids=["nobody-there", "no-driver", "no-port"],
 )
-def test_a_database_that_cannot_be_opened_is_named_without_its_password(tmp_path, canaries, monkeypatch, url):
+def test_a_database_error_does_not_show_the_password(tmp_path, canaries, monkeypatch, url):
     canaries.plant("database password", DATABASE_PASSWORD.encode())
     folder = tmp_path / "federation"
     assert command("coordinator", "init", folder).returncode == 0
@@ -221,7 +221,7 @@ def test_a_database_that_cannot_be_opened_is_named_without_its_password(tmp_path
     canaries.assert_none("what audit says", (done.stdout + done.stderr).encode())
 
 
-def test_a_proxys_password_is_in_no_sentence(tmp_path, canaries, monkeypatch):
+def test_a_proxy_error_does_not_show_the_password(tmp_path, canaries, monkeypatch):
     canaries.plant("proxy password", PROXY_PASSWORD.encode())
     with_token = JoinToken.create(
         address="coordinator.invalid:7440",

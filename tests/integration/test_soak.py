@@ -35,7 +35,7 @@ def soaked(tmp_path_factory):
     return outcome, kept[0]
 
 
-def test_no_version_is_lost_and_nothing_counts_twice(soaked):
+def test_no_version_is_lost_and_no_update_counts_twice(soaked):
     outcome, _ = soaked
     assert outcome.rounds == ROUNDS
     assert outcome.lost_versions == 0
@@ -60,7 +60,7 @@ def again(soaked, change):
     return outcome
 
 
-def test_a_vector_that_counts_twice_would_be_found(soaked):
+def test_the_check_finds_a_vector_counted_twice(soaked):
     def change(folder, detail, versions, log):
         attempt = next(each for each in detail.rounds[0].attempts if each.outcome == "published")
         name = attempt.survivors[0]
@@ -79,7 +79,7 @@ def test_a_vector_that_counts_twice_would_be_found(soaked):
     assert outcome.parameter_difference > 0
 
 
-def test_a_version_that_was_announced_and_is_gone_would_be_found(soaked):
+def test_the_check_finds_a_lost_version(soaked):
     def change(folder, detail, versions, log):
         forgotten = type(detail).FromString(detail.SerializeToString())
         for attempt in forgotten.rounds[-1].attempts:

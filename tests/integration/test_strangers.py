@@ -61,7 +61,7 @@ def federation(tmp_path):
         made.close()
 
 
-def test_strangers_that_stay_on_the_enrolment_port_keep_nobody_out(federation):
+def test_strangers_flooding_the_enrolment_port_lock_nobody_out(federation):
     federation.enrol("aster")
     with Strangers(federation.enrolment_port).staying() as strangers:
         strangers.shaking_hands(FILES + 50)
@@ -83,7 +83,7 @@ def test_strangers_that_stay_on_the_enrolment_port_keep_nobody_out(federation):
     assert f"LimitNOFILE={low['needed']}" in low["advice"]
 
 
-def test_strangers_on_the_federation_port_leave_files_for_members_that_are_connected(federation):
+def test_a_flooded_federation_port_leaves_files_for_connected_members(federation):
     """They can keep new connections out: a firewall's limit is for that. They cannot take the last file."""
     federation.enrol("aster")
 
@@ -103,13 +103,13 @@ def test_strangers_on_the_federation_port_leave_files_for_members_that_are_conne
     asyncio.run(connected())
 
 
-def test_the_log_names_the_stranger_and_not_the_relay(federation):
+def test_the_log_names_the_strangers_address_not_the_relays(federation):
     replaced, _ = federation.token("aster"), federation.token("aster")
     assert command("edge_client", "enrol", replaced, "--home", federation.home("aster")).returncode == 4
     assert federation.coordinator.wait_for("enrolment_refused")["peer"].startswith("ipv4:127.0.0.1:")
 
 
-def test_the_relay_is_started_again_and_ends_with_its_coordinator(federation):
+def test_the_relay_restarts_and_ends_with_its_coordinator(federation):
     first = federation.seen("relay_started")["process"]
     os.kill(first, signal.SIGKILL)
     federation.coordinator.wait_for("relay_ended")

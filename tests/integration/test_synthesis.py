@@ -120,7 +120,7 @@ def story(tmp_path_factory):
         yield Story(federation, running, detail, waiting, sent, listed, given, provenance, folder / "classifier")
 
 
-def test_dill_trained_twice_and_the_others_to_the_end(story):
+def test_dill_stops_at_its_budget_and_the_others_train_to_the_end(story):
     survivors = [sorted(each.survivors) for round_ in story.detail.rounds for each in round_.attempts if each.survivors]
     assert len(survivors) == ROUNDS
     # As far as its budget goes, and not a round further.
@@ -129,7 +129,7 @@ def test_dill_trained_twice_and_the_others_to_the_end(story):
     assert all({"aster", "birch", "cedar"} <= set(each) for each in survivors)
 
 
-def test_nothing_leaves_before_its_owner_has_read_it(story):
+def test_a_corpus_leaves_only_with_the_members_consent(story):
     texts = story.waiting["texts"]
     assert 60 < len(texts) <= TEXTS
     assert "differentially private" in story.waiting["promise"]
@@ -138,7 +138,7 @@ def test_nothing_leaves_before_its_owner_has_read_it(story):
     assert answers == {"aster": "awaited", "birch": "given", "cedar": "awaited", "dill": "given"}
 
 
-def test_the_operator_has_three_corpora_and_cedars_no(story):
+def test_the_operator_gets_three_corpora_and_cedars_veto(story):
     answers = {each["member"]: each["answer"] for each in story.listed["members"]}
     assert answers == {"aster": "given", "birch": "given", "cedar": "declined", "dill": "given"}
     assert not (story.given / "cedar.jsonl").exists()
@@ -155,7 +155,7 @@ def test_the_operator_has_three_corpora_and_cedars_no(story):
     ]
 
 
-def test_made_up_text_is_of_public_words_and_nobodys_message(story):
+def test_synthetic_texts_use_public_words_and_repeat_no_message(story):
     known = set((EXAMPLES / "words.txt").read_text().split())
     private = {json.loads(line)["text"].lower() for line in (EXAMPLES / "train.jsonl").open()}
     for path in story.given.glob("*.jsonl"):
@@ -166,13 +166,13 @@ def test_made_up_text_is_of_public_words_and_nobodys_message(story):
             assert all(word in known or word in ("s", "t", "re", "ve", "ll", "d", "m") for word in words), text
 
 
-def test_what_aster_sent_is_its_corpus_once(story):
+def test_aster_sends_its_corpus_exactly_once(story):
     parts = story.sent.parsed("FederationService/UploadCorpus")
     sent = b"".join(part.data for part in parts if part.WhichOneof("part") == "data")
     assert sent == (story.given / "aster.jsonl").read_bytes()
 
 
-def test_a_corpus_goes_with_its_statement_and_nothing_else(story):
+def test_a_corpus_travels_with_its_statement_and_nothing_else(story):
     """By allow-list, as `test_what_leaves` has it for all other calls."""
     file = (story.given / "aster.jsonl").read_bytes()
     statement = (story.given / "aster.statement.json").read_bytes()
@@ -212,7 +212,7 @@ def first_question(messages):
     return CorpusRef.FromString(first.data)
 
 
-def test_no_message_of_asters_is_in_anything_that_it_sent(story):
+def test_nothing_aster_sends_contains_one_of_its_messages(story):
     canaries = Canaries()
     for line in story.federation.data("aster").read_text().splitlines():
         canaries.text("a message of aster's", json.loads(line)["text"])
@@ -223,7 +223,7 @@ def test_no_message_of_asters_is_in_anything_that_it_sent(story):
     assert canaries.within(story.sent.everything() + leak) == ["a message of aster's, utf-8, base64 at 0"]
 
 
-def test_every_ledger_holds_its_rounds_and_one_histogram(story):
+def test_each_ledger_charges_its_rounds_and_one_histogram(story):
     for name in MEMBERS:
         home = story.federation.home(name)
         verified = command("edge_client", "ledger", "verify", "--home", home, "--json")
@@ -234,7 +234,7 @@ def test_every_ledger_holds_its_rounds_and_one_histogram(story):
         assert shown["releases"] == (2 if name == "dill" else ROUNDS) + 1
 
 
-def test_a_classifier_of_the_datacenter_predicts(story):
+def test_a_classifier_trained_on_the_corpora_predicts(story):
     said = story.provenance
     assert {each["member"] for each in said["corpora"]} == {"aster", "birch", "dill"}
     assert said["promise"] == "differentially-private"
@@ -244,7 +244,7 @@ def test_a_classifier_of_the_datacenter_predicts(story):
     assert json.loads(answer.splitlines()[0])["label"] in JobSpec.from_toml(EXAMPLE).labels
 
 
-def test_the_operator_may_make_texts_up_from_the_published_model(story, tmp_path):
+def test_the_operator_samples_texts_from_the_published_model(story, tmp_path):
     made = json.loads(story.federation.operator("sample", JOB, "--out", tmp_path / "own", "--texts", "60", "--json"))
     assert made["promise"] == "differentially-private"
     assert 40 < made["rows"] <= 60
@@ -256,7 +256,7 @@ def test_the_operator_may_make_texts_up_from_the_published_model(story, tmp_path
     assert (tmp_path / "own" / "operator.statement.sig").stat().st_size == 384
 
 
-def test_a_job_that_is_not_there_has_no_corpora(story):
+def test_listing_the_corpora_of_an_unknown_job_fails(story):
     done = command("coordinator", "job", "corpora", "nobody", "--dir", story.federation.dir)
     assert done.returncode == ExitCode.NOT_FOUND
     assert "nobody" in done.stderr

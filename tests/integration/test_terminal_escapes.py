@@ -65,7 +65,7 @@ def until(served: "subprocess.Popen[str]", event: str) -> str:
     return read
 
 
-def test_a_stranger_writes_no_escape_into_the_operators_log_or_lists(federation):
+def test_a_strangers_escapes_reach_no_log_or_list(federation):
     # As an operator reads it: JSON writes escapes out in any case.
     words = [str(BIN / "coordinator"), "serve", "--dir", str(federation.dir), "--log-format", "console"]
     served = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=os.environ, errors="replace")
@@ -120,7 +120,7 @@ class Lying(FederationPort):
     ],
     ids=["assignment", "job_ended", "goodbye"],
 )
-def test_a_member_refuses_a_hostile_coordinator_in_a_short_clean_sentence(tmp_path, said, word):
+def test_a_member_refuses_hostile_text_in_a_short_clean_sentence(tmp_path, said, word):
     folder = party.coordinator_folder(tmp_path / "federation")
     heard, told = [], []
 
@@ -157,6 +157,6 @@ def test_a_member_refuses_a_hostile_coordinator_in_a_short_clean_sentence(tmp_pa
     assert is_clean(told[0])
 
 
-def test_a_command_prints_no_escape_of_a_sentence():
+def test_a_command_prints_no_escapes():
     assert not raw(CommandFailed(ESCAPES).sentence)
     assert not raw(printable(ESCAPES + "\n" + ESCAPES))

@@ -506,7 +506,7 @@ def run(request):
     return request.getfixturevalue(request.param)
 
 
-def test_every_field_that_was_sent_is_on_the_list(run):
+def test_every_field_sent_is_on_the_allow_list(run):
     assert faults(run) == []
     assert run.sent.methods == {
         f"FederationService/{method}" for method in ("Session", "FetchBlob", "MaskedUploadStatus", "UploadMasked")
@@ -521,7 +521,7 @@ def leaves_of(recorded):
     return leaves(message, recorded.method)
 
 
-def test_no_message_comes_more_often_than_its_round_asks_for(run):
+def test_no_message_is_sent_more_often_than_its_round_needs(run):
     said = [message.WhichOneof("message") for message in run.sent.parsed("FederationService/Session")]
     trained = {name: job for name, job in run.jobs.items() if job.attempts}
     assert set(trained) == {f"{kind}-{run.name}" for kind in KINDS}
@@ -552,7 +552,7 @@ def test_receipts_say_what_was_sent(run):
             assert (receipt["cohort_size"], receipt["sparse_graph"]) == (1 + len(OTHERS), None)
 
 
-def test_a_masked_vector_shows_nothing_of_the_vector(run):
+def test_masked_and_plain_vectors_agree_only_by_chance(run):
     encoded, uploads = run.encoded(), run.uploads()
     assert set(encoded) == set(uploads)
     masked = {at: unpacked(data, run.jobs[at[0]].layout) for at, (_, data) in uploads.items()}
@@ -582,7 +582,7 @@ def by_chance(layout):
     return mean + 8 * math.sqrt(mean) + 4
 
 
-def test_sizes_do_not_depend_on_the_data(first, other):
+def test_message_sizes_do_not_depend_on_the_data(first, other):
     """Nobody connected twice and no upload was resumed: both would repeat messages, which depends on the network."""
     assert {tuple(text for text, _ in plan.rows()) for plan in PLANS.values()} == {
         tuple(example.text for example in read_examples(run.data)) for run in (first, other)
@@ -624,7 +624,7 @@ def test_enrolment_sends_the_token_and_a_public_key(listening):
     assert canaries.found(sent, ()) == []
 
 
-def test_who_only_looks_sends_digests(first, asked, listening):
+def test_doctor_and_dry_run_send_only_digests(first, asked, listening):
     # That closed jobs are asked for, too, is the same for every member.
     fields = {"FetchBlob.digest": lambda value, _: len(value) == 32, "OpenJobs.all": lambda value, _: value is True}
     assert not_allowed(asked, fields, METADATA) == []
@@ -779,7 +779,7 @@ def plant_key(canaries, home):
         canaries.text(f"private key, {name}", str(value)[:40])
 
 
-def test_no_canary_is_in_anything_that_was_sent(run):
+def test_nothing_sent_contains_a_canary(run):
     canaries = planted(run)
     assert len(canaries) > 20_000
     searched = sum(len(each.data) for each in run.sent.messages)
@@ -792,7 +792,7 @@ def test_no_canary_is_in_anything_that_was_sent(run):
 # ---- that both can fail ---------------------------------------------------------------------------------------------
 
 
-def test_a_member_that_leaks_is_found_by_both(first, leaky):
+def test_both_searches_find_a_member_that_leaks(first, leaky):
     by_list, canaries = faults(leaky), planted(leaky).found(leaky.sent, RANDOM)
     listed = {fault.partition(":")[0] for fault in by_list}
 
@@ -842,7 +842,7 @@ def changed(message, path):
     return message
 
 
-def test_the_list_refuses_every_field_with_another_value(first):
+def test_the_allow_list_refuses_a_changed_value_in_any_field(first):
     """Each leaf of each kind of message, changed on its own."""
     fields, tried = allowed(first), set()
     for each in first.sent.messages:
@@ -858,7 +858,7 @@ def test_the_list_refuses_every_field_with_another_value(first):
     assert tried == set(fields) - {"UploadMasked.data", "Session.dealing.shares.sealed"}
 
 
-def test_the_list_refuses_what_does_not_belong(first):
+def test_the_allow_list_refuses_unknown_and_repeated_fields(first):
     fields = allowed(first)
 
     def refused(*messages, calls=()):
@@ -922,7 +922,7 @@ def test_the_list_refuses_what_does_not_belong(first):
     ],
 )
 @pytest.mark.parametrize("text", ["grelqu", "brenxovamb ztalqi?>", "Fjørhölt漢字試験"])
-def test_a_text_is_found_however_it_is_written(written, text):
+def test_the_search_finds_a_text_in_every_encoding(written, text):
     canaries = Canaries()
     canaries.text("it", text)
     noise = random.Random(3).randbytes(100_000)
@@ -930,7 +930,7 @@ def test_a_text_is_found_however_it_is_written(written, text):
     assert canaries.within(noise[:70_001] + written(text) + noise[70_001:])
 
 
-def test_numbers_are_found_however_they_are_written():
+def test_the_search_finds_numbers_in_every_encoding():
     canaries, ids = Canaries(), [3, 1, 3977, 12, 300, 70]
     canaries.integers("ids", ids)
     canaries.number("loss", 1.0986122886681098)
@@ -950,7 +950,7 @@ def test_numbers_are_found_however_they_are_written():
         assert canaries.within(noise[:51] + each + noise[51:]), each
 
 
-def test_what_is_cut_into_pieces_and_what_is_short_is_found():
+def test_the_search_finds_split_and_short_values():
     text = "brenxovamb ztalqi"
     canaries = Canaries()
     canaries.text("it", text)

@@ -40,7 +40,7 @@ def test_no_import_cycles_between_files(monkeypatch):
     ],
     ids=["plain", "deferred", "type-checking"],
 )
-def test_a_cycle_of_any_kind_is_found(back, tmp_path: Path, monkeypatch):
+def test_the_search_finds_an_import_cycle_of_any_kind(back, tmp_path: Path, monkeypatch):
     package = tmp_path / "looped"
     package.mkdir()
     (package / "__init__.py").touch()

@@ -47,7 +47,7 @@ def pld(event: SampledGaussian) -> float:
     return found
 
 
-def test_golden_values():
+def test_golden_values_match_the_accountants():
     rows = table("Golden values")
     assert len(rows) == 6
     settings = [(0.01, 1, 1000), (0.05, 1, 100), (0.1, 2, 50)]
@@ -75,7 +75,7 @@ def test_golden_values():
 
 
 @pytest.mark.parametrize("row", range(4))
-def test_what_the_gate_costs(row):
+def test_the_cost_of_the_gate_matches_the_accountants(row):
     q, steps, *cells = table("What the gate costs")[row]
     rate, rounds = float(q), int(steps)
     for epsilon, cell in zip((1, 4, 8), cells, strict=True):
@@ -92,7 +92,7 @@ def test_what_the_gate_costs(row):
         assert pld(sampled(gate, rate, least)) <= epsilon < pld(sampled(gate, rate, most + 1))
 
 
-def test_what_a_multiplier_means_to_dp_accounting():
+def test_dp_accounting_gives_the_epsilons_of_the_table():
     rdp, by_pld, ours = table("What a multiplier means")
     relations = NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE
     event = dp_event.SelfComposedDpEvent(dp_event.GaussianDpEvent(10), 100)
@@ -102,7 +102,7 @@ def test_what_a_multiplier_means_to_dp_accounting():
     assert ours[3] == ""
 
 
-def test_what_the_samplers_leave_out():
+def test_sampler_limits_match_the_code():
     gaussian, laplace, discrete = table("Samplers")
     n, factor = 6e12, 1 + math.exp(8)
     smallest = 2.0**-1074

@@ -60,7 +60,7 @@ def imported(room: str) -> dict[str, Path]:
         ("learning", ["learning"]),
     ],
 )
-def test_an_extra_brings_what_its_room_imports(room, extras):
+def test_an_extra_installs_what_its_package_imports(room, extras):
     declared = {plain(each) for each in PROJECT["dependencies"]}
     declared |= brought_by(extras)
     providers = packages_distributions()

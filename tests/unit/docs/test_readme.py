@@ -26,7 +26,7 @@ def newest(bench: str, figure: str, field: str = "value", **case: Any) -> Any:
     ][-1]
 
 
-def test_the_picture_is_what_its_script_draws():
+def test_the_picture_matches_its_script():
     assert FILE.read_text(encoding="utf-8") == rendered(), "run python deploy/site/picture.py"
     assert FILE.stat().st_size < 150_000
 
@@ -39,7 +39,7 @@ def test_the_picture_shows_a_real_sum():
         assert (update == masked).sum() <= 1
 
 
-def test_the_figures_are_those_of_the_benchmarks():
+def test_the_figures_match_the_benchmark_results():
     trec = {"mechanism": "none", "vocabulary": "wordpiece", "load": "equal"}
     seconds = [newest("institutional", "test_accuracy", "seconds", members=3, seed=seed, **trec) for seed in range(3)]
     clear = newest("secure_agg", "secure_over_clear_round", members=10, values=1_000_000)

@@ -63,20 +63,20 @@ def shipped() -> set[str]:
 SHIPPED_NAMES = sorted(shipped())
 
 
-def test_the_walk_finds_what_everybody_knows_is_there():
+def test_the_search_finds_known_dependencies():
     assert {"torch", "grpcio", "cffi", "sympy"} <= set(SHIPPED_NAMES)
     assert not {"pytest", "ruff", DISTRIBUTION} & set(SHIPPED_NAMES)
 
 
 @pytest.mark.parametrize("name", SHIPPED_NAMES)
-def test_it_is_pinned_and_what_is_installed_is_the_pin(name):
+def test_a_dependency_is_installed_at_its_pinned_version(name):
     assert name in PINS, f"{name} {metadata.version(name)} is installed and not in constraints.txt"
     # A wheel for one device (+cpu) is the same release.
     assert Version(metadata.version(name)).public == PINS[name].public
 
 
 @pytest.mark.parametrize("name", SHIPPED_NAMES)
-def test_its_licence_lets_everybody_run_it(name):
+def test_a_dependency_has_a_permitted_licence(name):
     about = metadata.metadata(name)
     said = [
         about["License-Expression"] or "",
@@ -90,7 +90,7 @@ def test_its_licence_lets_everybody_run_it(name):
     assert not REFUSED.search(text) or PERMITTED.search(REFUSED.sub("", text)), f"{name}: {text!r}"
 
 
-def test_ranges_of_the_project_hold_the_pins():
+def test_every_version_range_includes_the_pin():
     for line in PROJECT["dependencies"] + [
         each for extra in PROJECT["optional-dependencies"].values() for each in extra
     ]:

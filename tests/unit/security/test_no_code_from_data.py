@@ -102,7 +102,7 @@ def _module(name: str) -> bool:
     return any(name == each or name.startswith(each + ".") for each in MODULES)
 
 
-def test_nothing_that_is_shipped_has_a_door():
+def test_no_shipped_module_turns_data_into_code():
     found, used = [], set()
     for path in sources():
         for line, name in doors(path.read_text(encoding="utf-8")):
@@ -115,7 +115,7 @@ def test_nothing_that_is_shipped_has_a_door():
     assert used == ALLOWED.keys(), "an allowance that nobody needs"
 
 
-def test_the_walk_sees_every_package_of_the_wheel():
+def test_the_search_covers_every_package_of_the_wheel():
     rooms = {path.relative_to(ROOT).parts[0] for path in sources()}
     assert rooms == {package.split("/")[0] for package in WHEEL}
     assert sum(1 for _ in sources()) > 100
@@ -140,7 +140,7 @@ def test_the_walk_sees_every_package_of_the_wheel():
     ],
     ids=range(13),
 )
-def test_a_door_is_seen(text, door):
+def test_the_search_finds_calls_that_turn_data_into_code(text, door):
     assert door in [name for _, name in doors(text)]
 
 
@@ -156,5 +156,5 @@ def test_a_door_is_seen(text, door):
     ],
     ids=range(6),
 )
-def test_what_is_no_door_is_not_called_one(text):
+def test_the_search_passes_harmless_calls(text):
     assert doors(text) == []

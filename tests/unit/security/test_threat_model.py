@@ -17,7 +17,7 @@ def rows(heading: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_a_test_that_is_named_is_there(name):
+def test_every_named_test_exists(name):
     path = ROOT / name
     assert path.exists(), f"docs/threat-model.md names {name}"
     tests = [path] if path.is_file() else sorted(path.rglob("*.py"))
