@@ -1,4 +1,4 @@
-"""Enrolment over real sockets: a token becomes a member, and every way in which it does not says what to do."""
+"""Enrolment over real sockets: a token becomes a member, or the error says what to do."""
 
 import asyncio
 import contextlib
@@ -40,12 +40,12 @@ FEDERATION_ADDRESS = "localhost:7441"
 
 @pytest.fixture(autouse=True)
 def _quick_keys(monkeypatch):
-    """A member's key is made once for all tests; that a fresh one is made is looked at below."""
+    """All tests share one member key, because making keys is slow. One test below checks that enrolment makes one."""
     monkeypatch.setattr(edge, "new_key", lambda: party.key(2))
 
 
 class Recording(EnrolmentServicer):
-    """The real servicer; it also notes what reached it, and may lose or alter an answer."""
+    """The real servicer. It also records the requests that reach it, and can lose or alter an answer."""
 
     def __init__(self, *arguments, **named) -> None:
         super().__init__(*arguments, **named)
@@ -66,7 +66,7 @@ class Recording(EnrolmentServicer):
 
 @dataclass
 class Coordinator:
-    """An enrolment port with its desk."""
+    """An enrolment port with its token desk."""
 
     authority: Authority
     folder: CoordinatorFolder
@@ -139,7 +139,7 @@ def _enrolled(home) -> bool:
     return Home(home).identity.path.exists()
 
 
-# ---- what goes well ----------------------------------------------------------------------------------------------
+# ---- enrolment succeeds ----------------------------------------------------------------------------------------------
 
 
 def test_a_token_makes_a_member(coordinator, home):
@@ -223,7 +223,7 @@ def test_the_name_comes_from_the_token_whatever_the_request_says(coordinator):
 
 
 def test_enrolling_again_after_a_lost_answer_succeeds(coordinator, home):
-    """The coordinator has recorded, the member has nothing: the same command again gives the same certificate."""
+    """The coordinator recorded a member that got no answer. The same command again gives the same certificate."""
 
     async def scenario():
         token = coordinator.invite()
@@ -254,7 +254,7 @@ def test_enrolling_again_after_a_crash_reuses_the_key(coordinator, home, monkeyp
             with pytest.raises(KeyboardInterrupt):
                 await enrol(home, token.format(), now=party.present())
         assert Home(home).pending(token.id).key.stat().st_mode & 0o777 == 0o600
-        # Long after the token's end: it was spent in time, for a key that lies here.
+        # Long after the token expired: it was redeemed in time, for the key that is stored here.
         coordinator.ahead = timedelta(hours=3)
         return await enrol(home, token.format(), now=party.present() + timedelta(hours=3))
 
@@ -302,7 +302,7 @@ def test_a_failed_force_keeps_the_old_identity(coordinator, home):
 
 
 def test_an_institutions_subordinate_authority_can_be_the_root(tmp_path, home):
-    """The root of the federation need not be self-signed: the token names it, and nothing above it is trusted."""
+    """The federation's root need not be self-signed. The token names it, and nothing above it is trusted."""
     above = party.authority(1)
     issued = party.expired(above.certificate, above, shift=timedelta(0))
     from cryptography.hazmat.primitives import hashes
@@ -366,7 +366,7 @@ def test_a_forged_secret_is_refused(coordinator, home):
         token = coordinator.invite()
         forged = token.model_copy(update={"secret": b"x" * 32})
         refusal = await _refused(home, forged)
-        # The real one is still good.
+        # The real token is still valid.
         await enrol(home, token.format(), now=party.present())
         return refusal
 
@@ -539,7 +539,7 @@ def test_another_federations_coordinator_never_sees_the_secret(tmp_path, home):
 
 
 def test_an_impostor_showing_the_true_root_never_sees_the_secret(tmp_path, home):
-    """The root is public: to show it proves nothing, it must have signed the server's certificate."""
+    """The root is public, so showing it proves nothing. It must have signed the server's certificate."""
     stranger = party.authority(1)
     folder = party.coordinator_folder(tmp_path / "impostor", of=stranger)
     chain = folder.server_certificate.read_bytes() + pem(party.authority().certificate)
@@ -563,7 +563,7 @@ def _serving_as(tmp_path, certificate, key=1) -> Coordinator:
 
 
 def test_a_member_posing_as_coordinator_never_sees_the_secret(tmp_path, home, monkeypatch):
-    """A member's certificate is of the right federation; the role is what stops it."""
+    """A member's certificate belongs to the right federation; only its role stops it."""
     authority = party.authority()
     member = authority.issue(party.key(3).public_key(), Role.MEMBER, "localhost", now=party.present())
     coordinator = _serving_as(tmp_path, member, 3)
@@ -616,7 +616,7 @@ def test_a_clock_difference_is_named_and_the_token_stays_usable(coordinator, hom
         coordinator.ahead = timedelta(minutes=minutes)
         refusal = await _refused(home, token)
         assert not _enrolled(home)
-        # One clock was set, the other machine's or this one's: the same command, the same key.
+        # One of the two clocks has been corrected: the same command succeeds with the same key.
         coordinator.ahead = max(coordinator.ahead, timedelta(0))
         await enrol(home, token.format(), now=coordinator.clock())
         return refusal
@@ -639,7 +639,7 @@ def test_a_small_clock_difference_is_accepted(coordinator, home, minutes):
 
 
 def test_a_refusal_under_a_clock_difference_blames_the_clock(coordinator, home):
-    """Expired there and good here: the difference is the clock, not the token."""
+    """The token is expired by the coordinator's clock and valid by the member's: the clocks differ."""
 
     async def scenario():
         token = coordinator.invite(hours=1)
@@ -686,7 +686,7 @@ def test_an_answer_that_does_not_fit_the_request_is_not_stored(coordinator, home
     assert not _enrolled(home)
 
 
-# ---- nobody there, or somebody else ----------------------------------------------------------------------------------
+# ---- no coordinator, or another server ------------------------------------------------------------------------------
 
 
 @contextlib.asynccontextmanager
@@ -820,7 +820,7 @@ def test_the_enrolment_port_closes_lingering_connections(coordinator, monkeypatc
     anybody.set_alpn_protocols(["h2"])
 
     def stay() -> bytes:
-        """HTTP/2's greeting and empty settings, and then silence: what the server said until it hung up."""
+        """Sends HTTP/2's preface and empty settings, then nothing; returns what the server said until it hung up."""
         with (
             socket.create_connection(("127.0.0.1", coordinator.port), timeout=30) as line,
             anybody.wrap_socket(line) as visitor,
@@ -830,9 +830,9 @@ def test_the_enrolment_port_closes_lingering_connections(coordinator, monkeypatc
 
     async def scenario():
         said = await asyncio.to_thread(stay)
-        # An honest visitor comes, has what it came for, and may come again.
+        # An honest member still enrols, and may come again.
         await enrol(Path(coordinator.folder.path) / "home", coordinator.invite().format(), now=party.present())
         return said
 
-    # It was told to go (GOAWAY), and so is everybody who comes after a while.
+    # The server sent GOAWAY, as it does to every connection after a while.
     assert b"max_age" in _run(coordinator, scenario)

@@ -1,4 +1,4 @@
-"""The federation with real processes and sockets: what happens to people."""
+"""The federation with real processes and sockets: what members and the operator experience."""
 
 import re
 import sqlite3
@@ -20,7 +20,7 @@ from tacit.v1 import operator_pb2 as pb
 from tests.support.processes import PATIENCE, ROOT, Proxy, behind, command, running_federation, within_patience
 
 MEMBERS = ("north", "east", "south", "west")
-# The small job's masked vector, 28 bits a value with four members: two chunks and a part of a third.
+# Size of the small job's masked vector, 28 bits a value with four members: two chunks and a part of a third.
 VECTOR_BYTES = packed_size(3916 * 64 + 16 * 64 * (2 + 3) + 2 * 16 + 6 * 32 + 6 + 4, bits=28)
 
 
@@ -41,7 +41,7 @@ def _members_end(federation):
 
 @pytest.fixture
 def proxy(federation):
-    """West's way to the coordinator."""
+    """The proxy between west and the coordinator."""
     path = federation.home("west") / "identity" / "identity.json"
     before = path.read_bytes()
     made = Proxy(federation.port)
@@ -103,7 +103,7 @@ def test_a_member_killed_while_sending_is_a_dropout_of_the_mask_phase(federation
     assert sorted(first.cohort) == sorted(MEMBERS)
     assert sorted(first.survivors) == sorted(MEMBERS[:3])
     assert dropouts(detail) == [("west", "mask", Reason.REASON_DISCONNECTED)]
-    # The second round wants four: it waits for the member, and goes on when it is back.
+    # The second round needs four members, so it waits until this one is back.
     proxy.stall_after = None
     federation.start("west")
     federation.finished("killed-sending")
@@ -120,7 +120,7 @@ def test_an_upload_cut_at_sixty_percent_is_resumed_and_added_once(federation, pr
     for name in MEMBERS[:3]:
         federation.start(name)
     assert proxy.stalled.wait(PATIENCE)
-    # Three have sent all of theirs, and of the fourth's the coordinator has read one chunk of three.
+    # Three members have sent their whole vectors. The coordinator has read one of the fourth's three chunks.
     within_patience(lambda: arrived() - before >= 3 * VECTOR_BYTES + CHUNK)
     assert federation.show("cut").job.answered == 3
     proxy.cut()
@@ -129,7 +129,7 @@ def test_an_upload_cut_at_sixty_percent_is_resumed_and_added_once(federation, pr
     detail = federation.finished("cut")
     assert sorted(attempts(detail)[0].survivors) == sorted(MEMBERS)
     assert dropouts(detail) == []
-    # The second connection carried the rest, and no more: what had arrived was not sent again.
+    # The second connection carried only the rest.
     assert 0.5 * VECTOR_BYTES < proxy.passed[1] < 0.7 * VECTOR_BYTES
     assert arrived() - before == 4 * VECTOR_BYTES
 
@@ -146,7 +146,7 @@ def test_a_restarted_coordinator_continues_the_job(federation, proxy):
         member.wait_for("disconnected")
     federation.serve()
     detail = federation.finished("crash")
-    # They came back by themselves, with the updates they had trained before.
+    # The members reconnected by themselves, with the updates that they had already trained.
     assert [member.process.wait(timeout=PATIENCE) for member in members] == [0, 0, 0, 0]
     first, second = attempts(detail)[:2]
     assert (first.outcome, first.reason) == ("abandoned", Reason.REASON_COORDINATOR_RESTARTED)
@@ -175,7 +175,7 @@ def test_a_job_that_all_members_decline_pauses_and_they_exit(federation):
     said = federation.operator("job", "show", "nobodys")
     assert "Too few members are left, because others declined the job for good" in said
     assert "east declined: mechanisms" in said
-    # Members that would take part are back: it goes on by itself.
+    # Members that accept the job connect, and it continues by itself.
     others = [federation.start(name, "--until-finished", "--job", "nobodys") for name in MEMBERS[:3]]
     federation.finished("nobodys")
     assert [member.process.wait(timeout=PATIENCE) for member in others] == [0, 0, 0]

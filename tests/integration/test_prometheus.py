@@ -1,5 +1,5 @@
-"""A real Prometheus over a real coordinator with real rounds: every panel has data, every alert is silent while all is
-well, and says so when it is not.
+"""A real Prometheus scrapes a real coordinator during real rounds. Every panel has data, and an alert is raised exactly
+when something is wrong.
 """
 
 import math
@@ -40,7 +40,7 @@ def test_prometheus_saw_rounds_dropouts_and_a_spent_budget(watched):
     assert total("sum(tacit_coordinator_dropouts_total)") >= 2
     assert total(f'tacit_coordinator_members_budget_spent{{job="{NOISY}"}}') == 1
     assert total(f'tacit_coordinator_privacy_epsilon_largest{{job="{NOISY}"}}') > 1
-    # Every phase cost time on the processor, and every round's messages were carried.
+    # Every phase used CPU time, and every phase's messages were counted.
     phases = {"training", "advertise", "share", "mask", "confirm", "unmask", "publish"}
     costs = watched.prometheus.query(
         "sum by (phase) (tacit_coordinator_aggregation_cpu_seconds_total) > 0", watched.ended
@@ -61,7 +61,7 @@ def test_every_panel_query_returns_data(watched, expr):
 
 
 def test_every_series_of_a_panel_has_its_own_legend(watched):
-    """A legend names labels that the series have, so that no two lines are called alike."""
+    """Each legend uses labels that its series have, and no two series of a panel get the same name."""
     for board in BOARDS:
         for panel in board.panels:
             names = []
@@ -76,8 +76,8 @@ def test_every_series_of_a_panel_has_its_own_legend(watched):
             assert not any("{{" in name.replace("{{reason}}", "") for name in names), panel.title
 
 
-# On a machine that is busy with other things a scrape or an answer may come late. These look at that alone, and fire
-# only after minutes of it.
+# On a busy machine, a scrape or an answer may be late. These alerts depend on nothing else and fire only after minutes,
+# so they may be pending here.
 SLOW = {"TacitCoordinatorDown", "TacitMemberGone", "TacitEventLoopLagging", "TacitDatabaseSlow"}
 
 
@@ -89,7 +89,7 @@ def test_rules_are_evaluated_and_no_alert_was_pending(watched):
 
 
 def test_a_missing_coordinator_raises_an_alert(watched):
-    """Last of all: the same rules are not silent because they look at nothing."""
+    """Runs last, and shows that the rules were not silent merely because they see nothing."""
     before = watched.prometheus.query('up{job="tacit-coordinator"}')
     assert [each["value"][1] for each in before] == ["1"]
     watched.federation.coordinator.kill()

@@ -1,4 +1,4 @@
-"""One bad row stops a member, unless it is told to skip such rows: then it says which, and trains on the others."""
+"""One bad row stops a member. Told to skip bad rows, the member names them and trains on the others."""
 
 from tests.support.processes import PATIENCE, command, running_federation
 

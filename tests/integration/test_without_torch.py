@@ -45,7 +45,7 @@ def test_the_coordinator_installs_serves_and_invites_without_torch(environment, 
                     check=False,
                 )
                 assert done.returncode == 0, done.stderr
-            # What needs a model says which extra brings it.
+            # A command that needs torch says which extra installs it.
             job = [environment / "coordinator", "job", "bundle", ROOT / "examples" / "desk" / "job.toml"]
             done = subprocess.run([*job, "--out", tmp_path / "b"], capture_output=True, text=True, check=False)
             assert done.returncode == 2
