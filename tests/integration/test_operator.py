@@ -1,4 +1,4 @@
-"""The operator's service and commands: real certificates, real gRPC, a real database and store; rounds made up."""
+"""The operator's service and commands, with real certificates, gRPC, database and store, and with simulated rounds."""
 
 import argparse
 import asyncio
@@ -51,12 +51,12 @@ TOKENIZER = b'{"model": {"vocab": {}}}'
 
 
 def federation(number: int) -> Authority:
-    """Ours is 0."""
+    """The authority with this number. 0 is ours."""
     return party.authority() if number == 0 else party.authority(number)
 
 
 class Rounds:
-    """`Live` without rounds: keeps the rows, and shows what a test says."""
+    """`Live` without rounds: stores the rows, and shows what a test sets."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -115,7 +115,7 @@ class Rounds:
 
 @dataclass
 class House:
-    """A coordinator without rounds, and ways to call it."""
+    """A coordinator without rounds, and clients to call it."""
 
     tmp: Path
     database: Database
@@ -153,7 +153,7 @@ class House:
         return folder
 
     async def cli(self, *arguments: str, folder: Path | None = None, code: int = 0) -> "Said":
-        """One command, as a process of its own."""
+        """Runs one command in its own process."""
         environment = {**os.environ, "TACIT_OPERATOR": str(folder or self.operator_folder()), "NO_COLOR": "1"}
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -221,7 +221,7 @@ async def started(tmp: Path) -> AsyncIterator[House]:
 
 @pytest.fixture(autouse=True)
 def quiet():
-    """The service's own log is not what a command prints."""
+    """Silences the service's log, which is not part of a command's output."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     yield
     structlog.reset_defaults()
@@ -370,7 +370,7 @@ def test_an_invitation_holds_everything_needed_to_join(house):
         assert (member.name, member.status, member.connected) == ("north", "invited", False)
         invited, _spent = await house.journal("north")
         assert invited.fields["by"] == "op"
-        # The secret is nowhere but in the token.
+        # The secret is in the token only.
         everything = (house.tmp / "tacit.db").read_bytes() + (house.tmp / "tacit.db-wal").read_bytes()
         assert token.secret not in everything
         assert token.format().encode() not in everything
@@ -410,7 +410,7 @@ def test_an_enrolled_name_is_taken_until_it_is_revoked(house):
         assert dict(member.declined) == {"desk": "The member does not admit this job."}
         revoked = await stub.RevokeMember(operator_pb2.RevokeMemberRequest(name="north"))
         assert revoked.status == "revoked"
-        # Stored first, and then cut off.
+        # The revocation is stored before the member is disconnected.
         assert house.rounds.disconnected == ["north"]
         assert await house.database.run(lambda s: records.enrolled(s, "north")) is None
         await stub.InviteMember(operator_pb2.InviteMemberRequest(name="north"))
@@ -458,11 +458,12 @@ def test_a_blob_is_fetched_as_it_was_uploaded(house):
 async def fragile(
     port: int, lasts: int, taken: Callable[[], object] = lambda: None, host: str = "127.0.0.1"
 ) -> AsyncIterator[tuple[int, list[int]]]:
-    """A way to the coordinator whose connections break after so many bytes.
+    """A proxy to the coordinator whose connections break after `lasts` bytes.
 
-    taken: how much the receiver has taken so far. A connection breaks only once the receiver has taken some of what
-    the connection carried. A reset destroys whatever the receiver's socket still holds, and loopback carries a
-    megabyte faster than a busy machine reads it: without this, a connection may break before anything was received.
+    Args:
+        taken: how much the receiver has read so far. A connection breaks only after the receiver has read some of what
+            it carried. A reset destroys the data in the receiver's socket, and loopback carries a megabyte faster than
+            a busy machine reads it, so otherwise a connection might break before anything was received.
     """
     connections: list[int] = []
 
@@ -472,7 +473,7 @@ async def fragile(
             while data := await reader.read(16 * 1024):
                 connections[index] += len(data)
                 if connections[index] > lasts:
-                    # Counters have no event to wait on.
+                    # A counter has no event to wait for.
                     while before is not None and taken() == before and not writer.is_closing():  # noqa: ASYNC110
                         await asyncio.sleep(0.005)
                     break
@@ -627,7 +628,7 @@ def test_a_job_that_cannot_run_is_refused(tmp_path, job, without, words):
 
 
 def test_a_new_job_is_parsed_once(house, monkeypatch):
-    """With the real coordinator behind the service: from the check of a document to its driver."""
+    """The real coordinator runs behind the service, from the check of a document to its driver."""
     parsed: list[str] = []
     read = JobDocument.from_json
 
@@ -701,13 +702,13 @@ def test_the_journal_names_the_operator_and_is_verified(house):
         stub = house.stub()
         await stub.InviteMember(operator_pb2.InviteMemberRequest(name="north"))
         for _ in range(2):
-            # A fetched version is a model that leaves: told of once an hour. Of a tokenizer nothing is told.
+            # A fetched version is a model that leaves: the journal notes it once an hour. It does not note tokenizers.
             await stub.FetchBlob(federation_pb2.FetchBlobRequest(digest=job.document.weights)).read()
             await stub.FetchBlob(federation_pb2.FetchBlobRequest(digest=job.document.tokenizer)).read()
         evaluation = operator_pb2.Evaluation(version_number=0, accuracy=0.5, loss=0.1, examples=3)
         await stub.RecordEvaluation(operator_pb2.RecordEvaluationRequest(job="desk", evaluation=evaluation))
         await stub.RevokeMember(operator_pb2.RevokeMemberRequest(name="north"))
-        # An operator that comes with another certificate is an entry of its own.
+        # An operator with another certificate gets its own entry.
         own = house.operator_folder()
         await house.cli("audit", "verify", folder=own)
         verified = (await house.cli("audit", "verify", "--json", folder=own)).json
@@ -721,17 +722,17 @@ def test_the_journal_names_the_operator_and_is_verified(house):
         assert [line.split()[3] for line in only] == ["member_invited", "member_revoked"]
         assert "by=op" in only[0]
         assert (await house.cli("audit", "show", "--subject", "nobody")).out == "No entries.\n"
-        # Pages and more than one question of the database; a head of the past is found.
+        # Enough entries for several pages and database queries. The earlier head is still found.
         await house.database.run(lambda s: [records.note(s, "test", "long", 1, text="x" * 1000) for _ in range(1200)])
         again = await house.cli("audit", "verify", "--head", verified["head"], folder=own)
         assert f"the head {verified['head']} is that of entry {verified['head_entry']}" in again.out
-        # And two for the commands that came with a certificate of their own.
+        # The other two entries are from commands that used a certificate of their own.
         assert f"{verified['entries'] + 1202} entries" in again.out
         missing = await house.cli("audit", "verify", "--head", "0" * 64, code=1)
         assert "is not in the journal" in missing.err
         assert "is no head" in (await house.cli("audit", "verify", "--head", "abc", code=2)).err
 
-        # Somebody changes an entry in the database behind the coordinator's back.
+        # Somebody changes an entry directly in the database.
         def forge(s: records.Session) -> None:
             s.execute(text("DROP TRIGGER journal_only_grows_update"))
             s.execute(text("UPDATE journal SET subject = 'south' WHERE kind = 'member_revoked'"))
@@ -817,7 +818,7 @@ def test_evaluations_are_stored_and_shown(house):
 
         await record(version=job.document.weights, data=b"d" * 32)
         assert house.metrics.value("evaluation_accuracy", job="desk") == 0.5
-        # A look back at an older version is stored, and the newest stays the one that is shown.
+        # An evaluation of an older version is stored. The newest version's evaluation is still the one shown.
         await record(version_number=0, accuracy=0.9)
         assert house.metrics.value("evaluation_accuracy", job="desk") == 0.5
         await record(accuracy=0.6, loss=math.nan)
@@ -853,10 +854,10 @@ def test_watching_shows_every_kind_of_change(house):
                 pass
 
         await until(lambda status: not status.jobs and not status.members)
-        # Of the service's own making, which the rounds know nothing of.
+        # A change made by the service itself, unknown to the rounds.
         await stub.InviteMember(operator_pb2.InviteMemberRequest(name="north"))
         await until(lambda status: [member.name for member in status.members] == ["north"])
-        # Of the rounds.
+        # Changes from the rounds.
         await created(house)
         await until(lambda status: [job.name for job in status.jobs] == ["desk"])
         house.rounds.shown["desk"] = LiveJob("training", 1, 1, 0, 0)
@@ -991,7 +992,7 @@ def test_an_address_missing_from_the_certificate_is_explained(house):
 
 def test_a_rejected_operator_certificate_is_explained(house):
     async def scenario(house: House) -> None:
-        # The right coordinator, and a certificate of another federation to show it.
+        # The operator calls the right coordinator with a certificate of another federation.
         folder = house.operator_folder()
         stranger = house.operator_folder(of=1)
         (folder / "cert.pem").write_bytes((stranger / "cert.pem").read_bytes())
@@ -1014,7 +1015,7 @@ def test_the_watch_command_follows_until_interrupted(house):
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=environment,
-            # As in a terminal: what a shell starts in the background ignores Ctrl-C, and so would this.
+            # As in a terminal. A shell's background process ignores Ctrl-C, and this one would too.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         assert process.stdout is not None
@@ -1029,7 +1030,7 @@ def test_the_watch_command_follows_until_interrupted(house):
 
 @dataclass(frozen=True)
 class Made:
-    """What the tools of `export` give back, as far as commands look at it."""
+    """The result of `export` functions, with the fields that commands read."""
 
     accuracy: float = 0.5
     loss: float = 0.7
@@ -1038,7 +1039,7 @@ class Made:
 
 
 class Tools:
-    """`export` without a model: notes what it was asked for."""
+    """`export` without a model: records its calls."""
 
     def __init__(self) -> None:
         self.exported: list[tuple[bytes, int]] = []
@@ -1080,7 +1081,7 @@ def data(tmp_path) -> Path:
 
 
 def publish(house: House, number: int) -> Callable[[records.Session], None]:
-    """Another version, whose first byte is its number."""
+    """Publishes another version, whose first byte is its number."""
     weights = bytes([number]) + bytes(55)
     digest = house.store.put(weights)
 
@@ -1148,12 +1149,12 @@ def test_following_evaluates_every_version_until_the_job_ends(house, tools, data
             await house.database.run(lambda s: records.set_job_status(s, "desk", JobStatus.FINISHED, "job_finished", 9))
             house.rounds.change()
             await following
-            # The connections broke on the way and that was no matter.
+            # Connections broke, and following continued.
             assert len(connections) > 1
         stored = await house.database.run(lambda s: records.versions(s, "desk"))
         counts = [len(version.evaluations) for version in stored]
         assert counts[0] == 0
-        # An answer that was lost on the way may be recorded again, and nothing is left out.
+        # A result whose answer was lost may be recorded twice. No version is left out.
         assert all(1 <= count <= 2 for count in counts[1:])
 
     house(scenario)
@@ -1178,7 +1179,7 @@ def test_a_version_is_exported(house, tools, data, tmp_path, capsys):
         await in_a_thread(lambda: model.export("desk", tmp_path / "two", version=0, samples=data, operator=folder))
         assert "version 0" in capsys.readouterr().out
         assert [weights[:1] for weights, _ in tools.exported] == [b"\x01", b"\x00"]
-        # Without samples they are made up; with them they are used.
+        # Without samples, export makes synthetic ones.
         assert tools.exported[0][1] > 10
         assert tools.exported[1][1] == 2
 

@@ -1,8 +1,8 @@
 """Private synthetic text with real processes: examples/synthesis.toml, from the job to a classifier that predicts.
 
 Mutual TLS, secure aggregation, a ledger for each of four members, dp-sgd, a start from public text and FedAdam. Aster
-reads its corpus and approves, birch's policy approves by itself, cedar vetoes, and dill's budget is spent in the middle
-of the job. What aster sends is written down.
+reads its corpus and approves it, birch's policy approves without asking, cedar vetoes, and dill spends its budget in
+the middle of the job. What aster sends is recorded.
 """
 
 import base64
@@ -28,20 +28,26 @@ from tests.support.processes import EXAMPLES, ROOT, Federation, Process, behind,
 from tests.support.recorder import Canaries, Recorded, Relay, Sent, not_allowed
 from toolkit.console import ExitCode
 
-# Everything is set up by the first test, with five processes.
+# The first test sets up everything, with five processes.
 pytestmark = pytest.mark.timeout(600)
 
 EXAMPLE = ROOT / "examples" / "synthesis.toml"
 JOB, TEXTS, ROWS, ROUNDS = "synthesis", 120, 270, 4
 POLICY = "schema = 1\nepsilon = {epsilon}\ndelta = 1e-5\ncorpora = {corpora}\n"
-# Of 270 messages the gate lets one round of the example pass at epsilon 3, two at 3.8, three at 4.6 (delta 1e-5).
+# With 270 messages, the gate admits one round of the example at epsilon 3, two at 3.8, three at 4.6 (delta 1e-5).
 MEMBERS = {"aster": (8.0, "ask"), "birch": (8.0, "always"), "cedar": (8.0, "ask"), "dill": (4.2, "always")}
 
 
 @dataclass(frozen=True)
 class Story:
-    """What happened. waiting: aster's corpus before it decided; sent: what aster sent; listed: what the operator saw
-    in the end; given: the folder that the corpora were downloaded to; classifier: the folder of the bundle.
+    """What happened during the job.
+
+    Args:
+        waiting: aster's corpus before aster decided, and the operator's list at that moment.
+        sent: what aster sent.
+        listed: the operator's list at the end.
+        given: the folder of the downloaded corpora.
+        classifier: the folder of the classifier's bundle.
     """
 
     federation: Federation
@@ -98,12 +104,12 @@ def story(tmp_path_factory):
         running = {name: federation.start(name) for name in MEMBERS}
         for name in MEMBERS:
             running[name].wait_for("connected")
-        # With all four there the first round waits for all of them.
+        # All four are connected, so the first round waits for all of them.
         federation.create(EXAMPLE)
         detail = federation.finished(JOB)
         for name in MEMBERS:
             running[name].wait_for("corpus_made")
-        # Two ask, and are asked; what the others made is sent without a word.
+        # Aster and cedar must decide. Birch and dill send their corpora without asking.
         running["aster"].wait_for("corpus_waits")
         running["cedar"].wait_for("corpus_waits")
         for name in ("birch", "dill"):
@@ -123,7 +129,7 @@ def story(tmp_path_factory):
 def test_dill_stops_at_its_budget_and_the_others_train_to_the_end(story):
     survivors = [sorted(each.survivors) for round_ in story.detail.rounds for each in round_.attempts if each.survivors]
     assert len(survivors) == ROUNDS
-    # As far as its budget goes, and not a round further.
+    # Its budget allows two rounds and no more.
     assert sum("dill" in each for each in survivors) == 2
     assert "dill" not in survivors[-1]
     assert all({"aster", "birch", "cedar"} <= set(each) for each in survivors)
@@ -133,7 +139,7 @@ def test_a_corpus_leaves_only_with_the_members_consent(story):
     texts = story.waiting["texts"]
     assert 60 < len(texts) <= TEXTS
     assert "differentially private" in story.waiting["promise"]
-    # While aster read, the operator had those of the two whose policies say always.
+    # While aster read, the operator already had the corpora of the two members whose policies say always.
     answers = {each["member"]: each["answer"] for each in story.waiting["listed"]["members"]}
     assert answers == {"aster": "awaited", "birch": "given", "cedar": "awaited", "dill": "given"}
 
@@ -148,7 +154,7 @@ def test_the_operator_gets_three_corpora_and_cedars_veto(story):
         said = CorpusStatement.from_json((story.given / f"{name}.statement.json").read_bytes(), what=name)
         assert said.rows == len(rows) > 60
         assert (said.member, said.promise, said.histogram) == (name, "differentially-private", "noised")
-        # Dill's is the model of its last round, before the job's last.
+        # Dill's corpus comes from the model of its own last round, before the job's last.
         assert (said.round < ROUNDS) if name == "dill" else (said.round == ROUNDS)
     assert [json.loads(line) for line in (story.given / "aster.jsonl").read_text().splitlines()] == story.waiting[
         "texts"
@@ -173,11 +179,11 @@ def test_aster_sends_its_corpus_exactly_once(story):
 
 
 def test_a_corpus_travels_with_its_statement_and_nothing_else(story):
-    """By allow-list, as `test_what_leaves` has it for all other calls."""
+    """By allow-list, as in `test_what_leaves` for all other calls."""
     file = (story.given / "aster.jsonl").read_bytes()
     statement = (story.given / "aster.statement.json").read_bytes()
     rows = [json.loads(line) for line in file.splitlines()]
-    # What it says of labels is of the file, which everybody can count, and not of the data.
+    # The statement's label counts describe the file, where anybody can count them, and not the data.
     said = CorpusStatement.from_json(statement, what="aster's statement")
     assert {each.label: each.rows for each in said.labels} == Counter(row["label"] for row in rows)
     assert all(row.keys() == {"text", "label"} for row in rows)
@@ -186,7 +192,7 @@ def test_a_corpus_travels_with_its_statement_and_nothing_else(story):
         "digest": lambda value, _: value == hashlib.sha256(file).digest(),
         "size": lambda value, _: value == len(file),
     }
-    # Aster declined nothing: that field is on no list.
+    # Aster declined nothing, so that field is not on the list.
     fields = {f"CorpusStatus.{name}": predicate for name, predicate in ref.items()}
     fields |= {f"UploadCorpus.header.ref.{name}": predicate for name, predicate in ref.items()}
     fields |= {
@@ -199,7 +205,7 @@ def test_a_corpus_travels_with_its_statement_and_nothing_else(story):
     messages = tuple(each for each in story.sent.messages if each.method in methods)
     assert {each.method for each in messages} == methods
     assert not_allowed(Sent(messages=messages), fields, {}) == []
-    # The list is not one that lets anything pass.
+    # The list does refuse: here, an additional field.
     more = first_question(messages)
     more.declined = True
     leak = Recorded(0, "FederationService/CorpusStatus", more.SerializeToString(deterministic=True))
@@ -207,7 +213,7 @@ def test_a_corpus_travels_with_its_statement_and_nothing_else(story):
 
 
 def first_question(messages):
-    """The first question about a corpus, as it was asked."""
+    """The first CorpusStatus request, decoded."""
     first = next(each for each in messages if each.method == "FederationService/CorpusStatus")
     return CorpusRef.FromString(first.data)
 
@@ -230,7 +236,7 @@ def test_each_ledger_charges_its_rounds_and_one_histogram(story):
         assert verified.returncode == 0, verified.stdout + verified.stderr
         assert json.loads(verified.stdout)["problems"] == []
         (shown,) = json.loads(succeed("edge_client", "ledger", "show", "--home", home, "--json"))["jobs"]
-        # Each round that it was in, and the noised count of its labels.
+        # One release for each round that the member was in, and one for the noised count of its labels.
         assert shown["releases"] == (2 if name == "dill" else ROUNDS) + 1
 
 
@@ -239,7 +245,7 @@ def test_a_classifier_trained_on_the_corpora_predicts(story):
     assert {each["member"] for each in said["corpora"]} == {"aster", "birch", "dill"}
     assert said["promise"] == "differentially-private"
     assert 0 < said["test"]["scores"]["accuracy"] <= 1
-    # The bundle is one as any other: a member runs it.
+    # A member can run this bundle like any other.
     answer = succeed("edge_client", "predict", "--bundle", story.classifier, "where is my invoice", "--json")
     assert json.loads(answer.splitlines()[0])["label"] in JobSpec.from_toml(EXAMPLE).labels
 
@@ -250,7 +256,7 @@ def test_the_operator_samples_texts_from_the_published_model(story, tmp_path):
     assert 40 < made["rows"] <= 60
     said = finetuned(story.federation, tmp_path, "classifier", "--corpora", str(tmp_path / "own"))
     assert [each["member"] for each in said["corpora"]] == ["operator"]
-    # The operator signed for it, and finetune has verified that.
+    # The operator signed its statement, and finetune verified the signature.
     assert (said["promise"], len(said["federation"])) == ("differentially-private", 64)
     assert said["federation"] == story.provenance["federation"]
     assert (tmp_path / "own" / "operator.statement.sig").stat().st_size == 384
