@@ -1,4 +1,4 @@
-"""Fixtures of all unit tests: two authorities, a coordinator's folder, and logs that no test leaves changed."""
+"""Fixtures of all unit tests: two authorities, a coordinator's folder, and an unchanged log configuration."""
 
 from collections.abc import Iterator
 from datetime import datetime
@@ -13,7 +13,7 @@ from tests.support import party
 
 @pytest.fixture(autouse=True)
 def _logs_as_they_were() -> Iterator[None]:
-    """A command that runs in the test's process sets the level of its logs."""
+    """Restores the log configuration, which a command that runs in the test's process changes."""
     before = structlog.get_config()
     yield
     structlog.configure(**before)

@@ -1,4 +1,4 @@
-"""No file imports another that imports it, directly or through others. Deferred and TYPE_CHECKING imports count."""
+"""No file imports itself through others. Deferred and TYPE_CHECKING imports count."""
 
 import sys
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ PACKAGES += ("tacit", "tests", "toolkit")
 
 
 def first_cycle(packages: Iterable[str]) -> list[str]:
-    """Modules of one import cycle, the first again at the end; empty where there is none."""
+    """The modules of one import cycle, with the first repeated at the end. Empty if there is none."""
     graph = grimp.build_graph(*packages, cache_dir=None)
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
     try:

@@ -1,4 +1,4 @@
-"""Every number in the tables of docs/accounting.md, worked out again."""
+"""Recomputes every number in the tables of docs/accounting.md."""
 
 import math
 import re
@@ -22,7 +22,7 @@ DELTA = 1e-5
 
 
 def table(title: str) -> list[list[str]]:
-    """Rows of the first table under a heading, without its head."""
+    """Rows of the first table under a heading, without the header row."""
     lines = PAGE.read_text().split(f"\n## {title}", 1)[1].splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith("|"))
     rows = []
@@ -69,7 +69,7 @@ def test_golden_values_match_the_accountants():
             event = event_of_round(GaussianUpdate(noise_multiplier=sigma, lot=1000), 1000)
             return pld(event.model_copy(update={"steps": 100}))
 
-        # The noise keeps the epsilon that it stands beside, and a tenth less would not.
+        # This noise keeps the epsilon beside it, and a tenth less would not.
         assert whole(sigma) <= most < whole(sigma - 0.1)
         assert round(whole(sigma), 2) == epsilon
 
@@ -86,7 +86,7 @@ def test_the_cost_of_the_gate_matches_the_accountants(row):
         assert fixed is not None
         assert round(gate / fixed, 2) == ratio
         passes = rounds_affordable(sampled(gate, rate), limit)
-        # The PLD's most steps S lie where passes / S rounds to this many per cent.
+        # The table says that passes / S rounds to this percentage, with S the most steps that the PLD allows.
         least = math.floor(passes / (percent + 0.5) * 100) + 1
         most = math.floor(passes / (percent - 0.5) * 100)
         assert pld(sampled(gate, rate, least)) <= epsilon < pld(sampled(gate, rate, most + 1))
@@ -109,7 +109,7 @@ def test_sampler_limits_match_the_code():
     assert numbers(gaussian[1]) == [math.floor(math.sqrt(-2 * math.log(smallest)))]
     assert numbers(laplace[1]) == [math.floor(-math.log(smallest))]
     assert factor * n * smallest < numbers(gaussian[3])[0] == numbers(laplace[3])[0]
-    # Half of the distance of the table from its law is the tail's.
+    # The tail accounts for half of the distance between the table and its distribution.
     assert discrete[2] == f"n 2^-{_TAIL_BITS - 1}"
     assert DiscreteGaussian(1000.0).largest / 1000 == pytest.approx(numbers(discrete[1])[0], abs=0.5)
     (told,) = numbers(discrete[3])

@@ -1,4 +1,4 @@
-"""docs/metrics.md tells of every metric, and of no other; the dashboards are what their code makes."""
+"""docs/metrics.md lists exactly the declared metrics, and the dashboards match their code."""
 
 import json
 import re
@@ -58,7 +58,7 @@ def test_names_end_in_their_unit_and_help_is_a_sentence(module):
             assert each.name.endswith("bytes"), each.name
         assert (each.kind == "histogram") == bool(each.buckets), each.name
         assert list(each.buckets) == sorted(set(each.buckets))
-        # No room for a member.
+        # No label can name a member.
         assert set(each.labels) <= {
             *("job", "phase", "outcome", "reason", "status", "direction", "channel", "kind", "version"),
         }, each.name
@@ -103,7 +103,7 @@ def test_a_dashboard_holds_every_panel_without_overlap(board):
         assert [(each["expr"], each["legendFormat"]) for each in built["targets"]] == [
             (each.expr, each.legend) for each in panel.queries
         ]
-        # One that is chosen at the top, not somebody's own.
+        # The data source is the one chosen at the top of the dashboard.
         assert built["datasource"]["uid"] == "${datasource}"
         assert built["description"] == panel.description
     places = [panel["gridPos"] for panel in made["panels"]]
@@ -132,12 +132,12 @@ def test_panels_query_only_existing_series(board):
 
 
 def test_every_coordinator_metric_is_on_a_panel_or_in_a_rule():
-    """A figure that nobody looks at is one that nobody misses when it breaks."""
+    """A metric that nobody sees can break unnoticed."""
     asked = "".join(query.expr for panel in COORDINATOR.panels for query in panel.queries)
     asked += "".join(path.read_text() for path in (ROOT / "deploy" / "prometheus").glob("tacit.*.yml"))
     names = {each.full_name(coordinator_metrics.PREFIX) for each in coordinator_metrics.INSTRUMENTS}
     unseen = {name for name in names if not re.search(rf"{name}(?:_bucket|_sum|_count)?(?![a-z_])", asked)}
-    # For people with a question of their own.
+    # Metrics for queries of one's own.
     assert unseen == {
         "tacit_coordinator_round",
         "tacit_coordinator_rounds_planned",

@@ -1,4 +1,4 @@
-"""The documentation site: its links, its navigation, and a build that a dead link fails."""
+"""The documentation site: its links, its navigation, and a build that fails on a dead link."""
 
 import json
 import logging
@@ -20,8 +20,8 @@ from tests.support.places import ROOT
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A small repository with this project's own settings of the site."""
-    # Reading this project's sources takes seconds, and this repository has none.
+    """A small repository with this project's site settings."""
+    # Without the plugin that reads source files, which takes seconds: this repository has no sources.
     plugins = [each for each in yaml_load((ROOT / "mkdocs.yml").read_text())["plugins"] if "mkdocstrings" not in each]
     files = {
         "README.md": "# Start\n\n[A page](docs/page.md#a-heading---its-anchor) under [a licence](LICENSE).\n",
@@ -42,7 +42,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 def built(repository: Path) -> dict[str, str]:
-    """The site's pages by path, from a strict build as `make docs` runs it."""
+    """Builds the site strictly, as `make docs` does, and returns its pages by path."""
     build(load_config(str(repository / "mkdocs.yml"), strict=True))
     site = repository / "site"
     return {path.relative_to(site).as_posix(): path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
@@ -58,7 +58,7 @@ def test_every_file_becomes_a_page_with_working_links(repository):
 
 
 class Fetched(HTMLParser):
-    """Collects what a browser loads by itself with a page."""
+    """Collects the addresses that a browser loads automatically with a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,16 +77,16 @@ def test_a_page_loads_nothing_from_another_host(repository):
         page = Fetched()
         page.feed(text)
         assert page.addresses, name
-        # The page for addresses that lead nowhere names everything from the root.
+        # The page for unknown addresses uses paths from the root.
         assert not [each for each in page.addresses if "//" in each], name
-        # The theme fetches a script for this class.
+        # The theme would load a script for this class.
         assert "mermaid" not in page.classes, name
     for sheet in (repository / "site" / "assets").rglob("*.css"):
         assert "url(http" not in sheet.read_text(encoding="utf-8"), sheet.name
 
 
 def test_no_diagram_needs_a_script():
-    """A browser would fetch mermaid from a foreign host: a diagram is text, or a picture that a script here draws."""
+    """A browser would load mermaid from another host. Diagrams are text, or pictures drawn by our own script."""
     pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"]
     assert not [page.name for page in pages if "```mermaid" in page.read_text(encoding="utf-8")]
 

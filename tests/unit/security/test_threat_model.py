@@ -1,4 +1,4 @@
-"""docs/threat-model.md: every threat has a defence and a test, and each test that is named is there."""
+"""docs/threat-model.md: every threat has a defence and a test, and every named test exists."""
 
 import re
 
