@@ -44,7 +44,7 @@ def test_a_killed_and_lost_coordinator_is_restored_elsewhere(postgres, tmp_path,
         # No fixed waiting window of a minute. The coordinator waits for the whole cohort, whose members may have
         # confirmed a sum.
         assert time.monotonic() - began < 30
-        # A second coordinator on the same database is refused, and the first goes on.
+        # A second coordinator on the same database is refused, and the first continues.
         second = tmp_path / "second"
         shutil.copytree(federation.dir, second)
         ports = {"TACIT_ENROLMENT_PORT": "0", "TACIT_FEDERATION_PORT": "0", "TACIT_METRICS_PORT": "0"}

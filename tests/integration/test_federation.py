@@ -159,7 +159,7 @@ def test_a_restarted_coordinator_continues_the_job(federation, proxy):
 
 
 def test_a_job_that_all_members_decline_pauses_and_they_exit(federation):
-    """Their policies allow no job without noise."""
+    """All policies here refuse jobs without noise."""
     policy = federation.folder / "noise-only.toml"
     policy.write_text('schema = 1\nmechanisms = ["dp-sgd"]\n')
     federation.job("nobodys", deadlines={"training": 3})

@@ -132,7 +132,7 @@ def town(tmp_path_factory):
 
 @dataclass(frozen=True)
 class Story:
-    """What happened while the two jobs ran. first, second: what north and east sent in each."""
+    """What happened while the two jobs ran. `first` and `second` hold what north and east sent in each job."""
 
     detail: pb.JobDetail
     again: pb.JobDetail

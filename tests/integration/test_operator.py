@@ -1094,7 +1094,7 @@ def publish(house: House, number: int) -> Callable[[records.Session], None]:
 
 
 async def in_a_thread(work: Callable[[], Any]) -> Any:
-    # A command has an event loop of its own.
+    # A command starts its own event loop, which needs another thread.
     return await asyncio.to_thread(work)
 
 

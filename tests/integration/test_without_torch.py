@@ -1,4 +1,4 @@
-"""The coordinator installs and runs without torch: in a virtual environment of its own, from this source tree."""
+"""The coordinator installs and runs without torch, in its own virtual environment, from this source tree."""
 
 import signal
 import subprocess

@@ -27,7 +27,7 @@ def by_hand(module: TextClassifier, ids: Tensor, labels: Tensor, clip: float) ->
 def clipped_sum(
     module: TextClassifier, ids: Tensor, labels: Tensor, clip: float, scale: float = 1.0
 ) -> dict[str, Tensor]:
-    """What `ClippedGradients` adds to gradients of zero, by name."""
+    """The sum that `ClippedGradients` adds to zero gradients, by parameter name."""
     for parameter in module.parameters():
         parameter.grad = torch.zeros_like(parameter)
     with ClippedGradients(module) as clipped:

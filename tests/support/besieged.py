@@ -64,7 +64,7 @@ class Footprint:
 
 
 class Besieged(Federation):
-    """A federation of light members."""
+    """A federation of light members: real processes that do not train."""
 
     # ---- members --------------------------------------------------------------------------------------------------
 

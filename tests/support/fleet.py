@@ -166,7 +166,7 @@ class Fleet:
         return self
 
     def cut(self, name: str) -> None:
-        """The connection breaks; the process lives."""
+        """Breaks the connection. The process keeps running."""
         member = self.members[name]
         if member.connected:
             member.connected = False
