@@ -1,4 +1,4 @@
-"""Members that get out through an HTTP proxy only, under a name that their own machines cannot resolve."""
+"""Members that reach the coordinator only through an HTTP proxy, by a name that their own machines cannot resolve."""
 
 import json
 
@@ -10,12 +10,12 @@ NAME = "coordinator.invalid"
 MEMBERS = ("aster", "birch", "cedar")
 
 
-def test_members_enrol_look_and_train_through_the_proxy_and_nowhere_else(tmp_path, monkeypatch):
+def test_members_enrol_and_train_through_the_proxy_only(tmp_path, monkeypatch):
     with ConnectProxy({NAME: "127.0.0.1"}, "ward:three") as proxy:
         way = f"http://ward:three@127.0.0.1:{proxy.port}"
         for name in ("grpc_proxy", "http_proxy", "no_grpc_proxy", "no_proxy"):
             monkeypatch.delenv(name, raising=False)
-        # The coordinator itself has no proxy; everybody who dials it has, the operator too.
+        # The coordinator itself has no proxy. Everybody who dials it has one, including the operator.
         federation = Federation(tmp_path, host=NAME)
         try:
             monkeypatch.setenv("https_proxy", way)
@@ -33,11 +33,11 @@ def test_members_enrol_look_and_train_through_the_proxy_and_nowhere_else(tmp_pat
                 federation.start(name, "--until-finished")
             detail = federation.finished("through")
             assert [len(each.attempts[-1].survivors) for each in detail.rounds] == [len(MEMBERS)]
-            # Every session of a member is a tunnel, to the federation port and no other.
+            # Every session of a member is a tunnel to the federation port of this host.
             assert sum(target == f"{NAME}:{federation.port}" for target in proxy.opened) >= 2 * len(MEMBERS)
             assert {target.rpartition(":")[0] for target in proxy.opened} == {NAME}
 
-            # A proxy that does not take the password, and one that is not there.
+            # A proxy that rejects the password, and a proxy that does not exist.
             for wrong, sentence in (
                 (way.replace("three", "four"), "wants a user and a password"),
                 ("http://127.0.0.1:1", "does not answer"),

@@ -1,4 +1,4 @@
-"""Certificates of real processes: renewed under a session that stands, and another authority under a running job."""
+"""Certificates of real processes: renewed during an open session, and followed to another authority during a job."""
 
 import json
 import time
@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.processes import Federation, command, succeed, within_patience
 
-# Seventy seconds: due after some forty-five.
+# Seventy seconds: renewal is due after about forty-five.
 SHORT = "0.00081"
 
 
@@ -15,7 +15,7 @@ SHORT = "0.00081"
 def federation(tmp_path, monkeypatch):
     running = Federation(tmp_path)
     try:
-        # With the default lives: one that sleeps through everything, and one that is in no hurry to move.
+        # With the default lifetime: west is offline until the end, and north has time before it must renew.
         running.enrol("west", "north")
         running.coordinator.stop()
         monkeypatch.setenv("TACIT_MEMBER_DAYS", SHORT)
@@ -36,7 +36,7 @@ def _connections(process) -> int:
     return sum(line.get("event") == "connected" for line in process.lines)
 
 
-def test_certificates_renew_and_the_authority_changes_under_a_running_job(federation):
+def test_certificates_renew_and_the_authority_rotates_during_a_job(federation):
     first = _expiry(federation, "east")
     east = federation.start("east")
     north, south = federation.start("north"), federation.start("south")
@@ -45,11 +45,11 @@ def test_certificates_renew_and_the_authority_changes_under_a_running_job(federa
     federation.job("long", count=100_000, deadlines={"training": 30})
     federation.wait_for("long", lambda detail: detail.job.version_number >= 1)
 
-    # The session stands while its certificate is replaced; two lives later it still does.
+    # The session stays open while its certificate is replaced, and through later replacements.
     east.wait_for("certificate_renewed", same_key=True)
     assert _expiry(federation, "east") > first
 
-    # The next authority: members of both in one cohort.
+    # The next authority: one cohort holds members of both.
     before = _authority(federation, "status")
     rotated = _authority(federation, "rotate", "--yes")
     assert rotated["federation"] == before["federation"]
@@ -59,7 +59,7 @@ def test_certificates_renew_and_the_authority_changes_under_a_running_job(federa
     def of_earlier():
         return set(_authority(federation, "status")["members_of_earlier"])
 
-    # East and south renew often, so they move. North has ten minutes to move in, and draws when: maybe at once.
+    # East and south renew often, so they move. North renews at a random moment within ten minutes.
     within_patience(lambda: of_earlier() <= {"north", "west"})
     assert "west" in of_earlier()
     at = federation.show("long").job.version_number
@@ -67,10 +67,10 @@ def test_certificates_renew_and_the_authority_changes_under_a_running_job(federa
     published = [attempt for each in mixed.rounds for attempt in each.attempts if attempt.outcome == "published"]
     assert sorted(published[-1].survivors) == ["east", "north", "south"]
 
-    # The earlier one is not retired over anybody's head.
+    # The earlier authority cannot be retired while west still depends on it, unless forced.
     said = _authority(federation, "retire", "--yes", code=4)
     assert "west" in said
-    # Another process of the same home: the one that runs takes what it finds.
+    # A second process of the same home renews; the running one picks up the new certificate.
     renewed = json.loads(succeed("edge_client", "renew", "--home", federation.home("north"), "--json"))
     assert renewed["renewed"]
     north.wait_for("certificate_renewed", same_key=True)
@@ -81,14 +81,14 @@ def test_certificates_renew_and_the_authority_changes_under_a_running_job(federa
     at = federation.show("long").job.version_number
     federation.wait_for("long", lambda detail: detail.job.version_number >= at + 2)
 
-    # Who slept through all of it follows the chain, gets a certificate, and takes part.
+    # West, offline until now, follows the chain of authorities, gets a certificate and takes part.
     west = federation.start("west")
     west.wait_for("authorities_followed", number=2)
     west.wait_for("certificate_renewed", same_key=True)
     west.wait_for("connected")
     west.wait_for("attempt_ended", outcome="published")
 
-    # Nobody was disconnected by any of it: rounds go on after the first certificates of east and south have ended.
+    # Nobody was disconnected: rounds go on after the first certificates of east and south have expired.
     federation.wait_for("long", lambda _: time.time() > first)
     at = federation.show("long").job.version_number
     federation.wait_for("long", lambda detail: detail.job.version_number >= at + 2)
@@ -96,14 +96,14 @@ def test_certificates_renew_and_the_authority_changes_under_a_running_job(federa
     for process in (east, north, south, west):
         process.stop()
         assert "disconnected" not in {line.get("event") for line in process.lines if process is not west}
-    # Receipts of every certificate and both authorities, offline.
+    # Receipts under every certificate and both authorities verify offline.
     for name in ("east", "west"):
         verdict = json.loads(succeed("edge_client", "ledger", "verify", "--home", federation.home(name), "--json"))
         assert verdict["problems"] == []
 
 
 def _expiry(federation, member) -> float:
-    """When a member's certificate ends by the coordinator's book, seconds since 1970."""
+    """When a member's certificate expires according to the coordinator, in seconds since 1970."""
     listed = json.loads(federation.operator("member", "list", "--json"))["members"]
     (found,) = (each for each in listed if each["name"] == member)
     return found["certificate_expires_ms"] / 1000

@@ -1,4 +1,4 @@
-"""A dry run of a job that is not open says what became of it, by name, and sends nothing."""
+"""A dry run of a job that is not open names the job, says how it ended, and sends nothing."""
 
 import json
 
@@ -7,7 +7,7 @@ from tests.support.processes import command, running_federation
 MEMBERS = ("aster", "birch", "cedar")
 
 
-def test_a_dry_run_names_a_job_that_is_finished_paused_or_aborted(tmp_path):
+def test_a_dry_run_says_that_a_job_is_finished_paused_or_aborted(tmp_path):
     with running_federation(tmp_path, *MEMBERS) as federation:
 
         def looked(*more):
@@ -20,7 +20,7 @@ def test_a_dry_run_names_a_job_that_is_finished_paused_or_aborted(tmp_path):
         for name in MEMBERS:
             federation.start(name, "--until-finished")
         federation.finished("early")
-        # The only job there is: it need not be named.
+        # It is the only job, so --job is not needed.
         finished = "early is finished: The job has done all its rounds. Nothing would be sent; "
         assert looked() == finished + "`edge_client export early` makes your model.\n"
 
@@ -38,7 +38,7 @@ def test_a_dry_run_names_a_job_that_is_finished_paused_or_aborted(tmp_path):
         federation.operator("job", "resume", "late")
         shown = looked()
         assert "late: 60 examples here" in shown
-        # A job that is open is what was asked for, and the others are not named.
+        # Without --job, the dry run shows open jobs only.
         assert "early" not in shown
 
         federation.operator("job", "abort", "late", "--yes")

@@ -1,4 +1,4 @@
-"""A coordinator on PostgreSQL: killed, backed up while it serves, lost, and restored to SQLite; members go on."""
+"""A coordinator on PostgreSQL is killed, backed up while it serves, lost, and restored to SQLite. Members continue."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ def head_of(federation, *more):
     return json.loads(federation.operator("audit", "verify", "--json", *more))
 
 
-def test_killed_backed_up_lost_and_restored_elsewhere(postgres, tmp_path, monkeypatch):
+def test_a_killed_and_lost_coordinator_is_restored_elsewhere(postgres, tmp_path, monkeypatch):
     url = postgres.database()
     monkeypatch.setenv("TACIT_DATABASE_URL", url)
     federation = Besieged(tmp_path)
@@ -41,9 +41,10 @@ def test_killed_backed_up_lost_and_restored_elsewhere(postgres, tmp_path, monkey
         began = time.monotonic()
         federation.serve()
         federation.goes_on("desk")
-        # No window of a minute: the coordinator waits for the whole cohort, whose members may have confirmed a sum.
+        # No fixed waiting window of a minute. The coordinator waits for the whole cohort, whose members may have
+        # confirmed a sum.
         assert time.monotonic() - began < 30
-        # A second coordinator on the same database is refused, and the first goes on.
+        # A second coordinator on the same database is refused, and the first continues.
         second = tmp_path / "second"
         shutil.copytree(federation.dir, second)
         ports = {"TACIT_ENROLMENT_PORT": "0", "TACIT_FEDERATION_PORT": "0", "TACIT_METRICS_PORT": "0"}
@@ -54,7 +55,7 @@ def test_killed_backed_up_lost_and_restored_elsewhere(postgres, tmp_path, monkey
         assert done.returncode == 1, done.stderr
         assert "another coordinator serves from the database" in done.stderr
         assert "Traceback" not in done.stderr
-        # The server is restarted under it: everybody is told so, what cannot be stored pauses the job, nothing is lost.
+        # The database server restarts under it. Everybody is told; a failed write pauses the job; nothing is lost.
         before = federation.show("desk").job.version_number
         postgres.stop("immediate")
         federation.coordinator.wait_for("storage_failed", "job_failed")
@@ -70,7 +71,7 @@ def test_killed_backed_up_lost_and_restored_elsewhere(postgres, tmp_path, monkey
         federation.goes_on("desk")
         assert "Unexpected" not in (tmp_path / "coordinator.log").read_text()
 
-        # A backup while rounds go on; then more rounds, which it does not know of.
+        # A backup during rounds, then more rounds, which the backup does not contain.
         backup = tmp_path / "backup"
         made = json.loads(succeed("coordinator", "backup", backup, "--dir", federation.dir, "--with-keys", "--json"))
         succeed("coordinator", "backup", "--verify", backup)
@@ -80,7 +81,7 @@ def test_killed_backed_up_lost_and_restored_elsewhere(postgres, tmp_path, monkey
         lost = federation.sound("desk", MEMBERS)
         federation.coordinator.kill()
 
-        # The machine is gone, and so is its database server: another folder, and SQLite.
+        # The machine and its database server are lost: restore into another folder, on SQLite.
         monkeypatch.delenv("TACIT_DATABASE_URL")
         shutil.rmtree(federation.dir)
         done = json.loads(succeed("coordinator", "restore", backup, "--dir", federation.dir, "--yes", "--json"))
@@ -91,7 +92,7 @@ def test_killed_backed_up_lost_and_restored_elsewhere(postgres, tmp_path, monkey
         federation.serve()
         federation.status(lambda jobs: jobs["desk"].members_connected == len(MEMBERS))
         federation.operator("job", "resume", "desk")
-        # Nobody refuses: numbers that members have seen are not said again.
+        # No member refuses: the coordinator does not reuse numbers that members have seen.
         federation.status(lambda jobs: jobs["desk"].version_number >= lost.job.version_number + 2)
         federation.abort("desk")
         now = federation.sound("desk", MEMBERS)
@@ -101,11 +102,11 @@ def test_killed_backed_up_lost_and_restored_elsewhere(postgres, tmp_path, monkey
         assert {name for attempt in after for name in attempt.cohort} == set(MEMBERS)
         seen = {attempt.number for attempt in attempts(lost)}
         assert not seen & {attempt.number for attempt in after}
-        # What the backup had is as it was.
+        # The backup's versions are unchanged.
         then = {version.number: version.digest for version in lost.versions}
         kept_versions = {v.number: v.digest for v in now.versions if v.number <= went_back}
         assert kept_versions == {number: then[number] for number in kept_versions}
-        # That numbers above it mean others now is noticed: by the journal, and by who kept a later head.
+        # Higher version numbers now name other versions. The journal and a check against a later head both show it.
         (entry,) = [
             entry
             for entry in map(json.loads, federation.operator("audit", "show", "--json").splitlines())

@@ -1,4 +1,4 @@
-"""Enrolment over real sockets: a token becomes a member, and every way in which it does not says what to do."""
+"""Enrolment over real sockets: a token becomes a member, or the error says what to do."""
 
 import asyncio
 import contextlib
@@ -40,12 +40,12 @@ FEDERATION_ADDRESS = "localhost:7441"
 
 @pytest.fixture(autouse=True)
 def _quick_keys(monkeypatch):
-    """A member's key is made once for all tests; that a fresh one is made is looked at below."""
+    """All tests share one member key, because making keys is slow. One test below checks that enrolment makes one."""
     monkeypatch.setattr(edge, "new_key", lambda: party.key(2))
 
 
 class Recording(EnrolmentServicer):
-    """The real servicer; it also notes what reached it, and may lose or alter an answer."""
+    """The real servicer. It also records the requests that reach it, and can lose or alter an answer."""
 
     def __init__(self, *arguments, **named) -> None:
         super().__init__(*arguments, **named)
@@ -66,7 +66,7 @@ class Recording(EnrolmentServicer):
 
 @dataclass
 class Coordinator:
-    """An enrolment port with its desk."""
+    """An enrolment port with its token desk."""
 
     authority: Authority
     folder: CoordinatorFolder
@@ -139,7 +139,7 @@ def _enrolled(home) -> bool:
     return Home(home).identity.path.exists()
 
 
-# ---- what goes well ----------------------------------------------------------------------------------------------
+# ---- enrolment succeeds ----------------------------------------------------------------------------------------------
 
 
 def test_a_token_makes_a_member(coordinator, home):
@@ -222,8 +222,8 @@ def test_the_name_comes_from_the_token_whatever_the_request_says(coordinator):
     assert "operator" not in certificate.subject.rfc4514_string()
 
 
-def test_a_lost_answer_costs_nothing(coordinator, home):
-    """The coordinator has recorded, the member has nothing: the same command again gives the same certificate."""
+def test_enrolling_again_after_a_lost_answer_succeeds(coordinator, home):
+    """The coordinator recorded a member that got no answer. The same command again gives the same certificate."""
 
     async def scenario():
         token = coordinator.invite()
@@ -239,7 +239,7 @@ def test_a_lost_answer_costs_nothing(coordinator, home):
     assert coordinator.desk.tokens[token.id].chain[0] == identity.certificate
 
 
-def test_a_crash_before_storing_is_repeated_with_the_same_key(coordinator, home, monkeypatch):
+def test_enrolling_again_after_a_crash_reuses_the_key(coordinator, home, monkeypatch):
     keys = iter([party.key(2), party.key(3)])
     monkeypatch.setattr(edge, "new_key", lambda: next(keys))
 
@@ -254,7 +254,7 @@ def test_a_crash_before_storing_is_repeated_with_the_same_key(coordinator, home,
             with pytest.raises(KeyboardInterrupt):
                 await enrol(home, token.format(), now=party.present())
         assert Home(home).pending(token.id).key.stat().st_mode & 0o777 == 0o600
-        # Long after the token's end: it was spent in time, for a key that lies here.
+        # Long after the token expired: it was redeemed in time, for the key that is stored here.
         coordinator.ahead = timedelta(hours=3)
         return await enrol(home, token.format(), now=party.present() + timedelta(hours=3))
 
@@ -263,7 +263,7 @@ def test_a_crash_before_storing_is_repeated_with_the_same_key(coordinator, home,
     assert identity.member == "north"
 
 
-def test_a_crash_of_the_coordinator_between_spending_and_recording_is_repeated(coordinator, home):
+def test_enrolment_survives_a_crash_between_redeeming_and_recording(coordinator, home):
     async def scenario():
         token = coordinator.invite()
         really, coordinator.desk.record = coordinator.desk.record, None
@@ -275,7 +275,7 @@ def test_a_crash_of_the_coordinator_between_spending_and_recording_is_repeated(c
     assert coordinator.desk.recorded == ["north"]
 
 
-def test_an_identity_is_replaced_only_by_force(coordinator, home):
+def test_only_force_replaces_an_identity(coordinator, home):
     async def scenario():
         first = await enrol(home, coordinator.invite().format(), now=party.present())
         second = coordinator.invite("south")
@@ -292,7 +292,7 @@ def test_an_identity_is_replaced_only_by_force(coordinator, home):
     assert MemberIdentity.load(home, now=party.present()).member == "south"
 
 
-def test_force_that_fails_keeps_the_old_identity(coordinator, home):
+def test_a_failed_force_keeps_the_old_identity(coordinator, home):
     async def scenario():
         await enrol(home, coordinator.invite().format(), now=party.present())
         await _refused(home, coordinator.invite("south", known=False), force=True)
@@ -301,8 +301,8 @@ def test_force_that_fails_keeps_the_old_identity(coordinator, home):
     assert MemberIdentity.load(home, now=party.present()).member == "north"
 
 
-def test_a_subordinate_authority_of_an_institution_serves(tmp_path, home):
-    """The root of the federation need not be self-signed: the token names it, and nothing above it is trusted."""
+def test_an_institutions_subordinate_authority_can_be_the_root(tmp_path, home):
+    """The federation's root need not be self-signed. The token names it, and nothing above it is trusted."""
     above = party.authority(1)
     issued = party.expired(above.certificate, above, shift=timedelta(0))
     from cryptography.hazmat.primitives import hashes
@@ -329,7 +329,7 @@ def test_a_subordinate_authority_of_an_institution_serves(tmp_path, home):
 # ---- refusals by the coordinator ----------------------------------------------------------------------------------
 
 
-def test_a_used_token_is_refused_with_the_time(coordinator, home, tmp_path, monkeypatch):
+def test_a_used_token_is_refused_with_the_time_of_use(coordinator, home, tmp_path, monkeypatch):
     async def scenario():
         token = coordinator.invite()
         await enrol(home, token.format(), now=party.present())
@@ -345,7 +345,7 @@ def test_a_used_token_is_refused_with_the_time(coordinator, home, tmp_path, monk
     assert coordinator.desk.recorded == ["north"]
 
 
-def test_two_machines_at_the_same_moment_make_one_member(coordinator, tmp_path, monkeypatch):
+def test_two_machines_with_one_token_make_one_member(coordinator, tmp_path, monkeypatch):
     keys = iter([party.key(2), party.key(3)])
     monkeypatch.setattr(edge, "new_key", lambda: next(keys))
 
@@ -366,7 +366,7 @@ def test_a_forged_secret_is_refused(coordinator, home):
         token = coordinator.invite()
         forged = token.model_copy(update={"secret": b"x" * 32})
         refusal = await _refused(home, forged)
-        # The real one is still good.
+        # The real token is still valid.
         await enrol(home, token.format(), now=party.present())
         return refusal
 
@@ -376,7 +376,7 @@ def test_a_forged_secret_is_refused(coordinator, home):
     assert "altered" in refusal.sentence
 
 
-def test_an_unknown_id_is_refused(coordinator, home):
+def test_an_unknown_token_id_is_refused(coordinator, home):
     async def scenario():
         return await _refused(home, coordinator.invite(known=False))
 
@@ -385,7 +385,7 @@ def test_an_unknown_id_is_refused(coordinator, home):
     assert "does not know this join token" in refusal.sentence
 
 
-def test_expired_by_the_coordinators_clock(coordinator, home):
+def test_a_token_expired_by_the_coordinators_clock_is_refused(coordinator, home):
     async def scenario():
         token = coordinator.invite(hours=0.05)
         coordinator.ahead = timedelta(minutes=4)
@@ -407,7 +407,7 @@ def test_a_revoked_member_is_refused(coordinator, home):
     assert "north was removed" in refusal.sentence
 
 
-def test_revoked_while_the_certificate_was_made(coordinator, home):
+def test_a_member_revoked_during_enrolment_is_refused(coordinator, home):
     async def scenario():
         token = coordinator.invite()
         really = coordinator.desk.record
@@ -425,7 +425,7 @@ def test_revoked_while_the_certificate_was_made(coordinator, home):
     assert not _enrolled(home)
 
 
-def test_an_unsuitable_key_does_not_spend_the_token(coordinator, home, monkeypatch):
+def test_an_unsuitable_key_does_not_redeem_the_token(coordinator, home, monkeypatch):
     async def scenario():
         token = coordinator.invite()
 
@@ -444,7 +444,7 @@ def test_an_unsuitable_key_does_not_spend_the_token(coordinator, home, monkeypat
 
 
 @pytest.mark.parametrize("request_bytes", [b"", b"nonsense"])
-def test_a_request_that_is_none_is_refused(coordinator, request_bytes):
+def test_an_invalid_certificate_request_is_refused(coordinator, request_bytes):
     async def scenario():
         token = coordinator.invite()
         credentials = grpc.ssl_channel_credentials(pem(coordinator.authority.certificate))
@@ -462,7 +462,7 @@ def test_a_request_that_is_none_is_refused(coordinator, request_bytes):
     assert dict(error.trailing_metadata())["tacit-reason"] == "REASON_KEY_UNSUITABLE"
 
 
-def test_an_authority_near_its_end_says_so_and_keeps_the_token(coordinator, home):
+def test_an_authority_near_expiry_leaves_the_token_usable(coordinator, home):
     async def scenario():
         token = coordinator.invite()
         coordinator.servicer._member_lifetime = timedelta(seconds=1)
@@ -476,7 +476,7 @@ def test_an_authority_near_its_end_says_so_and_keeps_the_token(coordinator, home
     assert refusal.code is ExitCode.FAILED
 
 
-def test_logs_name_who_and_why_and_hold_no_secret(coordinator, home):
+def test_logs_name_member_and_reason_but_no_secret(coordinator, home):
     from structlog.testing import capture_logs
 
     async def scenario():
@@ -502,7 +502,7 @@ def test_logs_name_who_and_why_and_hold_no_secret(coordinator, home):
     ("cut", "sentence"),
     [(slice(0, 60), "cut off"), (slice(0, -3), "cut off"), (slice(7, None), "not a join token")],
 )
-def test_a_token_that_is_not_whole_reaches_nobody(coordinator, home, cut, sentence):
+def test_an_incomplete_token_is_never_sent(coordinator, home, cut, sentence):
     async def scenario():
         return await _refused(home, coordinator.invite().format()[cut])
 
@@ -513,7 +513,7 @@ def test_a_token_that_is_not_whole_reaches_nobody(coordinator, home, cut, senten
     assert not home.exists()
 
 
-def test_expired_by_the_own_clock_reaches_nobody(coordinator, home):
+def test_a_token_expired_by_the_members_clock_is_never_sent(coordinator, home):
     async def scenario():
         return await _refused(home, coordinator.invite(hours=-1))
 
@@ -538,8 +538,8 @@ def test_another_federations_coordinator_never_sees_the_secret(tmp_path, home):
     assert not impostor.servicer.requests
 
 
-def test_an_impostor_that_shows_the_true_root_never_sees_the_secret(tmp_path, home):
-    """The root is public: to show it proves nothing, it must have signed the server's certificate."""
+def test_an_impostor_showing_the_true_root_never_sees_the_secret(tmp_path, home):
+    """The root is public, so showing it proves nothing. It must have signed the server's certificate."""
     stranger = party.authority(1)
     folder = party.coordinator_folder(tmp_path / "impostor", of=stranger)
     chain = folder.server_certificate.read_bytes() + pem(party.authority().certificate)
@@ -562,8 +562,8 @@ def _serving_as(tmp_path, certificate, key=1) -> Coordinator:
     return Coordinator(party.authority(), folder)
 
 
-def test_a_member_that_plays_coordinator_never_sees_the_secret(tmp_path, home, monkeypatch):
-    """A member's certificate is of the right federation; the role is what stops it."""
+def test_a_member_posing_as_coordinator_never_sees_the_secret(tmp_path, home, monkeypatch):
+    """A member's certificate belongs to the right federation; only its role stops it."""
     authority = party.authority()
     member = authority.issue(party.key(3).public_key(), Role.MEMBER, "localhost", now=party.present())
     coordinator = _serving_as(tmp_path, member, 3)
@@ -576,7 +576,7 @@ def test_a_member_that_plays_coordinator_never_sees_the_secret(tmp_path, home, m
     assert not coordinator.servicer.requests
 
 
-def test_a_server_that_does_not_name_its_host_is_refused(coordinator, tmp_path, home):
+def test_a_server_certificate_for_another_host_is_refused(coordinator, tmp_path, home):
     certificate = party.authority().issue(
         party.key(1).public_key(), Role.SERVER, "coordinator", host_names=("other.example.org",), now=party.present()
     )
@@ -594,7 +594,7 @@ def test_a_server_that_does_not_name_its_host_is_refused(coordinator, tmp_path, 
 @pytest.mark.parametrize(
     ("shift", "sentence"), [(timedelta(days=-500), "expired on"), (timedelta(days=1), "check the clock")]
 )
-def test_a_server_certificate_out_of_its_time_is_refused(tmp_path, home, shift, sentence):
+def test_a_server_certificate_outside_its_validity_is_refused(tmp_path, home, shift, sentence):
     authority = party.authority()
     good = x509.load_pem_x509_certificates(party.coordinator_folder(tmp_path / "good").server_certificate.read_bytes())[
         0
@@ -610,13 +610,13 @@ def test_a_server_certificate_out_of_its_time_is_refused(tmp_path, home, shift, 
 
 
 @pytest.mark.parametrize("minutes", [-6, 6])
-def test_clocks_that_are_apart_are_named_and_cost_nothing(coordinator, home, minutes):
+def test_a_clock_difference_is_named_and_the_token_stays_usable(coordinator, home, minutes):
     async def scenario():
         token = coordinator.invite()
         coordinator.ahead = timedelta(minutes=minutes)
         refusal = await _refused(home, token)
         assert not _enrolled(home)
-        # One clock was set, the other machine's or this one's: the same command, the same key.
+        # One of the two clocks has been corrected: the same command succeeds with the same key.
         coordinator.ahead = max(coordinator.ahead, timedelta(0))
         await enrol(home, token.format(), now=coordinator.clock())
         return refusal
@@ -629,7 +629,7 @@ def test_clocks_that_are_apart_are_named_and_cost_nothing(coordinator, home, min
 
 
 @pytest.mark.parametrize("minutes", [-4, 4])
-def test_clocks_that_are_a_little_apart_do_not_matter(coordinator, home, minutes):
+def test_a_small_clock_difference_is_accepted(coordinator, home, minutes):
     coordinator.ahead = timedelta(minutes=minutes)
 
     async def scenario():
@@ -638,8 +638,8 @@ def test_clocks_that_are_a_little_apart_do_not_matter(coordinator, home, minutes
     assert _run(coordinator, scenario).member == "north"
 
 
-def test_a_refusal_with_clocks_apart_blames_the_clock(coordinator, home):
-    """Expired there and good here: the difference is the clock, not the token."""
+def test_a_refusal_under_a_clock_difference_blames_the_clock(coordinator, home):
+    """The token is expired by the coordinator's clock and valid by the member's: the clocks differ."""
 
     async def scenario():
         token = coordinator.invite(hours=1)
@@ -667,7 +667,7 @@ def _issue(role=Role.MEMBER, name="north", number=2, of=None):
         (lambda: {"federation_address": "nowhere"}, "host:port"),
     ],
 )
-def test_an_answer_that_is_not_what_was_asked_for_is_not_stored(coordinator, home, changes, sentence):
+def test_an_answer_that_does_not_fit_the_request_is_not_stored(coordinator, home, changes, sentence):
     def alter(response):
         content = {
             "certificate_chain": list(response.certificate_chain),
@@ -686,7 +686,7 @@ def test_an_answer_that_is_not_what_was_asked_for_is_not_stored(coordinator, hom
     assert not _enrolled(home)
 
 
-# ---- nobody there, or somebody else ----------------------------------------------------------------------------------
+# ---- no coordinator, or another server ------------------------------------------------------------------------------
 
 
 @contextlib.asynccontextmanager
@@ -721,7 +721,7 @@ async def _hangs_up(reader, writer):
         (_hangs_up, "closed the connection before TLS"),
     ],
 )
-def test_something_else_at_the_address(home, coordinator, answer, sentence):
+def test_a_server_that_speaks_no_tls_is_refused(home, coordinator, answer, sentence):
     async def scenario():
         async with _listener(answer) as port:
             coordinator.port = port
@@ -732,7 +732,7 @@ def test_something_else_at_the_address(home, coordinator, answer, sentence):
     assert sentence in refusal.sentence
 
 
-def test_old_tls_at_the_address(home, coordinator):
+def test_a_server_with_an_older_tls_is_refused(home, coordinator):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     folder = coordinator.folder
@@ -751,7 +751,7 @@ def test_old_tls_at_the_address(home, coordinator):
     assert "speaks no TLS 1.3" in refusal.sentence
 
 
-def test_nobody_at_the_address(home, coordinator):
+def test_an_address_where_nobody_listens_is_unreachable(home, coordinator):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         coordinator.port = taken.getsockname()[1]
@@ -760,14 +760,14 @@ def test_nobody_at_the_address(home, coordinator):
     assert "nobody listens" in refusal.sentence
 
 
-def test_no_such_name(home, coordinator):
+def test_an_unknown_host_name_is_unreachable(home, coordinator):
     coordinator.port = 7440
     refusal = asyncio.run(_refused(home, coordinator.invite(host="coordinator.invalid")))
     assert refusal.code is ExitCode.UNREACHABLE
     assert "cannot be resolved" in refusal.sentence
 
 
-def test_a_folder_that_others_may_read_gets_no_key(coordinator, home):
+def test_no_key_is_written_to_a_folder_that_others_may_read(coordinator, home):
     home.mkdir(mode=0o755)
     home.chmod(0o755)
 
@@ -779,7 +779,7 @@ def test_a_folder_that_others_may_read_gets_no_key(coordinator, home):
     assert not coordinator.servicer.requests
 
 
-def test_a_full_disk_costs_nothing(coordinator, home, monkeypatch):
+def test_enrolling_again_after_a_full_disk_succeeds(coordinator, home, monkeypatch):
     really = edge.durable_file
 
     def full(path, content):
@@ -812,7 +812,7 @@ def test_the_federation_port_in_a_token_is_recognised(coordinator, home):
     assert "federation port" in asyncio.run(scenario()).sentence
 
 
-def test_who_stays_on_the_public_port_is_shown_out(coordinator, monkeypatch):
+def test_the_enrolment_port_closes_lingering_connections(coordinator, monkeypatch):
     monkeypatch.setattr(credentials, "_VISIT_MS", 200)
     monkeypatch.setattr(credentials, "_GRACE_MS", 100)
     anybody = ssl.create_default_context()
@@ -820,7 +820,7 @@ def test_who_stays_on_the_public_port_is_shown_out(coordinator, monkeypatch):
     anybody.set_alpn_protocols(["h2"])
 
     def stay() -> bytes:
-        """HTTP/2's greeting and empty settings, and then silence: what the server said until it hung up."""
+        """Sends HTTP/2's preface and empty settings, then nothing; returns what the server said until it hung up."""
         with (
             socket.create_connection(("127.0.0.1", coordinator.port), timeout=30) as line,
             anybody.wrap_socket(line) as visitor,
@@ -830,9 +830,9 @@ def test_who_stays_on_the_public_port_is_shown_out(coordinator, monkeypatch):
 
     async def scenario():
         said = await asyncio.to_thread(stay)
-        # An honest visitor comes, has what it came for, and may come again.
+        # An honest member still enrols, and may come again.
         await enrol(Path(coordinator.folder.path) / "home", coordinator.invite().format(), now=party.present())
         return said
 
-    # It was told to go (GOAWAY), and so is everybody who comes after a while.
+    # The server sent GOAWAY, as it does to every connection after a while.
     assert b"max_age" in _run(coordinator, scenario)

@@ -1,7 +1,7 @@
-"""Clocks that jump, on either side: nothing is wedged, nobody ends, and what is wrong is said in a sentence.
+"""Clocks that jump, on either side: nothing hangs, no process ends, and a sentence says what is wrong.
 
-Only the clock that tells the time of day is set, as an administrator or a time server sets it: deadlines run on the
-other one. What OpenSSL thinks of a certificate's dates in a handshake is not shifted here.
+Only the wall clock is set, as an administrator or a time server sets it. Deadlines run on the monotonic clock. The
+clock by which OpenSSL checks a certificate's dates in a handshake is not shifted here.
 """
 
 import sys
@@ -17,10 +17,10 @@ HOUR, DAY = 3600, 86_400
 
 
 class Shifted(Besieged):
-    """A federation in which the coordinator's clock and that of `west` are what files say."""
+    """A federation in which files set the clocks of the coordinator and of `west`."""
 
     def set_clock(self, whose, seconds):
-        """From now on so many seconds ahead of the machine's."""
+        """Sets a clock `seconds` ahead of the machine's from now on."""
         path = self.folder / f"clock-{whose}"
         fresh = path.with_suffix(".new")
         fresh.write_text(str(seconds))
@@ -37,7 +37,7 @@ class Shifted(Besieged):
         ]
 
     def serve(self):
-        """The coordinator, by its shifted clock."""
+        """Starts the coordinator with its shifted clock."""
         words = self._shifted("coordinator", "coordinator.cli", "serve", "--dir", self.dir, "--log-format", "json")
         self.coordinator = Process("coordinator", words, self.folder / "coordinator.log")
         self.processes.append(self.coordinator)
@@ -45,7 +45,7 @@ class Shifted(Besieged):
         return self.coordinator
 
     def start_west(self):
-        """The member whose clock is shifted."""
+        """Starts the member whose clock is shifted."""
         module = "tests.support.rogue_member"
         words = self._shifted("west", module, self.home("west"), self.folder / "orders-west")
         member = Process("west", words, self.folder / "west.log")
@@ -53,7 +53,7 @@ class Shifted(Besieged):
         return member
 
     def with_west(self, job):
-        """Returns once west is in a version that is published from now on."""
+        """Returns once west is in a version published from now on."""
         after = len(self.show(job).rounds)
         self.wait_for(job, lambda detail: any("west" in each.survivors for each in attempts_after(detail, after)))
 
@@ -75,12 +75,12 @@ def federation(tmp_path_factory):
         running.close()
 
 
-def test_the_coordinators_clock_jumps_ahead_and_back(federation):
+def test_rounds_continue_when_the_coordinators_clock_jumps(federation):
     federation.light_job("coordinators", count=100_000, embedding=8)
     federation.goes_on("coordinators")
     federation.set_clock("coordinator", HOUR)
     federation.goes_on("coordinators", 3)
-    # Whoever connects is told the coordinator's time, and says in its own log that the clocks differ.
+    # A connecting member hears the coordinator's time, and logs that the clocks differ.
     federation.west.stop()
     federation.processes.remove(federation.west)
     federation.west = federation.start_west()
@@ -88,7 +88,7 @@ def test_the_coordinators_clock_jumps_ahead_and_back(federation):
     federation.with_west("coordinators")
     federation.set_clock("coordinator", 0)
     federation.goes_on("coordinators", 3)
-    # A phase that began an hour later than it ended took no time, and not less.
+    # By the wall clock, a phase ended an hour before it began. Its duration counts as zero, never as negative.
     sums = [
         federation.metric("tacit_coordinator_phase_duration_seconds_sum", job="coordinators", phase=phase)
         for phase in ("advertise", "share", "mask", "confirm", "unmask", "publish")
@@ -100,12 +100,12 @@ def test_the_coordinators_clock_jumps_ahead_and_back(federation):
     federation.never_logged(MEMBERS, "job_failed", "message_failed", "attempt_refused")
 
 
-def test_the_coordinators_clock_jumps_past_every_certificate(federation):
+def test_a_member_outlasts_a_coordinator_clock_past_its_certificate(federation):
     federation.west.stop()
     federation.processes.remove(federation.west)
     federation.set_clock("coordinator", 30 * DAY)
     federation.west = federation.start_west()
-    # The handshake took the certificate: one of the clocks is wrong, and tomorrow it may be right.
+    # The handshake accepted the certificate, so one of the clocks is wrong. It may be corrected, so the member waits.
     while "clock" not in federation.west.wait_for("disconnected")["why"]:
         pass
     federation.set_clock("coordinator", 0)
@@ -115,16 +115,17 @@ def test_the_coordinators_clock_jumps_past_every_certificate(federation):
     federation.sound("later", MEMBERS)
 
 
-def test_a_members_clock_jumps_ahead_and_back(federation):
+def test_a_member_rejoins_after_its_clock_jumps_ahead_and_back(federation):
     federation.light_job("members", count=100_000, embedding=8)
     federation.with_west("members")
     federation.set_clock("west", HOUR)
     federation.with_west("members")
     federation.set_clock("west", 0)
     federation.with_west("members")
-    # So far ahead that by it everybody's certificate is over, it takes part in nothing and says why; the others go on.
+    # By a clock this far ahead, every certificate has expired. West takes part in nothing and says why; the others
+    # continue.
     federation.set_clock("west", 30 * DAY)
-    # An attempt that was under way then ends with whatever was checked next; the one after it begins with certificates.
+    # An open attempt ends at the next check of any kind. The attempt after it begins with certificates.
     while not any(said in federation.west.wait_for("attempt_refused")["detail"] for said in ("valid", "expired")):
         pass
     federation.goes_on("members")

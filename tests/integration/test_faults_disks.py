@@ -1,5 +1,5 @@
-"""Full and read-only disks on either side: it is said what is wrong, nothing leaves that was not charged, no version is
-lost, and everything goes on when there is room again.
+"""Full and read-only disks on either side: the log says what is wrong, no uncharged vector leaves, no version is lost,
+and everything continues when there is room again.
 """
 
 import json
@@ -18,7 +18,7 @@ pytestmark = needs_small_disks
 STEADY = ("north", "east", "south")
 MEMBERS = (*STEADY, "west")
 MEBIBYTE = 2**20
-# Noise is not this test's affair: that it is charged for is. A hundred examples are the light members' data.
+# What matters here is that noise is charged, not how much. Light members have a hundred examples.
 NOISY = 'name = "gaussian-update"\nnoise_multiplier = 40.0\nclip = 1.0\nlot = 64\nsampling = "poisson"'
 POLICY = 'schema = 1\nmechanisms = ["none", "gaussian-update"]\n'
 
@@ -30,7 +30,7 @@ def federation(tmp_path_factory):
     try:
         running.enrol(*MEMBERS, policy=POLICY)
         home = running.home("west")
-        # What a member writes lies on disks of its own, so that each can be full by itself.
+        # Each kind of file that west writes has its own disk, so that each disk can be full by itself.
         disks.append(SmallDisk(home, 8 * MEBIBYTE))
         running.disks = {"journal": disks[0]}
         for name, size in (("ledgers", 4 * MEBIBYTE), ("receipts", 8 * MEBIBYTE), ("cache", 32 * MEBIBYTE)):
@@ -55,7 +55,7 @@ def west(federation):
 
 
 def sent(federation, job):
-    """Attempts of a job in which the member's vector went out whole, as its own log has them."""
+    """The attempts of a job in which west sent its whole vector, according to its own log."""
     lines = map(json.loads, (federation.folder / "west.log").read_text().splitlines())
     return [
         line["attempt"]
@@ -65,14 +65,14 @@ def sent(federation, job):
 
 
 def lost(detail, member):
-    """What a member was lost for in a job's first attempt, if it was in it."""
+    """The phases and reasons of a member's dropouts in a job's first attempt."""
     return [(each.phase, each.reason) for each in attempts(detail)[0].dropouts if each.member == member]
 
 
 @pytest.mark.parametrize(
     ("disk", "halted", "event", "phase"),
     [
-        # Before anything was prepared; before the first attempt is joined; before the vector is charged.
+        # In order: before preparation, before west joins the first attempt, before its vector is charged.
         pytest.param("cache", "", "preparation_refused", "", id="cache"),
         pytest.param("ledgers", "", "ledger_failing", "", id="ledger-reserve"),
         pytest.param("journal", "", "journal_failing", "advertise", id="journal"),
@@ -80,15 +80,15 @@ def lost(detail, member):
         pytest.param("receipts", "advertise", "ledger_failing", "mask", id="receipt"),
     ],
 )
-def test_a_member_whose_disk_is_full(federation, west, request, disk, halted, event, phase):
+def test_a_member_with_a_full_disk_sits_out_and_returns(federation, west, request, disk, halted, event, phase):
     job = f"full-{request.node.callspec.id}"
     full = federation.disks[disk]
     if disk == "cache":
         for path in full.folder.iterdir():
-            # There is nothing to make room with.
+            # Leave nothing that could be deleted to make room.
             path.unlink()
     if halted:
-        # It has prepared and has a place in the ledger, and has not answered yet.
+        # West has prepared and reserved, and has not answered yet.
         federation.order("west", "halt", halted)
         federation.light_job(job, count=10_000, embedding=8, mechanism=NOISY)
         west.wait_for("halted", phase=halted)
@@ -100,7 +100,7 @@ def test_a_member_whose_disk_is_full(federation, west, request, disk, halted, ev
     line = json.dumps(west.wait_for(event))
     assert any(words in line for words in ("cannot be written", "is full")), line
     detail = federation.wait_for(job, lambda detail: detail.job.version_number >= 2)
-    # It is not in what was published meanwhile, and nothing of it has left.
+    # West is in none of the versions published meanwhile, and has sent nothing.
     assert all("west" not in attempt.survivors for attempt in attempts(detail))
     assert sent(federation, job) == []
     assert lost(detail, "west") == ([(phase, Reason.REASON_LEDGER_FAILING)] if phase else [])
@@ -108,7 +108,7 @@ def test_a_member_whose_disk_is_full(federation, west, request, disk, halted, ev
     federation.wait_for(job, lambda detail: any("west" in attempt.survivors for attempt in attempts(detail)))
     federation.abort(job)
     federation.sound(job, MEMBERS, rounding=1.0)
-    # What went out since then was charged and receipted before.
+    # Every vector sent since then was charged and has its receipt.
     home = federation.home("west")
     for name in sent(federation, job):
         assert (home / "receipts" / job / f"{name.split('/')[1]}.sent.json").exists()
@@ -116,9 +116,9 @@ def test_a_member_whose_disk_is_full(federation, west, request, disk, halted, ev
     assert verified.returncode == 0, verified.stdout + verified.stderr
 
 
-def test_a_full_disk_costs_what_lies_in_the_cache_and_no_round(federation, west):
+def test_a_full_disk_clears_the_cache_and_costs_no_round(federation, west):
     cache = federation.disks["cache"]
-    # Whatever earlier jobs left is there, and not one byte beside it.
+    # The disk is full: files of earlier jobs, and no free byte.
     (cache.folder / ("0" * 64)).write_bytes(bytes(MEBIBYTE))
     cache.fill()
     federation.light_job("room-is-made", count=100_000, embedding=8)
@@ -130,7 +130,7 @@ def test_a_full_disk_costs_what_lies_in_the_cache_and_no_round(federation, west)
     federation.sound("room-is-made", MEMBERS)
 
 
-def test_a_member_whose_cache_is_read_only(federation, west):
+def test_a_member_with_a_read_only_cache_sits_out_and_returns(federation, west):
     disk = federation.disks["cache"]
     disk.read_only()
     federation.light_job("read-only", count=100_000, embedding=8)
@@ -143,7 +143,7 @@ def test_a_member_whose_cache_is_read_only(federation, west):
 
 
 @pytest.mark.parametrize("state", ["full", "read-only"])
-def test_a_member_that_is_started_on_a_disk_that_takes_nothing(federation, tmp_path, state):
+def test_a_member_started_on_an_unwritable_disk_says_so(federation, tmp_path, state):
     name = f"started-{state}"
     federation.enrol(name, policy=POLICY)
     home = federation.home(name)
@@ -178,12 +178,12 @@ def cramped(tmp_path):
         disk.close()
 
 
-# What the log says first depends on what the coordinator was about to write.
+# The first event depends on what the coordinator was about to write.
 FAILING = ("job_failed", "compute_failed", "spool_failing", "storage_failed")
 
 
 def recovers(federation, job):
-    """The job goes on, if need be after the operator has resumed it, as the page on operations says."""
+    """Checks that the job continues, if necessary after the operator resumes it, as docs/operations.md says."""
     before = federation.status(lambda jobs: job in jobs)[job].version_number
     seen = federation.status(
         lambda jobs: jobs[job].version_number >= before + 2 or jobs[job].status == pb.JOB_STATUS_PAUSED
@@ -194,17 +194,17 @@ def recovers(federation, job):
         federation.goes_on(job)
 
 
-def test_a_coordinator_whose_disk_is_full(cramped):
+def test_a_coordinator_with_a_full_disk_recovers(cramped):
     cramped.light_job("cramped", count=100_000, embedding=16, deadlines={"mask": 5})
     cramped.status(lambda jobs: jobs["cramped"].version_number >= 2)
     cramped.disk.fill()
     cramped.coordinator.wait_for(*FAILING)
-    # It answers, and shows what it had announced.
+    # The coordinator still answers and shows what it had announced.
     before = cramped.show("cramped").job.version_number
     assert before >= 2
     cramped.disk.empty()
     recovers(cramped, "cramped")
-    # Killed while the disk is full, it comes back with all that was announced when there is room.
+    # Killed while the disk is full, it comes back with every announced version once there is room.
     cramped.disk.fill()
     cramped.coordinator.wait_for(*FAILING)
     announced = cramped.show("cramped")

@@ -1,8 +1,7 @@
-"""Members that break the rules: garbage, repeats, lies about digests, floods, streams without end, connections that
-never say anything.
+"""Members that break the rules: garbage, repeats, false digests, floods, endless streams, silent connections.
 
-What holds each time: the coordinator names the fault and the member, the job goes on with the others, another job does
-not notice, and the coordinator's memory and open files stay bounded.
+Each time, the coordinator names the fault and the member, the job continues with the other members, another job is not
+affected, and the coordinator's memory and open files stay bounded.
 """
 
 import contextlib
@@ -46,13 +45,13 @@ def federation(tmp_path_factory):
 
 @pytest.fixture
 def job(request):
-    """A name of its own for each test."""
+    """A job name that only this test uses."""
     return "rogue-" + request.node.name.removeprefix("test_").replace("_", "-").split("[", 1)[0][:40]
 
 
 @pytest.fixture(autouse=True)
 def _sound_at_the_end(federation):
-    """Whatever the test did: nothing of it stays with the coordinator, and everybody else goes on."""
+    """Checks after each test that it left nothing behind in the coordinator and that everybody else continues."""
     footprint = Footprint(federation.coordinator.process.pid)
     yield
     federation.goes_on("beside")
@@ -63,7 +62,7 @@ def _sound_at_the_end(federation):
 
 @pytest.fixture
 def rogue(federation):
-    """The one who breaks the rules, as a process, in jobs that are called rogue."""
+    """The process of the member that breaks the rules, for jobs whose names begin with "rogue-"."""
     federation.order(ROGUE)
     member = federation.light(ROGUE, "rogue-*")
     member.wait_for("connected")
@@ -76,18 +75,18 @@ def rogue(federation):
 # ---- in an attempt --------------------------------------------------------------------------------------------------
 
 
-def test_a_vector_that_is_not_what_was_signed(federation, rogue, job):
+def test_a_vector_unlike_its_signed_digest_is_dropped(federation, rogue, job):
     federation.order(ROGUE, "digest")
     federation.light_job(job, count=2)
     rogue.wait_for("broke", order="digest")
     federation.finished(job)
     detail = federation.sound(job, HONEST)
-    # Left out of the rest of that round, and asked again in the next; it is not the member's process that ends.
+    # It is left out of the rest of that round and asked again in the next. Its process does not end.
     assert dropouts(detail) == 2 * [(ROGUE, "mask", Reason.REASON_MASKED_INPUT_DIGEST_MISMATCH)]
     assert rogue.process.poll() is None
 
 
-def test_everything_said_twice_counts_once(federation, rogue, job):
+def test_messages_sent_twice_count_once(federation, rogue, job):
     federation.order(ROGUE, "twice")
     federation.light_job(job, count=2, min_members=4)
     rogue.wait_for("broke", order="twice", said="AttemptMessage")
@@ -97,9 +96,9 @@ def test_everything_said_twice_counts_once(federation, rogue, job):
     assert all(sorted(attempt.survivors) == sorted((*HONEST, ROGUE)) for attempt in attempts(detail))
 
 
-def test_another_message_in_place_of_the_first(federation, rogue, job):
+def test_a_conflicting_second_message_drops_the_member(federation, rogue, job):
     federation.order(ROGUE, "other")
-    # The phase stays open until the second message is there.
+    # Keeps the phase open until the second message has arrived.
     federation.order("north", "halt", "advertise")
     federation.light_job(job, count=1)
     rogue.wait_for("broke", order="other")
@@ -111,7 +110,7 @@ def test_another_message_in_place_of_the_first(federation, rogue, job):
 
 
 @pytest.mark.parametrize("kind", ["endless", "trickle"])
-def test_a_vector_without_end(federation, rogue, kind):
+def test_an_endless_vector_drops_the_member(federation, rogue, kind):
     job = f"rogue-{kind}"
     federation.order(ROGUE, kind)
     federation.light_job(job, count=1, deadlines={"mask": 4})
@@ -121,12 +120,12 @@ def test_a_vector_without_end(federation, rogue, kind):
     detail = federation.sound(job, HONEST)
     ((member, phase, reason),) = dropouts(detail)
     assert (member, phase) == (ROGUE, "mask")
-    # Whoever hears that it was too much says so and leaves; who sends nothing more is waited for until the deadline.
+    # The endless sender is refused for its length. The coordinator waits for the silent one until the deadline.
     expected = Reason.REASON_MASKED_INPUT_LENGTH_WRONG if kind == "endless" else Reason.REASON_PHASE_DEADLINE
     assert reason == expected
 
 
-def test_a_flood_of_messages(federation, rogue, job):
+def test_a_flood_of_messages_holds_up_nobody(federation, rogue, job):
     federation.order(ROGUE, "flood")
     footprint = Footprint(federation.coordinator.process.pid)
     before = federation.metric("tacit_coordinator_bytes_total", channel="session", direction="in")
@@ -135,7 +134,7 @@ def test_a_flood_of_messages(federation, rogue, job):
     federation.goes_on("beside")
     federation.finished(job)
     federation.sound(job, (*HONEST, ROGUE))
-    # All of it was read: so many times a version's digest alone.
+    # The coordinator read the whole flood: the digests of a version in it already make this many bytes.
     within_patience(
         lambda: (
             federation.metric("tacit_coordinator_bytes_total", channel="session", direction="in") - before > FLOOD * 32
@@ -144,12 +143,12 @@ def test_a_flood_of_messages(federation, rogue, job):
     assert footprint.grown < 96 * MEBIBYTE
 
 
-# ---- beside the protocol --------------------------------------------------------------------------------------------
+# ---- outside the protocol --------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def channel(federation):
-    """A connection with the rogue's certificate, for bytes that no member would send."""
+    """A connection with the rogue's certificate, which sends bytes that no member would send."""
     identity = MemberIdentity.load(federation.home(ROGUE))
     credentials = grpc.ssl_channel_credentials(identity.root_pem, identity.key_pem, identity.certificate_pem)
     options = [*channel_options(), ("grpc.max_send_message_length", -1)]
@@ -158,12 +157,12 @@ def channel(federation):
 
 
 def hello():
-    """As bytes."""
+    """An encoded Hello."""
     return wire.to_coordinator(Hello(1, "rogue", os.urandom(16), ("nothing",))).SerializeToString()
 
 
 def heard(answers):
-    """The messages of a session until it ends, and the status that it ended with."""
+    """The messages of a session until it ends, and the status with which it ends."""
     messages = []
     try:
         messages += [wire.from_coordinator(pb.CoordinatorMessage.FromString(data)) for data in answers]
@@ -181,7 +180,7 @@ GARBAGE = {
 
 @pytest.mark.parametrize("first", ["first", "after Hello"])
 @pytest.mark.parametrize("garbage", GARBAGE)
-def test_garbage_in_a_session(federation, garbage, first):
+def test_garbage_in_a_session_ends_it(federation, garbage, first):
     said = [GARBAGE[garbage]] if first == "first" else [hello(), GARBAGE[garbage]]
     with channel(federation) as connection:
         messages, code = heard(connection.stream_stream(f"{SERVICE}/Session")(iter(said), timeout=PATIENCE))
@@ -193,7 +192,7 @@ def test_garbage_in_a_session(federation, garbage, first):
         assert messages[-1].reason == Reason.REASON_MESSAGE_MALFORMED
 
 
-def test_garbage_in_every_other_call(federation):
+def test_garbage_in_any_other_call_is_refused(federation):
     with channel(federation) as connection:
         for method in ("OpenJobs", "MaskedUploadStatus"):
             with pytest.raises(grpc.RpcError):
@@ -206,7 +205,7 @@ def test_garbage_in_every_other_call(federation):
                 connection.stream_unary(f"{SERVICE}/UploadMasked")(iter([said]), timeout=PATIENCE)
 
 
-def test_a_message_of_more_than_any_may_have(federation):
+def test_an_oversized_message_is_refused(federation):
     (most,) = [value for name, value in server_options() if name == "grpc.max_receive_message_length"]
     footprint = Footprint(federation.coordinator.process.pid)
     with channel(federation) as connection:
@@ -216,7 +215,7 @@ def test_a_message_of_more_than_any_may_have(federation):
     assert footprint.grown < most
 
 
-def test_streams_that_are_never_read(federation):
+def test_unread_streams_hold_up_nobody(federation):
     blobs = federation.show("beside").job
     request = pb.FetchBlobRequest(digest=blobs.version).SerializeToString()
     footprint = Footprint(federation.coordinator.process.pid)
@@ -229,7 +228,7 @@ def test_streams_that_are_never_read(federation):
             each.cancel()
 
 
-def test_a_storm_of_sessions(federation):
+def test_each_session_of_a_storm_replaces_the_one_before(federation):
     before = Footprint(federation.coordinator.process.pid)
     with channel(federation) as connection:
         session = connection.stream_stream(f"{SERVICE}/Session")
@@ -237,12 +236,12 @@ def test_a_storm_of_sessions(federation):
         federation.goes_on("beside")
         endings = [heard(each) for each in storm]
     goodbyes = [messages[-1].reason for messages, _ in endings if messages and isinstance(messages[-1], Goodbye)]
-    # Each takes the place of the one before; what is left ends with its own stream.
+    # Each session replaces the one before. The last ends with its own stream.
     assert set(goodbyes) <= {Reason.REASON_SESSION_REPLACED, Reason.REASON_DISCONNECTED}
     assert before.grown < 96 * MEBIBYTE
 
 
-def test_connections_that_never_finish_their_handshake(federation):
+def test_unfinished_handshakes_hold_up_nobody(federation):
     hello_of_tls = ssl.MemoryBIO()
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
@@ -253,10 +252,10 @@ def test_connections_that_never_finish_their_handshake(federation):
     with contextlib.ExitStack() as stack:
         for number in range(500):
             connection = stack.enter_context(socket.create_connection(("127.0.0.1", federation.port)))
-            # Nothing, a part of the first message, all of it and then nothing.
+            # In turn: nothing, a part of the first message, or all of it and then nothing.
             connection.sendall((b"", first[: len(first) // 2], first)[number % 3])
         federation.goes_on("beside")
-        # Somebody new still gets in, and is not kept waiting by those who say nothing.
+        # A new connection is still served without waiting for the silent ones.
         with channel(federation) as connection:
             asked = connection.unary_unary(f"{SERVICE}/OpenJobs")(b"", timeout=10)
         assert pb.OpenJobsResponse.FromString(asked).jobs

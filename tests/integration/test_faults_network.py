@@ -1,7 +1,7 @@
 """A network that cuts, delays, stalls, truncates, corrupts and reorders connections, in each phase that matters.
 
-What holds each time: the round goes on with the member behind that network in it, no member ends or has to be told
-anything, nothing is lost or counted twice, and another job of other members goes on meanwhile.
+Each time, the round continues and includes the member behind that network, no member ends or needs help, nothing is
+lost or counted twice, and another job of other members continues meanwhile.
 """
 
 import pytest
@@ -12,7 +12,7 @@ from tests.support.processes import PATIENCE, behind
 
 STRAIGHT = ("north", "east", "south")
 MEMBERS = (*STRAIGHT, "west")
-# Of the job's model, down, and of its masked vector, up: about a megabyte each. So much is well inside either.
+# Bytes after which a fault strikes: well inside the job's model (down) and its masked vector (up), a megabyte each.
 INSIDE = 400_000
 
 
@@ -43,13 +43,13 @@ def federation(tmp_path_factory, network):
 
 @pytest.fixture
 def job(request):
-    """A name of its own for each test."""
+    """A job name that only this test uses."""
     return "net-" + "".join(letter if letter.isalnum() else "-" for letter in request.node.name.split("[")[-1].lower())
 
 
 @pytest.fixture(autouse=True)
 def _sound_at_the_end(federation, network, job):
-    """Whatever the test did: all four are in every version, once, and nobody was dropped or refused anything."""
+    """Checks after each test that every version holds all four members once, without a dropout or a refusal."""
     footprint = Footprint(federation.coordinator.process.pid)
     yield
     detail = federation.sound(job, MEMBERS)
@@ -57,19 +57,19 @@ def _sound_at_the_end(federation, network, job):
     assert dropouts(detail) == []
     assert federation.west.process.poll() is None
     federation.never_logged(MEMBERS, "attempt_refused", "message_failed", "declined", "job_failed")
-    # A vector has a megabyte; connections that broke are let go of.
+    # A vector has a megabyte. Broken connections are released.
     assert footprint.grown < 64 * 2**20
     assert footprint.opened < 16
 
 
 @pytest.mark.parametrize("fault", [Fault.CUT, Fault.TRUNCATE, Fault.CORRUPT])
 @pytest.mark.parametrize("way", [Way.DOWN, Way.UP])
-def test_a_connection_breaks_in_the_middle_of_a_transfer(federation, network, job, fault, way):
+def test_a_round_survives_a_broken_transfer(federation, network, job, fault, way):
     if way is Way.DOWN:
         network.plan(fault, way, INSIDE)
         federation.light_job(job, count=2, min_members=4)
     else:
-        # Only what a member sends is counted, and before its vector that is next to nothing.
+        # Only bytes from the member count here, and it sends almost nothing before its vector.
         federation.light_job(job, count=2, min_members=4)
         network.plan(fault, way, INSIDE)
     assert network.struck.wait(PATIENCE)
@@ -79,7 +79,7 @@ def test_a_connection_breaks_in_the_middle_of_a_transfer(federation, network, jo
 
 
 @pytest.mark.parametrize("way", [Way.DOWN, Way.UP])
-def test_a_transfer_stands_still_and_holds_up_nobody_else(federation, network, job, way):
+def test_a_stalled_transfer_holds_up_nobody_else(federation, network, job, way):
     network.plan(Fault.STALL, way, INSIDE)
     federation.light_job(job, count=2, min_members=4)
     assert network.struck.wait(PATIENCE)
@@ -90,10 +90,10 @@ def test_a_transfer_stands_still_and_holds_up_nobody_else(federation, network, j
 
 
 @pytest.mark.parametrize("phase", ["share", "confirm"])
-def test_a_connection_is_cut_between_two_phases(federation, network, job, phase):
+def test_a_round_survives_a_cut_between_two_phases(federation, network, job, phase):
     federation.order("south", "halt", phase)
     federation.light_job(job, count=1, min_members=4)
-    # Its answer is with the coordinator, and the next phase's message is not out.
+    # The coordinator has West's answer and has not sent the next phase's message.
     federation.status(lambda jobs: jobs[job].phase == phase and jobs[job].answered == 3)
     network.cut()
     federation.west.wait_for("disconnected")
@@ -102,8 +102,8 @@ def test_a_connection_is_cut_between_two_phases(federation, network, job, phase)
     federation.finished(job)
 
 
-def test_a_member_is_cut_off_while_the_version_is_published(federation, network, job):
-    # The shares of three would open the sum.
+def test_a_member_cut_off_during_publication_continues(federation, network, job):
+    # Shares of three members would open the sum, so two of them halt.
     for name in ("south", "east"):
         federation.order(name, "halt", "unmask")
     federation.light_job(job, count=2, min_members=4)
@@ -112,14 +112,14 @@ def test_a_member_is_cut_off_while_the_version_is_published(federation, network,
     for name in ("south", "east"):
         federation.order(name)
     federation.status(lambda jobs: jobs[job].version_number == 1)
-    # It never heard how the attempt ended.
+    # West never heard how the attempt ended.
     network.cut()
     network.release()
     federation.west.wait_for("connected")
     federation.finished(job)
 
 
-def test_nobody_listens_for_a_while(federation, network, job):
+def test_a_member_waits_while_nobody_listens(federation, network, job):
     network.refuse()
     network.cut()
     federation.light_job(job, count=1, min_members=4)
@@ -131,14 +131,14 @@ def test_nobody_listens_for_a_while(federation, network, job):
     federation.finished(job)
 
 
-def test_every_piece_comes_late(federation, network, job):
+def test_a_round_survives_a_slow_network(federation, network, job):
     network.delay(0.02)
     federation.light_job(job, count=2, min_members=4)
     federation.finished(job)
     network.delay(0)
 
 
-def test_a_later_connection_is_let_through_first(federation, network, job):
+def test_connections_may_arrive_out_of_order(federation, network, job):
     network.order.clear()
     network.reorder()
     network.cut()

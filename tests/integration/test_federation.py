@@ -1,4 +1,4 @@
-"""The federation with real processes and sockets: what happens to people."""
+"""The federation with real processes and sockets: what members and the operator experience."""
 
 import re
 import sqlite3
@@ -20,7 +20,7 @@ from tacit.v1 import operator_pb2 as pb
 from tests.support.processes import PATIENCE, ROOT, Proxy, behind, command, running_federation, within_patience
 
 MEMBERS = ("north", "east", "south", "west")
-# The small job's masked vector, 28 bits a value with four members: two chunks and a part of a third.
+# Size of the small job's masked vector, 28 bits a value with four members: two chunks and a part of a third.
 VECTOR_BYTES = packed_size(3916 * 64 + 16 * 64 * (2 + 3) + 2 * 16 + 6 * 32 + 6 + 4, bits=28)
 
 
@@ -41,7 +41,7 @@ def _members_end(federation):
 
 @pytest.fixture
 def proxy(federation):
-    """West's way to the coordinator."""
+    """The proxy between west and the coordinator."""
     path = federation.home("west") / "identity" / "identity.json"
     before = path.read_bytes()
     made = Proxy(federation.port)
@@ -59,7 +59,7 @@ def dropouts(detail):
     return [(lost.member, lost.phase, lost.reason) for attempt in attempts(detail) for lost in attempt.dropouts]
 
 
-def test_members_train_together_and_metrics_say_so(federation):
+def test_members_train_together_and_metrics_count_it(federation):
     federation.job("plain")
     members = [federation.start(name, "--until-finished") for name in MEMBERS]
     detail = federation.finished("plain")
@@ -103,7 +103,7 @@ def test_a_member_killed_while_sending_is_a_dropout_of_the_mask_phase(federation
     assert sorted(first.cohort) == sorted(MEMBERS)
     assert sorted(first.survivors) == sorted(MEMBERS[:3])
     assert dropouts(detail) == [("west", "mask", Reason.REASON_DISCONNECTED)]
-    # The second round wants four: it waits for the member, and goes on when it is back.
+    # The second round needs four members, so it waits until this one is back.
     proxy.stall_after = None
     federation.start("west")
     federation.finished("killed-sending")
@@ -120,7 +120,7 @@ def test_an_upload_cut_at_sixty_percent_is_resumed_and_added_once(federation, pr
     for name in MEMBERS[:3]:
         federation.start(name)
     assert proxy.stalled.wait(PATIENCE)
-    # Three have sent all of theirs, and of the fourth's the coordinator has read one chunk of three.
+    # Three members have sent their whole vectors. The coordinator has read one of the fourth's three chunks.
     within_patience(lambda: arrived() - before >= 3 * VECTOR_BYTES + CHUNK)
     assert federation.show("cut").job.answered == 3
     proxy.cut()
@@ -129,12 +129,12 @@ def test_an_upload_cut_at_sixty_percent_is_resumed_and_added_once(federation, pr
     detail = federation.finished("cut")
     assert sorted(attempts(detail)[0].survivors) == sorted(MEMBERS)
     assert dropouts(detail) == []
-    # The second connection carried the rest, and no more: what had arrived was not sent again.
+    # The second connection carried only the rest.
     assert 0.5 * VECTOR_BYTES < proxy.passed[1] < 0.7 * VECTOR_BYTES
     assert arrived() - before == 4 * VECTOR_BYTES
 
 
-def test_the_coordinator_killed_and_started_again_goes_on(federation, proxy):
+def test_a_restarted_coordinator_continues_the_job(federation, proxy):
     proxy.stall_after = int(0.6 * VECTOR_BYTES)
     federation.job("crash", min_members=4)
     members = [federation.start(name, "--until-finished") for name in MEMBERS]
@@ -146,7 +146,7 @@ def test_the_coordinator_killed_and_started_again_goes_on(federation, proxy):
         member.wait_for("disconnected")
     federation.serve()
     detail = federation.finished("crash")
-    # They came back by themselves, with the updates they had trained before.
+    # The members reconnected by themselves, with the updates that they had already trained.
     assert [member.process.wait(timeout=PATIENCE) for member in members] == [0, 0, 0, 0]
     first, second = attempts(detail)[:2]
     assert (first.outcome, first.reason) == ("abandoned", Reason.REASON_COORDINATOR_RESTARTED)
@@ -158,8 +158,8 @@ def test_the_coordinator_killed_and_started_again_goes_on(federation, proxy):
     assert sum(line["round"] == 1 for line in trained) <= 4
 
 
-def test_a_job_that_all_members_decline_for_good_ends_and_so_do_they(federation):
-    """Their policies allow no job without noise."""
+def test_a_job_that_all_members_decline_pauses_and_they_exit(federation):
+    """All policies here refuse jobs without noise."""
     policy = federation.folder / "noise-only.toml"
     policy.write_text('schema = 1\nmechanisms = ["dp-sgd"]\n')
     federation.job("nobodys", deadlines={"training": 3})
@@ -175,7 +175,7 @@ def test_a_job_that_all_members_decline_for_good_ends_and_so_do_they(federation)
     said = federation.operator("job", "show", "nobodys")
     assert "Too few members are left, because others declined the job for good" in said
     assert "east declined: mechanisms" in said
-    # Members that would take part are back: it goes on by itself.
+    # Members that accept the job connect, and it continues by itself.
     others = [federation.start(name, "--until-finished", "--job", "nobodys") for name in MEMBERS[:3]]
     federation.finished("nobodys")
     assert [member.process.wait(timeout=PATIENCE) for member in others] == [0, 0, 0]
@@ -200,7 +200,7 @@ def test_a_member_offline_for_three_rounds_comes_back(federation):
     federation.operator("job", "abort", "offline", "--yes")
 
 
-def test_pause_resume_abort(federation):
+def test_a_job_is_paused_resumed_and_aborted(federation):
     federation.job("steered", count=100_000)
     members = [federation.start(name) for name in MEMBERS[:3]]
     federation.wait_for("steered", lambda detail: detail.job.version_number >= 1)
@@ -220,7 +220,7 @@ def test_pause_resume_abort(federation):
     assert command("coordinator", "job", "resume", "steered", "--dir", federation.dir).returncode == 4
 
 
-def test_a_member_whose_policy_says_no_tells_the_operator_why(federation):
+def test_the_operator_sees_why_a_policy_declined_a_job(federation):
     home = federation.home("west")
     policy = (home / "policy.toml").read_text()
     (home / "policy.toml").write_text("schema = 1\n")
@@ -237,7 +237,7 @@ def test_a_member_whose_policy_says_no_tells_the_operator_why(federation):
         (home / "policy.toml").write_text(policy)
 
 
-def test_wrong_labels_are_declined_and_nothing_of_the_data_is_told(federation, tmp_path):
+def test_declining_wrong_labels_reveals_nothing_of_the_data(federation, tmp_path):
     federation.job("labelled", count=1)
     data = tmp_path / "other.jsonl"
     data.write_text('{"text": "a private sentence", "label": "private_label"}\n')
@@ -254,7 +254,7 @@ def test_wrong_labels_are_declined_and_nothing_of_the_data_is_told(federation, t
     federation.operator("job", "abort", "labelled", "--yes")
 
 
-def test_wrong_reused_and_expired_tokens(federation, tmp_path):
+def test_wrong_reused_and_expired_tokens_are_refused(federation, tmp_path):
     token = federation.token("fifth")
     forged = JoinToken.parse(token).model_copy(update={"secret": bytes(32)}).format()
     wrong = command("edge_client", "enrol", forged, "--home", tmp_path / "a")
@@ -290,7 +290,7 @@ def test_a_second_process_of_one_member_is_refused(federation):
     federation.operator("job", "abort", "twice", "--yes")
 
 
-def test_a_revoked_member_is_sent_away(federation):
+def test_a_revoked_member_is_disconnected_and_exits(federation):
     federation.enrol("leaver")
     member = federation.start("leaver")
     member.wait_for("connected")
@@ -334,7 +334,7 @@ def test_the_coordinator_stops_cleanly_on_sigterm(federation):
 
 
 @pytest.mark.timeout(600)
-def test_the_story_of_the_demonstration():
+def test_the_demonstration_runs_to_its_end():
     done = subprocess.run(
         [sys.executable, "-m", "examples.demo", "--data", str(ROOT / "examples" / "desk")],
         capture_output=True,

@@ -1,8 +1,8 @@
-"""FedPrompt with real processes: examples/fedprompt.toml, with a small random BERT in the place of a trained one.
+"""FedPrompt with real processes: examples/fedprompt.toml, with a small random BERT in place of a trained one.
 
-Mutual TLS, secure aggregation in three groups, policies that let nothing but prompts out and take no backbone from the
-hub, a ledger for each of nine members, and dp-sgd. North has the backbone on its disk, the others fetch it from the
-coordinator, once; what north and east send is written down.
+Mutual TLS, secure aggregation in three groups, policies that share nothing but prompts and take no backbone from the
+hub, a ledger for each of nine members, and dp-sgd. North has the backbone on its disk; the others fetch it once from
+the coordinator. What north and east send is recorded.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from tests.support.processes import EXAMPLES, ROOT, Federation, behind, command,
 from tests.support.recorder import Relay
 from toolkit.console import ExitCode
 
-# Everything is set up by the first test, with ten processes.
+# The first test sets up everything, with ten processes.
 pytestmark = pytest.mark.timeout(600)
 
 NINE = ("north", "east", "south", "west", "aster", "birch", "cedar", "dill", "elder")
@@ -49,7 +49,7 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 def made_backbone(folder, spec):
-    """A BERT of random values with a head for masked words, and a vocabulary of the example's texts."""
+    """Writes a random BERT with a masked-word head, and a vocabulary made from the example's texts."""
     import torch
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
     from transformers import BertConfig, BertForMaskedLM
@@ -75,7 +75,7 @@ class Town:
     def __init__(self, folder, stack):
         self.folder = folder
         self.running = {}
-        # As the file says: the backbone lies beside the job.
+        # The job file expects the backbone beside it.
         self.spec = shutil.copy(EXAMPLE, folder)
         made_backbone(folder / "backbone", JobSpec.from_toml(EXAMPLE))
         self.federation = Federation(folder)
@@ -106,11 +106,11 @@ class Town:
 
     @property
     def backbone(self):
-        """Its digest."""
+        """The backbone's digest."""
         return self.bundle.document.model.backbone
 
     def asked_for(self, sent):
-        """How often the backbone was asked for, and how often anything was."""
+        """The number of requests for the backbone, and for any blob."""
         digests = [each.digest for each in sent.parsed("FederationService/FetchBlob")]
         return digests.count(self.backbone), len(digests)
 
@@ -132,7 +132,7 @@ def town(tmp_path_factory):
 
 @dataclass(frozen=True)
 class Story:
-    """What happened while the two jobs ran. first, second: what north and east sent in each."""
+    """What happened while the two jobs ran. `first` and `second` hold what north and east sent in each job."""
 
     detail: pb.JobDetail
     again: pb.JobDetail
@@ -156,7 +156,7 @@ def story(town):
     for name in NINE:
         town.running[name].wait_for("job_over", job=JOB)
     first = {name: relay.take() for name, relay in town.relays.items()}
-    # Another job in front of the same backbone.
+    # Another job with the same backbone.
     other = town.folder / f"{AGAIN}.toml"
     other.write_text(
         EXAMPLE.read_text().replace(f'name = "{JOB}"', f'name = "{AGAIN}"').replace("count = 3", "count = 1")
@@ -169,18 +169,18 @@ def story(town):
     return Story(detail, again, plan, found, first, second)
 
 
-def test_the_example_runs_to_its_end_in_three_secure_sums(town, story):
+def test_the_example_runs_to_its_end_in_three_groups(town, story):
     assert (story.detail.job.version_number, story.again.job.version_number) == (3, 1)
     attempts = [each for round_ in story.detail.rounds for each in round_.attempts if each.outcome == "published"]
     assert len(attempts) == 3
-    # Every member's upload is a prompt's values and nothing else: no metrics, no backbone.
+    # Every upload holds a prompt's values and nothing else: no metrics, no backbone.
     document = town.bundle.document
     assert document.aggregation.groups == 3
     assert document.values == 20 * 32
     layout = layout_of(document, len(NINE))
     for sent in story.first.values():
         uploads = [each for each in sent.parsed("FederationService/UploadMasked") if each.WhichOneof("part") == "data"]
-        # One upload in each attempt, also in one that came to nothing.
+        # One upload in each attempt, including an abandoned one.
         size, total = packed_size(layout.values, layout.bits), sum(len(each.data) for each in uploads)
         assert total >= 3 * size
         assert total % size == 0
@@ -188,26 +188,27 @@ def test_the_example_runs_to_its_end_in_three_secure_sums(town, story):
     assert all(np.abs(after - before).max() > 0 for before, after in pairwise(versions))
 
 
-def test_a_backbone_is_fetched_once_or_never(town, story):
+def test_a_backbone_is_fetched_at_most_once(town, story):
     assert story.found.pop("north")["source"] == "disk"
     assert {each["source"] for each in story.found.values()} == {"coordinator"}
-    # North had it, east asked once; neither asked again for the second job, in which both fetched other things.
+    # North had the backbone and east fetched it once. Neither fetched it for the second job, but both fetched other
+    # blobs.
     assert town.asked_for(story.first["north"])[0] == 0
     assert town.asked_for(story.first["east"])[0] == 1
     for sent in story.second.values():
         backbone, anything = town.asked_for(sent)
         assert backbone == 0
         assert anything > 0
-    # Whatever files it came from, it is the same file everywhere.
+    # The cached file is the same on every member, whatever files the backbone came from.
     digest = town.backbone
     for name in ("north", "east"):
         cached = (town.federation.home(name) / "cache" / digest.hex()).read_bytes()
         assert hashlib.sha256(cached).digest() == digest
-    # Both jobs are over: the file may go when room is needed.
+    # Both jobs are over, so the cache may delete the file when it needs room.
     within_patience(lambda: not list(town.folder.glob("home-*/cache/*.pin")))
 
 
-def test_the_plan_names_the_backbone_before_anything_is_fetched(town, story):
+def test_the_plan_names_the_backbone_before_it_is_fetched(town, story):
     assert story.plan["takes_part"]
     assert story.plan["backbone"] == {
         "digest": town.backbone.hex(),
@@ -250,8 +251,8 @@ def test_both_sides_export_the_same_model_and_it_predicts(town, story, tmp_path)
     assert json.loads(found)["accuracy"] == pytest.approx(right / len(examples))
 
 
-def test_two_jobs_models_lie_beside_one_backbone(town, story, tmp_path):
-    """One written by the operator, one by a member; the second adds kilobytes."""
+def test_two_exported_models_share_one_backbone_file(town, story, tmp_path):
+    """The operator exports one model and a member the other. The second adds kilobytes."""
     home, data = town.federation.home("west"), town.federation.data("west")
     operators = json.loads(town.federation.operator("export", JOB, "--out", tmp_path / JOB, "--split", "--json"))
     words = ("--home", home, "--data", data, "--out", tmp_path / AGAIN, "--epochs", "0", "--split", "--json")
@@ -260,7 +261,7 @@ def test_two_jobs_models_lie_beside_one_backbone(town, story, tmp_path):
     assert (operators["backbone_written"], members["backbone_written"]) == (True, False)
     assert len(list(tmp_path.iterdir())) == 3
     assert sum(path.stat().st_size for path in (tmp_path / AGAIN).iterdir()) < 8000
-    # Of the whole export, the same labels.
+    # The whole export predicts the same labels.
     town.federation.operator("export", JOB, "--out", tmp_path / "whole")
     said = [
         [
@@ -274,8 +275,8 @@ def test_two_jobs_models_lie_beside_one_backbone(town, story, tmp_path):
     assert len(said[0]) == ROWS
 
 
-def test_a_member_that_takes_backbones_from_its_disk_alone_takes_part_in_nothing_else(town, story, tmp_path):
-    """Its policy can say so, and then it says what to do, on this machine alone."""
+def test_a_disk_only_policy_does_not_fetch_a_backbone(town, story, tmp_path):
+    """The member takes backbones from its own disk only. The error says why nothing is fetched, and what to do."""
     policy = tmp_path / "policy.toml"
     policy.write_text('schema = 1\nbackbones = ["disk"]\n')
     home = town.federation.home("dill")

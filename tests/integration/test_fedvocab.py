@@ -1,7 +1,8 @@
-"""FedVocab with real processes: examples/fedvocab.toml, kill -9, what left, export, noise, and the simulation.
+"""FedVocab with real processes: examples/fedvocab.toml, kill -9, messages, export, noise, and the simulation.
 
-Mutual TLS, secure aggregation, policies that add to the strict default what these jobs need, and a ledger for each
-member. North is listened to; east seals what it keeps with a passphrase, and moves; west is killed twice.
+Mutual TLS, secure aggregation, policies that allow what these jobs need beyond the strict default, and a ledger for
+each member. North's messages are recorded; east seals its private state with a passphrase, and moves; west is killed
+twice.
 """
 
 import asyncio
@@ -44,7 +45,7 @@ from tests.support.processes import BIN, EXAMPLES, PATIENCE, ROOT, Federation, P
 from tests.support.recorder import Canaries, Relay
 from toolkit.console import ExitCode
 
-# Everything is set up by the first test, with a dozen processes.
+# The first test sets up everything, with a dozen processes.
 pytestmark = pytest.mark.timeout(600)
 
 FOUR = ("north", "east", "south", "west")
@@ -52,7 +53,7 @@ EIGHT = (*FOUR, "aster", "birch", "cedar", "dill")
 JOB, ROWS = "fedvocab", 60
 LABELS = ["account_access", "appointment", "billing", "complaint", "directions", "document_request"]
 PASSPHRASE = "a heron stands in the reeds"
-# North's own words, which stand nowhere else.
+# Words that only north's data contains.
 PLANTED = ("quorvexalim", "mibblethornak", "ostrennyvule", "wexcomblyfurt")
 POLICY = """schema = 1
 mechanisms = ["none", "dp-sgd", "gaussian-update"]
@@ -69,7 +70,7 @@ def rounds_of(count, members):
 
 @dataclass(frozen=True)
 class Seen:
-    """What lay on a member's disk at a moment."""
+    """The private state on a member's disk at one moment."""
 
     round: int
     staged: int
@@ -82,12 +83,12 @@ class Seen:
 
 
 class Town:
-    """The federation with its eight members, of whom four are there from the start."""
+    """The federation with its eight members, four of which run from the start."""
 
     def __init__(self, folder, stack):
         self.folder = folder
         self.running = {}
-        # Of members that moved.
+        # Homes of members that moved.
         self.homes = {}
         self.federation = Federation(folder)
         stack.callback(self.federation.close)
@@ -120,7 +121,7 @@ class Town:
         return self.folder / f"{name}.jsonl"
 
     def start(self, name, *more, support=()):
-        """`edge_client run`; support: a module of tests.support in its place, and its words."""
+        """Starts `edge_client run`, or the module of tests.support that `support` names, with its arguments."""
         words = [sys.executable, "-m", f"tests.support.{support[0]}", *support[1:], "--"] if support else []
         words = words or [str(BIN / "edge_client")]
         words += ["run", "--data", str(self.data(name)), "--home", str(self.home(name)), "--log-format", "json", *more]
@@ -133,7 +134,7 @@ class Town:
         return member
 
     def create(self, name, text):
-        """A job of this text, without a process for it."""
+        """Creates a job from this text, in this process."""
         spec = self.folder / f"{name}.toml"
         spec.write_text(f'schema = 1\nname = "{name}"\nlabels = {json.dumps(LABELS)}\n{text}')
         document = make_job_bundle(JobSpec.from_toml(spec), self.folder, self.folder / f"bundle-{name}")
@@ -152,7 +153,7 @@ class Town:
         asyncio.run(self._ask(lambda stub: stub.ChangeJob(pb.ChangeJobRequest(name=name, change=change))))
 
     def declined(self, name):
-        """What the operator sees of a member's refusals, by job."""
+        """The refusals of a member that the operator sees, by job."""
         members = asyncio.run(self._ask(lambda stub: stub.ListMembers(pb.ListMembersRequest()))).members
         return {each.name: dict(each.declined) for each in members}[name]
 
@@ -169,12 +170,12 @@ class Town:
             return await call(stub)
 
     def state(self, name, job, home=None):
-        """(header, state) of what a member keeps."""
+        """The header and the private state that a member keeps."""
         key = StoreKey.from_passphrase(PASSPHRASE) if name == "east" else None
         return look(home or self.home(name), job, key)
 
     def receipts(self, name, job):
-        """What the member wrote of the vectors that it sent, in order."""
+        """The member's receipts of the vectors that it sent, in order."""
         paths = sorted((self.home(name) / "receipts" / job).glob("*.json"))
         return [json.loads(path.read_bytes()) for path in paths]
 
@@ -193,7 +194,7 @@ def vocabulary(state):
     return set(json.loads(state.tokenizer)["model"]["vocab"])
 
 
-# ---- the example, and a member that is killed -----------------------------------------------------------------------
+# ---- the example, with a member that is killed -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -222,7 +223,7 @@ def story(town):
     west = town.start("west", support=("halting_member", "share", str(halt)))
     federation.create(ROOT / "examples" / "fedvocab.toml")
     federation.wait_for(JOB, lambda detail: detail.job.version_number >= 1)
-    # First: it has trained and says no more; nothing of it is in any sum.
+    # First kill: west has trained and sent nothing more, so no sum holds its update.
     halt.touch()
     west.wait_for("halted", phase="share")
     before_first = Seen.at(home, JOB)
@@ -231,7 +232,7 @@ def story(town):
     after_first = Seen.at(home, JOB)
     shown = json.loads(succeed("edge_client", "private", "show", JOB, "--home", home, "--json"))
     made_at_first = town.state("west", JOB)[1].tokenizer
-    # Second: U3 is signed, and the file not yet renamed.
+    # Second kill: west has signed U3 and not yet renamed the file.
     west = town.start("west", support=("killed_keeping", "commit.renaming", "1"))
     discarded = west.wait_for("private_state_recovered", job=JOB)
     status = west.process.wait(timeout=PATIENCE)
@@ -257,27 +258,27 @@ def story(town):
     )
 
 
-def test_a_killed_member_goes_on_from_the_last_update_that_counted(town, story):
+def test_a_killed_member_resumes_from_its_last_counted_update(town, story):
     published = [each for each in attempts(story.detail) if each.outcome == "published"]
     assert len(published) == 6
     lost = next(number for number, each in enumerate(published, 1) if "west" not in each.survivors)
-    # What was trained in the round that was lost lay beside the state of the round before, and is gone.
+    # The state trained in the lost round was staged beside the state of the round before, and was discarded.
     assert story.before_first == story.after_first == Seen(round=lost - 1, staged=1)
     assert (story.shown["round"], story.shown["staged"]) == (lost - 1, 1)
     assert (story.discarded["committed"], story.discarded["token"].partition("-")[0]) == (False, str(lost))
-    # The next one was in the sum, whose list west had signed: it counts, although the process was gone.
+    # The next update was in a sum whose U3 west had signed. It counts, although the process was killed.
     assert story.status == -9
     assert story.before_second == Seen(round=lost - 1, staged=1)
     assert story.recovered["committed"]
     assert story.after_second == Seen(round=lost + 1, staged=0)
     assert [number for number, each in enumerate(published, 1) if "west" not in each.survivors] == [lost]
-    # The last round's state is everybody's at the end, and west's vocabulary the one it began with.
+    # At the end, every member keeps the last round's state, and west still has its first vocabulary.
     for name in FOUR:
         assert Seen.at(town.home(name), JOB) == Seen(round=6, staged=0)
     assert town.state("west", JOB)[1].tokenizer == story.made_at_first
 
 
-def test_members_have_vocabularies_of_their_own(town, story):
+def test_each_member_has_its_own_vocabulary(town, story):
     states = {name: town.state(name, JOB)[1] for name in FOUR}
     for one, other in combinations(FOUR, 2):
         assert len(vocabulary(states[one]) ^ vocabulary(states[other])) > 100
@@ -287,13 +288,13 @@ def test_members_have_vocabularies_of_their_own(town, story):
     assert all(state.arrays.keys() == {"embedding.weight"} for state in states.values())
 
 
-def test_nothing_of_vocabulary_or_embedding_left(town, story):
+def test_no_part_of_vocabulary_or_embedding_is_sent(town, story):
     bundle = read_job_bundle(town.folder / f"bundle-{JOB}")
     assert bundle.tokenizer is None
     names = [tensor.name for tensor in bundle.manifest.tensors]
     assert names
     assert all(name.startswith(("encoder.", "output.")) for name in names)
-    # The vectors that were sent have room for these names' values and four sums, whatever the vocabulary's size.
+    # A sent vector has room for the values of these tensors and four sums, whatever the vocabulary's size.
     layout = layout_of(bundle.document, len(FOUR))
     assert layout.values == bundle.document.values + 4 == 66_826
     uploads = [
@@ -312,7 +313,7 @@ def test_nothing_of_vocabulary_or_embedding_left(town, story):
         canaries.text("a text", example.text)
     assert len(canaries) > 5000
     assert canaries.found(story.sent, ()) == []
-    # It would be found.
+    # The search would find a leak.
     call, first = story.sent.calls[0], story.sent.messages[0]
     leaked = type(first)(call.number, first.method, first.data + state.arrays["embedding.weight"].tobytes())
     assert canaries.found(type(story.sent)((call,), (leaked,)), ())
@@ -321,24 +322,24 @@ def test_nothing_of_vocabulary_or_embedding_left(town, story):
 def test_a_member_exports_and_predicts_on_its_own_machine(town, story, tmp_path):
     out = tmp_path / "own"
     words = ("--home", town.home("north"), "--data", town.data("north"), "--out", out, "--json")
-    # Beside the `edge_client run` of the same member.
+    # The member's own `edge_client run` is still running.
     assert town.running["north"].process.poll() is None
     done = json.loads(succeed("edge_client", "export", JOB, *words))
     _, state = town.state("north", JOB)
     assert (done["version"], done["private_values"]) == (6, state.arrays["embedding.weight"].size)
     assert done["max_difference"] <= 1e-4
-    # What is exported is adapted; what is kept stays as it was.
+    # Export adapts a copy. The kept state is unchanged.
     assert Seen.at(town.home("north"), JOB) == Seen(round=6, staged=0)
     predicted = succeed("edge_client", "predict", "--bundle", out, "--file", town.data("north"), "--json")
     labels = [json.loads(line)["label"] for line in predicted.splitlines()]
     truth = [example.label for example in read_examples(town.data("north"))]
     right = sum(map(str.__eq__, labels, truth))
-    # The most frequent label alone would get a third.
+    # Always predicting the most frequent label would be right for a third.
     assert right >= 0.8 * len(truth)
     assert (out / "tokenizer.json").read_bytes() == state.tokenizer
 
 
-def test_the_operator_has_no_whole_model(town, story, tmp_path):
+def test_the_operator_cannot_export_a_whole_model(town, story, tmp_path):
     done = command("coordinator", "export", JOB, "--out", tmp_path / "model", "--dir", town.federation.dir)
     assert done.returncode == ExitCode.REFUSED
     assert "shares a part of its model only (fedvocab)" in done.stderr
@@ -349,7 +350,7 @@ def test_the_operator_has_no_whole_model(town, story, tmp_path):
 # ---- sealed, and moved ----------------------------------------------------------------------------------------------
 
 
-def test_a_sealed_state_moves_to_another_machine_and_goes_on(town, story):
+def test_a_sealed_state_moves_to_another_machine(town, story):
     home, new, job = town.home("east"), town.folder / "home-east-new", "moved"
     path = home / "private" / JOB / "state"
     words = [word.encode() for word in vocabulary(town.state("east", JOB)[1]) if len(word) >= 8]
@@ -361,7 +362,7 @@ def test_a_sealed_state_moves_to_another_machine_and_goes_on(town, story):
     environment = {**os.environ, "TACIT_PASSPHRASE": PASSPHRASE}
     open_ = json.loads(succeed("edge_client", "private", "show", JOB, "--home", home, "--json", env=environment))
     assert open_["arrays"]["embedding.weight"] == [open_["tokenizer"]["entries"], 64]
-    # In the middle of a job east stops, and goes on elsewhere.
+    # East stops in the middle of a job, and continues on another machine.
     town.create(job, OWN + SMALL + '[method]\nname = "fedvocab"\n' + rounds_of(30, 4))
     town.federation.wait_for(job, lambda detail: detail.job.version_number >= 1)
     town.change(job, pb.JOB_CHANGE_PAUSE)
@@ -382,14 +383,14 @@ def test_a_sealed_state_moves_to_another_machine_and_goes_on(town, story):
     header, state = town.state("east", job)
     assert header.round >= before.round + 1
     assert state.tokenizer == kept.tokenizer
-    # What lies at the old place is what was backed up.
+    # The old folder still holds the state that was backed up.
     assert town.state("east", job, home)[0] == before
 
 
 # ---- noise, and policies --------------------------------------------------------------------------------------------
 
 
-def test_what_nothing_would_account_for_and_what_a_policy_keeps_back_is_declined(town, story):
+def test_unaccountable_noise_and_forbidden_parameters_are_declined(town, story):
     lotted = '[mechanism]\nname = "gaussian-update"\nnoise_multiplier = 16.0\nlot = 16\n'
     town.create("lotted", OWN + SMALL + '[method]\nname = "fedvocab"\n' + lotted + rounds_of(1, 3))
     town.create("everything", PUBLIC + SMALL + '[method]\nname = "fedavg"\n' + rounds_of(1, 3))
@@ -399,7 +400,7 @@ def test_what_nothing_would_account_for_and_what_a_policy_keeps_back_is_declined
     assert (
         "a round must be made from all examples; the lot of this job is 16, and this member has more" in seen["lotted"]
     )
-    # The policy that let the example's job pass.
+    # By the same policy, the member accepted the example's job.
     assert "shared_parameters" in seen["everything"]
     assert "embedding.weight" in seen["everything"]
     assert not town.receipts("south", "lotted")
@@ -409,7 +410,7 @@ def test_what_nothing_would_account_for_and_what_a_policy_keeps_back_is_declined
         town.running["south"].wait_for("job_over", job=job)
 
 
-def test_noise_is_charged_as_the_combination_asks(town, story):
+def test_the_charge_follows_the_method_and_the_mechanism(town, story):
     method = '[method]\nname = "fedvocab"\n'
     private = '[mechanism]\nname = "dp-sgd"\nnoise_multiplier = 4.0\nlot = 16\nsteps = 2\n'
     output = '[mechanism]\nname = "gaussian-update"\nnoise_multiplier = 16.0\nlot = 1000\n'
@@ -425,10 +426,10 @@ def test_noise_is_charged_as_the_combination_asks(town, story):
     while not over >= texts.keys():
         over.add(town.running["south"].wait_for("job_over")["job"])
     events = {
-        # Of two clips' sensitivity, half the job's multiplier is left; and there is no draw.
+        # A sensitivity of two clips halves the job's multiplier, and no lot is drawn.
         "output": {"kind": "sampled-gaussian", "multiplier": 8.0, "rate": 1.0, "steps": 1},
         "frozen": {"kind": "sampled-gaussian", "multiplier": 4.0, "rate": 16 / ROWS, "steps": 2},
-        # The epoch of adaptive updating goes over the same data: as many steps again.
+        # The epoch of adaptive updating uses the same data, and doubles the steps.
         "joint": {"kind": "sampled-gaussian", "multiplier": 4.0, "rate": 16 / ROWS, "steps": 4},
     }
     for job, event in events.items():
@@ -444,7 +445,7 @@ def test_noise_is_charged_as_the_combination_asks(town, story):
     assert ledger["spent"]["epsilon"] == pytest.approx(expected, rel=1e-3)
     assert 0.5 < expected < 8
     succeed("edge_client", "ledger", "verify", "--home", home)
-    # Frozen is frozen: two rounds later the embedding is the bundle's, to the bit; what is shared has moved.
+    # After two rounds, the frozen embedding equals the bundle's bit for bit, and the shared parameters have moved.
     for job, round_ in (("frozen", 0), ("joint", 2), ("output", 2)):
         bundle = read_job_bundle(town.folder / f"bundle-{job}")
         assert Seen.at(home, job) == Seen(round=round_, staged=0)
@@ -462,9 +463,9 @@ def test_noise_is_charged_as_the_combination_asks(town, story):
 # ---- the simulation -------------------------------------------------------------------------------------------------
 
 
-def test_eight_members_get_what_the_simulation_gets(town, story, tmp_path, monkeypatch):
-    """The example's own job with eight members: the same versions but for the ring's grid, the same vocabularies and
-    private parameters. A table has all their words, so that no vector starts from a member's secret.
+def test_eight_members_match_the_simulation(town, story, tmp_path, monkeypatch):
+    """The example's job with eight members gives the same versions, up to the ring's grid, and the same vocabularies
+    and private parameters. A table holds all their words, so no embedding row starts from a member's secret.
     """
     job, rounds = "eight", 2
     example = tomllib.loads((ROOT / "examples" / "fedvocab.toml").read_text())
@@ -476,7 +477,7 @@ def test_eight_members_get_what_the_simulation_gets(town, story, tmp_path, monke
     table = tmp_path / "table.txt"
     lines = (f"{word} {' '.join(f'{x:.3f}' for x in row)}\n" for word, row in zip(words, numbers, strict=True))
     table.write_text("".join(lines))
-    # Those that run already have no table, and would make their states without one.
+    # The running members have no table and would make their states without one.
     for name in FOUR:
         town.running[name].stop()
     document = town.create(job, text + rounds_of(rounds, len(EIGHT)))
@@ -497,26 +498,26 @@ def test_eight_members_get_what_the_simulation_gets(town, story, tmp_path, monke
     )
 
     def seed_of(seed, name, number, place):
-        """As `Preparer` has it: the simulation's members have places where these have names."""
-        # By version where it is of a round; a member's own start has a word in place of a number.
+        """The seed as `Preparer` derives it. The simulation numbers its members; here they have names."""
+        # A round's seed depends on the version. A member's own start has a word in place of the round's number.
         of = number if isinstance(number, str) else detail.versions[number - 1].digest.hex()
         public = f"tacit/training/v1/{seed}/{name}/{of}/{EIGHT[place]}".encode()
         return int.from_bytes(hashlib.sha256(public).digest()[:7], "big")
 
     monkeypatch.setattr(virtual_members, "seed_of", seed_of)
     layout = layout_of(document, len(EIGHT))
-    # Each side rounds each member's values up or down by chance, to a neighbour on the ring's grid, so that sums are
-    # at most a step for each member apart. A mean of eight members of ROWS of max_weight examples has of that:
+    # Each side rounds each member's values at random to a neighbour on the ring's grid, so the sums differ by at most
+    # one step per member. A mean over eight members, each with ROWS of max_weight examples, differs by at most:
     bound = len(EIGHT) / layout.segments[0].scale * document.aggregation.max_weight / (len(EIGHT) * ROWS)
-    # And the versions are float32.
+    # Versions are float32, which adds one rounding.
     bound += float(np.spacing(np.float32(max(np.abs(version).max() for version in versions))))
     with virtual_members.crew_of(world, 1) as crew:
         for number in range(1, rounds + 1):
             found = virtual_members.play_round(crew, versions[number - 1].copy(), number, range(len(EIGHT)))
             assert np.abs(found - versions[number]).max() <= bound
-            # A ten-thousandth of what the round did.
+            # The bound is below a ten-thousandth of the round's change.
             assert np.abs(versions[number] - versions[number - 1]).max() > 1e4 * bound
-    # Private parameters never were in the ring: they are the same to the bit, and so are the vocabularies.
+    # Private parameters were never in the ring, so they and the vocabularies are equal bit for bit.
     states, own = virtual_members.States(world.states), set()
     for place, name in enumerate(EIGHT):
         header, state = town.state(name, job)
@@ -530,7 +531,7 @@ def test_eight_members_get_what_the_simulation_gets(town, story, tmp_path, monke
 
 
 def as_toml(tables):
-    """TOML of tables of words, numbers and truths."""
+    """TOML text of tables that hold strings, numbers and booleans."""
     return "".join(
         f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
         for name, table in tables.items()

@@ -1,8 +1,8 @@
-"""docs/first-hour.md, typed as it stands: a shell, the wheel in an environment of its own, every command in order.
+"""docs/first-hour.md typed as written: a shell, the wheel in an environment of its own, every command in order.
 
-Nothing is typed before what the page shows under the block before has appeared, as a newcomer would do. The page's
-installation needs an hour's worth of downloads and is done here in another way: the wheel is built and installed beside
-the dependencies of the environment that runs the tests.
+Like a newcomer, the test types a block only after the output that the page shows for the block before has appeared. The
+page's installation would download for an hour, so the test builds the wheel and installs it beside the dependencies of
+the environment that runs the tests.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ PATIENCE = 120.0
 
 @dataclass
 class Step:
-    """What is typed, and what the page shows beneath it (`...` for anything)."""
+    """The commands of a block, and the output that the page shows beneath it (`...` stands for anything)."""
 
     typed: str
     shown: list[str] = field(default_factory=list)
@@ -54,13 +54,13 @@ def steps_of(page: str) -> list[Step]:
 
 
 def pattern_of(line: str) -> re.Pattern[str]:
-    """A line as the page shows it; runs of spaces count as one, `...` as anything."""
+    """A pattern for a line of the page. Runs of spaces count as one space, and `...` matches anything."""
     words = " ".join(line.split())
     return re.compile(".*".join(re.escape(part.strip()) for part in words.split("...")))
 
 
 def missing(shown: list[str], printed: list[str]) -> str | None:
-    """The first line of the page that was not printed, in the page's order."""
+    """The first line of the page that was not printed, searched in the page's order."""
     at = 0
     flat = [" ".join(line.split()) for line in printed]
     for line in shown:
@@ -75,7 +75,7 @@ def missing(shown: list[str], printed: list[str]) -> str | None:
 
 
 class Shell:
-    """A bash as a person has it, job control included; what it and its children print arrives line by line."""
+    """An interactive bash with job control. The output of the shell and its children arrives line by line."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self._process = subprocess.Popen(
@@ -99,7 +99,7 @@ class Shell:
         self._lines.put(None)
 
     def type(self, step: Step) -> None:
-        """Types the lines one by one, each of which must succeed, and waits for what the page shows."""
+        """Types the lines one by one and waits for the output that the page shows. Every line must succeed."""
         printed: list[str] = []
         for command in step.typed.splitlines():
             self._number += 1
@@ -127,7 +127,7 @@ class Shell:
                 return line
 
     def close(self) -> None:
-        """Ends the shell and whatever it started."""
+        """Ends the shell and everything that it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(timeout=PATIENCE)
@@ -135,7 +135,7 @@ class Shell:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of programs of an environment that holds the built wheel, and beside it what this one depends on."""
+    """The bin folder of an environment with the built wheel and the dependencies of the environment that runs tests."""
     folder = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     subprocess.run([*pip, "wheel", "--no-deps", "-w", folder, ROOT], check=True, capture_output=True, timeout=200)
@@ -147,8 +147,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [*pip, "--python", python, "install", "--no-deps", wheel], check=True, capture_output=True, timeout=200
     )
     packages = Path(sysconfig.get_path("purelib", vars={"base": home, "platbase": home}))
-    # Behind the wheel's own folder: a path that is added in this way has no .pth files of its own looked at, and so not
-    # the one by which this environment finds the working copy.
+    # This path comes after the wheel's own folder. Python does not process .pth files in a path added like this, so the
+    # one that points to the working copy has no effect.
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     rooms = "tacit", "toolkit", "secure_agg", "learning", "coordinator", "edge_client", "export"
     code = f"import {', '.join(rooms)}; print(*(room.__path__[0] for room in ({', '.join(rooms)})))"
@@ -169,22 +169,22 @@ def shell(installed: Path, tmp_path: Path) -> Iterator[Shell]:
 
 
 @pytest.mark.timeout(600)
-def test_the_first_hour_can_be_typed_as_it_is_written(shell: Shell, tmp_path: Path) -> None:
+def test_every_command_of_the_first_hour_works_as_written(shell: Shell, tmp_path: Path) -> None:
     installation, *steps = steps_of(PAGE.read_text(encoding="utf-8"))
     assert installation.typed == INSTALLATION
-    # The one thing that is typed otherwise: ports that nobody else has.
+    # The only change to the page: ports that nobody else uses.
     made = [step for step in steps if step.typed == "coordinator init federation\n"]
     assert len(made) == 1
     ports = zip(("enrolment", "federation", "metrics"), free_ports(3), strict=True)
     made[0].typed = f"coordinator init federation {' '.join(f'--{name}-port={port}' for name, port in ports)}\n"
     for step in steps:
         shell.type(step)
-    # Both sides of the story are really there: an ONNX file that the member can keep, and no token.
+    # The member has an ONNX file to keep, and no token is left.
     assert (tmp_path / "first-hour" / "model" / "model.onnx").is_file()
     assert not list((tmp_path / "first-hour").glob("*.token"))
 
 
-def test_a_line_that_the_page_shows_and_nothing_prints_is_found() -> None:
+def test_a_line_that_was_never_printed_is_found() -> None:
     printed = ["ok    name  localhost:7441 is 127.0.0.1", "ok    session  taken"]
     assert missing(["...", "ok name ...", "ok   session  taken"], printed) is None
     assert missing(["ok session taken", "ok name ..."], printed) == "ok name ..."

@@ -1,4 +1,4 @@
-"""SIGKILL in every phase of a round, on both sides, with real processes."""
+"""SIGKILL in every phase of a round, to members and to the coordinator, with real processes."""
 
 import sys
 
@@ -29,7 +29,7 @@ def _members_end(federation):
 
 @pytest.fixture
 def halting(federation, tmp_path):
-    """Starts members that stand still in a phase while the file `halting.file` exists."""
+    """Starts members that halt in a phase while the file `halting.file` exists."""
 
     def start(name, phase, *more):
         words = [sys.executable, "-m", "tests.support.halting_member", phase, str(start.file), "--", "run"]
@@ -56,7 +56,7 @@ def attempts(detail):
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_one_member(federation, halting, phase):
+def test_a_round_survives_one_killed_member(federation, halting, phase):
     job = f"one-{phase}"
     federation.job(job, count=1, min_members=4)
     for name in MEMBERS[:3]:
@@ -66,16 +66,16 @@ def test_one_member(federation, halting, phase):
     victim.kill()
     detail = federation.finished(job)
     (attempt,) = attempts(detail)
-    # The shares of the others open the sum: whoever has not answered by then is not missed.
+    # In unmask, the others' shares open the sum, so a member that has not answered yet is no dropout.
     missed = [] if phase == "unmask" else [("west", phase, Reason.REASON_DISCONNECTED)]
     assert [(lost.member, lost.phase, lost.reason) for lost in attempt.dropouts] == missed
-    # From the mask phase on a vector that has arrived is in the sum, whatever becomes of its sender.
+    # After the mask phase, a vector that has arrived is in the sum, even if its sender is gone.
     assert ("west" in attempt.survivors) == (phase in ("confirm", "unmask"))
     assert len(attempt.survivors) >= 3
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_more_than_the_threshold_allows(federation, halting, phase):
+def test_too_many_killed_members_abandon_the_attempt(federation, halting, phase):
     job = f"all-but-{phase}"
     federation.job(job, count=1, min_members=4)
     for name in MEMBERS[:2]:
@@ -90,7 +90,7 @@ def test_more_than_the_threshold_allows(federation, halting, phase):
     assert (first.outcome, first.reason) == ("abandoned", Reason.REASON_THRESHOLD_LOST)
     assert {(lost.member, lost.phase) for lost in first.dropouts} == {("south", phase), ("west", phase)}
     assert detail.job.version_number == 0
-    # They come back, and the same round succeeds.
+    # The members come back, and the same round succeeds.
     for name in MEMBERS[2:]:
         federation.start(name)
     detail = federation.finished(job)
@@ -99,10 +99,10 @@ def test_more_than_the_threshold_allows(federation, halting, phase):
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_the_coordinator(federation, halting, phase):
+def test_a_killed_coordinator_repeats_the_round(federation, halting, phase):
     job = f"coordinator-{phase}"
     federation.job(job, count=2, min_members=4)
-    # The shares of three would open the sum.
+    # Shares of three members would open the sum, so only two answer in unmask.
     answering = 2 if phase == "unmask" else 3
     others = [federation.start(name) for name in MEMBERS[:answering]]
     for held in [halting(name, phase) for name in MEMBERS[answering:]]:
@@ -120,7 +120,7 @@ def test_the_coordinator(federation, halting, phase):
     assert [version.number for version in detail.versions] == [0, 1, 2]
 
 
-def test_two_jobs_and_the_wedged_one_holds_up_nobody(federation, halting):
+def test_a_stuck_job_does_not_hold_up_another(federation, halting):
     federation.job("wedged", count=1, min_members=4)
     for name in MEMBERS[:3]:
         federation.start(name)
@@ -128,7 +128,7 @@ def test_two_jobs_and_the_wedged_one_holds_up_nobody(federation, halting):
     held.wait_for("halted", phase="share")
     assert federation.show("wedged").job.phase == "share"
     federation.job("beside", count=2, min_members=3)
-    # Three of its four members are in the first job's attempt as well, and wait there.
+    # Three members of the second job are also in the first job's attempt, and wait there.
     detail = federation.finished("beside")
     assert detail.job.version_number == 2
     assert federation.show("wedged").job.status == pb.JOB_STATUS_RUNNING
@@ -136,7 +136,7 @@ def test_two_jobs_and_the_wedged_one_holds_up_nobody(federation, halting):
     federation.finished("wedged")
 
 
-def test_a_member_that_never_answers_ends_the_phase_at_its_deadline(federation, halting):
+def test_a_silent_member_is_dropped_at_the_deadline(federation, halting):
     federation.job("silent", count=1, min_members=4, deadlines={"share": 3})
     for name in MEMBERS[:3]:
         federation.start(name)

@@ -1,7 +1,7 @@
-"""A cohort above 200 over the real services: a coordinator's process, members of several processes, mutual TLS.
+"""A cohort above 200 over the real services: a coordinator process, members in several processes, mutual TLS.
 
-The numbers of the sparse graph, the roster by digest and the certificates that it names travel as they do anywhere; a
-few members are killed in the middle of a round, and the version that comes out is the mean of those who are left.
+The numbers of the sparse graph, the roster of digests and the certificates that it names travel as in production. A few
+members are killed in the middle of a round, and the new version is the mean over the survivors.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from tests.support import processes
 from tests.support.processes import EXAMPLES, Federation, Process
 
 SIZE = 210
-# Of 210 members 21 may be lost. These are in a process of their own, which is killed.
+# At most 21 of 210 members may be lost. These run in a process of their own, which is killed.
 KILLED = tuple(f"k{number}" for number in range(8))
 OTHERS = tuple(f"m{number:03}" for number in range(SIZE - len(KILLED)))
 JOB = "many"
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(420)]
 
 
 def members(name, federation, tokens):
-    """A process of many members."""
+    """Starts one process that runs many members."""
     words = [sys.executable, "-m", "tests.support.many_members", str(federation.folder)]
     told = "".join(f"{member} {token}\n" for member, token in tokens.items())
     process = Process(name, words, federation.folder / f"{name}.log", told=told)
@@ -38,7 +38,7 @@ def members(name, federation, tokens):
 
 
 async def invited(federation, names):
-    """A join token for each."""
+    """A join token for each name."""
     async with operator_stub(federation.dir / "operator") as stub:
         return {
             name: (await stub.InviteMember(pb.InviteMemberRequest(name=name, valid_seconds=3600))).token
@@ -71,7 +71,7 @@ def create(federation):
     federation.create(spec)
 
 
-def test_210_members_of_whom_some_are_killed(tmp_path, monkeypatch):
+def test_210_members_finish_although_some_are_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "PATIENCE", 200.0)
     federation = Federation(tmp_path)
     try:
@@ -109,7 +109,7 @@ def test_210_members_of_whom_some_are_killed(tmp_path, monkeypatch):
         for each in ("members-0", "members-1", "members-2")
         for line in (tmp_path / f"{each}.log").read_text().splitlines()
     ]
-    # Every member fetched the others' certificates for the first roster, and none for the second.
+    # Every surviving member fetched the others' certificates for the first roster, and none for the second.
     fetched = [line for line in lines if line["event"] == "certificates_fetched"]
     assert len(fetched) == len(OTHERS)
     assert {(line["cached"], line["fetched"], line["missing"]) for line in fetched} == {(0, SIZE - 1, 0)}

@@ -1,4 +1,4 @@
-"""The operator's service and commands: real certificates, real gRPC, a real database and store; rounds made up."""
+"""The operator's service and commands, with real certificates, gRPC, database and store, and with simulated rounds."""
 
 import argparse
 import asyncio
@@ -51,12 +51,12 @@ TOKENIZER = b'{"model": {"vocab": {}}}'
 
 
 def federation(number: int) -> Authority:
-    """Ours is 0."""
+    """The authority with this number. 0 is ours."""
     return party.authority() if number == 0 else party.authority(number)
 
 
 class Rounds:
-    """`Live` without rounds: keeps the rows, and shows what a test says."""
+    """`Live` without rounds: stores the rows, and shows what a test sets."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -115,7 +115,7 @@ class Rounds:
 
 @dataclass
 class House:
-    """A coordinator without rounds, and ways to call it."""
+    """A coordinator without rounds, and clients to call it."""
 
     tmp: Path
     database: Database
@@ -153,7 +153,7 @@ class House:
         return folder
 
     async def cli(self, *arguments: str, folder: Path | None = None, code: int = 0) -> "Said":
-        """One command, as a process of its own."""
+        """Runs one command in its own process."""
         environment = {**os.environ, "TACIT_OPERATOR": str(folder or self.operator_folder()), "NO_COLOR": "1"}
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -221,7 +221,7 @@ async def started(tmp: Path) -> AsyncIterator[House]:
 
 @pytest.fixture(autouse=True)
 def quiet():
-    """The service's own log is not what a command prints."""
+    """Silences the service's log, which is not part of a command's output."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     yield
     structlog.reset_defaults()
@@ -332,7 +332,7 @@ def test_every_call_needs_the_role_operator(house):
     house(scenario)
 
 
-def test_an_operator_of_another_federation_does_not_get_in(house):
+def test_an_operator_of_another_federation_cannot_connect(house):
     async def scenario(house: House) -> None:
         code, reason, _ = await refused(house.stub(of=1).Status(operator_pb2.StatusRequest()))
         assert (code, reason) == (grpc.StatusCode.UNAVAILABLE, None)
@@ -340,7 +340,7 @@ def test_an_operator_of_another_federation_does_not_get_in(house):
     house(scenario)
 
 
-def test_an_operator_whose_certificate_ends_is_refused_on_an_open_connection(house):
+def test_an_expired_operator_is_refused_on_an_open_connection(house):
     async def scenario(house: House) -> None:
         stub = house.stub()
         await stub.Status(operator_pb2.StatusRequest())
@@ -355,7 +355,7 @@ def test_an_operator_whose_certificate_ends_is_refused_on_an_open_connection(hou
 # ---- members ---------------------------------------------------------------------------------------------------
 
 
-def test_an_invitation_holds_all_that_is_needed_to_join(house):
+def test_an_invitation_holds_everything_needed_to_join(house):
     async def scenario(house: House) -> None:
         answer = await house.stub().InviteMember(operator_pb2.InviteMemberRequest(name="north", valid_seconds=3600))
         token = JoinToken.parse(answer.token)
@@ -370,7 +370,7 @@ def test_an_invitation_holds_all_that_is_needed_to_join(house):
         assert (member.name, member.status, member.connected) == ("north", "invited", False)
         invited, _spent = await house.journal("north")
         assert invited.fields["by"] == "op"
-        # The secret is nowhere but in the token.
+        # The secret is in the token only.
         everything = (house.tmp / "tacit.db").read_bytes() + (house.tmp / "tacit.db-wal").read_bytes()
         assert token.secret not in everything
         assert token.format().encode() not in everything
@@ -378,7 +378,7 @@ def test_an_invitation_holds_all_that_is_needed_to_join(house):
     house(scenario)
 
 
-def test_invitations_that_cannot_be(house):
+def test_an_invalid_invitation_is_refused(house):
     async def scenario(house: House) -> None:
         stub = house.stub()
         for name in ("", "North", "../x", "a" * 64, "a b"):
@@ -410,7 +410,7 @@ def test_an_enrolled_name_is_taken_until_it_is_revoked(house):
         assert dict(member.declined) == {"desk": "The member does not admit this job."}
         revoked = await stub.RevokeMember(operator_pb2.RevokeMemberRequest(name="north"))
         assert revoked.status == "revoked"
-        # Stored first, and then cut off.
+        # The revocation is stored before the member is disconnected.
         assert house.rounds.disconnected == ["north"]
         assert await house.database.run(lambda s: records.enrolled(s, "north")) is None
         await stub.InviteMember(operator_pb2.InviteMemberRequest(name="north"))
@@ -433,7 +433,7 @@ async def enrolled(house: House, name: str) -> None:
 # ---- blobs -----------------------------------------------------------------------------------------------------
 
 
-def test_blobs_up_and_down(house):
+def test_a_blob_is_fetched_as_it_was_uploaded(house):
     async def scenario(house: House) -> None:
         stub = house.stub()
         for size in (0, 1, 256 * 1024, 1_000_000):
@@ -458,11 +458,12 @@ def test_blobs_up_and_down(house):
 async def fragile(
     port: int, lasts: int, taken: Callable[[], object] = lambda: None, host: str = "127.0.0.1"
 ) -> AsyncIterator[tuple[int, list[int]]]:
-    """A way to the coordinator whose connections break after so many bytes.
+    """A proxy to the coordinator whose connections break after `lasts` bytes.
 
-    taken: how much the receiver has taken so far. A connection breaks only once the receiver has taken some of what
-    the connection carried. A reset destroys whatever the receiver's socket still holds, and loopback carries a
-    megabyte faster than a busy machine reads it: without this, a connection may break before anything was received.
+    Args:
+        taken: how much the receiver has read so far. A connection breaks only after the receiver has read some of what
+            it carried. A reset destroys the data in the receiver's socket, and loopback carries a megabyte faster than
+            a busy machine reads it, so otherwise a connection might break before anything was received.
     """
     connections: list[int] = []
 
@@ -472,7 +473,7 @@ async def fragile(
             while data := await reader.read(16 * 1024):
                 connections[index] += len(data)
                 if connections[index] > lasts:
-                    # Counters have no event to wait on.
+                    # A counter has no event to wait for.
                     while before is not None and taken() == before and not writer.is_closing():  # noqa: ASYNC110
                         await asyncio.sleep(0.005)
                     break
@@ -498,7 +499,7 @@ async def fragile(
         server.close()
 
 
-def test_transfers_outlive_connections_that_break(house):
+def test_transfers_resume_after_broken_connections(house):
     async def scenario(house: House) -> None:
         data = os.urandom(3_000_000)
         fetched = [0]
@@ -520,7 +521,7 @@ def test_transfers_outlive_connections_that_break(house):
     house(scenario)
 
 
-def test_uploads_that_are_refused(house):
+def test_a_malformed_upload_is_refused(house):
     async def scenario(house: House) -> None:
         stub = house.stub()
 
@@ -556,7 +557,7 @@ def test_uploads_that_are_refused(house):
     house(scenario)
 
 
-def test_damage_on_the_disk_is_not_served_as_a_job(house):
+def test_a_job_with_a_damaged_blob_is_refused(house):
     async def scenario(house: House) -> None:
         job = make_job()
         digest = job.store_in(house.store)
@@ -573,7 +574,7 @@ def test_damage_on_the_disk_is_not_served_as_a_job(house):
 # ---- jobs ------------------------------------------------------------------------------------------------------
 
 
-def test_a_job_from_bundle_to_status(house):
+def test_a_created_job_appears_in_the_status(house):
     async def scenario(house: House) -> None:
         stub = house.stub()
         job = make_job()
@@ -618,7 +619,7 @@ def not_canonical() -> tuple[Job, bytes]:
         (make_job(tokenizer=b""), "", "the tokenizer is empty"),
     ],
 )
-def test_a_job_that_could_not_be_run_is_refused(tmp_path, job, without, words):
+def test_a_job_that_cannot_run_is_refused(tmp_path, job, without, words):
     store = open_blobs(f"file://{tmp_path / 'store'}")
     digest = job.store_in(store, without=without)
     with pytest.raises(OperatorRefused, match=words) as caught:
@@ -627,7 +628,7 @@ def test_a_job_that_could_not_be_run_is_refused(tmp_path, job, without, words):
 
 
 def test_a_new_job_is_parsed_once(house, monkeypatch):
-    """With the real coordinator behind the service: from the check of a document to its driver."""
+    """The real coordinator runs behind the service, from the check of a document to its driver."""
     parsed: list[str] = []
     read = JobDocument.from_json
 
@@ -648,7 +649,7 @@ def test_a_new_job_is_parsed_once(house, monkeypatch):
     assert parsed == ["the job document"]
 
 
-def test_what_is_no_job_document_is_refused(tmp_path):
+def test_an_invalid_job_document_is_refused(tmp_path):
     store = open_blobs(f"file://{tmp_path / 'store'}")
     unknown = json.dumps(json.loads(make_job().document.canonical()) | {"surprise": 1}).encode()
     for data, words in (
@@ -667,7 +668,7 @@ def test_what_is_no_job_document_is_refused(tmp_path):
         check_job(store, b"short")
 
 
-def test_pausing_resuming_aborting(house):
+def test_a_job_is_paused_resumed_and_aborted(house):
     async def scenario(house: House) -> None:
         stub = house.stub()
         await created(house)
@@ -695,19 +696,19 @@ def test_pausing_resuming_aborting(house):
     house(scenario)
 
 
-def test_the_journal_says_who_did_what_and_is_verified_here(house):
+def test_the_journal_names_the_operator_and_is_verified(house):
     async def scenario(house: House) -> None:
         job = await created(house)
         stub = house.stub()
         await stub.InviteMember(operator_pb2.InviteMemberRequest(name="north"))
         for _ in range(2):
-            # A fetched version is a model that leaves: told of once an hour. Of a tokenizer nothing is told.
+            # A fetched version is a model that leaves: the journal notes it once an hour. It does not note tokenizers.
             await stub.FetchBlob(federation_pb2.FetchBlobRequest(digest=job.document.weights)).read()
             await stub.FetchBlob(federation_pb2.FetchBlobRequest(digest=job.document.tokenizer)).read()
         evaluation = operator_pb2.Evaluation(version_number=0, accuracy=0.5, loss=0.1, examples=3)
         await stub.RecordEvaluation(operator_pb2.RecordEvaluationRequest(job="desk", evaluation=evaluation))
         await stub.RevokeMember(operator_pb2.RevokeMemberRequest(name="north"))
-        # An operator that comes with another certificate is an entry of its own.
+        # An operator with another certificate gets its own entry.
         own = house.operator_folder()
         await house.cli("audit", "verify", folder=own)
         verified = (await house.cli("audit", "verify", "--json", folder=own)).json
@@ -721,17 +722,17 @@ def test_the_journal_says_who_did_what_and_is_verified_here(house):
         assert [line.split()[3] for line in only] == ["member_invited", "member_revoked"]
         assert "by=op" in only[0]
         assert (await house.cli("audit", "show", "--subject", "nobody")).out == "No entries.\n"
-        # Pages and more than one question of the database; a head of the past is found.
+        # Enough entries for several pages and database queries. The earlier head is still found.
         await house.database.run(lambda s: [records.note(s, "test", "long", 1, text="x" * 1000) for _ in range(1200)])
         again = await house.cli("audit", "verify", "--head", verified["head"], folder=own)
         assert f"the head {verified['head']} is that of entry {verified['head_entry']}" in again.out
-        # And two for the commands that came with a certificate of their own.
+        # The other two entries are from commands that used a certificate of their own.
         assert f"{verified['entries'] + 1202} entries" in again.out
         missing = await house.cli("audit", "verify", "--head", "0" * 64, code=1)
         assert "is not in the journal" in missing.err
         assert "is no head" in (await house.cli("audit", "verify", "--head", "abc", code=2)).err
 
-        # Somebody changes an entry in the database behind the coordinator's back.
+        # Somebody changes an entry directly in the database.
         def forge(s: records.Session) -> None:
             s.execute(text("DROP TRIGGER journal_only_grows_update"))
             s.execute(text("UPDATE journal SET subject = 'south' WHERE kind = 'member_revoked'"))
@@ -766,7 +767,7 @@ def one_round(job: Job, number: int = 1) -> Callable[[records.Session], None]:
     return write
 
 
-def test_a_job_with_its_rounds(house):
+def test_a_job_is_shown_with_its_rounds(house):
     async def scenario(house: House) -> None:
         stub = house.stub()
         job = await created(house)
@@ -789,7 +790,7 @@ def test_a_job_with_its_rounds(house):
     house(scenario)
 
 
-def test_a_very_long_job_fits_a_message(house, monkeypatch):
+def test_a_long_job_shows_as_many_rounds_as_fit_a_message(house, monkeypatch):
     monkeypatch.setattr("coordinator.services.operator.MAX_ROUNDS_BYTES", 600)
 
     async def scenario(house: House) -> None:
@@ -817,7 +818,7 @@ def test_evaluations_are_stored_and_shown(house):
 
         await record(version=job.document.weights, data=b"d" * 32)
         assert house.metrics.value("evaluation_accuracy", job="desk") == 0.5
-        # A look back at an older version is stored, and the newest stays the one that is shown.
+        # An evaluation of an older version is stored. The newest version's evaluation is still the one shown.
         await record(version_number=0, accuracy=0.9)
         assert house.metrics.value("evaluation_accuracy", job="desk") == 0.5
         await record(accuracy=0.6, loss=math.nan)
@@ -853,10 +854,10 @@ def test_watching_shows_every_kind_of_change(house):
                 pass
 
         await until(lambda status: not status.jobs and not status.members)
-        # Of the service's own making, which the rounds know nothing of.
+        # A change made by the service itself, unknown to the rounds.
         await stub.InviteMember(operator_pb2.InviteMemberRequest(name="north"))
         await until(lambda status: [member.name for member in status.members] == ["north"])
-        # Of the rounds.
+        # Changes from the rounds.
         await created(house)
         await until(lambda status: [job.name for job in status.jobs] == ["desk"])
         house.rounds.shown["desk"] = LiveJob("training", 1, 1, 0, 0)
@@ -867,7 +868,7 @@ def test_watching_shows_every_kind_of_change(house):
     house(scenario)
 
 
-def test_many_changes_come_as_few_and_the_last_is_always_seen(house):
+def test_watching_merges_changes_and_always_shows_the_last(house):
     async def scenario(house: House) -> None:
         await created(house)
         seen: list[int] = []
@@ -885,7 +886,7 @@ def test_many_changes_come_as_few_and_the_last_is_always_seen(house):
     house(scenario)
 
 
-def test_what_did_not_change_is_not_sent_again(house):
+def test_watching_sends_nothing_when_nothing_changed(house):
     async def scenario(house: House) -> None:
         watch = house.stub().Watch(operator_pb2.StatusRequest())
         first = await watch.read()
@@ -904,7 +905,7 @@ def test_what_did_not_change_is_not_sent_again(house):
 # ---- the command line ------------------------------------------------------------------------------------------
 
 
-def test_the_whole_story_by_command(house):
+def test_commands_manage_members_and_jobs(house):
     async def scenario(house: House) -> None:
         said = await house.cli("status")
         assert "No jobs" in said.out
@@ -954,7 +955,7 @@ def test_the_whole_story_by_command(house):
     house(scenario)
 
 
-def test_commands_that_fail_say_what_to_do(house):
+def test_a_failing_command_says_what_to_do(house):
     async def scenario(house: House) -> None:
         free = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
         port = free.sockets[0].getsockname()[1]
@@ -980,7 +981,7 @@ def test_commands_that_fail_say_what_to_do(house):
     house(scenario)
 
 
-def test_an_address_that_the_coordinator_does_not_know_as_its_own(house):
+def test_an_address_missing_from_the_certificate_is_explained(house):
     async def scenario(house: House) -> None:
         async with fragile(house.port, lasts=2**30, host="127.0.0.2") as (port, _):
             said = await house.cli("status", folder=house.operator_folder(port=port, host="127.0.0.2"), code=3)
@@ -989,9 +990,9 @@ def test_an_address_that_the_coordinator_does_not_know_as_its_own(house):
     house(scenario)
 
 
-def test_an_operator_whom_the_coordinator_does_not_accept(house):
+def test_a_rejected_operator_certificate_is_explained(house):
     async def scenario(house: House) -> None:
-        # The right coordinator, and a certificate of another federation to show it.
+        # The operator calls the right coordinator with a certificate of another federation.
         folder = house.operator_folder()
         stranger = house.operator_folder(of=1)
         (folder / "cert.pem").write_bytes((stranger / "cert.pem").read_bytes())
@@ -1001,7 +1002,7 @@ def test_an_operator_whom_the_coordinator_does_not_accept(house):
     house(scenario)
 
 
-def test_watching_by_command(house):
+def test_the_watch_command_follows_until_interrupted(house):
     async def scenario(house: House) -> None:
         environment = {**os.environ, "TACIT_OPERATOR": str(house.operator_folder())}
         process = await asyncio.create_subprocess_exec(
@@ -1014,7 +1015,7 @@ def test_watching_by_command(house):
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=environment,
-            # As in a terminal: what a shell starts in the background ignores Ctrl-C, and so would this.
+            # As in a terminal. A shell's background process ignores Ctrl-C, and this one would too.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         assert process.stdout is not None
@@ -1029,7 +1030,7 @@ def test_watching_by_command(house):
 
 @dataclass(frozen=True)
 class Made:
-    """What the tools of `export` give back, as far as commands look at it."""
+    """The result of `export` functions, with the fields that commands read."""
 
     accuracy: float = 0.5
     loss: float = 0.7
@@ -1038,7 +1039,7 @@ class Made:
 
 
 class Tools:
-    """`export` without a model: notes what it was asked for."""
+    """`export` without a model: records its calls."""
 
     def __init__(self) -> None:
         self.exported: list[tuple[bytes, int]] = []
@@ -1080,7 +1081,7 @@ def data(tmp_path) -> Path:
 
 
 def publish(house: House, number: int) -> Callable[[records.Session], None]:
-    """Another version, whose first byte is its number."""
+    """Publishes another version, whose first byte is its number."""
     weights = bytes([number]) + bytes(55)
     digest = house.store.put(weights)
 
@@ -1093,11 +1094,11 @@ def publish(house: House, number: int) -> Callable[[records.Session], None]:
 
 
 async def in_a_thread(work: Callable[[], Any]) -> Any:
-    # A command has an event loop of its own.
+    # A command starts its own event loop, which needs another thread.
     return await asyncio.to_thread(work)
 
 
-def test_a_version_is_measured_and_the_result_kept_with_it(house, tools, data, capsys):
+def test_evaluating_a_version_stores_the_result(house, tools, data, capsys):
     async def scenario(house: House) -> None:
         await created(house)
         for number in (1, 2):
@@ -1120,7 +1121,7 @@ def test_a_version_is_measured_and_the_result_kept_with_it(house, tools, data, c
     house(scenario)
 
 
-def test_following_measures_every_version_once_until_the_job_ends(house, tools, data, monkeypatch):
+def test_following_evaluates_every_version_until_the_job_ends(house, tools, data, monkeypatch):
     monkeypatch.setattr("coordinator.cli.model.RECONNECT_SECONDS", 0.05)
 
     async def scenario(house: House) -> None:
@@ -1148,18 +1149,18 @@ def test_following_measures_every_version_once_until_the_job_ends(house, tools, 
             await house.database.run(lambda s: records.set_job_status(s, "desk", JobStatus.FINISHED, "job_finished", 9))
             house.rounds.change()
             await following
-            # The connections broke on the way and that was no matter.
+            # Connections broke, and following continued.
             assert len(connections) > 1
         stored = await house.database.run(lambda s: records.versions(s, "desk"))
         counts = [len(version.evaluations) for version in stored]
         assert counts[0] == 0
-        # An answer that was lost on the way may be recorded again, and nothing is left out.
+        # A result whose answer was lost may be recorded twice. No version is left out.
         assert all(1 <= count <= 2 for count in counts[1:])
 
     house(scenario)
 
 
-def test_following_what_is_not_there_ends_at_once(house, tools, data):
+def test_following_an_unknown_job_fails_at_once(house, tools, data):
     async def scenario(house: House) -> None:
         folder = house.operator_folder()
         with pytest.raises(CommandFailed, match="there is no job named desk"):
@@ -1178,14 +1179,14 @@ def test_a_version_is_exported(house, tools, data, tmp_path, capsys):
         await in_a_thread(lambda: model.export("desk", tmp_path / "two", version=0, samples=data, operator=folder))
         assert "version 0" in capsys.readouterr().out
         assert [weights[:1] for weights, _ in tools.exported] == [b"\x01", b"\x00"]
-        # Without samples they are made up; with them they are used.
+        # Without samples, export makes synthetic ones.
         assert tools.exported[0][1] > 10
         assert tools.exported[1][1] == 2
 
     house(scenario)
 
 
-def test_a_version_that_rotted_on_the_disk_is_not_exported(house, tools, tmp_path):
+def test_a_damaged_version_is_not_exported(house, tools, tmp_path):
     async def scenario(house: House) -> None:
         job = await created(house)
         name = job.document.weights.hex()
@@ -1199,7 +1200,7 @@ def test_a_version_that_rotted_on_the_disk_is_not_exported(house, tools, tmp_pat
     house(scenario)
 
 
-def test_made_up_texts_are_many_lengths_and_always_the_same():
+def test_synthetic_texts_are_deterministic_and_of_many_lengths():
     tokenizer = json.dumps({"model": {"vocab": {"[PAD]": 0, "house": 1, "##ing": 2, "go": 3, ".": 4}}}).encode()
     texts = model.synthetic_texts(tokenizer)
     assert texts == model.synthetic_texts(tokenizer)
@@ -1207,7 +1208,7 @@ def test_made_up_texts_are_many_lengths_and_always_the_same():
     assert {word for text in texts for word in text.split()} == {"house", "go"}
 
 
-def test_help_answers_at_once_without_anything_heavy():
+def test_the_command_line_imports_no_heavy_package():
     import subprocess
 
     script = """

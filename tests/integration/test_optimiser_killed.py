@@ -1,5 +1,5 @@
-"""A job with a server optimiser through real processes: the coordinator killed with SIGKILL, lost and restored from a
-backup, and its versions those that follow from what members have sent, to the bit.
+"""A job with a server optimiser over real processes. The coordinator is killed with SIGKILL, lost, and restored from a
+backup. Its versions equal, bit for bit, those computed from what members sent.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ def federation(tmp_path):
     try:
         running.enrol(*MEMBERS)
         for name in MEMBERS:
-            # They write down what they send.
+            # These members record what they send.
             records_of(running, name).mkdir()
             words = [sys.executable, "-m", "benchmarks.operations.soak_member", str(running.home(name))]
             words.append(str(records_of(running, name)))
@@ -47,7 +47,7 @@ def records_of(federation, name):
 
 
 def stored(federation):
-    """The job, its versions and their states, as they lie on the disk."""
+    """The job, its versions and the store, read from the disk."""
     store = open_blobs(f"file://{federation.dir / 'store'}")
     database = open_database(f"sqlite:///{federation.dir / 'tacit.db'}")
     try:
@@ -59,7 +59,7 @@ def stored(federation):
 
 
 def by_hand(federation, job, start, detail):
-    """Digests of versions and states that follow from what the survivors of each published attempt wrote down."""
+    """Digests of versions and states, computed from the records of each published attempt's survivors."""
     base, before = np.frombuffer(start, "<f4"), None
     layout = layout_of(job, len(MEMBERS))
     for each in detail.rounds:
@@ -81,20 +81,20 @@ def by_hand(federation, job, start, detail):
 
 
 def killed_in(federation, phase, version):
-    """kill -9 in this phase, once the job has come so far. Returns how far it came."""
+    """Kills the coordinator (SIGKILL) in this phase, once the job has this version. Returns the last stored version."""
     federation.status(lambda jobs: jobs["adaptive"].version_number >= version and jobs["adaptive"].phase == phase)
     federation.coordinator.kill()
     return len(stored(federation)[1]) - 1
 
 
-def test_killed_lost_and_restored_it_ends_where_the_updates_lead(federation, tmp_path):
+def test_a_restored_optimiser_reaches_the_versions_computed_by_hand(federation, tmp_path):
     federation.light_job("adaptive", count=100_000, embedding=16, deadlines={"mask": 5}, server=SERVER)
     came = killed_in(federation, "mask", 2)
     federation.serve()
     came = killed_in(federation, "publish", came + 1)
     backup = tmp_path / "backup"
     succeed("coordinator", "backup", backup, "--dir", federation.dir, "--with-keys")
-    # It goes on, and then the machine is lost with all that came after the backup.
+    # The job continues, and then the machine is lost with everything that came after the backup.
     federation.serve()
     assert killed_in(federation, "mask", came + 1) > came
     shutil.rmtree(federation.dir)

@@ -1,4 +1,4 @@
-"""Privacy with real processes: every mechanism's example, a member at its limit, crashes, copied-back ledgers."""
+"""Privacy with real processes: an example of every mechanism, a member at its limit, crashes, and old ledgers."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ EXAMPLES = 360
 DELTA = 1e-6
 VALUES = 127_078
 
-# What the files say, and what a member with 360 examples must find in its ledger after so many rounds.
+# By job: its rounds, and the event that the ledger of a member with 360 examples must charge for each round.
 GRID = Grid(clip=1.0, noise_multiplier=8.0, honest=2, values=VALUES, members=4)
 COSTS = {
     "dp-sgd": (5, SampledGaussian(multiplier=2.0, rate=64 / EXAMPLES, steps=8)),
@@ -47,7 +47,7 @@ def epsilon(job, rounds):
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory):
     with running_federation(tmp_path_factory.mktemp("privacy")) as running:
-        # No policy but its schema: what holds is the default, which wants noise and limits epsilon to 8.
+        # A policy with nothing but its schema: the defaults hold, which require noise and limit epsilon to 8.
         running.enrol(*MEMBERS, policy="schema = 1\n")
         yield running
 
@@ -67,7 +67,7 @@ def start(federation, name, job, *more):
 
 
 def ledger(federation, name, job):
-    """What `edge_client ledger show --json` says of a member's data of that name."""
+    """The output of `edge_client ledger show --json` for a member's data of that name."""
     shown = succeed("edge_client", "ledger", "show", "--home", federation.home(name), "--data-name", job, "--json")
     return json.loads(shown.splitlines()[0])
 
@@ -77,7 +77,7 @@ def attempts(detail):
 
 
 @pytest.mark.parametrize("job", COSTS)
-def test_the_example_job_of_each_mechanism(federation, job):
+def test_the_example_job_of_each_mechanism_is_charged_correctly(federation, job):
     rounds, _ = COSTS[job]
     federation.create(JOBS / f"{job}.toml")
     members = [start(federation, name, job) for name in MEMBERS]
@@ -85,7 +85,7 @@ def test_the_example_job_of_each_mechanism(federation, job):
     assert [member.process.wait(timeout=PATIENCE) for member in members] == [0, 0, 0]
     assert detail.job.version_number == rounds
     assert [attempt.outcome for attempt in attempts(detail)] == ["published"] * rounds
-    # No metric of anybody's training was in the sums.
+    # The sums held no training metrics.
     assert not detail.job.HasField("training")
     expected = epsilon(job, rounds)
     for name in MEMBERS:
@@ -100,7 +100,7 @@ def test_the_example_job_of_each_mechanism(federation, job):
     assert told == pytest.approx(expected, rel=1e-3)
 
 
-def test_without_noise_the_default_policy_takes_no_part_and_the_operator_sees_why(federation):
+def test_the_default_policy_declines_a_job_without_noise(federation):
     federation.job("silent")
     member = federation.start("north", "--job", "silent", "--data-name", "silent")
     declined = member.wait_for("declined", job="silent")
@@ -108,39 +108,39 @@ def test_without_noise_the_default_policy_takes_no_part_and_the_operator_sees_wh
     federation.operator("job", "abort", "silent", "--yes")
 
 
-def test_a_member_at_its_limit_stops_while_the_others_go_on(federation):
+def test_a_member_at_its_limit_stops_and_the_others_continue(federation):
     federation.enrol("west", policy="schema = 1\nepsilon = 4.0\n")
     federation.create(renamed(federation, "dp-sgd", "limited"))
     members = {name: start(federation, name, "limited") for name in (*MEMBERS, "west")}
     west = members["west"]
     west.wait_for("declined", job="limited")
-    # West says so in its log before the coordinator has read it.
+    # West logs it before the coordinator has read its message.
     within_patience(lambda: federation.metric("tacit_coordinator_members_budget_spent", job="limited") == 1)
     detail = federation.finished("limited")
     assert all(member.process.wait(timeout=PATIENCE) == 0 for member in members.values())
     took_part = [set(attempt.survivors) for attempt in attempts(detail)]
     contributed = sum("west" in survivors for survivors in took_part)
-    # What is shown is what the gate counts: epsilon 4 admits three rounds, and no fourth.
+    # By the gate's accounting, epsilon 4 admits three rounds and no fourth.
     assert contributed == 3
-    # Contributing stops for good, the others' does not.
+    # West stops contributing for good. The others continue.
     assert [("west" in survivors) for survivors in took_part] == [True] * contributed + [False] * (5 - contributed)
     spent = ledger(federation, "west", "limited")
     assert epsilon("dp-sgd", 3) <= 4.0 < epsilon("dp-sgd", 4)
     assert spent["spent"]["epsilon"] == pytest.approx(epsilon("dp-sgd", contributed), rel=1e-3)
-    # It went on receiving models: the version that the last round started from is in its cache.
+    # West still receives models: its cache holds the version from which the last round started.
     newest = [attempt.new_version.hex() for attempt in attempts(detail)][-2]
     assert any(newest in path.name for path in (federation.home("west") / "cache").rglob("*"))
 
 
 def renamed(federation, job, name):
-    """The example's job under another name."""
+    """A copy of the example's job file under another name."""
     path = federation.folder / f"{name}.toml"
     text = (JOBS / f"{job}.toml").read_text().replace(f'name = "{job}"', f'name = "{name}"', 1)
     path.write_text(text.replace("../desk", str(JOBS.parent / "desk")))
     return path
 
 
-def test_a_member_killed_while_it_sends_has_paid_and_goes_on(federation):
+def test_a_member_killed_while_sending_is_charged_and_continues(federation):
     job = "killed"
     federation.create(renamed(federation, "gaussian-update", job))
     home = federation.home("south")
@@ -164,7 +164,7 @@ def test_a_member_killed_while_it_sends_has_paid_and_goes_on(federation):
     finally:
         proxy.close()
         address.write_bytes(before)
-    # The killed attempt's event, and one for each round that was published with this member.
+    # One event for the killed attempt, and one for each published round that this member is in.
     detail = federation.show(job)
     published = sum("south" in attempt.survivors for attempt in attempts(detail) if attempt.outcome == "published")
     assert ledger(federation, "south", job)["spent"]["epsilon"] == pytest.approx(
@@ -173,7 +173,7 @@ def test_a_member_killed_while_it_sends_has_paid_and_goes_on(federation):
     succeed("edge_client", "ledger", "verify", "--home", home, "--data-name", job)
 
 
-def test_a_ledger_that_was_copied_back_is_noticed(federation):
+def test_a_ledger_replaced_by_an_older_copy_is_detected(federation):
     job, home = "rolled-back", federation.home("east")
     federation.create(renamed(federation, "gaussian-update", job))
     first = start(federation, "east", job)
@@ -198,7 +198,7 @@ def test_a_ledger_that_was_copied_back_is_noticed(federation):
 
     copy_back("ledgers")
     assert "an older copy was put in its place" in run()
-    # The pin goes with it: receipts tell. They go too: the coordinator remembers.
+    # With an old pin too, the receipts show it. Without receipts, the coordinator still remembers.
     copy_back("pins")
     assert "is the receipt of record" in run()
     shutil.rmtree(home / "receipts" / job)

@@ -1,5 +1,5 @@
-"""A real Prometheus over a real coordinator with real rounds: every panel has data, every alert is silent while all is
-well, and says so when it is not.
+"""A real Prometheus scrapes a real coordinator during real rounds. Every panel has data, and an alert is raised exactly
+when something is wrong.
 """
 
 import math
@@ -29,7 +29,7 @@ def watched(tmp_path_factory):
         yield running
 
 
-def test_twenty_rounds_with_dropouts_and_a_spent_budget_were_seen(watched):
+def test_prometheus_saw_rounds_dropouts_and_a_spent_budget(watched):
     def total(expression):
         return sum(float(each["value"][1]) for each in watched.prometheus.query(expression, watched.ended))
 
@@ -40,7 +40,7 @@ def test_twenty_rounds_with_dropouts_and_a_spent_budget_were_seen(watched):
     assert total("sum(tacit_coordinator_dropouts_total)") >= 2
     assert total(f'tacit_coordinator_members_budget_spent{{job="{NOISY}"}}') == 1
     assert total(f'tacit_coordinator_privacy_epsilon_largest{{job="{NOISY}"}}') > 1
-    # Every phase cost time on the processor, and every round's messages were carried.
+    # Every phase used CPU time, and every phase's messages were counted.
     phases = {"training", "advertise", "share", "mask", "confirm", "unmask", "publish"}
     costs = watched.prometheus.query(
         "sum by (phase) (tacit_coordinator_aggregation_cpu_seconds_total) > 0", watched.ended
@@ -53,15 +53,15 @@ def test_twenty_rounds_with_dropouts_and_a_spent_budget_were_seen(watched):
 
 
 @pytest.mark.parametrize("expr", QUERIES)
-def test_every_panel_has_data(watched, expr):
+def test_every_panel_query_returns_data(watched, expr):
     expr = substituted(expr, interval="10s", span="5m")
     found = watched.prometheus.query_range(expr, watched.began, watched.ended, 1)
     numbers = [float(value) for each in found for _, value in each["values"]]
     assert any(math.isfinite(number) for number in numbers), expr
 
 
-def test_the_names_of_all_series_are_those_of_the_legends(watched):
-    """A legend names labels that the series have, so that no two lines are called alike."""
+def test_every_series_of_a_panel_has_its_own_legend(watched):
+    """Each legend uses labels that its series have, and no two series of a panel get the same name."""
     for board in BOARDS:
         for panel in board.panels:
             names = []
@@ -76,20 +76,20 @@ def test_the_names_of_all_series_are_those_of_the_legends(watched):
             assert not any("{{" in name.replace("{{reason}}", "") for name in names), panel.title
 
 
-# On a machine that is busy with other things a scrape or an answer may come late. These look at that alone, and fire
-# only after minutes of it.
+# On a busy machine, a scrape or an answer may be late. These alerts depend on nothing else and fire only after minutes,
+# so they may be pending here.
 SLOW = {"TacitCoordinatorDown", "TacitMemberGone", "TacitEventLoopLagging", "TacitDatabaseSlow"}
 
 
-def test_rules_are_evaluated_and_no_alert_was_even_pending(watched):
+def test_rules_are_evaluated_and_no_alert_was_pending(watched):
     broken = [rule["name"] for rule in watched.prometheus.rules() if rule["health"] != "ok"]
     assert broken == []
     seen = [each["metric"] for each in watched.prometheus.query_range("ALERTS", watched.began, watched.ended, 1)]
     assert [each for each in seen if each["alertstate"] == "firing" or each["alertname"] not in SLOW] == []
 
 
-def test_a_coordinator_that_is_gone_is_told(watched):
-    """Last of all: the same rules are not silent because they look at nothing."""
+def test_a_missing_coordinator_raises_an_alert(watched):
+    """Runs last, and shows that the rules were not silent merely because they see nothing."""
     before = watched.prometheus.query('up{job="tacit-coordinator"}')
     assert [each["value"][1] for each in before] == ["1"]
     watched.federation.coordinator.kill()

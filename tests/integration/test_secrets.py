@@ -1,7 +1,7 @@
-"""Secrets stay where they belong: canaries are planted in real processes, and looked for in everything that they show.
+"""Secrets stay where they belong: the tests plant canaries in real processes and search everything that these show.
 
-Looked through: logs of every level with gRPC's own, arguments of every process, metrics, output of commands that
-succeed and that fail, the database with its journal, a backup, and a member's folder. Each secret is looked for as its
+They search logs of every level including gRPC's own, arguments of every process, metrics, the output of commands that
+succeed and that fail, the database with its journal, a backup, and a member's folder. They search for each secret as
 bytes, in hexadecimal and in both forms of base64.
 """
 
@@ -27,7 +27,7 @@ PROXY_PASSWORD = "canary-proxy-5c20"
 TEXT = "canary sentence of a patient number 4711"
 MEMBERS = ("aster", "birch", "cedar")
 
-# The programs as they are, but for the level of their log, which no option lowers.
+# Runs a program unchanged except for its log level, which no option lowers to debug.
 LOUD = """
 import sys
 import toolkit.logs
@@ -44,22 +44,22 @@ def loud(room: str, *words: str | Path) -> list[str]:
 
 
 class Canaries:
-    """Named secrets, and where one was found that should not be there."""
+    """Named secrets, and a search that fails if it finds one."""
 
     def __init__(self) -> None:
         self._forms: dict[str, list[bytes]] = {}
 
     def plant(self, name: str, secret: bytes) -> None:
         plain, safe = base64.b64encode(secret), base64.urlsafe_b64encode(secret)
-        # Without the padding, and the last character, which depends on what follows.
+        # Leave out the padding and the last character, which depends on the bytes that follow.
         forms = {secret, secret.hex().encode(), plain.rstrip(b"=")[:-1], safe.rstrip(b"=")[:-1]}
         self._forms[name] = [form for form in forms if len(form) >= 12]
 
     def plant_key(self, name: str, pem: Path) -> None:
-        """A private key: its lines, and what they stand for."""
+        """Plants a private key, by the lines of its PEM file and by the bytes that they encode."""
         lines = [line for line in pem.read_bytes().splitlines() if line and not line.startswith(b"-")]
         der = base64.b64decode(b"".join(lines))
-        # From the middle, where neither the form of keys nor the public half stands: the primes and exponents.
+        # Only the second half, which holds primes and exponents: the first half holds the key's format and public part.
         middle = len(der) // 2
         self._forms[name] = [
             *lines[len(lines) // 2 :],
@@ -84,7 +84,7 @@ def canaries() -> Canaries:
     return Canaries()
 
 
-def test_every_form_of_a_secret_is_found(canaries):
+def test_the_search_finds_a_secret_in_every_encoding(canaries):
     canaries.plant("token", b"\x00\xff-secret-bytes-of-a-token")
     for form in (
         b"\x00\xff-secret-bytes-of-a-token",
@@ -97,7 +97,7 @@ def test_every_form_of_a_secret_is_found(canaries):
 
 
 def arguments() -> bytes:
-    """Of this process' children and theirs."""
+    """The arguments of all descendants of this process."""
     lines = []
     for child in psutil.Process().children(recursive=True):
         try:
@@ -108,7 +108,7 @@ def arguments() -> bytes:
 
 
 def spoken(words: list[str], told: str = "", **environment: str) -> tuple[int, bytes]:
-    """Exit code, and both outputs of a command that is handed a secret on its standard input."""
+    """Runs a command with a secret on its standard input. Returns the exit code and both outputs."""
     done = subprocess.run(
         words,
         input=told,
@@ -127,11 +127,11 @@ def enrolled(federation: Federation, name: str, canaries: Canaries) -> str:
     code, output = spoken(loud("edge_client", "enrol", "--home", federation.home(name)), token, GRPC_VERBOSITY="DEBUG")
     assert code == 0, output
     canaries.assert_none(f"what enrol prints for {name}", output)
-    # Once more, by another machine: refused, and nothing of it repeated.
+    # Another machine uses it again: the refusal does not repeat the secret.
     code, output = spoken(loud("edge_client", "enrol", "--home", federation.folder / f"thief-{name}"), token)
     assert code == 4, output
     canaries.assert_none("a refused enrolment", output)
-    # And damaged: neither the whole of it nor its parts are shown.
+    # A damaged token: the error shows no part of it.
     code, output = spoken(loud("edge_client", "enrol", "--home", federation.folder / "third"), token[:-3])
     assert code == 2, output
     canaries.assert_none("a damaged token's sentence", output)
@@ -139,7 +139,7 @@ def enrolled(federation: Federation, name: str, canaries: Canaries) -> str:
     return token
 
 
-def test_no_secret_shows_in_logs_arguments_metrics_journal_backup_or_sentences(tmp_path, canaries, monkeypatch):
+def test_no_log_argument_metric_journal_or_backup_shows_a_secret(tmp_path, canaries, monkeypatch):
     monkeypatch.setenv("GRPC_VERBOSITY", "DEBUG")
     canaries.plant("passphrase", PASSPHRASE.encode())
     canaries.plant("a text of the data", TEXT.encode())
@@ -190,7 +190,7 @@ def test_no_secret_shows_in_logs_arguments_metrics_journal_backup_or_sentences(t
     for log in (tmp_path / "coordinator-loud.log", *(tmp_path / f"{name}-loud.log" for name in MEMBERS)):
         assert log.stat().st_size > 0
         canaries.assert_none(str(log), log.read_bytes())
-    # The coordinator keeps of a token what does not open it; keys are where they belong, and nowhere else.
+    # The coordinator keeps no secret of a token. Keys are in their own files and nowhere else.
     canaries.assert_none_below(federation.dir, but=("authority/root.key", "server/key.pem", "operator/key.pem"))
     for name in MEMBERS:
         canaries.assert_none_below(federation.home(name), but=("identity/key.pem",))
@@ -206,7 +206,7 @@ def test_no_secret_shows_in_logs_arguments_metrics_journal_backup_or_sentences(t
     ],
     ids=["nobody-there", "no-driver", "no-port"],
 )
-def test_a_database_that_cannot_be_opened_is_named_without_its_password(tmp_path, canaries, monkeypatch, url):
+def test_a_database_error_does_not_show_the_password(tmp_path, canaries, monkeypatch, url):
     canaries.plant("database password", DATABASE_PASSWORD.encode())
     folder = tmp_path / "federation"
     assert command("coordinator", "init", folder).returncode == 0
@@ -221,7 +221,7 @@ def test_a_database_that_cannot_be_opened_is_named_without_its_password(tmp_path
     canaries.assert_none("what audit says", (done.stdout + done.stderr).encode())
 
 
-def test_a_proxys_password_is_in_no_sentence(tmp_path, canaries, monkeypatch):
+def test_a_proxy_error_does_not_show_the_password(tmp_path, canaries, monkeypatch):
     canaries.plant("proxy password", PROXY_PASSWORD.encode())
     with_token = JoinToken.create(
         address="coordinator.invalid:7440",

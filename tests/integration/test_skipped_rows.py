@@ -1,11 +1,11 @@
-"""One bad row stops a member, unless it is told to skip such rows: then it says which, and trains on the others."""
+"""One bad row stops a member. Told to skip bad rows, the member names them and trains on the others."""
 
 from tests.support.processes import PATIENCE, command, running_federation
 
 MEMBERS = ("aster", "birch", "cedar")
 
 
-def test_a_member_with_bad_rows_trains_on_the_others_in_every_round(tmp_path):
+def test_a_member_told_to_skip_bad_rows_trains_on_the_others(tmp_path):
     with running_federation(tmp_path, *MEMBERS) as federation:
         data, home = federation.data("aster"), federation.home("aster")
         rows = data.read_bytes().splitlines(keepends=True)

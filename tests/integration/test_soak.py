@@ -1,6 +1,6 @@
-"""A short soak: rounds during which a coordinator and a member are killed, and what sums and receipts say in the end.
+"""A short soak: kill the coordinator and a member during rounds, then check sums and receipts.
 
-The long one is `python -m benchmarks.operations.soak`.
+`python -m benchmarks.operations.soak` is the long soak.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from benchmarks.operations import soak
 from benchmarks.operations.soak_member import record_of
 from tacit.attempt import AttemptId
 
-# A coordinator that was killed is back within seconds: other federations beside it would be measured as well.
+# The test measures how many seconds a killed coordinator needs to come back, so no other federation may run beside it.
 pytestmark = pytest.mark.alone
 
 ROUNDS = 6
@@ -20,7 +20,7 @@ ROUNDS = 6
 
 @pytest.fixture(scope="module")
 def soaked(tmp_path_factory):
-    """A soak's folder, and what it found; what it was computed from is kept for another look."""
+    """The outcome of a soak, and the inputs from which it was computed, so that tests can compute it again."""
     folder, kept = tmp_path_factory.mktemp("soak"), []
     compare = soak.compare
 
@@ -35,13 +35,13 @@ def soaked(tmp_path_factory):
     return outcome, kept[0]
 
 
-def test_no_version_is_lost_and_nothing_counts_twice(soaked):
+def test_no_version_is_lost_and_no_update_counts_twice(soaked):
     outcome, _ = soaked
     assert outcome.rounds == ROUNDS
     assert outcome.lost_versions == 0
     assert outcome.double_counts == 0
     assert outcome.parameter_difference == 0.0
-    # All of it was looked at: a receipt of every survivor that heard of the end.
+    # The comparison was not empty: every survivor that heard of an attempt's end has a receipt.
     assert outcome.receipts >= ROUNDS
 
 
@@ -53,14 +53,14 @@ def test_the_coordinator_comes_back_within_ten_seconds(soaked):
 
 
 def again(soaked, change):
-    """What the same soak's numbers say after a change of them: (outcome, folder, detail, versions, log)."""
+    """The outcome that the same soak's data gives after `change`, which gets (folder, detail, versions, log)."""
     _, (folder, detail, versions, log) = soaked
     outcome = soak.Outcome()
     soak.compare(outcome, *change(folder, detail, versions, log))
     return outcome
 
 
-def test_a_vector_that_counts_twice_would_be_found(soaked):
+def test_the_check_finds_a_vector_counted_twice(soaked):
     def change(folder, detail, versions, log):
         attempt = next(each for each in detail.rounds[0].attempts if each.outcome == "published")
         name = attempt.survivors[0]
@@ -74,12 +74,12 @@ def test_a_vector_that_counts_twice_would_be_found(soaked):
     outcome = again(soaked, change)
     for path, given in undo:
         np.save(path, given)
-    # Every version after it is another one as well.
+    # Every later version differs as well.
     assert outcome.double_counts == ROUNDS
     assert outcome.parameter_difference > 0
 
 
-def test_a_version_that_was_announced_and_is_gone_would_be_found(soaked):
+def test_the_check_finds_a_lost_version(soaked):
     def change(folder, detail, versions, log):
         forgotten = type(detail).FromString(detail.SerializeToString())
         for attempt in forgotten.rounds[-1].attempts:

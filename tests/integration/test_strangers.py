@@ -1,6 +1,6 @@
-"""Strangers on the enrolment port: what they take, and that members on the other port do not notice. Real processes.
+"""Strangers on the enrolment port, with real processes: what they use up, and that members on the other port continue.
 
-The coordinator may open 256 files here, so that a flood of a few hundred is one that it cannot outgrow.
+The coordinator may open only 256 files here, so a flood of a few hundred connections exceeds its limit.
 """
 
 import asyncio
@@ -61,12 +61,12 @@ def federation(tmp_path):
         made.close()
 
 
-def test_strangers_that_stay_on_the_enrolment_port_keep_nobody_out(federation):
+def test_strangers_flooding_the_enrolment_port_lock_nobody_out(federation):
     federation.enrol("aster")
     with Strangers(federation.enrolment_port).staying() as strangers:
         strangers.shaking_hands(FILES + 50)
         with strangers.pressing():
-            # On the other port, and by a newcomer on this one.
+            # A member still calls the other port, and a newcomer still enrols on this one.
             assert federation.call("aster") == []
             assert command("coordinator", "health", "--dir", federation.dir).returncode == 0
             federation.enrol("birch")
@@ -83,8 +83,8 @@ def test_strangers_that_stay_on_the_enrolment_port_keep_nobody_out(federation):
     assert f"LimitNOFILE={low['needed']}" in low["advice"]
 
 
-def test_strangers_on_the_federation_port_leave_files_for_members_that_are_connected(federation):
-    """They can keep new connections out: a firewall's limit is for that. They cannot take the last file."""
+def test_a_flooded_federation_port_leaves_files_for_connected_members(federation):
+    """Strangers can keep new connections out, which a firewall must limit. They cannot take the last file."""
     federation.enrol("aster")
 
     async def connected() -> None:
@@ -94,7 +94,7 @@ def test_strangers_on_the_federation_port_leave_files_for_members_that_are_conne
             await stub.OpenJobs(pb.OpenJobsRequest(), timeout=20)
             with Strangers(federation.port).staying() as strangers:
                 await asyncio.to_thread(strangers.silent, FILES + 100)
-                # The database, a file of it and the log are opened and written as ever.
+                # The coordinator still has files to open and write its database and log.
                 assert federation.metric("process_open_fds") < FILES - 40
                 for _ in range(3):
                     await stub.OpenJobs(pb.OpenJobsRequest(), timeout=20)
@@ -103,13 +103,13 @@ def test_strangers_on_the_federation_port_leave_files_for_members_that_are_conne
     asyncio.run(connected())
 
 
-def test_the_log_names_the_stranger_and_not_the_relay(federation):
+def test_the_log_names_the_strangers_address_not_the_relays(federation):
     replaced, _ = federation.token("aster"), federation.token("aster")
     assert command("edge_client", "enrol", replaced, "--home", federation.home("aster")).returncode == 4
     assert federation.coordinator.wait_for("enrolment_refused")["peer"].startswith("ipv4:127.0.0.1:")
 
 
-def test_the_relay_is_started_again_and_ends_with_its_coordinator(federation):
+def test_the_relay_restarts_and_ends_with_its_coordinator(federation):
     first = federation.seen("relay_started")["process"]
     os.kill(first, signal.SIGKILL)
     federation.coordinator.wait_for("relay_ended")
@@ -123,7 +123,7 @@ def test_the_relay_is_started_again_and_ends_with_its_coordinator(federation):
             return probe.connect_ex(("127.0.0.1", federation.enrolment_port)) != 0
 
     within_patience(refused)
-    # And a coordinator that is started at once finds its port.
+    # A coordinator that is started at once finds its port free.
     federation.serve()
     third = federation.seen("relay_started")["process"]
     assert federation.coordinator.stop() == 0

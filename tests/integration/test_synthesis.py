@@ -1,8 +1,8 @@
 """Private synthetic text with real processes: examples/synthesis.toml, from the job to a classifier that predicts.
 
 Mutual TLS, secure aggregation, a ledger for each of four members, dp-sgd, a start from public text and FedAdam. Aster
-reads its corpus and approves, birch's policy approves by itself, cedar vetoes, and dill's budget is spent in the middle
-of the job. What aster sends is written down.
+reads its corpus and approves it, birch's policy approves without asking, cedar vetoes, and dill spends its budget in
+the middle of the job. What aster sends is recorded.
 """
 
 import base64
@@ -28,20 +28,26 @@ from tests.support.processes import EXAMPLES, ROOT, Federation, Process, behind,
 from tests.support.recorder import Canaries, Recorded, Relay, Sent, not_allowed
 from toolkit.console import ExitCode
 
-# Everything is set up by the first test, with five processes.
+# The first test sets up everything, with five processes.
 pytestmark = pytest.mark.timeout(600)
 
 EXAMPLE = ROOT / "examples" / "synthesis.toml"
 JOB, TEXTS, ROWS, ROUNDS = "synthesis", 120, 270, 4
 POLICY = "schema = 1\nepsilon = {epsilon}\ndelta = 1e-5\ncorpora = {corpora}\n"
-# Of 270 messages the gate lets one round of the example pass at epsilon 3, two at 3.8, three at 4.6 (delta 1e-5).
+# With 270 messages, the gate admits one round of the example at epsilon 3, two at 3.8, three at 4.6 (delta 1e-5).
 MEMBERS = {"aster": (8.0, "ask"), "birch": (8.0, "always"), "cedar": (8.0, "ask"), "dill": (4.2, "always")}
 
 
 @dataclass(frozen=True)
 class Story:
-    """What happened. waiting: aster's corpus before it decided; sent: what aster sent; listed: what the operator saw
-    in the end; given: the folder that the corpora were downloaded to; classifier: the folder of the bundle.
+    """What happened during the job.
+
+    Args:
+        waiting: aster's corpus before aster decided, and the operator's list at that moment.
+        sent: what aster sent.
+        listed: the operator's list at the end.
+        given: the folder of the downloaded corpora.
+        classifier: the folder of the classifier's bundle.
     """
 
     federation: Federation
@@ -98,12 +104,12 @@ def story(tmp_path_factory):
         running = {name: federation.start(name) for name in MEMBERS}
         for name in MEMBERS:
             running[name].wait_for("connected")
-        # With all four there the first round waits for all of them.
+        # All four are connected, so the first round waits for all of them.
         federation.create(EXAMPLE)
         detail = federation.finished(JOB)
         for name in MEMBERS:
             running[name].wait_for("corpus_made")
-        # Two ask, and are asked; what the others made is sent without a word.
+        # Aster and cedar must decide. Birch and dill send their corpora without asking.
         running["aster"].wait_for("corpus_waits")
         running["cedar"].wait_for("corpus_waits")
         for name in ("birch", "dill"):
@@ -120,25 +126,25 @@ def story(tmp_path_factory):
         yield Story(federation, running, detail, waiting, sent, listed, given, provenance, folder / "classifier")
 
 
-def test_dill_trained_twice_and_the_others_to_the_end(story):
+def test_dill_stops_at_its_budget_and_the_others_train_to_the_end(story):
     survivors = [sorted(each.survivors) for round_ in story.detail.rounds for each in round_.attempts if each.survivors]
     assert len(survivors) == ROUNDS
-    # As far as its budget goes, and not a round further.
+    # Its budget allows two rounds and no more.
     assert sum("dill" in each for each in survivors) == 2
     assert "dill" not in survivors[-1]
     assert all({"aster", "birch", "cedar"} <= set(each) for each in survivors)
 
 
-def test_nothing_leaves_before_its_owner_has_read_it(story):
+def test_a_corpus_leaves_only_with_the_members_consent(story):
     texts = story.waiting["texts"]
     assert 60 < len(texts) <= TEXTS
     assert "differentially private" in story.waiting["promise"]
-    # While aster read, the operator had those of the two whose policies say always.
+    # While aster read, the operator already had the corpora of the two members whose policies say always.
     answers = {each["member"]: each["answer"] for each in story.waiting["listed"]["members"]}
     assert answers == {"aster": "awaited", "birch": "given", "cedar": "awaited", "dill": "given"}
 
 
-def test_the_operator_has_three_corpora_and_cedars_no(story):
+def test_the_operator_gets_three_corpora_and_cedars_veto(story):
     answers = {each["member"]: each["answer"] for each in story.listed["members"]}
     assert answers == {"aster": "given", "birch": "given", "cedar": "declined", "dill": "given"}
     assert not (story.given / "cedar.jsonl").exists()
@@ -148,14 +154,14 @@ def test_the_operator_has_three_corpora_and_cedars_no(story):
         said = CorpusStatement.from_json((story.given / f"{name}.statement.json").read_bytes(), what=name)
         assert said.rows == len(rows) > 60
         assert (said.member, said.promise, said.histogram) == (name, "differentially-private", "noised")
-        # Dill's is the model of its last round, before the job's last.
+        # Dill's corpus comes from the model of its own last round, before the job's last.
         assert (said.round < ROUNDS) if name == "dill" else (said.round == ROUNDS)
     assert [json.loads(line) for line in (story.given / "aster.jsonl").read_text().splitlines()] == story.waiting[
         "texts"
     ]
 
 
-def test_made_up_text_is_of_public_words_and_nobodys_message(story):
+def test_synthetic_texts_use_public_words_and_repeat_no_message(story):
     known = set((EXAMPLES / "words.txt").read_text().split())
     private = {json.loads(line)["text"].lower() for line in (EXAMPLES / "train.jsonl").open()}
     for path in story.given.glob("*.jsonl"):
@@ -166,18 +172,18 @@ def test_made_up_text_is_of_public_words_and_nobodys_message(story):
             assert all(word in known or word in ("s", "t", "re", "ve", "ll", "d", "m") for word in words), text
 
 
-def test_what_aster_sent_is_its_corpus_once(story):
+def test_aster_sends_its_corpus_exactly_once(story):
     parts = story.sent.parsed("FederationService/UploadCorpus")
     sent = b"".join(part.data for part in parts if part.WhichOneof("part") == "data")
     assert sent == (story.given / "aster.jsonl").read_bytes()
 
 
-def test_a_corpus_goes_with_its_statement_and_nothing_else(story):
-    """By allow-list, as `test_what_leaves` has it for all other calls."""
+def test_a_corpus_travels_with_its_statement_and_nothing_else(story):
+    """By allow-list, as in `test_what_leaves` for all other calls."""
     file = (story.given / "aster.jsonl").read_bytes()
     statement = (story.given / "aster.statement.json").read_bytes()
     rows = [json.loads(line) for line in file.splitlines()]
-    # What it says of labels is of the file, which everybody can count, and not of the data.
+    # The statement's label counts describe the file, where anybody can count them, and not the data.
     said = CorpusStatement.from_json(statement, what="aster's statement")
     assert {each.label: each.rows for each in said.labels} == Counter(row["label"] for row in rows)
     assert all(row.keys() == {"text", "label"} for row in rows)
@@ -186,7 +192,7 @@ def test_a_corpus_goes_with_its_statement_and_nothing_else(story):
         "digest": lambda value, _: value == hashlib.sha256(file).digest(),
         "size": lambda value, _: value == len(file),
     }
-    # Aster declined nothing: that field is on no list.
+    # Aster declined nothing, so that field is not on the list.
     fields = {f"CorpusStatus.{name}": predicate for name, predicate in ref.items()}
     fields |= {f"UploadCorpus.header.ref.{name}": predicate for name, predicate in ref.items()}
     fields |= {
@@ -199,7 +205,7 @@ def test_a_corpus_goes_with_its_statement_and_nothing_else(story):
     messages = tuple(each for each in story.sent.messages if each.method in methods)
     assert {each.method for each in messages} == methods
     assert not_allowed(Sent(messages=messages), fields, {}) == []
-    # The list is not one that lets anything pass.
+    # The list does refuse: here, an additional field.
     more = first_question(messages)
     more.declined = True
     leak = Recorded(0, "FederationService/CorpusStatus", more.SerializeToString(deterministic=True))
@@ -207,12 +213,12 @@ def test_a_corpus_goes_with_its_statement_and_nothing_else(story):
 
 
 def first_question(messages):
-    """The first question about a corpus, as it was asked."""
+    """The first CorpusStatus request, decoded."""
     first = next(each for each in messages if each.method == "FederationService/CorpusStatus")
     return CorpusRef.FromString(first.data)
 
 
-def test_no_message_of_asters_is_in_anything_that_it_sent(story):
+def test_nothing_aster_sends_contains_one_of_its_messages(story):
     canaries = Canaries()
     for line in story.federation.data("aster").read_text().splitlines():
         canaries.text("a message of aster's", json.loads(line)["text"])
@@ -223,40 +229,40 @@ def test_no_message_of_asters_is_in_anything_that_it_sent(story):
     assert canaries.within(story.sent.everything() + leak) == ["a message of aster's, utf-8, base64 at 0"]
 
 
-def test_every_ledger_holds_its_rounds_and_one_histogram(story):
+def test_each_ledger_charges_its_rounds_and_one_histogram(story):
     for name in MEMBERS:
         home = story.federation.home(name)
         verified = command("edge_client", "ledger", "verify", "--home", home, "--json")
         assert verified.returncode == 0, verified.stdout + verified.stderr
         assert json.loads(verified.stdout)["problems"] == []
         (shown,) = json.loads(succeed("edge_client", "ledger", "show", "--home", home, "--json"))["jobs"]
-        # Each round that it was in, and the noised count of its labels.
+        # One release for each round that the member was in, and one for the noised count of its labels.
         assert shown["releases"] == (2 if name == "dill" else ROUNDS) + 1
 
 
-def test_a_classifier_of_the_datacenter_predicts(story):
+def test_a_classifier_trained_on_the_corpora_predicts(story):
     said = story.provenance
     assert {each["member"] for each in said["corpora"]} == {"aster", "birch", "dill"}
     assert said["promise"] == "differentially-private"
     assert 0 < said["test"]["scores"]["accuracy"] <= 1
-    # The bundle is one as any other: a member runs it.
+    # A member can run this bundle like any other.
     answer = succeed("edge_client", "predict", "--bundle", story.classifier, "where is my invoice", "--json")
     assert json.loads(answer.splitlines()[0])["label"] in JobSpec.from_toml(EXAMPLE).labels
 
 
-def test_the_operator_may_make_texts_up_from_the_published_model(story, tmp_path):
+def test_the_operator_samples_texts_from_the_published_model(story, tmp_path):
     made = json.loads(story.federation.operator("sample", JOB, "--out", tmp_path / "own", "--texts", "60", "--json"))
     assert made["promise"] == "differentially-private"
     assert 40 < made["rows"] <= 60
     said = finetuned(story.federation, tmp_path, "classifier", "--corpora", str(tmp_path / "own"))
     assert [each["member"] for each in said["corpora"]] == ["operator"]
-    # The operator signed for it, and finetune has verified that.
+    # The operator signed its statement, and finetune verified the signature.
     assert (said["promise"], len(said["federation"])) == ("differentially-private", 64)
     assert said["federation"] == story.provenance["federation"]
     assert (tmp_path / "own" / "operator.statement.sig").stat().st_size == 384
 
 
-def test_a_job_that_is_not_there_has_no_corpora(story):
+def test_listing_the_corpora_of_an_unknown_job_fails(story):
     done = command("coordinator", "job", "corpora", "nobody", "--dir", story.federation.dir)
     assert done.returncode == ExitCode.NOT_FOUND
     assert "nobody" in done.stderr

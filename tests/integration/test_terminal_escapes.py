@@ -1,4 +1,4 @@
-"""Terminal escapes from a stranger, a member and a coordinator: none reaches a log, a list or a terminal."""
+"""Terminal escapes from a stranger, a member or a coordinator reach no log, list or terminal."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ ESCAPES = "\x1b[2J\x1b[31m\x1b]0;owned\x07\x9b1m\u202e[red]"
 
 
 def raw(text: str) -> list[str]:
-    """What a terminal would act on."""
+    """The characters on which a terminal would act."""
     return [letter for letter in text if letter not in "\n\t" and not is_clean(letter)]
 
 
@@ -42,7 +42,7 @@ def federation(tmp_path):
 
 
 async def enrols(federation: Federation, token: JoinToken, **fields: str) -> enrolment_pb2.EnrolResponse:
-    """A stranger's own client: it sends what it likes."""
+    """A stranger's own client, which sends arbitrary fields."""
     request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([])).sign(new_key(), hashes.SHA256())
     enrol = enrolment_pb2.EnrolRequest(
         token_id=fields.get("token_id", token.id),
@@ -56,7 +56,7 @@ async def enrols(federation: Federation, token: JoinToken, **fields: str) -> enr
 
 
 def until(served: "subprocess.Popen[str]", event: str) -> str:
-    """The log up to a line of this event; to its end where there is none."""
+    """The log up to the first line with this event, or to its end."""
     read = ""
     for line in served.stderr:
         read += line
@@ -65,8 +65,8 @@ def until(served: "subprocess.Popen[str]", event: str) -> str:
     return read
 
 
-def test_a_stranger_writes_no_escape_into_the_operators_log_or_lists(federation):
-    # As an operator reads it: JSON writes escapes out in any case.
+def test_a_strangers_escapes_reach_no_log_or_list(federation):
+    # The format that an operator reads. JSON would escape these characters in any case.
     words = [str(BIN / "coordinator"), "serve", "--dir", str(federation.dir), "--log-format", "console"]
     served = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=os.environ, errors="replace")
     try:
@@ -98,7 +98,7 @@ def test_a_stranger_writes_no_escape_into_the_operators_log_or_lists(federation)
 
 
 class Lying(FederationPort):
-    """A coordinator that says one thing in every session."""
+    """A coordinator that sends the same message in every session."""
 
     def __init__(self, root, said: pb.CoordinatorMessage) -> None:
         super().__init__(root)
@@ -120,7 +120,7 @@ class Lying(FederationPort):
     ],
     ids=["assignment", "job_ended", "goodbye"],
 )
-def test_a_member_refuses_a_hostile_coordinator_in_a_short_clean_sentence(tmp_path, said, word):
+def test_a_member_refuses_hostile_text_in_a_short_clean_sentence(tmp_path, said, word):
     folder = party.coordinator_folder(tmp_path / "federation")
     heard, told = [], []
 
@@ -157,6 +157,6 @@ def test_a_member_refuses_a_hostile_coordinator_in_a_short_clean_sentence(tmp_pa
     assert is_clean(told[0])
 
 
-def test_a_command_prints_no_escape_of_a_sentence():
+def test_a_command_prints_no_escapes():
     assert not raw(CommandFailed(ESCAPES).sentence)
     assert not raw(printable(ESCAPES + "\n" + ESCAPES))

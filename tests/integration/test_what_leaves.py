@@ -1,9 +1,9 @@
-"""What leaves a member's machine, read off real processes: by allow-list, and by looking for planted canaries.
+"""What leaves a member's machine, recorded from real processes and searched by allow-list and for planted canaries.
 
-North's calls go through a relay that writes down every byte it sends (`tests.support.recorder`): enrolment, three jobs
-(without noise, dp-sgd, distributed-gaussian), two that it declines, `doctor` and `--dry-run`. Two searches over them
-know nothing of each other, and a member that leaks on purpose shows that each of them can fail. Then the same jobs once
-more with other data: whoever sees only sizes sees no difference.
+North's calls go through a relay that records every byte it sends (`tests.support.recorder`): enrolment, three jobs
+(without noise, dp-sgd, distributed-gaussian), two declined jobs, `doctor` and `--dry-run`. The two searches are
+independent, and a member that leaks on purpose shows that each can fail. Then the same jobs run again with other data:
+an observer of message sizes sees no difference.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ from tacit.vector import grid_of, layout_of
 from tests.support.processes import EXAMPLES, Federation, Process, behind, command, succeed
 from tests.support.recorder import Call, Canaries, Recorded, Relay, Sent, leaves, not_allowed, pieces
 
-# Everything is set up by the first test, with a dozen processes.
+# The first test sets up everything, with a dozen processes.
 pytestmark = pytest.mark.timeout(600)
 
 MEMBER, OTHERS = "north", ("east", "south")
@@ -65,7 +65,7 @@ KINDS = {
     "dpsg": '[mechanism]\nname = "dp-sgd"\nnoise_multiplier = 4.0\nlot = 16\nsteps = 3\n',
     "ring": '[mechanism]\nname = "distributed-gaussian"\nnoise_multiplier = 32.0\nhonest = 2\n',
 }
-# Declined for what only the member knows; what it says of that, to the letter.
+# Jobs declined for reasons that only the member knows, with the exact sentence that it sends.
 DECLINED = {
     "odds": (
         'mechanism = "none"\n',
@@ -78,7 +78,7 @@ DECLINED = {
         "the next release would pass this member's limit for its data",
     ),
 }
-# Numbers and words that stand nowhere else.
+# Numbers and words that occur nowhere else.
 EPSILON, EPSILON_A_JOB = 873.2517, 612.5039
 REMARK = "wexcombly furtanning"
 POLICY = f"""# {REMARK}
@@ -91,7 +91,7 @@ epsilon = {EPSILON}
 
 
 def synthetic_words(seed, count):
-    """Words of twelve letters and more that no list of words has."""
+    """Words of twelve letters or more that no word list contains."""
     source = random.Random(seed)
     syllables = [a + b + c for a in "bdfgklmprtvz" for b in "aeiou" for c in ("lq", "rv", "nx", "mb", "zt", "sk")]
     words = set()
@@ -102,22 +102,22 @@ def synthetic_words(seed, count):
 
 @dataclass(frozen=True)
 class Plan:
-    """One data set: half of its words are in the vocabulary, and what order its labels stand in is its own."""
+    """One data set. Some of its words are in the vocabulary, and its texts and labels follow from its seed."""
 
     seed: int
 
     @property
     def known(self):
-        """In the vocabulary of the jobs."""
+        """Words in the vocabulary of the jobs."""
         return synthetic_words(self.seed, 60)
 
     @property
     def unknown(self):
-        """Not in the vocabulary."""
+        """Words that are not in the vocabulary."""
         return synthetic_words(self.seed + 1, 40)
 
     def rows(self):
-        """(text, label); how long the texts are differs as well."""
+        """(text, label) of every row. The lengths of the texts differ too."""
         source = random.Random(self.seed)
         for number in range(ROWS):
             words = source.choices(self.known, k=source.randint(6, 14)) + source.choices(self.unknown, k=2)
@@ -129,7 +129,7 @@ class Plan:
 PLANS = {"a": Plan(101), "b": Plan(202)}
 LEAKY = Plan(303)
 FILES = {"a": "umbrafell-book", "b": "crastlewing-list", "leak": "yarveldine-set"}
-# The member's own names for its data, one ledger each.
+# The member's own names for its data sets. Each has its own ledger.
 DATA_NAMES = {"a": "plumquarry-one", "b": "plumquarry-two", "leak": "plumquarry-six"}
 
 
@@ -138,12 +138,12 @@ def write_data(path, plan):
     return path
 
 
-# ---- a federation whose north is listened to ------------------------------------------------------------------------
+# ---- a federation that records what north sends ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Job:
-    """What everybody may know of a job that north was asked to take part in."""
+    """What is public about a job that north was asked to join."""
 
     document: JobDocument
     versions: frozenset[bytes]
@@ -159,7 +159,9 @@ class Job:
         return packed_size(self.layout.values, self.layout.bits)
 
     def epsilon(self, rounds):
-        """What a member with ROWS examples has spent after so many rounds, by the public numbers; None: nothing."""
+        """The epsilon that a member with ROWS examples has spent after these rounds, from public numbers; None without
+        noise.
+        """
         mechanism = self.document.mechanism
         if mechanism.name == "none":
             return None
@@ -180,7 +182,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Run:
-    """One process of north: what it sent, and what it kept."""
+    """One run of north's process: what it sent, and what it kept."""
 
     name: str
     sent: Sent
@@ -191,13 +193,13 @@ class Run:
 
     @property
     def ledger(self):
-        """The records' lines and digests, in order."""
+        """Line and digest of every ledger record, in order."""
         path = self.folder / "ledgers" / f"{DATA_NAMES[self.name]}.db"
         with closing(sqlite3.connect(path)) as connection:
             return connection.execute("SELECT line, digest FROM records ORDER BY sequence").fetchall()
 
     def encoded(self):
-        """(job, round, attempt) to the vector before it was masked."""
+        """The vectors before masking, by (job, round, attempt)."""
         vectors = {}
         for path in sorted(self.records.glob("*.npy")):
             job, of_round, attempt, _ = path.name.split(".")
@@ -205,7 +207,7 @@ class Run:
         return vectors
 
     def uploads(self):
-        """(job, round, attempt) to the header and to what was sent as masked vector."""
+        """Header and masked vector as sent, by (job, round, attempt)."""
         found = {}
         for call in self.sent.calls:
             if call.method == "FederationService/UploadMasked":
@@ -233,7 +235,7 @@ class Listening:
         self.relay = Relay(credentials, f"localhost:{self.federation.port}", towards)
         stack.callback(self.relay.close)
         behind(self.relay, self.home)
-        # The words of all plans are in the vocabulary: it is public, and says nothing of who uses them.
+        # The public vocabulary holds words of all plans, so it does not show whose data uses which.
         words = [word for plan in (*PLANS.values(), LEAKY) for word in plan.known]
         (folder / "words.txt").write_text((EXAMPLES / "words.txt").read_text() + "\n".join(words) + "\n")
         for number, name in enumerate(OTHERS):
@@ -241,7 +243,7 @@ class Listening:
             self.federation.start(name)
 
     def _enrol(self):
-        """North becomes a member through a relay of its own: no certificate yet, so another port."""
+        """Enrols north through a relay of its own, because a new member without a certificate calls another port."""
         token = JoinToken.parse(self.federation.token(MEMBER))
         towards = grpc.ssl_channel_credentials((self.federation.dir / "authority" / "root.pem").read_bytes())
         where = f"localhost:{load_config(self.federation.dir).enrolment_port}"
@@ -254,7 +256,7 @@ class Listening:
             relay.close()
 
     def create(self, name, mechanism, labels=LABELS, rounds=ROUNDS):
-        """Starts a small job: two chunks to send, moments to train."""
+        """Creates a small job: two chunks to send, a moment to train."""
         spec = self.folder / f"{name}.toml"
         start = f'schema = 1\nname = "{name}"\nlabels = {json.dumps(labels)}\n'
         plain = mechanism.startswith("mechanism")
@@ -265,7 +267,7 @@ class Listening:
             + "[model]\nembedding = 32\nwidths = [1, 2]\nmaps = 8\n"
             + f"[rounds]\ncount = {rounds}\nmin_members = 3\ntarget_members = 3\n"
             + "max_attempts = 1\nmax_failed_rounds = 1\n"
-            # Nobody is to be too slow on a busy machine.
+            # Long deadlines, so that no member is dropped on a busy machine.
             + "[rounds.deadlines]\ntraining = 300\nreconnect = 60\n"
             + ("" if plain else mechanism)
         )
@@ -283,7 +285,7 @@ class Listening:
         return document
 
     def job(self, name, document):
-        """What the operator's service says of it now."""
+        """The job as the operator's service shows it now."""
         detail = self.federation.show(name)
         return Job(
             document,
@@ -292,7 +294,7 @@ class Listening:
         )
 
     def start(self, name, plan, *how):
-        """North's process, with nothing in its cache."""
+        """Starts north's process with an empty cache."""
         shutil.rmtree(self.home / "cache", ignore_errors=True)
         data = write_data(self.folder / f"{FILES[name]}.jsonl", plan)
         records = self.folder / f"records-{name}"
@@ -306,7 +308,7 @@ class Listening:
         return member, data, records
 
     def run(self, name):
-        """North from its start to its end: every kind of job, one after another."""
+        """One run of north, from start to end, over every kind of job in turn."""
         member, data, records = self.start(name, PLANS[name])
         jobs = {}
         for kind, mechanism in KINDS.items():
@@ -325,7 +327,7 @@ class Listening:
         return Run(name, self.relay.take(), jobs, data, records, self.home)
 
     def leak(self):
-        """The member that does what it must not."""
+        """One run of a member that leaks on purpose."""
         name = "leak"
         member, data, records = self.start(name, LEAKY, "--leak")
         jobs = {}
@@ -336,14 +338,14 @@ class Listening:
                 member.wait_for("declined", job=job)
                 self.federation.operator("job", "abort", job, "--yes")
             else:
-                # A vector whose digest is not the signed one.
+                # The vector's digest is not the signed one, so the round fails and the job pauses.
                 self.federation.wait_for(job, lambda detail: detail.job.status == operator_pb2.JOB_STATUS_PAUSED)
             jobs[job] = self.job(job, document)
         member.end()
         return Run(name, self.relay.take(), jobs, data, records, self.home)
 
     def ask(self):
-        """What a member sends that only looks."""
+        """What `doctor` and `run --dry-run` send."""
         self.create("look-a", KINDS["none"])
         data = self.folder / f"{FILES['a']}.jsonl"
         command("edge_client", "doctor", "--home", self.home)
@@ -384,8 +386,8 @@ METADATA = {
     "user-agent": re.compile(rb"grpc-python(-asyncio)?/[0-9.]+ grpc-c/[0-9.]+ \([a-z0-9]+; [a-z0-9_]+\)").fullmatch
 }
 
-# Keys, nonces, digests, signatures and sealed shares, which must look random: their size is all that can be told of
-# most of them. Everything else has its value.
+# Keys, nonces, digests, signatures and sealed shares must look random, so most of them can be checked only by size.
+# Every other field is checked by its value.
 SIZES = {
     "Session.hello.process": 16,
     "Session.advertisement.masking_key": 32,
@@ -406,7 +408,7 @@ RANDOM = {*SIZES, "UploadMasked.data", "Session.hello.ledger.id", "Session.ready
 
 
 def allowed(run):
-    """Path to what may stand there, from what is public, and from what the ledger and the identity folder say."""
+    """A predicate for each field's path, made from public facts, the ledger and the identity folder."""
     identity = MemberIdentity.load(run.folder)
     lines = [json.loads(line) for line, _ in run.ledger]
     ledger, sequence = bytes.fromhex(lines[0]["body"]["ledger"]), len(lines)
@@ -435,7 +437,7 @@ def allowed(run):
         return lambda value, _: value in names
 
     def ref(of):
-        """That the attempt which a message names took place."""
+        """A predicate: the attempt that a message names took place."""
 
         def known(_, message):
             at = of(message)
@@ -472,7 +474,7 @@ def allowed(run):
         "Session.dealing.shares.receiver": within(everybody),
         "Session.confirmation.member": equal(MEMBER),
         "Session.unmasking.member": equal(MEMBER),
-        # Masking keys are not opened: nobody dropped out.
+        # No shares of masking keys are sent, because nobody dropped out.
         "Session.unmasking.seed_shares.dealer": within(everybody),
         "FetchBlob.digest": within(blobs),
         "UploadMasked.header.input.member": equal(MEMBER),
@@ -489,7 +491,7 @@ def allowed(run):
 
 
 def faults(run):
-    """All that is not on the lists, in one run."""
+    """Everything in a run that the lists do not allow."""
     found = not_allowed(run.sent, allowed(run), METADATA)
     for at, (header, data) in run.uploads().items():
         if len(data) != run.jobs[at[0]].vector_bytes:
@@ -507,12 +509,12 @@ def run(request):
     return request.getfixturevalue(request.param)
 
 
-def test_every_field_that_was_sent_is_on_the_list(run):
+def test_every_field_sent_is_on_the_allow_list(run):
     assert faults(run) == []
     assert run.sent.methods == {
         f"FederationService/{method}" for method in ("Session", "FetchBlob", "MaskedUploadStatus", "UploadMasked")
     }
-    # The list is no longer than it must be.
+    # Every entry of the list is needed.
     seen = {path for each in run.sent.messages for path, _ in leaves_of(each)}
     assert seen == set(allowed(run))
 
@@ -522,7 +524,7 @@ def leaves_of(recorded):
     return leaves(message, recorded.method)
 
 
-def test_no_message_comes_more_often_than_its_round_asks_for(run):
+def test_no_message_is_sent_more_often_than_its_round_needs(run):
     said = [message.WhichOneof("message") for message in run.sent.parsed("FederationService/Session")]
     trained = {name: job for name, job in run.jobs.items() if job.attempts}
     assert set(trained) == {f"{kind}-{run.name}" for kind in KINDS}
@@ -533,9 +535,9 @@ def test_no_message_comes_more_often_than_its_round_asks_for(run):
     assert counts == {"hello": 1, "decline": len(DECLINED), **phases}
     assert len(run.uploads()) == len(run.sent.parsed("FederationService/MaskedUploadStatus")) == attempts
     for dealing in (message.dealing for message in run.sent.parsed("FederationService/Session")):
-        # Its own pair of shares does not leave it.
+        # The dealer's own pair of shares does not leave its machine.
         assert [share.receiver for share in dealing.shares if not share.sealed] == [MEMBER] * bool(dealing.shares)
-    # What one call of an upload holds: a header, then the data.
+    # Each upload call holds a header, then the data.
     parts = [part.WhichOneof("part") for part in run.sent.parsed("FederationService/UploadMasked")]
     sizes = [run.jobs[name].vector_bytes for name, _, _ in run.uploads()]
     assert parts == [part for size in sizes for part in ("header", *["data"] * math.ceil(size / CHUNK))]
@@ -553,18 +555,18 @@ def test_receipts_say_what_was_sent(run):
             assert (receipt["cohort_size"], receipt["sparse_graph"]) == (1 + len(OTHERS), None)
 
 
-def test_a_masked_vector_shows_nothing_of_the_vector(run):
+def test_masked_and_plain_vectors_agree_only_by_chance(run):
     encoded, uploads = run.encoded(), run.uploads()
     assert set(encoded) == set(uploads)
     masked = {at: unpacked(data, run.jobs[at[0]].layout) for at, (_, data) in uploads.items()}
     for at, vector in encoded.items():
         layout = run.jobs[at[0]].layout
         assert len(masked[at]) == len(vector)
-        # As many uniform values stand in their own place as chance puts there.
+        # Masked values equal the plain values at the same place no more often than by chance.
         assert np.count_nonzero(masked[at] == vector) <= by_chance(layout)
     for one, another in zip(list(encoded)[::2], list(encoded)[1::2], strict=True):
         assert one[0] == another[0]
-        # One mask under two vectors would cancel in their difference.
+        # A mask used for two vectors would cancel in their difference.
         layout = run.jobs[one[0]].layout
         ring = np.uint32(2**layout.bits - 1)
         apart = (masked[one] - masked[another]) & ring
@@ -578,20 +580,20 @@ def unpacked(data, layout):
 
 
 def by_chance(layout):
-    """More values than that agree by chance with a probability below 1e-9, and without a mask all of them do."""
+    """A bound on equal values: by chance, more agree with a probability below 1e-9. Without a mask, all agree."""
     mean = layout.values / 2**layout.bits
     return mean + 8 * math.sqrt(mean) + 4
 
 
-def test_sizes_do_not_depend_on_the_data(first, other):
-    """Nobody connected twice and no upload was resumed: both would repeat messages, which depends on the network."""
+def test_message_sizes_do_not_depend_on_the_data(first, other):
+    """The runs must hold no reconnection and no resumed upload, which repeat messages and depend on the network."""
     assert {tuple(text for text, _ in plan.rows()) for plan in PLANS.values()} == {
         tuple(example.text for example in read_examples(run.data)) for run in (first, other)
     }
     assert first.data.stat().st_size != other.data.stat().st_size
     assert first.sent.shape() == other.sent.shape()
     assert [call.method for call in first.sent.calls] == [call.method for call in other.sent.calls]
-    # What was sent is not the same: only its size is.
+    # Only the sizes are equal. The contents differ.
     assert not {each.data for each in first.sent.messages if len(each.data) > 1000} & {
         each.data for each in other.sent.messages if len(each.data) > 1000
     }
@@ -625,8 +627,8 @@ def test_enrolment_sends_the_token_and_a_public_key(listening):
     assert canaries.found(sent, ()) == []
 
 
-def test_who_only_looks_sends_digests(first, asked, listening):
-    # That closed jobs are asked for, too, is the same for every member.
+def test_doctor_and_dry_run_send_only_digests(first, asked, listening):
+    # OpenJobs also asks for closed jobs, which is the same for every member.
     fields = {"FetchBlob.digest": lambda value, _: len(value) == 32, "OpenJobs.all": lambda value, _: value is True}
     assert not_allowed(asked, fields, METADATA) == []
     assert asked.methods == {
@@ -639,7 +641,7 @@ def test_who_only_looks_sends_digests(first, asked, listening):
 
 
 def planted(run):
-    """All that must not be found, in every form that the code or an honest mistake could give it."""
+    """Everything that must not be found, in every form that the code or an honest mistake could give it."""
     canaries, source = Canaries(), random.Random(7)
     examples = read_examples(run.data)
     plant_texts(canaries, run, examples)
@@ -649,7 +651,7 @@ def planted(run):
     plant_key(canaries, run.folder)
     policy = (run.folder / "policy.toml").read_text()
     for line in policy.splitlines():
-        # A name of one mechanism could stand in a reason.
+        # A reason may contain a mechanism's name, so skip short lines.
         if len(line) >= 12:
             canaries.text("policy", line)
     for word in REMARK.split():
@@ -668,7 +670,7 @@ def plant_texts(canaries, run, examples):
     text = [example.text for example in examples]
     for number, each in enumerate(text):
         canaries.text(f"text {number}", each)
-        # As an architecture or a log might cut it.
+        # A model or a log might truncate a text.
         canaries.text(f"text {number}, its start", each[:16])
     for word in sorted({word for each in text for word in each.split() if len(word) >= 6}):
         canaries.text(f"word {word}", word)
@@ -693,7 +695,7 @@ def plant_labels(canaries, examples):
     names = [example.label for example in examples]
     for separator in (",", " ", "\n"):
         canaries.blob("labels, names", separator.join(names).encode())
-    # The distribution alone is three small numbers: no search finds those, the allow-list has no place for them.
+    # The label distribution is three small numbers. No search can find those, and the allow-list has no field for them.
 
 
 def plant_training(canaries, run, source):
@@ -720,7 +722,7 @@ def plant_training(canaries, run, source):
         if len(metrics):
             loss_sum, correct, count = map(float, metrics)
             numbers |= {"loss sum": [loss_sum], "mean loss": [loss_sum / count], "accuracy": [correct / count]}
-            # As they are encoded, and all together.
+            # All metrics together, as they are encoded.
             for kind in ("<f4", "<f8", ">f4", ">f8"):
                 canaries.blob(f"{path.stem}, metrics", metrics.astype(kind).tobytes())
         for what, values in numbers.items():
@@ -733,7 +735,7 @@ def plant_ledger(canaries, run, examples, source):
     text = [example.text for example in examples]
 
     def digest(name, data):
-        # Its first half would fit into a nonce, its first quarter into a number.
+        # Half of a digest would fit into a nonce, a quarter into a number.
         for length in (8, 16, len(data)):
             canaries.blob(name, data[:length])
 
@@ -750,7 +752,7 @@ def plant_ledger(canaries, run, examples, source):
     federation = MemberIdentity.load(run.folder).federation.hex().encode()
 
     def kept(name, document):
-        # The federation's name stands in every certificate.
+        # Every certificate contains the federation's name.
         for part in document.split(federation):
             canaries.windows(name, part, source, count=20, length=24)
 
@@ -765,7 +767,7 @@ def plant_ledger(canaries, run, examples, source):
 
 
 def plant_key(canaries, home):
-    """The parts of the private key that are not in the public one."""
+    """Plants the parts of the private key that the public key does not contain."""
     pem = (home / "identity" / "key.pem").read_bytes()
     for line in pem.splitlines():
         if not line.startswith(b"-----"):
@@ -780,20 +782,20 @@ def plant_key(canaries, home):
         canaries.text(f"private key, {name}", str(value)[:40])
 
 
-def test_no_canary_is_in_anything_that_was_sent(run):
+def test_nothing_sent_contains_a_canary(run):
     canaries = planted(run)
     assert len(canaries) > 20_000
     searched = sum(len(each.data) for each in run.sent.messages)
     assert searched > 1_500_000
-    # That one of them is in random bytes by accident, as masked vectors, keys and signatures are: about 1e-7.
+    # Masked vectors, keys and signatures are random bytes. The chance that they contain a canary is about 1e-7.
     assert canaries.chance(searched) < 1e-6
     assert canaries.found(run.sent, RANDOM) == []
 
 
-# ---- that both can fail ---------------------------------------------------------------------------------------------
+# ---- both searches can fail -----------------------------------------------------------------------------------------
 
 
-def test_a_member_that_leaks_is_found_by_both(first, leaky):
+def test_both_searches_find_a_member_that_leaks(first, leaky):
     by_list, canaries = faults(leaky), planted(leaky).found(leaky.sent, RANDOM)
     listed = {fault.partition(":")[0] for fault in by_list}
 
@@ -806,19 +808,19 @@ def test_a_member_that_leaks_is_found_by_both(first, leaky):
     # One in hexadecimal in a metadata key.
     assert "metadata note" in listed
     assert found("text 1, utf-8, hex")
-    # One under a cipher in a field that nobody knows: only the list can tell.
+    # One enciphered in an unknown field: only the list finds it.
     assert "Session.ready" in listed
     assert not any(name.startswith("text 2,") for name in canaries)
-    # The loss as a number that may stand there, in a job where it may not.
+    # The loss in a field that is allowed in other jobs, but not in this one.
     assert "Session.ready.privacy.epsilon" in listed
     assert found("none-leak.1, loss of a step")
-    # Sixteen bytes of a text as sixteen bytes that are to be random: only the canaries can tell.
+    # Sixteen bytes of a text in a field of sixteen random bytes: only the canaries find it.
     assert "Session.hello.process" not in listed
     assert found("text 3, its start, utf-8")
     # The vector without its mask.
     assert "UploadMasked.data: not of the signed digest" in by_list
     assert found("vector none-leak.1.1")
-    # Whoever only sees sizes sees the field, too.
+    # An observer of message sizes sees the unknown field too.
     ready = [{size for _, kind, size in run.sent.shape() if kind == "ready"} for run in (first, leaky)]
     assert min(ready[1]) > max(ready[0])
     assert set(leaky.encoded()) == set(leaky.uploads())
@@ -827,7 +829,7 @@ def test_a_member_that_leaks_is_found_by_both(first, leaky):
 
 
 def changed(message, path):
-    """The message with the leaf at `path` (below its method) another one of its kind."""
+    """The message with another value of the same type in the field at `path`, which begins with the method."""
     names = path.split(".")[1:]
     at = message
     for name in names[:-1]:
@@ -843,12 +845,12 @@ def changed(message, path):
     return message
 
 
-def test_the_list_refuses_every_field_with_another_value(first):
-    """Each leaf of each kind of message, changed on its own."""
+def test_the_allow_list_refuses_a_changed_value_in_any_field(first):
+    """Changes each field of each kind of message on its own."""
     fields, tried = allowed(first), set()
     for each in first.sent.messages:
         for path, _ in leaves_of(each):
-            # The chunks of a vector may be of any size; their sum is looked at in `faults`.
+            # A vector's chunks may have any size; `faults` checks their sum.
             if path in tried or path in ("UploadMasked.data", "Session.dealing.shares.sealed"):
                 continue
             tried.add(path)
@@ -859,7 +861,7 @@ def test_the_list_refuses_every_field_with_another_value(first):
     assert tried == set(fields) - {"UploadMasked.data", "Session.dealing.shares.sealed"}
 
 
-def test_the_list_refuses_what_does_not_belong(first):
+def test_the_allow_list_refuses_unknown_and_repeated_fields(first):
     fields = allowed(first)
 
     def refused(*messages, calls=()):
@@ -879,9 +881,9 @@ def test_the_list_refuses_what_does_not_belong(first):
         if hasattr(inside, "MergeFromString"):
             inside.MergeFromString(unknown)
             assert refused(Recorded(each.call, each.method, message.SerializeToString()))
-        # The same once more, which a reader would not notice.
+        # The same message twice, which a parser would merge without notice.
         assert refused(Recorded(each.call, each.method, each.data + each.data))
-        # As what another method takes.
+        # Sent as a request of another method.
         assert refused(Recorded(each.call, "EnrolmentService/Enrol", each.data))
     assert len(kinds) == 11
     (agent,) = {call.metadata for call in first.sent.calls}
@@ -890,7 +892,7 @@ def test_the_list_refuses_what_does_not_belong(first):
         assert refused(calls=[Call(0, "FederationService/Session", ((key.decode(), value),))])
     assert refused(calls=[Call(0, "OtherService/Report", ())])
     assert refused(Recorded(0, "FederationService/Session", b"\xff\xff\xff"))
-    # Fields that the contract has and that nothing else is sent in today.
+    # Fields that the contract has and that these runs do not use.
     for left_out in (
         "refusal { detail: 'x' }",
         "unmasking { masking_shares { share: 'x' } }",
@@ -923,7 +925,7 @@ def test_the_list_refuses_what_does_not_belong(first):
     ],
 )
 @pytest.mark.parametrize("text", ["grelqu", "brenxovamb ztalqi?>", "Fjørhölt漢字試験"])
-def test_a_text_is_found_however_it_is_written(written, text):
+def test_the_search_finds_a_text_in_every_encoding(written, text):
     canaries = Canaries()
     canaries.text("it", text)
     noise = random.Random(3).randbytes(100_000)
@@ -931,7 +933,7 @@ def test_a_text_is_found_however_it_is_written(written, text):
     assert canaries.within(noise[:70_001] + written(text) + noise[70_001:])
 
 
-def test_numbers_are_found_however_they_are_written():
+def test_the_search_finds_numbers_in_every_encoding():
     canaries, ids = Canaries(), [3, 1, 3977, 12, 300, 70]
     canaries.integers("ids", ids)
     canaries.number("loss", 1.0986122886681098)
@@ -951,7 +953,7 @@ def test_numbers_are_found_however_they_are_written():
         assert canaries.within(noise[:51] + each + noise[51:]), each
 
 
-def test_what_is_cut_into_pieces_and_what_is_short_is_found():
+def test_the_search_finds_split_and_short_values():
     text = "brenxovamb ztalqi"
     canaries = Canaries()
     canaries.text("it", text)

@@ -1,4 +1,4 @@
-"""The coordinator installs and runs without torch: in a virtual environment of its own, from this source tree."""
+"""The coordinator installs and runs without torch, in its own virtual environment, from this source tree."""
 
 import signal
 import subprocess
@@ -22,7 +22,7 @@ def environment(tmp_path_factory):
 
 
 @pytest.mark.timeout(300)
-def test_it_installs_serves_and_invites_without_torch(environment, tmp_path):
+def test_the_coordinator_installs_serves_and_invites_without_torch(environment, tmp_path):
     absent = subprocess.run([environment / "python", "-c", "import torch"], capture_output=True, check=False)
     assert absent.returncode != 0
     ports = [
@@ -45,7 +45,7 @@ def test_it_installs_serves_and_invites_without_torch(environment, tmp_path):
                     check=False,
                 )
                 assert done.returncode == 0, done.stderr
-            # What needs a model says which extra brings it.
+            # A command that needs torch says which extra installs it.
             job = [environment / "coordinator", "job", "bundle", ROOT / "examples" / "desk" / "job.toml"]
             done = subprocess.run([*job, "--out", tmp_path / "b"], capture_output=True, text=True, check=False)
             assert done.returncode == 2
@@ -55,6 +55,6 @@ def test_it_installs_serves_and_invites_without_torch(environment, tmp_path):
             assert process.wait(timeout=30) == 0
 
 
-def test_the_server_in_this_environment_imports_no_torch_either():
+def test_the_server_imports_no_torch_where_it_is_installed():
     code = "import sys, coordinator.server; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0

@@ -1,4 +1,4 @@
-"""Clipped sums by the definition, one example at a time, and by the code under test."""
+"""Clipped sums computed by the definition, one example at a time, and by the code under test."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from learning.training.clipping import ClippedGradients
 
 
 def by_hand(module: TextClassifier, ids: Tensor, labels: Tensor, clip: float) -> tuple[dict[str, Tensor], list[float]]:
-    """Each example alone in its batch, clipped over all its parameters: (the sum by name, the norms)."""
+    """Clips each example alone, over all parameters together. Returns the sum by name, and every example's norm."""
     trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     total = {name: torch.zeros_like(parameter) for name, parameter in trained.items()}
     norms = []
@@ -27,7 +27,7 @@ def by_hand(module: TextClassifier, ids: Tensor, labels: Tensor, clip: float) ->
 def clipped_sum(
     module: TextClassifier, ids: Tensor, labels: Tensor, clip: float, scale: float = 1.0
 ) -> dict[str, Tensor]:
-    """What `ClippedGradients` adds to gradients of zero, by name."""
+    """The sum that `ClippedGradients` adds to zero gradients, by parameter name."""
     for parameter in module.parameters():
         parameter.grad = torch.zeros_like(parameter)
     with ClippedGradients(module) as clipped:
@@ -40,7 +40,7 @@ def clipped_sum(
 
 
 def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], size: float, relative: float = 1e-5) -> None:
-    """Every parameter's sum is within this part of `size`."""
+    """Checks that every parameter's sum is within `relative` times `size` of the expected one."""
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         assert float((found[name] - values).norm()) <= relative * size, name

@@ -1,15 +1,15 @@
-"""A bad network of the tests' own: a TCP proxy on loopback between members and a coordinator, steered by the test.
+"""A bad network: a TCP proxy on loopback between members and a coordinator, controlled by the test.
 
-TLS passes through it unseen (a member dials `localhost`, on another port), so it can do what a network can do, and no
-more. Nothing in it waits for a time, but `delay`: a fault strikes after so many bytes, or when the test says so.
+The proxy sees only TLS (a member dials `localhost` on another port), so it can do exactly what a network can do. Only
+`delay` depends on time. A fault strikes after a number of bytes, or when the test says so.
 
-    cut         both ends of a connection are reset
-    truncate    the receiver of one direction sees its end; the other direction goes on
-    corrupt     one bit arrives the other way round
-    stall       nothing is carried any more, nor read, until `release`
-    delay       every piece arrives later, by a seeded time
-    refuse      nobody listens on the port
-    reorder     the next connection is let through only after the one that is made after it
+    cut         resets both ends of a connection
+    truncate    ends one direction for its receiver; the other direction continues
+    corrupt     flips one bit
+    stall       carries and reads nothing until `release`
+    delay       delays every piece by a seeded random time
+    refuse      stops listening on the port
+    reorder     lets the next connection through only after the one made after it
 """
 
 import asyncio
@@ -28,9 +28,9 @@ __all__ = ["BadNetwork", "Fault", "Way"]
 T = TypeVar("T")
 
 _PIECE = 16 * 1024
-# No answer of the proxy takes as long: a test that waits for more than this hangs on a bug of the proxy.
+# Seconds to wait for an answer of the proxy. A longer wait means a bug in the proxy.
 _ANSWERS = 20.0
-# SO_LINGER on, for no time: what follows a close is a reset.
+# SO_LINGER with a time of zero turns a close into a reset.
 _RESET = struct.pack("ii", 1, 0)
 
 
@@ -42,7 +42,7 @@ class Way(StrEnum):
 
 
 class Fault(StrEnum):
-    """What strikes one connection once, after so many bytes."""
+    """A fault that strikes one connection once, after a number of bytes."""
 
     CUT = "cut"
     TRUNCATE = "truncate"
@@ -52,7 +52,7 @@ class Fault(StrEnum):
 
 @dataclass
 class _Planned:
-    """A fault that strikes after so many bytes more in one direction, on whichever connection carries them."""
+    """A fault that strikes after `left` more bytes in one direction, on whichever connection carries them."""
 
     fault: Fault
     way: Way
@@ -61,17 +61,17 @@ class _Planned:
 
 @dataclass(eq=False)
 class _Link:
-    """One connection, both ends."""
+    """Both ends of one connection."""
 
     client: asyncio.StreamWriter
     server: asyncio.StreamWriter
 
     def sink(self, way: Way) -> asyncio.StreamWriter:
-        """Where bytes of this direction go."""
+        """The end that receives bytes of this direction."""
         return self.server if way is Way.UP else self.client
 
     def reset(self) -> None:
-        """Both ends, at once."""
+        """Resets both ends at once."""
         for writer in (self.client, self.server):
             sock = writer.get_extra_info("socket")
             with suppress(OSError):
@@ -80,25 +80,28 @@ class _Link:
 
 
 class _Broken(Exception):
-    """The connection was struck: nothing more is carried in this direction."""
+    """A fault struck the connection, which carries nothing more in this direction."""
 
 
 class BadNetwork:
-    """Listens on `port` until `close`; good until told otherwise. Its methods are for the test's thread."""
+    """A network that listens on `port` until `close`, and works well until told otherwise.
+
+    Call its methods from the test's thread.
+    """
 
     def __init__(self, target: int, seed: int = 0) -> None:
-        """target: the coordinator's port on this machine. seed: of delays."""
+        """Starts the proxy towards port `target` of this machine. `seed` fixes the random delays."""
         self._target = target
         self._random = random.Random(seed)
         self._links: set[_Link] = set()
         self._planned: list[_Planned] = []
         self._delay = 0.0
-        # Carried since the start, by direction; and connections that were let through.
+        # Bytes carried since the start by direction, and the number of connections let through.
         self.carried = {Way.UP: 0, Way.DOWN: 0}
         self.connections = 0
-        # Set whenever a planned fault has struck.
+        # Set when a planned fault has struck.
         self.struck = threading.Event()
-        # A connection that was told to wait for the one after it; its place in the order, and that of the others.
+        # Releases a connection that waits for the one after it; and the order in which connections were let through.
         self._held: asyncio.Event | None = None
         self._hold_next = False
         self.order: list[str] = []
@@ -109,21 +112,21 @@ class BadNetwork:
         self._server = self._do(self._listen(0))
         self.port: int = self._server.sockets[0].getsockname()[1]
 
-    # ---- what the test says ---------------------------------------------------------------------------------------
+    # ---- the test's controls ---------------------------------------------------------------------------------------
 
     def plan(self, fault: Fault, way: Way = Way.UP, after: int = 0) -> None:
-        """Strikes once `after` more bytes have passed this way, counted from now over all connections; CORRUPT flips a
-        bit of the byte that comes then.
+        """Strikes once `after` more bytes have passed in this direction, counted from now over all connections. CORRUPT
+        flips a bit of the next byte.
         """
         self.struck.clear()
         self._call(lambda: self._planned.append(_Planned(fault, way, after)))
 
     def lead_to(self, target: int) -> None:
-        """Where connections lead that are made from now on."""
+        """Sets the port to which new connections lead."""
         self._target = target
 
     def cut(self) -> None:
-        """Every open connection, now."""
+        """Resets every open connection now."""
 
         def reset() -> None:
             for link in list(self._links):
@@ -132,15 +135,15 @@ class BadNetwork:
         self._call(reset)
 
     def stall(self) -> None:
-        """Nothing is carried from now on, on any connection."""
+        """Stops carrying bytes on all connections."""
         self._call(self._flowing.clear)
 
     def release(self) -> None:
-        """What was stalled goes on."""
+        """Carries bytes again after a stall."""
         self._call(self._flowing.set)
 
     def delay(self, seconds: float) -> None:
-        """Every piece arrives up to so much later, by chance; 0 ends it."""
+        """Delays every piece by a random time up to `seconds`. 0 ends the delays."""
 
         def change() -> None:
             self._delay = seconds
@@ -148,7 +151,7 @@ class BadNetwork:
         self._call(change)
 
     def refuse(self) -> None:
-        """Nobody listens any more; what is open stays open."""
+        """Stops listening. Open connections stay open."""
 
         async def end() -> None:
             self._server.close()
@@ -156,11 +159,11 @@ class BadNetwork:
         self._do(end())
 
     def accept(self) -> None:
-        """Somebody listens again, on the same port."""
+        """Listens again on the same port."""
         self._server = self._do(self._listen(self.port))
 
     def reorder(self) -> None:
-        """The next connection waits for the one after it."""
+        """Makes the next connection wait for the one after it."""
 
         def hold() -> None:
             self._hold_next = True
@@ -168,7 +171,7 @@ class BadNetwork:
         self._call(hold)
 
     def close(self) -> None:
-        """Everything is cut, and the port is given back."""
+        """Cuts every connection and releases the port."""
 
         async def end() -> None:
             self._server.close()
@@ -189,7 +192,7 @@ class BadNetwork:
     def _call(self, function: Callable[[], object]) -> None:
         self._loop.call_soon_threadsafe(function)
 
-    # ---- what the network does ------------------------------------------------------------------------------------
+    # ---- the network itself ------------------------------------------------------------------------------------
 
     @staticmethod
     async def _made_event() -> asyncio.Event:
@@ -241,7 +244,7 @@ class BadNetwork:
                 sink.write_eof()
 
     async def _carry(self, way: Way, source: asyncio.StreamReader, sink: asyncio.StreamWriter, data: bytes) -> bytes:
-        """Carries as much as comes before the next fault, and strikes; returns what is left."""
+        """Carries the bytes before the next fault, and strikes. Returns the bytes that are left."""
         due = next((each for each in self._planned if each.way is way and each.left < len(data)), None)
         if due is None:
             for each in self._planned:
@@ -257,7 +260,7 @@ class BadNetwork:
                 raise _Broken
             case Fault.TRUNCATE:
                 sink.write_eof()
-                # What comes after goes nowhere, until somebody closes the connection.
+                # Discards everything that follows until one end closes the connection.
                 while await source.read(_PIECE):
                     pass
                 return b""

@@ -1,7 +1,7 @@
-"""A federation under attack, for tests: real processes whose members train nothing, and what must hold of it.
+"""A federation under attack, for tests: real processes whose members do not train, and checks of what must hold.
 
-Members are `tests.support.rogue_member`: honest until a test writes them an order. Their updates follow from their
-names, so a published version says by itself whose updates are in it, and how often.
+Members run `tests.support.rogue_member`, which is honest until a test gives it an order. Their updates follow from
+their names, so a published version shows whose updates it holds, and how often.
 """
 
 import asyncio
@@ -24,13 +24,13 @@ from tests.support.processes import EXAMPLES, PATIENCE, Federation, Process
 
 __all__ = ["Besieged", "Footprint", "attempts", "dropouts"]
 
-# Of the mean of a few made-up updates, through the ring: rounding is off by up to 6e-5. One update more or less, or
-# one that counts twice, moves coordinates by 1e-2.
+# Largest accepted error of a coordinate. Rounding in the ring moves the mean of a few synthetic updates by up to 6e-5;
+# an update that is missing, added or counted twice moves coordinates by 1e-2.
 _ROUNDING = 2e-4
 
 
 def attempts(detail: pb.JobDetail) -> list[pb.Attempt]:
-    """All of a job, in order."""
+    """All attempts of a job, in order."""
     return [attempt for each in detail.rounds for attempt in each.attempts]
 
 
@@ -40,7 +40,7 @@ def dropouts(detail: pb.JobDetail) -> list[tuple[str, str, int]]:
 
 
 class Footprint:
-    """Memory and open files of a process, against what it had before."""
+    """Growth of a process's memory and open files since this object was made."""
 
     def __init__(self, process: int) -> None:
         self._process = psutil.Process(process)
@@ -54,22 +54,22 @@ class Footprint:
 
     @property
     def grown(self) -> int:
-        """Bytes of memory more than before."""
+        """Additional bytes of memory."""
         return self._memory() - self.memory
 
     @property
     def opened(self) -> int:
-        """Open files and sockets more than before."""
+        """Additional open files and sockets."""
         return self._files() - self.files
 
 
 class Besieged(Federation):
-    """A federation of light members."""
+    """A federation of light members: real processes that do not train."""
 
     # ---- members --------------------------------------------------------------------------------------------------
 
     def enrol(self, *names: str, policy: str | None = None) -> None:
-        """As a person would, but all in this process: a command each costs seconds."""
+        """Enrols members in this process, because a command for each would cost seconds."""
         from edge_client.identity.enrolment import enrol
 
         async def join() -> None:
@@ -82,7 +82,7 @@ class Besieged(Federation):
         asyncio.run(join())
 
     def order(self, name: str, *words: str) -> None:
-        """What a member does from now on; no words: what an honest one does."""
+        """Orders a member to behave like this from now on. Without words, it is honest again."""
         path = self._orders(name)
         if words:
             fresh = path.with_suffix(".new")
@@ -95,7 +95,7 @@ class Besieged(Federation):
         return self.folder / f"orders-{name}"
 
     def light(self, name: str, *jobs: str) -> Process:
-        """Starts a member that takes part in jobs of these patterns, or in all."""
+        """Starts a member that takes part in jobs whose names match these patterns, or in all jobs."""
         words = [sys.executable, "-m", "tests.support.rogue_member", str(self.home(name)), str(self._orders(name))]
         member = Process(name, [*words, *jobs], self.folder / f"{name}.log")
         self.processes.append(member)
@@ -113,9 +113,11 @@ class Besieged(Federation):
         server: str = "",
         **rounds: int,
     ) -> None:
-        """A job that nobody trains: 256,000 values, a megabyte each way, at the usual width of its embedding.
+        """Creates a job that nobody trains. With the default embedding it has 256,000 values, a megabyte each way.
 
-        mechanism, server: what stands in the file's table of that name.
+        Args:
+            mechanism: the content of the job file's `[mechanism]` table.
+            server: the content of its `[server]` table.
         """
         from export.bundle import make_job_bundle
         from tacit.bundle import read_bundle
@@ -127,7 +129,7 @@ class Besieged(Federation):
         spec, bundle = self.folder / f"{name}.toml", self.folder / f"bundle-{name}"
         spec.write_text(
             f"schema = 1\nname = {json.dumps(name)}\nlabels = {json.dumps(labels)}\n"
-            # No two jobs share a version, which members would then have in their caches.
+            # Different seeds, so that no job starts from a version that members already have in their caches.
             f"seed = {zlib.crc32(name.encode())}\n"
             f'[vocabulary]\nkind = "words"\nfile = {json.dumps(str(EXAMPLES / "words.txt"))}\n'
             f"[model]\nembedding = {embedding}\nwidths = [2]\nmaps = 4\n"
@@ -151,13 +153,13 @@ class Besieged(Federation):
         asyncio.run(create())
 
     def abort(self, job: str) -> None:
-        """Out of the way."""
+        """Aborts a job, so that it disturbs no later test."""
         self.operator("job", "abort", job, "--yes")
 
-    # ---- what the coordinator shows ---------------------------------------------------------------------------------
+    # ---- the coordinator's state ---------------------------------------------------------------------------------
 
     def status(self, holds: Callable[[dict[str, pb.Job]], Any]) -> dict[str, pb.Job]:
-        """The jobs by name, once `holds` is true of them."""
+        """Waits until `holds` is true of the jobs, and returns them by name."""
 
         async def wait() -> dict[str, pb.Job]:
             jobs: dict[str, pb.Job] = {}
@@ -169,20 +171,24 @@ class Besieged(Federation):
                             return jobs
             except TimeoutError:
                 pass
-            raise AssertionError(f"it never came so far: {jobs}")
+            raise AssertionError(f"the expected state was never reached: {jobs}")
 
         return asyncio.run(wait())
 
     def goes_on(self, job: str, rounds: int = 2) -> None:
-        """Returns once a job has so many versions more than now."""
+        """Returns once a job has `rounds` more versions than now."""
         before = self.status(lambda jobs: job in jobs)[job].version_number
         self.status(lambda jobs: jobs[job].version_number >= before + rounds)
 
     def sound(self, job: str, members: Iterable[str], *, rounding: float = _ROUNDING) -> pb.JobDetail:
-        """Nothing of the job is lost, and nothing counts twice: every version is here, with the digest by which it was
-        announced, and is the one before it and the mean of the updates of the members that are said to be in it.
+        """Checks that no version of the job is lost and no update counts twice.
 
-        members: who may be in it. rounding: what a coordinate may be off by.
+        Every version must exist under the digest by which it was announced, and must equal the version before it plus
+        the mean update of its survivors.
+
+        Args:
+            members: the members that may be survivors.
+            rounding: largest accepted error of a coordinate.
         """
         detail = self.show(job)
         allowed = set(members)
@@ -217,7 +223,7 @@ class Besieged(Federation):
         return asyncio.run(fetch())
 
     def never_logged(self, names: Sequence[str], *events: str) -> None:
-        """None of these members, nor the coordinator, has one of these events in its log."""
+        """Checks that neither these members nor the coordinator logged one of these events."""
         for name in (*names, "coordinator"):
             for line in (self.folder / f"{name}.log").read_text().splitlines():
                 try:

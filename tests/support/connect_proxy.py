@@ -1,4 +1,4 @@
-"""An HTTP proxy for CONNECT, as institutions have them: it knows names that the machines behind it do not."""
+"""An HTTP proxy for CONNECT, like that of an institution: it resolves names that machines behind it cannot."""
 
 import base64
 import contextlib
@@ -11,12 +11,12 @@ _HEAD = 16 * 1024
 
 
 class ConnectProxy:
-    """Listens on loopback. `names` maps a host of the outside to one that this machine can reach; whatever else is
-    asked for is refused with 403, and a wrong password with 407."""
+    """A proxy on loopback. `names` maps an outside host to one that this machine can reach. The proxy refuses any other
+    host with 403, and a wrong password with 407."""
 
     def __init__(self, names: dict[str, str], credentials: str | None = None) -> None:
         self.names = names
-        # host:port of every tunnel that was opened, in order.
+        # host:port of every opened tunnel, in order.
         self.opened: list[str] = []
         self._wanted = None if credentials is None else base64.b64encode(credentials.encode()).decode()
         self._listener = socket.create_server(("127.0.0.1", 0))

@@ -1,6 +1,6 @@
-"""Debian's packages, installed where that is a CI machine's to do: one at a time, whoever asks.
+"""Installs Debian packages on CI machines, one at a time.
 
-Tests run side by side in several processes, and apt serves one: the others wait here, and find the program there.
+Tests run in parallel processes, and apt serves one at a time. The others wait here and then find the program installed.
 """
 
 import fcntl
@@ -18,10 +18,10 @@ _WAIT = 300
 
 
 def install(package: str, there: Callable[[], bool]) -> str:
-    """Install `package` unless `there()` already. Empty where it is there then, else the sentence that says why not."""
+    """Installs `package` unless `there()` is true. Returns an empty string, or a sentence that says what failed."""
     if there():
         return ""
-    by_hand = f"{package} is not here: `apt-get install {package}` (Debian), and this test runs against it"
+    by_hand = f"{package} is not installed; install it with `apt-get install {package}` (Debian) to run this test"
     if not os.environ.get("CI") or os.geteuid() != 0 or shutil.which("apt-get") is None:
         return by_hand
     with (Path(tempfile.gettempdir()) / f"tacit-tests-apt-{os.geteuid()}.lock").open("w") as lock:
@@ -29,12 +29,14 @@ def install(package: str, there: Callable[[], bool]) -> str:
         if there():
             return ""
         why = _apt("update") or _apt("install", "-y", "--no-install-recommends", package)
-    return "" if there() else f"{by_hand}. It could not be installed: {why or 'the package lacks the program'}"
+    return "" if there() else f"{by_hand}. It could not be installed: {why or 'the program is not in the package'}"
 
 
 @cache
 def _apt(*words: str) -> str:
-    """Empty, or the end of what apt says went wrong. Cached: a machine without a network is asked once."""
+    """Runs apt-get. Returns the end of its error output, or an empty string. Cached, so a machine without a network
+    tries once.
+    """
     done = subprocess.run(
         ("apt-get", "-qq", "-o", f"DPkg::Lock::Timeout={_WAIT}", *words),
         capture_output=True,

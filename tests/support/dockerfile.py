@@ -1,9 +1,9 @@
 """A reader of Dockerfiles, and a rehearsal of their steps without a container engine.
 
-The reader knows what ours use: ARG, FROM, COPY, RUN, ENV and the rest, one logical line each. The rehearsal performs
-COPY (through the .dockerignore) and RUN below a folder that stands for `/`, each absolute path of ours moved there.
-Steps that only root can do, or only a container needs, are passed over by name. All stages share that folder, so what a
-later stage copies from an earlier one must lie at the same path, and is looked for.
+The reader knows the instructions that our files use: ARG, FROM, COPY, RUN, ENV and the rest, one logical line each. The
+rehearsal performs COPY (respecting .dockerignore) and RUN below a folder that stands for `/`, and moves our absolute
+paths there. It skips, by name, steps that only root can do or that only a container needs. All stages share that
+folder, so a file that a later stage copies from an earlier one must have the same path in both, and must exist.
 """
 
 import fnmatch
@@ -16,27 +16,27 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# Programs whose effect is users and owners.
+# Commands that create users or set owners.
 _OF_ROOT = ("groupadd", "install -d -o")
 _OURS = ("/opt/tacit", "/src", "/var/lib/tacit", "/var/backups/tacit")
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction: its word in capitals, and what follows."""
+    """One instruction: its keyword in capitals, and the rest."""
 
     word: str
     rest: str
     line: int
 
     def words(self) -> list[str]:
-        """Of the exec form (a JSON list), or split at spaces."""
+        """The words of the exec form (a JSON list), or the rest split at spaces."""
         return json.loads(self.rest) if self.rest.startswith("[") else self.rest.split()
 
 
 @dataclass
 class Stage:
-    """From one FROM to the next."""
+    """The instructions from one FROM to the next."""
 
     base: str
     name: str | None
@@ -55,14 +55,18 @@ class Stage:
 
 @dataclass
 class Dockerfile:
-    """What stands before the first FROM, and the stages."""
+    """The arguments before the first FROM, and the stages."""
 
     arguments: dict[str, str]
     stages: list[Stage]
 
     @classmethod
     def read(cls, path: Path) -> "Dockerfile":
-        """Raises: ValueError: an instruction that is none."""
+        """Reads a Dockerfile.
+
+        Raises:
+            ValueError: the file holds an unknown or misplaced instruction.
+        """
         made = cls({}, [])
         for each in _instructions(path.read_text(encoding="utf-8")):
             if each.word == "FROM":
@@ -100,15 +104,15 @@ def _instructions(text: str) -> list[Instruction]:
         if open_line.strip():
             word, _, rest = open_line.strip().partition(" ")
             if _WORDS.fullmatch(word) is None:
-                raise ValueError(f"line {start}: {word!r} is no instruction")
+                raise ValueError(f"line {start}: {word!r} is not an instruction")
             found.append(Instruction(word, " ".join(rest.split()), start))
         open_line = ""
     return found
 
 
 def sent(context: Path) -> set[str]:
-    """The files of a context that its .dockerignore lets through, by path: the last line that fits a path, or a folder
-    above it, decides."""
+    """The paths of a context's files that its .dockerignore lets through. The last line that matches a path, or a
+    folder above it, decides."""
     lines = [line.strip() for line in (context / ".dockerignore").read_text().splitlines()]
     rules = [(line.lstrip("!"), line.startswith("!")) for line in lines if line and not line.startswith("#")]
     kept = set()
@@ -130,10 +134,10 @@ def sent(context: Path) -> set[str]:
 
 
 def rehearse(file: Dockerfile, context: Path, root: Path) -> list[str]:
-    """Performs the steps below `root`; returns those that were passed over.
+    """Performs the steps below `root`, and returns those that it skipped.
 
     Raises:
-        AssertionError: a step failed, or copies what is not there.
+        AssertionError: a step failed, or copies a file that does not exist.
     """
     passed, inside = [], sent(context)
     for stage in file.stages:
@@ -163,7 +167,7 @@ def rehearse(file: Dockerfile, context: Path, root: Path) -> list[str]:
 
 
 def moved(path: str, root: Path) -> Path:
-    """Where an absolute path of the image lies in the rehearsal."""
+    """The rehearsal's path for an absolute path of the image."""
     return root / path.lstrip("/")
 
 

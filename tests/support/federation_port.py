@@ -1,4 +1,4 @@
-"""A federation port that knows who is calling and nothing else."""
+"""A federation port that authenticates its callers and does nothing else."""
 
 import contextlib
 from collections.abc import AsyncIterator, Callable
@@ -18,7 +18,7 @@ __all__ = ["FederationPort", "serving"]
 
 
 class FederationPort(federation_pb2_grpc.FederationServiceServicer):
-    """Answers `MaskedUploadStatus` to whom `peer` lets through; anything else is unimplemented."""
+    """Answers `MaskedUploadStatus` to callers that `peer` lets through. Every other call is unimplemented."""
 
     def __init__(self, root, *, roles: object = Role.MEMBER, clock: Callable[[], datetime] = party.present) -> None:
         self.root = root
@@ -40,7 +40,7 @@ class FederationPort(federation_pb2_grpc.FederationServiceServicer):
 async def serving(
     folder: CoordinatorFolder, service: FederationPort | None = None, *, port: int = 0, credentials=None
 ) -> AsyncIterator[FederationPort]:
-    """Mutual TLS on loopback, as the coordinator serves it."""
+    """Serves over mutual TLS on loopback, as the coordinator does."""
     service = service or FederationPort(load_root(folder))
     server = grpc.aio.server(options=server_options())
     federation_pb2_grpc.add_FederationServiceServicer_to_server(service, server)

@@ -1,8 +1,8 @@
-"""A federation in one thread: the coordinator's machine and the members' machines under a clock of the test's own.
+"""A federation in one thread: the coordinator's and the members' state machines under a simulated clock.
 
-Nothing here decides anything: both sides' transitions are the real ones, with the real aggregation protocol between
-them; the fleet carries messages with a delay, keeps timers, and stands in for training (a random vector) and disks
-(lists). `Fleet(5).run()` goes on until nothing is left to happen.
+Nothing here decides anything. Both sides use the real transitions and the real aggregation protocol. The fleet delivers
+messages with a delay, keeps timers, and replaces training by a random vector and disks by lists. `Fleet(5).run()`
+continues until nothing is left to happen.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ TRAINING_MS = 1000
 
 
 def job_document(aggregation: Aggregation = Aggregation(), **rounds: Any) -> JobDocument:  # noqa: B008
-    """A job small enough to be aggregated in microseconds."""
+    """A job small enough to aggregate in microseconds."""
     numbers: dict[str, Any] = {"count": 3, "min_members": 3, "deadlines": Deadlines(training=60, reconnect=2)}
     return JobDocument(
         name="questions",
@@ -59,7 +59,7 @@ def job_document(aggregation: Aggregation = Aggregation(), **rounds: Any) -> Job
 
 @dataclass
 class Member:
-    """One member's process, and what outlives it."""
+    """One member's process, and the state that outlives it."""
 
     name: str
     environment: states.Environment
@@ -79,7 +79,7 @@ class Member:
 
 
 class Fleet:
-    """The coordinator, its members, and the time."""
+    """The coordinator, its members, and the simulated time."""
 
     def __init__(
         self,
@@ -95,37 +95,37 @@ class Fleet:
         self.random = np.random.default_rng(seed)
         self.job = job or job_document()
         self.versions = {self.job.weights: np.zeros(VALUES, np.float32)}
-        # What the server optimiser carries on, each vector by its digest.
+        # The server optimiser's state vectors, by digest.
         self.server_states: dict[bytes, np.ndarray] = {}
         self.records: list[fx.Record] = []
         self.counts: list[fx.Count] = []
         self.inputs: dict[tuple[AttemptId, str], np.ndarray] = {}
         self.results: dict[AttemptId, tuple[tuple[str, ...], np.ndarray]] = {}
-        # The same of each group, by its number; the one sum where there are none is group 0.
+        # The same for each group, by its number. Without groups, the one sum is group 0.
         self.group_results: dict[AttemptId, dict[int, tuple[tuple[str, ...], np.ndarray]]] = {}
         self._queue: list[tuple[int, int, Callable[[], None]]] = []
         self._order = itertools.count()
-        # (state, event, state), by their types.
+        # The types of (state, event, next state) of every transition so far.
         self.transitions: set[tuple[type, type, type]] = set()
         self._timers: dict[Timer, int] = {}
         self._totals: dict[AttemptId, dict[int, np.ndarray]] = {}
         self._groups: dict[AttemptId, Any] = {}
         self._bits: dict[AttemptId, int] = {}
         self._spooled: dict[tuple[AttemptId, str], bytes] = {}
-        # (member, kind of message) -> the message is lost; tests add to it.
+        # Whether this message to or from this member is lost. Tests replace it.
         self.lose: Callable[[str, Any], bool] = lambda member, message: False
-        # How long a message takes; none at all loses it, several repeat it, and unequal ones overtake each other.
+        # A message's delays: none loses it, several repeat it, and unequal delays let messages overtake each other.
         self.delays: Callable[[str, Any], tuple[int, ...]] = lambda member, message: (DELAY_MS,)
-        # What a lying coordinator makes of a message for a member.
+        # The message that a lying coordinator sends in place of this one.
         self.bend: Callable[[str, Any], Any] = lambda member, message: message
-        # Called before a message reaches a member: tests kill here.
+        # Called before a message reaches a member. Tests kill members here.
         self.before: Callable[[str, Any], None] = lambda member, message: None
         self.parameters = Parameters(self.job, self.job.digest(), FEDERATION, verify, key_of)
         self.state = JobState(
             self.parameters, JobStatus.RUNNING, Reason.REASON_UNSPECIFIED, 0, False, 0, 0, 0, 0, self.job.weights
         )
         self.members: dict[str, Member] = {}
-        # What a coordinator serves of the certificates that a roster names by digest; tests change it.
+        # The certificate that the coordinator serves for a digest in a roster. Tests replace it.
         self.serves: Callable[[str, bytes], bytes | None] = lambda member, digest: self._certificates.get(digest)
         self._certificates: dict[bytes, bytes] = {}
         for number in range(members):
@@ -149,7 +149,7 @@ class Fleet:
         heapq.heappush(self._queue, (self.now_ms + int(delay_ms), next(self._order), action))
 
     def run(self, until: Callable[[], bool] = lambda: False, *, hours: float = 48) -> "Fleet":
-        """Until nothing is left to happen, `until` holds, or so many hours have passed."""
+        """Runs until nothing is left to happen, `until` holds, or `hours` of simulated time have passed."""
         end = self.now_ms + int(hours * 3_600_000)
         while self._queue and self._queue[0][0] <= end and not until():
             self.now_ms, _, action = heapq.heappop(self._queue)
@@ -166,19 +166,19 @@ class Fleet:
         return self
 
     def cut(self, name: str) -> None:
-        """The connection breaks; the process lives."""
+        """Breaks the connection. The process keeps running."""
         member = self.members[name]
         if member.connected:
             member.connected = False
             self.post(ev.Disconnected(name))
 
     def kill(self, name: str) -> None:
-        """The process ends; what it had in memory is gone."""
+        """The process ends and loses its memory."""
         self.members[name].alive = False
         self.cut(name)
 
     def restart(self, name: str) -> None:
-        """A new process with the old one's journal."""
+        """Starts a new process with the old one's journal."""
         member = self.members[name]
         member.alive, member.update = True, None
         member.process = hashlib.sha256(member.process).digest()
@@ -186,7 +186,7 @@ class Fleet:
         self.connect(name)
 
     def crash_coordinator(self) -> None:
-        """kill -9 and a start: memory is gone, what was persisted is there, members reconnect."""
+        """Kills and restarts the coordinator. It loses its memory and keeps what it persisted; members reconnect."""
         self._timers.clear()
         self._totals.clear()
         self._spooled.clear()
@@ -199,7 +199,7 @@ class Fleet:
                 self.connect(name)
 
     def _stored(self) -> JobState:
-        """The job as its records have it."""
+        """The job's state, restored from its records."""
         state = replace(self.state, members={}, status=JobStatus.RUNNING)
         values: dict[str, Any] = {
             "round": 0,
@@ -325,7 +325,7 @@ class Fleet:
                 self.at(delay, lambda: self._arrives(name, process, message))
 
     def _check_persisted(self, message: Any) -> None:
-        """Nobody hears of what a crash could still undo."""
+        """Checks that the coordinator announces nothing that a crash could still undo."""
         payload = getattr(message, "payload", None)
         if isinstance(payload, AttemptOpened):
             assert any(
@@ -349,7 +349,7 @@ class Fleet:
             self.tell(name, states.Received(message))
 
     def tell(self, name: str, event: states.Event) -> None:
-        """An event for one member, now."""
+        """Gives one member an event now."""
         member = self.members[name]
         member.state, effects = member_transition(member.environment, member.state, event)
         for effect in effects:
@@ -412,14 +412,14 @@ class Fleet:
         raise AssertionError(message)
 
     def _trained(self, member: Member, assignment: Any) -> None:
-        # As in training: the same version gives a member the same update again.
+        # As in real training, the same version gives a member the same update again.
         random = np.random.default_rng([self.seed, int(member.name[1:]), *assignment.version[:8]])
         change = random.uniform(-0.5, 0.5, VALUES).astype(np.float32)
         examples = int(random.integers(1, 100))
         self.hand_over(member, assignment, Update(change, examples, 1.5 * examples, examples // 2, examples))
 
     def hand_over(self, member: Member, assignment: Assignment, update: Update) -> None:
-        """The member has trained this update for the assignment."""
+        """Gives the member this update as its training result for the assignment."""
         member.update = update
         plain = isinstance(self.job.mechanism, NoMechanism)
         digest = update_digest(self.job, update) if plain else None
@@ -447,7 +447,10 @@ class Fleet:
     # ---- what must hold -------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Every opened sum is that of U3's inputs; every round and attempt that began has ended once, in order."""
+        """Checks that every opened sum is the sum of U3's inputs, and that the records are in order.
+
+        Attempts open once, with rising numbers, and end at most once. Versions are numbered without a gap.
+        """
         every = [
             (attempt, survivors, total)
             for attempt, groups in self.group_results.items()
@@ -468,5 +471,5 @@ class Fleet:
         assert set(ended) <= set(opened)
 
     def ends(self) -> list[fx.EndAttempt]:
-        """How each attempt ended."""
+        """The end of each attempt, in order."""
         return [record for record in self.records if isinstance(record, fx.EndAttempt)]

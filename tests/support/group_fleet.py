@@ -1,7 +1,7 @@
-"""`sum_fleet.Fleet` over a cohort in groups, with a sum of each.
+"""`sum_fleet.Fleet` over a cohort in groups, with a sum for each group.
 
-`GroupFleet(12, 3).run(lose={Phase.MASK: {"m2"}})` plays a whole attempt; `opened` then has every group's sum beside the
-members it is of.
+`GroupFleet(12, 3).run(lose={Phase.MASK: {"m2"}})` plays a whole attempt. Then `opened` holds every group's survivors
+and sum.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from tests.support.sum_fleet import Fleet, make_context
 
 
 def grouped_context(n: int, groups: int, corrupt: int | None = None, **more: Any) -> RoundContext:
-    """The context of an attempt over `n` members in so many groups, with the numbers that are found for it."""
+    """The context of an attempt over `n` members in `groups` groups, with its graph, threshold and corrupt bound."""
     split = {name: more.pop(name) for name in ("least", "sigma", "absent") if name in more}
     graph, threshold, assumed = grouped_thresholds(n, groups, corrupt, **split)
     return make_context(n, threshold, assumed, graph=graph, **more)
 
 
 class GroupFleet(Fleet):
-    """`sums`: the masked sum of each group. `opened`: (survivors, opened sum) of each group, by its number."""
+    """A fleet in groups. By group number, `sums` holds the masked sums and `opened` the (survivors, opened sum)."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class GroupFleet(Fleet):
 
     @property
     def groups(self) -> tuple[tuple[str, ...], ...]:
-        """Who is in which group, as the server has drawn it."""
+        """The members of each group, as the server drew them."""
         return self.server.session.groups
 
     def deliver(self, member: str, message: Any) -> Any:
@@ -55,7 +55,7 @@ class GroupFleet(Fleet):
         return answer
 
     def run(self, lose: Mapping[Phase, Collection[str]] | None = None) -> Abandoned | Any:
-        """Play everything; `opened`, or why there is nothing."""
+        """Plays every phase. Returns `opened`, or why the attempt was abandoned."""
         for phase in Phase:
             abandoned = self.play((lose or {}).get(phase, ()))
             if abandoned is not None:

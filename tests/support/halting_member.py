@@ -1,9 +1,9 @@
-"""`edge_client run`, which stands still at a chosen moment of an attempt, so that a test can kill somebody just then.
+"""`edge_client run` that halts at a chosen moment of an attempt, so that a test can kill a process at that moment.
 
     python -m tests.support.halting_member PHASE HALT -- OPTIONS OF edge_client run
 
-While the file HALT exists it stands still before it answers in PHASE (advertise, share, confirm, unmask), or, in phase
-mask, half-way through its upload; it says so in its log (`halted`), and goes on when the file is gone.
+While the file HALT exists, the member halts before it answers in PHASE (advertise, share, confirm, unmask), or half-way
+through its upload in phase mask. It logs `halted`, and continues when the file is gone.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ def main() -> None:
     carry_out, parts = Agent._carry_out, Agent._parts
 
     async def until_gone() -> None:
-        # Another process takes the file away: there is nothing to wait on but the file.
+        # Another process removes the file, so there is no event to wait for.
         while halt.exists():  # noqa: ASYNC110, ASYNC240
             await asyncio.sleep(0.02)
 

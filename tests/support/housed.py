@@ -1,4 +1,4 @@
-"""A whole coordinator in this process, on loopback, with members that enrolled over its own port."""
+"""A whole coordinator in this process, on loopback, with members that enrol over its own port."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -22,7 +22,7 @@ __all__ = ["House", "housed"]
 
 @dataclass
 class House:
-    """What `coordinator serve` runs."""
+    """A running coordinator, as `coordinator serve` starts it."""
 
     folder: CoordinatorFolder
     serving: server.Serving
@@ -37,12 +37,12 @@ class House:
         return f"localhost:{self.serving.federation_port}"
 
     async def enrol(self, name: str, key: int, monkeypatch) -> MemberIdentity:
-        """A member with one of the run's keys, by a real enrolment."""
+        """Enrols a member with one of the test run's keys."""
         monkeypatch.setattr(edge, "new_key", lambda: party.key(key))
         return await edge.enrol(self.path / name, (await self.invite(name)).format())
 
     async def invite(self, name: str) -> JoinToken:
-        """A token, as an operator's command makes it."""
+        """Makes a join token, as an operator's command does."""
         now = datetime.now(UTC)
         token = JoinToken.create(
             address=f"localhost:{self.serving.enrolment_port}",
@@ -56,19 +56,19 @@ class House:
         return token
 
     async def revoke(self, name: str) -> None:
-        """As the operator's service does it: stored, then cut off."""
+        """Revokes a member as the operator's service does: stores it, then disconnects the member."""
         now_ms = int(datetime.now(UTC).timestamp() * 1000)
         await self.database.run(lambda s: records.revoke_member(s, name, now_ms))
         await self.serving.runtime.disconnect(name)
 
     async def journal(self, kind: str) -> list[records.JournalEntry]:
-        """What the audit journal says of one kind."""
+        """The audit journal's entries of one kind."""
         return [entry for entry in await self.database.run(records.journal) if entry.kind == kind]
 
     @contextlib.asynccontextmanager
     async def stub(self, identity: MemberIdentity) -> AsyncIterator[federation_pb2_grpc.FederationServiceStub]:
-        """Calls under one certificate."""
-        # The port is another one after a restart.
+        """A stub that calls with this member's certificate."""
+        # The port changes with a restart.
         async with open_channel(identity, address=self.address) as channel:
             yield federation_pb2_grpc.FederationServiceStub(channel)
 
@@ -77,9 +77,9 @@ class House:
 async def housed(
     tmp_path: Path, monkeypatch, *, days: float = 14.0, again: bool = False, new_database: bool = False
 ) -> AsyncIterator[House]:
-    """Serves until the block ends. again: from the folder that an earlier one left."""
+    """Serves until the block ends. With `again`, from the folder that an earlier coordinator left."""
     monkeypatch.setattr(upkeep, "_LOOK", 0.05)
-    # This process imported gRPC before anybody could switch TLS 1.2 off in it; test_tls.py looks at that.
+    # This process imported gRPC before TLS 1.2 could be switched off in it. test_tls.py checks that part.
     monkeypatch.setattr(server, "speaks_tls_12", lambda *_: False)
     path = tmp_path / "coordinator"
     folder = CoordinatorFolder(path) if again else party.coordinator_folder(path)

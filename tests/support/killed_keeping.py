@@ -1,8 +1,9 @@
-"""`edge_client run`, which kills itself (SIGKILL) at a chosen point of what it keeps of a job.
+"""`edge_client run` that kills itself (SIGKILL) at a chosen point of storing a job's private state.
 
     python -m tests.support.killed_keeping POINT COUNT -- OPTIONS OF edge_client run
 
-POINT is one of `edge_client.private_store.files.POINTS`; it dies when it comes there for the COUNT-th time.
+POINT is one of `edge_client.private_store.files.POINTS`. The process dies when it reaches the point for the COUNT-th
+time.
 """
 
 import os
@@ -25,7 +26,7 @@ def main() -> None:
     from edge_client.private_store.files import POINTS
 
     if point not in POINTS:
-        sys.exit(f"{point} is no point; there are: {', '.join(POINTS)}")
+        sys.exit(f"unknown point {point}; choose one of: {', '.join(POINTS)}")
     begin, passed = PrivateStore.__init__, [0]
 
     def faults(here: str) -> None:

@@ -1,9 +1,9 @@
-"""Coordinators that lie, for tests: to machines in one thread, and to a real process over the network.
+"""Coordinators that lie, for tests: to state machines in one thread, and to a real process over the network.
 
-`LyingFleet` is the fleet of `tests.support.fleet` with what a liar needs besides `bend`: members that are not told that
-they are out, messages that the honest coordinator would not send, and what each member said and logged since the lie.
-`LyingRelay` stands between a member and the coordinator, parses what the coordinator sends in a session, and sends on
-what a test makes of it: other messages, more of them, or none.
+`LyingFleet` extends the fleet of `tests.support.fleet` beyond `bend`: it can hide from members that they are out, send
+messages that an honest coordinator would not send, and show what each member said and logged since the lie.
+`LyingRelay` is a relay between a member and the coordinator. It parses what the coordinator sends in a session, and
+forwards what a test makes of it: other messages, more messages, or none.
 """
 
 import threading
@@ -31,29 +31,32 @@ __all__ = ["JOB", "VICTIM", "Bend", "LyingFleet", "LyingRelay", "dealt_to", "fli
 JOB = "questions"
 VICTIM = "m0"
 
-# ---- machines -------------------------------------------------------------------------------------------------------
+# ---- state machines -------------------------------------------------------------------------------------------------
 
 
 class LyingFleet(Fleet):
-    """A federation whose coordinator lies to `VICTIM`; `lied` is called when a lie is told, by `tell` or by a bend."""
+    """A federation whose coordinator lies to `VICTIM`.
+
+    `say` and `bent` tell a lie and call `lied`. A test that lies by `tell` or by a `bend` of its own calls it itself.
+    """
 
     def __init__(self, members: int, **how: Any) -> None:
-        # What each member's machine wanted done, in order.
+        # The effects of each member's state machine, in order.
         self.effects: dict[str, list[states.Effect]] = {f"m{number}": [] for number in range(members)}
-        # Members that train under another job document than the rest.
+        # Job documents of members that train under another one than the rest.
         self.jobs: dict[str, JobDocument] = {}
-        # What the coordinator makes of what a member says.
+        # The event that the coordinator receives in place of a member's.
         self.hear: Callable[[str, Any], Any] = lambda member, message: message
         self._lied_at: dict[str, int] = {}
         super().__init__(members, **how)
 
     def lied(self, *names: str) -> None:
-        """From here on the members answer to a lie."""
+        """Marks the moment from which these members answer to a lie."""
         for name in names or (VICTIM,):
             self._lied_at.setdefault(name, len(self.effects[name]))
 
     def bent(self, kind: type, change: Callable[[Any], Any], name: str = VICTIM) -> None:
-        """The first message of a kind to a member is another one; `change` is of its payload."""
+        """Replaces the payload of the first message of this kind to a member by `change(payload)`."""
         before, told = self.bend, []
 
         def bend(member: str, message: Any) -> Any:
@@ -67,38 +70,40 @@ class LyingFleet(Fleet):
         self.bend = bend
 
     def say(self, payload: Any, attempt: AttemptId | None = None, name: str = VICTIM) -> None:
-        """A message of the present attempt, from nobody but the liar, now."""
+        """Sends a member, now, a message that an honest coordinator would not send; by default in the last attempt."""
         self.lied(name)
         self.tell(name, states.Received(AttemptMessage(attempt or self.attempt, payload)))
 
     def in_the_dark(self, *names: str) -> None:
-        """These are never told that an attempt goes on without them."""
+        """Never tells these members that an attempt continues without them."""
         self.lose = lambda name, message: name in names and isinstance(getattr(message, "payload", None), AttemptEnded)
 
     @property
     def attempt(self) -> AttemptId:
-        """The last one that was opened."""
+        """The attempt that was opened last."""
         return AttemptId(JOB, self.state.round, self.state.attempt)
 
     def in_attempt(self, name: str = VICTIM) -> states.InAttempt:
-        """A member that is taking part in one."""
+        """The state of a member that is taking part in an attempt."""
         phase = self.members[name].state.phase(JOB)
         assert isinstance(phase, states.InAttempt)
         return phase
 
     def payloads(self, kind: type, name: str = VICTIM) -> list[Any]:
-        """What a member said of one kind."""
+        """The payloads of one kind that a member sent."""
         found = [getattr(message, "payload", None) for message in self.members[name].said]
         return [payload for payload in found if isinstance(payload, kind)]
 
     def since(self, name: str = VICTIM) -> list[states.Effect]:
-        """What a member's machine wanted done since it was lied to."""
+        """The effects of a member's state machine since the lie."""
         assert name in self._lied_at, f"{name} was never lied to"
         return self.effects[name][self._lied_at[name] :]
 
     def refused(self, reason: Reason, *words: str, name: str = VICTIM, after: tuple[type, ...] = ()) -> None:
-        """The member answered the lie with one refusal of this reason and a line in its log, at warning, that holds
-        these words; it told nothing of the attempt, before that, but messages of the kinds in `after`.
+        """Checks that the member answered the lie with exactly one refusal.
+
+        The refusal has this reason, and the member logs it as a warning that contains these words. Before the refusal,
+        the member sent only messages of the kinds in `after` in that attempt.
         """
         effects = self.since(name)
         said = [effect.message for effect in effects if isinstance(effect, states.Say)]
@@ -132,13 +137,15 @@ class LyingFleet(Fleet):
         self.job = kept
 
     def would(self, name: str, message: Any) -> tuple[states.MemberState, tuple[states.Effect, ...]]:
-        """What a member would do on a message, without doing it. Only its protocol's latches keep it in mind."""
+        """The state and effects that a message would cause, without applying them. Only the protocol's latches
+        remember the message.
+        """
         member = self.members[name]
         return member_transition(member.environment, member.state, states.Received(message))
 
 
 def dealt_to(receiver: str, dealings: Iterable[secure_agg.Dealing], session: Session) -> secure_agg.ReceivedDealings:
-    """What a coordinator passes on of these dealings; `session` is the one that they were dealt in."""
+    """What a coordinator forwards to `receiver` from these dealings. `session` is the session of the dealings."""
     received = []
     for dealing in sorted(dealings, key=lambda each: each.dealer):
         paths = merkle.paths_of(session.dealing_leaves(dealing.dealer, dealing.shares))
@@ -159,7 +166,7 @@ def dealt_to(receiver: str, dealings: Iterable[secure_agg.Dealing], session: Ses
 
 
 def flipped(data: bytes, bit: int) -> bytes:
-    """The same with one bit the other way round, counted from the start."""
+    """The data with one bit flipped. `bit` counts from the start."""
     changed = bytearray(data)
     changed[bit // 8] ^= 1 << bit % 8
     return bytes(changed)
@@ -167,17 +174,17 @@ def flipped(data: bytes, bit: int) -> bytes:
 
 # ---- over the network -----------------------------------------------------------------------------------------------
 
-# What the member hears in place of a message of the coordinator; an empty list is silence.
+# Returns the messages that the member hears in place of one from the coordinator. An empty list drops it.
 Bend = Callable[[pb.CoordinatorMessage], "list[pb.CoordinatorMessage | bytes]"]
 
 
 def honest(message: pb.CoordinatorMessage) -> "list[pb.CoordinatorMessage | bytes]":
-    """As it came."""
+    """Forwards the message unchanged."""
     return [message]
 
 
 class LyingRelay(Relay):
-    """A relay with the coordinator's own certificate that changes what the coordinator says in a session."""
+    """A relay with the coordinator's own certificate that changes the coordinator's messages in a session."""
 
     def __init__(self, credentials: grpc.ServerCredentials, target: str, towards: grpc.ChannelCredentials) -> None:
         self._bend: Bend = honest
@@ -185,12 +192,12 @@ class LyingRelay(Relay):
         super().__init__(credentials, target, towards)
 
     def lie(self, bend: Bend) -> None:
-        """From the next message on. `bend` is called in the session's thread, and may wait there."""
+        """Applies `bend` from the next message on. It runs in the session's thread, and may wait there."""
         with self._bending:
             self._bend = bend
 
     def forward(self, path: str, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        """One call; only sessions are lied in."""
+        """Forwards one call. Only sessions are changed."""
         answers = super().forward(path, requests, context)
         if not path.endswith("/Session"):
             yield from answers

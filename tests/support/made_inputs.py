@@ -1,4 +1,4 @@
-"""What the decoders are fed with: messages by their descriptors, records and documents changed in some places."""
+"""Inputs for decoders: messages made from their descriptors, and records and documents with changed places."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tacit.v1 import federation_pb2 as pb
 
-# Lengths around every length that means something: nonces and keys 32, shares 33, seals 82, ledgers 16.
+# Lengths around every meaningful length: nonces and keys 32, shares 33, seals 82, ledgers 16.
 LENGTHS = (0, 1, 15, 16, 17, 31, 32, 33, 34, 64, 81, 82, 83, 384, 385, 4000)
 INTEGERS = (0, 1, 2, 3, 4, 5, 32, 33, 127, 128, 200, 201, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1)
 NUMBERS = (0.0, -0.0, 1.0, -1.0, 1e-320, 1e9, 1e300, float("inf"), float("-inf"), float("nan"))
@@ -48,7 +48,7 @@ def _value(draw: st.DrawFn, field: FieldDescriptor, depth: int) -> Any:
 
 def _message(draw: st.DrawFn, described: Descriptor, depth: int = 0) -> Message:
     made: Message = getattr(pb, described.name)()
-    # A number that may be missing (`optional`) is to protobuf a choice of one; here it is a field like any other.
+    # Protobuf represents an `optional` number as a choice of one. Here it is a field like any other.
     groups = [group for group in described.oneofs if len(group.fields) > 1]
     chosen = {draw(st.sampled_from(list(group.fields))).name for group in groups}
     for field in described.fields:
@@ -69,13 +69,13 @@ def _message(draw: st.DrawFn, described: Descriptor, depth: int = 0) -> Message:
 
 @st.composite
 def messages_of(draw: st.DrawFn, kind: type[Message]) -> Message:
-    """A message of one kind with any of its fields, at or around the values that mean something."""
+    """A message of one kind with any of its fields, whose values are at or around meaningful ones."""
     return _message(draw, kind.DESCRIPTOR)
 
 
 @st.composite
 def damaged(draw: st.DrawFn, kind: type[Message]) -> bytes:
-    """The bytes of such a message with bits turned, its end or a stretch of it lost or doubled, or noise in between."""
+    """The bytes of such a message with flipped bits, a lost end, a lost or doubled stretch, or inserted noise."""
     data = bytearray(draw(messages_of(kind)).SerializeToString())
     for _ in range(draw(st.integers(1, 3))):
         at, length = draw(st.integers(0, len(data))), draw(st.integers(0, 40))
@@ -97,7 +97,7 @@ def damaged(draw: st.DrawFn, kind: type[Message]) -> bytes:
 
 
 def _leaf(chance: random.Random, value: Any, others: list[Any]) -> Any:
-    """Another value of the same type."""
+    """Returns another value of the same type."""
     alike = [other for other in others if type(other) is type(value)]
     if isinstance(value, bytes):
         length = chance.choice(LENGTHS)
@@ -112,7 +112,7 @@ def _leaf(chance: random.Random, value: Any, others: list[Any]) -> Any:
 
 
 def leaves_of(value: Any) -> list[Any]:
-    """Every number, text and byte string in a record, in order."""
+    """Every number, string and byte string in a record, in order."""
     if dataclasses.is_dataclass(value):
         return [leaf for field in dataclasses.fields(value) for leaf in leaves_of(getattr(value, field.name))]
     if isinstance(value, tuple):
@@ -121,8 +121,10 @@ def leaves_of(value: Any) -> list[Any]:
 
 
 def changed(record: Any, seed: int, others: list[Any] | None = None) -> Any:
-    """A record with one place changed: a leaf of another value, length or owner; an item of a list doubled, dropped,
-    moved, or there hundreds of times; a list emptied.
+    """A record with one place changed.
+
+    A leaf gets another value, length or owner; a list is emptied, reversed or repeated hundreds of times; or one item
+    of a list is doubled, dropped or changed.
     """
     chance = random.Random(seed)
     others = others if others is not None else leaves_of(record)
@@ -130,7 +132,7 @@ def changed(record: Any, seed: int, others: list[Any] | None = None) -> Any:
     def at(value: Any) -> Any:
         if dataclasses.is_dataclass(value):
             fields = dataclasses.fields(value)
-            # Lists more often than their share, since what matters is inside.
+            # Choose lists more often, because they hold most of the content.
             weights = [4 if isinstance(getattr(value, field.name), tuple) else 1 for field in fields]
             name = chance.choices(fields, weights)[0].name
             return dataclasses.replace(value, **{name: at(getattr(value, name))})  # type: ignore[type-var]
@@ -156,7 +158,7 @@ def _list(chance: random.Random, items: tuple[Any, ...], at: Callable[[Any], Any
         case "reverse":
             return items[::-1]
         case "many":
-            # A long list stays as long as it is: three changes would make a thousand million of it.
+            # Do not repeat a long list: three such changes would make it a thousand million items long.
             return items * max(1, 2000 // len(items))
         case "empty":
             return ()
@@ -201,7 +203,7 @@ ODD = (
 
 
 def odd(document: Any, seed: int) -> Any:
-    """JSON with one place changed: a value for another, a key gone, a key more, an item doubled."""
+    """A JSON document with one place changed: another value, a key removed, added or renamed, or an item doubled."""
     chance = random.Random(seed)
 
     def at(value: Any) -> Any:
@@ -223,14 +225,14 @@ def odd(document: Any, seed: int) -> Any:
             case _:
                 return {(name + "_" if name == key else name): each for name, each in value.items()}
 
-    # At the top it stays a table, so that more than its frame is looked at.
+    # The top level stays an object, so that decoders look further than at its type.
     while not isinstance(found := at(document), dict):
         pass
     return found
 
 
 def written(document: Any, seed: int) -> bytes:
-    """As text: sometimes not as anybody would write it, sometimes damaged."""
+    """The document as JSON bytes, sometimes in an unusual encoding, sometimes damaged."""
     chance = random.Random(seed)
     text = json.dumps(document, ensure_ascii=chance.random() < 0.5, indent=chance.choice([None, None, 1]))
     data = text.encode(chance.choice(["utf-8", "utf-8", "utf-8", "utf-16", "utf-32-be"]), "surrogatepass")

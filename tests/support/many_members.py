@@ -2,9 +2,9 @@
 
     python -m tests.support.many_members FOLDER < TOKENS
 
-Reads lines `NAME TOKEN` until its input ends, enrols each member into FOLDER/home-NAME, says so (`enrolled`, with
-their number), and runs them all until SIGTERM. Everything is a member's own code but training: an update follows from
-the member's name (`benchmarks.library.members.synthetic_update`).
+Reads lines `NAME TOKEN` until its input ends, enrols each member into FOLDER/home-NAME, logs `enrolled` with their
+number, and runs them all until SIGTERM. Everything except training is a member's own code: an update follows from the
+member's name (`benchmarks.library.members.synthetic_update`).
 """
 
 import asyncio
@@ -27,7 +27,7 @@ def main() -> None:
     configure("json", "info")
     members = dict(line.split() for line in sys.stdin if line.strip())
     asyncio.run(_all(Path(sys.argv[1]), members))
-    # Threads of a transfer that was cut off need not be waited for.
+    # Do not wait for the threads of interrupted transfers.
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""A second schema, made up: the migrations of this program and one after them, in a folder of the test's own."""
+"""An invented next schema: the program's migrations and one more, in the test's own folder."""
 
 import shutil
 from pathlib import Path
@@ -33,7 +33,7 @@ def upgrade() -> None:
 
 
 def with_next_schema(folder: Path) -> str:
-    """Makes the folder of migrations: a value for `coordinator.storage.database.MIGRATIONS`."""
+    """Makes the folder of migrations and returns its path, a value for `coordinator.storage.database.MIGRATIONS`."""
     made = folder / "migrations"
     shutil.copytree(database.MIGRATIONS, made, ignore=shutil.ignore_patterns("__pycache__"))
     (made / "versions" / "0002_next.py").write_text(_MIGRATION)

@@ -1,4 +1,4 @@
-"""A finished job that orders made-up text of its members, their files, and what they say of them."""
+"""A finished job that orders synthetic text from its members, their files, and their statements."""
 
 import hashlib
 import json
@@ -25,25 +25,25 @@ from tests.support.fleet import job_document
 
 __all__ = ["corpus_file", "finished_job", "lay_down", "ordering_job", "prove", "statement_of"]
 
-# The round whose training all statements here are about, and the version that it made.
+# The round whose trained model all statements here describe, and the version that it published.
 ROUND, VERSION = 1, bytes([7]) * 32
 
 
 def ordering_job(*, order: CorpusOrder | None = CorpusOrder(), **changes: Any) -> JobDocument:  # noqa: B008
-    """A job of a small rvae with the labels a and b, under dp-sgd unless told otherwise."""
+    """A job with a small rvae and the labels a and b, under dp-sgd by default."""
     keys: dict[str, Any] = {"model": RvaeModel(), "mechanism": DpSgd(noise_multiplier=1.0), "corpus": order}
     return JobDocument.model_validate({**dict(job_document()), **keys, **changes})
 
 
 def corpus_file(rows: Iterable[tuple[str, str]]) -> bytes:
-    """A file of (text, label)."""
+    """A corpus file with these rows of (text, label)."""
     return b"".join(
         json.dumps({"text": text, "label": label}, ensure_ascii=False).encode() + b"\n" for text, label in rows
     )
 
 
 def statement_of(data: bytes, job: JobDocument, *, federation: bytes, member: str, **changes: Any) -> CorpusStatement:
-    """What an honest member says of a file, but for the changes."""
+    """An honest member's statement about a file, with these changes."""
     labels = [json.loads(line)["label"] for line in data.splitlines()]
     said: dict[str, Any] = {
         "federation": federation,
@@ -68,8 +68,11 @@ def statement_of(data: bytes, job: JobDocument, *, federation: bytes, member: st
 def lay_down(
     folder: Path, data: bytes, job: JobDocument, /, *, member: str, of: Authority | None = None, **changes: Any
 ) -> CorpusStatement:
-    """One member's files in a folder of corpora, as `coordinator job corpora --out` writes them, and the list of
-    authorities. of: the federation's only authority. changes: to what an honest member says.
+    """Writes one member's files and the list of authorities to a folder, as `coordinator job corpora --out` does.
+
+    Args:
+        of: the federation's only authority.
+        changes: changes to an honest member's statement.
     """
     of = of or party.authority()
     honest = statement_of(data, job, federation=of.federation, member=member)
@@ -88,8 +91,12 @@ def prove(
     name: str | None = None,
     number: int = 2,
 ) -> None:
-    """Lays a statement and what proves it into a folder of corpora. role, name: in the certificate, where it is not the
-    member's. number: of the key.
+    """Writes a statement and its proof to a folder of corpora.
+
+    Args:
+        role: the role in the certificate.
+        name: the name in the certificate; by default the member's.
+        number: the number of the key.
     """
     of = of or party.authority()
     made = of.issue(party.key(number).public_key(), role, name or statement.member, now=party.present())
@@ -108,7 +115,7 @@ def finished_job(
     *,
     outcome: records.Outcome = "published",
 ) -> None:
-    """Writes a job of one round with one attempt, in which these survived. Its document and weights are blobs."""
+    """Records a job of one round and one attempt with these survivors. Its document and weights are blobs."""
     name = document.name
     records.create_job(s, name=name, document=document.digest(), rounds_total=1, version=document.weights, now_ms=1)
     records.open_round(s, name, ROUND, 2)

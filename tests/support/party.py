@@ -1,4 +1,4 @@
-"""A federation's authority and its parties, made once a run: RSA keys of 3072 bits cost a second each."""
+"""A federation's authority and its parties, made once a test run, because each 3072-bit RSA key takes a second."""
 
 import functools
 from datetime import UTC, datetime, timedelta
@@ -22,26 +22,26 @@ __all__ = ["authority", "coordinator_folder", "expired", "key", "member_home", "
 
 @functools.cache
 def key(number: int) -> rsa.RSAPrivateKey:
-    """The same key for the same number, all through the run."""
+    """The key with this number, the same throughout a test run."""
     return new_key()
 
 
 @functools.cache
 def present() -> datetime:
-    """One moment for all certificates of a run; near the machine's clock, as gRPC looks at that."""
+    """One moment for all certificates of a test run. It is near the machine's clock, which gRPC uses."""
     return datetime.now(UTC)
 
 
 @functools.cache
 def authority(number: int = 0) -> Authority:
-    """Authorities 0 and 1."""
+    """The authority with this number: 0 or 1."""
     return Authority.create(now=present(), key=key(100 + number))
 
 
 def coordinator_folder(
     path: Path, *, of: Authority | None = None, hosts=("localhost", "127.0.0.1")
 ) -> CoordinatorFolder:
-    """What `coordinator init` makes, as far as serving needs it, without making keys."""
+    """The parts of `coordinator init`'s folder that serving needs, without making new keys."""
     of = of or authority()
     folder = CoordinatorFolder(path)
     for made in (path, folder.authority_certificate.parent, folder.server_key.parent):
@@ -60,7 +60,7 @@ def coordinator_folder(
 
 
 def operator_on_record(database: Database) -> x509.Certificate:
-    """A certificate of the operator `op` with key 3, recorded as `coordinator operator issue` does."""
+    """Records a certificate of the operator `op` with key 3, as `coordinator operator issue` does."""
     made = authority().issue(key(3).public_key(), Role.OPERATOR, "op", now=present())
     expires_ms = int(made.not_valid_after_utc.timestamp() * 1000)
     now_ms = int(present().timestamp() * 1000)
@@ -78,7 +78,7 @@ def operator_on_record(database: Database) -> x509.Certificate:
 
 
 def expired(certificate: x509.Certificate, of: Authority, *, shift: timedelta) -> x509.Certificate:
-    """The same certificate with its validity moved, which no honest `Authority` can be asked for."""
+    """The same certificate with a shifted validity, which an honest `Authority` would not issue."""
     builder = (
         x509.CertificateBuilder()
         .subject_name(certificate.subject)
@@ -103,7 +103,7 @@ def member_home(
     certificate: x509.Certificate | None = None,
     root: x509.Certificate | None = None,
 ) -> Path:
-    """A member's folder as enrolment leaves it."""
+    """Makes a member's folder as enrolment leaves it."""
     of = of or authority()
     certificate = certificate or of.issue(key(number).public_key(), Role.MEMBER, name, now=present())
     home = Home(path)
@@ -119,5 +119,5 @@ def member_home(
 
 
 def member(path: Path, address: str, **how: object) -> MemberIdentity:
-    """The same, loaded."""
+    """Makes a member's folder and loads its identity."""
     return MemberIdentity.load(member_home(path, address, **how))  # type: ignore[arg-type]

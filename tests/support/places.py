@@ -1,4 +1,4 @@
-"""Where the tests find the repository's files, and public data sets beside it."""
+"""Paths of the repository's files, and of public data sets beside it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Texts with two planted canaries, and how far a model gives them away among candidates that were never there."""
+"""Texts with two planted canaries, and how much a model exposes them among candidates that were never in its data."""
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ CANDIDATES, CANARIES = 66, 2
 
 
 def candidates() -> list[str]:
-    """Different codes of four digits, the canaries first."""
+    """Texts with different codes of four digits. The canaries come first."""
     random = np.random.default_rng(4)
     codes: dict[tuple[int, ...], None] = {}
     while len(codes) < CANDIDATES:
@@ -21,14 +21,17 @@ def candidates() -> list[str]:
 
 
 def planted_ids(words: PublicWords, canaries: int = CANARIES) -> np.ndarray:
-    """30 common texts, and so many canaries, each once."""
+    """30 common texts, and the first `canaries` canaries once each."""
     texts, labels = toy_texts(30)
     return words.encode([*texts, *candidates()[:canaries]], np.append(labels, [1] * canaries))
 
 
 @torch.no_grad()
 def mean_exposure(module: Rvae, words: PublicWords) -> float:
-    """Of the canaries, by their loss with every word of the decoder's input replaced: 6 at most, 1.4 by chance."""
+    """The canaries' mean exposure, from losses with every word of the decoder's input replaced.
+
+    It is at most 6, and 1.4 by chance.
+    """
     ids = torch.from_numpy(words.encode(candidates(), np.ones(CANDIDATES, dtype=np.int64)))
     kept = torch.zeros(len(ids), ids.shape[1] - 1, dtype=torch.bool)
     losses = (

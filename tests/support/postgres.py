@@ -1,7 +1,7 @@
-"""PostgreSQL servers of the tests' own: Debian's package, a free port of loopback, a folder that goes away.
+"""PostgreSQL servers for tests, from Debian's package, on a free loopback port and in a temporary folder.
 
-A server is a real one with the package's own program. As root it runs under the user that the package made, because
-PostgreSQL refuses root.
+Each is a real server from the package's own program. When tests run as root, the server runs as the package's user,
+because PostgreSQL refuses root.
 """
 
 import os
@@ -30,7 +30,7 @@ _USER = "postgres"
 
 @cache
 def programs() -> Path:
-    """The folder with `initdb` and `pg_ctl`; installed where this is a CI machine's to do, else the test is skipped."""
+    """The folder with `initdb` and `pg_ctl`. A CI machine installs the package; elsewhere, the test is skipped."""
     why = install("postgresql", lambda: _newest() is not None)
     if (found := _newest()) is not None:
         return found
@@ -46,7 +46,7 @@ def _newest() -> Path | None:
 
 
 class Postgres:
-    """A server. `stop` and `start` may be called as often as one likes; what is committed stays."""
+    """A server. `stop` and `start` may be called repeatedly; committed data stays."""
 
     def __init__(self, folder: Path) -> None:
         self._bin = programs()
@@ -65,7 +65,7 @@ class Postgres:
         command = [str(self._bin / program), *map(str, words)]
         if os.geteuid() == 0:
             command = ["setpriv", f"--reuid={_USER}", f"--regid={_USER}", "--clear-groups", *command]
-        # To a file, not to pipes: the server would hold them open, and its caller would wait for their end.
+        # Output goes to a file. The server would keep pipes open, and its caller would wait for their end.
         with self._log.with_suffix(".words").open("ab") as words_file:
             done = subprocess.run(
                 command,
@@ -79,19 +79,19 @@ class Postgres:
         assert done.returncode == 0, f"{command}: {self._log.with_suffix('.words').read_text()}"
 
     def start(self) -> None:
-        """Starts it and waits until it answers."""
-        # Committed is committed for every process of this machine without fsync; only a power cut would tell.
+        """Starts the server and waits until it answers."""
+        # Without fsync, a commit survives everything but a power cut.
         options = f"-c listen_addresses=127.0.0.1 -c unix_socket_directories='' -p {self.port} -c fsync=off"
         self._run("pg_ctl", "start", "--wait", "--pgdata", self._data, "--log", self._log, "--options", options)
 
     def stop(self, mode: str = "fast") -> None:
-        """Stops it, if it runs; connections are cut. mode: `immediate` is as if it had crashed."""
+        """Stops the server if it runs, and cuts its connections. Mode `immediate` acts like a crash."""
         if not (self._data / "postmaster.pid").exists():
             return
         self._run("pg_ctl", "stop", "--wait", "--pgdata", self._data, "--mode", mode)
 
     def database(self) -> str:
-        """The URL of a new, empty database."""
+        """Makes an empty database and returns its URL."""
         name = f"tacit_{uuid.uuid4().hex[:12]}"
         engine = create_engine(self.url("postgres"), isolation_level="AUTOCOMMIT")
         with engine.connect() as connection:
@@ -100,14 +100,14 @@ class Postgres:
         return self.url(name)
 
     def url(self, name: str) -> str:
-        """The URL of one of its databases."""
+        """The URL of one of the server's databases."""
         return f"postgresql+psycopg://tacit@127.0.0.1:{self.port}/{name}"
 
 
 @contextmanager
 def running_postgres() -> Iterator[Postgres]:
-    """A server, as long as the block lasts."""
-    # Not pytest's folder: that one is closed to other users, and the server is one.
+    """Runs a server until the block ends."""
+    # Not pytest's folder, which other users cannot enter: the server runs as another user.
     with tempfile.TemporaryDirectory(prefix="tacit-postgres-") as folder:
         server = Postgres(Path(folder))
         try:

@@ -1,4 +1,4 @@
-"""States that say by their values which one they are."""
+"""Private states whose values show their number."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ FEDERATION, DOCUMENT, VERSION = bytes([1]) * 32, bytes([2]) * 32, bytes([3]) * 3
 
 
 def made(number: int, **other) -> PrivateState:
-    """A state in which every value is its number."""
+    """A state whose every value is its number."""
     arrays = {
         "embedding.weight": np.full((7, 3), number, dtype=np.float32),
         "output.bias": np.full(2, number, dtype=np.float32),
@@ -22,7 +22,7 @@ def made(number: int, **other) -> PrivateState:
 
 
 def number_of(state: PrivateState | None) -> int | None:
-    """Its number, if all of it is one state's."""
+    """The number of a state. Fails if the state mixes parts of several states."""
     if state is None:
         return None
     numbers = {float(value) for array in state.arrays.values() for value in array.flat}
@@ -37,7 +37,7 @@ def store_of(home: Path, key: StoreKey | None = None, **other) -> PrivateStore:
 
 
 def kept(home: Path, *numbers: int, job: str = "desk", key: StoreKey | None = None, **other) -> Path:
-    """Commits these states one after the other; returns the file of the last."""
+    """Commits these states one after the other, and returns the path of the stored state."""
     with store_of(home, key) as store:
         for number in numbers:
             store.stage(job, f"{number}-aa", made(number, **other))
@@ -46,11 +46,11 @@ def kept(home: Path, *numbers: int, job: str = "desk", key: StoreKey | None = No
 
 
 def loaded(home: Path, key: StoreKey | None = None, job: str = "desk") -> int | None:
-    """The number of the state that counts."""
+    """The number of the committed state."""
     with store_of(home, key) as store:
         return number_of(store.load(job, DOCUMENT))
 
 
 def file_key(number: int = 1) -> StoreKey:
-    """A key that costs no time."""
+    """A key that needs no slow derivation."""
     return StoreKey("key-file", bytes([number]) * 32)

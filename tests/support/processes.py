@@ -1,7 +1,7 @@
-"""A federation of real processes on localhost, for tests: the command lines as a person would type them.
+"""A federation of real processes on localhost, for tests, started by the command lines that a person would type.
 
-Nothing here waits for a time: `Process.wait_for` waits for a line of its log, `Federation.wait_for` for a state that
-the operator's service shows, each up to a deadline that only a failure reaches.
+Nothing here sleeps for a fixed time. `Process.wait_for` waits for a log line and `Federation.wait_for` for a state that
+the operator's service shows. Only a failing test reaches their deadline.
 """
 
 import asyncio
@@ -30,12 +30,15 @@ from tests.support.places import ROOT
 
 BIN = Path(sys.executable).parent
 EXAMPLES = ROOT / "examples" / "desk"
-# Seconds until a test gives up: only a failing test takes as long. The one place for a slower machine: a factor.
+# Seconds until a failing test gives up. On a slower machine, set the factor.
 PATIENCE = 180.0 * float(os.environ.get("TACIT_TESTS_PATIENCE", "1"))
 
 
 def command(*words: str | Path, **more: Any) -> "subprocess.CompletedProcess[str]":
-    """A command's end, whatever it was. With options of `subprocess.run` it is started from nothing, else warm."""
+    """Runs a command and returns its result, whatever the exit code.
+
+    With options of `subprocess.run` it starts cold, else from `tests.support.warm`.
+    """
     done = [str(BIN / words[0]), *map(str, words[1:])]
     if more or not warm.knows(done):
         return subprocess.run(done, capture_output=True, text=True, timeout=PATIENCE, check=False, **more)
@@ -53,26 +56,26 @@ def command(*words: str | Path, **more: Any) -> "subprocess.CompletedProcess[str
 
 
 def succeed(*words: str | Path, **more: Any) -> str:
-    """The standard output of a command that must succeed."""
+    """Runs a command that must succeed, and returns its standard output."""
     done = command(*words, **more)
     assert done.returncode == 0, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
 def within_patience(holds: Callable[[], object]) -> None:
-    """Returns once `holds` is true. For what a process shows a moment after it has said something else."""
+    """Waits until `holds` is true, for a state that a process shows shortly after another event."""
     end = time.monotonic() + PATIENCE
     while not holds():
-        assert time.monotonic() < end, "it never came so far"
+        assert time.monotonic() < end, "the expected state was never reached"
 
 
-# Below what the system gives to connections, and a range of its own for each test process.
+# Below the system's range for outgoing connections. Each test process has a range of its own.
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 _PORTS = itertools.cycle(range(12_000 + 2_000 * (_WORKER % 10), 14_000 + 2_000 * (_WORKER % 10)))
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that are free now, and that no other test process asks for."""
+    """Ports that are free now and outside the ranges of other test processes."""
     found: list[int] = []
     while len(found) < count:
         port = next(_PORTS)
@@ -89,7 +92,7 @@ class Process:
     """A process whose standard error is a log of JSON lines."""
 
     def __init__(self, name: str, words: list[str], log: Path, *, told: str | None = None) -> None:
-        """told: what it reads from its standard input, which then ends."""
+        """Starts the process, with `told` as its whole standard input."""
         self.name = name
         self.lines: list[dict[str, Any]] = []
         self._arrived: queue.Queue[dict[str, Any] | None] = queue.Queue()
@@ -120,7 +123,7 @@ class Process:
         self._arrived.put(None)
 
     def wait_for(self, *events: str, **fields: Any) -> dict[str, Any]:
-        """The next line of the log with (one of) these events and these fields; lines before it are passed over."""
+        """The next log line with one of these events and all these fields. Skips the lines before it."""
         end = time.monotonic() + PATIENCE
         while True:
             try:
@@ -135,18 +138,18 @@ class Process:
                 return line
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Sends SIGKILL and waits for the end."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(timeout=PATIENCE)
 
     def stop(self) -> int:
-        """SIGTERM; returns the exit status."""
+        """Sends SIGTERM and returns the exit status."""
         if self.process.poll() is None:
             self.process.terminate()
         return self.process.wait(timeout=PATIENCE)
 
     def end(self) -> None:
-        """Out of the way, however it stands."""
+        """Kills the process if it still runs."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(timeout=PATIENCE)
@@ -156,7 +159,7 @@ class Federation:
     """A coordinator and its members, in one folder."""
 
     def __init__(self, folder: Path, *, host: str | None = None) -> None:
-        """host: the name that members dial; loopback's own without it."""
+        """Starts a coordinator that members dial as `host`, by default under the loopback name."""
         self.folder = folder
         self.dir = folder / "federation"
         enrolment, federation, metrics = free_ports(3)
@@ -184,15 +187,15 @@ class Federation:
         return self.coordinator
 
     def operator(self, *words: str | Path) -> str:
-        """An operator's command that must succeed."""
+        """Runs an operator's command that must succeed, and returns its output."""
         return succeed("coordinator", *words, "--dir", self.dir)
 
     def token(self, name: str, *more: str) -> str:
-        """A join token."""
+        """Invites a member and returns its join token."""
         return self.operator("member", "invite", name, *more).splitlines()[0]
 
     def enrol(self, *names: str, policy: str | None = None) -> None:
-        """Members with a policy that allows jobs without noise, or with this one."""
+        """Enrols members with this policy, by default one that allows jobs without noise."""
         for name in names:
             home = self.home(name)
             succeed("edge_client", "enrol", self.token(name), "--home", home)
@@ -203,7 +206,7 @@ class Federation:
         return self.folder / f"home-{name}"
 
     def data(self, name: str, rows: int = 60) -> Path:
-        """A member's data: its own part of the examples."""
+        """A member's data file, which holds part of the examples."""
         path = self.folder / f"{name}.jsonl"
         if not path.exists():
             lines = (EXAMPLES / "train.jsonl").read_text().splitlines()
@@ -212,7 +215,7 @@ class Federation:
         return path
 
     def start(self, name: str, *more: str, home: Path | None = None) -> Process:
-        """A member's process, `edge_client run`."""
+        """Starts a member's process, `edge_client run`."""
         words = [str(BIN / "edge_client"), "run", "--data", str(self.data(name))]
         words += ["--home", str(home or self.home(name)), "--log-format", "json", *more]
         member = Process(name, words, self.folder / f"{name}.log")
@@ -220,7 +223,7 @@ class Federation:
         return member
 
     def job(self, name: str, **rounds: Any) -> None:
-        """A small TextCNN job: a megabyte to send, moments to train."""
+        """Creates a small TextCNN job: a megabyte to send, a moment to train."""
         deadlines = {"training": 60, "reconnect": 2, **rounds.pop("deadlines", {})}
         labels = sorted({json.loads(line)["label"] for line in (EXAMPLES / "train.jsonl").open()})
         numbers = {"count": 3, "min_members": 3, **rounds}
@@ -237,7 +240,7 @@ class Federation:
         self.create(spec)
 
     def create(self, spec: Path) -> None:
-        """A job from an operator's file."""
+        """Creates a job from an operator's file."""
         bundle = self.folder / f"bundle-{spec.stem}"
         succeed("coordinator", "job", "bundle", spec, "--out", bundle)
         self.operator("job", "create", "--bundle", bundle)
@@ -254,9 +257,9 @@ class Federation:
         return asyncio.run(ask())
 
     def wait_for(self, job: str, holds: Callable[[pb.JobDetail], Any]) -> pb.JobDetail:
-        """The job once `holds` is true of it; looked at after changes that the coordinator tells of.
+        """Waits until `holds` is true of the job, and returns the job. Checks after every change that is reported.
 
-        Changes that come while the job is fetched count as one: a job may have hundreds of rounds.
+        Changes that are reported while it fetches the job count as one: a job may have hundreds of rounds.
         """
 
         async def wait() -> pb.JobDetail:
@@ -284,17 +287,17 @@ class Federation:
                         await asyncio.gather(watching, return_exceptions=True)
             except TimeoutError:
                 pass
-            # Not the rounds: a job that runs through a test has thousands.
-            raise AssertionError(f"job {job} never came so far: {detail and detail.job}")
+            # Leave out the rounds: a job that runs throughout a test has thousands.
+            raise AssertionError(f"job {job} never reached the expected state: {detail and detail.job}")
 
         return asyncio.run(wait())
 
     def finished(self, job: str) -> pb.JobDetail:
-        """The job once it has done all its rounds."""
+        """Waits until the job has done all its rounds, and returns it."""
         return self.wait_for(job, lambda detail: detail.job.status == pb.JOB_STATUS_FINISHED)
 
     def metric(self, name: str, **labels: str) -> float:
-        """A figure of the metrics endpoint; 0 where it is not there yet."""
+        """A value from the metrics endpoint, or 0 if it is not there yet."""
         text = urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics").read().decode()
         wanted = ",".join(f'{key}="{value}"' for key, value in sorted(labels.items()))
         start = f"{name}{{{wanted}}} " if wanted else f"{name} "
@@ -302,7 +305,7 @@ class Federation:
         return float(found[0].rsplit(" ", 1)[1]) if found else 0.0
 
     def close(self) -> None:
-        """Ends every process that was started."""
+        """Ends every process."""
         for process in reversed(self.processes):
             process.end()
 
@@ -319,16 +322,16 @@ def running_federation(folder: Path, *members: str) -> Iterator[Federation]:
 
 
 class Proxy:
-    """A TCP proxy on loopback that can stall a connection after so many bytes from the client, and cut it.
+    """A TCP proxy on loopback that can stall a connection after a number of bytes from the client, and cut it.
 
-    TLS passes through it unseen: the member talks to `localhost`, on another port.
+    It sees only TLS: the member calls `localhost` on another port.
     """
 
     def __init__(self, target: int) -> None:
         self.stall_after: int | None = None
         self.stalled = threading.Event()
         self._scissors, self._cut = socket.socketpair()
-        # Bytes from the client by connection, in order.
+        # Bytes from the client on each connection, in order of connections.
         self.passed: list[int] = []
         self._target = target
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -371,19 +374,19 @@ class Proxy:
             each.close()
 
     def cut(self) -> None:
-        """Cuts the connection that is stalled, and lets the next ones pass."""
+        """Cuts the stalled connection, and lets later ones pass."""
         self.stall_after = None
         self._scissors.send(b"x")
 
     def close(self) -> None:
-        """No more connections."""
+        """Closes the port and every connection."""
         self._listener.close()
         for each in self._open:
             each.close()
 
 
 def _until_readable_or_gone(source: socket.socket, cut: socket.socket) -> None:
-    """Reads nothing more of `source`, and returns when its other end is gone or `cut` says so."""
+    """Waits without reading until the other end of `source` is gone or `cut` becomes readable."""
     poll = select.poll()
     poll.register(source, select.POLLRDHUP | select.POLLHUP | select.POLLERR)
     poll.register(cut, select.POLLIN)

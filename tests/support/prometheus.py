@@ -1,7 +1,7 @@
-"""Prometheus from Debian's package: found, or installed where that can be done, and started for a test.
+"""Prometheus from Debian's package: finds or installs it, and starts it for a test.
 
-Where it is neither there nor can be installed, tests are skipped with a message. Where the environment says `CI`, they
-fail instead: there, a check that did not run must not look like one that passed.
+Where it is missing and cannot be installed, tests are skipped with a message. With `CI` in the environment they fail
+instead, because a check that did not run must not look like one that passed.
 """
 
 import json
@@ -24,7 +24,7 @@ from tests.support.processes import PATIENCE, free_ports, within_patience
 
 
 def binary(name: str) -> str:
-    """The path of `prometheus` or `promtool`. Skips the test where there is none; see above."""
+    """The path of `prometheus` or `promtool`. Without it, skips or fails the test, as the module says."""
     why = install("prometheus", lambda: shutil.which(name) is not None)
     if (found := shutil.which(name)) is not None:
         return found
@@ -34,7 +34,7 @@ def binary(name: str) -> str:
 
 
 class Prometheus:
-    """A server that scrapes, on a port of its own."""
+    """A client of a running Prometheus server."""
 
     def __init__(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
@@ -48,7 +48,7 @@ class Prometheus:
             raise AssertionError(f"{parameters}: {error.read().decode()}") from error
 
     def ready(self) -> bool:
-        """It answers queries."""
+        """Whether the server answers queries."""
         try:
             with urllib.request.urlopen(f"{self.url}/-/ready", timeout=PATIENCE) as answer:  # noqa: S310  our own server
                 return bool(answer.status == 200)
@@ -56,25 +56,25 @@ class Prometheus:
             return False
 
     def query(self, expression: str, at: float | None = None) -> list[dict[str, Any]]:
-        """The series of an instant vector: each its `metric` and `value`."""
+        """The series of an instant vector, each with its `metric` and `value`."""
         when = {} if at is None else {"time": str(at)}
         data = self._get("/api/v1/query", query=expression, **when)
         found: list[dict[str, Any]] = data["result"]
         return found
 
     def query_range(self, expression: str, start: float, end: float, step: float) -> list[dict[str, Any]]:
-        """The series between two moments (seconds since 1970): each its `metric` and `values`."""
+        """The series between two moments (seconds since 1970), each with its `metric` and `values`."""
         data = self._get("/api/v1/query_range", query=expression, start=str(start), end=str(end), step=str(step))
         found: list[dict[str, Any]] = data["result"]
         return found
 
     def rules(self) -> list[dict[str, Any]]:
-        """Every rule with its health, and with the alerts that are pending or firing."""
+        """Every rule with its health and its pending or firing alerts."""
         return [rule for group in self._get("/api/v1/rules")["groups"] for rule in group["rules"]]
 
     def scraped_after(self, moment: float, job: str) -> None:
-        """Returns once a scrape of this target has succeeded that began after the moment."""
-        # timestamp() tells a sample's own time of a plain selector only: of anything else, when it was asked.
+        """Waits until a scrape of this target that began after `moment` has succeeded."""
+        # timestamp() gives a sample's own time only for a plain selector, else the time of the query.
         up = f'up{{job="{job}"}}'
         asked = f"timestamp({up}) and {up} == 1"
         within_patience(lambda: any(float(each["value"][1]) > moment for each in self.query(asked)))
@@ -82,7 +82,7 @@ class Prometheus:
 
 @contextmanager
 def running_prometheus(folder: Path, config: str) -> Iterator[Prometheus]:
-    """A server with this configuration, its data below the folder; gone at the end."""
+    """Runs a server with this configuration and its data below the folder, until the block ends."""
     server = binary("prometheus")
     (port,) = free_ports(1)
     file = folder / "prometheus.yml"

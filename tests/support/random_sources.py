@@ -1,4 +1,4 @@
-"""Random sources that a test can repeat, or write itself."""
+"""Random sources that a test can repeat or script."""
 
 import hashlib
 
@@ -15,7 +15,7 @@ class Seeded:
 
 
 class Written:
-    """Exactly these bytes, in the order and the portions they are asked for."""
+    """Exactly these bytes in order, in the portions requested."""
 
     def __init__(self, data: bytes) -> None:
         self.left = data

@@ -1,15 +1,15 @@
-"""What a member sends, written down in clear, and two independent ways to look at it.
+"""Records in clear what a member sends, and searches it in two independent ways.
 
-`Relay` stands between a member and the coordinator: TLS ends here, with the server's own certificate towards the member
-and the member's own key towards the coordinator, and every call goes through as bytes. What the member sent is in
-`Sent`: calls with their metadata, messages in the order in which they came.
+`Relay` is between a member and the coordinator. TLS ends here: it has the server's certificate towards the member and
+the member's key towards the coordinator, and forwards every call as bytes. `Sent` holds what the member sent: calls
+with their metadata, and messages in order of arrival.
 
-`not_allowed` parses every message as what its method takes and names each field, metadata key and call that is not on a
-list. `Canaries` knows nothing of any format: it looks for planted bytes, in every encoding, anywhere.
+`not_allowed` parses every message as its method's request, and names each field, metadata key and call that is not on a
+list. `Canaries` knows no formats: it searches everywhere for planted bytes, in every encoding.
 
-Neither sees what lies below gRPC's messages (TLS, HTTP/2 frames, gRPC's own headers), when something was sent, or what
-a field of random bytes might hide under a key. The first is the library's, the second depends on how long training
-takes, and the third is for a reader of the code.
+Neither sees the layers below gRPC's messages (TLS, HTTP/2 frames, gRPC's own headers), the time of a message, or what a
+field of random bytes might hide under a key. The library is responsible for the first, the second depends on how long
+training takes, and the third needs a reader of the code.
 """
 
 import base64
@@ -42,7 +42,7 @@ import grpc
 
 from edge_client.identity.connection import channel_options
 
-# Stands in nothing that is looked for.
+# A separator that no canary contains.
 _BETWEEN = b"\x00|\x00"
 
 # ---- recording ------------------------------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ _BETWEEN = b"\x00|\x00"
 
 @dataclass(frozen=True)
 class Call:
-    """One call: its method as "Service/Method", and the metadata that came with it."""
+    """One call: its method as "Service/Method", and its metadata."""
 
     number: int
     method: str
@@ -59,7 +59,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Recorded:
-    """One message of the member, as it came."""
+    """One message from the member, as it arrived."""
 
     call: int
     method: str
@@ -68,24 +68,24 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Sent:
-    """All that a member sent in some time, in order."""
+    """Everything that a member sent in some period, in order."""
 
     calls: tuple[Call, ...] = ()
     messages: tuple[Recorded, ...] = ()
 
     @property
     def methods(self) -> set[str]:
-        """Of all calls."""
+        """The methods of all calls."""
         return {call.method for call in self.calls}
 
     def parsed(self, method: str) -> list[Any]:
-        """The messages of one method, as what it takes."""
+        """The messages of one method, parsed as its request."""
         kind = REQUESTS[method]
         return [kind.FromString(each.data) for each in self.messages if each.method == method]
 
     def everything(self) -> bytes:
-        """Every byte three times over: as the messages came, by call, and by field, so that nothing that was cut into
-        pieces is missed.
+        """Every byte three times: in order of arrival, by call, and by field, so that a search also finds what was
+        split into pieces.
         """
         by_call: dict[int, list[bytes]] = {}
         for each in self.messages:
@@ -94,7 +94,7 @@ class Sent:
         return _BETWEEN.join(parts)
 
     def readable(self, leave_out: Collection[str] = ()) -> bytes:
-        """Metadata, and all values of each field together; without the fields of these paths."""
+        """Metadata, and all values of each field together, except the fields at these paths."""
         by_field: dict[str, list[bytes]] = {}
         for each in self.messages:
             with suppress(KeyError, DecodeError):
@@ -106,27 +106,33 @@ class Sent:
         )
 
     def shape(self) -> list[tuple[str, str, int]]:
-        """Method, kind and size of every message: what somebody sees who cannot read."""
+        """Method, kind and size of every message: what an observer who cannot decrypt sees."""
         return [(each.method, _kind(each), len(each.data)) for each in self.messages]
 
 
 class Relay:
-    """A gRPC server on localhost that hands every call on to another one, and keeps what came from the client."""
+    """A gRPC server on localhost that forwards every call to another server, and records what the client sent."""
 
     def __init__(self, credentials: grpc.ServerCredentials, target: str, towards: grpc.ChannelCredentials) -> None:
-        """credentials: what the client is shown. target, towards: where calls go on to, and as whom."""
+        """Starts the relay.
+
+        Args:
+            credentials: the relay's credentials towards the client.
+            target: the address to which calls are forwarded.
+            towards: the relay's credentials towards that address.
+        """
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._calls: list[Call] = []
         self._messages: list[Recorded] = []
         self._channel = grpc.secure_channel(target, towards, options=channel_options())
-        # A session keeps its thread until it ends.
+        # A session occupies its thread until it ends.
         self._server = grpc.server(ThreadPoolExecutor(32), handlers=[_Everything(self)], options=server_options())
         self.port = self._server.add_secure_port("127.0.0.1:0", credentials)
         self._server.start()
 
     def take(self) -> Sent:
-        """What was sent since it was asked last."""
+        """Everything sent since the last call of `take`."""
         with self._lock:
             sent = Sent(tuple(self._calls), tuple(self._messages))
             self._calls.clear()
@@ -134,12 +140,12 @@ class Relay:
         return sent
 
     def close(self) -> None:
-        """No more calls."""
+        """Stops the server and closes its channel."""
         self._server.stop(None).wait()
         self._channel.close()
 
     def forward(self, path: str, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        """One call, whatever its kind: on the wire a single message is a stream of one."""
+        """Forwards one call of any kind: on the wire, a single message is a stream of one."""
         came = context.invocation_metadata()
         method = path.removeprefix("/tacit.v1.")
         with self._lock:
@@ -148,7 +154,7 @@ class Relay:
         left = context.time_remaining()
         call = self._channel.stream_stream(path)(
             self._noted(number, method, requests),
-            # The channel names its own agent.
+            # The channel sends its own user agent.
             metadata=[(key, value) for key, value in came if key != "user-agent"],
             timeout=left if left is not None and left < 1e6 else None,
         )
@@ -162,7 +168,7 @@ class Relay:
         context.set_trailing_metadata(call.trailing_metadata() or ())
 
     def _noted(self, number: int, method: str, requests: Iterator[bytes]) -> Iterator[bytes]:
-        # The client hung up: so does the relay, by the call's own callback.
+        # If the client hangs up, the call's callback cancels the relay's call.
         with suppress(grpc.RpcError):
             for data in requests:
                 with self._lock:
@@ -190,12 +196,12 @@ REQUESTS: dict[str, Any] = {
     for method in service.methods
 }
 
-# predicate(value, message): whether this value may stand there, in this message (the whole one).
+# predicate(value, message): whether the field may have this value in this whole message.
 Predicate = Callable[[Any, Any], bool]
 
 
 def leaves(message: Message, path: str) -> Iterator[tuple[str, Any]]:
-    """(path, value) of every field that is there, down to the last; list indices do not count in a path."""
+    """(path, value) of every present leaf field. Paths leave out list indices."""
     for described, value in message.ListFields():
         here = f"{path}.{described.name}" if "." in path else f"{path.rpartition('/')[2]}.{described.name}"
         for each in value if described.is_repeated else (value,):
@@ -208,8 +214,11 @@ def leaves(message: Message, path: str) -> Iterator[tuple[str, Any]]:
 def not_allowed(
     sent: Sent, fields: Mapping[str, Predicate], metadata: Mapping[str, Callable[[bytes], bool]]
 ) -> list[str]:
-    """What is not on the lists: a sentence for each, which begins with its place. fields: by path, the method first;
-    metadata: by key.
+    """Everything that the lists do not allow, one sentence each, which begins with its place.
+
+    Args:
+        fields: predicates by path, which begins with the method.
+        metadata: predicates by key.
     """
     faults = [
         f"metadata {key}: {value!r:.120}"
@@ -234,7 +243,7 @@ def _faults(recorded: Recorded, fields: Mapping[str, Predicate]) -> Iterator[str
         return
     for path in _unknown(message, method.rpartition("/")[2]):
         yield f"{path}: an unknown field"
-    # One content has one spelling: nothing can hide in doubled fields, their order or long numbers.
+    # The canonical form is unique, so nothing can hide in doubled fields, their order or long numbers.
     if message.SerializeToString(deterministic=True) != recorded.data:
         yield f"{method}: not in canonical form"
     for path, value in leaves(message, method):
@@ -263,41 +272,41 @@ def _kind(recorded: Recorded) -> str:
 def _as_bytes(value: object) -> bytes:
     if isinstance(value, bytes):
         return value
-    # Numbers have a field each on the list; here they are text, so that nothing is left out.
+    # The allow-list checks numbers by field. Here they become text, so that nothing is left out.
     return value.encode() if isinstance(value, str) else f"{value!r} ".encode()
 
 
 # ---- by canaries ----------------------------------------------------------------------------------------------------
 
-# The shortest thing that is looked for among bytes of which most are random.
+# The length of the shortest canary searched among mostly random bytes.
 SHORTEST = 6
 
 
 @dataclass
 class Canaries:
-    """Things that must not be found, by the bytes they would be found as."""
+    """Things that must not be found, each with the bytes to search for."""
 
     _names: dict[bytes, str] = field(default_factory=dict)
-    # Of less than SHORTEST bytes: looked for only where few bytes are random.
+    # Shorter than SHORTEST: searched only where few bytes are random.
     _short: dict[bytes, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._names) + len(self._short)
 
     def text(self, name: str, text: str) -> None:
-        """In the character sets and the escapes that programs write text in, each as `blob`."""
+        """Plants a text in the character sets and escapes that programs write, each as `blob` does."""
         for way, data in _spellings(text):
             self.blob(f"{name}, {way}", data)
 
     def blob(self, name: str, data: bytes) -> None:
-        """As it is and backwards; in base64 at all three alignments, base32, hexadecimal, percent signs."""
+        """Plants bytes: plain, backwards, in base64 at all three alignments, base32, hexadecimal, percent codes."""
         self._add(name, data)
         self._add(f"{name}, backwards", data[::-1])
         for way, encoded in _wrapped(data):
             self._add(f"{name}, {way}", encoded)
 
     def integers(self, name: str, values: Sequence[int]) -> None:
-        """A sequence of whole numbers: fixed widths, varints, decimal lists."""
+        """Plants a sequence of whole numbers in fixed widths, varints and decimal lists."""
         for kind in ("i8", "i4", "i2"):
             for order in "<>":
                 self._add(f"{name}, {order}{kind}", np.array(values, dtype=order + kind).tobytes())
@@ -308,7 +317,7 @@ class Canaries:
             self._add(f"{name}, decimal", separator.join(map(str, values)).encode())
 
     def number(self, name: str, value: float) -> None:
-        """One number that is not a small whole one: float64, float32, and as text with at least six characters."""
+        """Plants one number, not a small whole one, as float64, float32 and text of at least six characters."""
         for order in "<>":
             self._add(f"{name}, {order}f8", np.array(value, dtype=f"{order}f8").tobytes())
             self._add(f"{name}, {order}f4", np.array(value, dtype=f"{order}f4").tobytes())
@@ -320,7 +329,7 @@ class Canaries:
     def windows(
         self, name: str, data: bytes, source: random.Random, *, count: int = 60, length: int = 16, align: int = 1
     ) -> None:
-        """Stretches of `data` at random places (of `align` bytes) that are no mere run of equal bytes."""
+        """Plants stretches of `data` from random multiples of `align`, with at least five different bytes each."""
         places = range(0, len(data) - length + 1, align)
         tries = (source.choice(places) for _ in range(50 * count) if places)
         found = (data[at : at + length] for at in tries)
@@ -328,20 +337,20 @@ class Canaries:
             self._add(name, window)
 
     def chance(self, searched: int) -> float:
-        """A bound on the probability that one of them is in so many uniformly random bytes by accident (union bound);
-        of the long ones.
+        """A union bound on the probability that `searched` uniformly random bytes contain a canary of at least SHORTEST
+        bytes by accident.
         """
         return math.fsum(searched * 256.0 ** -len(data) for data in self._names)
 
     def found(self, sent: Sent, random_fields: Collection[str]) -> list[str]:
-        """The names of those that were sent. random_fields: where short ones are not looked for, by path."""
+        """The names of canaries that were sent. Short canaries are not searched in the fields at `random_fields`."""
         rest = sent.readable(random_fields)
         short = [name for data, name in self._short.items() if data in rest]
         return sorted({*self.within(sent.everything()), *short})
 
     def within(self, haystack: bytes) -> list[str]:
-        """The names of those of at least SHORTEST bytes that stand anywhere in `haystack`."""
-        # Looking for each in turn takes minutes: first for what they begin with, all at once.
+        """The names of canaries of at least SHORTEST bytes that `haystack` contains."""
+        # Searching for each in turn takes minutes, so first search for all their beginnings at once.
         if len(haystack) < SHORTEST or not self._names:
             return []
         by_head: dict[int, list[bytes]] = {}
@@ -365,7 +374,7 @@ class Canaries:
 
 
 def _heads(data: bytes) -> NDArray[np.uint64]:
-    """The first SHORTEST bytes at every place, as one number each."""
+    """The SHORTEST bytes from every place on, as one number each."""
     given = np.frombuffer(data, dtype=np.uint8)
     count = len(given) - SHORTEST + 1
     heads = np.zeros(count, dtype=np.uint64)
@@ -381,7 +390,7 @@ def _spellings(text: str) -> Iterator[tuple[str, bytes]]:
     for charset in _CHARSETS:
         with suppress(UnicodeEncodeError):
             yield charset, text.encode(charset)
-    # Tokenisers lower a text before they cut it up.
+    # Tokenisers lower-case a text before they split it.
     yield "lower", text.lower().encode()
     yield "upper", text.upper().encode()
     yield "by letters backwards", text[::-1].encode()
@@ -397,7 +406,7 @@ def _spellings(text: str) -> Iterator[tuple[str, bytes]]:
 
 def _wrapped(data: bytes) -> Iterator[tuple[str, bytes]]:
     for before in range(3):
-        # What the neighbours in a longer text cannot change: whole groups less the characters they share.
+        # Keep only the characters that neighbouring bytes of a longer text cannot change.
         first, last = -(-8 * before // 6), (8 * (before + len(data))) // 6
         encoded = base64.b64encode(b"\x00" * before + data + b"\x00" * 3)[first:last]
         yield f"base64 at {before}", encoded
@@ -418,5 +427,5 @@ def _varint(value: int) -> bytes:
 
 
 def pieces(values: Sequence[int], length: int) -> Iterable[Sequence[int]]:
-    """All stretches of so many values."""
+    """All stretches of `length` values."""
     return (values[at : at + length] for at in range(len(values) - length + 1))

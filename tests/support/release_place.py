@@ -1,4 +1,4 @@
-"""A member that trained for a job that orders text, with a real ledger, and a coordinator that takes files."""
+"""A member that trained for a job that orders text, with a real ledger, and a coordinator that accepts files."""
 
 import asyncio
 import contextlib
@@ -29,15 +29,15 @@ __all__ = ["Desk", "Killed", "Place", "Wire"]
 
 
 class Killed(BaseException):
-    """What a fault point does to a process here: nothing catches it."""
+    """Raised at a fault point to end a simulated process. Nothing catches it."""
 
 
 @dataclass
 class Desk(federation_pb2_grpc.FederationServiceServicer):
-    """The coordinator's side: what it holds is checked by the coordinator's own rules."""
+    """The coordinator's side, which checks files by the coordinator's own rules."""
 
     place: "Place"
-    # After so many chunks of a call the connection breaks, once for each number.
+    # For each call in turn, the number of chunks after which the connection breaks.
     breaks: list[int] = field(default_factory=list)
     refuses: Reason | None = None
     finished: bool = True
@@ -105,7 +105,7 @@ class Desk(federation_pb2_grpc.FederationServiceServicer):
 
 
 class Wire:
-    """A coordinator on a port of this machine, and a stub; `link` and `broken` as the agent has them."""
+    """A coordinator on a local port, and a stub. `link` and `broken` act like the agent's."""
 
     def __init__(self, desk):
         self.desk = desk
@@ -135,7 +135,7 @@ class Wire:
 
 
 class Place:
-    """One member's home. `life` is a process of it."""
+    """One member's home. `life` runs one process in it."""
 
     def __init__(self, home, identity, **changes):
         self.home, self.identity = home, identity
@@ -156,7 +156,7 @@ class Place:
 
     @contextlib.contextmanager
     def process(self, faults=no_faults):
-        """A start of the client: its budget and its releaser."""
+        """Starts a client: yields its budget and its releaser."""
         texts = [each.text for each in self.examples]
         with open_budget(self.home, self.identity, self.policy, texts) as budget:
             yield (
@@ -165,7 +165,7 @@ class Place:
             )
 
     def round(self, budget, releaser, *, charge=True):
-        """Trains, charges, keeps the model: what the agent does of a round as far as this is concerned."""
+        """The agent's part of a round that matters here: trains, charges and keeps the model."""
         self.rounds += 1
         job = self.bundle.document
         assignment = Assignment(self.job, self.rounds, job.digest(), job.weights, self.rounds - 1, 1000)
@@ -206,7 +206,7 @@ class Place:
         return asyncio.run(run())
 
     def life(self, *, rounds=0, **more):
-        """A process that trains so many rounds, gives what it can, and ends."""
+        """Runs a process that trains `rounds` rounds, releases what it can, and ends."""
         with self.process() as (budget, releaser):
             for _ in range(rounds):
                 self.round(budget, releaser)
@@ -216,7 +216,7 @@ class Place:
         self.folder.decide(self.folder.state(), choice)
 
     def histograms(self):
-        """How many histograms the ledger was charged for."""
+        """The number of histograms charged to the ledger."""
         found = verify(ledger_path(self.home, "data"), self.home / "receipts")
         assert found.sound, found.problems
         return sum(
@@ -224,5 +224,5 @@ class Place:
         )
 
     def other_data(self):
-        """The same machine, with other people's texts in it."""
+        """Replaces the member's data with other texts on the same machine."""
         self.examples = [Example("nobody may read this", "good")] * 120

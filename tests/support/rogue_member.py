@@ -1,18 +1,18 @@
-"""An enrolled member that breaks the rules as it is told, or stands still; otherwise honest, but for training.
+"""An enrolled member that breaks rules or halts on order. Without an order it is honest, except that it does not train.
 
     python -m tests.support.rogue_member HOME ORDERS [JOB ...]
 
-ORDERS is a file that a test writes and takes away while the member runs. It holds one word, and perhaps a second:
+ORDERS is a file that a test writes and removes while the member runs. It holds one of these orders:
 
-    halt PHASE   stands still before it answers in PHASE (advertise, share, mask, confirm, unmask) while this stands
+    halt PHASE   halts before it answers in PHASE (advertise, share, mask, confirm, unmask) while the order exists
     digest       sends another vector than the one whose digest it signed
-    twice        says everything twice, in the same words
-    other        says something else in place of what it has advertised, after it
-    endless      sends vectors that have no end
-    trickle      begins its vector, and then sends nothing more
-    flood        once, says Ready and refuses attempts that never were, FLOOD times each
+    twice        sends every message twice
+    other        sends a second, different advertisement after the first
+    endless      sends vectors without end
+    trickle      begins its vector and then sends nothing more
+    flood        once, sends Ready and refuses attempts that never existed, FLOOD times each
 
-What it does against the rules stands in its log (`broke`, with the order's first word); standing still is `halted`.
+It logs `broke` with the order when it breaks a rule, and `halted` when it halts.
 """
 
 import asyncio
@@ -75,12 +75,12 @@ def _rogue(orders: Path) -> Any:
     async def while_halted(phase: str) -> None:
         if order() == ["halt", phase]:
             log.info("halted", phase=phase)
-        # Another process takes the order away: there is nothing to wait on but the file.
+        # Another process removes the order, so there is no event to wait for.
         while order() == ["halt", phase]:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
     class Rogue(Agent):
-        """An agent that looks into its orders before it speaks."""
+        """An agent that reads its orders before it acts."""
 
         _flooded = False
 
@@ -95,7 +95,7 @@ def _rogue(orders: Path) -> Any:
                         await while_halted(where)
                         carry_out(effect)
 
-                    # Kept, so that it is not collected.
+                    # A reference, so that the task is not collected.
                     self._later = asyncio.ensure_future(later())
                     return
                 case ["twice"] if isinstance(effect, states.Say):
@@ -107,7 +107,7 @@ def _rogue(orders: Path) -> Any:
                     changed = replace(payload, signature=bytes(len(payload.signature)))
                     effect = states.Say(AttemptMessage(effect.message.attempt, changed))
                 case ["flood"] if not self._flooded and isinstance(getattr(effect, "message", None), Ready):
-                    # Every answer to it would begin another one.
+                    # Flood once, or every answer would begin another flood.
                     self._flooded = True
                     log.info("broke", order="flood")
                     job, round_ = effect.message.job, effect.message.round

@@ -1,8 +1,8 @@
 """A federation of real processes under a real Prometheus, through rounds with noise, dropouts and a spent budget.
 
-Two jobs, one with noise and one without; five members, of which one reaches its privacy limit and one is killed in the
-middle of attempts and comes back. The job with noise goes on until it is over: how long the member takes to come back
-is the machine's affair. Prometheus scrapes the coordinator and one member every second, with the rules of
+Two jobs run, one with noise and one without. One of five members reaches its privacy limit, and one is killed in the
+middle of attempts and comes back. The job with noise has no fixed end, because the time that the member needs to come
+back depends on the machine. Prometheus scrapes the coordinator and one member every second, with the rules of
 deploy/prometheus.
 """
 
@@ -32,23 +32,25 @@ _RULES = ROOT / "deploy" / "prometheus"
 
 @dataclass
 class Watched:
-    """What runs, and when the healthy part of it began and ended (seconds since 1970)."""
+    """The running processes, and when their healthy part began and ended (seconds since 1970)."""
 
     federation: Federation
     prometheus: Prometheus
-    # Where north answers.
+    # The port of north's metrics.
     member_port: int
     began: float = 0.0
     ended: float = 0.0
 
     def metric(self, name: str, **labels: str) -> float:
-        """A figure of the coordinator's, by its name without prefix."""
+        """A value of the coordinator's metric with this name, without its prefix."""
         return self.federation.metric(f"tacit_coordinator_{name}", **labels)
 
     def run(self, *, rounds: int, kills: int, note: Callable[[str], None] = lambda text: None) -> None:
-        """Starts the members and returns when so many rounds with noise are published, and the job without is finished.
+        """Starts the members. Returns when `rounds` rounds with noise are published and the job without is finished.
 
-        kills: how often a member is killed in an attempt. note: told what happens, for a person who waits.
+        Args:
+            kills: how often a member is killed in an attempt.
+            note: called with a sentence about each step, for a person who waits.
         """
         federation = self.federation
         for name in (*STEADY, FRUGAL):
@@ -56,12 +58,12 @@ class Watched:
             self._start(name, *more)
         unlucky = self._start(UNLUCKY)
         within_patience(lambda: self.metric("members_connected") == len(STEADY) + 2)
-        # Before members are there, the rules rightly miss them.
+        # Until members connect, the rules rightly raise an alert.
         within_patience(lambda: not self.prometheus.query("ALERTS"))
         self.began = time.time()
         note("five members are connected")
         for number in range(1, kills + 1):
-            # In the middle of an attempt: it counts as lost once `reconnect` seconds have passed.
+            # Kill it in the middle of an attempt. It is dropped after `reconnect` seconds.
             while not unlucky.wait_for("attempt_joined")["attempt"].startswith(f"{NOISY}/"):
                 pass
             unlucky.kill()
@@ -73,16 +75,16 @@ class Watched:
         asyncio.run(self._evaluate())
         federation.finished(PLAIN)
         federation.wait_for(NOISY, lambda detail: detail.job.version_number >= rounds)
-        # What is counted last of a job, and then a scrape of it.
+        # Wait for the last value that a job changes, and then for a scrape of it.
         within_patience(lambda: self.metric("jobs", status="finished") == 1)
-        # Twice: asked in steps of a second, the last step may lie before the first of them.
+        # Twice, because the last step of a range query with one-second steps may be before the first such scrape.
         for _ in range(2):
             self.prometheus.scraped_after(time.time(), "tacit-coordinator")
         self.ended = time.time()
         note("the rounds are done")
 
     def _until_dropped(self, number: int) -> None:
-        """Returns once so many dropouts were scraped, of whatever phase and reason."""
+        """Waits until `number` dropouts of any phase and reason have been scraped."""
 
         def dropouts() -> float:
             found = self.prometheus.query("sum(tacit_coordinator_dropouts_total)")
@@ -95,7 +97,7 @@ class Watched:
         return self.federation.start(name, *more)
 
     async def _evaluate(self) -> None:
-        """An evaluation from outside, as `coordinator evaluate` records it."""
+        """Records an evaluation, as `coordinator evaluate` does."""
         async with operator_stub(self.federation.dir / "operator") as stub:
             request = pb.RecordEvaluationRequest(
                 job=PLAIN, evaluation=pb.Evaluation(version_number=0, accuracy=0.41, loss=1.7, examples=190)
@@ -133,7 +135,9 @@ def _config(federation: Federation, member_port: int) -> str:
 
 @contextmanager
 def scraped_federation(folder: Path, *, plain: int) -> Iterator[Watched]:
-    """Both jobs made (so many rounds without noise), nobody connected yet; ended with everything it started."""
+    """Creates both jobs, the one without noise with `plain` rounds. Nobody is connected yet. Ends everything after the
+    block.
+    """
     with running_federation(folder) as federation:
         federation.enrol(*STEADY, UNLUCKY, policy=_POLICY)
         federation.enrol(FRUGAL, policy=_POLICY + "epsilon = 1.6\n")

@@ -1,12 +1,12 @@
-"""A command of the project with a clock that a test sets: `time.time` and `datetime.now` are off by what a file says.
+"""Runs a command of the project with a clock that a test sets: a file shifts `time.time` and `datetime.now`.
 
     python -m tests.support.shifted_clock FILE MODULE OPTIONS
 
-MODULE is one with a `main`: `coordinator.cli`, `edge_client.cli`, `tests.support.rogue_member`.
+MODULE has a `main`: `coordinator.cli`, `edge_client.cli`, `tests.support.rogue_member`.
 
-FILE holds seconds, read at every look at the clock; no file is no shift. The monotonic clock runs as it is, as it does
-when an administrator sets a machine's clock. So does the clock that OpenSSL looks at in a handshake: what is shifted is
-every judgement that the project's own code makes.
+FILE holds seconds and is read at every use of the clock. Without the file there is no shift. The monotonic clock is not
+shifted, as when an administrator sets a machine's clock. Neither is the clock that OpenSSL uses in a handshake. So the
+shift affects exactly the decisions of the project's own code.
 """
 
 import datetime
@@ -17,7 +17,7 @@ from pathlib import Path
 
 
 def shift(file: Path) -> None:
-    """From here on. Call it before anything else is imported."""
+    """Shifts the clock from now on. Call it before anything else is imported."""
     true_ns = time.time_ns
 
     def offset_ns() -> int:
@@ -30,11 +30,11 @@ def shift(file: Path) -> None:
         return true_ns() + offset_ns()
 
     class Shifted(datetime.datetime):
-        """`now` and `utcnow` are shifted; everything else is as ever."""
+        """A datetime class with a shifted `now`."""
 
         @classmethod
         def now(cls, tz: datetime.tzinfo | None = None) -> "Shifted":
-            """The moment, as the shifted clock has it."""
+            """The current moment by the shifted clock."""
             return cls.fromtimestamp(time_ns() / 1e9, tz)
 
     time.time_ns = time_ns

@@ -1,4 +1,4 @@
-"""Small file systems of a test's own, in memory, that it can fill, empty and make read-only. Linux and root only."""
+"""Small in-memory file systems that a test can fill, empty and make read-only. Needs Linux and root."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ __all__ = ["SmallDisk", "needs_small_disks"]
 def _may_mount() -> bool:
     if sys.platform != "linux" or os.geteuid() != 0:
         return False
-    # In a container root may lack the right to mount.
+    # In a container, root may lack the right to mount.
     probe = ["unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
     try:
         return subprocess.run(probe, capture_output=True, check=False).returncode == 0
@@ -24,12 +24,12 @@ def _may_mount() -> bool:
 
 
 needs_small_disks = pytest.mark.skipif(
-    not _may_mount(), reason="a full disk is made with `mount -t tmpfs`, which needs root: run as root to see this test"
+    not _may_mount(), reason="`mount -t tmpfs`, which makes a small disk, needs root: run this test as root"
 )
 
 
 class SmallDisk:
-    """A file system of so many bytes at a folder, which keeps what the folder held."""
+    """A file system of `size` bytes, mounted at a folder. It keeps the folder's content."""
 
     def __init__(self, folder: Path, size: int) -> None:
         self.folder = folder
@@ -44,7 +44,7 @@ class SmallDisk:
         self._filler = folder / "filler"
 
     def fill(self) -> None:
-        """No byte more fits."""
+        """Fills the disk to the last byte."""
         with self._filler.open("ab", buffering=0) as file:
             for size in (2**20, 4096, 1):
                 with suppress(OSError):
@@ -54,15 +54,15 @@ class SmallDisk:
         assert free == 0, f"{free} blocks of {self.folder} are still free"
 
     def empty(self) -> None:
-        """There is room again."""
+        """Frees the space that `fill` took."""
         self._filler.unlink()
 
     def read_only(self, on: bool = True) -> None:
-        """Nothing can be written, or again. Nothing there may be open for writing."""
+        """Makes the disk read-only, or writable again. No file on it may be open for writing."""
         _run("mount", "-o", f"remount,{'ro' if on else 'rw'}", str(self.folder))
 
     def close(self) -> None:
-        """Out of the way, with all that it holds, whoever still uses it."""
+        """Unmounts the disk and discards its content, even while it is in use."""
         done = subprocess.run(["umount", "--lazy", str(self.folder)], capture_output=True, check=False)
         assert done.returncode == 0 or not self.folder.is_mount(), os.strerror(errno.EBUSY)
 

@@ -1,4 +1,4 @@
-"""A small real HTTP server that speaks what is needed of the hub's API, honestly or not."""
+"""A small HTTP server that implements the needed part of the hub's API, honestly or not."""
 
 import contextlib
 import hashlib
@@ -17,10 +17,12 @@ NAME = "people/bert"
 
 @dataclass
 class Hub:
-    """What the server holds and what it was asked.
+    """The server's files, and the requests that it received.
 
-    files: content by name. stated: sizes that it states in place of the true ones; None: none. endless: files that it
-    sends for as long as somebody reads.
+    Args:
+        files: content by name.
+        stated: sizes that it states in place of the true ones; None states no size.
+        endless: files that it sends for as long as somebody reads.
     """
 
     files: dict[str, bytes]
@@ -34,15 +36,15 @@ class Hub:
 
     @property
     def fetched(self) -> list[str]:
-        """Files that were asked for, in order."""
+        """The names of requested files, in order."""
         return [path.rpartition("/")[2] for _, path in self.asked if "/resolve/" in path]
 
     def size(self, name: str) -> int | None:
-        """As it is stated."""
+        """The size that the server states for a file."""
         return self.stated.get(name, len(self.files[name]))
 
     def listing(self) -> dict[str, object]:
-        """What the API tells of the commit."""
+        """The API's description of the commit."""
         siblings = [{"rfilename": name, "size": self.size(name), "blobId": "0" * 40} for name in self.files]
         return {"_id": "1", "id": NAME, "sha": self.sha, "siblings": siblings, "private": False, "tags": []}
 
@@ -80,7 +82,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
-        # The library keeps one file for each tag: two contents never share one.
+        # The library keeps one file for each tag, so each content needs its own.
         self.send_header("ETag", f'"{hashlib.sha1(content, usedforsecurity=False).hexdigest()}"')
         self.send_header("X-Repo-Commit", COMMIT)
         self.end_headers()

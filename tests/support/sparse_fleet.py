@@ -1,7 +1,7 @@
 """A fleet on a sparse graph: the fleet of `tests/support/sum_fleet.py` with another context.
 
-24 members with a tenth corrupt and a tenth lost make a graph of 8 neighbours and a threshold of 6, which is enough to
-be sparse and quick enough to be played hundreds of times.
+24 members with a tenth corrupt and a tenth lost get a graph with 8 neighbours and a threshold of 6. This graph is
+sparse, and small enough to play hundreds of times.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.support.sum_fleet import FEDERATION, Fleet, SeededRandom, TestIdentit
 
 __all__ = ["SparseFleet", "sparse_context", "verify_once"]
 
-# A thousand members look at the same thousand signatures: in one process each is worth looking at once.
+# A thousand members verify the same thousand signatures. In one process, verifying each once is enough.
 verify_once = lru_cache(maxsize=100_000)(sum_fleet.verify)
 
 
@@ -30,7 +30,7 @@ def sparse_context(
     absent: int = 0,
     **more: Any,
 ) -> RoundContext:
-    """A context with the least graph for these numbers; `more` replaces fields of the context."""
+    """A context with the smallest graph for these numbers. `more` replaces fields of the context."""
     graph, threshold, assumed = sparse_thresholds(n, corrupt, lost, sigma, absent)
     fields: dict[str, Any] = {
         "federation": FEDERATION,
@@ -50,7 +50,7 @@ def sparse_context(
 
 
 class SparseFleet(Fleet):
-    """`Fleet` (which see) whose members sit on a sparse graph."""
+    """A `Fleet` whose members use a sparse graph."""
 
     def __init__(self, n: int = 24, *, seed: str = "fleet", **context: Any) -> None:
         super().__init__(2, seed=seed)

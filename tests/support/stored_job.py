@@ -44,7 +44,7 @@ def make_job(name: str, store: BlobStore) -> JobDocument:
 
 
 def fill(database: Database, store: BlobStore, name: str = "desk", *, rounds: int = 2) -> JobDocument:
-    """A job with so many rounds published and one open, its members, and what else there is to store."""
+    """Stores a job with `rounds` published rounds and an open one, its members, and a row of everything else."""
     job = make_job(name, store)
     members = [f"{name}-{which}" for which in ("east", "north", "south")]
     for number, member in enumerate(members):
@@ -104,7 +104,7 @@ def fill(database: Database, store: BlobStore, name: str = "desk", *, rounds: in
     database.run_now(open_one)
 
     def answers(s: records.Session) -> None:
-        # As of a job that is over, which this one is not yet: what is stored is what counts here.
+        # Only a finished job has corpora. This one is not finished, but here only the stored rows matter.
         for member, text, replaced in ((members[0], b"first", 1), (members[0], b"second", None)):
             row = CorpusRow(job=name, member=member, digest=store.put(text), size=len(text), row_count=1)
             row.statement, row.signature, row.certificate = b"statement", b"signature", b"certificate"

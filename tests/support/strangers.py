@@ -1,6 +1,6 @@
-"""Strangers: connections from nobody's machine, as many as are asked for, that do what floods do.
+"""Strangers: any number of connections from outside the federation, which behave like a flood.
 
-They come from another address of loopback than the federation's own members, so that limits by address see them apart.
+They come from another loopback address than the federation's members, so that limits by address tell them apart.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 __all__ = ["Strangers"]
 
-# Of a stranger that keeps pressing: seconds between two connections, and until it gives one up.
+# Seconds between two connections of `pressing`, and seconds after which a stranger gives up a connection.
 _PAUSE, _PATIENCE = 0.005, 2.0
 
 
@@ -25,13 +25,13 @@ class Strangers:
         self._over = threading.Event()
 
     def silent(self, count: int) -> None:
-        """Connections that say nothing."""
+        """Opens connections that send nothing."""
         for _ in range(count):
             with contextlib.suppress(OSError):
                 self.open.append(self._dialled())
 
     def shaking_hands(self, count: int) -> None:
-        """Connections that finish the TLS handshake where they are let, and then stay; none more once one hangs."""
+        """Opens connections that finish the TLS handshake if allowed, and then stay. Stops when one times out."""
         context = ssl.create_default_context()
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -47,7 +47,7 @@ class Strangers:
 
     @contextlib.contextmanager
     def pressing(self) -> Iterator[None]:
-        """While the block runs, new silent connections come all the time, and stay."""
+        """Keeps opening silent connections, which stay open, while the block runs."""
         thread = threading.Thread(target=self._press, daemon=True)
         thread.start()
         try:
@@ -64,7 +64,7 @@ class Strangers:
         return socket.create_connection(("127.0.0.1", self._port), timeout=_PATIENCE, source_address=(self._source, 0))
 
     def standing(self) -> int:
-        """How many the other side has not ended."""
+        """The number of connections that the other side has not ended."""
         ended = 0
         for each in self.open:
             try:
@@ -78,7 +78,7 @@ class Strangers:
 
     @contextlib.contextmanager
     def staying(self) -> Iterator["Strangers"]:
-        """Until the block ends."""
+        """Keeps the connections open until the block ends."""
         try:
             yield self
         finally:

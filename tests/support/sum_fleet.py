@@ -1,8 +1,7 @@
 """A fleet of members and one server in one process, driven phase by phase, for tests.
 
-`Fleet(5).run(lose={Phase.MASK: {"m2"}})` plays a whole attempt; `Fleet(5).until(Phase.CONFIRM)` stops where
-the server has just sent its message of the phase before, so that a test can bend that message and look at
-what a member does with it.
+`Fleet(5).run(lose={Phase.MASK: {"m2"}})` plays a whole attempt. `Fleet(5).until(Phase.CONFIRM)` stops when the server
+has just sent its message of the phase before, so that a test can change that message and see how a member reacts.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _PHASES = list(Phase)
 
 
 def issue(member: str, key: Ed25519PrivateKey, role: str = "member") -> bytes:
-    """A certificate: name, role and key, signed by the one authority."""
+    """A certificate of name, role and key, signed by the one authority."""
     body = b"|".join((member.encode(), role.encode(), key.public_key().public_bytes_raw().hex().encode()))
     return body + b"|" + _AUTHORITY.sign(body).hex().encode()
 
@@ -57,7 +56,7 @@ def verify(certificate: bytes, message: bytes, signature: bytes) -> str:
 
 
 class TestIdentity:
-    """An identity whose key follows from its name, so that snapshots hold still."""
+    """An identity whose key follows from its name, so that snapshots do not change."""
 
     __test__ = False
 
@@ -117,8 +116,16 @@ def make_context(
 
 
 class Fleet:
-    """`states`: each member's state. `server`: the server's. `inbox`: what the server sent last, by member.
-    `sent`: what members sent, by phase and member. `masked`: the masked vectors. `inputs`: the plain ones."""
+    """Members and a server.
+
+    Attributes:
+        states: each member's state.
+        server: the server's state.
+        inbox: the server's last messages, by member.
+        sent: members' messages, by phase and member.
+        masked: the masked vectors, by member.
+        inputs: the plain vectors, by member.
+    """
 
     def __init__(self, n: int, *, seed: str = "fleet", **context: Any) -> None:
         self.context = make_context(n, **context)
@@ -140,7 +147,7 @@ class Fleet:
         self._seed = seed
 
     def act(self, member: str, phase: Phase) -> Any:
-        """One member does its part of a phase with what is in its inbox; its message comes back."""
+        """Performs one member's part of a phase with the message in its inbox. Returns the member's message."""
         state = self.states.get(member)
         if phase is Phase.ADVERTISE:
             identity = self.identities[member]
@@ -161,7 +168,7 @@ class Fleet:
         return message
 
     def deliver(self, member: str, message: Any) -> Any:
-        """Hand a message to the server as a driver would; a Dropped is applied and returned."""
+        """Gives a message to the server as a driver does. Applies and returns a Dropped."""
         phase = self.server.phase
         if phase is Phase.MASK:
             answer = self.server.receive(member, message, vector_digest(self.masked[member], self.context.bits))
@@ -176,7 +183,7 @@ class Fleet:
         return answer
 
     def play(self, lose: Collection[str] = ()) -> Abandoned | None:
-        """One phase: everybody who is left acts, but for those lost; then the server closes it."""
+        """Plays one phase: every remaining member except those in `lose` acts, then the server closes the phase."""
         phase = self.server.phase
         self.gone |= set(lose)
         for member in sorted(self.server.waiting - self.gone):
@@ -191,13 +198,13 @@ class Fleet:
         return None
 
     def until(self, phase: Phase, lose: Mapping[Phase, Collection[str]] | None = None) -> Fleet:
-        """Play every phase before `phase`."""
+        """Plays every phase before `phase`."""
         for earlier in _PHASES[: _PHASES.index(phase)]:
             assert self.play((lose or {}).get(earlier, ())) is None
         return self
 
     def run(self, lose: Mapping[Phase, Collection[str]] | None = None) -> Abandoned | np.ndarray:
-        """Play everything; the opened sum, or why there is none."""
+        """Plays every phase. Returns the opened sum, or why the attempt was abandoned."""
         for phase in _PHASES:
             abandoned = self.play((lose or {}).get(phase, ()))
             if abandoned is not None:
@@ -206,7 +213,7 @@ class Fleet:
         return self.sum.total
 
     def plain_sum(self, members: Collection[str]) -> np.ndarray:
-        """The sum that should have come out, in whole numbers."""
+        """The expected sum of these members' inputs, computed in whole numbers."""
         mask = (1 << self.context.bits) - 1
         total = sum((self.inputs[member].astype(object) for member in members), np.zeros(1, dtype=object))
         return np.array([int(value) & mask for value in total], dtype="<u4")

@@ -1,10 +1,11 @@
 """A search for combinations of opened sums of one version that hold too few honest members' inputs.
 
 An abstract coordinator opens k attempts, in order, over members that send one vector each and follow a rule on what
-they confirm. It picks rosters, survivors and who is asked to confirm. A plan is the number of members in each *region*:
-which of the k lists of survivors (U3) they are in. Members of one region are alike, so that a plan stands for all its
-renamings. The attack succeeds where a linear combination of the sums, with no coefficient zero, holds the inputs of at
-least one honest member and of fewer than h, the least that one of the attempts promises.
+they confirm. It chooses rosters, survivors, and the members that are asked to confirm. A *region* is the set of members
+that are in the same ones of the k lists of survivors (U3). A plan is the number of members in each region. Members of a
+region are interchangeable, so a plan represents all its renamings. The attack succeeds if a linear combination of the
+sums, with no coefficient zero, holds the inputs of at least one honest member and of fewer than h, where h is the
+smallest number that one of the attempts promises.
 
 Corrupt members confirm everything, and their inputs are known. Numbers are `secure_agg.default_thresholds`.
 """
@@ -25,19 +26,27 @@ Counts = NDArray[np.int64]
 
 
 class Rule(Enum):
-    """What a member confirms."""
+    """The rule on what a member confirms."""
 
-    # Any sum that differs from each it confirmed in none or in at least n_C + 2 members.
+    # Any U3 that differs from each U3 that it confirmed in no member or in at least n_C + 2 members.
     PAIRS = "pairs"
     # One U3.
     ONE_SUM = "one sum"
-    # One U3; and it sends again only where the roster is that U3.
+    # One U3, after which it sends a vector again only if the roster is that U3.
     ONE_SUM_AND_ROSTER = "one sum and roster"
 
 
 @dataclass(frozen=True)
 class Found:
-    """An attack. honest, corrupt: members of each region, by its bits. rosters: sizes. combination: coefficients."""
+    """An attack.
+
+    Attributes:
+        honest: honest members of each region, by the region's bits.
+        corrupt: corrupt members of each region, by the region's bits.
+        rosters: sizes of the attempts' rosters.
+        combination: coefficients of the sums.
+        isolated: number of honest members whose inputs the combination holds.
+    """
 
     honest: tuple[int, ...]
     corrupt: tuple[int, ...]
@@ -47,14 +56,14 @@ class Found:
 
 
 def _compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """All ways to write `total` as a sum of so many whole numbers in order."""
+    """All ways to write `total` as an ordered sum of `parts` whole numbers."""
     for bars in itertools.combinations(range(total + parts - 1), parts - 1):
         edges = (-1, *bars, total + parts - 1)
         yield tuple(right - left - 1 for left, right in itertools.pairwise(edges))
 
 
 def plans(members: int, attempts: int, corrupt: int) -> tuple[Counts, Counts]:
-    """Every plan of a federation of so many, up to renaming: (honest, corrupt), each (plans, 2^attempts)."""
+    """Every plan of a federation of `members`, up to renaming: (honest, corrupt), each (plans, 2^attempts)."""
     regions = 2**attempts
     honest = np.array(list(_compositions(members - corrupt, regions)), dtype=np.int64)
     liars = np.array(list(_compositions(corrupt, regions)), dtype=np.int64)
@@ -62,14 +71,14 @@ def plans(members: int, attempts: int, corrupt: int) -> tuple[Counts, Counts]:
 
 
 def random_plans(members: int, attempts: int, corrupt: int, count: int, seed: int) -> tuple[Counts, Counts]:
-    """So many plans, drawn with few regions filled, where attacks are likeliest."""
+    """`count` random plans that fill few regions, where attacks are likeliest."""
     random, regions = np.random.default_rng(seed), 2**attempts
     chances = random.dirichlet(np.full(regions, 0.2), size=count)
     return random.multinomial(members - corrupt, chances), random.multinomial(corrupt, chances)
 
 
 def _combinations(attempts: int) -> list[tuple[int, ...]]:
-    """Every combination whose support can be least, without zeros: orthogonal to attempts - 1 independent regions."""
+    """Every combination without zeros whose support can be minimal: orthogonal to attempts - 1 independent regions."""
     vectors = [np.array(each) for each in itertools.product((0, 1), repeat=attempts) if any(each)]
     found = set()
     for rows in itertools.combinations(vectors, attempts - 1):
@@ -83,7 +92,7 @@ def _combinations(attempts: int) -> list[tuple[int, ...]]:
 
 
 def search(rule: Rule, members: int, attempts: int, honest: Counts, corrupt: Counts) -> Found | None:
-    """The first attack among these plans, or None. members: of the federation, which bounds rosters."""
+    """The first attack among these plans, or None. `members` is the federation's size, which bounds rosters."""
     bits = np.array(list(itertools.product((0, 1), repeat=attempts)), dtype=np.int64)
     sizes, liars = (honest + corrupt) @ bits, corrupt @ bits
     numbers = {n: default_thresholds(n) for n in range(3, members + 1)}
@@ -116,7 +125,15 @@ def search(rule: Rule, members: int, attempts: int, honest: Counts, corrupt: Cou
 
 @dataclass(frozen=True)
 class _Plans:
-    """honest, corrupt: by region. sizes, liars: of each U3, all and corrupt. isolated: honest inputs that are left."""
+    """Plans.
+
+    Attributes:
+        honest: honest members, by region.
+        corrupt: corrupt members, by region.
+        sizes: all members of each U3.
+        liars: corrupt members of each U3.
+        isolated: honest inputs left in the combination.
+    """
 
     honest: Counts
     corrupt: Counts
@@ -128,13 +145,13 @@ class _Plans:
 def _rosters(
     plans: _Plans, claims: tuple[int | None, ...], bits: Counts, promised: Counts, members: int
 ) -> tuple[Counts, NDArray[np.bool_]]:
-    """The size of each attempt's roster, and where there is one."""
+    """The size of each attempt's roster, and which plans have rosters for all attempts."""
     rosters, possible = np.empty_like(plans.sizes), np.ones(len(plans.sizes), dtype=bool)
     for at, claimed in enumerate(claims):
         if claimed is None:
             rosters[:, at] = _min_roster(plans.sizes[:, at], plans.isolated, promised, members)
         else:
-            # Its roster is an earlier U3, and its own U3 a proper part of that.
+            # The roster is an earlier U3, and the attempt's own U3 is a proper subset of it.
             outside = (bits[:, at] == 1) & (bits[:, claimed] == 0)
             possible &= (plans.honest + plans.corrupt) @ outside == 0
             possible &= plans.sizes[:, at] < plans.sizes[:, claimed]
@@ -144,7 +161,9 @@ def _rosters(
 
 
 def _min_roster(sizes: Counts, isolated: Counts, promised: Counts, members: int) -> Counts:
-    """The smallest n >= |U3| whose h is above what is isolated; members + 1: none. A larger n only asks for more."""
+    """The smallest n >= |U3| whose h exceeds the isolated inputs; members + 1 if there is none. A larger n only demands
+    more.
+    """
     best = np.full_like(sizes, members + 1)
     for n in range(members, 2, -1):
         best = np.where((n >= sizes) & (promised[n] > isolated), n, best)
@@ -152,7 +171,7 @@ def _min_roster(sizes: Counts, isolated: Counts, promised: Counts, members: int)
 
 
 def _claims(rule: Rule, attempts: int) -> Iterator[tuple[int | None, ...]]:
-    """For each attempt: the earlier one whose U3 its roster is, so that who confirmed that may send; None: no such."""
+    """For each attempt, the earlier one whose U3 is its roster, or None. Members that confirmed that U3 may send."""
     if rule is not Rule.ONE_SUM_AND_ROSTER:
         yield (None,) * attempts
         return
@@ -169,8 +188,8 @@ def _confirmed(
 ) -> NDArray[np.bool_]:
     """Whether enough honest members can confirm each attempt.
 
-    Where nobody may confirm two, this is a matching with demands: by Hall's theorem it exists if and only if every set
-    of attempts has as many members that may confirm one of them as these attempts need together.
+    If nobody may confirm two attempts, this is a matching with demands. By Hall's theorem, it exists if and only if,
+    for every set of attempts, at least as many members may confirm one of them as these attempts need together.
     """
     attempts = bits.shape[1]
     may = []
@@ -179,7 +198,7 @@ def _confirmed(
         if rule is Rule.ONE_SUM_AND_ROSTER:
             for later in range(at + 1, attempts):
                 if claims[later] != at:
-                    # Who confirmed this sum is in no later, different one.
+                    # A member that confirmed this sum is in no later, different one.
                     eligible &= bits[:, later] == 0
         may.append(eligible)
     enough = np.ones(len(plans.honest), dtype=bool)
@@ -188,7 +207,8 @@ def _confirmed(
             either = np.logical_or.reduce([may[at] for at in chosen])
             hall = plans.honest @ either >= needed[:, chosen].sum(axis=1)
             if rule is Rule.PAIRS and size > 1:
-                # Far sums may be confirmed by the same members; for the others this asks no less than there is to ask.
+                # The same members may confirm sums that are far apart. For other sums, the test above demands no less
+                # than it must.
                 hall |= _all_far(bits, plans.honest + plans.corrupt, assumed, chosen)
             enough &= hall
     return enough

@@ -1,4 +1,4 @@
-"""Language models of two layers with tokenizers of a few hundred entries, in folders as transformers saves them."""
+"""Language models with two layers and tokenizers with a few hundred entries, in folders as transformers saves them."""
 
 import functools
 import json
@@ -16,14 +16,14 @@ _SENTENCES = (
     "the movie is bad. It was great? Yes, no, maybe! no",
     "Premise and hypothesis: yes or no. word word word",
 ) * 8
-# Whole words of the two vocabularies that are written here.
+# Whole words of the two vocabularies defined here.
 _PIECES = "great,bad,good,terrible,film,movie,is,was,it,the,yes,no,and,word,mask,first,second,maybe"
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 @functools.cache
 def tokenizer_of(family: str) -> bytes:
-    """tokenizer.json with all that the library puts into one."""
+    """A tokenizer.json with everything that the library writes into one."""
     made = {"bert": _word_pieces, "roberta": _byte_pairs, "t5": _unigram}[family]()
     return made.to_str().encode()
 
@@ -70,7 +70,7 @@ def _unigram() -> Tokenizer:
 
 
 def library_model(kind: str, *, words: int = 420, bare: bool = False, seed: int = 3):
-    """A random model of the library; bare: an encoder without the language model's head."""
+    """A random model of the library. With `bare`, an encoder without the language model's head."""
     from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, T5Config, T5ForConditionalGeneration
 
     torch.manual_seed(seed)
@@ -97,14 +97,14 @@ def library_model(kind: str, *, words: int = 420, bare: bool = False, seed: int 
         )
         model = (AutoModel if bare else AutoModelForMaskedLM).from_config(config)
     with torch.no_grad():
-        # Biases and normalisations that are not what every model begins with.
+        # Give biases and normalisations values that differ from the defaults.
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
     return model.eval()
 
 
 def saved(folder: Path, kind: str, *, tokenizer: bool = True, max_shard_size: str = "1GB", **how) -> Path:
-    """The folder, with the model and its tokenizer in it."""
+    """Saves a model and its tokenizer to the folder, and returns the folder."""
     library_model(kind, **how).save_pretrained(folder, max_shard_size=max_shard_size)
     if tokenizer:
         family = {"distilbert": "bert", "electra": "bert", "t5-v1.1": "t5"}.get(kind, kind)
@@ -113,7 +113,7 @@ def saved(folder: Path, kind: str, *, tokenizer: bool = True, max_shard_size: st
 
 
 def changed(tokenizer: bytes, *keys: str, value: object) -> bytes:
-    """A tokenizer.json with another value in one place."""
+    """A tokenizer.json with one value replaced."""
     whole = json.loads(tokenizer)
     inner = whole
     for key in keys[:-1]:

@@ -1,4 +1,4 @@
-"""Backbones small enough to take apart: random weights, made by the library itself, which others are compared with."""
+"""Backbones small enough to examine: random weights made by the library itself, with which others are compared."""
 
 from dataclasses import dataclass, field
 from functools import cache
@@ -36,7 +36,7 @@ T5 = {
 
 @dataclass(frozen=True)
 class Family:
-    """A kind of backbone: what builds the library's model, and what its ids are."""
+    """A kind of backbone: the settings of the library's model, and its special ids."""
 
     config: dict[str, Any]
     pad: int
@@ -53,7 +53,7 @@ FAMILIES = {
         0,
         4,
     ),
-    # Its vectors are narrower than its states.
+    # Its token embeddings are narrower than its hidden states.
     "electra": Family({"model_type": "electra", "embedding_size": 10, **SIZES}, 0, 4),
     "t5": Family(T5, 0, 49, {"tie_word_embeddings": True}),
     "t5-gated": Family({**T5, "feed_forward_proj": "gated-gelu"}, 0, 49, {"tie_word_embeddings": False}),
@@ -66,7 +66,7 @@ INJECTIONS: dict[str, Injection] = {
     "prefix-mlp": PrefixTuning(tokens=3, hidden=9),
     "lora": LoRA(rank=2, alpha=4),
 }
-# Every injection on the three families of the paper; of the others, what is different in them.
+# Every injection on the paper's three families. On the others, only the injections where they differ.
 PAIRS = [(family, injection) for family in ("bert", "roberta", "t5") for injection in INJECTIONS] + [
     ("electra", "prompt"),
     ("electra", "lstm"),
@@ -83,7 +83,7 @@ CLOZE = Cloze(((7,), (9, 11), (13,)))
 
 @cache
 def library(family: str) -> nn.Module:
-    """The library's model with its head for words, in evaluation mode."""
+    """The library's model with its language-model head, in evaluation mode."""
     from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
     made = FAMILIES[family]
@@ -96,18 +96,18 @@ def library(family: str) -> nn.Module:
         model: nn.Module = maker.from_config(config).eval()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                # The library starts biases at zero, where one that is forgotten would not be seen.
+                # The library starts biases at zero, where a test would not notice a forgotten one.
                 if name.endswith("bias") and parameter.ndim == 1:
                     parameter.normal_(0, 0.3)
             if family == "t5-gated":
-                # Version 1.1 answers by a table of its own, which the library ties while it builds.
+                # T5 version 1.1 has its own output table, but the library ties it when it builds the model.
                 model.lm_head.weight = nn.Parameter(torch.randn(VOCABULARY, WIDTH) * 0.3)
     return model
 
 
 @cache
 def backbone(family: str) -> Backbone:
-    """The same weights as a backbone."""
+    """A backbone with the same weights."""
     made = FAMILIES[family]
     config = made.config | ({"scale_decoder_outputs": False} if family == "t5-gated" else {})
     tensors = {name: each.detach().numpy() for name, each in library(family).state_dict().items()}
@@ -119,7 +119,7 @@ def backbone(family: str) -> Backbone:
 def prompted(
     family: str, injection: str | Injection = "prompt", task: Task = CLOZE, dropout: float = 0.0, seed: int | None = 5
 ) -> PromptedModel:
-    """A module in training mode, whose LoRA has left its start, where half of its gradients are zero."""
+    """A module in training mode. LoRA is moved away from its start, where half of its gradients are zero."""
     made = FAMILIES[family]
     if isinstance(injection, str):
         injection = INJECTIONS[injection]
@@ -135,7 +135,7 @@ def prompted(
 
 
 def texts(family: str, seed: int = 0, batch: int = 6, width: int = 11) -> tuple[Tensor, Tensor]:
-    """Ids (B, S) with a mask in each text but the last two, one of one token and one of none, and labels (B,)."""
+    """Ids (B, S) and labels (B,). Each text has a mask token, except the last two: one token, and no token."""
     made, random = FAMILIES[family], np.random.default_rng(seed)
     ids = random.integers(14, VOCABULARY - 1, size=(batch, width))
     for row, length in enumerate(random.integers(3, width + 1, size=batch)):

@@ -1,4 +1,4 @@
-"""A token desk in memory, and the suite that every token desk passes."""
+"""A token desk in memory, and the test suite that every token desk must pass."""
 
 import asyncio
 from dataclasses import replace
@@ -22,7 +22,7 @@ __all__ = ["MemoryTokenDesk", "TokenDeskSuite"]
 
 
 class MemoryTokenDesk:
-    """One dict; a call never awaits, so no two interleave."""
+    """A token desk in one dict. Its calls never await, so no two interleave."""
 
     def __init__(self) -> None:
         self.tokens: dict[str, StoredToken] = {}
@@ -60,13 +60,13 @@ class MemoryTokenDesk:
 
 
 class Invite(Protocol):
-    """Stores one invitation and says under which id."""
+    """Stores one invitation and returns its token's id."""
 
     def __call__(self, member: str, secret_hash: bytes, expires: datetime) -> str: ...
 
 
 class TokenDeskSuite:
-    """Subclass it with two fixtures: `desk`, and `invite`, an `Invite` into that desk."""
+    """Tests for a token desk. Subclasses add two fixtures: `desk`, and `invite`, an `Invite` for that desk."""
 
     SECRET = b"s" * 32
     KEY = b"k" * 32
@@ -87,36 +87,36 @@ class TokenDeskSuite:
         assert self.refused(second) == reason_pb2.REASON_TOKEN_USED
         assert f"{now:%H:%M}" in second.detail
 
-    def test_the_same_key_may_come_again_before_and_after_the_record(self, desk, invite, now):
+    def test_the_same_key_is_granted_again_before_and_after_recording(self, desk, invite, now):
         token = invite("north", secret_hash(self.SECRET), now + timedelta(hours=1))
         self.run(desk, token, now)
         assert self.run(desk, token, now) == Granted("north")
         chain = (b"leaf", b"root")
         late = now + timedelta(days=2)
         assert asyncio.run(desk.record(token, "north", chain, late, "0.1.0", now)) == chain
-        # After the token's end as well: it was spent in time.
+        # Even after the token expired, because it was redeemed in time.
         assert self.run(desk, token, late) == GrantedBefore("north", chain)
 
-    def test_the_first_recorded_chain_stands(self, desk, invite, now):
+    def test_the_first_recorded_chain_is_kept(self, desk, invite, now):
         token = invite("north", secret_hash(self.SECRET), now + timedelta(hours=1))
         self.run(desk, token, now)
         first = asyncio.run(desk.record(token, "north", (b"a", b"root"), now, "0.1.0", now))
         assert asyncio.run(desk.record(token, "north", (b"b", b"root"), now, "0.1.0", now)) == first
 
-    def test_a_wrong_secret_is_refused_and_spends_nothing(self, desk, invite, now):
+    def test_a_wrong_secret_is_refused_and_redeems_nothing(self, desk, invite, now):
         token = invite("north", secret_hash(self.SECRET), now + timedelta(hours=1))
         wrong = self.run(desk, token, now, secret=b"x" * 32, key=self.OTHER)
         assert self.refused(wrong) == reason_pb2.REASON_TOKEN_SECRET_WRONG
         assert self.run(desk, token, now) == Granted("north")
 
-    def test_a_wrong_secret_learns_nothing_of_a_spent_token(self, desk, invite, now):
+    def test_a_wrong_secret_learns_nothing_of_a_redeemed_token(self, desk, invite, now):
         token = invite("north", secret_hash(self.SECRET), now + timedelta(hours=1))
         self.run(desk, token, now)
         wrong = self.run(desk, token, now, secret=b"x" * 32)
         assert self.refused(wrong) == reason_pb2.REASON_TOKEN_SECRET_WRONG
         assert "north" not in wrong.detail
 
-    def test_an_unknown_id_is_refused(self, desk, now):
+    def test_an_unknown_token_id_is_refused(self, desk, now):
         assert self.refused(self.run(desk, "0" * 24, now)) == reason_pb2.REASON_TOKEN_UNKNOWN
 
     def test_an_expired_token_is_refused(self, desk, invite, now):
@@ -124,7 +124,7 @@ class TokenDeskSuite:
         late = self.run(desk, token, now + timedelta(hours=1, seconds=1))
         assert self.refused(late) == reason_pb2.REASON_TOKEN_EXPIRED
 
-    def test_of_many_keys_at_once_one_is_granted(self, desk, invite, now):
+    def test_only_one_of_many_concurrent_keys_is_granted(self, desk, invite, now):
         token = invite("north", secret_hash(self.SECRET), now + timedelta(hours=1))
         keys = [bytes([number]) * 32 for number in range(8)]
 

@@ -1,4 +1,4 @@
-"""A job that trains an autoencoder on the tiny language, its bundle, and a member's training for it."""
+"""A job that trains an autoencoder on the toy language, its bundle, and a member's training for it."""
 
 import functools
 import tempfile
@@ -28,7 +28,7 @@ DP_SGD = {"name": "dp-sgd", "noise_multiplier": 1.0, "lot": 32, "steps": 4}
 
 
 def spec_of(mechanism=None, model=None, corpus=None, **changes) -> JobSpec:
-    """A job as its operator writes it. mechanism: none if not given."""
+    """A job as its operator writes it, by default with mechanism `none`."""
     whole = {
         "schema": 1,
         "name": "stories",
@@ -56,13 +56,13 @@ def bundle_of(**changes) -> JobBundle:
 
 
 def examples_of(count=160, seed=0):
-    """Labelled texts of the tiny language."""
+    """Labelled texts of the toy language."""
     texts, labels = toy_texts(count, seed)
     return [Example(text, LABELS[label]) for text, label in zip(texts, labels, strict=True)]
 
 
 def trained(bundle: JobBundle, examples, *, base=None, random=None, progress=lambda *_: None, cancelled=lambda: False):
-    """The member's update for one round, from version 0 unless said otherwise."""
+    """The member's update for one round, by default from version 0."""
     job = bundle.document
     return train_update(
         job=job,

@@ -1,4 +1,4 @@
-"""A tiny language with two labels and four topics, its public list of words, and a model of it."""
+"""A toy language with two labels and four topics, its public word list, and a model of it."""
 
 import hashlib
 
@@ -30,13 +30,13 @@ SMALL = RvaeSetting(embedding=12, hidden=20, latent=4, max_tokens=10, word_dropo
 
 
 def toy_words(max_tokens: int = SMALL.max_tokens) -> PublicWords:
-    """The list as a job's."""
+    """The word list as a job's public words."""
     tokenizer = word_tokenizer(LIST)
     return public_words(tokenizer, hashlib.sha256(tokenizer).digest(), labels=len(LABELS), max_tokens=max_tokens)
 
 
 def toy_texts(count: int, seed: int = 0) -> tuple[list[str], np.ndarray]:
-    """Texts such as "the sea is great and sail .", their labels' places: label and topic are drawn apart."""
+    """Texts such as "the sea is great and sail ." and their label ids. Label and topic are drawn independently."""
     random = np.random.default_rng(seed)
     labels, texts = random.integers(2, size=count), []
     for label in labels:
@@ -47,5 +47,5 @@ def toy_texts(count: int, seed: int = 0) -> tuple[list[str], np.ndarray]:
 
 
 def toy_model(setting: RvaeSetting = SMALL, seed: int = 3) -> Rvae:
-    """With the weights of a seed."""
+    """A model with random weights from this seed."""
     return Rvae(setting, len(toy_words().entries), len(LABELS), seed)

@@ -1,4 +1,4 @@
-"""RSA keys that work and that no federation takes, and certificates over them, signed as an authority would."""
+"""Working RSA keys that no federation accepts, and certificates for them, signed as an authority would."""
 
 import functools
 from datetime import timedelta
@@ -31,12 +31,12 @@ def odd_exponent(bits: int = 3070) -> rsa.RSAPrivateKey:
 
 
 def giant(bits: int = 16_384) -> rsa.RSAPublicKey:
-    """A public key of that size. Nobody knows its factors, which takes no time to make and as much to compute with."""
+    """A public key of this size, made without its factors: quick to make, and as slow to use as a real one."""
     return rsa.RSAPublicNumbers(65537, (1 << (bits - 1)) + 1).public_key()
 
 
 def certificate(public: rsa.RSAPublicKey, *, of: Authority | None = None) -> x509.Certificate:
-    """A member's certificate over any key at all, as an authority without rules, or a hostile one, signs it."""
+    """A member's certificate for any key, as a hostile authority or one without rules would sign it."""
     of = of or party.authority()
     uri = Identity(of.federation, Role.MEMBER, "north").uri
     return (

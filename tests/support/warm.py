@@ -1,11 +1,11 @@
-"""Starts the programs' processes from one that has imported everything already: a fork in place of seconds of imports.
+"""Starts the programs' processes by forking one that has imported everything, which saves seconds of imports.
 
-`start` gives what `subprocess.Popen` would for `coordinator ...`, `edge_client ...` and `python -m tests.support.NAME`:
-a process of its own, with its own pid, environment and streams, which runs the same entry point. Only the imports are
-shared. Each test process has one server, `python -m tests.support.warm`, which ends with it.
+For `coordinator ...`, `edge_client ...` and `python -m tests.support.NAME`, `start` gives the same as
+`subprocess.Popen`: a process with its own pid, environment and streams that runs the same entry point. Only the imports
+are shared. Each test process has one server, `python -m tests.support.warm`, which ends with it.
 
-What a test says about imports, about start-up itself, or under another interpreter or environment is not for this:
-such tests start a command as usual. TACIT_TESTS_COLD=1 starts every command as usual.
+Tests of imports, of start-up, or of another interpreter or environment start commands in the usual way instead.
+TACIT_TESTS_COLD=1 starts every command in the usual way.
 """
 
 import atexit
@@ -32,11 +32,11 @@ __all__ = ["Started", "knows", "start"]
 
 _BIN = Path(sys.executable).parent
 _PROGRAMS = ("coordinator", "edge_client")
-# A command line and an environment: far below this.
+# Largest request in bytes. A command line and an environment stay far below it.
 _LONGEST = 1 << 20
 _IMPORTED = (
     "torch",
-    # Optimisers import it when the first of them is made.
+    # Torch imports it when the first optimiser is made.
     "torch._dynamo",
     "coordinator.cli",
     "coordinator.cli.common",
@@ -58,30 +58,30 @@ def knows(words: Sequence[str]) -> bool:
     if Path(words[0]).parent == _BIN and Path(words[0]).name in _PROGRAMS:
         return True
     if words[2:3] == ["tests.support.shifted_clock"]:
-        # It sets the clock before anything is imported.
+        # It must set the clock before anything is imported.
         return False
     return [*words[:2]] == [sys.executable, "-m"] and words[2].startswith("tests.support.")
 
 
 class Started:
-    """A process that the server started. Its methods are those of `subprocess.Popen` that the tests use."""
+    """A process that the server started, with the methods of `subprocess.Popen` that the tests use."""
 
     def __init__(self, words: Sequence[str], pid: int, status: int) -> None:
-        """status: a pipe's end; the server writes the exit status to it, as `os.waitstatus_to_exitcode` gives it."""
+        """`status` is the reading end of a pipe, to which the server writes the process's exit code."""
         self.args = words
         self.pid = pid
         self.returncode: int | None = None
         self._status = status
 
     def poll(self) -> int | None:
-        """The exit status, or None while it runs."""
+        """The exit status, or None while the process runs."""
         return self._ended(0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit status, once there is one.
+        """Waits for the end and returns the exit status.
 
         Raises:
-            subprocess.TimeoutExpired: it still runs after `timeout` seconds.
+            subprocess.TimeoutExpired: the process still runs after `timeout` seconds.
         """
         ended = self._ended(timeout)
         if ended is None:
@@ -100,21 +100,21 @@ class Started:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Nothing happens where the process has ended."""
+        """Sends a signal, unless the process has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def terminate(self) -> None:
-        """SIGTERM."""
+        """Sends SIGTERM."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Sends SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
 
 def start(words: Sequence[str], *, stdin: int, stdout: int, stderr: int, cwd: Path, env: Mapping[str, str]) -> Started:
-    """Starts a command that `knows` knows; the streams are file descriptors and stay the caller's."""
+    """Starts a command for which `knows` is true. The caller keeps the streams, which are file descriptors."""
     read, write = os.pipe()
     request = json.dumps({"words": list(words), "cwd": str(cwd), "env": dict(env)}).encode()
     with _ASKING:
@@ -126,7 +126,7 @@ def start(words: Sequence[str], *, stdin: int, stdout: int, stderr: int, cwd: Pa
     return Started(words, int(answer), read)
 
 
-# One question at a time: tests start processes from several threads.
+# Tests start processes from several threads, and the server answers one request at a time.
 _ASKING = threading.Lock()
 
 
@@ -154,7 +154,7 @@ def _server() -> socket.socket:
 
 
 def _serve(asked: socket.socket) -> dict[str, Any] | None:
-    """Returns a request in each process that was forked for one, and None in the server once nobody asks any more."""
+    """Returns a request in each process forked for one, and None in the server when its test process has ended."""
     running: dict[int, tuple[int, int]] = {}
     while True:
         ready, _, _ = select.select([asked, *running], [], [])
@@ -190,7 +190,7 @@ def _serve(asked: socket.socket) -> dict[str, Any] | None:
 
 
 def _tell(status: int, code: int) -> None:
-    # Nobody may be left to hear it.
+    # The reader may be gone.
     with contextlib.suppress(BrokenPipeError):
         os.write(status, str(code).encode())
     os.close(status)
@@ -200,7 +200,7 @@ def _become(words: list[str], cwd: str, env: dict[str, str]) -> None:
     """Runs the command in this process."""
     os.chdir(cwd)
     os.environ.clear()
-    # What gRPC has read already stays as `tls_13_only` set it.
+    # gRPC has already read its settings, as `tls_13_only` set them.
     os.environ.update(env)
     if words[0] == sys.executable:
         sys.argv = words[2:]
@@ -211,7 +211,7 @@ def _become(words: list[str], cwd: str, env: dict[str, str]) -> None:
 
 
 def main() -> None:
-    """The server's process, and after a fork the command's."""
+    """Runs the server, and after a fork the command."""
     with socket.socket(fileno=int(sys.argv[1])) as asked:
         from toolkit.tls import tls_13_only
 

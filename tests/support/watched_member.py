@@ -1,11 +1,11 @@
-"""`edge_client run` as `examples/demo/member.py` starts it, watched from inside; and one that leaks, if it is told to.
+"""`edge_client run`, as `examples/demo/member.py` starts it, recorded from inside. It can also leak on purpose.
 
     python -m tests.support.watched_member RECORDS [--leak] -- OPTIONS OF edge_client run
 
-For each update that is ready it writes RECORDS/JOB.ROUND.npz: `change`, the gradients of the first and the last step
-and the weights after it (`gradient0`, ..., `weight0`, ...), `losses` of the steps and `metrics` (loss sum, correct,
-count), as training computed them; and before each vector is masked RECORDS/JOB.ROUND.ATTEMPT.npy. These are what a test
-looks for in what left. With --leak it sends, against all rules, some of it (`_leak` says what and where).
+For each update that is ready, it writes RECORDS/JOB.ROUND.npz with what training computed: `change`, the gradients of
+the first and the last step and the weights after the last (`gradient0`, ..., `weight0`, ...), `losses` of the steps,
+and `metrics` (loss sum, correct, count). Before each vector is masked, it writes RECORDS/JOB.ROUND.ATTEMPT.npy. A test
+searches for these in what left. With --leak, it breaks the rules and sends some of them (`_leak` says what and where).
 """
 
 import sys
@@ -88,14 +88,14 @@ def _recorder(records: Path):  # type: ignore[no-untyped-def]
 
 
 def _leak() -> None:
-    """What must be found, and by which of the two searches (A: allow-list, C: canaries):
+    """Leaks the following. Each must be found by one or both searches (A: allow-list, C: canaries):
 
     the first text           in the detail of Decline                          A, C
     the second, hexadecimal  in metadata of FetchBlob                          A, C
-    the third, enciphered    in an unknown field of Ready                      A; nothing that C could look for
-    the loss of the last step, as the epsilon that is reported in Ready        A, C
-    the fourth, 16 bytes     as the process of Hello, which is any 16 bytes    C; nothing that A could object to
-    the vector               as it is, in place of the masked one              A (its digest), C
+    the third, enciphered    in an unknown field of Ready                      A; C has nothing to search for
+    the last step's loss     as the epsilon reported in Ready                  A, C
+    the fourth, 16 bytes     as the process of Hello, which is any 16 bytes    C; A has nothing to object to
+    the vector               unmasked, in place of the masked one              A (its digest), C
     """
     import secure_agg
     from edge_client.agent.watching import LogWatcher

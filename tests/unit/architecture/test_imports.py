@@ -1,4 +1,4 @@
-"""No file imports another that imports it, directly or through others. Deferred and TYPE_CHECKING imports count."""
+"""No file imports itself through others. Deferred and TYPE_CHECKING imports count."""
 
 import sys
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ PACKAGES += ("tacit", "tests", "toolkit")
 
 
 def first_cycle(packages: Iterable[str]) -> list[str]:
-    """Modules of one import cycle, the first again at the end; empty where there is none."""
+    """The modules of one import cycle, with the first repeated at the end. Empty if there is none."""
     graph = grimp.build_graph(*packages, cache_dir=None)
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
     try:
@@ -40,7 +40,7 @@ def test_no_import_cycles_between_files(monkeypatch):
     ],
     ids=["plain", "deferred", "type-checking"],
 )
-def test_a_cycle_of_any_kind_is_found(back, tmp_path: Path, monkeypatch):
+def test_the_search_finds_an_import_cycle_of_any_kind(back, tmp_path: Path, monkeypatch):
     package = tmp_path / "looped"
     package.mkdir()
     (package / "__init__.py").touch()

@@ -1,4 +1,4 @@
-"""Every number in the tables of docs/accounting.md, worked out again."""
+"""Recomputes every number in the tables of docs/accounting.md."""
 
 import math
 import re
@@ -22,7 +22,7 @@ DELTA = 1e-5
 
 
 def table(title: str) -> list[list[str]]:
-    """Rows of the first table under a heading, without its head."""
+    """Rows of the first table under a heading, without the header row."""
     lines = PAGE.read_text().split(f"\n## {title}", 1)[1].splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith("|"))
     rows = []
@@ -47,7 +47,7 @@ def pld(event: SampledGaussian) -> float:
     return found
 
 
-def test_golden_values():
+def test_golden_values_match_the_accountants():
     rows = table("Golden values")
     assert len(rows) == 6
     settings = [(0.01, 1, 1000), (0.05, 1, 100), (0.1, 2, 50)]
@@ -69,13 +69,13 @@ def test_golden_values():
             event = event_of_round(GaussianUpdate(noise_multiplier=sigma, lot=1000), 1000)
             return pld(event.model_copy(update={"steps": 100}))
 
-        # The noise keeps the epsilon that it stands beside, and a tenth less would not.
+        # This noise keeps the epsilon beside it, and a tenth less would not.
         assert whole(sigma) <= most < whole(sigma - 0.1)
         assert round(whole(sigma), 2) == epsilon
 
 
 @pytest.mark.parametrize("row", range(4))
-def test_what_the_gate_costs(row):
+def test_the_cost_of_the_gate_matches_the_accountants(row):
     q, steps, *cells = table("What the gate costs")[row]
     rate, rounds = float(q), int(steps)
     for epsilon, cell in zip((1, 4, 8), cells, strict=True):
@@ -86,13 +86,13 @@ def test_what_the_gate_costs(row):
         assert fixed is not None
         assert round(gate / fixed, 2) == ratio
         passes = rounds_affordable(sampled(gate, rate), limit)
-        # The PLD's most steps S lie where passes / S rounds to this many per cent.
+        # The table says that passes / S rounds to this percentage, with S the most steps that the PLD allows.
         least = math.floor(passes / (percent + 0.5) * 100) + 1
         most = math.floor(passes / (percent - 0.5) * 100)
         assert pld(sampled(gate, rate, least)) <= epsilon < pld(sampled(gate, rate, most + 1))
 
 
-def test_what_a_multiplier_means_to_dp_accounting():
+def test_dp_accounting_gives_the_epsilons_of_the_table():
     rdp, by_pld, ours = table("What a multiplier means")
     relations = NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE
     event = dp_event.SelfComposedDpEvent(dp_event.GaussianDpEvent(10), 100)
@@ -102,14 +102,14 @@ def test_what_a_multiplier_means_to_dp_accounting():
     assert ours[3] == ""
 
 
-def test_what_the_samplers_leave_out():
+def test_sampler_limits_match_the_code():
     gaussian, laplace, discrete = table("Samplers")
     n, factor = 6e12, 1 + math.exp(8)
     smallest = 2.0**-1074
     assert numbers(gaussian[1]) == [math.floor(math.sqrt(-2 * math.log(smallest)))]
     assert numbers(laplace[1]) == [math.floor(-math.log(smallest))]
     assert factor * n * smallest < numbers(gaussian[3])[0] == numbers(laplace[3])[0]
-    # Half of the distance of the table from its law is the tail's.
+    # The tail accounts for half of the distance between the table and its distribution.
     assert discrete[2] == f"n 2^-{_TAIL_BITS - 1}"
     assert DiscreteGaussian(1000.0).largest / 1000 == pytest.approx(numbers(discrete[1])[0], abs=0.5)
     (told,) = numbers(discrete[3])

@@ -1,4 +1,4 @@
-"""The documents say what the software does: tables against the code, commands against the command lines, links."""
+"""The documents match the software: tables match the code, commands parse, and links and named files exist."""
 
 import re
 import shlex
@@ -52,7 +52,7 @@ def name_of(path: Path) -> str:
 
 
 def slug(heading: str) -> str:
-    """The anchor that a heading gets."""
+    """The anchor of a heading."""
     plain = re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
     return re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
 
@@ -62,14 +62,14 @@ def without_code(text: str) -> str:
 
 
 def section(page: Path, heading: str) -> str:
-    """What stands under a heading, up to the next heading of any depth."""
+    """The text under a heading, up to the next heading of any depth."""
     match = re.search(rf"^#+ {re.escape(heading)}$\n(.*?)(?=^#|\Z)", read(page), flags=re.DOTALL | re.MULTILINE)
     assert match is not None, f"{name_of(page)} has no section {heading!r}"
     return match[1]
 
 
 def rows(text: str, at_least: int = 2) -> list[list[str]]:
-    """The cells of the tables in a text, without their heads."""
+    """The cells of the tables in a text, without header rows."""
     found = []
     for block in re.findall(r"(?:^\|.*\|$\n?)+", text, flags=re.MULTILINE):
         lines = block.strip().splitlines()
@@ -82,14 +82,14 @@ def rows(text: str, at_least: int = 2) -> list[list[str]]:
 
 
 def first_cells(text: str) -> list[str]:
-    """The names in the first column; a cell may hold several."""
+    """The names in the first column. A cell may hold several."""
     return [name for cells in rows(text) for name in re.findall(r"`([^`]+)`", cells[0])]
 
 
 # ---- tables ---------------------------------------------------------------------------------------
 
 
-def test_every_reason_stands_in_its_table_with_its_sentence():
+def test_the_reasons_page_lists_every_reason_with_its_sentence():
     written = {cells[1]: (int(cells[0]), cells[2]) for cells in rows(read(DOCS / "reasons.md"), at_least=3)}
     known = {f"`{word(number)}`": (int(number), sentence(number)) for number in Reason.values()}
     wrong = sorted(known.items() ^ written.items(), key=lambda item: item[1])
@@ -103,7 +103,7 @@ def default_of(model: type[BaseModel], key: str) -> object:
 
 
 def check_keys(table: str, model: type[BaseModel], but: frozenset[str] = frozenset()) -> None:
-    """Every key of the model, with its default where that is a plain value, and no other."""
+    """Checks that the table lists every key of the model and no other, with its default where that is a plain value."""
     keys = {"schema" if name == "schema_version" else name: name for name in model.model_fields if name not in but}
     written = {re.findall(r"`([^`]+)`", cells[0])[0]: cells[1] for cells in rows(table)}
     assert written.keys() == keys.keys()
@@ -120,7 +120,7 @@ def check_keys(table: str, model: type[BaseModel], but: frozenset[str] = frozens
             assert shown, f"{key}: the default is {default!r}"
             value = tomllib.loads(f"x = {shown[0]}")["x"]
             if isinstance(default, NoMechanism | FedAvg | PromptTuning):
-                default = default.name  # The name alone is short for its table.
+                default = default.name  # The name alone stands for its table.
             elif isinstance(default, FedAvgServer):
                 default = default.optimiser
             assert (tuple(value) if isinstance(value, list) else value) == default, key
@@ -158,7 +158,7 @@ JOB_TABLES: dict[str, type[BaseModel]] = {
 
 
 @pytest.mark.parametrize("heading", JOB_TABLES)
-def test_every_key_of_a_job(heading):
+def test_the_jobs_page_lists_every_key_and_default(heading):
     model = JOB_TABLES[heading]
     tables = frozenset(
         name
@@ -168,7 +168,7 @@ def test_every_key_of_a_job(heading):
     check_keys(section(DOCS / "jobs.md", heading), model, tables)
 
 
-def test_every_table_of_a_job_has_a_section():
+def test_the_jobs_page_has_a_section_for_every_table():
     def nested(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
         yield model
         for field in model.model_fields.values():
@@ -177,7 +177,7 @@ def test_every_table_of_a_job_has_a_section():
 
     mechanisms = {DpSgd, GaussianUpdate, LaplaceUpdate, DistributedGaussian}
     models = {TextCNNModel, BiLSTMModel, TransformerModel, PromptedModel, RvaeModel}
-    # Tables of a kind that is told by its name or its keys; some have no key but the name.
+    # Tables whose kind follows from their name or their keys. Some have no key but the name.
     methods = {FedProx, LgFedAvg, FedRecon, FedVocab}
     servers = {FedAvgServer, FedAvgMServer, FedAdagradServer, FedAdamServer, FedYogiServer}
     tagged = mechanisms | models | methods | servers | {VocabularyFile, OwnVocabulary, PublicStart, CorpusOrder}
@@ -188,17 +188,17 @@ def test_every_table_of_a_job_has_a_section():
     assert {*get_args(get_args(ServerOptimiser)[0])} == servers
 
 
-def test_every_method_is_told():
+def test_the_jobs_page_lists_every_method():
     told = [cells[0].strip('`"') for cells in rows(section(DOCS / "jobs.md", "[method]"), at_least=3)]
     assert set(told) == {each.model_fields["name"].default for each in get_args(get_args(Method)[0])}
 
 
-def test_every_key_of_a_policy():
+def test_the_policy_page_lists_every_key_and_default():
     text = read(DOCS / "policy.md")
     check_keys(text[: text.index("## What to choose")], Policy)
 
 
-def test_every_key_of_the_configuration_and_every_variable():
+def test_the_configuration_page_lists_every_key_and_variable():
     check_keys(section(DOCS / "configuration.md", "coordinator.toml"), CoordinatorConfig, frozenset({"schema_version"}))
     sources = "".join(
         read(path)
@@ -215,7 +215,7 @@ def test_every_key_of_the_configuration_and_every_variable():
     assert read_by_us <= said
 
 
-def test_every_exit_code():
+def test_the_operations_page_lists_every_exit_code():
     written = {cells[1].strip("`"): int(cells[0]) for cells in rows(section(DOCS / "operations.md", "Exit codes"))}
     assert written == {code.name: int(code) for code in ExitCode}
 
@@ -229,21 +229,21 @@ def events_of(room: str, *patterns: str) -> set[str]:
     return {event for pattern in patterns for event in re.findall(pattern, text)}
 
 
-# One of two, chosen on the line before.
+# One of two event names, chosen on the line before.
 _CHOSEN = (r'\bevent = "(\w+)" if ', r'\bevent = "\w+" if .* else "(\w+)"')
 _LOGGED = r'log\.(?:debug|info|warning|error)\(\s*"(\w+)"'
 
 
-def test_every_event_of_the_logs():
+def test_the_logs_page_lists_every_event():
     coordinator, member = (section(DOCS / "logs.md", f"Events of {side}") for side in ("the coordinator", "a member"))
     counted = {kind.what for kind in Count.__subclasses__()}
     assert set(first_cells(coordinator)) == events_of("coordinator", _LOGGED, *_CHOSEN) | counted
     assert set(first_cells(member)) == events_of("edge_client", _LOGGED, r'Note\(\s*"(\w+)"')
 
 
-def test_every_kind_of_the_journal():
+def test_the_logs_page_lists_every_kind_of_journal_entry():
     text = section(DOCS / "logs.md", "The journal")
-    # Of commands on the machine, too, which open the transaction in a helper of theirs.
+    # Includes commands on the coordinator's machine, which open the transaction in their own helper.
     kinds = events_of("coordinator", r'\bnote(?:_seldom)?\(\s*s,\s*"(\w+)"', r'\b_note\(\s*machine,\s*\w+,\s*"(\w+)"')
     said = re.search(r"Kinds:\n\n(.*?)\.\n\n", text, flags=re.DOTALL)
     assert said is not None
@@ -256,7 +256,7 @@ PROGRAMS = {"coordinator": coordinator_app, "edge_client": edge_app}
 
 
 def commands_in(page: Path) -> Iterator[list[str]]:
-    """Command lines of the page: those in sh blocks, and whole ones in inline code with options or a sub-command."""
+    """The words of every command line in the page's sh blocks."""
     for block in re.findall(r"^```sh$\n(.*?)^```$", read(page), flags=re.DOTALL | re.MULTILINE):
         for line in block.splitlines():
             words = shlex.split(line, comments=True)
@@ -272,7 +272,7 @@ def inline_commands_in(page: Path) -> Iterator[list[str]]:
 
 
 def resolve(words: list[str]) -> tuple[Any, list[str]]:
-    """The command that the words name, and the words after it."""
+    """The command that the words name, and the words after its name."""
     command: Any = typer.main.get_command(PROGRAMS[words[0]])
     rest = words[1:]
     while rest and getattr(command, "commands", None) and not rest[0].startswith("-"):
@@ -282,7 +282,7 @@ def resolve(words: list[str]) -> tuple[Any, list[str]]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_commands_in_blocks_can_be_typed(page, monkeypatch):
+def test_commands_in_code_blocks_parse(page, monkeypatch):
     monkeypatch.delenv("TACIT_DIR", raising=False)
     monkeypatch.delenv("TACIT_OPERATOR", raising=False)
     targets = set(re.findall(r"^([a-z-]+):", read(ROOT / "Makefile"), flags=re.MULTILINE))
@@ -291,7 +291,7 @@ def test_commands_in_blocks_can_be_typed(page, monkeypatch):
             assert words[1] in targets, words
         elif words[0] in PROGRAMS:
             command, rest = resolve(words)
-            # Parses as the command line would (unknown options, missing ones, wrong numbers), and runs nothing.
+            # Parses as the command line would, and runs nothing: fails on unknown or missing options and wrong numbers.
             command.make_context(" ".join(words[:2]), rest)
         else:
             assert words[0] in ("cp", "python"), words
@@ -307,30 +307,30 @@ def test_commands_in_sentences_exist_with_their_options(page):
                 assert given.split("=")[0] in options | {"--help"}, f"`{' '.join(words)}`: no option {given}"
 
 
-def test_the_list_of_commands_cuts_no_sentence():
-    """Of the coordinator; the list of `edge_client` has room for more than one line."""
+def test_the_command_list_cuts_off_no_sentence():
+    """Checks the coordinator's list. That of `edge_client` has room for more than one line."""
     group = typer.main.get_command(coordinator_app)
     longest = max(map(len, group.commands))
     for name, command in group.commands.items():
-        # As wide as the list leaves room for, on a terminal of 80 columns.
+        # The width that the list leaves on a terminal of 80 columns.
         assert not command.get_short_help_str(78 - 6 - longest).endswith("..."), name
 
 
-def test_make_targets_that_are_named_exist():
+def test_every_named_make_target_exists():
     targets = set(re.findall(r"^([a-z-]+):", read(ROOT / "Makefile"), flags=re.MULTILINE))
     for page in PAGES:
         for target in re.findall(r"`make ([a-z-]+)", read(page)):
             assert target in targets, (name_of(page), target)
 
 
-def test_extras_that_are_named_exist():
+def test_every_named_extra_exists():
     extras = tomllib.loads(read(ROOT / "pyproject.toml"))["project"]["optional-dependencies"]
     for page in PAGES:
         for named in re.findall(r"'\.\[([a-z,]+)\]'", read(page)):
             assert set(named.split(",")) <= extras.keys(), (name_of(page), named)
 
 
-def test_the_first_federation_takes_less_than_fifteen_lines():
+def test_the_first_federation_takes_fewer_than_fifteen_lines():
     assert 0 < len(list(commands_in(DOCS / "first-federation.md"))) < 15
 
 
@@ -338,8 +338,8 @@ def test_the_readme_is_short():
     assert len(read(ROOT / "README.md").splitlines()) <= 80
 
 
-def test_the_jobs_and_policies_that_are_shown_are_valid():
-    """Every TOML block is one, and the two-member exception is one that both sides take."""
+def test_the_jobs_and_policies_shown_are_valid():
+    """Every TOML block is a valid job or policy, and both sides accept the two-member exception."""
     blocks = {
         page.name: re.findall(r"^```toml$\n(.*?)^```$", read(page), flags=re.DOTALL | re.MULTILINE)
         for page in (DOCS / "jobs.md", DOCS / "policy.md")
@@ -354,7 +354,7 @@ def test_the_jobs_and_policies_that_are_shown_are_valid():
     assert two.rounds.min_members == exception.min_cohort == 2
 
 
-def test_the_job_of_a_large_cohort_can_be_made_and_is_one_that_its_policy_takes(tmp_path):
+def test_the_large_example_job_is_made_and_its_policy_accepts_it(tmp_path):
     folder = ROOT / "examples" / "large"
     spec = JobSpec.from_toml(folder / "job.toml")
     document = make_job_bundle(spec, folder, tmp_path / "bundle")
@@ -363,21 +363,21 @@ def test_the_job_of_a_large_cohort_can_be_made_and_is_one_that_its_policy_takes(
     policy.check_job(document)
     for members in (spec.rounds.min_members, spec.rounds.target_members):
         policy.check_attempt(promise_of(document, members))
-    # It says why it is there: without it the job is declined.
+    # The policy is needed: without it, a member declines the job.
     with pytest.raises(PolicyRefusal, match="mechanisms"):
         Policy().check_job(document)
 
 
-def test_no_toml_is_shown_where_nobody_checks_it():
+def test_toml_is_shown_only_on_pages_whose_toml_is_checked():
     shown = {page.name for page in PAGES if re.search(r"^ *```toml$", read(page), flags=re.MULTILINE)}
     assert shown == {"jobs.md", "policy.md", "private-parameters.md"}
 
 
-def test_the_policy_that_keeps_the_embedding_back_is_one():
+def test_the_policy_shown_keeps_the_embedding_private():
     (shown,) = re.findall(r"^```toml\n(.*?)^```$", read(DOCS / "private-parameters.md"), re.DOTALL | re.MULTILINE)
     policy = Policy.model_validate(tomllib.loads(shown))
     assert policy.shared_parameters == ("encoder.*", "output.*")
-    # It takes the job that is told there, once noise is another matter, and no list of the operator's.
+    # Leaving noise aside, the policy accepts the page's job, and refuses one with a public vocabulary.
     example = JobSpec.from_toml(ROOT / "examples" / "fedvocab.toml")
     public = JobSpec.model_validate(
         example.model_dump() | {"vocabulary": {"kind": "words", "file": "words.txt", "pretrained": "table.txt"}}
@@ -404,7 +404,7 @@ def test_links_inside_the_project_resolve(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_files_that_are_named_exist(page):
+def test_every_named_file_exists(page):
     rooms = "coordinator|edge_client|secure_agg|export|learning|toolkit|examples|tests|docs|proto|deploy|benchmarks"
     for name in re.findall(rf"`((?:{rooms})/[\w./-]+)`", read(page)):
         assert (ROOT / name).exists(), f"{name_of(page)} names {name}"
@@ -422,7 +422,7 @@ def test_every_decision_is_listed_and_numbered_once():
         assert headings == ["Context", "Decision", "Not chosen", "Consequences"], name
 
 
-def test_every_page_can_be_found_from_the_readme():
+def test_every_page_is_reachable_from_the_readme():
     reached: set[Path] = set()
     waiting = [ROOT / "README.md"]
     while waiting:

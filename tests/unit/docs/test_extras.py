@@ -1,4 +1,4 @@
-"""Whoever installs one side gets everything that side imports, also what is imported late."""
+"""An installation of one side includes everything that this side imports, including late imports."""
 
 import ast
 import re
@@ -23,7 +23,7 @@ def plain(requirement: str) -> str:
 
 
 def brought_by(extras: list[str]) -> set[str]:
-    """Distributions of these extras, and of the extras that they include."""
+    """The distributions of these extras and of the extras that they include."""
     found: set[str] = set()
     for requirement in (each for extra in extras for each in PROJECT["optional-dependencies"][extra]):
         if inner := re.fullmatch(r"tacit-federation\[([a-z,-]+)\]", requirement):
@@ -34,7 +34,7 @@ def brought_by(extras: list[str]) -> set[str]:
 
 
 def imported(room: str) -> dict[str, Path]:
-    """Third-party packages by name, with a file that imports each."""
+    """Imported third-party packages by name, each with a file that imports it."""
     found: dict[str, Path] = {}
     for path in (ROOT / room).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -60,12 +60,12 @@ def imported(room: str) -> dict[str, Path]:
         ("learning", ["learning"]),
     ],
 )
-def test_an_extra_brings_what_its_room_imports(room, extras):
+def test_an_extra_installs_what_its_package_imports(room, extras):
     declared = {plain(each) for each in PROJECT["dependencies"]}
     declared |= brought_by(extras)
     providers = packages_distributions()
     packages = imported(room)
-    assert packages, "nothing was looked at"
+    assert packages, "no imports were found"
     missing = {
         name: str(path.relative_to(ROOT))
         for name, path in packages.items()

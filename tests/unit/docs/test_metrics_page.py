@@ -1,4 +1,4 @@
-"""docs/metrics.md tells of every metric, and of no other; the dashboards are what their code makes."""
+"""docs/metrics.md lists exactly the declared metrics, and the dashboards match their code."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def rows(heading):
         pytest.param("Metrics of a member", edge_metrics, id="member"),
     ],
 )
-def test_the_table_is_what_is_declared_in_both_directions(heading, module):
+def test_the_page_lists_exactly_the_declared_metrics(heading, module):
     declared = [
         [f"`{each.full_name(module.PREFIX)}`", each.kind, ", ".join(each.labels), each.unit, each.help]
         for each in module.INSTRUMENTS
@@ -46,7 +46,7 @@ def test_the_table_is_what_is_declared_in_both_directions(heading, module):
 
 
 @pytest.mark.parametrize("module", [coordinator_metrics, edge_metrics], ids=["coordinator", "member"])
-def test_names_say_their_units_and_help_is_a_sentence(module):
+def test_names_end_in_their_unit_and_help_is_a_sentence(module):
     names = [each.name for each in module.INSTRUMENTS]
     assert len(names) == len(set(names))
     for each in module.INSTRUMENTS:
@@ -58,13 +58,13 @@ def test_names_say_their_units_and_help_is_a_sentence(module):
             assert each.name.endswith("bytes"), each.name
         assert (each.kind == "histogram") == bool(each.buckets), each.name
         assert list(each.buckets) == sorted(set(each.buckets))
-        # No room for a member.
+        # No label can name a member.
         assert set(each.labels) <= {
             *("job", "phase", "outcome", "reason", "status", "direction", "channel", "kind", "version"),
         }, each.name
 
 
-def test_the_recorded_series_of_the_page_are_those_of_the_rules():
+def test_the_page_lists_exactly_the_recorded_series():
     file = ROOT / "deploy" / "prometheus" / "tacit.rules.yml"
     groups = yaml.safe_load(file.read_text(encoding="utf-8"))["groups"]
     made = [rule["record"] for group in groups for rule in group["rules"]]
@@ -74,14 +74,14 @@ def test_the_recorded_series_of_the_page_are_those_of_the_rules():
 # ---- dashboards -----------------------------------------------------------------------------------------------------
 
 
-def test_the_committed_dashboards_are_what_the_code_makes():
+def test_the_committed_dashboards_match_their_code():
     script = str(ROOT / "deploy" / "grafana" / "build.py")
     done = subprocess.run((sys.executable, script, "--check"), capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert {path.name for path in build.FOLDER.glob("*.json")} == {f"{board.uid}.json" for board in BOARDS}
 
 
-def test_a_dashboard_that_was_edited_by_hand_is_noticed(tmp_path, monkeypatch, capsys):
+def test_the_check_finds_a_dashboard_edited_by_hand(tmp_path, monkeypatch, capsys):
     edited = {tmp_path / "x.json": "what the code makes"}
     monkeypatch.setattr(build, "rendered", lambda: edited)
     monkeypatch.setattr(build, "ROOT", tmp_path)
@@ -94,7 +94,7 @@ def test_a_dashboard_that_was_edited_by_hand_is_noticed(tmp_path, monkeypatch, c
 
 
 @pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.uid)
-def test_a_dashboard_holds_every_panel_with_its_queries_and_fills_its_lines(board):
+def test_a_dashboard_holds_every_panel_without_overlap(board):
     made = json.loads((build.FOLDER / f"{board.uid}.json").read_text(encoding="utf-8"))
     assert made["uid"] == board.uid
     panels = [panel for panel in made["panels"] if panel["type"] != "row"]
@@ -103,7 +103,7 @@ def test_a_dashboard_holds_every_panel_with_its_queries_and_fills_its_lines(boar
         assert [(each["expr"], each["legendFormat"]) for each in built["targets"]] == [
             (each.expr, each.legend) for each in panel.queries
         ]
-        # One that is chosen at the top, not somebody's own.
+        # The data source is the one chosen at the top of the dashboard.
         assert built["datasource"]["uid"] == "${datasource}"
         assert built["description"] == panel.description
     places = [panel["gridPos"] for panel in made["panels"]]
@@ -117,7 +117,7 @@ def test_a_dashboard_holds_every_panel_with_its_queries_and_fills_its_lines(boar
 
 
 @pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.uid)
-def test_panels_ask_for_series_that_there_are(board):
+def test_panels_query_only_existing_series(board):
     known = set()
     for module in (coordinator_metrics, edge_metrics):
         for each in module.INSTRUMENTS:
@@ -131,13 +131,13 @@ def test_panels_ask_for_series_that_there_are(board):
             assert asked <= known, panel.title
 
 
-def test_every_metric_of_the_coordinator_is_shown_or_alarmed_by_somewhere():
-    """A figure that nobody looks at is one that nobody misses when it breaks."""
+def test_every_coordinator_metric_is_on_a_panel_or_in_a_rule():
+    """A metric that nobody sees can break unnoticed."""
     asked = "".join(query.expr for panel in COORDINATOR.panels for query in panel.queries)
     asked += "".join(path.read_text() for path in (ROOT / "deploy" / "prometheus").glob("tacit.*.yml"))
     names = {each.full_name(coordinator_metrics.PREFIX) for each in coordinator_metrics.INSTRUMENTS}
     unseen = {name for name in names if not re.search(rf"{name}(?:_bucket|_sum|_count)?(?![a-z_])", asked)}
-    # For people with a question of their own.
+    # Metrics for queries of one's own.
     assert unseen == {
         "tacit_coordinator_round",
         "tacit_coordinator_rounds_planned",
@@ -148,7 +148,7 @@ def test_every_metric_of_the_coordinator_is_shown_or_alarmed_by_somewhere():
     }
 
 
-def test_grafana_finds_the_dashboards_and_their_data():
+def test_grafana_is_provisioned_with_dashboards_and_their_data():
     folder = ROOT / "deploy" / "grafana" / "provisioning"
     (source,) = yaml.safe_load((folder / "datasources" / "tacit.yml").read_text(encoding="utf-8"))["datasources"]
     assert source["type"] == "prometheus"

@@ -1,4 +1,4 @@
-"""The README's picture and figures: drawn and measured by the software, and not stale."""
+"""The README's picture and figures come from the software and are up to date."""
 
 import json
 import re
@@ -14,7 +14,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def newest(bench: str, figure: str, field: str = "value", **case: Any) -> Any:
-    """A field of the newest result whose case has these keys and values."""
+    """A field of the newest benchmark result whose case has these keys and values."""
     lines = (ROOT / "benchmarks" / "results" / f"{bench}.jsonl").read_text(encoding="utf-8").splitlines()
     found: list[Mapping[str, Any]] = [json.loads(line) for line in lines]
     return [
@@ -26,7 +26,7 @@ def newest(bench: str, figure: str, field: str = "value", **case: Any) -> Any:
     ][-1]
 
 
-def test_the_picture_is_what_its_script_draws():
+def test_the_picture_matches_its_script():
     assert FILE.read_text(encoding="utf-8") == rendered(), "run python deploy/site/picture.py"
     assert FILE.stat().st_size < 150_000
 
@@ -35,11 +35,11 @@ def test_the_picture_shows_a_real_sum():
     attempt = real_attempt()
     assert np.array_equal(attempt.total, sum(attempt.updates))
     for update, masked in zip(attempt.updates, attempt.masked, strict=True):
-        # A masked value is uniform in the ring, so that hardly any of them equals the update's.
+        # A masked value is uniform in the ring, so it hardly ever equals the update's.
         assert (update == masked).sum() <= 1
 
 
-def test_the_figures_are_those_of_the_benchmarks():
+def test_the_figures_match_the_benchmark_results():
     trec = {"mechanism": "none", "vocabulary": "wordpiece", "load": "equal"}
     seconds = [newest("institutional", "test_accuracy", "seconds", members=3, seed=seed, **trec) for seed in range(3)]
     clear = newest("secure_agg", "secure_over_clear_round", members=10, values=1_000_000)

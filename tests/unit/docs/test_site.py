@@ -1,4 +1,4 @@
-"""The documentation site: its links, its navigation, and a build that a dead link fails."""
+"""The documentation site: its links, its navigation, and a build that fails on a dead link."""
 
 import json
 import logging
@@ -20,8 +20,8 @@ from tests.support.places import ROOT
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A small repository with this project's own settings of the site."""
-    # Reading this project's sources takes seconds, and this repository has none.
+    """A small repository with this project's site settings."""
+    # Without the plugin that reads source files, which takes seconds: this repository has no sources.
     plugins = [each for each in yaml_load((ROOT / "mkdocs.yml").read_text())["plugins"] if "mkdocstrings" not in each]
     files = {
         "README.md": "# Start\n\n[A page](docs/page.md#a-heading---its-anchor) under [a licence](LICENSE).\n",
@@ -42,13 +42,13 @@ def repository(tmp_path: Path) -> Path:
 
 
 def built(repository: Path) -> dict[str, str]:
-    """The site's pages by path, from a strict build as `make docs` runs it."""
+    """Builds the site strictly, as `make docs` does, and returns its pages by path."""
     build(load_config(str(repository / "mkdocs.yml"), strict=True))
     site = repository / "site"
     return {path.relative_to(site).as_posix(): path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
 
 
-def test_every_file_is_a_page_and_every_link_leads_somewhere(repository):
+def test_every_file_becomes_a_page_with_working_links(repository):
     pages = built(repository)
     assert pages.keys() == {"404.html", "index.html", "page.html", "changelog.html", "notes/one.html"}
     assert 'href="page.html#a-heading---its-anchor"' in pages["index.html"]
@@ -58,7 +58,7 @@ def test_every_file_is_a_page_and_every_link_leads_somewhere(repository):
 
 
 class Fetched(HTMLParser):
-    """Collects what a browser loads by itself with a page."""
+    """Collects the addresses that a browser loads automatically with a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,21 +72,21 @@ class Fetched(HTMLParser):
             self.addresses.append(given.get("href") or given.get("src") or "")
 
 
-def test_a_page_loads_nothing_from_a_foreign_host(repository):
+def test_a_page_loads_nothing_from_another_host(repository):
     for name, text in built(repository).items():
         page = Fetched()
         page.feed(text)
         assert page.addresses, name
-        # The page for addresses that lead nowhere names everything from the root.
+        # The page for unknown addresses uses paths from the root.
         assert not [each for each in page.addresses if "//" in each], name
-        # The theme fetches a script for this class.
+        # The theme would load a script for this class.
         assert "mermaid" not in page.classes, name
     for sheet in (repository / "site" / "assets").rglob("*.css"):
         assert "url(http" not in sheet.read_text(encoding="utf-8"), sheet.name
 
 
-def test_no_page_needs_a_script_to_show_a_diagram():
-    """A browser would fetch mermaid from a foreign host: a diagram is text, or a picture that a script here draws."""
+def test_no_diagram_needs_a_script():
+    """A browser would load mermaid from another host. Diagrams are text, or pictures drawn by our own script."""
     pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"]
     assert not [page.name for page in pages if "```mermaid" in page.read_text(encoding="utf-8")]
 
@@ -104,14 +104,14 @@ def test_no_page_needs_a_script_to_show_a_diagram():
     ],
     ids=["page", "file", "anchor", "picture", "absolute", "readme", "not-in-the-navigation"],
 )
-def test_a_fault_fails_the_build(repository, caplog, file, text, warning):
+def test_a_broken_page_fails_the_build(repository, caplog, file, text, warning):
     (repository / file).write_text(text, encoding="utf-8")
     with caplog.at_level(logging.WARNING), pytest.raises(Abort, match="strict"):
         built(repository)
     assert [record for record in caplog.records if warning in record.getMessage()]
 
 
-def test_the_command_of_make_docs_fails_on_a_dead_link(repository):
+def test_make_docs_fails_on_a_dead_link(repository):
     (command,) = re.findall(r"-m (mkdocs .*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
     ends = []
     for text in (
@@ -124,13 +124,13 @@ def test_the_command_of_make_docs_fails_on_a_dead_link(repository):
     assert ends == [0, 1]
 
 
-def test_links_in_code_stay_as_they_are():
+def test_links_in_code_blocks_stay_unchanged():
     text = "```text\n[a](../LICENSE)\n```\n[b](../LICENSE)\n"
     written = rewrite_links(text, ROOT / "docs" / "page.md", "page.md", ROOT)
     assert written == "```text\n[a](../LICENSE)\n```\nb (`LICENSE`)\n"
 
 
-def test_a_pattern_takes_the_pages_that_are_not_named():
+def test_a_navigation_pattern_adds_the_pages_not_named():
     pages = ["notes/README.md", "notes/b.md", "notes/a.md", "page.md"]
     nav = ["page.md", {"Notes": ["notes/README.md", "notes/*.md"]}, {"Nothing yet": "other/*.md"}, {"Alone": "page.md"}]
     assert expand(nav, pages) == [

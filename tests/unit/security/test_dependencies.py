@@ -1,6 +1,6 @@
-"""What is installed beside ours: everything is pinned, is what was pinned, and may be used.
+"""Dependencies: each is pinned, installed at its pinned version, and has a permitted licence.
 
-It needs no network. Whether a version has a known hole is asked of an advisory service by `make audit`, which does.
+These tests need no network. `make audit` does: it asks an advisory service for known vulnerabilities.
 """
 
 import re
@@ -24,8 +24,8 @@ PINS = {
     for name, version in re.findall(r"^([\w.-]+)==(\S+)$", LINES, flags=re.MULTILINE)
 }
 
-# Licences that a distribution under Apache-2.0 may be run with: permissive ones, and weak copyleft of libraries that
-# are used as they are.
+# Licences permitted beside a distribution under Apache-2.0: permissive ones, and weak copyleft for unmodified
+# libraries.
 PERMITTED = re.compile(
     r"apache|bsd|mit\b|isc|psf|python software foundation|python-2\.0|mpl|mozilla|zlib|unlicense|public domain|cc0|"
     r"hpnd|historical permission|lgpl|lesser general|boost|cnri",
@@ -35,7 +35,7 @@ REFUSED = re.compile(r"\bA?GPL|(?<!Lesser )General Public|proprietary|non-?comme
 
 
 def requirements(of: str, extras: tuple[str, ...]) -> Iterator[Requirement]:
-    """What a distribution asks for on this machine with these extras."""
+    """The requirements of a distribution on this machine with these extras."""
     for line in metadata.requires(of) or ():
         found = Requirement(line)
         if found.marker is None or any(found.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
@@ -43,14 +43,14 @@ def requirements(of: str, extras: tuple[str, ...]) -> Iterator[Requirement]:
 
 
 def shipped() -> set[str]:
-    """The distributions that an installation brings with it, ours aside, by canonical name."""
+    """The canonical names of the distributions that an installation includes, except ours."""
     found: set[str] = set()
     waiting = [Requirement(line) for line in PROJECT["dependencies"]]
     waiting += [Requirement(line) for extra in SHIPPED for line in PROJECT["optional-dependencies"][extra]]
     while waiting:
         requirement = waiting.pop()
         name = canonicalize_name(requirement.name)
-        # An extra that includes another of ours, which is in SHIPPED itself.
+        # One of our extras includes another one, which is in SHIPPED itself.
         if name == DISTRIBUTION or name in found:
             continue
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
@@ -63,34 +63,34 @@ def shipped() -> set[str]:
 SHIPPED_NAMES = sorted(shipped())
 
 
-def test_the_walk_finds_what_everybody_knows_is_there():
+def test_the_search_finds_known_dependencies():
     assert {"torch", "grpcio", "cffi", "sympy"} <= set(SHIPPED_NAMES)
     assert not {"pytest", "ruff", DISTRIBUTION} & set(SHIPPED_NAMES)
 
 
 @pytest.mark.parametrize("name", SHIPPED_NAMES)
-def test_it_is_pinned_and_what_is_installed_is_the_pin(name):
+def test_a_dependency_is_installed_at_its_pinned_version(name):
     assert name in PINS, f"{name} {metadata.version(name)} is installed and not in constraints.txt"
-    # A wheel for one device (+cpu) is the same release.
+    # A wheel for one device (+cpu) belongs to the same release.
     assert Version(metadata.version(name)).public == PINS[name].public
 
 
 @pytest.mark.parametrize("name", SHIPPED_NAMES)
-def test_its_licence_lets_everybody_run_it(name):
+def test_a_dependency_has_a_permitted_licence(name):
     about = metadata.metadata(name)
     said = [
         about["License-Expression"] or "",
         *(each for each in about.get_all("Classifier") or () if "License" in each),
     ]
     if not any(PERMITTED.search(each) for each in said):
-        # A free text, of which the first line is the name.
+        # A free text whose first line is the licence's name.
         said.append((about["License"] or "").strip().partition("\n")[0])
     text = "; ".join(each for each in said if each)
     assert PERMITTED.search(text), f"{name}: {text!r} names no licence that is known to permit it"
     assert not REFUSED.search(text) or PERMITTED.search(REFUSED.sub("", text)), f"{name}: {text!r}"
 
 
-def test_ranges_of_the_project_hold_the_pins():
+def test_every_version_range_includes_the_pin():
     for line in PROJECT["dependencies"] + [
         each for extra in PROJECT["optional-dependencies"].values() for each in extra
     ]:

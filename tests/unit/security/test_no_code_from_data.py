@@ -1,7 +1,7 @@
-"""No byte that comes from elsewhere becomes code: no pickle, no eval, no shell, nothing fetched and run.
+"""No data from outside becomes code: no pickle, no eval, no shell, nothing downloaded and run.
 
-The syntax trees of the shipped packages are walked, so that a comment about pickles is no pickle, and an alias is one.
-What is allowed stands in `ALLOWED` with its reason, and each entry must still be needed.
+The tests search the syntax trees of the shipped packages, so a comment about pickles does not count, and an alias does.
+`ALLOWED` lists the exceptions with their reasons. Each entry must still be needed.
 """
 
 import ast
@@ -19,10 +19,10 @@ WHEEL = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["b
 MODULES = {
     *("pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "jsonpickle"),
     *("code", "codeop", "runpy", "imp", "zipimport", "pty", "xmlrpc", "telnetlib", "ftplib"),
-    # Models of transformers are built from a config of ours; these two would download and run.
+    # Transformers models are built from our own config. These two modules would download and run code.
     *("torch.hub", "torch.package"),
 }
-# Calls that are refused whatever they are given.
+# Calls refused with any arguments.
 CALLS = {
     *("eval", "exec", "compile", "__import__", "builtins.eval", "builtins.exec", "builtins.compile"),
     *("os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput", "commands.getoutput"),
@@ -30,7 +30,7 @@ CALLS = {
     *("importlib.import_module", "importlib.util.spec_from_file_location", "ctypes.CDLL"),
     *("urllib.request.urlopen", "requests.get", "huggingface_hub.hf_hub_download", "huggingface_hub.snapshot_download"),
 }
-# Keywords that open a door where they are true, or not a plain False.
+# Keyword arguments refused unless they are a literal False.
 KEYWORDS = {"shell", "allow_pickle", "trust_remote_code", "use_auth_token"}
 
 ALLOWED = {
@@ -49,7 +49,7 @@ def sources() -> Iterator[Path]:
 
 
 def names_of(tree: ast.AST) -> dict[str, str]:
-    """What the names of a module's imports stand for."""
+    """The full names behind the names that a module imports."""
     found = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -72,7 +72,7 @@ def dotted(node: ast.expr, names: dict[str, str]) -> str | None:
 
 
 def doors(text: str) -> list[tuple[int, str]]:
-    """Where bytes may become code in a module: line and name."""
+    """Line and name of every place in a module where data may become code."""
     tree = ast.parse(text)
     names, found = names_of(tree), []
     called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
@@ -91,7 +91,7 @@ def doors(text: str) -> list[tuple[int, str]]:
                 if keyword.arg in KEYWORDS and not shut:
                     found.append((node.lineno, f"{keyword.arg}="))
         elif isinstance(node, ast.Name | ast.Attribute) and node not in called and isinstance(node.ctx, ast.Load):
-            # Handed on rather than called.
+            # Passed on rather than called.
             name = dotted(node, names)
             if name in CALLS:
                 found.append((node.lineno, name))
@@ -102,7 +102,7 @@ def _module(name: str) -> bool:
     return any(name == each or name.startswith(each + ".") for each in MODULES)
 
 
-def test_nothing_that_is_shipped_has_a_door():
+def test_no_shipped_module_turns_data_into_code():
     found, used = [], set()
     for path in sources():
         for line, name in doors(path.read_text(encoding="utf-8")):
@@ -115,7 +115,7 @@ def test_nothing_that_is_shipped_has_a_door():
     assert used == ALLOWED.keys(), "an allowance that nobody needs"
 
 
-def test_the_walk_sees_every_package_of_the_wheel():
+def test_the_search_covers_every_package_of_the_wheel():
     rooms = {path.relative_to(ROOT).parts[0] for path in sources()}
     assert rooms == {package.split("/")[0] for package in WHEEL}
     assert sum(1 for _ in sources()) > 100
@@ -140,7 +140,7 @@ def test_the_walk_sees_every_package_of_the_wheel():
     ],
     ids=range(13),
 )
-def test_a_door_is_seen(text, door):
+def test_the_search_finds_calls_that_turn_data_into_code(text, door):
     assert door in [name for _, name in doors(text)]
 
 
@@ -156,5 +156,5 @@ def test_a_door_is_seen(text, door):
     ],
     ids=range(6),
 )
-def test_what_is_no_door_is_not_called_one(text):
+def test_the_search_passes_harmless_calls(text):
     assert doors(text) == []

@@ -1,4 +1,4 @@
-"""docs/threat-model.md: every threat has a defence and a test, and each test that is named is there."""
+"""docs/threat-model.md: every threat has a defence and a test, and every named test exists."""
 
 import re
 
@@ -17,7 +17,7 @@ def rows(heading: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_a_test_that_is_named_is_there(name):
+def test_every_named_test_exists(name):
     path = ROOT / name
     assert path.exists(), f"docs/threat-model.md names {name}"
     tests = [path] if path.is_file() else sorted(path.rglob("*.py"))
