@@ -1,4 +1,4 @@
-"""The targets themselves: each takes its seeds, sees what is wrong, and (long) a short run of the fuzzer finds nothing."""
+"""The targets: each takes its seeds and what they become, and (long) a short run of the fuzzer finds nothing."""
 
 import importlib.util
 import subprocess
@@ -50,7 +50,7 @@ def test_the_seeds_are_read_whole(name, monkeypatch):
         return Said()
 
     monkeypatch.setattr(targets.contextlib, "suppress", suppress)
-    monkeypatch.setattr(targets, "_sentence", lambda text: pytest.fail(text))
+    monkeypatch.setattr(targets, "_sentence", pytest.fail)
     for file in (SEEDS / name).iterdir():
         TARGETS[name](file.read_bytes())
 
