@@ -62,6 +62,7 @@ def test_killed_once_at_every_point_of_a_longer_life():
     assert tally["kills"] == tally["cycles"] - 2 > 350
 
 
+@pytest.mark.long
 def test_two_hundred_random_kills():
     tally = tallied("at_random(Path(scratch), 200, 7)")
     assert_nothing_lost(tally)
