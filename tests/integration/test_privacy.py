@@ -197,7 +197,7 @@ def test_a_ledger_that_was_copied_back_is_noticed(federation):
         shutil.copytree(old / folder, home / folder)
 
     copy_back("ledgers")
-    assert "an older copy was put in its place" in run()
+    assert "an older copy replaced it" in run()
     # The pin goes with it: receipts tell. They go too: the coordinator remembers.
     copy_back("pins")
     assert "is the receipt of record" in run()

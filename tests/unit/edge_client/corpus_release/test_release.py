@@ -658,7 +658,7 @@ def test_a_receipt_that_names_a_charge_for_its_labels_that_was_for_something_els
     monkeypatch.setattr("edge_client.corpus_release.releaser.HISTOGRAM", "dp-sgd")
     here = given(place)
     assert len(receipts(here)) == 2
-    assert any("none for a histogram" in each for each in problems(here)), problems(here)
+    assert any("was not for a histogram" in each for each in problems(here)), problems(here)
 
 
 # ---- the command -------------------------------------------------------------------------------------------------

@@ -577,7 +577,7 @@ def test_a_job_of_thousands_is_explained_by_some_cohort_sizes():
     assert verdicts["min_corrupt_share"].outcome is Outcome.OK
     assert not [each for each in verdicts.values() if each.outcome is Outcome.REFUSED]
     Policy(mechanisms=ALL).check_job(job)
-    # On the complete graph h is 61 to 81 for 150 to 200 members; sparse ones guarantee fewer, and more with more members.
+    # On the complete graph h is 61 to 81 for 150 to 200 members. Sparse graphs guarantee fewer, larger ones more.
     strict = {each.rule: each for each in Policy(mechanisms=ALL, min_honest=40).explain(job)}["min_honest"]
     assert strict.outcome is Outcome.OK
     refused = re.search(r"attempts of 201 to (\d+)[ ,].*would be refused \(above 200, only some sizes", strict.sentence)
