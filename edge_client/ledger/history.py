@@ -84,8 +84,8 @@ def check_pin(path: Path, state: LedgerState, pin: Pin | NoPin, digest_at: Calla
         return
     if state.opened is None:
         raise LedgerRolledBack(
-            f"{path} holds no record, but had {pin.sequence} when it was last used: the file was removed or replaced. "
-            f"Put it back, with its -wal file. {LOST}"
+            f"{path} holds no record, but it had {pin.sequence} when it was last used: the file was removed or "
+            f"replaced. Put it back, with its -wal file. {LOST}"
         )
     if state.opened.ledger != pin.ledger:
         raise LedgerRolledBack(

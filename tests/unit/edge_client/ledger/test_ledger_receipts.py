@@ -141,7 +141,7 @@ def other_key(path: Path, place: Place) -> None:
         (lambda path, _: path.with_suffix(".sig").unlink(), "its file is missing"),
         (
             lambda path, _: path.write_bytes(path.read_bytes().replace(b"published", b"abandoned")),
-            "not what was recorded",
+            "differs from what was recorded",
         ),
         (lambda path, _: path.with_suffix(".sig").write_bytes(bytes(384)), "signature is not the one"),
         (other_key, "signature is not the one"),

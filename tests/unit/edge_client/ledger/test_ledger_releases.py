@@ -135,7 +135,7 @@ def test_a_released_reservation_is_neither_charged_nor_released_again(tmp_path):
         held = ledger.reserve(EVENT, purpose())
         ledger.release(held.number, "cancelled")
         for call in (lambda: ledger.charge(held.number, 1), lambda: ledger.release(held.number, "again")):
-            with pytest.raises(LedgerMisused, match="was released"):
+            with pytest.raises(LedgerMisused, match=r"was (already )?released"):
                 call()
         assert ledger.sequence == 3
 
