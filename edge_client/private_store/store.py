@@ -287,7 +287,7 @@ class PrivateStore:
         elif header.federation != self._federation:
             other = f"belongs to another federation ({header.federation.hex()[:16]}...)"
         elif header.data != self._data:
-            other = f"was trained on the data named {header.data}, not on {self._data}"
+            other = f"was trained on the data named {header.data}, and not on {self._data}"
         elif header.document != document:
             other = f"was trained under another document of this job ({header.document.hex()[:16]}...)"
         if other is not None:

@@ -51,7 +51,7 @@ def test_a_wrong_passphrase_gives_a_sentence_and_loses_nothing(home):
 def test_a_key_for_a_state_that_is_not_sealed_is_refused(home):
     """A member that gives a passphrase believes that the disk holds nothing readable."""
     kept(home, 1)
-    with store_of(home, file_key()) as store, pytest.raises(StateSealed, match="is not sealed, though a key file"):
+    with store_of(home, file_key()) as store, pytest.raises(StateSealed, match="is not sealed, although a key file"):
         store.load("desk", DOCUMENT)
 
 
@@ -63,7 +63,7 @@ def test_without_the_key_nothing_is_written_beside_a_sealed_state(home, staged, 
         store.stage("ward", "1-aa", made(1))
         if not staged:
             store.commit("ward", "1-aa")
-    says = "state of ward: it is sealed with a key file; .*Nothing of desk is written in clear.*private remove ward"
+    says = "state of ward: it is sealed with a key file; .*nothing of desk is written in clear.*private remove ward"
     with store_of(home) as store:
         assert store.load("desk", DOCUMENT) is None
         with pytest.raises(StateSealed, match=says):

@@ -154,7 +154,7 @@ def test_a_damaged_staged_file_replaces_nothing_and_blocks_no_start(home):
             store.commit("desk", "2-aa")
         found = store.recover(lambda job, token: True)
     assert len(found.problems) == len(found.discarded) == 2
-    assert "The state before it counts" in found.problems[0]
+    assert "The earlier state counts" in found.problems[0]
     assert loaded(home) == 1
 
 
@@ -301,7 +301,7 @@ def test_a_full_disk_leaves_the_old_state_and_allows_a_retry(home):
     kept(home, 1)
     done = subprocess.run([sys.executable, "-c", _FULL, home], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "cannot be written (File too large); look at free space" in done.stdout
+    assert "cannot be written (File too large); check free space" in done.stdout
     assert "is still there" in done.stdout
     assert loaded(home) == 3
     assert not list(home.rglob("*.partial"))
