@@ -181,7 +181,7 @@ def test_who_writes_a_folder_gives_no_file_a_promise(folder):
         read_corpora(folder, "questions")
     # Without a list nothing is promised, whether or not somebody takes it.
     (folder / AUTHORITIES).unlink()
-    with pytest.raises(CorporaInvalid, match="is not there, so that nobody can see"):
+    with pytest.raises(CorporaInvalid, match="is missing, so it cannot be checked"):
         read_corpora(folder, "questions")
     assert promise_of(read_corpora(folder, "questions", unverified=True)) == "none"
 
