@@ -193,5 +193,5 @@ def test_who_writes_a_folder_can_found_a_federation_and_not_the_operators(folder
     found = read_corpora(folder, "questions")
     assert promise_of(found) == "differentially-private"
     assert federation_of_corpora(found) == own.federation != party.authority().federation
-    with pytest.raises(CorporaInvalid, match="of another federation than the operator's folder is of"):
+    with pytest.raises(CorporaInvalid, match="and the operator's folder belong to different federations"):
         read_corpora(folder, "questions", federation=party.authority().federation)

@@ -168,7 +168,7 @@ def test_vectors_that_stay_random_are_noted(
     bundle(file, tmp_path / "bundle")
     said = capsys.readouterr()
     assert f"Made {tmp_path / 'bundle'}: job desk" in said.out
-    assert ("note: members' word vectors start at random and stay so" in said.err) is noted
+    assert ("note: members' word vectors start at random and stay there" in said.err) is noted
     assert ("`edge_client run --embedding`" in said.err) is noted
 
 
@@ -316,7 +316,7 @@ def test_a_base_without_word_pieces_needs_own_vocabularies(changed: Path, tmp_pa
 def test_a_base_with_more_rows_than_entries_is_refused(changed: Path, tmp_path: Path) -> None:
     (changed / "bert" / "vocab.txt").write_text("\n".join(PIECES[:-1]) + "\n", encoding="utf-8")
     with pytest.raises(
-        DocumentInvalid, match=r"^model\.base: its embedding has 8 rows and its vocabulary 7 word pieces"
+        DocumentInvalid, match=r"^model\.base: its embedding has 8 rows, but its vocabulary 7 word pieces"
     ):
         bundle_on_a_base(changed, tmp_path / "bundle", PIECES[:-1])
 

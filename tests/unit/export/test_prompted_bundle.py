@@ -170,7 +170,7 @@ def test_a_tokenizer_with_its_own_rules_is_reported(tmp_path):
         ),
         pytest.param({"max_tokens": 45}, LABELS, "model.max_tokens: the backbone has 64 positions", id="positions"),
         pytest.param(
-            {"injection": {"name": "prompt-tuning", "tokens": 41}}, LABELS, "and 41 of the prompt", id="prompt"
+            {"injection": {"name": "prompt-tuning", "tokens": 41}}, LABELS, "plus 41 of the prompt", id="prompt"
         ),
     ],
 )
@@ -187,11 +187,11 @@ def test_a_prefix_takes_no_positions_from_the_text(tmp_path):
 def test_model_and_tokenizer_belong_together(tmp_path):
     folder = saved(tmp_path / "model", "roberta")
     (folder / "tokenizer.json").write_bytes(tokenizer_of("t5"))
-    assert "model.base: a roberta with a tokenizer of the kind Unigram" in refusal(tmp_path)
+    assert "model.base: a roberta and a tokenizer of kind Unigram" in refusal(tmp_path)
     raw = json.loads((folder / "config.json").read_text())
     (folder / "tokenizer.json").write_bytes(tokenizer_of("roberta"))
     (folder / "config.json").write_text(json.dumps({**raw, "pad_token_id": 3}))
-    assert "model.base: padding is 1 to its tokenizer and 3 to its config" in refusal(tmp_path)
+    assert "model.base: padding is 1 in its tokenizer, but 3 in its config" in refusal(tmp_path)
     small = saved(tmp_path / "small", "bert", words=20)
     assert "model.base: its tokenizer has ids up to" in refusal(tmp_path, model_of(small))
     (folder / "tokenizer.json").write_text("{}")

@@ -85,7 +85,7 @@ def test_a_prompt_for_another_backbone_file_is_refused(split) -> None:
 def test_a_file_that_is_not_a_prompt_is_refused(split) -> None:
     written = prompt_file(prompted("roberta"), split[0])
     for broken in (b"", b"\x08" + bytes(20), written.to_bytes()[:-1]):
-        with pytest.raises(PromptInvalid, match="no prompt file"):
+        with pytest.raises(PromptInvalid, match="is not a prompt file"):
             PromptFile.from_bytes(broken)
     for change in ({"words": (1, 1)}, {"words": (4, 0)}, {"bias": written.bias[:1]}):
         with pytest.raises(PromptInvalid, match="do not fit together"):

@@ -78,7 +78,7 @@ def spoilt(folder):
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (changed, r"north\.jsonl is not the file that its member signed"),
+        (changed, r"north\.jsonl is not the file that its member's statement is about"),
         (lost, r"north\.statement\.json belongs to a corpus that is missing"),
         (spoilt, r"north\.statement\.json: .*download the corpora again"),
         (lambda folder: lay_down(folder, job="other"), "was made for job other"),
