@@ -163,7 +163,7 @@ class Writer(Store):
     """The only writer of a ledger. It holds NAME.lock while it is open."""
 
     def __init__(self, path: Path, faults: Faults = no_faults) -> None:
-        """Takes the lock, and opens or creates the file. `begin` must come before the first write.
+        """Takes the lock, and opens or creates the file. Its content is not changed before `begin`.
 
         Raises:
             LedgerBusy: another process has the ledger open.

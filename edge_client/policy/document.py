@@ -79,7 +79,7 @@ class PolicyDocument(Document):
         default=("own", "public"),
         description='Whose vocabulary a job may have. "own": each member builds one from its texts and keeps it '
         'private, with its vectors. "public": the job or its base model brings the words and the vectors to start '
-        "from, so whoever made them knows both. Name at least one.",
+        "from, and those who made them know both. Name at least one.",
     )
     authorities: Annotated[tuple[Digest, ...], AtMost(_MAX_NAMED)] = Field(
         default=(),

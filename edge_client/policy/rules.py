@@ -272,14 +272,14 @@ _NO_ORDER = "no text"
 def _corpora(policy: PolicyDocument, offer: Offer) -> Finding:
     texts = _ordered(offer.job)
     if texts is None:
-        says = "the job orders {job} from its members; the policy's release of synthetic text is {policy}"
+        says = "the job orders {job} from its members; the policy has corpora = {policy}"
         return Finding(_NO_ORDER, policy.corpora, True, says)
     says = (
-        f"the job orders {{job}} from each member, {_promise_of_text(offer.job)}; the policy releases them: {{policy}}"
+        f"the job orders {{job}} from each member, {_promise_of_text(offer.job)}; the policy has corpora = {{policy}}"
     )
     if policy.corpora == "ask":
         says = says.replace(
-            "the policy releases them: {policy}", "the policy has {policy}: its owner reads them before they leave"
+            "the policy has corpora = {policy}", "the policy has corpora = {policy}: its owner reads them first"
         )
     advice = 'to take part and decide once you have read them, write corpora = "ask" in policy.toml'
     return Finding(f"{texts} synthetic texts", policy.corpora, policy.corpora != "never", says, advice)
