@@ -142,7 +142,7 @@ class PolicyDocument(Document):
         default=None,
         gt=0,
         description="This member's own noise multiplier in place of the job's: from the job's to four times the job's. "
-        "Mechanisms other than dp-sgd and gaussian-update are then refused.",
+        "Jobs with laplace-update or distributed-gaussian are then refused.",
         examples=[1.5],
     )
     report_epsilon: bool = Field(
