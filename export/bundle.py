@@ -1,11 +1,11 @@
-"""From a job as the operator wrote it to the bundle that a job starts from.
+"""Makes the bundle that a job starts from, out of the operator's specification; and reads such a bundle.
 
-Guarantees: the same specification and files give the same bytes, weights included, on the same versions of
-the libraries; every digest in job.json is that of the file beside it; nothing is written unless all of it can
-be. A prompted job's backbone is never in memory as a whole.
+Guarantees: the same specification and files give the same bytes, weights included, with the same versions of the
+libraries; every digest in job.json is that of the file beside it; nothing is written unless everything can be. A
+prompted job's backbone is never in memory as a whole.
 
-Order: tokenizer from the vocabulary, seeded weights (the embedding from a table, where one is named),
-manifest, document, files. Of a prompted job what `export.prompted_bundle` makes of its base comes first.
+Order: tokenizer from the vocabulary, seeded weights (the embedding from a table, if the job names one), manifest,
+document, files. For a prompted job, `export.prompted_bundle` first prepares the base.
 """
 
 import hashlib
@@ -44,22 +44,26 @@ class JobBundle:
     document: JobDocument
     manifest: Manifest
     weights: bytes
-    # None where members build their own.
+    # None: members build their own.
     tokenizer: bytes | None
-    # Where members keep parameters that start from public numbers.
+    # The start of private parameters, if members keep any that start from public numbers.
     private: tuple[Manifest, bytes] | None = None
-    # The canonical file of a prompted job.
+    # The canonical backbone file of a prompted job.
     backbone: Path | None = None
 
     @property
     def public_tokenizer(self) -> bytes:
-        """The tokenizer of a job that has one. Raises: BundleInvalid."""
+        """The tokenizer that all members share.
+
+        Raises:
+            BundleInvalid: members build their own.
+        """
         if self.tokenizer is None:
             raise BundleInvalid(f"job {self.document.name} has no tokenizer: its members build their own")
         return self.tokenizer
 
 
-# Of the specification: what is another thing in the document, or has done its part once the weights are there.
+# Keys of the specification that have another form in the document, or are not needed once there are weights.
 _OPERATORS_OWN = ("vocabulary", "model", "start")
 
 
@@ -68,17 +72,20 @@ def make_job_bundle(
 ) -> JobDocument:
     """Makes the bundle `out` and returns its job document.
 
-    folder: what relative paths in the specification start from (where job.toml lies). report: is told in
-    sentences what was found on the way.
+    Args:
+        spec: the operator's specification.
+        folder: base of relative paths in the specification (the folder of job.toml).
+        out: the bundle's folder.
+        report: called with sentences about what was found on the way.
 
     Raises:
-        VocabularyInvalid, TableInvalid: a file that cannot be used.
-        DocumentInvalid: a sum of so many values has no room in the ring.
-        BundleInvalid: a folder in the way.
+        VocabularyInvalid, TableInvalid: a file cannot be used.
+        DocumentInvalid: the specification does not fit its files, or the ring has no room for the sum of the values.
+        BundleInvalid: a folder is in the way.
     """
     if not isinstance(spec.model, PromptedModel):
         return _make(spec, *starting_model(spec, folder, report), {}, out, report)
-    # Beside the bundle's place: it is large, and the folder of temporary files may be small.
+    # Written beside the bundle, because it is large and the folder of temporary files may be small.
     beside = out.absolute().parent
     beside.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".backbone-", dir=beside) as scratch:
@@ -97,10 +104,10 @@ def _make(
     out: Path,
     report: Callable[[str], None],
 ) -> JobDocument:
-    """Manifest, document and files of a starting module. files: what is in the bundle besides; more is put there."""
+    """Writes manifest, document and files of a starting module. files: other files of the bundle; gets the rest."""
     from learning.models import division_of
 
-    # Nothing of a prompted model is private, so that no method asks for entries.
+    # Nothing of a prompted model is private, so no method needs the entries.
     encoder = None if tokenizer is None or isinstance(model, PromptedModel) else encoder_of(spec, tokenizer)
     try:
         division = division_of(spec.method, module, () if encoder is None else encoder.words())
@@ -120,7 +127,7 @@ def _make(
                 manifest=private.digest(), weights=hashlib.sha256(data).digest(), values=private.values
             )
             report(
-                f"private: {private.values:,} values in {len(kept)} tensors start as the bundle says and never leave"
+                f"private: {private.values:,} values in {len(kept)} tensors start from the bundle and stay with members"
             )
     try:
         document = JobDocument(
@@ -134,7 +141,7 @@ def _make(
             private=start,
         )
     except ValidationError as error:
-        # The grid of noise in the ring depends on the number of values, which the specification did not know.
+        # The grid of the noise in the ring depends on the number of values, which the specification did not know.
         raise DocumentInvalid(f"job {spec.name}: {sentence_of(error)}") from error
     files |= {"job.json": document.canonical(), "manifest.json": manifest.canonical(), "weights.bin": weights}
     write_bundle(out, "job", files)
@@ -143,10 +150,10 @@ def _make(
 
 
 def read_job_bundle(folder: Path) -> JobBundle:
-    """A job bundle whose document was checked against the files beside it.
+    """Reads a job bundle and checks its document against the files beside it.
 
     Raises:
-        BundleInvalid: damaged, of another kind, or a document that names other files.
+        BundleInvalid: the bundle is damaged or of another kind, or its document names other files.
     """
     bundle = read_bundle(folder, "job", unread=(BACKBONE_FILE,))
     try:
@@ -165,8 +172,10 @@ def read_job_bundle(folder: Path) -> JobBundle:
 def _starting_prompt(
     spec: JobSpec, model: PromptedModel, folder: Path, into: Path, report: Callable[[str], None]
 ) -> "tuple[TextClassifier, Model, bytes]":
-    """The seeded module of a prompted job, the model as members build it, and the tokenizer; the backbone's canonical
-    file is written to `into`.
+    """Makes the seeded module of a prompted job, and writes the backbone's canonical file to `into`.
+
+    Returns:
+        The module, the model as members build it, and the tokenizer.
     """
     from learning.backbones.stored import read_backbone
     from learning.prompts.assembly import build_prompted
@@ -185,18 +194,26 @@ def _starting_prompt(
 def starting_model(
     spec: JobSpec, folder: Path, report: Callable[[str], None]
 ) -> "tuple[TextClassifier, Model, bytes | None]":
-    """The seeded module, its weights from a base model and its embedding from a table where the job names them; the
-    model as members build it; and the tokenizer, if the job has one for all members.
+    """Makes the module that a job starts from.
+
+    Args:
+        spec: the operator's specification.
+        folder: base of relative paths in the specification.
+        report: called with sentences about what was found on the way.
+
+    Returns:
+        The seeded module, with weights from a base model and an embedding from a table if the job names them; the model
+        as members build it; and the tokenizer, if the job has one for all members.
 
     Raises:
-        VocabularyInvalid, TableInvalid, DocumentInvalid, EncoderInvalid: a file that cannot be used.
+        VocabularyInvalid, TableInvalid, DocumentInvalid, EncoderInvalid: a file cannot be used.
     """
     from learning.models import build
     from learning.models.division import EMBEDDING
 
     labels, vocabulary = len(spec.labels), spec.vocabulary
     model: Model = spec.model
-    if vocabulary is None:  # The specification has checked it; this tells the type checker.
+    if vocabulary is None:  # The specification has checked this; for the type checker.
         raise DocumentInvalid("vocabulary: missing; it has no default")
     base: Mapping[str, NDArray[np.float32]] = {}
     pieces: Sequence[str] | None = None
@@ -208,22 +225,22 @@ def starting_model(
         base, pieces = read.parameters, read.vocabulary
         if read.lower_case is False:
             raise DocumentInvalid(
-                f"model.base: {model.base} tells capitals apart, and word pieces here are in lower case; take one that "
-                "does not (uncased)"
+                f"model.base: {model.base} distinguishes capitals, but word pieces here are in lower case; use an "
+                "uncased base"
             )
         report(f"base: {model.base}, an encoder of {sum(each.size for each in base.values()):,} values")
-        # Members need what it takes to build it, not where the operator found it.
+        # Members need the config to build the model, not the place where the operator found it.
         model = model.model_copy(update={"base": None, "config": read.config})
     if isinstance(vocabulary, OwnVocabulary):
-        # Nothing of the embedding is shared: two rows do.
+        # Nothing of the embedding is shared, so two rows are enough.
         module = build(model, 2, labels, 0, seed=spec.seed)
         _fill(module, {name: each for name, each in base.items() if name != EMBEDDING})
         unit = "words" if vocabulary.kind == "words" else "word pieces"
-        report(f"vocabulary: each member builds its own, of {vocabulary.size:,} {unit} at most")
+        report(f"vocabulary: each member builds its own, of at most {vocabulary.size:,} {unit}")
         if not trains_private(spec.method, spec.mechanism):
             report(
-                "note: members' word vectors start at random and stay so, since the embedding is frozen; a member can "
-                "bring a table for its own (`edge_client run --embedding`)"
+                "note: members' word vectors start at random and stay there, since the embedding is frozen; a member "
+                "can bring its own table (`edge_client run --embedding`)"
             )
         return module, model, None
     tokenizer = _tokenizer(vocabulary, folder)
@@ -249,47 +266,54 @@ def starting_model(
 
 
 def _check_pieces(file: str, entries: Sequence[str | None], pieces: Sequence[str] | None, rows: int) -> None:
-    """That each row of the base model's embedding is that of the job's entry.
+    """Checks that each row of the base model's embedding belongs to the job's entry with that id.
 
-    entries: of the job's vocabulary, by id, which is the line's number. pieces: of the base model's, by row. rows: of
-    its embedding.
+    Args:
+        file: name of the job's vocabulary, for the sentences.
+        entries: the job's vocabulary, by id (the line's number).
+        pieces: the base model's vocabulary, by row.
+        rows: number of rows of the base model's embedding.
 
     Raises:
-        DocumentInvalid: with the first line that differs.
+        DocumentInvalid: they differ; the sentence names the first line that does.
     """
     if pieces is None:
         raise DocumentInvalid(
-            "model.base: it has no word pieces (no vocab.txt, and no tokenizer.json with some), so that nothing says "
-            "whose its embedding's rows are; put its vocab.txt into its folder, or leave vocabulary.file out, so that "
-            "every member builds its own (method fedvocab)"
+            "model.base: it has no word pieces (no vocab.txt, and no tokenizer.json with some), so nothing says which "
+            "word each row of its embedding is for; put its vocab.txt into its folder, or leave vocabulary.file out so "
+            "that every member builds its own (method fedvocab)"
         )
     for line, (entry, piece) in enumerate(zip(entries, pieces, strict=False), start=1):
         if entry != piece:
             raise DocumentInvalid(
-                f"vocabulary.file: line {line} of {file} is {entry!r} where the base model has {piece!r}; the "
-                "vocabulary must be the base model's own, line for line: take its vocab.txt"
+                f"vocabulary.file: line {line} of {file} is {entry!r}, but the base model has {piece!r}; the "
+                "vocabulary must be the base model's own, line for line: use its vocab.txt"
             )
     if len(entries) != len(pieces):
         raise DocumentInvalid(
-            f"vocabulary.file: {file} has {len(entries):,} lines where the base model has {len(pieces):,} word pieces; "
-            "the vocabulary must be the base model's own, line for line: take its vocab.txt"
+            f"vocabulary.file: {file} has {len(entries):,} lines, but the base model has {len(pieces):,} word pieces; "
+            "the vocabulary must be the base model's own, line for line: use its vocab.txt"
         )
     if rows != len(pieces):
         raise DocumentInvalid(
-            f"model.base: its embedding has {rows:,} rows and its vocabulary {len(pieces):,} word pieces; save it "
-            "again after resize_token_embeddings to as many, or take another base"
+            f"model.base: its embedding has {rows:,} rows, but its vocabulary {len(pieces):,} word pieces; resize it "
+            "with resize_token_embeddings and save it again, or use another base"
         )
 
 
 def _fill(module: "TextClassifier", base: Mapping[str, NDArray[np.float32]]) -> None:
-    """Raises: DocumentInvalid: a weight of the base model that this one has no place for."""
+    """Copies the base model's weights into the module.
+
+    Raises:
+        DocumentInvalid: the module has no place for a weight.
+    """
     import torch
 
     parameters = dict(module.named_parameters())
     for name, array in base.items():
         if name not in parameters or tuple(parameters[name].shape) != array.shape:
             raise DocumentInvalid(
-                f"model.base: its {name} {list(array.shape)} has no place in this job's model; take another base"
+                f"model.base: its {name} {list(array.shape)} has no place in this job's model; use another base"
             )
         with torch.no_grad():
             parameters[name].copy_(torch.from_numpy(np.array(array, dtype=np.float32)))
@@ -303,7 +327,9 @@ def _check_names(bundle: Bundle, document: JobDocument, manifest: Manifest) -> N
         if name not in bundle.index.files or bundle.index.files[name].sha256 != digest:
             raise BundleInvalid(f"{bundle.folder / 'job.json'} names another {name}; make the bundle again")
     if document.values != manifest.values:
-        raise BundleInvalid(f"{bundle.folder / 'job.json'} counts other values than its manifest; make it again")
+        raise BundleInvalid(
+            f"{bundle.folder / 'job.json'} and its manifest count different values; make the bundle again"
+        )
 
 
 def _read_private(bundle: Bundle, document: JobDocument) -> tuple[Manifest, bytes] | None:

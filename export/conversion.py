@@ -1,4 +1,4 @@
-"""torch modules to ONNX files, the same for every architecture."""
+"""Converts torch modules to ONNX files, in the same way for every architecture."""
 
 import contextlib
 import io
@@ -15,7 +15,7 @@ OPSET = 18
 def converted(
     module: Any, example: tuple[Any, ...], inputs: list[str], output: str, dimensions: tuple[dict[int, Any], ...]
 ) -> bytes:
-    """The bytes of an ONNX file.
+    """Converts a module to the bytes of an ONNX file.
 
     Args:
         module: a torch module in evaluation mode.
@@ -25,7 +25,7 @@ def converted(
         dimensions: for each input, which axes are dynamic, as `torch.export.Dim`.
 
     Raises:
-        RuntimeError: torch gave no program.
+        RuntimeError: torch returned no program.
     """
     import torch
 
@@ -42,17 +42,17 @@ def converted(
             verbose=False,
         )
     if program is None:
-        raise RuntimeError("torch.onnx.export gave no program")
+        raise RuntimeError("torch.onnx.export returned no program")
     return _without_traces(program.model_proto)
 
 
 def _without_traces(proto: Any) -> bytes:
-    """The model's bytes without the exporter's notes: stack traces and paths of the machine it ran on."""
+    """The model's bytes without the exporter's metadata: stack traces and paths of the machine that it ran on."""
     graphs = [proto.graph, *proto.functions]
     for owner in (proto, *graphs, *(node for graph in graphs for node in graph.node)):
         del owner.metadata_props[:]
         owner.doc_string = ""
-    # Shapes inside the graph are the exporter's; runtimes work them out, and quantisation stumbles over them.
+    # Runtimes infer the shapes inside the graph, and the exporter's make quantisation fail.
     for graph in graphs:
         del graph.value_info[:]
     data: bytes = proto.SerializeToString(deterministic=True)
@@ -61,7 +61,7 @@ def _without_traces(proto: Any) -> bytes:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter prints, logs and warns of its own inner life. What matters of it is raised."""
+    """Silences the exporter's prints, logs and warnings about its internals. Errors are raised."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

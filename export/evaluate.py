@@ -1,4 +1,4 @@
-"""How good an exported model is, measured with nothing but the exported model."""
+"""Measures an exported model's accuracy and loss with nothing but the exported model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,14 +7,13 @@ from pathlib import Path
 from export.predictor import Predictor, log_softmax
 from learning.text.data import DataInvalid, Example, label_ids, read_examples, text_rows
 
-# `read_examples` and `text_rows` are here for commands that evaluate, as they may lean on this room but not on the
-# member's.
+# `read_examples` and `text_rows` are re-exported for commands that evaluate, which may import from this package only.
 __all__ = ["Evaluation", "evaluate_bundle", "read_examples", "text_rows"]
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """accuracy in [0, 1] and mean loss (cross entropy, nats) over so many examples."""
+    """Accuracy in [0, 1] and mean loss (cross entropy, nats) over a number of examples."""
 
     accuracy: float
     loss: float
@@ -25,8 +24,9 @@ def evaluate_bundle(folder: Path, examples: Sequence[Example]) -> Evaluation:
     """Accuracy and loss of a model bundle over labelled examples.
 
     Raises:
-        BundleInvalid: no model bundle, or a damaged one.
-        DataInvalid: no examples, labels that the model does not know, or one text where it reads pairs.
+        BundleInvalid: the folder is not a model bundle, or is damaged.
+        DataInvalid: there are no examples, a label is unknown to the model, or an example is one text but the model
+            reads pairs.
     """
     if not examples:
         raise DataInvalid("no examples to evaluate on; give at least one")

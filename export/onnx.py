@@ -1,10 +1,11 @@
-"""From a version of a job's model to something that runs without the training stack: one folder, or, of a prompted job,
-a small one beside the backbone that it shares with others (`split`).
+"""Exports a version of a job's model to a folder that runs without the training stack.
 
-Guarantees: what is written was run by onnxruntime beside the training stack, on real texts, alone and in
-batches, at several lengths, and its logits differed by at most `TOLERANCE`; otherwise nothing is written. The
-file holds the graph and the weights, and nothing of the machine that made it. A prompt is never there without its
-backbone, and a backbone that is there is left as it is.
+A prompted job can also be exported as a small folder beside the backbone that it shares with others (`split`).
+
+Guarantees: onnxruntime ran what is written beside the training stack, on real texts, alone and in batches, at several
+lengths, and the logits differed by at most `TOLERANCE`; otherwise nothing is written. The file holds the graph and the
+weights, and nothing about the machine that made it. A prompt is never written without its backbone, and an existing
+backbone is not changed.
 """
 
 import functools
@@ -42,9 +43,9 @@ if TYPE_CHECKING:
 
 __all__ = ["TOLERANCE", "ExportReport", "ParityFailed", "SharedBackbone", "export_model", "export_module"]
 
-# Logits, absolute. What was measured is 1e-6 and less; a wrong graph is off by tenths.
+# Maximum absolute difference of logits. Measured differences are at most 1e-6; a wrong graph is off by tenths.
 TOLERANCE = 1e-4
-# ONNX operators of this set are known to onnxruntime since 1.16.
+# onnxruntime supports this operator set since 1.16.
 
 
 class ParityFailed(RuntimeError):
@@ -53,8 +54,12 @@ class ParityFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class SharedBackbone:
-    """What a prompt's bundle stands on. folder: where it lies. files: what it holds, by name, in bytes. written:
-    whether it was not there yet.
+    """The backbone bundle that a prompt's bundle needs.
+
+    Args:
+        folder: its folder.
+        files: size in bytes of each file, by name.
+        written: whether this export wrote it; false if it was there already.
     """
 
     folder: Path
@@ -64,8 +69,13 @@ class SharedBackbone:
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """max_difference: between logits, over so many texts. files: what the bundle holds, by name, in bytes. shared: what
-    a prompt stands on; None of a bundle that is whole.
+    """What was exported.
+
+    Args:
+        max_difference: largest difference between logits, over all texts.
+        texts: number of texts that were compared.
+        files: size in bytes of each file of the bundle, by name.
+        shared: the backbone that a prompt needs. None: the bundle is whole.
     """
 
     max_difference: float
@@ -87,30 +97,39 @@ def export_model(
     backbone: "StoredBackbone | None" = None,
     split: bool = False,
 ) -> ExportReport:
-    """Writes the model bundle `out`; with `split` a prompt's bundle, and its backbone's beside it (`backbone_folder`)
-    unless that is there.
+    """Writes the model bundle `out`.
 
-    weights: the version's bytes. private: what the member keeps of the model, where the job's method keeps anything;
-    the bundle then holds it, and belongs on the member's machine. mixture: (L,) logarithms of the shares of its labels,
-    where the job's training left them out of the logits; the bundle's head then has them, and is as private. samples:
-    real texts to compare on, or pairs where the job reads these; a few dozen of different lengths will do. backbone: of
-    a prompted job; the file then holds it, with the prompt inside, and of the vocabulary projection the label words'
-    rows alone.
+    With `split` it writes a prompt's bundle, and the backbone's beside it (`backbone_folder`) if that is missing.
+
+    Args:
+        document: the job document.
+        manifest: the job's manifest.
+        weights: the version's bytes.
+        tokenizer: the bytes of tokenizer.json.
+        out: the bundle's folder.
+        samples: real texts to compare on (pairs, if the job reads pairs); a few dozen of different lengths are enough.
+        private: the parameters that the member keeps, if the job's method keeps any. The bundle then holds them, and
+            belongs on the member's machine.
+        mixture: (L,), logarithms of the shares of the member's labels, if the job's training left them out of the
+            logits. The bundle's head then holds them, and is just as private.
+        backbone: the backbone of a prompted job. The file then holds it with the prompt inside, and only the label
+            words' rows of the vocabulary projection.
+        split: write the prompt and the backbone apart.
 
     Raises:
-        ParityFailed: logits differ by more than TOLERANCE; `out` is untouched.
-        BundleInvalid: a folder in the way; before anything is written.
-        DocumentInvalid, ParametersDiffer, TokenizerInvalid: files that do not belong together.
-        PromptInvalid: `split`, and LoRA's matrices, which lie inside the backbone.
-        ValueError: no samples; `split`, and no prompted job.
+        ParityFailed: logits differ by more than TOLERANCE. `out` is unchanged.
+        BundleInvalid: a folder is in the way. Nothing was written.
+        DocumentInvalid, ParametersDiffer, TokenizerInvalid: the files do not belong together.
+        PromptInvalid: `split` with LoRA, whose matrices are inside the backbone.
+        ValueError: there are no samples, or `split` without a prompted job.
     """
-    # Before anything is converted, and before the backbone is written.
+    # Checked before anything is converted, and before the backbone is written.
     check_place(out, "prompt" if split else "model")
     if not samples:
         raise ValueError("no texts to compare the exported model on; give at least one")
     if split and not isinstance(document.model, PromptedModel):
         raise ValueError(
-            f"job {document.name} trains its whole model, so that there is no backbone to share; leave out --split"
+            f"job {document.name} trains its whole model, so there is no backbone to share; leave out --split"
         )
     from learning.models.assembly import assembled
     from learning.text.corpus import encoder_of
@@ -155,13 +174,21 @@ def export_module(
     job: str,
     version: bytes,
 ) -> ExportReport:
-    """Writes the model bundle `out` of a module that was trained here, and not in rounds of a job.
+    """Writes the model bundle `out` of a module that was trained here, not in rounds of a job.
 
-    encoder: over `tokenizer`'s bytes. labels: what the outputs mean, in their order. job, version: where it came from,
-    by name, and the digest of its weights. samples: as in `export_model`.
+    Args:
+        module: the module.
+        encoder: made from `tokenizer`.
+        tokenizer: the bytes of tokenizer.json.
+        out: the bundle's folder.
+        samples: real texts to compare on, as for `export_model`.
+        labels: the meaning of the outputs, in their order.
+        job: name of the job that it came from.
+        version: digest of its weights.
 
     Raises:
-        ParityFailed, BundleInvalid: as `export_model` says. ValueError: no samples.
+        ParityFailed, BundleInvalid: as for `export_model`.
+        ValueError: there are no samples.
     """
     check_place(out, "model")
     if not samples:
@@ -183,7 +210,13 @@ def export_module(
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """files: of the bundle. run: ids (B, S) to logits, by these files alone. backbone: the bytes of a shared one."""
+    """A converted model.
+
+    Args:
+        files: files of the bundle.
+        run: maps ids (B, S) to logits with these files alone.
+        backbone: bytes of a shared backbone.
+    """
 
     files: dict[str, bytes]
     run: Callable[[NDArray[np.int64]], NDArray[np.float32]]
@@ -191,7 +224,7 @@ class _Made:
 
 
 def _adjust_logits(module: "TextClassifier", mixture: NDArray[np.float32]) -> None:
-    """Puts logarithms of labels' shares, (L,), into the head, which training kept free of them."""
+    """Adds logarithms of the labels' shares, (L,), to the head, which training left them out of."""
     import torch
 
     with torch.no_grad():
@@ -216,14 +249,18 @@ def _whole(model: bytes) -> _Made:
 
 
 def _split(module: "TextClassifier") -> _Made:
-    """Raises: PromptInvalid: nothing that a backbone could be apart from."""
+    """Converts a prompted module to a backbone and a prompt.
+
+    Raises:
+        PromptInvalid: the module has no prompt apart from its backbone.
+    """
     from learning.prompts.model import PromptedModel as PromptedModule
 
     if not isinstance(module, PromptedModule):
         raise TypeError(f"{type(module).__name__} has no backbone")
     backbone = convert_backbone(module)
     running, written = PromptedBackbone(backbone), prompt_file(module, backbone).to_bytes()
-    # As whoever predicts reads it.
+    # Read back from its bytes, as a predictor reads it.
     prompt = PromptFile.from_bytes(written)
     return _Made({"prompt.safetensors": written}, lambda ids: running.logits(ids, prompt), backbone)
 
@@ -233,14 +270,14 @@ def _sizes(index: BundleIndex) -> dict[str, int]:
 
 
 def _convert(module: "TextClassifier", encoder: "Encoder") -> bytes:
-    """The bytes of an ONNX file: `input_ids` int64 (batch, sequence) to `logits` float32 (batch, labels)."""
+    """Converts to an ONNX file: `input_ids` int64 (batch, sequence) to `logits` float32 (batch, labels)."""
     import torch
 
     from learning.prompts.model import PromptedModel as PromptedModule
 
     if isinstance(module, PromptedModule):
         return convert_prompted(module)
-    # Neither 1 nor a filter's width: torch would take such a size for a constant.
+    # The example's sizes are neither 1 nor a filter's width, which torch would take for constants.
     example = torch.full((2, encoder.min_tokens + 3), encoder.pad_id, dtype=torch.int64)
     example[:, : encoder.min_tokens] = torch.arange(encoder.min_tokens) % encoder.vocabulary_size
     dimensions = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence", min=encoder.min_tokens)}
@@ -253,13 +290,17 @@ def _checked_parity(
     encoder: "Encoder",
     samples: "Sequence[TextRow]",
 ) -> float:
-    """The largest difference of any logit. Raises: ParityFailed: more than TOLERANCE."""
+    """The largest difference of any logit.
+
+    Raises:
+        ParityFailed: it is more than TOLERANCE.
+    """
     difference = _parity(module, run, encoder, samples)
     if not difference <= TOLERANCE:  # Written so that a NaN fails.
         raise ParityFailed(
             f"the exported model's logits differ from the trained model's by {difference:.3g}, more than "
-            f"{TOLERANCE:g}; nothing was written. Check that the versions of "
-            "torch, onnx and onnxruntime are those in constraints.txt"
+            f"{TOLERANCE:g}; nothing was written. Install the versions of torch, onnx and onnxruntime in "
+            "constraints.txt"
         )
     return difference
 
@@ -270,7 +311,7 @@ def _parity(
     encoder: "Encoder",
     samples: "Sequence[TextRow]",
 ) -> float:
-    """Largest difference of any logit: texts alone, in batches of several sizes, and padded to the limit."""
+    """The largest difference of any logit, over texts alone, in batches of several sizes, and padded to the limit."""
     import torch
 
     largest = 0.0
@@ -279,8 +320,8 @@ def _parity(
             expected = module(torch.from_numpy(ids)).numpy()
         found = run(ids)
         if found.shape != expected.shape:
-            raise ParityFailed(f"the exported model gives logits of shape {found.shape}, not {expected.shape}")
-        # max() of Python would drop a NaN.
+            raise ParityFailed(f"the exported model returns logits of shape {found.shape}, not {expected.shape}")
+        # Python's max() would drop a NaN.
         largest = float(np.maximum(largest, np.abs(found - expected).max()))
     return largest
 
@@ -290,7 +331,7 @@ def _batches(encoder: "Encoder", samples: "Sequence[TextRow]") -> Iterator[NDArr
     for size in (1, 3, 32, len(texts)):
         for first in range(0, len(texts), size):
             yield encoder.encode(texts[first : first + size])
-    # Texts laid end to end until they are cut, one of the shortest length, and one that is empty.
+    # Texts joined end to end until they are cut, one text cut to the shortest length, and an empty row.
     yield encoder.encode([_end_to_end(texts)] * 2)
     yield encoder.encode(texts[:1])[:, : encoder.min_tokens]
     longest = np.full((2, encoder.max_tokens), encoder.pad_id, dtype=np.int64)

@@ -1,8 +1,8 @@
-"""Prediction with an exported model: onnxruntime, tokenizers and numpy, and never the training stack.
+"""Predicts with an exported model: uses onnxruntime, tokenizers and numpy, never the training stack.
 
-Guarantees: every file was checked against its digest before it is used, and the bytes that are used are those
-that were checked; a text's prediction does not depend on what else is in its batch. Prompts of one process that stand
-on the same backbone share one copy of it.
+Guarantees: every file is checked against its digest before it is used, and the bytes used are those that were checked;
+a text's prediction does not depend on the rest of its batch. Prompts in one process that need the same backbone share
+one copy of it.
 """
 
 import threading
@@ -30,7 +30,7 @@ Run = Callable[[NDArray[np.int64]], NDArray[np.float32]]
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The most probable label with its probability, and the probabilities of all, in the job's order."""
+    """The most probable label, its probability, and the probabilities of all labels, in the job's order."""
 
     label: str
     probability: float
@@ -38,33 +38,35 @@ class Prediction:
 
 
 class Predictor:
-    """A loaded model bundle. `facts` says which job and version it is."""
+    """A loaded model bundle. `facts` names its job and version."""
 
     def __init__(
         self, run: Run, encoder: TextEncoder | ClozeEncoder, labels: tuple[str, ...], facts: ModelFacts
     ) -> None:
-        """run: ids (B, S) to logits (B, labels)."""
+        """Joins the parts. run: maps ids (B, S) to logits (B, labels)."""
         self._run, self._encoder = run, encoder
         self.labels, self.facts = labels, facts
 
     @property
     def pairs(self) -> bool:
-        """Whether it labels pairs of texts."""
+        """Whether the model labels pairs of texts."""
         return self._encoder.pairs
 
     @classmethod
     def load(cls, folder: Path, *, threads: int = 0) -> Self:
-        """Reads and checks a model bundle, or a prompt's and the backbone's beside it.
+        """Reads and checks a model bundle, or a prompt's bundle and the backbone's beside it.
 
-        threads: for one prediction; 0 is one for each core.
+        Args:
+            folder: the bundle.
+            threads: threads for one prediction; 0: one for each core.
 
         Raises:
-            BundleInvalid: no model bundle, damaged, or files that do not fit together; a prompt whose backbone is not
-                there, or another one.
+            BundleInvalid: the folder is not a model bundle, is damaged, or its files do not fit together; or a prompt's
+                backbone is missing or another one.
         """
         bundle = read_bundle(folder, "model", "prompt")
         facts = bundle.index.model
-        if facts is None:  # The index has checked it; this tells the type checker.
+        if facts is None:  # The index has checked this; for the type checker.
             raise BundleInvalid(f"{folder} does not say where its model came from; export it again")
         try:
             labels = Labels.from_json(bundle.files["labels.json"], what=str(folder / "labels.json")).labels
@@ -85,10 +87,14 @@ class Predictor:
         return cls(run, encoder, labels, facts)
 
     def logits(self, texts: Sequence[TextRow], batch: int = 64) -> NDArray[np.float32]:
-        """Shape (N, labels). texts: pairs where the model reads these. batch: texts that go through the model at once.
+        """Computes logits, shape (N, labels).
+
+        Args:
+            texts: texts, or pairs if the model reads pairs.
+            batch: number of texts that go through the model at once.
 
         Raises:
-            ValueError: a text where a pair is needed, or the other way round.
+            ValueError: a text is given but the model reads pairs, or the reverse.
         """
         rows = [np.empty((0, len(self.labels)), dtype=np.float32)]
         for first in range(0, len(texts), batch):
@@ -96,7 +102,11 @@ class Predictor:
         return np.concatenate(rows)
 
     def predict(self, texts: Sequence[TextRow], batch: int = 64) -> list[Prediction]:
-        """One prediction a text, or a pair, in their order. Raises: ValueError: as `logits` says."""
+        """Predicts each text, or pair, in order.
+
+        Raises:
+            ValueError: as for `logits`.
+        """
         predictions = []
         for row in np.exp(log_softmax(self.logits(texts, batch))):
             probabilities = {label: float(value) for label, value in zip(self.labels, row, strict=True)}
@@ -106,7 +116,7 @@ class Predictor:
 
 
 def _whole(folder: Path, model: bytes, threads: int) -> tuple[Run, int]:
-    """What runs a whole model, and how many labels it gives."""
+    """Returns a function that runs a whole model, and its number of outputs."""
     from onnxruntime import InferenceSession, SessionOptions
 
     options = SessionOptions()
@@ -117,8 +127,7 @@ def _whole(folder: Path, model: bytes, threads: int) -> tuple[Run, int]:
     except Exception as error:
         # onnxruntime's own errors have no common base.
         raise BundleInvalid(
-            f"{folder / 'model.onnx'} is not a model that this onnxruntime runs; export it "
-            "again, or upgrade onnxruntime"
+            f"this onnxruntime cannot run {folder / 'model.onnx'}; export the model again, or upgrade onnxruntime"
         ) from error
 
     def run(ids: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -134,32 +143,36 @@ def _whole(folder: Path, model: bytes, threads: int) -> tuple[Run, int]:
 
 @dataclass(frozen=True, eq=False)
 class _Shared:
-    """A backbone at work, and the tokenizer of all prompts on it."""
+    """A loaded backbone, and the tokenizer of all prompts on it."""
 
     running: PromptedBackbone
     tokenizer: bytes
 
 
-# For as long as somebody predicts with it: by digest and threads.
+# By digest and threads; an entry lives as long as a predictor uses it.
 _loaded: "weakref.WeakValueDictionary[tuple[bytes, int], _Shared]" = weakref.WeakValueDictionary()
 _loading = threading.Lock()
 
 
 def _backbone_of(folder: Path, digest: bytes, threads: int) -> _Shared:
-    """The backbone of that digest, from beside a prompt's folder. Raises: BundleInvalid: not there, or damaged."""
+    """Loads the backbone with that digest from beside a prompt's folder.
+
+    Raises:
+        BundleInvalid: it is missing, damaged, or another one.
+    """
     with _loading:
         if (found := _loaded.get((digest, threads))) is not None:
             return found
         place = backbone_folder(folder, digest)
         if not place.exists():
             raise BundleInvalid(
-                f"{folder} holds a prompt alone, and its backbone is not beside it: {place} is missing; copy it there "
-                "from where the prompt was exported, or export the job again with --split"
+                f"{folder} holds only a prompt, and its backbone is not beside it: {place} is missing; copy it from "
+                "the place where the prompt was exported, or export the job again with --split"
             )
         bundle = read_bundle(place, "backbone")
         if bundle.index.digest() != digest:
             raise BundleInvalid(
-                f"{place} holds the backbone {bundle.index.digest().hex()[:16]}, and {folder} stands on "
+                f"{place} holds the backbone {bundle.index.digest().hex()[:16]}, but {folder} needs "
                 f"{digest.hex()[:16]}; copy that one there, or export the job again with --split"
             )
         try:
@@ -167,30 +180,37 @@ def _backbone_of(folder: Path, digest: bytes, threads: int) -> _Shared:
         except Exception as error:
             # onnxruntime's own errors have no common base.
             raise BundleInvalid(
-                f"{place / 'backbone.onnx'} is not a model that this onnxruntime runs; export it again, or upgrade "
-                "onnxruntime"
+                f"this onnxruntime cannot run {place / 'backbone.onnx'}; export it again, or upgrade onnxruntime"
             ) from error
         found = _loaded[digest, threads] = _Shared(running, bundle.files["tokenizer.json"])
         return found
 
 
 def _on_backbone(shared: _Shared, data: bytes) -> tuple[Run, int]:
-    """What runs a prompt, and how many labels it gives. Raises: PromptInvalid: it is none, or another backbone's."""
+    """Returns a function that runs a prompt, and its number of labels.
+
+    Raises:
+        PromptInvalid: the file is not a prompt, or belongs to another backbone.
+    """
     prompt = PromptFile.from_bytes(data)
     shared.running.check(prompt)
-    # All of what is shared is held, so that the next prompt finds it.
+    # The function holds all of `shared`, so that the next prompt finds it in `_loaded`.
     return lambda ids: shared.running.logits(ids, prompt), len(prompt.words)
 
 
 def _encoder(tokenizer: bytes, facts: ModelFacts) -> TextEncoder | ClozeEncoder:
-    """Texts to ids as the model was trained on them. Raises: ValueError: parts that do not fit together."""
+    """Makes the encoder that the model was trained with.
+
+    Raises:
+        ValueError: the parts do not fit together.
+    """
     if (template := facts.read_as) is not None:
         return ClozeEncoder(tokenizer, template, facts.max_tokens, facts.min_tokens)
     return TextEncoder(tokenizer, facts.max_tokens, facts.min_tokens, frame=facts.frame)
 
 
 def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Logarithms of probabilities along the last axis, in float64, without overflow."""
+    """Log-probabilities along the last axis, in float64, without overflow."""
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
     result: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     return result

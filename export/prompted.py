@@ -1,16 +1,17 @@
-"""Prompted models as ONNX: one file with the prompt inside, or one backbone for many small prompts beside it.
+"""Exports prompted models to ONNX: one file with the prompt inside, or one backbone with many small prompts beside it.
 
     convert_prompted    input_ids (batch, sequence) to logits (batch, labels), the prompt a constant of the graph
-    convert_backbone    input_ids and a prompt to features (batch, width); what the features are multiplied with, the
-                        label words' rows or a head's, lies with the prompt
+    convert_backbone    input_ids and a prompt to features (batch, width); the rows that the features are multiplied
+                        with (the label words' or a head's) are in the prompt's file
     PromptFile          a prompt, its rows and its labels: tens of kilobytes a task
-    PromptedBackbone    runs both together, with onnxruntime and numpy alone
+    PromptedBackbone    runs both together, with only onnxruntime and numpy
 
-Guarantees: the graph holds neither what makes a prompt (P-tuning's encoder, a prefix's MLP) nor a row of the vocabulary
-projection beyond the label words'; T5 has its one decoder pass in it; a prompt that does not belong to a backbone file
-is refused, by the file's digest and the prompt's shape, and never gives wrong answers in silence.
+Guarantees: the graph holds neither the modules that make a prompt (P-tuning's encoder, a prefix's MLP) nor any row of
+the vocabulary projection except the label words'; for T5 it includes the one decoder pass; a prompt that does not
+belong to a backbone file is refused, by the file's digest and the prompt's shape, and never silently gives wrong
+answers.
 
-Checking the file against the training stack is the caller's: `export.onnx` shows how.
+Left to the caller: checking the file against the training stack, as `export.onnx` does.
 """
 
 import hashlib
@@ -31,16 +32,16 @@ __all__ = ["PromptFile", "PromptInvalid", "PromptedBackbone", "convert_backbone"
 
 _META = "tacit"
 _ONE_FILE = (
-    "LoRA changes the backbone's own layers, so that no other job shares them; export it as one file, without --split"
+    "LoRA changes the backbone's own layers, so no other job can share them; export it as one file, without --split"
 )
 
 
 class PromptInvalid(ValueError):
-    """A prompt that no backbone file, or not this one, can be run with. The text says what is wrong and what to do."""
+    """A prompt cannot be run with this backbone file, or with any. The text says what is wrong and what to do."""
 
 
 def convert_prompted(module: "PromptedModel") -> bytes:
-    """The bytes of an ONNX file: `input_ids` int64 (batch, sequence) to `logits` float32 (batch, labels)."""
+    """Converts to an ONNX file: `input_ids` int64 (batch, sequence) to `logits` float32 (batch, labels)."""
     import torch
 
     prompt = _fixed_prompt(module)
@@ -59,11 +60,13 @@ def convert_prompted(module: "PromptedModel") -> bytes:
 
 
 def convert_backbone(module: "PromptedModel") -> bytes:
-    """The bytes of an ONNX file that serves every prompt of the module's kind, on its backbone: `input_ids` int64
-    (batch, sequence) and `prompt` float32 (tokens, values) to `features` float32 (batch, width).
+    """Converts to an ONNX file that serves every prompt of the module's kind on its backbone.
+
+    The file maps `input_ids` int64 (batch, sequence) and `prompt` float32 (tokens, values) to `features` float32
+    (batch, width).
 
     Raises:
-        PromptInvalid: a module without a prompt: LoRA's matrices lie inside the backbone.
+        PromptInvalid: the module has no prompt, since LoRA's matrices are inside the backbone.
     """
     import torch
 
@@ -79,7 +82,7 @@ def convert_backbone(module: "PromptedModel") -> bytes:
         def forward(self, input_ids: torch.Tensor, prompt: torch.Tensor) -> torch.Tensor:
             return self.inner.features(input_ids, prompt[None].expand(input_ids.shape[0], -1, -1))
 
-    # Neither 1 nor the text's length: torch would take such a size for a constant, or for the same one.
+    # The prompt's length is neither 1 nor the text's: torch would take it for a constant, or both for the same size.
     example = torch.cat([prompt[0], prompt[0]])[:2] if len(prompt[0]) < 2 else prompt[0]
     return _exported(Reading(), module, (_example(module), example), ["input_ids", "prompt"], "features")
 
@@ -88,8 +91,12 @@ def convert_backbone(module: "PromptedModel") -> bytes:
 class PromptFile:
     """One task on a backbone file.
 
-    prompt: (tokens, values). rows, bias: (words, width), (words,): what features are multiplied with. words: how many
-    rows each label has. backbone: SHA-256 of the backbone file.
+    Args:
+        prompt: (tokens, values).
+        rows: (words, width); features are multiplied with them.
+        bias: (words,); added to the products.
+        words: number of rows of each label.
+        backbone: SHA-256 of the backbone file, in hexadecimal.
     """
 
     prompt: NDArray[np.float32]
@@ -99,7 +106,7 @@ class PromptFile:
     backbone: str
 
     def to_bytes(self) -> bytes:
-        """As a safetensors file."""
+        """The bytes of a safetensors file."""
         from safetensors.numpy import save
 
         facts = json.dumps({"words": self.words, "backbone": self.backbone}, sort_keys=True)
@@ -111,7 +118,7 @@ class PromptFile:
         """Reads what `to_bytes` wrote.
 
         Raises:
-            PromptInvalid: not such a file.
+            PromptInvalid: the bytes are not such a file.
         """
         from safetensors import SafetensorError
         from safetensors.numpy import load
@@ -128,7 +135,9 @@ class PromptFile:
                 str(facts["backbone"]),
             )
         except (SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise PromptInvalid(f"this is no prompt file ({type(error).__name__}); export the prompt again") from None
+            raise PromptInvalid(
+                f"this is not a prompt file ({type(error).__name__}); export the prompt again"
+            ) from None
         shapes = (found.prompt.ndim, found.rows.ndim, found.bias.shape)
         if shapes != (2, 2, (len(found.rows),)) or sum(found.words) != len(found.rows) or min(found.words) < 1:
             raise PromptInvalid("the prompt file's parts do not fit together; export the prompt again")
@@ -136,10 +145,10 @@ class PromptFile:
 
 
 def prompt_file(module: "PromptedModel", backbone: bytes) -> PromptFile:
-    """The module's part beside the bytes that `convert_backbone` gave for a module on the same backbone.
+    """Makes the prompt file of a module. backbone: what `convert_backbone` returned for a module on the same backbone.
 
     Raises:
-        PromptInvalid: a module without a prompt.
+        PromptInvalid: the module has no prompt.
     """
     prompt = _fixed_prompt(module)
     if prompt is None:
@@ -149,10 +158,10 @@ def prompt_file(module: "PromptedModel", backbone: bytes) -> PromptFile:
 
 
 class PromptedBackbone:
-    """A backbone file at work: one of it in memory, any number of prompts."""
+    """A loaded backbone file: one copy in memory runs any number of prompts."""
 
     def __init__(self, model: bytes, *, threads: int = 0) -> None:
-        """threads: for one run; 0 is one for each core."""
+        """Loads a backbone file. threads: threads for one run; 0: one for each core."""
         from onnxruntime import InferenceSession, SessionOptions
 
         options = SessionOptions()
@@ -164,23 +173,23 @@ class PromptedBackbone:
         self._width = self._session.get_outputs()[0].shape[1]
 
     def check(self, prompt: PromptFile) -> None:
-        """Passes a prompt that this backbone file can be run with.
+        """Checks that a prompt belongs to this backbone file.
 
         Raises:
             PromptInvalid: it belongs to another one.
         """
         if prompt.backbone != self.digest:
             raise PromptInvalid(
-                f"the prompt belongs to backbone {prompt.backbone[:12]}, this is {self.digest[:12]}; fetch that one"
+                f"the prompt belongs to backbone {prompt.backbone[:12]}, but this is {self.digest[:12]}; fetch that one"
             )
         if prompt.prompt.shape[1] != self._values or prompt.rows.shape[1] != self._width:
             raise PromptInvalid("the prompt's shapes are not the backbone's; export the prompt again")
 
     def logits(self, ids: NDArray[np.int64], prompt: PromptFile) -> NDArray[np.float32]:
-        """(B, labels) for ids (B, S).
+        """Computes logits (B, labels) for ids (B, S).
 
         Raises:
-            PromptInvalid: a prompt for another backbone file.
+            PromptInvalid: the prompt belongs to another backbone file.
         """
         self.check(prompt)
         (features,) = self._session.run(["features"], {"input_ids": ids, "prompt": prompt.prompt})
@@ -188,8 +197,9 @@ class PromptedBackbone:
 
 
 def label_logits(scores: NDArray[np.float32], words: tuple[int, ...]) -> NDArray[np.float32]:
-    """Scores of words (B, words) to logits of labels (B, labels): the logarithm of the mean of exp(score), over a
-    label's words.
+    """Turns scores of words (B, words) into logits of labels (B, labels).
+
+    A label's logit is the logarithm of the mean of exp(score) over its words.
     """
     parts = []
     for columns in np.split(scores, np.cumsum(words)[:-1], axis=1):
@@ -199,7 +209,7 @@ def label_logits(scores: NDArray[np.float32], words: tuple[int, ...]) -> NDArray
 
 
 def _fixed_prompt(module: "PromptedModel") -> Any:
-    """(1, tokens, values), a copy; None without a prompt."""
+    """A copy of the module's prompt, (1, tokens, values). None: it has none."""
     import torch
 
     with torch.no_grad():
@@ -208,7 +218,7 @@ def _fixed_prompt(module: "PromptedModel") -> Any:
 
 
 def _example(module: "PromptedModel") -> Any:
-    """Ids (2, S) with masks and padding."""
+    """Example ids (2, S) with masks and padding."""
     import torch
 
     example = torch.full((2, module.min_tokens + 3), module.pad_id, dtype=torch.int64)

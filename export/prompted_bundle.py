@@ -1,12 +1,11 @@
-"""What a prompted job's bundle holds beside prompts and document: a canonical backbone, a tokenizer, checked words.
+"""Prepares the base of a prompted job's bundle: a canonical backbone, a tokenizer, checked label words.
 
-Guarantees: a template, verbaliser or size that some member would find wrong is found here, by name, before anything is
-uploaded; the same folder and model table give the same digests. The backbone is written and read a tensor at a time.
+Guarantees: a template, verbaliser or size that a member would refuse is refused here, by its key, before anything is
+uploaded; the same folder and model table give the same digests. The backbone is written and read tensor by tensor.
 
-Order: config, tokenizer in its own form, template and words against it, sizes against each other, the backbone's file.
+Order: config, tokenizer in our own form, template and words against it, sizes against each other, the backbone's file.
 
-Leaves to others: the starting values of what is trained (`learning.prompts`), manifest and document
-(`export.bundle`).
+Left to others: the starting values of what is trained (`learning.prompts`), manifest and document (`export.bundle`).
 """
 
 import contextlib
@@ -30,10 +29,10 @@ from tacit.bundle import BACKBONE_FILE
 from tacit.documents import DocumentInvalid, sentence_of
 from tacit.prompt import Cloze, PromptedModel, PromptTuning, PTuning
 
-# `read_backbone` is here for commands that export, as they may lean on this room but not on the member's.
+# `read_backbone` is re-exported for commands that export, which may import from this package only.
 __all__ = ["BACKBONE_FILE", "PromptedParts", "mapped", "prompted_parts", "read_backbone"]
 
-# What the folder's own tokenizer and the job's form of it are compared over: of a job's texts nothing is known here.
+# Texts on which the folder's tokenizer and our form of it are compared, since the job's texts are not known here.
 _SAMPLES = (
     "A film that is, at 1,234 minutes, too long by half; it's good all the same.",
     'She said: "Café crème, naïve coöperation (50% off!)"',
@@ -44,9 +43,16 @@ _SAMPLES = (
 
 @dataclass(frozen=True, slots=True)
 class PromptedParts:
-    """model: as members build it, with config and digest in place of the base. tokenizer: in its own form. backbone:
-    the canonical file. label_words: ids of each label's words in the job's order; None under a head. mask_id: None
-    under a head.
+    """The checked parts of a prompted job.
+
+    Args:
+        model: as members build it, with config and digest in place of the base.
+        tokenizer: in our own form.
+        backbone: the canonical file.
+        config: the backbone's config.
+        label_words: ids of each label's words, in the job's order. None: the task is a head.
+        pad_id: id of padding.
+        mask_id: id of the mask. None: the task is a head.
     """
 
     model: PromptedModel
@@ -66,12 +72,17 @@ def prompted_parts(
     *,
     report: Callable[[str], None] = lambda _: None,
 ) -> PromptedParts:
-    """Reads the model's base, checks all that the job says of it, and writes its canonical file to `into`.
+    """Reads the model's base, checks everything that the job says about it, and writes its canonical file to `into`.
 
-    folder: what a relative base starts from (where job.toml lies). report: is told in sentences what was found.
+    Args:
+        model: the model as the operator wrote it.
+        labels: the job's labels.
+        folder: base of a relative path in `model.base` (the folder of job.toml).
+        into: where the canonical file goes.
+        report: called with sentences about what was found.
 
     Raises:
-        DocumentInvalid: each begins with the job's key that is to be changed.
+        DocumentInvalid: the sentence begins with the job's key to change.
         OSError: `into` cannot be written.
     """
     if model.base is None:
@@ -82,7 +93,7 @@ def prompted_parts(
         config = folder_config(base)
         if isinstance(model.task, Cloze) and not config.get("masked_lm", True):
             raise DocumentInvalid(
-                f"model.task: {model.base} has no head of a masked language model, which fills in a word; take "
+                f"model.task: {model.base} has no head of a masked language model, so it cannot fill in a word; use "
                 'task = "head", or a base that AutoModelForMaskedLM saved'
             )
         report(f"base: {model.base}, {config['model_type']}, {layout_of(config).size / 4e6:.1f} M values, frozen")
@@ -91,7 +102,7 @@ def prompted_parts(
         label_words = _checked_words(model, labels, encoder, report)
         _check_sizes(model, config, encoder)
         digest = write_backbone(base, config, into)
-        # Members need what it takes to build it, and may look for it where the operator found it on the hub.
+        # Members need the config to build it, and may look for it on the hub if the operator found it there.
         here = near.is_dir() or Path(model.base).expanduser().is_dir()
         hub = None if here else pinned_name(model.base, base)
     except (BackboneInvalid, CheckpointInvalid) as error:
@@ -114,21 +125,21 @@ def prompted_parts(
 
 @contextlib.contextmanager
 def mapped(path: Path) -> Iterator[bytes]:
-    """A file's bytes by memory map, for `write_bundle`, which hashes and writes them and keeps none."""
+    """Maps a file into memory, for `write_bundle`, which hashes and writes the bytes and keeps none."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        # All that is asked of it a map has: length, and bytes in a row.
+        # A map has all that is needed of bytes here: a length, and contiguous content.
         yield cast(bytes, data)
 
 
 def _tokenizer(base: Path, report: Callable[[str], None]) -> bytes:
-    """In its own form; from tokenizer.json, or from vocab.txt where that is all there is."""
+    """The base's tokenizer in our own form, from tokenizer.json, or from vocab.txt if there is nothing else."""
     path, pieces = base / "tokenizer.json", base / "vocab.txt"
     if path.is_file():
         theirs = path.read_bytes()
     elif pieces.is_file():
         if (read_object(base / "tokenizer_config.json") or {}).get("do_lower_case") is False:
             raise TokenizerInvalid(
-                f"{base} tells capitals apart and has no tokenizer.json; save its tokenizer again (save_pretrained)"
+                f"{base} distinguishes capitals and has no tokenizer.json; save its tokenizer again (save_pretrained)"
             )
         theirs = wordpiece_tokenizer(read_vocabulary(pieces))
     else:
@@ -142,10 +153,10 @@ def _tokenizer(base: Path, report: Callable[[str], None]) -> bytes:
 
 
 def _compare(theirs: bytes, ours: bytes, report: Callable[[str], None]) -> None:
-    """Says where the own form cuts otherwise than the folder's file, which may have rules of its own."""
+    """Reports texts that our form cuts differently from the folder's file, which may have rules of its own."""
     from tokenizers import Tokenizer
 
-    # What both do by themselves before a text is not theirs to decide here.
+    # Truncation and padding are not compared.
     whole = {**json.loads(theirs), "truncation": None, "padding": None}
     original: Any = Tokenizer.from_str(json.dumps(whole))
     own: Any = Tokenizer.from_buffer(ours)
@@ -158,22 +169,20 @@ def _compare(theirs: bytes, ours: bytes, report: Callable[[str], None]) -> None:
     ]
     if differ:
         report(
-            f"tokenizer: {len(differ)} of {len(_SAMPLES)} sample texts are cut otherwise than by the folder's own "
-            f"file, such as {differ[0]!r}; members all cut them alike"
+            f"tokenizer: {len(differ)} of {len(_SAMPLES)} sample texts are cut differently from the folder's own file, "
+            f"such as {differ[0]!r}; all members cut them alike"
         )
 
 
 def _checked_words(
     model: PromptedModel, labels: Sequence[str], encoder: ClozeEncoder, report: Callable[[str], None]
 ) -> tuple[tuple[int, ...], ...] | None:
-    """The label words' ids, once a row of the template was looked at; None under a head."""
+    """Checks rows of the template; returns the label words' ids (None: the task is a head)."""
     # An empty text, one that spells every mask, and one that must be cut.
     probes = ["", "[MASK] <mask> <extra_id_0> {mask}", "word " * 2 * model.max_tokens]
     ids = encoder.encode([(probe, probe) if encoder.pairs else probe for probe in probes])
     if ids.shape[1] > model.max_tokens:
-        raise TemplateInvalid(
-            f"model.task.template gives rows of {ids.shape[1]} tokens; report this as a fault of Tacit"
-        )
+        raise TemplateInvalid(f"model.task.template gives rows of {ids.shape[1]} tokens; report this as a bug of Tacit")
     try:
         words = model.label_words(labels)
     except ValueError as error:
@@ -191,18 +200,18 @@ def _check_sizes(model: PromptedModel, config: Mapping[str, Any], encoder: Cloze
     kind = config["model_type"]
     if (kind == "t5") != (encoder.family.kind == "Unigram"):
         raise DocumentInvalid(
-            f"model.base: a {kind} with a tokenizer of the kind {encoder.family.kind}; these do not belong together, "
-            "save both from one model"
+            f"model.base: a {kind} and a tokenizer of kind {encoder.family.kind} do not belong together; save both "
+            "from one model"
         )
     if encoder.vocabulary_size > config["vocab_size"]:
         raise DocumentInvalid(
-            f"model.base: its tokenizer has ids up to {encoder.vocabulary_size - 1:,} and its table of words "
+            f"model.base: its tokenizer has ids up to {encoder.vocabulary_size - 1:,}, but its table of words "
             f"{config['vocab_size']:,} rows; save both from one model"
         )
     if kind == "roberta" and encoder.pad_id != config["pad_token_id"]:
         raise DocumentInvalid(
-            f"model.base: padding is {encoder.pad_id} to its tokenizer and {config['pad_token_id']} to its config, "
-            "from which positions are counted; save both from one model"
+            f"model.base: padding is {encoder.pad_id} in its tokenizer, but {config['pad_token_id']} in its config, "
+            "which positions depend on; save both from one model"
         )
     if kind == "t5":
         return
@@ -210,6 +219,6 @@ def _check_sizes(model: PromptedModel, config: Mapping[str, Any], encoder: Cloze
     prompt = model.injection.tokens if isinstance(model.injection, PromptTuning | PTuning) else 0
     if (room := config["max_position_embeddings"] - first) < model.max_tokens + prompt:
         raise DocumentInvalid(
-            f"model.max_tokens: the backbone has {room} positions, fewer than max_tokens = {model.max_tokens} and "
+            f"model.max_tokens: the backbone has {room} positions, fewer than max_tokens = {model.max_tokens} plus "
             f"{prompt} of the prompt; lower one of them"
         )

@@ -1,7 +1,7 @@
-"""Weights that a job starts from, learnt from public text on the operator's machine.
+"""Trains the weights that a job starts from on public text, on the operator's machine.
 
-Guarantees: nothing is read but the job's own file and list of words; the same file and seed give the same weights on
-the same machine. That the text is public is the operator's word, as it is of the list of words.
+Guarantees: only the job's own file and list of words are read; the same file and seed give the same weights on the same
+machine. That the text is public rests on the operator's word, as it does for the list of words.
 """
 
 import gzip
@@ -26,11 +26,20 @@ __all__ = ["train_start"]
 def train_start(
     module: "TextClassifier", spec: JobSpec, tokenizer: bytes, file: Path, report: Callable[[str], None]
 ) -> None:
-    """Trains an autoencoder in place as `spec.start` says. Its texts have no labels: each is read under one that is
-    drawn with the job's seed, so that what a label means is learnt from members alone.
+    """Trains an autoencoder in place as `spec.start` says.
+
+    The texts have no labels. Each gets one drawn with the job's seed, so the meaning of a label is learnt only from
+    members.
+
+    Args:
+        module: the autoencoder.
+        spec: the job's specification.
+        tokenizer: bytes of the job's tokenizer.json.
+        file: the texts, one a line.
+        report: called with sentences about what was found.
 
     Raises:
-        DocumentInvalid: a file that cannot be read or has no texts, a list of words that is none.
+        DocumentInvalid: the file cannot be read or has no texts, or the list of words is not valid.
     """
     from learning.synthesis.model import Rvae
     from learning.synthesis.training import measure, train_plain
@@ -42,7 +51,7 @@ def train_start(
         raise TypeError("only a job of an rvae that names a start has one")
     texts = list(itertools.islice(_lines(file), start.texts))
     if not texts:
-        raise DocumentInvalid(f"start.file: {file} has no line of text; name a file with one public text a line")
+        raise DocumentInvalid(f"start.file: {file} has no line of text; name a file with one public text on each line")
     try:
         digest = hashlib.sha256(tokenizer).digest()
         words = public_words(tokenizer, digest, labels=len(spec.labels), max_tokens=model.max_tokens, most=model.words)
@@ -50,7 +59,7 @@ def train_start(
         raise DocumentInvalid(f"vocabulary: {error}") from error
     places = np.random.default_rng(spec.seed).integers(len(spec.labels), size=len(texts))
     ids = words.encode(texts, places)
-    # What stands after a label and before the end. Of a text without known words nothing can be learnt.
+    # The words between the label and the end. Nothing can be learnt from a text without known words.
     inner = ids[:, 1:]
     known = ((inner > 1) & (inner < words.end_id)).sum()
     read = ((inner != 0) & (inner != words.end_id)).sum()
@@ -58,10 +67,11 @@ def train_start(
         raise DocumentInvalid(f"start.file: {file} has no word of the job's list; is it text of the same language?")
     recipe = Training(epochs=start.epochs, batch=start.batch, learning_rate=start.learning_rate)
     report(
-        f"start: {len(texts):,} public texts from {file.name}, {known / max(read, 1):.0%} of their words in the list"
+        f"start: {len(texts):,} public texts from {file.name}, with {known / max(read, 1):.0%} of their words in the "
+        "list"
     )
-    # The table moves here even where members leave it alone: it is learnt once, from public text. What a label adds to
-    # the states does not: of labels that are drawn it would learn their noise.
+    # The embedding is trained here even if members freeze it: it is learnt once, from public text. The labels' bias on
+    # the states is frozen, because it would learn the noise of drawn labels.
     module.label_bias.weight.requires_grad_(False)
     try:
         train_plain(module, ids, recipe, seed=spec.seed, free_embedding=True)

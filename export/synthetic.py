@@ -1,9 +1,9 @@
-"""Texts that the operator makes up from a job's published model, as `coordinator finetune` reads members' corpora.
+"""Generates the operator's synthetic corpus from a job's published model, in the form of members' corpora.
 
-Guarantees: nothing is read but a version, the job's document and its list of words; so under a mechanism this is
-post-processing of what the members' ledgers have paid for (`learning.synthesis.training` has the theorem), however
-many texts are made up. Labels stand there equally often: a histogram of members' labels is nowhere paid for here. All
-randomness is the system's.
+Guarantees: only a version, the job's document and its list of words are read. So under a mechanism this is
+post-processing of what the members' ledgers have paid for (`learning.synthesis.training` has the theorem), however many
+texts are generated. Each label gets equally many texts, since nobody has paid for a histogram of members' labels here.
+All randomness comes from the system.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ __all__ = ["SyntheticCorpus", "synthesise"]
 
 @dataclass(frozen=True, slots=True)
 class SyntheticCorpus:
-    """What was written. path: the rows; statement: what is said of them."""
+    """What was written. path: the file of rows. statement: the statement about it."""
 
     path: Path
     statement: CorpusStatement
@@ -44,17 +44,26 @@ def synthesise(
     federation: bytes,
     round: int,
 ) -> SyntheticCorpus:
-    """Writes OUT/operator.jsonl and OUT/operator.statement.json; the folder is made. To sign that is the caller's: the
-    operator's key is no model's business.
+    """Writes OUT/operator.jsonl and OUT/operator.statement.json, and creates the folder.
 
-    weights: of the version, as its blob is. order: how many texts, and how words are drawn. round: its number.
+    The caller signs the statement; the operator's key is not needed here.
+
+    Args:
+        job: the job document.
+        manifest: the job's manifest.
+        weights: the version's bytes, as in its blob.
+        tokenizer: bytes of the job's tokenizer.json.
+        out: the folder.
+        order: how many texts to generate, and how words are drawn.
+        federation: SHA-256 that names the federation, 32 bytes.
+        round: number of the version.
 
     Raises:
-        ValueError: not an autoencoder's job, weights that are spoilt, or no text that is not empty.
+        ValueError: the job does not train an autoencoder, the weights are damaged, or all texts are empty.
         OSError: the folder cannot be written.
     """
     if not isinstance(job.model, RvaeModel):
-        raise ValueError(f"job {job.name} trains a {job.model.architecture}, which makes no text up; an rvae does")
+        raise ValueError(f"job {job.name} trains a {job.model.architecture}, which generates no text; an rvae does")
     evenly = np.ones(len(job.labels), dtype=np.int64)
     arrays = manifest.unflatten(manifest.decode(weights))
     texts = ordered_texts(job, order, arrays, tokenizer, evenly, SystemRandom())
@@ -63,7 +72,7 @@ def synthesise(
     written = write_corpus(path, texts, job.labels, max_bytes=order.max_bytes)
     if not written.rows:
         path.unlink()
-        raise ValueError(f"all {order.texts} texts came out empty; look at the job's rounds, or make more of them")
+        raise ValueError(f"all {order.texts} texts came out empty; check the job's rounds, or generate more texts")
     statement = statement_about(
         path,
         job,

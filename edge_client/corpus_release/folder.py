@@ -1,13 +1,13 @@
-"""HOME/corpora/JOB: a corpus that a member made, how far it came, and what its owner decided. Without torch.
+"""HOME/corpora/JOB: a member's corpus, its stage, and its owner's decision. Does not import torch.
 
-    corpus.jsonl      the texts, 0600
-    statement.json    what this member says of them (`tacit.corpus.CorpusStatement`), canonical
-    state.json        how far it came; written after both, so that a corpus without it is made again
-    decision.json     what the owner decided, of exactly this file
+    corpus.jsonl      the texts, mode 0600
+    statement.json    this member's statement about them (`tacit.corpus.CorpusStatement`), canonical
+    state.json        the stage; written after both, so that a corpus without it is made again
+    decision.json     what the owner decided about exactly this file
 
-Two processes write here: the running client everything but the decision, `edge_client corpus` the decision alone; a
-veto takes the texts away at once, whoever carries it out first. Whoever acts on what the other one writes holds `lock`
-meanwhile: a veto that was taken is carried out, also of a file that is on its way.
+Two processes write here: `edge_client corpus` only the decision, the running client everything else. Either of them
+deletes the texts of a vetoed corpus at once. A process holds `lock` while it acts on what the other one writes. So a
+veto that was accepted is carried out, even for a file that is on its way.
 """
 
 import contextlib
@@ -36,65 +36,65 @@ __all__ = [
     "corpora",
 ]
 
-# made: waits for its owner; sending: its first byte may have left; received, refused: what the coordinator said of it;
-# vetoed: by its owner, the texts are gone; withheld: likewise, or none was made, since the policy allows it no more or
-# nothing came.
+# made: waits for its owner. sending: its first byte may have left. received, refused: the coordinator's answer. vetoed:
+# its owner vetoed it, and the texts are deleted. withheld: the policy no longer allows it or no text came, so the texts
+# are deleted or were never made.
 Stage = Literal["made", "sending", "received", "refused", "vetoed", "withheld"]
 Choice = Literal["approve", "veto"]
 
 
 class CorpusUnusable(Exception):
-    """A corpus that is not there, or not as it was made; the sentence says what to do."""
+    """A corpus is missing, or differs from what was made. The sentence says what to do."""
 
 
 class CorpusLost(CorpusUnusable):
-    """Its file or its statement is gone, or is not what was made: trying again brings nothing."""
+    """The file or its statement is gone, or differs from what was made. Trying again does not help."""
 
 
 class CorpusFile(Part):
-    """The file, its statement, and the reservations of what made them."""
+    """The file, its statement, and the reservations that paid for them."""
 
     corpus: Digest
     bytes: int
     rows: int
     statement: Digest
-    # What training the model was charged to; None under a mechanism that promises nothing.
+    # The reservation that the model's training was charged to. None: the mechanism promises nothing.
     trained: int | None
-    # What the histogram of labels was charged to; None where labels stand there equally often.
+    # The reservation that the histogram of labels was charged to. None: the file has each label equally often.
     histogram: int | None
 
 
 class CorpusState(Document):
-    """state.json."""
+    """The content of state.json."""
 
     federation: Digest
     job: Short
     job_document: Digest
     stage: Stage
-    # None: none was made, and it is `withheld`.
+    # None: no file was made, and the stage is `withheld`.
     made: CorpusFile | None
-    # Whether the coordinator was told of a veto, or that there is none.
+    # Whether the coordinator was told that no file will come.
     told: bool = False
-    # What the coordinator refused, or why there is none.
+    # Why the coordinator refused, or why there is no file.
     detail: str = Field(default="", max_length=2000)
 
     @property
     def over(self) -> bool:
-        """Whether nothing is left to do for it."""
+        """Whether nothing is left to do for this corpus."""
         return self.stage in ("received", "refused") or (self.stage in ("vetoed", "withheld") and self.told)
 
 
 class Decision(Document):
-    """decision.json."""
+    """The content of decision.json."""
 
-    # SHA-256 of the file that was decided on: a later one is asked about anew.
+    # SHA-256 of the file that was decided on. A later file needs a new decision.
     corpus: Digest
     choice: Choice
     at_ms: int = Field(ge=0, le=2**63 - 1)
 
 
 class CorpusFolder:
-    """One job's corpus. Documents that cannot be read count as not there: what they stood for is made again."""
+    """The folder of one job's corpus. An unreadable document counts as missing, and its content is made again."""
 
     def __init__(self, home: Path, job: str, faults: Faults = no_faults) -> None:
         self.job = job
@@ -103,62 +103,75 @@ class CorpusFolder:
 
     @property
     def file(self) -> Path:
-        """The texts."""
+        """The file of texts."""
         return self.path / "corpus.jsonl"
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """One process at a time, and one `lock` at a time in each. Waits for the other one's step. Raises OSError."""
+        """Holds the folder for one caller at a time, across processes. Waits until the other one's step is done.
+
+        Raises:
+            OSError: the lock file cannot be opened.
+        """
         with (self.path / "lock").open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
     def prepare(self) -> None:
-        """Makes the folder, for its owner alone. Raises OSError."""
+        """Creates the folder, readable only by its owner.
+
+        Raises:
+            OSError: the folder cannot be created.
+        """
         for folder in (self.path.parent, self.path):
             if not folder.exists():
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 sync_folder(folder.parent)
 
     def state(self) -> CorpusState | None:
-        """How far it came."""
+        """The stored state. None: there is none."""
         return _read(CorpusState, self.path / "state.json")
 
     def decision(self, state: CorpusState) -> Choice | None:
-        """What the owner decided of the corpus that the state is about."""
+        """The owner's decision about the file in the state. None: there is none."""
         found = _read(Decision, self.path / "decision.json")
         if found is None or state.made is None or found.corpus != state.made.corpus:
             return None
         return found.choice
 
     def stage(self, state: CorpusState) -> Stage:
-        """As its owner sees it: a veto counts before the running client has heard of it."""
+        """The stage as its owner sees it: a veto counts before the running client has seen it."""
         return "vetoed" if state.stage in _OPEN and self.decision(state) == "veto" else state.stage
 
     def statement(self, state: CorpusState) -> CorpusStatement:
-        """Raises: CorpusLost: it is not there, or not the one that was made."""
+        """The statement about the file in the state.
+
+        Raises:
+            CorpusLost: it is missing, or not the one that was made.
+        """
         path = self.path / "statement.json"
         found = _read(CorpusStatement, path)
         if found is None or state.made is None or found.digest() != state.made.statement:
-            raise CorpusLost(f"{path} is not the statement that was made of the corpus of {self.job}; {self._again()}")
+            raise CorpusLost(f"{path} is not the statement that was made for the corpus of {self.job}; {self._again()}")
         return found
 
     def texts(self, state: CorpusState) -> bytes:
         """The file's bytes, as they were made.
 
         Raises:
-            CorpusLost: they are not there, or were changed. CorpusUnusable: the disk does not give them.
+            CorpusLost: the file is missing or was changed.
+            CorpusUnusable: the disk does not return it.
         """
         try:
             data = self.file.read_bytes()
         except FileNotFoundError as error:
-            raise CorpusLost(f"{self.file} is not there any more; {self._again()}") from error
+            raise CorpusLost(f"{self.file} is missing; {self._again()}") from error
         except OSError as error:
             raise CorpusUnusable(f"{self.file} cannot be read ({error.strerror}); {self._again()}") from error
         if state.made is None or sha256(data).digest() != state.made.corpus:
             raise CorpusLost(
-                f"{self.file} was changed since it was made, and its statement is of the file as it was: a corpus is "
-                f"given away whole or not at all. Put the file back as it was, or {self._again()}"
+                f"{self.file} was changed since it was made, so its statement no longer fits, and a corpus is released "
+                f"whole or not at all. Put the original file back, or {self._again()}"
             )
         return data
 
@@ -166,31 +179,44 @@ class CorpusFolder:
         return f"give it up with `edge_client corpus veto {self.job}`"
 
     def write_state(self, state: CorpusState) -> None:
-        """Raises OSError."""
+        """Writes the state to the disk.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
         durable_file(self.path / "state.json", state.canonical(), "corpus-state", self._faults)
 
     def write_statement(self, statement: CorpusStatement) -> None:
-        """Raises OSError."""
+        """Writes the statement to the disk.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
         durable_file(self.path / "statement.json", statement.canonical(), "statement", self._faults)
 
     def decide(self, state: CorpusState, choice: Choice) -> None:
-        """On the disk when it returns; with a veto the texts are gone from it, too. state: what the owner has seen.
+        """Writes the owner's decision to the disk. A veto also deletes the texts before this returns.
+
+        Args:
+            state: the state that the owner has seen.
+            choice: the decision.
 
         Raises:
-            CorpusUnusable: it cannot be decided any more, or the file is not the one that was made. OSError.
+            CorpusUnusable: it is too late to decide, or the file is not the one that was made.
+            OSError: the disk does not take the decision.
         """
         with self.lock():
             now = self.state()
             if now is None or now.made != state.made:
                 raise CorpusUnusable(
-                    f"the corpus of {self.job} is another one by now; "
-                    f"read that with `edge_client corpus show {self.job}`"
+                    f"the corpus of {self.job} was replaced meanwhile; "
+                    f"read the new one with `edge_client corpus show {self.job}`"
                 )
             self._decide(now, choice)
 
     def _decide(self, state: CorpusState, choice: Choice) -> None:
         if state.made is None:
-            raise CorpusUnusable(f"no corpus of {self.job} was made: {state.detail}")
+            raise CorpusUnusable(f"job {self.job} has no corpus: {state.detail}")
         stage = self.stage(state)
         if stage == "vetoed" and choice == "veto":
             return
@@ -205,26 +231,31 @@ class CorpusFolder:
             self.forget()
 
     def forget(self) -> None:
-        """The texts and what was said of them are gone from the disk; what became of them stays. Raises OSError."""
+        """Deletes the texts and their statement from the disk. The state stays.
+
+        Raises:
+            OSError: a file cannot be deleted.
+        """
         for path in (self.file, self.path / "statement.json", *self.path.glob(".*.partial")):
             path.unlink(missing_ok=True)
         sync_folder(self.path)
 
 
-# Where a veto still counts.
+# Stages at which a veto still counts.
 _OPEN: tuple[Stage, ...] = ("made", "sending")
 
+# Completes "the corpus of JOB is ...".
 _TOO_LATE: dict[Stage, str] = {
-    "sending": "approved, and on its way to the coordinator already",
-    "received": "with the coordinator already; ask its operator to leave it out, or to delete it",
+    "sending": "already approved and on its way to the coordinator",
+    "received": "already with the coordinator; ask its operator to leave it out or to delete it",
     "refused": "refused by the coordinator; there is nothing left to decide",
-    "vetoed": "vetoed, and its texts are deleted: there is nothing left to approve",
+    "vetoed": "vetoed and its texts are deleted; there is nothing left to approve",
     "withheld": "withheld; there is nothing to decide",
 }
 
 
 def corpora(home: Path) -> Iterator[CorpusFolder]:
-    """Of all jobs that something is there for."""
+    """Yields the folder of each job that has one."""
     root = home / "corpora"
     with contextlib.suppress(FileNotFoundError):
         for path in sorted(root.iterdir()):

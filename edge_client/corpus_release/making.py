@@ -1,8 +1,8 @@
-"""A corpus out of a kept model: labels, texts, file, statement. What reads the member's data stands in one function.
+"""Makes a corpus from a kept model: labels, texts, file, statement.
 
-`drawn_histogram` alone looks at the data, at its labels, and its caller has charged for that. `made_corpus` reads the
-model, the noised histogram, the job's public words and fresh coins, and nothing else: that is what makes any amount of
-text cost nothing more (`learning.synthesis.training`).
+Only `drawn_histogram` reads the member's data, namely its labels, and its caller has charged for that. `made_corpus`
+reads the model, the noised histogram, the job's public words and fresh random bits, and nothing else. That is why any
+amount of text costs no further budget (`learning.synthesis.training`).
 """
 
 from collections.abc import Callable, Sequence
@@ -23,22 +23,32 @@ __all__ = ["MakingStopped", "NothingMade", "drawn_histogram", "made_corpus", "or
 
 
 class MakingStopped(Exception):
-    """The client ends; what was sampled so far is thrown away."""
+    """The client is stopping, and discards what was sampled so far."""
 
 
 class NothingMade(Exception):
-    """Every text that came was empty."""
+    """No text could be written: all were empty, or none fits the order's size."""
 
 
 def order_of(job: JobDocument | JobSpec) -> CorpusOrder | None:
-    """What the job orders of its members; None where it orders nothing, or of its operator."""
+    """The job's order of a corpus from its members. None: it orders none, or from its operator."""
     return job.corpus if job.corpus is not None and job.corpus.source == "members" else None
 
 
 def drawn_histogram(
     examples: "Sequence[Example]", job: JobDocument, std: float, random: "RandomSource"
 ) -> tuple[int, ...]:
-    """How many examples have each of the job's labels, with noise. Charge `histogram_event` beforehand."""
+    """Counts the examples of each of the job's labels, and adds noise. The caller charges `histogram_event` first.
+
+    Args:
+        examples: the member's data.
+        job: names the labels.
+        std: standard deviation of the noise.
+        random: source of the noise.
+
+    Returns:
+        One noised count for each label, in the job's order.
+    """
     import numpy as np
 
     from learning.synthesis.labels import noised_histogram
@@ -60,11 +70,25 @@ def made_corpus(
     progress: Callable[[int, int], None] = lambda made, count: None,
     faults: Faults = no_faults,
 ) -> CorpusFile:
-    """Writes the file and its statement. In a thread; minutes for many texts, more of them the more labels guide.
-    `progress` is told (texts made, of so many), and ends it by raising `MakingStopped`.
+    """Writes the file and its statement. Run it in a thread: it takes minutes for many texts, more if labels guide.
+
+    Args:
+        kept: the model to sample from.
+        histogram: noised counts of the labels. None: each label equally often.
+        folder: where the files go.
+        federation: SHA-256 that names the federation, 32 bytes.
+        member: this member's name.
+        random: source of all sampling.
+        progress: called with (texts made, texts ordered); stops the work by raising `MakingStopped`.
+        faults: the points at which tests kill the process.
+
+    Returns:
+        What was written, with digests and reservations.
 
     Raises:
-        NothingMade: no row was left to write. ValueError: a model that cannot be sampled from. OSError.
+        NothingMade: no row was left to write.
+        ValueError: the model cannot be sampled from.
+        OSError: the disk does not take the files.
     """
     import numpy as np
     import torch
@@ -75,7 +99,7 @@ def made_corpus(
     model, job = kept.model, kept.model.job
     order = order_of(job)
     if order is None or not isinstance(job.model, RvaeModel):
-        raise ValueError(f"job {job.name} orders no text of its members")
+        raise ValueError(f"job {job.name} orders no text from its members")
     torch.set_num_threads(1)
     counts = np.array(histogram.counts if histogram else (0,) * len(job.labels), dtype=np.int64)
     texts = ordered_texts(job, order, model.arrays, model.tokenizer, counts, random, progress)
@@ -83,7 +107,7 @@ def made_corpus(
     written = write_corpus(folder.file, texts, job.labels, max_bytes=order.max_bytes, faults=faults)
     if not written.rows:
         folder.forget()
-        raise NothingMade(f"none of {order.texts} texts had a word that fits into {order.max_bytes} bytes")
+        raise NothingMade(f"none of {order.texts} texts has a word and fits into {order.max_bytes} bytes")
     sound = job.model.variant == "sound" and kept.trained is not None
     statement = statement_about(
         folder.file,

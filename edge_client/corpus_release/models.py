@@ -1,12 +1,12 @@
-"""The last model that this member trained itself for a job that orders made-up text: HOME/synthesis/JOB.
+"""The last model that this member trained itself for a job that orders synthetic text: HOME/synthesis/JOB.
 
-    job.json, tokenizer.json    of the job, so that nothing has to be fetched again
+    job.json, tokenizer.json    the job's, so that nothing has to be fetched again
     model.safetensors           weights by name; in its header round, version and the reservation that it was charged to
     histogram.json              a noised histogram of labels, and the reservation that it was charged to
 
-Guarantees: a model is there as a whole or not at all; one without the charge that its mechanism asks for is never given
-out (`load` asks the ledger); the model of an earlier round never takes the place of a later one's. Readable by the
-owner alone: under `none` a model holds the texts without any noise.
+Guarantees: a model is stored whole or not at all; `load` never returns a model without the charge that its mechanism
+requires (it asks the ledger); an earlier round's model never replaces a later one's. Only the owner can read the
+folder, because under `none` a model holds the texts without any noise.
 """
 
 import contextlib
@@ -40,38 +40,38 @@ Paid = Callable[[int, str, bytes, str], bool]
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """What one round left with this member: the version that it began from, and its own protected change on top."""
+    """The result of one round on this machine: the version that it started from plus this member's protected update."""
 
     job: JobDocument
     tokenizer: bytes
     round: int
-    # Digest of the version that training began from.
+    # Digest of the version that training started from.
     version: bytes
     arrays: "Mapping[str, NDArray[np.float32]]" = field(repr=False)
 
 
 @dataclass(frozen=True)
 class KeptModel:
-    """A model that may be sampled from. trained: the reservation that it was charged to; None under `none`."""
+    """A model that may be sampled from. trained: the reservation that it was charged to. None: mechanism `none`."""
 
     model: TrainedModel
     trained: int | None
 
 
 class NoisedHistogram(Document):
-    """histogram.json: counts of labels with their noise, in the order of the job's labels."""
+    """The content of histogram.json: noised counts of labels, in the order of the job's labels."""
 
     max_bytes: ClassVar[int] = 1024 * 1024
 
     job_document: Digest
-    # Id of the ledger that it was charged to, hexadecimal, and the reservation there.
+    # Id (hexadecimal) of the ledger that it was charged to, and the reservation there.
     ledger: Short
     reservation: int
     counts: Annotated[tuple[int, ...], AtMost(MAX_LABELS)]
 
 
 class LastModels:
-    """The models of one home, of one federation and one ledger. Safe for threads."""
+    """The models of one home, for one federation and one ledger. Thread-safe."""
 
     def __init__(self, home: Path, federation: bytes, ledger: bytes, faults: Faults = no_faults) -> None:
         self._root = home / "synthesis"
@@ -79,19 +79,19 @@ class LastModels:
         self._ledger = ledger
         self._faults = faults
         self._turn = threading.Lock()
-        # By job: document, round and reservation of what was written last.
+        # By job: document, round and reservation of the model written last.
         self._last: dict[str, tuple[bytes, int, int | None]] = {}
 
     def jobs(self) -> Iterator[str]:
-        """Names of jobs that a model lies there for, whoever's it is."""
+        """Yields the names of jobs with a stored model, whichever federation or ledger it belongs to."""
         with contextlib.suppress(FileNotFoundError):
             yield from sorted(path.parent.name for path in self._root.glob("*/model.safetensors"))
 
     def keep(self, model: TrainedModel, reservation: int | None) -> None:
-        """In place of the round before. Only for an attempt whose charge is in the ledger.
+        """Stores a model in place of the earlier round's. Only for an attempt whose charge is in the ledger.
 
         Raises:
-            OSError: the disk does not take it; the model of the round before stays.
+            OSError: the disk does not take it; the earlier round's model stays.
         """
         from safetensors.numpy import save
 
@@ -123,15 +123,18 @@ class LastModels:
             self._last[model.job.name] = this
 
     def document(self, job: str) -> JobDocument | None:
-        """Of the job that something is kept for; None: nothing is, or it cannot be read."""
+        """The stored document of a job. None: there is none, or it cannot be read."""
         try:
             return JobDocument.from_file(self._root / job / "job.json", what="job.json")
         except (OSError, DocumentInvalid):
             return None
 
     def load(self, job: str, paid: Paid) -> KeptModel | None:
-        """What may be sampled from; None where there is none, it is another federation's, ledger's or job's, or the
-        ledger does not hold its charge.
+        """Loads the model that may be sampled from.
+
+        Returns:
+            None if there is none, if it belongs to another federation, ledger or job, or if the ledger does not hold
+            its charge.
         """
         from safetensors import SafetensorError, safe_open
 
@@ -152,7 +155,7 @@ class LastModels:
             return None
         ours = (self._federation.hex(), self._ledger.hex(), document.digest().hex())
         if (header.get("federation"), header.get("ledger"), header.get("job_document")) != ours:
-            # Of an earlier enrolment, of other data, or of an earlier job of this name.
+            # It belongs to an earlier enrolment, to other data, or to an earlier job with this name.
             return None
         if reservation is None and not isinstance(document.mechanism, NoMechanism):
             return None
@@ -162,7 +165,7 @@ class LastModels:
         return KeptModel(TrainedModel(document, tokenizer, round_, version, arrays), reservation)
 
     def histogram(self, model: KeptModel, paid: Paid) -> NoisedHistogram | None:
-        """The one that was drawn for this job, if its charge is in the ledger."""
+        """The stored histogram for this job. None: there is none, or its charge is not in the ledger."""
         job = model.model.job
         try:
             found = NoisedHistogram.from_file(self._root / job.name / "histogram.json", what="histogram.json")
@@ -175,12 +178,16 @@ class LastModels:
         return found if paid(found.reservation, job.name, document, HISTOGRAM) else None
 
     def keep_histogram(self, job: str, histogram: NoisedHistogram) -> None:
-        """Of a charge that is in the ledger. Raises OSError."""
+        """Stores a histogram whose charge is in the ledger.
+
+        Raises:
+            OSError: the disk does not take it.
+        """
         path = self._root / job / "histogram.json"
         durable_file(path, histogram.canonical(), "histogram", self._faults)
 
     def forget(self, job: str) -> None:
-        """The corpus is given away or given up: nothing is sampled from this model any more."""
+        """Deletes the model and the histogram, once the corpus is released or given up."""
         with self._turn:
             shutil.rmtree(self._root / job, ignore_errors=True)
             self._last.pop(job, None)

@@ -1,17 +1,21 @@
-"""Corpora of a running client, one after the other: asked for, made, consented to, sent, told.
+"""Takes the corpora of a running client through all steps, one after the other: ask, make, get consent, send, report.
 
     nothing there --wanted--> made --approved--> sending --> received, or refused
           |                     |                  |
           |                     +-----vetoed-------+--> vetoed, told
-          +--policy, nothing came--+---policy------+--> withheld, told
+          +--policy, no text came--+---policy------+--> withheld, told
 
-Guarantees: a model is sampled from only if the ledger holds its charge; the histogram is charged before it is drawn,
-and what is drawn lies on the disk before it is used; nothing leaves without the owner's consent to exactly these bytes,
-or a policy that gives it, and without its receipt in the ledger's chain; a veto, or a policy that has become narrower,
-calls back what is on its way. What is there is worked out anew from the disk and the coordinator's answer, so that a
-start after any kill goes on where it stopped.
+Guarantees:
 
-The ledger is one thread's: all of it happens on the loop. Drawing, sampling and writing happen in threads.
+- a model is sampled from only if the ledger holds its charge;
+- the histogram is charged before it is drawn, and is on the disk before it is used;
+- nothing leaves without consent to exactly these bytes (by the owner, or by a policy that gives it), nor without its
+  receipt in the ledger's chain;
+- a veto, or a policy that has become narrower, calls back a file that is on its way.
+
+Each step reads the disk and the coordinator's answer anew, so a start after any kill continues where it stopped.
+
+The ledger belongs to one thread: all its calls happen on the loop. Drawing, sampling and writing happen in threads.
 """
 
 import asyncio
@@ -53,11 +57,11 @@ __all__ = ["Releaser"]
 
 log = structlog.get_logger("edge_client")
 
-# How soon a decision that another process wrote down is seen.
+# Seconds between looks for a decision that another process wrote.
 _LOOK_SECONDS = 2.0
-# How soon a job that the coordinator had no answer for is tried again, if no session begins before.
+# Seconds until a job is tried again for which the coordinator had no answer, unless a session begins before.
 _LATER_SECONDS = 300.0
-# What may be tried again: the ledger's disk was full, or no budget was left for a moment.
+# Refusals after which a later try may succeed, such as a full disk under the ledger.
 _FAILING = (Reason.REASON_LEDGER_FAILING, Reason.REASON_LEDGER_ROLLED_BACK)
 
 
@@ -89,43 +93,46 @@ class Releaser:
         self._waiting: set[str] = set()
         # Jobs to ask about once more, by the loop's time.
         self._later: dict[str, float] = {}
-        # Jobs that were aborted, whose models go; and all of them that this session was told of.
+        # Aborted jobs whose models must be deleted, and all aborted jobs that this session was told of.
         self._aborted: set[str] = set()
         self._dead: set[str] = set()
-        # Jobs that finished in this process, and those whose corpus came on in it.
+        # Jobs that finished in this process, jobs whose corpus moved to another stage, and jobs that count as handled.
         self._finished: set[str] = set()
         self._moved: set[str] = set()
         self._handled: set[str] = set()
-        # By job and document: histograms that are paid for and drawn, until the disk takes them.
+        # By job and document: histograms that are charged and drawn, until the disk takes them.
         self._drawn: dict[tuple[str, bytes], NoisedHistogram] = {}
         self._working = False
 
     @property
     def busy(self) -> bool:
-        """Whether there is anything to do that does not wait for its owner."""
+        """Whether there is anything to do that does not wait for the owner."""
         return self._working or self._woken.is_set() or bool(self._later)
 
     @property
     def handled(self) -> bool:
-        """Whether the corpus of any job came to its end, or to its owner, in this process. What earlier ones left over,
-        and this one has nothing to do with, does not count.
+        """Whether, in this process, the corpus of any job was finished or began to wait for its owner.
+
+        Corpora left over by earlier processes do not count, unless this process moved them.
         """
         return bool(self._handled)
 
     def keep(self, model: TrainedModel, reservation: int | None) -> None:
-        """The model of an attempt whose charge is in the ledger. In a thread; what the disk does not take is logged."""
+        """Stores the model of an attempt whose charge is in the ledger. For a thread; a failed write is logged."""
         try:
             self._models.keep(model, reservation)
         except OSError as error:
             log.error("model_not_kept", job=model.job.name, round=model.round, error=str(error))
-        # Looked at after writing, and there written before looking: one of the two finds it.
+        # `aborted` marks the job before it looks for a model, and this looks for the mark after it wrote the model. So
+        # one of the two finds it.
         if model.job.name in self._dead:
             self._models.forget(model.job.name)
             log.info("model_not_wanted", job=model.job.name, round=model.round)
 
     def connected(self) -> None:
-        """A session is open: whatever was left over is looked at. Which jobs were aborted is told anew: a coordinator
-        that was restored may go on with one.
+        """A session is open: checks everything that was left over.
+
+        The coordinator tells anew which jobs were aborted, since one restored from a backup may continue a job.
         """
         self._dead.clear()
         self._ask |= {*self._models.jobs(), *(each.job for each in corpora(self._home))}
@@ -134,7 +141,7 @@ class Releaser:
 
     def finished(self, job: str) -> None:
         """The job's last round is done."""
-        # A name is a folder's.
+        # The name becomes a folder's name.
         if not name_is_valid(job):
             return
         self._finished.add(job)
@@ -143,7 +150,7 @@ class Releaser:
             self._woken.set()
 
     def aborted(self, job: str) -> None:
-        """There will be no last round: its model is of no use any more."""
+        """The job will have no last round, so its model is of no more use."""
         if not name_is_valid(job):
             return
         self._dead.add(job)
@@ -152,7 +159,7 @@ class Releaser:
             self._woken.set()
 
     def renewed(self, identity: MemberIdentity) -> None:
-        """What statements are signed with from now on."""
+        """Replaces the identity that statements are signed with."""
         self._identity = identity
 
     async def run(
@@ -161,7 +168,13 @@ class Releaser:
         broken: Callable[[object], Awaitable[None]],
         idle: Callable[[], None] = lambda: None,
     ) -> None:
-        """Until cancelled. link, broken: as of `Asker`. idle: called whenever nothing is left to do for now."""
+        """Works until cancelled.
+
+        Args:
+            link: waits for a session and returns its stub.
+            broken: called with a stub on which a call failed; returns when a call may be tried again.
+            idle: called whenever nothing is left to do for now.
+        """
         asker = Asker(link, broken)
         while True:
             self._working = True
@@ -188,7 +201,7 @@ class Releaser:
         return due
 
     def _rest(self) -> float | None:
-        """Seconds until something is to be looked at, if nobody calls; None: nothing is."""
+        """Seconds until the next look, unless something wakes it before. None: there is nothing to look for."""
         if self._waiting:
             return _LOOK_SECONDS
         if not self._later:
@@ -196,7 +209,7 @@ class Releaser:
         return max(0.0, min(self._later.values()) - asyncio.get_running_loop().time())
 
     async def _one(self, job: str, asker: Asker, *, anew: bool) -> None:
-        """One job's next step. What goes wrong with it is logged, and tried again with the next session."""
+        """Takes one job's next step. A failure is logged, and tried again in the next session."""
         self._later.pop(job, None)
         try:
             await self._step(job, asker, anew=anew)
@@ -213,25 +226,27 @@ class Releaser:
         except (CorpusUnusable, OSError) as error:
             log.error("corpus_failing", job=job, error=str(error))
         except Exception as error:
-            # Of our own: the rounds of other jobs go on.
+            # A bug of ours must not stop the rounds of other jobs.
             log.error("corpus_failing", job=job, error=str(error), exc_info=error)
         self._waiting.discard(job)
         self._handle(job)
 
     def _handle(self, job: str) -> None:
-        """Nothing is left to do for it that does not wait: counts where it had anything to do with this process."""
+        """Counts a job as handled if this process had to do with it: all that is left to do must wait."""
         if job in self._finished or job in self._moved:
             self._handled.add(job)
 
     async def _step(self, job: str, asker: Asker, *, anew: bool) -> None:
-        """anew: whether there may be a model, or an answer of the coordinator's, that was not there before; without it
-        only the owner's decision is looked for.
+        """Takes a job from its present state as far as it goes.
+
+        anew: whether there may be a new model or a new answer from the coordinator. Otherwise, this looks only for the
+        owner's decision.
         """
         folder = CorpusFolder(self._home, job, self._faults)
         state = folder.state()
         kept = self._models.load(job, self._budget.paid) if anew else None
         if state is not None and kept is not None and state.job_document != kept.model.job.digest():
-            # Of an earlier job of this name.
+            # The state belongs to an earlier job with this name.
             state = None
         if state is not None and state.federation != self._identity.federation:
             return
@@ -242,20 +257,20 @@ class Releaser:
         await self._settle(folder, state, asker)
 
     async def _made(self, folder: CorpusFolder, kept: KeptModel, asker: Asker) -> CorpusState | None:
-        """The state after making; None where the coordinator wants none, for now or at all."""
+        """Makes a corpus and returns its state. None: the coordinator wants none, for now or at all."""
         job = kept.model.job
         answer = await asker.status(pb.CorpusRef(job=job.name))
         if answer.refused is not None or answer.complete:
-            detail = answer.detail or "one from this member is there already"
+            detail = answer.detail or "it already has one from this member"
             log.info("corpus_not_wanted", job=job.name, detail=detail)
             if answer.complete or job.name in self._finished:
-                # Before its job is finished none is wanted yet.
+                # Until its job is finished, the coordinator may still want one later.
                 await self._forget(job.name)
                 self._handle(job.name)
             return None
         made, detail = None, ""
         try:
-            # Once more: it may be another policy than the one that the model was trained under.
+            # Checked again: the policy may have changed since the training.
             self._policy.check_job(job, federation=self._identity.federation)
             made = await self._make(folder, kept)
         except PolicyRefusal as refusal:
@@ -278,14 +293,21 @@ class Releaser:
         return await self._now(folder, state)
 
     async def _make(self, folder: CorpusFolder, kept: KeptModel) -> CorpusFile:
-        """Raises: NothingMade. PolicyRefusal: the ledger cannot be written. OSError, ValueError."""
+        """Draws the histogram, samples the texts and writes the file.
+
+        Raises:
+            NothingMade: no text could be written.
+            PolicyRefusal: the ledger cannot be written.
+            OSError: the disk does not take the files.
+            ValueError: the model cannot be sampled from.
+        """
         histogram = await self._histogram(kept)
         job, stopped, said = kept.model.job, threading.Event(), [0]
 
         def progress(made: int, count: int) -> None:
             if stopped.is_set():
                 raise MakingStopped
-            # A line for each tenth: there may be 100,000 texts, made one by one.
+            # One line for each tenth: there may be 100,000 texts, generated one by one.
             if made == count or made - said[0] >= count / 10:
                 said[0] = made
                 log.info("corpus_texts", job=job.name, made=made, of=count)
@@ -313,10 +335,10 @@ class Releaser:
         return made
 
     async def _histogram(self, kept: KeptModel) -> NoisedHistogram | None:
-        """The noised histogram that was paid for; None: labels stand there equally often.
+        """The noised histogram that was paid for. None: the file gets each label equally often.
 
-        Charged first, drawn second, kept third, used last: a kill in between costs the charge, and never makes one that
-        nobody paid for count.
+        It is charged first, then drawn, then stored, then used. So a kill in between costs the charge, but a histogram
+        that was not charged is never used.
         """
         job = kept.model.job
         order = order_of(job)
@@ -325,7 +347,7 @@ class Releaser:
         if (found := self._models.histogram(kept, self._budget.paid)) is not None:
             return found
         if (drawn := self._drawn.get((job.name, job.digest()))) is not None:
-            # Paid for: the disk did not take it.
+            # It is charged, but the disk did not take it.
             return await self._kept_histogram(drawn, job.name)
         from learning.synthesis.labels import histogram_event
 
@@ -354,13 +376,13 @@ class Releaser:
         return histogram
 
     async def _forget(self, job: str) -> None:
-        """Nothing is sampled from its model any more."""
+        """Deletes the job's model and histogram."""
         await asyncio.to_thread(self._models.forget, job)
         for key in [key for key in self._drawn if key[0] == job]:
             del self._drawn[key]
 
     async def _forget_of(self, state: CorpusState) -> None:
-        """Its own model; a later job of this name keeps what it has."""
+        """Deletes the model of the job in the state. A later job with this name keeps its own."""
         job = self._models.document(state.job)
         if job is None or job.digest() == state.job_document:
             await self._forget(state.job)
@@ -368,7 +390,7 @@ class Releaser:
     # ---- consent, and what follows from it -----------------------------------------------------------------------
 
     async def _settle(self, folder: CorpusFolder, state: CorpusState, asker: Asker) -> None:
-        """As far as the owner and the coordinator let it come."""
+        """Takes a corpus as far as its owner and the coordinator allow."""
         job = state.job
         if state.stage == "made":
             if self._choice(folder, state) is None:
@@ -385,7 +407,7 @@ class Releaser:
         if state.stage == "sending":
             state = await self._sent(folder, state, asker)
         if state.stage in ("vetoed", "withheld") and not state.told:
-            # A yes, or that it never wanted any: it was told.
+            # Any answer that does not raise means that the coordinator was told.
             await asker.status(pb.CorpusRef(job=job, declined=True))
             state = await self._now(folder, state, told=True)
             log.info("corpus_declined", job=job, stage=state.stage)
@@ -394,33 +416,35 @@ class Releaser:
             self._handle(job)
 
     def _choice(self, folder: CorpusFolder, state: CorpusState) -> Choice | None:
-        """The owner's word on this file, and the policy's; either may veto. None: it waits."""
+        """The decision of owner and policy about this file; either may veto. None: it waits for the owner."""
         decided = folder.decision(state)
         if self._policy.corpora == "never" or decided == "veto":
             return "veto"
         return "approve" if self._policy.corpora == "always" else decided
 
     def _objection(self, folder: CorpusFolder, state: CorpusState) -> tuple[Stage, str] | None:
-        """What keeps an approved file from leaving, or from going on: the stage that it comes to, and why."""
+        """Why an approved file may not leave, or not continue: the stage that it moves to, and the reason."""
         if self._choice(folder, state) == "veto":
             return "vetoed", "" if self._policy.corpora != "never" else 'the policy has `corpora = "never"`'
         job = self._models.document(state.job)
         if job is None or job.digest() != state.job_document:
-            # Its rules cannot be asked, and what they do not allow stays here.
+            # Without the document, the policy cannot be checked, so the file stays here.
             return "withheld", f"the document of the job is gone from {self._home / 'synthesis' / state.job}"
         try:
-            # Once more: it may be another policy than the one that the file was made under.
+            # Checked again: the policy may have changed since the file was made.
             self._policy.check_job(job, federation=self._identity.federation)
         except PolicyRefusal as refusal:
             return "withheld", refusal.detail
         return None
 
     async def _decided(self, folder: CorpusFolder, state: CorpusState) -> CorpusState:
-        """Out of `made`. The receipt first.
+        """Moves a corpus out of `made`. The receipt comes first.
 
-        Raises: CorpusUnusable: the file is not the one that was decided on. PolicyRefusal.
+        Raises:
+            CorpusUnusable: the file is not the one that was decided on.
+            PolicyRefusal: the receipt cannot be stored.
         """
-        # The owner may decide otherwise until here; from here on the client knows that the file is on its way.
+        # The owner may change the decision until the lock is taken. After that, the file counts as on its way.
         with folder.lock():
             if (objection := self._objection(folder, state)) is not None:
                 return await self._given_up(folder, state, *objection)
@@ -430,9 +454,9 @@ class Releaser:
             return await self._now(folder, state, stage="sending")
 
     async def _given_up(self, folder: CorpusFolder, state: CorpusState, stage: Stage, why: str) -> CorpusState:
-        """The texts are gone; of a file that was on its way the ledger has how that ended. Hold the folder's lock."""
-        # Of what the receipt said when it began to leave: the statement may be gone, and a kill behind that receipt may
-        # have left the state as it was.
+        """Deletes the texts; a file that was on its way gets its last receipt first. Hold the folder's lock."""
+        # What left is taken from the first receipt: the statement may be gone, and a kill right after that receipt may
+        # have left the state at `made`.
         given = self._budget.corpus_sent(state.job, state.made.corpus) if state.made is not None else None
         if given is not None:
             self._budget.corpus_receipt(given, stage)
@@ -442,7 +466,7 @@ class Releaser:
         return await self._now(folder, state, stage=stage, detail=why[:2000])
 
     async def _sent(self, folder: CorpusFolder, state: CorpusState, asker: Asker) -> CorpusState:
-        """Out of `sending`."""
+        """Moves a corpus out of `sending`."""
         with folder.lock():
             objection = self._objection(folder, state)
             if objection is None:
@@ -450,7 +474,7 @@ class Releaser:
                     data = await asyncio.to_thread(folder.texts, state)
                     statement = folder.statement(state)
                 except CorpusLost as error:
-                    # Part of it may have left, and it can never be whole: the coordinator is told, and deletes that.
+                    # A part may have left, and the file can never be whole: the coordinator is told, and deletes it.
                     objection = "vetoed", str(error)
             if objection is not None:
                 return await self._given_up(folder, state, *objection)
@@ -460,7 +484,7 @@ class Releaser:
         self._faults("corpus.sent")
         with folder.lock():
             if answer is None or self._choice(folder, state) == "veto":
-                # The coordinator may have it: once it is told, what it has counts no longer.
+                # The coordinator may have the file, but drops it once it is told.
                 return await self._given_up(folder, state, "vetoed", "")
             return await self._answered(folder, state, answer)
 
@@ -475,7 +499,7 @@ class Releaser:
         return await self._now(folder, state, stage="refused", detail=f"{outcome}: {answer.detail}"[:2000])
 
     async def _now(self, folder: CorpusFolder, state: CorpusState, **changed: str | bool) -> CorpusState:
-        """The state, changed and on the disk."""
+        """Changes the state, on the disk too, and returns it."""
         state = state.model_copy(update=changed)
         await asyncio.to_thread(folder.write_state, state)
         self._moved.add(state.job)
@@ -484,11 +508,11 @@ class Releaser:
     def _given(self, folder: CorpusFolder, state: CorpusState) -> CorpusReleased:
         made = state.made
         if made is None:
-            raise CorpusLost(f"no corpus of {state.job} was made")
+            raise CorpusLost(f"job {state.job} has no corpus")
         try:
             statement = folder.statement(state)
         except CorpusLost:
-            # With a veto it goes, too: what was said of the file when it began to leave stays.
+            # A veto deletes the statement too. The receipt from the start of the upload remains.
             if (sent := self._budget.corpus_sent(state.job, made.corpus)) is None:
                 raise
             return sent

@@ -1,9 +1,9 @@
-"""The upload of a corpus: asked, sent, gone on with where it stopped, over as many connections as it takes.
+"""Uploads a corpus: asks, sends, and resumes where it stopped, over as many connections as it takes.
 
-`Asker` speaks to the coordinator; it knows neither disk nor ledger. It waits for a session as long as it takes, and
-tries again what a broken line or a coordinator that restarts explains, with growing pauses; an upload that moves is
-tried for ever, one that does not gives up its turn (`NotNow`), so that no job waits for another one's trouble. A
-coordinator whose answer will not change raises `NotServed`.
+`Asker` talks to the coordinator and knows neither disk nor ledger. It waits for a session as long as it takes. It
+retries, with growing pauses, what a broken connection or a restarting coordinator can explain. An upload that makes
+progress is retried for ever. One that does not gives up its turn (`NotNow`), so that no job waits for another one's
+trouble. `NotServed` is raised if the coordinator's answer will not change.
 """
 
 import asyncio
@@ -23,23 +23,23 @@ from tacit.v1 import federation_pb2_grpc
 
 __all__ = ["CORPUS_CHUNK", "Answer", "Asker", "NotNow", "NotServed"]
 
-# Of a file, like a masked vector's.
+# Bytes of a file in one message, as for a masked vector.
 CORPUS_CHUNK = 384 * 1024
 _STATUS_SECONDS = 30.0
-# An upload's deadline: for its beginning and the verdict, and for so many bytes a second, of a line that is barely one.
+# An upload's deadline: seconds for its start and the verdict, plus its bytes at the slowest speed (bytes per second).
 _UPLOAD_SECONDS, _SLOWEST = 120.0, 8 * 1024
-# How often in a row without a byte more, and the pause before the second try; it doubles.
+# Tries in a row without progress, and the first pause between two of them; it doubles.
 _TRIES = 6
 _FIRST_PAUSE = 0.5
 
-# What a broken line, a coordinator that restarts and a call that was cut off look like.
+# Status codes of a broken connection, a restarting coordinator and a call that was cut off.
 _AGAIN = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.INTERNAL,
 )
-# What asking again does not change.
+# Reasons that asking again does not change.
 _FINAL = (Reason.REASON_CORPUS_NOT_WANTED, Reason.REASON_CORPUS_INVALID)
 
 Stub = federation_pb2_grpc.FederationServiceStub
@@ -47,16 +47,16 @@ _Call = Callable[[Stub], Awaitable[pb.CorpusReceipt]]
 
 
 class NotServed(Exception):
-    """The coordinator does not take corpora at all; the text says what it answered."""
+    """The coordinator does not take corpora at all. The text is its answer."""
 
 
 class NotNow(Exception):
-    """No answer that helps came for now; the text says what did. To be asked again with the next session."""
+    """The coordinator gave no useful answer for now. The text says what it gave. Ask again in the next session."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the coordinator said of a corpus. refused: a reason that asking again does not change; None: none."""
+    """The coordinator's answer about a corpus. refused: a reason that asking again does not change. None: none."""
 
     complete: bool
     received: int
@@ -65,10 +65,10 @@ class Answer:
 
     @classmethod
     def of(cls, receipt: pb.CorpusReceipt, *, upload: bool) -> "Answer":
-        """The receipt, read. upload: whether it is about a file on its way, which may be incomplete.
+        """Reads a receipt. upload: whether it is about a file on its way, which may be incomplete.
 
         Raises:
-            NotNow: it is neither a yes nor final.
+            NotNow: the answer is neither a yes nor final.
         """
         reason = receipt.reason
         if reason in _FINAL:
@@ -80,17 +80,21 @@ class Answer:
 
 
 class _Turn:
-    """Tries of one job in a row that brought it no further."""
+    """Counts one job's tries in a row without progress."""
 
     def __init__(self) -> None:
         self._failed = 0
 
     def moved(self) -> None:
-        """It came further: what failed before counts no more."""
+        """Records progress: earlier failures no longer count."""
         self._failed = 0
 
     async def failed(self, why: str) -> None:
-        """Returns when the next try may be. Raises: NotNow: there were enough."""
+        """Records a failure and waits until the next try is due.
+
+        Raises:
+            NotNow: there were enough tries.
+        """
         self._failed += 1
         if self._failed >= _TRIES:
             raise NotNow(why)
@@ -100,16 +104,25 @@ class _Turn:
 
 
 class Asker:
-    """link: the stub of the present session, waits for one. broken: told of a stub on which a call failed; returns when
-    it may be tried again.
-    """
+    """Asks the coordinator about corpora, and uploads them."""
 
     def __init__(self, link: Callable[[], Awaitable[Stub]], broken: Callable[[object], Awaitable[None]]) -> None:
+        """Takes the two ways to a session.
+
+        Args:
+            link: waits for a session and returns its stub.
+            broken: called with a stub on which a call failed; returns when a call may be tried again.
+        """
         self._link = link
         self._broken = broken
 
     async def status(self, ref: pb.CorpusRef) -> Answer:
-        """What the coordinator has. Raises: NotServed, NotNow."""
+        """Asks what the coordinator has of a corpus.
+
+        Raises:
+            NotServed: the coordinator does not take corpora.
+            NotNow: there is no useful answer for now.
+        """
         return await self._status(ref, _Turn())
 
     async def upload(
@@ -119,17 +132,25 @@ class Asker:
         identity: Callable[[], MemberIdentity],
         wanted: Callable[[], bool] = lambda: True,
     ) -> Answer | None:
-        """Until the coordinator has it whole, or does not want it.
+        """Sends a file until the coordinator has all of it, or does not want it.
 
-        identity: of the present; the statement is signed anew once it is another one. wanted: whether the file may
-        leave still, asked before each call and each chunk; None is returned once it may not.
+        Args:
+            data: the file.
+            statement: the statement about it.
+            identity: returns the present identity. If it has changed, the statement is signed again.
+            wanted: whether the file may still leave; called before each call and each chunk.
 
-        Raises: NotServed, NotNow.
+        Returns:
+            The coordinator's answer. None: `wanted` said no.
+
+        Raises:
+            NotServed: the coordinator does not take corpora.
+            NotNow: the upload makes no progress for now.
         """
         ref = pb.CorpusRef(job=statement.job, digest=statement.corpus, size=len(data))
         turn = _Turn()
         signer = identity()
-        # Not before each call: what is gone on with is what was begun.
+        # Signed once, not for each call: a resumed upload must be the one that was started.
         signature = await asyncio.to_thread(signer.sign, signed_bytes(statement))
         furthest = -1
         while wanted():
@@ -140,7 +161,7 @@ class Asker:
                 furthest = answer.received
                 turn.moved()
             if (now := identity()).certificate != signer.certificate:
-                # It is checked against the certificate of the connection, which may have another key by now.
+                # The coordinator checks it against the connection's certificate, which may have another key by now.
                 signer = now
                 signature = await asyncio.to_thread(signer.sign, signed_bytes(statement))
             header = pb.CorpusHeader(
@@ -156,13 +177,13 @@ class Asker:
                 break
             receipt = await self._tried(send, turn)
             if receipt is None:
-                # Where it stopped, the coordinator says next.
+                # The next status says where it stopped.
                 continue
             sent = Answer.of(receipt, upload=True)
             if sent.complete or sent.refused is not None:
                 return sent
             if sent.received <= furthest:
-                # It takes nothing at this moment.
+                # The coordinator takes nothing at the moment.
                 await turn.failed(sent.detail or sentence(Reason.REASON_UPLOAD_INCOMPLETE))
         return None
 
@@ -176,7 +197,15 @@ class Asker:
         return Answer.of(receipt, upload=bool(ref.digest))
 
     async def _tried(self, call: _Call, turn: _Turn) -> pb.CorpusReceipt | None:
-        """None: it may be tried again, over this connection or over another one. Raises: NotServed, NotNow."""
+        """Makes one call.
+
+        Returns:
+            None if the call may be tried again, over this connection or another one.
+
+        Raises:
+            NotServed: the coordinator does not take corpora.
+            NotNow: the coordinator said no, or there were enough tries.
+        """
         stub = await self._link()
         try:
             return await call(stub)
@@ -188,7 +217,7 @@ class Asker:
                 raise NotServed(why) from error
             await self._broken(stub)
             if code is not None and code not in _AGAIN and await self._link() is stub:
-                # The coordinator has said no, and not because of a certificate that has been renewed since.
+                # The coordinator said no, and not because of a certificate that was renewed meanwhile.
                 raise NotNow(why) from error
             await turn.failed(why)
             return None

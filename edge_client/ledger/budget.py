@@ -1,15 +1,15 @@
-"""One data set's privacy budget, as a session spends it: policy, mechanism, ledger and receipts joined in one place.
+"""One data set's privacy budget, as a session spends it: policy, mechanism, ledger and receipts in one place.
 
-The session asks in this order, and nothing of an update leaves before the second answer:
+The session makes these calls in order. Nothing of an update leaves before `charge` returns:
 
-    reserve    before training        the ledger has room for the round's event
-    charge     before a vector leaves the event is on the disk, spent for good
-    sending    before a vector leaves the receipt of what is about to leave is signed and chained
-    ended      when its end is known  settled, and a receipt that says how
-    release    instead of charge      the update is thrown away and nothing of it left
+    reserve    before training          the ledger has room for the round's event
+    charge     before a vector leaves   the event is on the disk, spent for good
+    sending    before a vector leaves   the receipt of what is about to leave is signed and chained
+    ended      when the end is known    the charge is settled, and a receipt says how
+    release    instead of charge        the update is discarded, and nothing of it left
 
-A job without a mechanism costs nothing and promises nothing, and leaves receipts all the same. Synchronous, for one
-thread; what refuses is a `PolicyRefusal`, whose reason the coordinator is told.
+A job without noise costs nothing and promises nothing, but leaves receipts too. Synchronous, for one thread. A refusal
+is a `PolicyRefusal`, whose reason the coordinator is told.
 """
 
 import contextlib
@@ -68,21 +68,23 @@ log = structlog.get_logger("edge_client")
 
 @dataclass(frozen=True)
 class BudgetReservation:
-    """What stands in the ledger for one update; `reservation` is None where it costs nothing."""
+    """The ledger's entry for one update. reservation: None if the update costs nothing."""
 
     job: JobDocument
     purpose: Purpose
     reservation: int | None
-    # A vector sent once more is one more release.
+    # Whether a vector that is sent again is one more release.
     each_attempt: bool
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What a member's own metrics show.
+    """The figures in a member's own metrics.
 
-    epsilon: what the gate counts at the limit's delta, charged and reserved together. share_left: of the limit, or of
-    the month's limit where less of that is left.
+    Args:
+        epsilon: charged and reserved together, as the gate counts, at the limit's delta.
+        limit: epsilon of the limit.
+        share_left: share of the limit that is left, or of the month's limit if that is smaller.
     """
 
     epsilon: float
@@ -92,7 +94,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Statement:
-    """What was spent, as of one moment. Reading epsilons out of it takes up to seconds: do so in a thread."""
+    """What was spent up to one moment. Computing its epsilons takes up to seconds: do so in a thread."""
 
     limit: "Limit"
     share_left: float
@@ -100,11 +102,11 @@ class Statement:
     of_job: tuple[PrivacyEvent, ...]
 
     def figures(self) -> Figures:
-        """Of the whole ledger."""
+        """The figures of the whole ledger."""
         return Figures(self._counted(self.events), self.limit.epsilon, self.share_left)
 
     def report(self) -> PrivacyReport | None:
-        """Of the job; None where nothing was spent for it."""
+        """What the job spent. None: nothing."""
         return PrivacyReport(self._counted(self.of_job), self.limit.delta) if self.of_job else None
 
     def _counted(self, events: tuple[PrivacyEvent, ...]) -> float:
@@ -115,8 +117,11 @@ class Statement:
 
 @dataclass(frozen=True)
 class CorpusReleased:
-    """A file of made-up text that leaves, as its receipt has it. Digests: SHA-256, 32 bytes. trained, histogram:
-    reservations of what made it.
+    """A file of synthetic text that leaves, as its receipt describes it. Digests are SHA-256, 32 bytes.
+
+    Args:
+        trained: the reservation of the training behind it. None: it cost nothing.
+        histogram: the reservation of the histogram of its labels. None: it has none.
     """
 
     job: str
@@ -134,7 +139,7 @@ class CorpusReleased:
 
 @dataclass(frozen=True)
 class _Sent:
-    """What is about to leave, or left, in one attempt."""
+    """What is about to leave, or has left, in one attempt."""
 
     attempt: AttemptId
     reserved: BudgetReservation
@@ -143,7 +148,7 @@ class _Sent:
     masked: secure_agg.MaskedInput
 
 
-# Certificates whose attempts may be under way: attempts take minutes, renewals come days apart.
+# Certificates whose attempts may still be running: attempts take minutes, renewals come days apart.
 _SIGNERS = 4
 
 
@@ -153,34 +158,38 @@ class Budget:
     def __init__(
         self, ledger: Ledger, policy: Policy, identity: MemberIdentity, receipts: ReceiptBook, data: bytes
     ) -> None:
-        """data: SHA-256 that names the data used, 32 bytes; it never leaves this machine."""
+        """Joins the parts. data: SHA-256 (32 bytes) that names the data used; it never leaves this machine."""
         self._ledger = ledger
         self._policy = policy
         self._identity = identity
-        # By certificate: an attempt's receipts are signed with the one that it was joined with.
+        # By certificate: an attempt's receipts are signed with the certificate that the member joined it with.
         self._signers: OrderedDict[bytes, MemberIdentity] = OrderedDict()
         self._receipts = receipts
         self._data = data
-        # Of attempts whose vector may have left: the reservation it was charged to.
+        # For each attempt whose vector may have left: the reservation that it was charged to.
         self._charged: dict[AttemptId, int | None] = {}
         self._sent: dict[AttemptId, _Sent] = {}
 
-    # ---- what it says --------------------------------------------------------------------------------------------
+    # ---- reading -------------------------------------------------------------------------------------------------
 
     @property
     def counter(self) -> LedgerCounter:
-        """What the coordinator is told, so that an older copy of the ledger is noticed."""
+        """The number that the coordinator is told, so that an older copy of the ledger is noticed."""
         return LedgerCounter(self._ledger.id, self._ledger.sequence)
 
     def check_reported(self, sequence: int) -> None:
-        """The coordinator's word for how far this ledger had come. Raises: PolicyRefusal: further than it is."""
+        """Checks the highest record number that the coordinator heard of this ledger.
+
+        Raises:
+            PolicyRefusal: the ledger is behind that number.
+        """
         try:
             self._ledger.check_reported(sequence)
         except LedgerRolledBack as error:
             raise PolicyRefusal(Reason.REASON_LEDGER_ROLLED_BACK, str(error)) from error
 
     def statement(self, job: str) -> Statement:
-        """What was charged and reserved so far: by everybody, and by one job of this federation."""
+        """What was charged and reserved so far: by all jobs, and by one job of this federation."""
         everything: Counter[PrivacyEvent] = Counter()
         of_job: Counter[PrivacyEvent] = Counter()
         ours = (self._identity.federation, job)
@@ -198,11 +207,11 @@ class Budget:
 
     @property
     def reports(self) -> bool:
-        """Whether the policy lets the coordinator know what was spent."""
+        """Whether the policy tells the coordinator what was spent."""
         return self._policy.report_epsilon
 
     def renewed(self, identity: MemberIdentity) -> None:
-        """What this member signs with from now on; attempts that it has joined go on with what they have."""
+        """Replaces the identity that this member signs with. Attempts that it has joined keep theirs."""
         for each in (self._identity, identity):
             self._signers[each.fingerprint] = each
         self._identity = identity
@@ -210,16 +219,16 @@ class Budget:
             self._signers.popitem(last=False)
 
     def signer_of(self, receipt: Receipt) -> MemberIdentity:
-        """Who signs a receipt: this member, with the certificate that it joined the attempt with."""
+        """The identity that signs a receipt: this member's, with the certificate that it joined the attempt with."""
         return self._signers.get(receipt.certificate or b"", self._identity)
 
     # ---- a round -------------------------------------------------------------------------------------------------
 
     def protection(self, job: JobDocument, examples: int) -> Protection:
-        """What the job's mechanism is on this machine.
+        """The job's mechanism on this machine, with the member's own numbers.
 
         Raises:
-            PolicyRefusal: own numbers that the job has no room for.
+            PolicyRefusal: the job does not allow the member's own numbers.
         """
         try:
             return protection_of(
@@ -229,11 +238,11 @@ class Budget:
             raise PolicyRefusal(Reason.REASON_POLICY_NOISE, str(error)) from error
 
     def reserve(self, assignment: Assignment, job: JobDocument, protection: Protection) -> BudgetReservation:
-        """Room for one round's event, before anything is trained.
+        """Reserves budget for one round's event, before anything is trained.
 
         Raises:
             PolicyRefusal: the budget of the data set, the month or the job is spent; the event has no formula under
-                this ledger's neighbours; the ledger cannot be written.
+                this ledger's adjacency or unit; or the ledger cannot be written.
         """
         purpose = Purpose(
             federation=self._identity.federation,
@@ -248,10 +257,12 @@ class Budget:
         return BudgetReservation(job, purpose, number, protection.each_attempt)
 
     def charge(self, attempt: AttemptId, reserved: BudgetReservation) -> None:
-        """Before anything of the update is encoded for an attempt: spent for good, on the disk. Twice is once.
+        """Charges the event for good, on the disk, before anything of the update is encoded for an attempt.
+
+        Charging the same attempt again changes nothing.
 
         Raises:
-            PolicyRefusal: a further release would pass the limit; the ledger cannot be written. Nothing may leave.
+            PolicyRefusal: a further release would pass the limit, or the ledger cannot be written. Nothing may leave.
         """
         if attempt in self._charged:
             return
@@ -270,10 +281,10 @@ class Budget:
         self._charged[attempt] = number
 
     def charged_to(self, attempt: AttemptId) -> int | None:
-        """The reservation that an attempt was charged to; None under a mechanism that costs nothing.
+        """The reservation that an attempt was charged to. None: its mechanism costs nothing.
 
         Raises:
-            KeyError: it was not charged.
+            KeyError: the attempt was not charged.
         """
         return self._charged[attempt]
 
@@ -284,7 +295,11 @@ class Budget:
         session: secure_agg.Session,
         message: secure_agg.MaskedInput,
     ) -> None:
-        """The receipt of what is about to leave. Raises: PolicyRefusal: it cannot be kept; nothing may leave."""
+        """Writes the receipt of what is about to leave.
+
+        Raises:
+            PolicyRefusal: the receipt cannot be stored. Nothing may leave.
+        """
         sent = _Sent(attempt, reserved, self._charged[attempt], session, message)
         try:
             self._write_receipt(sent, SENDING, b"", None)
@@ -293,7 +308,7 @@ class Budget:
         self._sent[attempt] = sent
 
     def ended(self, attempt: AttemptId, outcome: str, result: bytes, survivors: Collection[str] | None) -> None:
-        """How an attempt ended, as far as this member was told. What cannot be written is logged; it stays spent."""
+        """Records how an attempt ended, as far as this member was told. A failed write is logged; it stays spent."""
         charged, sent = self._charged.pop(attempt, None), self._sent.pop(attempt, None)
         try:
             if charged is not None:
@@ -304,15 +319,15 @@ class Budget:
             log.error("ledger_failing", attempt=str(attempt), error=str(error))
 
     def release(self, reserved: BudgetReservation, why: str) -> None:
-        """The update is thrown away: what was reserved for it and never charged is free again."""
+        """Frees the reservation of an update that is discarded, if it was never charged."""
         if reserved.reservation is not None:
             self._release(reserved.reservation, why)
 
     def forfeit(self, reserved: BudgetReservation) -> None:
-        """Nothing is sent, but that the training failed is told, and may depend on the data: spent all the same.
+        """Charges a failed training, although no update is sent.
 
-        A bound by the event's epsilon it is not: what is told has no noise. It makes asking again cost as much as
-        training does.
+        The coordinator is told that the training failed, and that may depend on the data. The event's epsilon does not
+        bound what this reveals, since the message has no noise; but asking again costs as much as training.
         """
         number = reserved.reservation
         if number is None:
@@ -323,11 +338,11 @@ class Budget:
         except LedgerError as error:
             log.error("ledger_failing", job=reserved.job.name, error=str(error))
 
-    # ---- made-up text --------------------------------------------------------------------------------------------
+    # ---- synthetic text ------------------------------------------------------------------------------------------
 
     @property
     def adjacency(self) -> Adjacency:
-        """The neighbours that the ledger counts by."""
+        """The ledger's adjacency."""
         return self._ledger.limit.adjacency
 
     @property
@@ -348,10 +363,17 @@ class Budget:
     def charge_beside(
         self, event: PrivacyEvent, job: JobDocument, *, round: int, version: bytes, mechanism: str
     ) -> int:
-        """Charges an event that belongs to no attempt; the number of its reservation. Nothing of it may be drawn
-        before this returns.
+        """Charges an event that belongs to no attempt. Nothing of it may be drawn before this returns.
 
-        round, version: of the model that it goes with. mechanism: what the ledger calls it.
+        Args:
+            event: what is about to be released.
+            job: the job that it belongs to.
+            round: round of the model that it goes with.
+            version: version of that model.
+            mechanism: its name in the ledger.
+
+        Returns:
+            The number of its reservation.
 
         Raises:
             PolicyRefusal: a limit would be passed, there is no formula, or the ledger cannot be written.
@@ -374,13 +396,14 @@ class Budget:
         try:
             self._ledger.settle(number, NO_ATTEMPT, "made", b"")
         except LedgerError as error:
-            # It is charged, and that is what counts.
+            # The event is charged, so nothing is lost but the note that it was made.
             log.error("ledger_failing", reservation=number, error=str(error))
         return number
 
     def corpus_sent(self, job: str, corpus: bytes) -> CorpusReleased | None:
-        """What the receipt said before the first byte of this file left (its SHA-256); None: there is none. For a file
-        that is called back: its statement may be gone.
+        """Finds what the receipt of a file said before its first byte left. None: there is no receipt.
+
+        Serves files that are called back, whose statement may be gone. corpus: SHA-256 of the file.
         """
         for path in self._receipts.files():
             if path.parent.name != job:
@@ -388,7 +411,7 @@ class Budget:
             try:
                 found = receipt_from(path.read_bytes())
             except (OSError, DocumentInvalid):
-                # Verification names it.
+                # `ledger verify` names the damaged file.
                 continue
             if isinstance(found, CorpusReceipt) and (found.outcome, found.corpus) == (SENDING, corpus):
                 return CorpusReleased(
@@ -407,10 +430,10 @@ class Budget:
         return None
 
     def corpus_receipt(self, given: CorpusReleased, outcome: str) -> None:
-        """The receipt of a file of made-up text: `SENDING` before its first byte leaves, then how that ended.
+        """Writes the receipt of a file of synthetic text: `SENDING` before its first byte leaves, then how that ended.
 
         Raises:
-            PolicyRefusal: it cannot be kept; nothing may leave.
+            PolicyRefusal: the receipt cannot be stored. Nothing may leave.
         """
         event = None if given.histogram is None else self._ledger.reservation(given.histogram).event
         receipt = CorpusReceipt(
@@ -447,7 +470,7 @@ class Budget:
         try:
             self._ledger.release(number, why)
         except LedgerUnwritable as error:
-            # It counts as spent until the next start, which releases it.
+            # The reservation counts as spent until the next start releases it.
             log.error("ledger_failing", reservation=number, error=str(error))
 
     def _write_receipt(self, sent: _Sent, outcome: str, result: bytes, survivors: Collection[str] | None) -> None:
@@ -497,7 +520,7 @@ class Budget:
         except EventUnaccountable as error:
             raise PolicyRefusal(Reason.REASON_PRIVACY_UNACCOUNTABLE, str(error)) from error
         except BudgetSpent as error:
-            # What was spent is this member's own affair, and its own log's.
+            # The coordinator is not told how much was spent; the member's own log is.
             log.warning("budget_spent", job=purpose.job, detail=str(error))
             raise PolicyRefusal(
                 Reason.REASON_BUDGET_SPENT, "the next release would pass this member's limit for its data"
@@ -506,7 +529,12 @@ class Budget:
             raise self._failing(error) from error
 
     def _check_job_limit(self, event: PrivacyEvent, job: str) -> None:
-        """The same filter as the ledger's, over one job's events. Raises: BudgetSpent, EventUnaccountable."""
+        """Applies the ledger's filter to one job's events.
+
+        Raises:
+            BudgetSpent: the event would pass `epsilon_a_job`.
+            EventUnaccountable: the event has no formula.
+        """
         most = self._policy.epsilon_a_job
         if most is None:
             return
@@ -530,12 +558,19 @@ def open_budget(
     *,
     name: str = "data",
 ) -> Iterator[Budget]:
-    """The budget of the data called `name`, for one process at a time. texts: of each row its text, or its pair.
+    """Opens the budget of one data set, for one process at a time.
 
-    Reservations of an earlier process are released, examples that another ledger of this home has seen are named.
+    Releases the reservations of an earlier process, and warns about examples that another ledger of this home has seen.
+
+    Args:
+        home: the member's folder.
+        identity: the member's certificate and key.
+        policy: the member's policy.
+        texts: the text, or the pair of texts, of each row.
+        name: the member's own name for the data.
 
     Raises:
-        LedgerError: a sentence for whatever keeps the ledger from being used.
+        LedgerError: the ledger cannot be used; the sentence says why.
     """
     path = ledger_path(home, name)
     marks = marks_of(marks_key(path.parent), texts)

@@ -1,17 +1,17 @@
-"""The ledger's records: what a line says, and how each line holds the hash of the one before.
+"""The ledger's records: the content of a line, and the hash that links each line to the one before.
 
 A record is one line of canonical JSON (sorted keys, no white space, UTF-8) with the keys
 
-    at_ms      when, milliseconds since 1970 UTC; never less than the line before
-    body       what its kind says, see the classes below
+    at_ms      time in milliseconds since 1970 UTC; never less than that of the line before
+    body       depends on the kind, see the classes below
     kind       one of `BODIES`
     previous   SHA-256 of the line before, hexadecimal; 64 zeros in the first
     schema     1
     sequence   1, 2, 3, ...
 
-and its digest is SHA-256 of that line, without a line end: `sha256sum` can follow the chain. The last digest therefore
-fixes every byte of every line. What the chain cannot show is that lines are missing at its end: that is what pins are
-for (`edge_client.ledger.pin`).
+Its digest is the SHA-256 of that line without its line end, so `sha256sum` can follow the chain. The last digest
+therefore fixes every byte of every line. The chain cannot show that lines are missing at its end; pins do
+(`edge_client.ledger.pin`).
 """
 
 import hashlib
@@ -60,18 +60,18 @@ _Number = Annotated[int, Field(ge=0, le=2**63 - 1)]
 _Time = Annotated[int, Field(ge=0, le=LAST_MS)]
 _Sequence = Annotated[int, Field(ge=1, le=2**63 - 1)]
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-# What one start can find open: a reservation for each job, and the attempts it was charged for.
+# Reservations that one start can find open, one for each job, and the attempts that they were charged for.
 _MAX_RECOVERED = 10_000
-# Bytes of a line: the longest is that of a `Recovered`.
+# In bytes. The longest line is that of a `Recovered`.
 _MAX_LINE = 1024 * 1024
 
 
 class RecordInvalid(ValueError):
-    """A line that is no record, or not the record that may stand there. The text says what is wrong with it."""
+    """A line is not a record, or not one that may come next. The text says what is wrong with it."""
 
 
 class LimitNumbers(Part):
-    """epsilon at delta, for neighbours that differ in one `unit` as `adjacency` says."""
+    """A limit: epsilon at delta, for neighbours that differ in one `unit` as `adjacency` says."""
 
     epsilon: _Positive
     delta: float = Field(gt=0, lt=1)
@@ -87,14 +87,14 @@ class LedgerOpened(Part):
     # The member's own name for the data.
     name: _Name
     limit: LimitNumbers
-    # epsilon of one calendar month (UTC) besides, at the same delta.
+    # Further limit: epsilon of one calendar month (UTC), at the same delta.
     monthly: _Positive | None
-    # SHA-256 over the orders of the filter.
+    # SHA-256 of the filter's orders.
     orders: Digest
 
 
 class Purpose(Part):
-    """What an event is for. Digests are SHA-256, 32 bytes; `data` is that of the data used."""
+    """What an event is for. Digests are SHA-256, 32 bytes; `data` is the digest of the data used."""
 
     federation: Digest
     job: _Name
@@ -106,50 +106,50 @@ class Purpose(Part):
 
 
 class Reserved(Part):
-    """An event is about to be made; its number is this record's."""
+    """Budget is reserved for an event. The reservation's number is this record's sequence number."""
 
     event: PrivacyEvent
     purpose: Purpose
 
 
 class Charged(Part):
-    """The reservation's release may leave in this attempt, from now on. The first charge is what it costs."""
+    """From now on, the reservation's release may leave in this attempt. The first charge spends the event."""
 
     reservation: _Sequence
     attempt: _Number
 
 
 class Released(Part):
-    """Nothing of the reservation left, and nothing will."""
+    """The reservation is given up: nothing of it left, and nothing will."""
 
     reservation: _Sequence
     why: Annotated[str, StringConstraints(max_length=2000)]
 
 
 class Settled(Part):
-    """How a charged attempt ended. The last one of an attempt counts."""
+    """How a charged attempt ended. If an attempt has several, the last one counts."""
 
     reservation: _Sequence
     attempt: _Number
     outcome: Short
-    # Digest of the sum that came back, where one did.
+    # Digest of the sum that came back, if one did.
     result: Digest | None
 
 
 class ReceiptKept(Part):
-    """A receipt was signed and stored: `receipt` is SHA-256 of its file."""
+    """A receipt was signed and stored. receipt: SHA-256 of its file."""
 
     reservation: _Sequence | None
     job: _Name
     round: _Number
     attempt: _Number
     receipt: Digest
-    # SHA-256 of the signature's bytes.
+    # SHA-256 of the signature.
     signature: Digest
 
 
 class LimitLowered(Part):
-    """From here on these numbers hold."""
+    """The limit is lowered to these numbers from here on."""
 
     epsilon: _Positive
     delta: float = Field(gt=0, lt=1)
@@ -159,19 +159,19 @@ class LimitLowered(Part):
 class DataSeen(Part):
     """Examples were marked in the table beside the chain (`edge_client.ledger.overlap`)."""
 
-    # Of the data as it was then.
+    # Examples in the data at that time.
     examples: _Number
-    # Marked for the first time.
+    # Of these, examples marked for the first time.
     new: _Number
-    # All marks after it: how many, and SHA-256 over them in order.
+    # Number of all marks after this record, and SHA-256 over them in order.
     marks: _Number
     digest: Digest
-    # The first 8 bytes of SHA-256 of the key: marks of two keys cannot be compared.
+    # The first 8 bytes of the key's SHA-256: marks under two keys cannot be compared.
     key: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
 
 
 class Recovered(Part):
-    """What a start found open: reservations that are released by this record, charged attempts nobody heard of."""
+    """What a start found open: reservations that this record releases, and charged attempts whose end is unknown."""
 
     released: Annotated[tuple[_Sequence, ...], AtMost(_MAX_RECOVERED)]
     # (reservation, attempt)
@@ -195,7 +195,7 @@ _KINDS = {body: kind for kind, body in BODIES.items()}
 
 
 class _Line(Part):
-    """The frame around a body."""
+    """A line: a body in its frame."""
 
     at_ms: _Time
     body: Annotated[dict[Short, Any], AtMost(64)]
@@ -207,7 +207,7 @@ class _Line(Part):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record. `line` is what is hashed, `digest` its SHA-256."""
+    """One record. line: the bytes that are hashed. digest: their SHA-256."""
 
     sequence: int
     at_ms: int
@@ -224,7 +224,7 @@ def digest_of(line: bytes) -> bytes:
 
 
 def record_after(previous: bytes, sequence: int, at_ms: int, body: Body) -> Record:
-    """The record that follows one with the digest `previous`; `sequence` is its own."""
+    """Makes the record number `sequence`, which follows the one with the digest `previous`."""
     kind = _KINDS[type(body)]
     line = _canonical(
         {
@@ -240,10 +240,10 @@ def record_after(previous: bytes, sequence: int, at_ms: int, body: Body) -> Reco
 
 
 def record_from(line: bytes) -> Record:
-    """A record from its line.
+    """Reads a record from its line.
 
     Raises:
-        RecordInvalid: not canonical JSON, a kind or a key that is unknown or missing, a value out of range.
+        RecordInvalid: not canonical JSON, a kind or key that is unknown or missing, or a value out of range.
     """
     if len(line) > _MAX_LINE:
         raise RecordInvalid(f"it has more than {_MAX_LINE} bytes")
@@ -251,7 +251,7 @@ def record_from(line: bytes) -> Record:
         frame = _Line.model_validate(json.loads(line))
         known = BODIES.get(frame.kind)
         if known is None:
-            raise RecordInvalid(f"the kind {frame.kind!r} is unknown to this software")
+            raise RecordInvalid(f"this software does not know the kind {frame.kind!r}")
         found = record_after(frame.previous, frame.sequence, frame.at_ms, known.model_validate(frame.body))
     except RecordInvalid:
         raise
@@ -259,7 +259,7 @@ def record_from(line: bytes) -> Record:
         raise RecordInvalid(sentence_of(error)) from error
     except (ValueError, RecursionError) as error:
         raise RecordInvalid("it is not JSON") from error
-    # One content has one line: nothing can hide in white space, doubled keys or the spelling of a number.
+    # Each content has exactly one line: nothing can hide in white space, doubled keys or the spelling of a number.
     if found.line != line:
         raise RecordInvalid("it is not in canonical form")
     return found

@@ -1,9 +1,9 @@
-"""What a ledger's limits let pass: the Rényi filter over counted events, for all time and for one month.
+"""Decides whether a ledger's limits admit an event: the Rényi filter over counted events, lifetime and monthly.
 
-Pure. The month's filter has an epsilon of its own at the same delta, over what was charged in the month and all that
-is reserved. A lowered limit is a filter with lower caps at every order: it lets nothing pass that the former one
-stopped, so what was promised before still holds; and it holds itself over all events wherever what was spent before
-lies within it.
+Pure. The monthly filter has its own epsilon at the same delta, over what was charged in the month and everything that
+is reserved. A lowered limit is a filter with lower caps at every order. It admits nothing that the former one refused,
+so the earlier promise still holds; and if what was spent before lies within the lowered limit, the lowered limit holds
+over all events too.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ _Vector = NDArray[np.float64]
 
 
 class Gate:
-    """The filters of a limit: what counted events use up, and whether one more passes."""
+    """The filters of a limit: what counted events spend, and whether one more is admitted."""
 
     def __init__(self, numbers: LimitNumbers, monthly: float | None) -> None:
         self.numbers = numbers
@@ -34,14 +34,18 @@ class Gate:
         self._costs: dict[PrivacyEvent, _Vector] = {}
 
     def cost(self, event: PrivacyEvent) -> _Vector:
-        """At each order, (m,). Raises: EventUnaccountable: no formula, or another unit than the limit's."""
+        """The event's cost at each order, shape (m,).
+
+        Raises:
+            EventUnaccountable: no formula, or another unit than the limit's.
+        """
         known = self._costs.get(event)
         if known is None:
             known = self._costs[event] = cost(event, self.limit)
         return known
 
     def total(self, counts: Counter[PrivacyEvent]) -> _Vector:
-        """Of counted events, at each order, (m,)."""
+        """The cost of counted events at each order, shape (m,)."""
         total = np.zeros(len(ORDERS))
         for event, count in counts.items():
             if count:
@@ -49,7 +53,11 @@ class Gate:
         return total
 
     def refusal(self, state: LedgerState, event: PrivacyEvent, month: str) -> str | None:
-        """Why the event may not be reserved now; None where it may. Raises: EventUnaccountable."""
+        """Says why the event may not be reserved now. None: it may.
+
+        Raises:
+            EventUnaccountable: no formula, or another unit than the limit's.
+        """
         cost = self.cost(event)
         spent = self.total(state.spent())
         if not self._lifetime.admits(spent, cost):
@@ -61,11 +69,15 @@ class Gate:
         return None
 
     def epsilon(self, counts: Counter[PrivacyEvent]) -> float:
-        """What counted events have spent, in the unit of the limit. Raises: EventUnaccountable."""
+        """The epsilon that counted events have spent, at the limit's delta.
+
+        Raises:
+            EventUnaccountable: no formula, or another unit than the limit's.
+        """
         return epsilon_counted(self.total(counts), self.limit.delta)
 
     def share_left(self, state: LedgerState, month: str) -> float:
-        """The smaller of the two shares of epsilon, 0 to 1."""
+        """The share of epsilon that is left, 0 to 1: the smaller of lifetime and month."""
         left = self._lifetime.remaining(self.total(state.spent()))
         if self._monthly is not None:
             left = min(left, self._monthly.remaining(self.total(state.spent_in(month))))
@@ -81,5 +93,5 @@ def _refusal(what: str, filter: RenyiFilter, spent: _Vector, cost: _Vector) -> s
     return (
         f"{what} is epsilon {limit.epsilon:g} at delta {limit.delta:g} ({limit.adjacency}, one {limit.unit}); charged "
         f"and reserved count as {counted(spent)}, the next event alone as {counted(cost)}, both together as "
-        f"{counted(spent + cost)}. This machine goes on receiving models and contributes no more to such jobs"
+        f"{counted(spent + cost)}. This member still receives models, but contributes no more to such jobs"
     )

@@ -1,7 +1,7 @@
-"""From a ledger's file to its state, and whether that is all there ever was.
+"""Reads a ledger's file into its state, and checks that nothing was lost.
 
-Guarantees: a state comes out only of an unbroken chain whose every byte has the hash it was stored with; the first
-record that breaks it is named. Lines that are missing at the end break nothing, so the pin is asked too.
+Guarantees: a state comes only from an unbroken chain in which every byte has the hash that it was stored with. An error
+names the first record that breaks the chain. Lines missing at the end do not break it, so the pin is checked too.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,14 +17,15 @@ __all__ = ["LOST", "LedgerRolledBack", "check_pin", "pin_of", "records_of", "rep
 
 
 class LedgerRolledBack(LedgerError):
-    """The ledger is behind what was already seen of it."""
+    """The ledger is older than it was when last seen."""
 
 
 def replayed(store: Store) -> LedgerState:
-    """The state of a whole file.
+    """The state after all records of a file.
 
     Raises:
-        LedgerDamaged: a record is not what was written; the first one is named. LedgerUnwritable: it cannot be read.
+        LedgerDamaged: a record is not what was written; the sentence names the first one.
+        LedgerUnwritable: the file cannot be read.
     """
     state = LedgerState()
     for record in records_of(store):
@@ -36,9 +37,11 @@ def replayed(store: Store) -> LedgerState:
 
 
 def records_of(store: Store) -> Iterator[Record]:
-    """All records, each with the hash it was stored with; whether they follow each other is for the replay.
+    """Yields all records, each compared with its stored hash. Whether they follow one another is left to the replay.
 
-    Raises: LedgerDamaged, LedgerUnwritable.
+    Raises:
+        LedgerDamaged: a record is not what was written.
+        LedgerUnwritable: the file cannot be read.
     """
     for sequence, line, digest in store.rows():
         if not isinstance(line, bytes):
@@ -48,28 +51,34 @@ def records_of(store: Store) -> Iterator[Record]:
         except RecordInvalid as error:
             raise _damaged(store.path, sequence, error) from error
         if record.digest != digest or record.sequence != sequence:
-            raise _damaged(store.path, sequence, "it does not have the hash or the number that it was stored with")
+            raise _damaged(store.path, sequence, "its hash or its number is not the one that was stored with it")
         yield record
 
 
 def _damaged(path: Path, sequence: object, why: object) -> LedgerDamaged:
     return LedgerDamaged(
-        f"{path} is damaged at record {sequence}: {why}. Put back the newest copy of the file together with its -wal "
-        "file, if there is one. Do not delete it: what it recorded is spent"
+        f"{path} is damaged at record {sequence}: {why}. Put back the newest copy of the file, with its -wal file if "
+        "there is one. Do not delete it: what it recorded is spent"
     )
 
 
 LOST = (
-    "If what is missing is lost for good, count this limit as spent: give the data another name, with a limit such "
-    "that both together are what you allow"
+    "If the missing records are lost for good, count this limit as spent: give the data another name, with a limit "
+    "such that both together are what you allow"
 )
 
 
 def check_pin(path: Path, state: LedgerState, pin: Pin | NoPin, digest_at: Callable[[int], bytes | None]) -> None:
-    """That a ledger is not behind its pin. digest_at: of the record with that number.
+    """Checks that a ledger is not behind its pin.
+
+    Args:
+        path: the ledger's file, for the sentences.
+        state: the ledger's state.
+        pin: what was pinned.
+        digest_at: returns the digest of the record with a number.
 
     Raises:
-        LedgerRolledBack: it is, or it is not the ledger that was pinned.
+        LedgerRolledBack: the ledger is behind its pin, or is not the one that was pinned.
     """
     if isinstance(pin, NoPin):
         return
@@ -81,29 +90,34 @@ def check_pin(path: Path, state: LedgerState, pin: Pin | NoPin, digest_at: Calla
     if state.opened.ledger != pin.ledger:
         raise LedgerRolledBack(
             f"{path} is ledger {state.opened.ledger}, but the one last used here was {pin.ledger}, at record "
-            f"{pin.sequence}: put that one back. {LOST}"
+            f"{pin.sequence}. Put that one back. {LOST}"
         )
     if state.sequence < pin.sequence:
         raise LedgerRolledBack(
-            f"{path} ends at record {state.sequence}, but it was at record {pin.sequence} before: an older copy was "
-            f"put in its place, or its -wal file is missing. Put the newer one back. {LOST}"
+            f"{path} ends at record {state.sequence}, but it was at record {pin.sequence} before: an older copy "
+            f"replaced it, or its -wal file is missing. Put the newer one back. {LOST}"
         )
     if digest_at(pin.sequence) != pin.head:
         raise LedgerRolledBack(
-            f"{path} has another record {pin.sequence} than the one that was pinned: it went on from an older copy. "
-            f"Put the other one back. {LOST}"
+            f"{path} has another record {pin.sequence} than the pinned one: it continued from an older copy. Put the "
+            f"other one back. {LOST}"
         )
 
 
 def pin_of(path: Path) -> Pin | NoPin:
-    """The pin of a ledger. Raises: LedgerDamaged: it cannot be understood. LedgerUnwritable: it cannot be read."""
+    """Reads the pin of a ledger.
+
+    Raises:
+        LedgerDamaged: the pin is not valid.
+        LedgerUnwritable: the pin cannot be read.
+    """
     pin = pin_path(path)
     try:
         return read_pin(pin)
     except DocumentInvalid as error:
         raise LedgerDamaged(
-            f"{error}. It names the farthest that {path} was seen: put a copy of it back. If there is none, and you "
-            "are sure that the ledger is the newest one, remove it; the ledger makes it anew"
+            f"{error}. This pin names the newest record seen in {path}: put a copy of the pin back. If there is none, "
+            "and you are sure that the ledger is the newest one, remove the pin; the next start writes it anew"
         ) from error
     except OSError as error:
-        raise LedgerUnwritable(f"{pin} cannot be read ({error.strerror}); look at its rights") from error
+        raise LedgerUnwritable(f"{pin} cannot be read ({error.strerror}); check its permissions") from error

@@ -1,20 +1,20 @@
-"""What one data set has spent of its privacy limit, on one machine: across jobs, restarts and reinstalls.
+"""Records what one data set has spent of its privacy limit on one machine, across jobs, restarts and reinstalls.
 
-The order of a release: `reserve` before training, `charge` before its first byte may leave, `settle` when its end is
-known. Guarantees, under kill -9 at any instruction and as far as the disk keeps its word about fsync:
+A release takes three steps: `reserve` before training, `charge` before its first byte may leave, `settle` when its end
+is known. Guarantees, under kill -9 at any instruction, assuming that the disk honours fsync:
 
 - a charge that returned is there at every later start, and is never given back;
-- what is charged and reserved passes the Rényi filter of the limit at every moment: an event that would not is refused
-  before anything is trained for it (`BudgetSpent`);
+- what is charged and reserved satisfies the Rényi filter of the limit at every moment: an event that would not is
+  refused before anything is trained for it (`BudgetSpent`);
 - no crash blocks a start;
-- a ledger that went back in time does not open (`LedgerRolledBack`), as long as its pin or the coordinator remembers
-  more than it; and every changed byte of a record is found at the next start (`LedgerDamaged`).
+- a ledger that went back in time does not open (`LedgerRolledBack`), as long as its pin or the coordinator knows a
+  later record; and the next start finds every changed byte of a record (`LedgerDamaged`).
 
-Reservations that a dead process left uncharged are released at the next start (`recover`). That assumes that what was
-computed for them lived in that process' memory alone; whoever keeps such state on the disk charges before.
+The next start releases reservations that a dead process left uncharged (`recover`). This assumes that what was computed
+for them was only in that process's memory; code that keeps such state on the disk must charge first.
 
-State is never stored: it is replayed from the records (`edge_client.ledger.replay`). A failed write has changed
-nothing, and may be tried again.
+State is never stored: it is replayed from the records (`edge_client.ledger.replay`). A failed write changes nothing and
+may be tried again.
 """
 
 import secrets
@@ -86,15 +86,15 @@ __all__ = [
 
 
 class LedgerMisused(LedgerError):
-    """A call that contradicts the records: our own fault, not the disk's."""
+    """A call contradicts the records: a bug of this software, not a fault of the disk."""
 
 
 class LimitRaised(LedgerError):
-    """A limit can only be lowered."""
+    """A higher limit was asked for, but a limit can only be lowered."""
 
 
 class LimitFixed(LedgerError):
-    """What a ledger is about does not change: its data's name, neighbours, unit, and the filter's orders."""
+    """The data's name, the adjacency, the unit or the filter's orders differ; these are fixed when a ledger is made."""
 
 
 class BudgetSpent(LedgerError):
@@ -102,19 +102,23 @@ class BudgetSpent(LedgerError):
 
 
 def ledger_path(home: Path, name: str) -> Path:
-    """HOME/ledgers/NAME.db. Raises: LedgerError: no name."""
+    """The path of a ledger: HOME/ledgers/NAME.db.
+
+    Raises:
+        LedgerError: the name is not valid.
+    """
     if not name_is_valid(name):
-        raise LedgerError(f"{name!r} is no name for data; use 1 to 63 of a-z, 0-9, dot, dash, underscore")
+        raise LedgerError(f"{name!r} cannot name data; use 1 to 63 of a-z, 0-9, dot, dash, underscore")
     return home / "ledgers" / f"{name}.db"
 
 
 def orders_digest(orders: Iterable[float]) -> bytes:
-    """SHA-256 over the filter's orders, as text, one a line."""
+    """SHA-256 of the filter's orders, as text, one a line."""
     return sha256("\n".join(repr(float(order)) for order in orders).encode()).digest()
 
 
 class Ledger:
-    """One data set's ledger, open. Not for two threads, and not across a fork. Its `repr` shows no purpose."""
+    """One data set's open ledger. Not for several threads, and not across a fork. Its `repr` shows no purpose."""
 
     def __init__(self, writer: Writer, state: LedgerState, clock: Callable[[], float], faults: Faults) -> None:
         self._writer = writer
@@ -122,7 +126,7 @@ class Ledger:
         self._clock = clock
         self._faults = faults
         self._pinned = 0
-        # Reserved by this process: what they were reserved for is still in its memory.
+        # Reservations of this process: what they were made for is still in its memory.
         self._mine: set[int] = set()
         self._closed = False
         self._gate = self._made_gate()
@@ -141,14 +145,24 @@ class Ledger:
         clock: Callable[[], float] = time.time,
         faults: Faults = no_faults,
     ) -> "Ledger":
-        """Creates a ledger or goes on with one; a lower limit than before is recorded and holds from now on.
+        """Creates a ledger or opens an existing one. A limit lower than before is recorded and holds from now on.
 
-        path: HOME/ledgers/NAME.db. monthly: epsilon of a calendar month (UTC) besides. clock: seconds since 1970 UTC.
+        Args:
+            path: HOME/ledgers/NAME.db.
+            name: the member's own name for the data.
+            limit: the lifetime limit.
+            monthly: further limit: epsilon of a calendar month (UTC).
+            clock: returns seconds since 1970 UTC.
+            faults: the points at which tests kill the process.
 
         Raises:
-            LedgerBusy: another process has it. LedgerUnwritable: the disk or the folder.
-            LedgerDamaged, LedgerNewer, LedgerRolledBack: it must not be gone on with.
-            LimitRaised: a number is higher than before. LimitFixed: other neighbours, unit, name or orders.
+            LedgerBusy: another process has the ledger open.
+            LedgerUnwritable: the disk or the folder does not take the file.
+            LedgerDamaged: the file or its pin is not what was written.
+            LedgerNewer: newer software wrote the file.
+            LedgerRolledBack: the file is older than its pin.
+            LimitRaised: a number is higher than before.
+            LimitFixed: another adjacency, unit, name or other orders than before.
         """
         wanted = LimitNumbers(epsilon=limit.epsilon, delta=limit.delta, adjacency=limit.adjacency, unit=limit.unit)
         orders = orders_digest(ORDERS)
@@ -156,7 +170,7 @@ class Ledger:
         try:
             state = replayed(writer) if writer.version() else LedgerState()
             for damage in writer.sound():
-                raise LedgerDamaged(f"{path} is damaged ({damage}); put back the newest copy, with its -wal file")
+                raise LedgerDamaged(f"{path} is damaged ({damage}); put back its newest copy, with its -wal file")
             faults("open.replayed")
             pin = pin_of(path)
             check_pin(path, state, pin, writer.digest)
@@ -180,16 +194,16 @@ class Ledger:
             raise
         return ledger
 
-    # ---- what it says --------------------------------------------------------------------------------------------
+    # ---- reading -------------------------------------------------------------------------------------------------
 
     @property
     def path(self) -> Path:
-        """Its file."""
+        """The ledger's file."""
         return self._writer.path
 
     @property
     def id(self) -> bytes:
-        """16 random bytes, made when it was opened first."""
+        """The ledger's id: 16 bytes, drawn at random when it was created."""
         return bytes.fromhex(self._opened.ledger)
 
     @property
@@ -199,7 +213,7 @@ class Ledger:
 
     @property
     def sequence(self) -> int:
-        """Number of the newest record. It only grows: the counter that the coordinator is told."""
+        """Number of the newest record. It only grows, and is the counter that the coordinator is told."""
         return self._state.sequence
 
     @property
@@ -209,54 +223,67 @@ class Ledger:
 
     @property
     def limit(self) -> Limit:
-        """The limit that holds."""
+        """The limit in force."""
         return self._gate.limit
 
     @property
     def monthly(self) -> float | None:
-        """epsilon of a calendar month."""
+        """The limit of a calendar month: epsilon. None: there is none."""
         return self._state.monthly
 
     @property
     def last_receipt(self) -> bytes:
-        """Digest of the newest receipt, which the next one names; 32 zero bytes where there is none."""
+        """Digest of the newest receipt, which the next one names; 32 zero bytes if there is none."""
         return self._state.last_receipt
 
     def reservation(self, number: int) -> Reservation:
-        """As it stands. Raises: LedgerMisused: there is none."""
+        """The present state of a reservation.
+
+        Raises:
+            LedgerMisused: there is no reservation with that number.
+        """
         found = self._state.reservations.get(number)
         if found is None:
             raise LedgerMisused(f"{self.path} has no reservation {number}")
         return found
 
     def reservations(self) -> Iterable[Reservation]:
-        """All of them, as they stand, in the order in which they were made."""
+        """All reservations in their present state, in the order in which they were made."""
         return self._state.reservations.values()
 
     def records(self) -> Iterator[Record]:
-        """All of them, from the file. Raises: LedgerDamaged."""
+        """All records, read from the file.
+
+        Raises:
+            LedgerDamaged: a record is not what was written.
+        """
         self._open()
         return records_of(self._writer)
 
     def spent(self) -> Spend:
-        """The tighter figure of everything charged and reserved. The gate does not use it."""
+        """The tighter figure for everything charged and reserved. The gate does not use it."""
         return spend(as_events(self._state.spent().items()), self.limit)
 
     def share_left(self) -> float:
-        """Of the limit, or of this month's where that is less: 0 to 1, by the filter."""
+        """The share of the limit that is left, or of this month's if that is smaller: 0 to 1, by the filter."""
         return self._gate.share_left(self._state, month_of(self._now_ms()))
 
     def exhausted(self, event: PrivacyEvent) -> bool:
-        """Whether `reserve` would refuse. Raises: EventUnaccountable."""
+        """Whether `reserve` would refuse the event.
+
+        Raises:
+            EventUnaccountable: the event has no formula.
+        """
         return self._gate.refusal(self._state, event, month_of(self._now_ms())) is not None
 
     # ---- a release -----------------------------------------------------------------------------------------------
 
     def reserve(self, event: PrivacyEvent, purpose: Purpose) -> Reservation:
-        """Before training: the event counts as spent from now on.
+        """Reserves budget before training: the event counts as spent from now on.
 
         Raises:
-            BudgetSpent: it would pass the limit, or the month's. EventUnaccountable: no formula for it.
+            BudgetSpent: the event would pass the limit, or the month's.
+            EventUnaccountable: the event has no formula.
             LedgerUnwritable: nothing was reserved.
         """
         self._open()
@@ -269,14 +296,16 @@ class Ledger:
         return self._state.reservations[record.sequence]
 
     def charge(self, reservation: int, attempt: int) -> None:
-        """Before the first byte of the attempt's masked vector may leave: on the disk, and pinned, when it returns.
+        """Charges a reservation before the first byte of the attempt's masked vector may leave.
 
-        A further attempt of the same reservation costs nothing more: it must send the very same noised vector, which
-        is the caller's to keep (a discrete Gaussian share is drawn anew for each attempt, and refused here). The same
-        attempt again changes nothing. After a restart the vector is gone, and so is the right to send it.
+        The charge is on the disk and pinned when this returns. A further attempt of the same reservation costs nothing
+        more, if the caller sends the very same noised vector. (A discrete Gaussian share is drawn anew for each
+        attempt, so a further attempt is refused.) Charging the same attempt again changes nothing. After a restart the
+        vector is gone, and so is the right to send it.
 
         Raises:
-            LedgerMisused: released, unknown, of an earlier process, or a second attempt of a discrete Gaussian share.
+            LedgerMisused: the reservation is released, unknown or of an earlier process, or this is a second attempt of
+                a discrete Gaussian share.
             LedgerUnwritable: nothing may leave; the call may be repeated.
         """
         self._open()
@@ -284,17 +313,24 @@ class Ledger:
         if held.attempt(attempt) is None:
             if reservation not in self._mine:
                 raise LedgerMisused(
-                    f"{self.name}: reservation {reservation} was made before a restart; what it was made for is gone: "
-                    "reserve anew"
+                    f"{self.name}: reservation {reservation} was made before a restart, and what it was made for is "
+                    "gone; make a new reservation"
                 )
             self._append(Charged(reservation=reservation, attempt=attempt))
         self._pin()
 
     def settle(self, reservation: int, attempt: int, outcome: str, result: bytes) -> None:
-        """How a charged attempt ended; `result` is the digest of the sum, or empty. Saying it again changes nothing.
+        """Records how a charged attempt ended. Repeating the call changes nothing.
+
+        Args:
+            reservation: number of the reservation.
+            attempt: number of the attempt.
+            outcome: how it ended.
+            result: digest of the sum, or empty.
 
         Raises:
-            LedgerMisused: it was not charged. LedgerUnwritable.
+            LedgerMisused: the attempt was not charged.
+            LedgerUnwritable: nothing was recorded.
         """
         self._open()
         known = self.reservation(reservation).attempt(attempt)
@@ -305,19 +341,23 @@ class Ledger:
         """Gives a reservation back: all that the round changed is rolled back, and nothing of it left or will.
 
         Raises:
-            LedgerMisused: it was charged, or released before. LedgerUnwritable.
+            LedgerMisused: the reservation was charged, or released before.
+            LedgerUnwritable: nothing was released.
         """
         self._open()
         self._append(Released(reservation=reservation, why=why))
 
     def recover(self) -> tuple[Reservation, ...]:
-        """At the start: releases what earlier processes reserved and never charged; charged stays charged.
+        """Releases, at the start, what earlier processes reserved and never charged. What was charged stays charged.
 
-        Assumes that what they computed for those reservations was in their memory alone. Charged attempts nobody heard
-        the end of are settled as `unknown`; a later `settle` overrules that.
+        Assumes that what they computed for those reservations was only in their memory. Charged attempts whose end is
+        not known are settled as `unknown`; a later `settle` overrules that.
 
-        Returns: the reservations it found open, as they were.
-        Raises: LedgerUnwritable.
+        Returns:
+            The reservations found open, as they were.
+
+        Raises:
+            LedgerUnwritable: nothing was recorded.
         """
         self._open()
         state = self._state
@@ -328,13 +368,14 @@ class Ledger:
             self._append(Recovered(released=tuple(released), unknown=tuple(unknown)))
         return found
 
-    # ---- what else is kept ---------------------------------------------------------------------------------------
+    # ---- receipts, marks and the coordinator's counter -----------------------------------------------------------
 
     def receipt(self, document: AnyReceipt, signature: bytes) -> None:
-        """Takes a receipt, whose files are on the disk, into the chain. One that is there already changes nothing.
+        """Adds a receipt, whose files are on the disk, to the chain. Adding one that is there changes nothing.
 
         Raises:
-            LedgerMisused: another ledger's, or it does not follow the newest one here. LedgerUnwritable.
+            LedgerMisused: the receipt is another ledger's, or does not follow the newest one here.
+            LedgerUnwritable: nothing was recorded.
         """
         self._open()
         digest = document.digest()
@@ -353,18 +394,27 @@ class Ledger:
         )
 
     def holds(self, receipt: bytes) -> bool:
-        """Whether the chain holds the receipt of that digest."""
+        """Whether the chain holds the receipt with that digest."""
         return receipt in self._state.receipts
 
     def check_follows(self, document: AnyReceipt) -> None:
-        """Raises: LedgerMisused: the receipt is another ledger's, or does not name the newest one here."""
+        """Checks that a receipt may come next.
+
+        Raises:
+            LedgerMisused: the receipt is another ledger's, or does not name the newest one here.
+        """
         if document.ledger != self._opened.ledger or document.previous != self.last_receipt:
             raise LedgerMisused(f"{self.name}: the receipt does not follow the newest one of this ledger")
 
     def data_seen(self, marks: Marks) -> int:
-        """Marks the examples that are about to be used. Returns how many were not marked before.
+        """Marks the examples that are about to be used.
 
-        Raises: LedgerUnwritable, LedgerDamaged.
+        Returns:
+            How many were not marked before.
+
+        Raises:
+            LedgerUnwritable: nothing was marked.
+            LedgerDamaged: the file cannot be understood.
         """
         self._open()
         before = self._writer.marks()
@@ -383,10 +433,13 @@ class Ledger:
         return len(new)
 
     def overlap(self, others: Iterable[Path]) -> dict[str, int | None]:
-        """How many marked examples other ledgers have in common with this one, by their names; None where they were
-        marked under another key.
+        """Counts the marked examples that other ledgers have in common with this one.
 
-        Raises: LedgerMissing, LedgerNewer, LedgerDamaged, LedgerUnwritable: of one of them.
+        Returns:
+            The count by the other ledger's name. None: its examples were marked under another key.
+
+        Raises:
+            LedgerMissing, LedgerNewer, LedgerDamaged, LedgerUnwritable: one of the others cannot be read.
         """
         self._open()
         mine, key = self._writer.marks(), None if self._state.data_seen is None else self._state.data_seen.key
@@ -401,23 +454,23 @@ class Ledger:
         return found
 
     def check_reported(self, counter: int) -> None:
-        """The coordinator says the highest number that it ever heard of this ledger; 0 where it heard none.
+        """Checks the highest number that the coordinator says it ever heard of this ledger; 0 if it heard none.
 
-        A coordinator that lies can stop this member with it, and nothing else: no number makes the ledger admit more.
+        A coordinator that lies can only stop this member: no number makes the ledger admit more.
 
         Raises:
-            LedgerRolledBack: the ledger is behind that.
+            LedgerRolledBack: the ledger is behind that number.
         """
         if counter > self.sequence:
             raise LedgerRolledBack(
                 f"the coordinator heard of record {counter} of ledger {self._opened.ledger}, but {self.path} ends at "
-                f"record {self.sequence}: an older copy, with its pin, was put in their place. Put the newer ones "
-                "back. A coordinator that says a wrong number can stop this member, and cannot make it spend more: if "
-                f"you are sure that nothing was copied back, talk to the operator. {LOST}"
+                f"record {self.sequence}: an older copy replaced it, with its pin. Put the newer ones back. A wrong "
+                "number from the coordinator can stop this member, but cannot make it spend more: if you are sure that "
+                f"nothing was copied back, ask the operator. {LOST}"
             )
 
     def close(self) -> None:
-        """Lets go of the file and its lock. Twice is once."""
+        """Closes the file and gives up its lock. Closing again changes nothing."""
         if not self._closed:
             self._closed = True
             self._writer.close()
@@ -440,7 +493,7 @@ class Ledger:
             raise LedgerMisused(f"{self.path} was closed")
 
     def _now_ms(self) -> int:
-        # Time does not run backwards in a ledger: no clock that is set back opens an earlier month again.
+        # Time never runs backwards in a ledger, so setting the clock back does not reopen an earlier month.
         return max(_milliseconds(self._clock()), self._state.at_ms)
 
     def _made_gate(self) -> Gate:
@@ -456,9 +509,9 @@ class Ledger:
             self._append(LimitLowered(epsilon=wanted.epsilon, delta=wanted.delta, monthly=monthly))
         except LedgerMisused as error:
             raise LimitRaised(
-                f"{self.path} was opened with {_limit_words(held, month)}; asked for is "
-                f"{_limit_words(wanted, monthly)}. A limit can be lowered and never raised: what was promised to the "
-                "people in the data holds. Write the former numbers, or lower ones, into the policy"
+                f"{self.path} has {_limit_words(held, month)}, but the policy asks for "
+                f"{_limit_words(wanted, monthly)}. A limit can be lowered but never raised: the promise to the people "
+                "in the data holds. Write the former numbers, or lower ones, in the policy"
             ) from error
         self._gate = self._made_gate()
 
@@ -476,7 +529,7 @@ class Ledger:
         return record
 
     def _pin_if_possible(self) -> None:
-        # A pin may lag, so only a charge waits for it: what else was recorded stays recorded, and must not look failed.
+        # A pin may lag, so only a charge waits for it. Any other record is on the disk, and must not look failed.
         with suppress(LedgerUnwritable):
             self._pin()
 
@@ -490,8 +543,8 @@ class Ledger:
             write_pin(path, Pin(ledger=self._opened.ledger, sequence=self.sequence, head=self.head), self._faults)
         except OSError as error:
             raise LedgerUnwritable(
-                f"{path} cannot be written ({error.strerror}); look at free space and the rights of {path.parent}. "
-                "Nothing leaves this machine before it can"
+                f"{path} cannot be written ({error.strerror}); check free space and the permissions of {path.parent}. "
+                "Nothing leaves this machine until it can be written"
             ) from error
         self._pinned = self.sequence
 
@@ -501,7 +554,7 @@ def _milliseconds(seconds: float) -> int:
 
 
 def _limit_words(limit: LimitNumbers, monthly: float | None) -> str:
-    month = "no limit by month" if monthly is None else f"epsilon {monthly:g} a month"
+    month = "no monthly limit" if monthly is None else f"epsilon {monthly:g} a month"
     return f"epsilon {limit.epsilon:g} at delta {limit.delta:g}, {month}"
 
 
@@ -511,15 +564,15 @@ def _check_fixed(state: LedgerState, name: str, wanted: LimitNumbers, orders: by
 
     def refuse(what: str, before: object, now: object) -> NoReturn:
         raise LimitFixed(
-            f"the ledger of {opened.name} was opened with {what} {before}, and {now} is asked for: that is fixed for "
-            "good, since numbers of the two cannot be added. Use what it was opened with, or give the data another "
-            "name and count both limits"
+            f"the ledger of {opened.name} was opened with {what} {before}, but {now} is asked for. That is fixed for "
+            "good, since what was spent under the two cannot be added. Use what it was opened with, or give the data "
+            "another name and count both limits"
         )
 
     if opened.name != name:
         refuse("the name", opened.name, name)
     if held.adjacency != wanted.adjacency:
-        refuse("the neighbours", held.adjacency, wanted.adjacency)
+        refuse("adjacency", held.adjacency, wanted.adjacency)
     if held.unit != wanted.unit:
         refuse("the unit", held.unit, wanted.unit)
     if opened.orders != orders:

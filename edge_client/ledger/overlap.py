@@ -1,11 +1,10 @@
-"""Whether two ledgers were charged for the same examples: a warning, since limits of two ledgers do not add up by
-themselves.
+"""Detects examples that two ledgers were charged for, to warn the member: nothing adds up the limits of two ledgers.
 
 Each example leaves a mark in its ledger: the first 8 bytes of HMAC-SHA256 of its text, or of its pair of texts, under a
-random key of this home (HOME/ledgers/marks.key). Without the key a mark says nothing of the text; with it one can ask
-whether a text was there, so marks stay out of exports and receipts. Equal texts have equal marks; an edited text has
-another, and so has a pair of which one text is another, so no warning does not mean no overlap. Two of n texts share a
-mark by accident with a probability below n^2 / 2^65.
+random key of this home (HOME/ledgers/marks.key). Without the key a mark reveals nothing about the text. With the key,
+anyone can test whether a text was there, so marks stay out of exports and receipts. Equal texts have equal marks. An
+edited text, or a pair with one text changed, has another mark, so no warning does not mean no overlap. The probability
+that any two of n texts share a mark by accident is below n^2 / 2^65.
 """
 
 import hashlib
@@ -26,8 +25,12 @@ _KEY_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Marks of one data set under one key: `key` names it, `values` are signed 64-bit, one for each distinct text or
-    pair.
+    """The marks of one data set under one key.
+
+    Args:
+        key: names the key.
+        examples: number of examples.
+        values: signed 64-bit integers, one for each distinct text or pair.
     """
 
     key: str
@@ -36,10 +39,11 @@ class Marks:
 
 
 def marks_key(folder: Path) -> bytes:
-    """The key of a home, made when it is first asked for. `folder` is HOME/ledgers.
+    """The key of a home, drawn on the first call. folder: HOME/ledgers.
 
     Raises:
-        LedgerDamaged: the file is no key. LedgerUnwritable: it cannot be made.
+        LedgerDamaged: the file is not a key.
+        LedgerUnwritable: the file cannot be created or read.
     """
     path = folder / "marks.key"
     try:
@@ -48,17 +52,19 @@ def marks_key(folder: Path) -> bytes:
             durable_file(path, secrets.token_bytes(_KEY_BYTES), "key")
         key = path.read_bytes()
     except OSError as error:
-        raise LedgerUnwritable(f"{path} cannot be made or read: {error.strerror}") from error
+        raise LedgerUnwritable(f"{path} cannot be created or read: {error.strerror}") from error
     if len(key) != _KEY_BYTES:
         raise LedgerDamaged(
-            f"{path} is damaged; remove it: examples seen before can then no longer be compared with later ones"
+            f"{path} is damaged. Remove it; examples seen before can then no longer be compared with later ones"
         )
     return key
 
 
 def _marked(row: str | tuple[str, str]) -> bytes:
-    """What a mark is made of: a text as it stands (UTF-8); of a pair the byte 0xff, the length of the first text in
-    bytes (8, big-endian), and both texts. 0xff is in no UTF-8, so a pair is never taken for a text.
+    """The bytes that a mark is computed from.
+
+    For a text: the text in UTF-8. For a pair: the byte 0xff, the length of the first text in bytes (8 bytes,
+    big-endian), and both texts. UTF-8 has no 0xff, so a pair never equals a text.
     """
     if isinstance(row, str):
         return row.encode("utf-8", "surrogatepass")
@@ -67,7 +73,7 @@ def _marked(row: str | tuple[str, str]) -> bytes:
 
 
 def marks_of(key: bytes, texts: Iterable[str | tuple[str, str]]) -> Marks:
-    """One mark for each text, or pair of texts."""
+    """Marks each text, or pair of texts."""
     count, values = 0, set()
     for row in texts:
         count += 1
@@ -77,6 +83,6 @@ def marks_of(key: bytes, texts: Iterable[str | tuple[str, str]]) -> Marks:
 
 
 def digest_of_marks(marks: Iterable[int]) -> bytes:
-    """SHA-256 over them in ascending order, 8 bytes each, big-endian."""
+    """SHA-256 of the marks in ascending order, 8 bytes each, big-endian."""
     ordered = sorted(marks)
     return hashlib.sha256(struct.pack(f">{len(ordered)}q", *ordered)).digest()

@@ -1,11 +1,11 @@
-"""The farthest that a ledger was ever seen, kept where a copied-back ledger does not bring it along.
+"""The pin of a ledger: its newest record ever seen, kept where copying back a ledger does not copy back the pin.
 
-HOME/pins/NAME.json, one file a ledger, so that two processes with two data sets never write the same one; and not in
-HOME/ledgers, since that folder is what somebody copies back when a ledger seems broken. A pin is written after the
-record it names is on the disk: it may lag behind by what a crash cut off, and never lead. So no crash blocks a start,
-and a ledger that is behind its pin has lost records.
+The file is HOME/pins/NAME.json, one for each ledger, so that two processes with two data sets never write the same one.
+It is not in HOME/ledgers, because that is the folder that somebody copies back when a ledger seems broken. A pin is
+written once its record is on the disk: after a crash it may lag behind the ledger, but never leads. So no crash blocks
+a start, and a ledger that is behind its pin has lost records.
 
-Who copies back the whole home copies back the pin too: then only the number that the coordinator heard tells.
+Copying back the whole home copies back the pin too. Then only the number that the coordinator heard reveals it.
 """
 
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ __all__ = ["NoPin", "Pin", "pin_path", "read_pin", "write_pin"]
 
 
 class Pin(Document):
-    """pins/NAME.json."""
+    """The content of pins/NAME.json."""
 
-    # 32 hexadecimal digits.
+    # The ledger's id: 32 hexadecimal digits.
     ledger: Short
     sequence: int = Field(ge=1)
-    # Digest of that record.
+    # Digest of the record with that number.
     head: Digest
 
 
@@ -39,12 +39,17 @@ class NoPin:
 
 
 def pin_path(ledger: Path) -> Path:
-    """HOME/pins/NAME.json of HOME/ledgers/NAME.db."""
+    """The path of a ledger's pin: HOME/pins/NAME.json for HOME/ledgers/NAME.db."""
     return ledger.parent.parent / "pins" / f"{ledger.stem}.json"
 
 
 def read_pin(path: Path) -> Pin | NoPin:
-    """What is pinned. Raises: DocumentInvalid, OSError."""
+    """Reads a pin.
+
+    Raises:
+        DocumentInvalid: the file is not a pin.
+        OSError: the file cannot be read.
+    """
     try:
         return Pin.from_file(path)
     except FileNotFoundError:
@@ -52,5 +57,9 @@ def read_pin(path: Path) -> Pin | NoPin:
 
 
 def write_pin(path: Path, pin: Pin, faults: Faults = no_faults) -> None:
-    """On the disk when it returns. Raises OSError."""
+    """Writes a pin; it is on the disk when this returns.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     durable_file(path, pin.canonical(), "pin", faults)

@@ -4,7 +4,7 @@ from toolkit.durable import FILE_STEPS
 
 __all__ = ["CORPUS_POINTS", "POINTS"]
 
-# All of them, in the order in which a first start with one charge and one receipt comes by.
+# All points, in the order in which a first start with one charge and one receipt passes them.
 POINTS = (
     "open.locking",
     "open.locked",
@@ -29,7 +29,7 @@ POINTS = (
     "close.closed",
 )
 
-# Beside these: of a job that orders made-up text, from its last charge to the coordinator's receipt for the file.
+# Further points of a job that orders synthetic text, from its last charge to the coordinator's receipt for the file.
 CORPUS_POINTS = (
     "model.charged",
     *(f"model.{step}" for step in FILE_STEPS),

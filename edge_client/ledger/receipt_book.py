@@ -1,4 +1,4 @@
-"""The folder of receipts, HOME/receipts: writes and signs them, finds them, and takes them into the ledger's chain."""
+"""Writes, signs and finds receipts in HOME/receipts, and adds them to the ledger's chain."""
 
 import hashlib
 from collections.abc import Iterator
@@ -29,22 +29,22 @@ __all__ = ["ReceiptBook", "Signer"]
 
 
 class Signer(Protocol):
-    """What signs: `edge_client.identity.home.MemberIdentity`."""
+    """Signs receipts; `edge_client.identity.home.MemberIdentity` is one."""
 
     @property
     def certificate(self) -> bytes:
-        """DER."""
+        """The signer's certificate, DER."""
 
     @property
     def root_pem(self) -> bytes:
         """The authorities' certificates, PEM."""
 
     def sign(self, message: bytes) -> bytes:
-        """RSA-PSS, SHA-256, salt of 32 bytes."""
+        """Signs a message with RSA-PSS, SHA-256, a salt of 32 bytes."""
 
 
 class ReceiptBook:
-    """HOME/receipts. Files are added and never changed."""
+    """The folder HOME/receipts. Files are added, never changed."""
 
     def __init__(self, folder: Path, faults: Faults = no_faults) -> None:
         self._folder = folder
@@ -53,12 +53,21 @@ class ReceiptBook:
     def write(
         self, receipt: AnyReceipt, signer: Signer, ledger: Ledger, authorities: Authorities | None = None
     ) -> Path:
-        """Signs a receipt, stores it, and takes it into the ledger's chain. Returns its file. authorities: of a
-        federation that has had several.
+        """Signs a receipt, stores it, and adds it to the ledger's chain.
+
+        Args:
+            receipt: what to sign.
+            signer: this member.
+            ledger: the ledger that the receipt names.
+            authorities: the list of a federation that has had several authorities.
+
+        Returns:
+            The receipt's file.
 
         Raises:
-            ReceiptInvalid: the cohort does not hold the signer's certificate. LedgerMisused: it does not follow.
-            LedgerUnwritable: it may be tried again; a receipt whose files are there is completed at the next start.
+            ReceiptInvalid: the receipt names another certificate than the signer's.
+            LedgerMisused: the receipt does not follow the newest one of the ledger.
+            LedgerUnwritable: the call may be repeated. If the files are there, the next start completes the receipt.
         """
         fingerprint = _fingerprint(signer.certificate)
         if receipt.certificate != fingerprint:
@@ -72,7 +81,7 @@ class ReceiptBook:
         except OSError as error:
             raise LedgerUnwritable(
                 f"the receipt of {receipt.job}/{receipt.round}.{receipt.attempt} cannot be written "
-                f"({error.strerror}); look at free space and the rights of {self._folder}"
+                f"({error.strerror}); check free space and the permissions of {self._folder}"
             ) from error
         ledger.receipt(receipt, signature)
         return path
@@ -95,13 +104,13 @@ class ReceiptBook:
                 path = self._authorities(receipt.federation)
                 durable_file(path, authorities.canonical(), "certificate", self._faults)
         path = self.path(receipt)
-        # The signature first: a receipt that is there can be checked.
+        # The signature comes first, so that every receipt on the disk can be checked.
         durable_file(path.with_suffix(".sig"), signature, "signature", self._faults)
         durable_file(path, receipt.canonical(), "receipt", self._faults)
         return path
 
     def path(self, receipt: AnyReceipt) -> Path:
-        """Where its file is, or belongs. Another one of the same numbers, from an earlier federation, stays there."""
+        """The path of a receipt's file. A receipt with the same numbers, from an earlier federation, keeps its file."""
         name = f"{receipt.round}.{receipt.attempt}{'.sent' if receipt.outcome == SENDING else ''}"
         plain = self._folder / receipt.job / f"{name}.json"
         if not plain.exists() or plain.read_bytes() == receipt.canonical():
@@ -109,19 +118,23 @@ class ReceiptBook:
         return plain.with_name(f"{name}.{receipt.digest().hex()[:8]}.json")
 
     def candidates(self, job: str, round: int, attempt: int) -> Iterator[Path]:
-        """Files that may hold a receipt of an attempt."""
+        """Yields files that may hold a receipt of an attempt."""
         folder = self._folder / job
         yield folder / f"{round}.{attempt}.json"
         yield from sorted(folder.glob(f"{round}.{attempt}.*.json"))
 
     def files(self) -> Iterator[Path]:
-        """All receipts' files."""
+        """Yields the files of all receipts."""
         if self._folder.exists():
             for folder in sorted(path for path in self._folder.iterdir() if path.is_dir()):
                 yield from sorted(folder.glob("*.json"))
 
     def certificate(self, fingerprint: bytes) -> bytes:
-        """DER. Raises: CertificateMissing: it is not there, or it is another one."""
+        """The stored certificate with a fingerprint, DER.
+
+        Raises:
+            CertificateMissing: it is not there, or the file holds another one.
+        """
         path = self._certificate(fingerprint)
         try:
             return certificate_from(fingerprint.hex(), path.read_bytes())
@@ -129,23 +142,26 @@ class ReceiptBook:
             raise CertificateMissing(f"{path} is missing or damaged; put it back from a copy") from error
 
     def authorities(self, federation: bytes) -> Authorities | None:
-        """Of a federation that has had several; None where it is not there or proves nothing."""
+        """The stored list of a federation that has had several authorities. None: it is missing or not valid."""
         try:
             return Authorities.read(self._authorities(federation).read_bytes(), federation=federation)
         except (OSError, AuthoritiesInvalid):
             return None
 
     def certificates(self) -> Iterator[tuple[str, str]]:
-        """Fingerprint in hexadecimal and PEM of each that is stored."""
+        """Yields fingerprint (hexadecimal) and PEM of each stored certificate."""
         for path in sorted((self._folder / "certificates").glob("*.pem")):
             yield path.stem, path.read_text()
 
     def recover(self, ledger: Ledger) -> tuple[Path, ...]:
-        """At the start: takes receipts into the chain that a crash left outside. Returns their files.
+        """Adds receipts to the chain, at the start, that a crash left out of it.
+
+        Returns:
+            Their files.
 
         Raises:
-            LedgerRolledBack: one of them is of a reservation that this ledger does not know: it is an older copy.
-            LedgerUnwritable.
+            LedgerRolledBack: a receipt names a reservation that this ledger does not have: the ledger is an older copy.
+            LedgerUnwritable: a receipt could not be added.
         """
         waiting: dict[bytes, tuple[Path, AnyReceipt, bytes]] = {}
         for path in self.files():
@@ -154,7 +170,7 @@ class ReceiptBook:
                 if ledger.holds(hashlib.sha256(data).digest()):
                     continue
                 receipt = receipt_from(data, what=str(path))
-                # Before the signature is looked at, which takes several times as long as everything else.
+                # Checked first, because checking the signature takes several times as long as everything else.
                 if receipt.ledger != ledger.id.hex():
                     continue
                 signature = path.with_suffix(".sig").read_bytes()
@@ -165,8 +181,8 @@ class ReceiptBook:
             if newest > ledger.sequence:
                 raise LedgerRolledBack(
                     f"{path} is the receipt of record {newest} of ledger {receipt.ledger}, but "
-                    f"{ledger.path} ends at record {ledger.sequence}: an older copy was put in its place. Put the "
-                    f"newer one back. {LOST}"
+                    f"{ledger.path} ends at record {ledger.sequence}: an older copy replaced it. Put the newer one "
+                    f"back. {LOST}"
                 )
             waiting[receipt.previous] = (path, receipt, signature)
         adopted = []

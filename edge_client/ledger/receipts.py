@@ -1,22 +1,24 @@
-"""Receipts: what left this machine in one attempt, under which noise, with whom, and what came back; and which file of
-made-up text left it (`CorpusReceipt`), which belongs to no attempt and is kept as attempt 0 of its model's round.
+"""Receipts: signed records of what left this machine.
 
-A receipt is a file of canonical JSON (`Receipt`, `CorpusReceipt`) with a signature beside it: RSA-PSS, SHA-256, MGF1
-with SHA-256, salt of 32 bytes, over the file as it is, by the key of the member's certificate; so `openssl dgst
--verify` checks it. HOME/receipts holds
+A `Receipt` covers one attempt: what left, under which noise, with whom, and what came back. A `CorpusReceipt` covers
+one file of synthetic text. It belongs to no attempt, and is stored as attempt 0 of its model's round.
+
+A receipt is a file of canonical JSON with a signature beside it: RSA-PSS, SHA-256, MGF1 with SHA-256, a salt of 32
+bytes, over the file's bytes, by the key of the member's certificate. So `openssl dgst -verify` checks it. HOME/receipts
+holds
 
     JOB/ROUND.ATTEMPT.sent.json        the receipt from before the first byte left (outcome `sending`)
     JOB/ROUND.ATTEMPT.json             the receipt of how the attempt ended
     JOB/ROUND.ATTEMPT[.sent].sig       its signature, raw
     certificates/FINGERPRINT.pem       certificates that signed receipts, and their authorities, by SHA-256
-    certificates/FEDERATION.authorities    how the authorities of a federation that has had several follow on one
-                                       another (`tacit.authorities`, JSON): a later one's certificates count by it
+    certificates/FEDERATION.authorities    how the authorities of a federation that has had several follow one another
+                                       (`tacit.authorities`, JSON): it makes a later one's certificates valid
 
-A receipt names the one before it in its ledger, and the ledger's chain holds the digest of each. Its file comes first
-and the ledger's record second. After a crash between the two, `ReceiptBook.recover` takes the receipt into the chain.
+A receipt names the one before it in its ledger, and the ledger's chain holds the digest of each. The file is written
+first, the ledger's record second. After a crash between the two, `ReceiptBook.recover` adds the receipt to the chain.
 
 Nothing else that this key signs begins with the first byte of a receipt, `{`: statements of the aggregation begin with
-`S` (secure_agg.transcript), those of made-up text with `t` (tacit.corpus), TLS 1.3 with a space (RFC 8446, section
+`S` (secure_agg.transcript), those of synthetic text with `t` (tacit.corpus), TLS 1.3 with a space (RFC 8446, section
 4.4.3), a certificate request with 0x30.
 """
 
@@ -55,11 +57,11 @@ __all__ = [
     "receipt_from",
 ]
 
-# Outcome of the receipt from before the first byte left; the other one of its attempt says how that ended.
+# Outcome of the receipt from before the first byte left. The attempt's other receipt says how it ended.
 SENDING = "sending"
-# What is charged, or given away, outside every attempt; attempts begin with 1.
+# Attempt number of a charge or release outside every attempt; attempts begin with 1.
 NO_ATTEMPT: Final = 0
-# What the ledger calls the charge of a noised histogram of labels, in the place of a mechanism.
+# Stands for the mechanism in the ledger's record of a charge for a noised histogram of labels.
 HISTOGRAM: Final = "label-histogram"
 
 _Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
@@ -67,15 +69,15 @@ _Number = Annotated[int, Field(ge=0, le=2**63 - 1)]
 
 
 class ReceiptInvalid(LedgerError):
-    """A receipt that proves nothing. The text says why."""
+    """A receipt does not prove what it says. The text says why."""
 
 
 class CertificateMissing(ReceiptInvalid):
-    """The certificate that a receipt was signed under is not there."""
+    """The certificate of a receipt's signer, or of its authority, is not there."""
 
 
 class Segment(Part):
-    """A named stretch of the masked vector."""
+    """A named range of the masked vector."""
 
     name: Short
     # Its length, in values of the ring.
@@ -90,7 +92,7 @@ class Party(Part):
 
 
 class SparseNumbers(Part):
-    """The sparse graph of an attempt above 200 members: with the cohort's size they give `honest` again
+    """The sparse graph of an attempt above 200 members. `honest` follows from it and the cohort's size
     (`secure_agg.SparseGraph`).
     """
 
@@ -102,8 +104,8 @@ class SparseNumbers(Part):
 
 
 class GroupNumbers(Part):
-    """The split of an attempt's cohort into groups, `threshold` and `honest` being of each; with the cohort's size they
-    give `honest` again (`secure_agg.GroupedGraph`).
+    """The split of an attempt's cohort into groups. `threshold` and `honest` are then those of each group; `honest`
+    follows from the split and the cohort's size (`secure_agg.GroupedGraph`).
     """
 
     groups: _Number
@@ -115,12 +117,12 @@ class GroupNumbers(Part):
 class Receipt(Document):
     """One attempt, as this member saw it. Digests are SHA-256."""
 
-    # With a cohort of `MAX_MEMBERS`, whose names are the longest.
+    # Enough for a cohort of `MAX_MEMBERS` with the longest names.
     max_bytes: ClassVar[int] = 4 * 1024 * 1024
 
     kind: Literal["tacit-receipt"] = "tacit-receipt"
     at_ms: _Number
-    # Fingerprint of the authority's certificate, by which the cohort's certificates were checked.
+    # Fingerprint of the authority's certificate under which the cohort's certificates were checked.
     federation: Digest
     member: Short
     job: _Name
@@ -130,19 +132,19 @@ class Receipt(Document):
     job_document: Digest
     version: Digest
     mechanism: Mechanism
-    # What the ledger was charged, and its reservation there; None under a mechanism that promises nothing.
+    # What the ledger was charged, and the reservation's number. None: the mechanism promises nothing.
     event: PrivacyEvent | None
     reservation: Annotated[int, Field(ge=1)] | None
     # What left: digest and length of the masked vector, packed as it was sent, and its segments in order.
     vector: Digest
     vector_bytes: _Number
-    # b, the ring's width: bits a value of the vector.
+    # b, the ring's width: bits per value of the vector.
     bits: Annotated[int, Field(ge=2, le=32)]
     segments: Annotated[tuple[Segment, ...], AtMost(64)]
     # The roster U1, which may be smaller than the n members that the attempt was opened for.
     cohort: Annotated[tuple[Party, ...], AtMost(MAX_MEMBERS)]
     cohort_size: _Number
-    # n_C, t and h of the attempt: members assumed to be the coordinator's, threshold, honest inputs in every sum.
+    # n_C, t and h of the attempt: members assumed corrupt, threshold, honest inputs in every sum.
     assumed_corrupt: _Number
     threshold: _Number
     honest: _Number
@@ -150,43 +152,43 @@ class Receipt(Document):
     sparse_graph: SparseNumbers | None
     # None: one sum.
     groups: GroupNumbers | None = None
-    # U3, whose inputs the sum holds; None where this member never learned it.
+    # U3, whose inputs are in the sum. None: this member never learned it.
     survivors: Annotated[tuple[Short, ...], AtMost(MAX_MEMBERS)] | None
     outcome: Short
-    # Digest of the sum that came back; of groups, of the digests of all of theirs.
+    # Digest of the sum that came back; with groups, of the digests of all their sums.
     result: Digest | None
-    # 32 hexadecimal digits, and the digest of the receipt before this one there (zeros in the first).
+    # The ledger's id (32 hexadecimal digits), and the digest of its receipt before this one (zeros in the first).
     ledger: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
     previous: Digest
 
     @property
     def certificate(self) -> bytes | None:
-        """Fingerprint of the certificate that this member took part with; None where the cohort does not hold it."""
+        """Fingerprint of the certificate that this member took part with. None: it is not in the cohort."""
         return next((party.certificate for party in self.cohort if party.member == self.member), None)
 
 
 class CorpusReceipt(Document):
-    """One file of made-up text that this member gives away. Digests are SHA-256."""
+    """One file of synthetic text that this member releases. Digests are SHA-256."""
 
     kind: Literal["tacit-corpus-receipt"] = "tacit-corpus-receipt"
     at_ms: _Number
     federation: Digest
     member: Short
-    # Fingerprint of the certificate that this receipt is signed under.
+    # Fingerprint of the certificate whose key signs this receipt.
     certificate: Digest
     job: _Name
-    # The round in which the model that made the file was trained, and the version that this training began from.
+    # The round in which the model behind the file was trained, and the version that this training started from.
     round: _Number
     attempt: Literal[0] = 0
     job_document: Digest
     version: Digest
     mechanism: Short
-    # The reservation that this training was charged to; None under a mechanism that promises nothing.
+    # The reservation that this training was charged to. None: the mechanism promises nothing.
     trained: Annotated[int, Field(ge=1)] | None
-    # What the histogram of its labels was charged, and its reservation; None: labels stand there equally often.
+    # What the histogram of its labels was charged, and the reservation. None: the file has each label equally often.
     event: PrivacyEvent | None
     reservation: Annotated[int, Field(ge=1)] | None
-    # What left: the file, and what the member says of it (`tacit.corpus.CorpusStatement`).
+    # What left: the file, and the member's statement about it (`tacit.corpus.CorpusStatement`).
     corpus: Digest
     bytes: _Number
     rows: _Number
@@ -200,7 +202,11 @@ AnyReceipt = Receipt | CorpusReceipt
 
 
 def receipt_from(data: bytes, *, what: str = "the receipt") -> AnyReceipt:
-    """A receipt of either kind. Raises: DocumentInvalid: it is none."""
+    """Reads a receipt of either kind.
+
+    Raises:
+        DocumentInvalid: the bytes are not a receipt.
+    """
     values = json_values(data, Receipt.max_bytes, what)
     if isinstance(values, dict) and values.get("kind") == "tacit-corpus-receipt":
         return CorpusReceipt.from_json(data, what=what)
@@ -222,14 +228,21 @@ def check_receipt(
     certificates: _Certificates,
     authorities: Callable[[bytes], Authorities | None] = _one_authority,
 ) -> None:
-    """That the member named in a receipt signed it. data: the file's bytes. certificates: DER by fingerprint.
-    authorities: of a federation, by its name, where it has had several.
+    """Checks offline that the member named in a receipt signed it.
 
-    The certificate is the one the cohort holds for the member, issued by an authority of the federation and valid when
-    the receipt was made; everything is checked offline.
+    The certificate must be the one in the cohort for the member, issued by an authority of the federation, and valid
+    when the receipt was made.
+
+    Args:
+        receipt: the receipt.
+        data: the bytes of its file.
+        signature: the signature beside it.
+        certificates: returns the certificate (DER) with a fingerprint.
+        authorities: returns the list of a federation that has had several authorities, by the federation's name.
 
     Raises:
-        ReceiptInvalid: not canonical, a certificate is missing or does not belong, or the signature is of other bytes.
+        ReceiptInvalid: the file is not canonical, a certificate is missing or does not belong, or the signature is over
+            other bytes.
     """
     if receipt.canonical() != data:
         raise ReceiptInvalid("it is not in canonical form")
@@ -238,10 +251,10 @@ def check_receipt(
         raise ReceiptInvalid(f"its cohort does not hold {receipt.member}")
     der, root = certificates(fingerprint), x509.load_der_x509_certificate(certificates(receipt.federation))
     if federation_of(root) != receipt.federation:
-        raise ReceiptInvalid("the authority's certificate is another federation's")
+        raise ReceiptInvalid("the authority's certificate belongs to another federation")
     when = datetime.fromtimestamp(receipt.at_ms / 1000, UTC)
     listed = authorities(receipt.federation)
-    # A retired authority, too: it counted then.
+    # The history includes retired authorities, which were valid when the receipt was made.
     history = Trust.in_root(root) if listed is None else listed.history
     try:
         verified = history.verify(der, role=Role.MEMBER, now=when)
@@ -253,13 +266,17 @@ def check_receipt(
 
 
 def certificate_from(fingerprint: str, pem: bytes) -> bytes:
-    """DER of a stored certificate. fingerprint: hexadecimal. Raises: CertificateMissing: it is none, or another one."""
+    """Converts a stored certificate to DER. fingerprint: hexadecimal.
+
+    Raises:
+        CertificateMissing: the file is not a certificate, or holds another one.
+    """
     try:
         found = _der(pem)
     except ValueError as error:
-        raise CertificateMissing(f"what is stored as {fingerprint} is no certificate") from error
+        raise CertificateMissing(f"the file stored as {fingerprint} is not a certificate") from error
     if _fingerprint(found).hex() != fingerprint:
-        raise CertificateMissing(f"what is stored as {fingerprint} is another certificate")
+        raise CertificateMissing(f"the file stored as {fingerprint} is another certificate")
     return found
 
 

@@ -1,14 +1,14 @@
-"""What a ledger's records amount to: the one way from a chain to a state.
+"""Replays a ledger's records into its state. This is the only way from a chain to a state.
 
-Guarantees: a state is a function of the records alone; `check` says no to every record that may not come next and
-changes nothing; `apply` does what was checked. The ledger checks before it writes, a start replays everything, and
+Guarantees: a state is a function of the records alone; `check` refuses every record that may not come next, and changes
+nothing; `apply` makes the change that was checked. The ledger checks before it writes, a start replays everything, and
 `verify` does it again: all three through this module.
 
-Spending is kept as counts of equal events, never as epsilons. What is reserved counts as spent, in the present month
-whichever month it was reserved in, so that at every moment (charged this month + reserved) is within the monthly limit,
+Spending is kept as counts of equal events, never as epsilons. Reserved events count as spent in the present month,
+whichever month they were reserved in. So (charged this month + reserved) is within the monthly limit at every moment,
 and a charge cannot push a month over it.
 
-Leaves to others: what an event costs and whether it fits (`edge_client.ledger.ledger`).
+Left to others: what an event costs and whether it is admitted (`edge_client.ledger.gate`).
 """
 
 from collections import Counter
@@ -43,7 +43,7 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt that a reservation was charged for. `outcome` None: nothing was heard of it yet."""
+    """One attempt that a reservation was charged for. outcome: None until its end is known."""
 
     number: int
     outcome: str | None = None
@@ -52,44 +52,44 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """An event that is reserved, charged or released. `number` is the sequence number of its first record."""
+    """An event that is reserved, charged or released. number: sequence number of its first record."""
 
     number: int
     event: PrivacyEvent
     purpose: Purpose
     attempts: tuple[Attempt, ...] = ()
-    # Milliseconds of the first charge.
+    # Time of the first charge, in milliseconds since 1970 UTC.
     charged_ms: int | None = None
     released: str | None = None
 
     @property
     def charged(self) -> bool:
-        """Whether it is spent for good."""
+        """Whether the event is spent for good."""
         return self.charged_ms is not None
 
     @property
     def outstanding(self) -> bool:
-        """Reserved, and neither charged nor released."""
+        """Whether the event is reserved, and neither charged nor released."""
         return self.charged_ms is None and self.released is None
 
     def attempt(self, number: int) -> Attempt | None:
-        """What is known of an attempt."""
+        """The attempt with a number. None: the reservation was not charged for it."""
         return next((attempt for attempt in self.attempts if attempt.number == number), None)
 
 
 def month_of(at_ms: int) -> str:
-    """YYYY-MM, UTC."""
+    """The calendar month of a time, as YYYY-MM in UTC. at_ms: milliseconds since 1970 UTC."""
     return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m")
 
 
 def as_events(counts: Iterable[tuple[PrivacyEvent, int]]) -> list[PrivacyEvent]:
-    """Counted events as one event each, with so many times the steps: `steps` are equal releases."""
+    """Turns counted events into one event each, with its steps multiplied by the count: `steps` are equal releases."""
     return [event.model_copy(update={"steps": event.steps * count}) for event, count in counts if count]
 
 
 @dataclass
 class LedgerState:
-    """What the records up to `sequence` amount to. Changed by `apply` only."""
+    """The state after the records up to `sequence`. Only `apply` changes it."""
 
     sequence: int = 0
     head: bytes = ZERO
@@ -103,31 +103,35 @@ class LedgerState:
     by_month: dict[str, Counter[PrivacyEvent]] = field(default_factory=dict)
     # Digest of the newest receipt.
     last_receipt: bytes = ZERO
-    # (job, round, attempt) and record of each receipt, by its digest.
+    # Sequence number and body of each receipt's record, by the receipt's digest.
     receipts: dict[bytes, tuple[int, ReceiptKept]] = field(default_factory=dict)
     data_seen: DataSeen | None = None
-    # Numbers of reservations that are neither charged nor released, and of (reservation, attempt) nobody settled.
+    # Reservations that are neither charged nor released, and pairs (reservation, attempt) that are not settled.
     outstanding: set[int] = field(default_factory=set)
     unsettled: set[tuple[int, int]] = field(default_factory=set)
 
     def spent(self) -> Counter[PrivacyEvent]:
-        """All that counts as spent: charged and reserved."""
+        """The events that count as spent: charged and reserved."""
         return self.charged + self.reserved
 
     def spent_in(self, month: str) -> Counter[PrivacyEvent]:
-        """What counts as spent in a month that is the present one."""
+        """The events that count as spent in a month, if it is the present one."""
         return self.by_month.get(month, Counter()) + self.reserved
 
     def check(self, record: Record) -> None:
-        """Raises: RecordInvalid: it may not come next."""
+        """Checks that a record may come next.
+
+        Raises:
+            RecordInvalid: it may not.
+        """
         if record.sequence != self.sequence + 1:
-            raise RecordInvalid(f"its number is {record.sequence}, where {self.sequence + 1} must stand")
+            raise RecordInvalid(f"its number is {record.sequence}, but the next number is {self.sequence + 1}")
         if record.previous != self.head:
             raise RecordInvalid("it does not hold the hash of the record before it")
         if record.at_ms < self.at_ms:
-            raise RecordInvalid("its time lies before that of the record before it")
+            raise RecordInvalid("its time is earlier than that of the record before it")
         if (self.opened is None) != isinstance(record.body, LedgerOpened):
-            raise RecordInvalid("a ledger begins with `opened`, and holds it once")
+            raise RecordInvalid("a ledger begins with `opened` and has it only once")
         self._check_body(record.body)
 
     def _check_body(self, body: Body) -> None:
@@ -137,18 +141,20 @@ class LedgerState:
                 if reservation.released is not None:
                     raise RecordInvalid(f"reservation {body.reservation} was released: {reservation.released}")
                 if reservation.attempt(body.attempt) is not None:
-                    raise RecordInvalid(f"reservation {body.reservation} was charged for attempt {body.attempt} before")
+                    raise RecordInvalid(
+                        f"reservation {body.reservation} was already charged for attempt {body.attempt}"
+                    )
                 if reservation.charged and reservation.event.kind == "discrete-gaussian-sum":
                     raise RecordInvalid(
-                        f"reservation {body.reservation} is of a discrete Gaussian share and was charged before: each "
-                        "attempt draws a fresh share and is an event of its own"
+                        f"reservation {body.reservation} is for a discrete Gaussian share and was already charged; "
+                        "each attempt draws a fresh share, which is another event"
                     )
             case Released():
                 self._check_outstanding(body.reservation)
             case Settled():
                 if self._reservation(body.reservation).attempt(body.attempt) is None:
                     raise RecordInvalid(
-                        f"reservation {body.reservation} was never charged for attempt {body.attempt}: there is "
+                        f"reservation {body.reservation} was never charged for attempt {body.attempt}, so there is "
                         "nothing to settle"
                     )
             case Recovered():
@@ -157,10 +163,10 @@ class LedgerState:
                 if not self.unsettled.issuperset(body.unknown):
                     raise RecordInvalid("it names an attempt that was not open")
                 if len(set(body.released)) + len(set(body.unknown)) != len(body.released) + len(body.unknown):
-                    raise RecordInvalid("it names something twice")
+                    raise RecordInvalid("it names a reservation or an attempt twice")
             case ReceiptKept():
                 if body.receipt in self.receipts:
-                    raise RecordInvalid("its receipt stands in the ledger already")
+                    raise RecordInvalid("its receipt is already in the ledger")
                 if body.reservation is not None and (self._reservation(body.reservation).attempt(body.attempt) is None):
                     raise RecordInvalid(f"reservation {body.reservation} was never charged for attempt {body.attempt}")
             case LimitLowered():
@@ -177,7 +183,7 @@ class LedgerState:
         if reservation.charged:
             raise RecordInvalid(f"reservation {number} is charged: what may have left is never given back")
         if reservation.released is not None:
-            raise RecordInvalid(f"reservation {number} was released before: {reservation.released}")
+            raise RecordInvalid(f"reservation {number} was already released: {reservation.released}")
 
     def _check_lowered(self, body: LimitLowered) -> None:
         if self.limit is None:
@@ -185,10 +191,14 @@ class LedgerState:
         kept = body.monthly if body.monthly is not None else float("inf")
         before = self.monthly if self.monthly is not None else float("inf")
         if body.epsilon > self.limit.epsilon or body.delta > self.limit.delta or kept > before:
-            raise RecordInvalid("it raises a limit; a limit can only be lowered")
+            raise RecordInvalid("it raises a limit, but a limit can only be lowered")
 
     def apply(self, record: Record) -> None:
-        """The state after the record. Raises: RecordInvalid: nothing has changed."""
+        """Changes the state to the one after the record.
+
+        Raises:
+            RecordInvalid: the record may not come next. Nothing has changed.
+        """
         self.check(record)
         match record.body:
             case LedgerOpened() as body:

@@ -1,9 +1,12 @@
-"""The ledger's file: records in SQLite, and nothing that thinks about privacy.
+"""The ledger's file: records in SQLite. Nothing here knows about privacy.
 
-Guarantees: what `append` was given is on the disk when it returns (WAL, synchronous FULL), as far as the disk keeps its
-word about fsync; a file is either empty or has the whole schema and a first record; triggers let records be appended
-only, against accidents (whoever may write the file can drop them); every failure of SQLite or the disk becomes one of
-the errors below.
+Guarantees:
+
+- a record is on the disk when `append` returns (WAL, synchronous FULL), assuming that the disk honours fsync;
+- a file is either empty or has the whole schema and a first record;
+- triggers allow records only to be appended. They prevent accidents, not attacks: anyone who may write the file can
+  drop them;
+- every failure of SQLite or the disk becomes one of the errors below.
 """
 
 import fcntl
@@ -32,19 +35,19 @@ _VERSION = 1
 _SCHEMA = (
     # `line` is the record, `digest` its SHA-256: see edge_client/ledger/chain.py.
     "CREATE TABLE records (sequence INTEGER PRIMARY KEY, line TEXT NOT NULL, digest BLOB NOT NULL) STRICT",
-    # Keyed hashes of the examples seen: see edge_client/ledger/overlap.py.
+    # Keyed hashes of the examples: see edge_client/ledger/overlap.py.
     "CREATE TABLE marks (mark INTEGER PRIMARY KEY) STRICT",
     "CREATE TRIGGER records_unchanged BEFORE UPDATE ON records "
     "BEGIN SELECT RAISE(ABORT, 'records are never changed'); END",
     "CREATE TRIGGER records_kept BEFORE DELETE ON records BEGIN SELECT RAISE(ABORT, 'records are never removed'); END",
-    # REPLACE deletes the row it conflicts with, without a DELETE trigger unless the connection set recursive_triggers
-    # (sqlite.org/lang_conflict.html).
+    # REPLACE deletes the row that it conflicts with, and no DELETE trigger fires unless the connection set
+    # recursive_triggers (sqlite.org/lang_conflict.html).
     "CREATE TRIGGER records_appended BEFORE INSERT ON records "
     "WHEN NEW.sequence IS NOT (SELECT coalesce(max(sequence), 0) + 1 FROM records) "
     "BEGIN SELECT RAISE(ABORT, 'records are only appended'); END",
 )
 
-# Primary result codes that speak of the place and not of the file's content (sqlite.org/rescode.html).
+# Primary result codes about the disk or the folder, not the file's content (sqlite.org/rescode.html).
 _OF_THE_PLACE = frozenset(
     {
         sqlite3.SQLITE_PERM,
@@ -61,7 +64,7 @@ _OF_THE_PLACE = frozenset(
 
 
 class LedgerError(Exception):
-    """A ledger that cannot be used, or not for this. The sentence says what to do."""
+    """A ledger cannot be used, or not for this call. The sentence says what to do."""
 
 
 class LedgerMissing(LedgerError):
@@ -69,7 +72,7 @@ class LedgerMissing(LedgerError):
 
 
 class LedgerBusy(LedgerError):
-    """Another process has it open."""
+    """Another process has the ledger open."""
 
 
 class LedgerDamaged(LedgerError):
@@ -77,74 +80,94 @@ class LedgerDamaged(LedgerError):
 
 
 class LedgerNewer(LedgerError):
-    """Newer software wrote it."""
+    """Newer software wrote the file."""
 
 
 class LedgerUnwritable(LedgerError):
-    """The disk or the folder does not take what must be written. Nothing was charged that is not on the disk."""
+    """The disk or the folder does not take a write. Nothing was charged that is not on the disk."""
 
 
 class Store:
-    """A connection to the file. Not for two threads."""
+    """A connection to the file. Not for several threads."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path = path
         self._connection = connection
-        # A damaged file can hold text that is no text: it must come out, to be compared with its hash.
+        # A damaged file can hold invalid UTF-8. It must be read as bytes, to be compared with its hash.
         connection.text_factory = bytes
 
     def version(self) -> int:
-        """Of the schema; 0 of a file that holds nothing. Raises: LedgerNewer, LedgerDamaged, LedgerUnwritable."""
+        """The version of the schema; 0 for an empty file.
+
+        Raises:
+            LedgerNewer: newer software wrote the file.
+            LedgerDamaged: the file is not a ledger.
+            LedgerUnwritable: the file cannot be read.
+        """
         with _sentences(self.path):
             version = int(self._connection.execute("PRAGMA user_version").fetchone()[0])
             tables = int(self._connection.execute("SELECT COUNT(*) FROM sqlite_schema").fetchone()[0])
         if version > _VERSION:
             raise LedgerNewer(
-                f"{self.path} was written by newer software (schema {version}, this reads {_VERSION}); upgrade "
-                "edge_client. The file was left as it is"
+                f"{self.path} was written by newer software (schema {version}, this one reads {_VERSION}); upgrade "
+                "edge_client. The file is unchanged"
             )
         if (version == 0) != (tables == 0):
             raise LedgerDamaged(f"{self.path} is not a ledger; {_RESTORE}")
         return version
 
     def rows(self) -> Iterator[tuple[object, object, object]]:
-        """(sequence, line, digest) of every record in order, of one moment; types as the file has them.
+        """Yields (sequence, line, digest) of every record in order, from one snapshot; types are those in the file.
 
-        Raises: LedgerDamaged, LedgerUnwritable.
+        Raises:
+            LedgerDamaged, LedgerUnwritable: the file cannot be read.
         """
         with _sentences(self.path):
             yield from self._connection.execute("SELECT sequence, line, digest FROM records ORDER BY sequence")
 
     def digest(self, sequence: int) -> bytes | None:
-        """Of the record with that number, if there is one. Raises: LedgerDamaged, LedgerUnwritable."""
+        """The digest of the record with a number. None: there is no such record.
+
+        Raises:
+            LedgerDamaged, LedgerUnwritable: the file cannot be read.
+        """
         with _sentences(self.path):
             found = self._connection.execute("SELECT digest FROM records WHERE sequence = ?", (sequence,)).fetchone()
         return None if found is None else found[0]
 
     def marks(self) -> set[int]:
-        """All marks. Raises: LedgerDamaged, LedgerUnwritable."""
+        """All marks.
+
+        Raises:
+            LedgerDamaged, LedgerUnwritable: the file cannot be read.
+        """
         with _sentences(self.path):
             return {mark for (mark,) in self._connection.execute("SELECT mark FROM marks")}
 
     def sound(self) -> list[str]:
-        """What SQLite's own check finds wrong. Raises: LedgerDamaged, LedgerUnwritable."""
+        """The problems that SQLite's own check finds; empty if the file is sound.
+
+        Raises:
+            LedgerDamaged, LedgerUnwritable: the file cannot be read.
+        """
         with _sentences(self.path):
             lines = [bytes(line).decode(errors="replace") for (line,) in self._connection.execute("PRAGMA quick_check")]
         return [] if lines == ["ok"] else lines
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Closes the file."""
         self._connection.close()
 
 
 class Writer(Store):
-    """The one writer of a ledger; holds NAME.lock as long as it is open."""
+    """The only writer of a ledger. It holds NAME.lock while it is open."""
 
     def __init__(self, path: Path, faults: Faults = no_faults) -> None:
-        """Takes the lock, and opens or creates the file. What is in it is not touched before `begin`.
+        """Takes the lock, and opens or creates the file. Its content is not changed before `begin`.
 
         Raises:
-            LedgerBusy, LedgerUnwritable.
+            LedgerBusy: another process has the ledger open.
+            LedgerUnwritable: the disk or the folder does not take the file.
         """
         self._faults = faults
         faults("open.locking")
@@ -161,19 +184,27 @@ class Writer(Store):
             raise
 
     def begin(self) -> None:
-        """Before the first write, once it is known that the file may be written to. Raises: LedgerUnwritable."""
+        """Prepares the file for writing, once the caller has checked that it may be written.
+
+        Raises:
+            LedgerUnwritable: the file system or the disk does not allow it.
+        """
         with _sentences(self.path):
             (mode,) = self._connection.execute("PRAGMA journal_mode = WAL").fetchone()
             if mode != b"wal":
                 raise LedgerUnwritable(
-                    f"{self.path} lies on a file system that SQLite's write-ahead log does not work on; put the "
-                    "member's home on a local disk"
+                    f"{self.path} is on a file system without support for SQLite's write-ahead log; put the member's "
+                    "home on a local disk"
                 )
             self._connection.execute("PRAGMA synchronous = FULL")
         self._faults("open.wal")
 
     def create(self, first: Record) -> None:
-        """The schema and the first record, in one step. Raises: LedgerUnwritable."""
+        """Writes the schema and the first record in one transaction.
+
+        Raises:
+            LedgerUnwritable: nothing was written.
+        """
         with self._transaction():
             self._faults("create.begun")
             for statement in _SCHEMA:
@@ -183,10 +214,10 @@ class Writer(Store):
             self._insert(first)
 
     def append(self, record: Record, marks: Iterable[int] = ()) -> None:
-        """On the disk when it returns; with new marks, both or neither.
+        """Appends a record and new marks, both or neither. They are on the disk when this returns.
 
         Raises:
-            LedgerUnwritable: nothing was written; or the file has gone on without this process.
+            LedgerUnwritable: nothing was written. The disk refused, or another process wrote to the file.
         """
         with self._transaction():
             newest = self._connection.execute(
@@ -194,8 +225,8 @@ class Writer(Store):
             ).fetchone()
             if newest != (record.sequence - 1, record.previous):
                 raise LedgerUnwritable(
-                    f"{self.path} has gone on without this process; nothing was written. Stop whatever else writes "
-                    "there and start again"
+                    f"another process wrote to {self.path}, so this one wrote nothing. Stop the other process and "
+                    "start again"
                 )
             self._connection.executemany("INSERT INTO marks (mark) VALUES (?)", ((mark,) for mark in marks))
             self._insert(record)
@@ -223,7 +254,7 @@ class Writer(Store):
         self._faults("append.committed")
 
     def close(self) -> None:
-        """Lets go of file and lock."""
+        """Closes the file and gives up the lock."""
         self._faults("close.closing")
         super().close()
         os.close(self._lock)
@@ -232,10 +263,13 @@ class Writer(Store):
 
 @contextmanager
 def reading(path: Path) -> Iterator[Store]:
-    """A ledger as it is at this moment, beside a writer or without one; nothing is changed.
+    """Opens a ledger to read its present state, with or without a writer beside. Changes nothing.
 
     Raises:
-        LedgerMissing, LedgerNewer, LedgerDamaged, LedgerUnwritable.
+        LedgerMissing: there is no such file.
+        LedgerNewer: newer software wrote the file.
+        LedgerDamaged: the file is not a ledger.
+        LedgerUnwritable: the file cannot be read.
     """
     if not path.exists():
         raise LedgerMissing(f"there is no ledger {path}")
@@ -256,7 +290,7 @@ def _read_only(path: Path) -> sqlite3.Connection:
         connection.execute("SELECT COUNT(*) FROM sqlite_schema").fetchone()
     except sqlite3.OperationalError as error:
         connection.close()
-        # A closed ledger in a folder that cannot be written, such as a backup: WAL would put a file beside it.
+        # WAL would create a file beside the ledger, which fails for a closed ledger in a read-only folder (a backup).
         if _code(error) != sqlite3.SQLITE_READONLY or path.with_name(path.name + "-wal").exists():
             raise
         return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True, isolation_level=None)
@@ -267,7 +301,7 @@ def _read_only(path: Path) -> sqlite3.Connection:
 
 
 def _locked(path: Path) -> int:
-    """The descriptor that holds the lock. The kernel lets go of it when the process ends, however it ends."""
+    """Takes the lock and returns its descriptor. The kernel frees the lock when the process ends, however it ends."""
     lock = path.with_suffix(".lock")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -281,22 +315,22 @@ def _locked(path: Path) -> int:
         if not isinstance(error, BlockingIOError):
             raise _unwritable(path, error.strerror) from error
         raise LedgerBusy(
-            f"{path} is in use by another process: one process at a time spends the budget of one data set. Stop the "
-            f"other `edge_client run`, or give this data a name of its own; `fuser {lock}` shows who it is"
+            f"{path} is in use by another process, and one process at a time may spend the budget of a data set. Stop "
+            f"the other `edge_client run` (`fuser {lock}` shows it), or give this data a name of its own"
         ) from error
     return descriptor
 
 
 _RESTORE = (
-    "put back the newest copy of the file together with its -wal file, if there is one. Do not delete it: what it "
-    "recorded is spent"
+    "put back the newest copy of the file, with its -wal file if there is one. Do not delete it: what it recorded is "
+    "spent"
 )
 
 
 def _unwritable(path: Path, why: object) -> LedgerUnwritable:
     return LedgerUnwritable(
-        f"{path} cannot be written ({why}); look at free space and the rights of {path.parent}. Nothing leaves "
-        "this machine before it can"
+        f"{path} cannot be written ({why}); check free space and the permissions of {path.parent}. Nothing leaves "
+        "this machine until it can be written"
     )
 
 
@@ -313,7 +347,7 @@ def _sentences(path: Path) -> Iterator[None]:
             raise _unwritable(path, error) from error
         raise LedgerDamaged(f"{path} is damaged ({error}); {_RESTORE}") from error
     except UnicodeError as error:
-        # A name in the schema that is no text: the module decodes those itself.
-        raise LedgerDamaged(f"{path} is damaged (its schema is no text); {_RESTORE}") from error
+        # The sqlite3 module decodes names in the schema itself, whatever `text_factory` is.
+        raise LedgerDamaged(f"{path} is damaged (its schema is not text); {_RESTORE}") from error
     except OSError as error:
         raise _unwritable(path, error.strerror) from error

@@ -1,14 +1,14 @@
-"""Whether a ledger is what it says, looked at from outside: chain, state, limit, pin, marks, receipts and signatures.
+"""Verifies a ledger from outside: chain, state, limit, pin, marks, receipts and signatures.
 
-What the chain proves: the records that are there follow one another from the first one on. It does not show a tail that
-was cut off or a ledger made anew; the pin does, unless it was replaced as well, and a head kept elsewhere always does.
+The chain proves that its records follow one another from the first one on. It does not reveal a tail that was cut off
+or a ledger that was made anew. The pin does, unless it was replaced too; a head kept elsewhere always does.
 
-Nothing is changed and nobody is asked: `verify` works beside a running client, on a copy, without a network; an export
-is verified from its one file. Problems are facts that must not be; notes are facts to know.
+`verify` changes nothing and needs no network. It works beside a running client and on a copy; an export is verified
+from its one file. A problem is something that must not be; a note is something to know.
 
-An export is JSON lines: first the ledger's records, each line as it is hashed; then one object a receipt (`receipt`:
-the file's text, `signature`: base64), one a certificate (`certificate`: fingerprint, `pem`) and one a federation that
-has had several authorities (`authorities`: their list, `federation`). Marks stay out of it.
+An export is JSON lines: first the ledger's records, each line as it is hashed; then one object for each receipt
+(`receipt`: the file's text, `signature`: base64), each certificate (`certificate`: fingerprint, `pem`) and each
+federation that has had several authorities (`authorities`: their list, `federation`). It holds no marks.
 """
 
 import base64
@@ -46,7 +46,7 @@ __all__ = ["LedgerVerdict", "Problem", "export_lines", "verify", "verify_export"
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong, and where: `record 7`, `receipt desk/3.5`, `pin`, `marks`, `file`."""
+    """What is wrong, and where: `record 7`, `receipt desk/3.5`, `pin`, `marks`, `file`, ..."""
 
     where: str
     what: str
@@ -57,13 +57,13 @@ class Problem:
 
 @dataclass(frozen=True)
 class LedgerVerdict:
-    """What was found. `state` is that of the records before the first bad one; `record` is the number of that one."""
+    """What was found. state: after the records before the first bad one. record: the number of the first bad one."""
 
     state: LedgerState
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]
     record: int | None = None
-    # Number of the record whose head was kept elsewhere.
+    # Number of the record that has the head kept elsewhere.
     kept: int | None = None
 
     @property
@@ -77,19 +77,24 @@ class LedgerVerdict:
         return "?" if self.state.opened is None else self.state.opened.name
 
 
-# A record as it was stored: its line, and the number and digest beside it; an export has neither.
+# A stored record: its line, and the number and digest stored beside it (an export has neither).
 _Row = tuple[object, object | None, object | None]
-# The text of a receipt's file and its signature, by the receipt's digest; LedgerError where it cannot be had.
+# Returns the bytes of a receipt's file and its signature. Raises `LedgerError` if they cannot be read.
 _Receipts = Callable[[ReceiptKept], tuple[bytes, bytes]]
 
 
 def verify(path: Path, receipts: Path | None = None, head: KeptHead | None = None) -> LedgerVerdict:
-    """A ledger's file, with its pin; and its receipts, where their folder is given (HOME/receipts).
+    """Verifies a ledger's file and its pin, and its receipts if their folder is given.
 
-    head: kept elsewhere; one of the records must have it.
+    Args:
+        path: the ledger's file.
+        receipts: HOME/receipts.
+        head: a head kept elsewhere; one of the records must have it.
 
     Raises:
-        LedgerMissing, LedgerNewer: there is nothing to look at. LedgerUnwritable: it cannot be read.
+        LedgerMissing: there is no such file.
+        LedgerNewer: newer software wrote the file.
+        LedgerUnwritable: the file cannot be read.
     """
     with reading(path) as store:
         found = _Findings(head)
@@ -102,7 +107,7 @@ def verify(path: Path, receipts: Path | None = None, head: KeptHead | None = Non
         except LedgerError as error:
             found.problem("pin", str(error))
     if receipts is None:
-        found.notes.append("receipts were not looked at")
+        found.notes.append("receipts were not checked")
     else:
         book = ReceiptBook(receipts)
         _check_receipts(found, lambda kept: _files(book, kept), book.certificate, book.authorities)
@@ -112,7 +117,12 @@ def verify(path: Path, receipts: Path | None = None, head: KeptHead | None = Non
 
 
 def verify_export(lines: Iterable[bytes], head: KeptHead | None = None) -> LedgerVerdict:
-    """The lines of an export, without their ends. A pin and marks are not part of it. head: as of `verify`."""
+    """Verifies an export, which has neither pin nor marks.
+
+    Args:
+        lines: the export's lines, without their line ends.
+        head: a head kept elsewhere; one of the records must have it.
+    """
     found = _Findings(head)
     rows: list[_Row] = []
     texts: dict[bytes, tuple[bytes, bytes]] = {}
@@ -149,17 +159,15 @@ def verify_export(lines: Iterable[bytes], head: KeptHead | None = None) -> Ledge
     _check_receipts(found, text_of, certificate, authorities.get)
     for digest in texts.keys() - found.state.receipts.keys():
         found.problem(f"receipt {digest.hex()[:16]}", "it is not in the chain")
-    found.notes.append(
-        "an export has no pin: records that are missing at its end show only against a head kept elsewhere"
-    )
+    found.notes.append("an export has no pin: only a head kept elsewhere reveals records that are missing at its end")
     return found.verdict()
 
 
 def export_lines(path: Path, receipts: Path) -> Iterator[bytes]:
-    """The lines of an export, without their ends.
+    """Yields the lines of an export, without their line ends.
 
     Raises:
-        LedgerMissing, LedgerNewer, LedgerDamaged, LedgerUnwritable.
+        LedgerMissing, LedgerNewer, LedgerDamaged, LedgerUnwritable: the ledger cannot be read.
     """
     book = ReceiptBook(receipts)
     kept: list[ReceiptKept] = []
@@ -175,7 +183,7 @@ def export_lines(path: Path, receipts: Path) -> Iterator[bytes]:
             text, signature = _files(book, each)
             receipt = receipt_from(text)
         except (LedgerError, DocumentInvalid):
-            continue  # What is missing here is a problem to whoever verifies.
+            continue  # Verifying the export reports the missing receipt as a problem.
         needed |= {receipt.federation, receipt.certificate or b""}
         federations.add(receipt.federation)
         yield _line({"receipt": text.decode(), "signature": base64.b64encode(signature).decode()})
@@ -192,11 +200,11 @@ def _line(content: Mapping[str, str]) -> bytes:
 
 
 class _Findings:
-    """What is found on the way."""
+    """Collects what is found on the way."""
 
     def __init__(self, head: KeptHead | None) -> None:
         self.head = head
-        # Of the record that has the kept head.
+        # Number of the record that has the kept head.
         self.head_number: int | None = None
         self.state = LedgerState()
         self.problems: list[Problem] = []
@@ -211,7 +219,7 @@ class _Findings:
 
 
 def _replay(found: _Findings, rows: Iterable[_Row]) -> None:
-    """Chain and state up to the first bad record; nothing after it means anything."""
+    """Replays the records up to the first bad one; nothing after it has a meaning."""
     gate: Gate | None = None
     try:
         for place, row in enumerate(rows, start=1):
@@ -235,9 +243,9 @@ def _replay(found: _Findings, rows: Iterable[_Row]) -> None:
         found.record = 1
         found.problem("record 1", "there is no record")
     elif found.state.opened.orders != orders_digest(ORDERS):
-        found.problem("record 1", "the ledger was opened with other orders than this software's filter has")
+        found.problem("record 1", "the ledger was opened with other orders than those of this software's filter")
     for number, attempt in sorted(found.state.unsettled):
-        found.notes.append(f"reservation {number}, attempt {attempt}: charged, and its end was not heard of yet")
+        found.notes.append(f"reservation {number}, attempt {attempt}: charged, and its end is not known yet")
     for number in sorted(found.state.outstanding):
         found.notes.append(f"reservation {number}: reserved, and neither charged nor released yet")
 
@@ -249,11 +257,11 @@ def _check_head(found: _Findings) -> None:
     if number is None:
         found.problem(
             "head",
-            f"no record has the head {head}, and the ledger ends at record {found.state.sequence}: records were cut "
-            "off or all of it was made anew since that head was kept. Put the newer file back",
+            f"no record has the head {head}, and the ledger ends at record {found.state.sequence}: since that head was "
+            "kept, records were cut off or the ledger was made anew. Put the newer file back",
         )
     elif head.number not in (None, number):
-        found.problem("head", f"the head {head} is that of record {number}; look at where its number was kept")
+        found.problem("head", f"the head {head} is that of record {number}; check the number that was kept with it")
 
 
 def _record(row: _Row) -> Record:
@@ -262,14 +270,14 @@ def _record(row: _Row) -> Record:
         raise RecordInvalid("it is not text")
     record = record_from(line)
     if digest is not None and record.digest != digest:
-        raise RecordInvalid("it does not have the hash that it was stored with")
+        raise RecordInvalid("its hash is not the one that was stored with it")
     if sequence is not None and record.sequence != sequence:
-        raise RecordInvalid("it does not have the number that it was stored with")
+        raise RecordInvalid("its number is not the one that was stored with it")
     return record
 
 
 def _limits(found: _Findings, record: Record, gate: Gate | None) -> Gate | None:
-    """Whether what was reserved was within the limit of that moment, by this software's formulas."""
+    """Checks that a reservation was within the limit of its moment, by this software's formulas."""
     state = found.state
     if not isinstance(record.body, Reserved) or state.limit is None:
         return gate
@@ -291,7 +299,7 @@ def _check_marks(found: _Findings, marks: set[int]) -> None:
         return
     if (0 if seen is None else seen.marks) != len(marks) or (seen and seen.digest != digest_of_marks(marks)):
         found.problem(
-            "marks", "the marks of examples are not those that were recorded: no overlap can be told from them"
+            "marks", "the marks of examples differ from those recorded, so they cannot show an overlap with other data"
         )
 
 
@@ -305,7 +313,7 @@ def _files(book: ReceiptBook, kept: ReceiptKept) -> tuple[bytes, bytes]:
             continue
         except OSError as error:
             raise ReceiptInvalid(f"{error.filename} cannot be read: {error.strerror}") from error
-    raise ReceiptInvalid("its file is missing, or not what was recorded; put it back from a copy")
+    raise ReceiptInvalid("its file is missing, or differs from what was recorded; put it back from a copy")
 
 
 def _check_receipts(
@@ -338,7 +346,7 @@ def _check_receipts(
 
 
 def _check_against(state: LedgerState, kept: ReceiptKept, receipt: AnyReceipt, previous: bytes) -> None:
-    """That a receipt says what the ledger says."""
+    """Checks that a receipt agrees with the ledger."""
     assert state.opened is not None  # noqa: S101  there are records
     if receipt.previous != previous:
         raise ReceiptInvalid("it does not name the receipt before it")
@@ -350,7 +358,7 @@ def _check_against(state: LedgerState, kept: ReceiptKept, receipt: AnyReceipt, p
         kept.attempt,
         kept.reservation,
     ):
-        raise ReceiptInvalid("it is about another attempt than its record")
+        raise ReceiptInvalid("it is for another attempt than its record")
     if isinstance(receipt, CorpusReceipt):
         _check_trained(state, receipt)
     if kept.reservation is None:
@@ -370,14 +378,14 @@ def _check_against(state: LedgerState, kept: ReceiptKept, receipt: AnyReceipt, p
     ):
         raise ReceiptInvalid("it names another purpose than the ledger was charged for")
     if isinstance(receipt, CorpusReceipt) and purpose.mechanism != HISTOGRAM:
-        raise ReceiptInvalid("it names a charge for its labels that was none for a histogram")
+        raise ReceiptInvalid("the charge that it names for its labels was not for a histogram")
 
 
 def _check_trained(state: LedgerState, receipt: CorpusReceipt) -> None:
-    """That the model behind a file of made-up text was paid for, if its mechanism promises anything."""
+    """Checks that the model behind a file of synthetic text was paid for, if its mechanism promises anything."""
     if receipt.trained is None:
         if receipt.mechanism != "none":
-            raise ReceiptInvalid(f"its model was trained under {receipt.mechanism}, and it names no charge for that")
+            raise ReceiptInvalid(f"its model was trained under {receipt.mechanism}, but it names no charge for that")
         return
     reservation = state.reservations.get(receipt.trained)
     if reservation is None or not reservation.charged:
@@ -391,7 +399,7 @@ def _check_trained(state: LedgerState, receipt: CorpusReceipt) -> None:
         purpose.document,
         purpose.mechanism,
     ):
-        raise ReceiptInvalid(f"it names reservation {receipt.trained} for its model, which was charged for another one")
+        raise ReceiptInvalid(f"it names reservation {receipt.trained} for its model, which was for another model")
 
 
 def _check_strays(found: _Findings, book: ReceiptBook) -> None:
@@ -409,6 +417,6 @@ def _check_strays(found: _Findings, book: ReceiptBook) -> None:
             continue
         where = f"receipt {path.parent.name}/{path.stem}"
         if receipt.previous == found.state.last_receipt:
-            found.notes.append(f"{where}: it is not in the chain yet; the next start of the client takes it in")
+            found.notes.append(f"{where}: it is not in the chain yet; the next start of the client adds it")
         else:
             found.problem(where, "it is not in the chain, and does not follow it")

@@ -1,8 +1,8 @@
-"""Whether this is a moment to train: the machine's conditions as a record, and the reader that fills it.
+"""The machine's conditions at one moment, as a record, and the reader that fills it.
 
-What a policy makes of a record is decided in `rules` and needs no machine; what cannot be read here is None in it, and
-counts as not met where the policy asks for it. Reading looks at files of /proc and /sys on Linux and at psutil
-elsewhere, where that is installed; it runs no program and asks nobody over the network.
+`rules` compares a record with the policy and needs no machine. A condition that cannot be read is None in the record,
+and counts as not met if the policy has a rule for it. The reader uses files of /proc and /sys on Linux, and psutil
+elsewhere if it is installed. It runs no program and uses no network.
 """
 
 import importlib
@@ -25,11 +25,14 @@ _MIDNIGHT = 24 * 60
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Hours of the day on some days of the week, local time: `22:00-06:00`, `mon-fri 18:00-24:00`, `sat,sun
-    00:00-24:00`.
+    """Hours of the day on some days of the week, in local time.
 
-    days: 0 is Monday; a window over midnight belongs to the day it begins on. start: its first minute of the day.
-    end: the minute it is over at, 1440 at most.
+    Examples: `22:00-06:00`, `mon-fri 18:00-24:00`, `sat,sun 00:00-24:00`.
+
+    Args:
+        days: 0 is Monday. A window over midnight belongs to the day it begins on.
+        start: first minute, counted from midnight.
+        end: the minute after the last, at most 1440.
     """
 
     days: frozenset[int]
@@ -38,23 +41,27 @@ class Window:
 
     @classmethod
     def parse(cls, text: str) -> "Window":
-        """Raises: ValueError with a sentence that says how a window is written."""
+        """Reads a window.
+
+        Raises:
+            ValueError: with a sentence that says how to write a window.
+        """
         match = _WINDOW.fullmatch(text)
         if match is None:
-            raise ValueError(f'{text!r} is no window; write "22:00-06:00" or "mon-fri 18:00-24:00", days in English')
+            raise ValueError(f'{text!r} is not a window; write "22:00-06:00" or "mon-fri 18:00-24:00", days in English')
         start, end = (60 * int(match[at]) + int(match[at + 1]) for at in (2, 4))
         if start >= _MIDNIGHT or end > _MIDNIGHT or int(match[3]) > 59 or int(match[5]) > 59:
-            raise ValueError(f"{text!r} names a time that no clock shows; hours go from 00:00 to 24:00")
+            raise ValueError(f"{text!r} has a time that does not exist; write times from 00:00 to 24:00")
         if start == end:
-            raise ValueError(f"{text!r} is over when it begins; for the whole day write 00:00-24:00")
+            raise ValueError(f"{text!r} ends when it begins; for the whole day write 00:00-24:00")
         return cls(frozenset(_days(match[1])) if match[1] else frozenset(range(7)), start, end)
 
     def holds(self, moment: datetime) -> bool:
-        """Whether a moment of local time lies inside; the last minute does not."""
+        """Whether a local time lies in the window: `start` does, `end` does not."""
         day, minute = moment.weekday(), 60 * moment.hour + moment.minute
         if self.start < self.end:
             return day in self.days and self.start <= minute < self.end
-        # Past midnight it is still yesterday's window.
+        # After midnight, yesterday's window still holds.
         return (day in self.days and minute >= self.start) or ((day - 1) % 7 in self.days and minute < self.end)
 
 
@@ -62,17 +69,20 @@ def _days(text: str) -> Iterator[int]:
     for span in text.split(","):
         first, _, last = span.partition("-")
         start = DAYS.index(first)
-        # `sat-mon` goes over the end of the week.
+        # The modulus lets `sat-mon` cross the end of the week.
         yield from ((start + more) % 7 for more in range((DAYS.index(last or first) - start) % 7 + 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """A machine at one moment. None: cannot be read here.
+    """A machine's conditions at one moment. None: cannot be read here.
 
-    now: local time. device: what would train (cpu, cuda, mps). free_memory_mib: main memory that a new process could
-    have, MiB. on_power: not running from a battery; a machine without one is. interfaces: network interfaces that
-    default routes go through, IPv4 and IPv6; empty: there is no default route.
+    Args:
+        now: local time.
+        device: the device that would train (cpu, cuda, mps).
+        free_memory_mib: main memory that a new process could get, in MiB.
+        on_power: whether the machine is not running on a battery. True for a machine without one.
+        interfaces: network interfaces of the default routes, IPv4 and IPv6. Empty: there is no default route.
     """
 
     now: datetime
@@ -83,9 +93,10 @@ class Conditions:
 
 
 def read_conditions(device: str | None, *, root: Path = Path("/")) -> Conditions:
-    """The conditions now, for a member that trains on `device`. Never fails: what cannot be read is None.
+    """Reads the conditions now, for a member that trains on `device`. Never fails: None stands for an unreadable value.
 
-    root: where proc and sys are looked for.
+    Args:
+        root: folder that holds proc and sys.
     """
     return Conditions(
         now=datetime.now().astimezone(),
@@ -132,11 +143,11 @@ def _free_memory_mib(root: Path) -> int | None:
 
 
 def _free_in_group(folder: Path) -> int | None:
-    """Bytes that a container's own limit (cgroup v2) leaves; None: it has none."""
+    """Bytes that a container's own limit (cgroup v2) leaves. None: there is no limit."""
     limit, used = _number(folder / "memory.max"), _number(folder / "memory.current")
     if limit is None or used is None:
         return None
-    # Pages of files that were not touched lately are given back when memory is short, and count as used until then.
+    # The kernel counts idle file pages as used, but gives them back when memory is short.
     idle = re.search(r"^inactive_file (\d+)$", _text(folder / "memory.stat") or "", flags=re.MULTILINE)
     return max(0, limit - used + (int(idle[1]) if idle else 0))
 
@@ -157,10 +168,10 @@ def _on_power(root: Path) -> bool | None:
 
 
 def _supplies_say(folder: Path) -> bool | None:
-    """By the kernel's power supplies (Documentation/ABI/testing/sysfs-class-power)."""
+    """Decides from the kernel's power supplies (Documentation/ABI/testing/sysfs-class-power)."""
     batteries = []
     for supply in sorted(folder.glob("*")):
-        # A mouse's battery says nothing of the machine.
+        # The battery of a mouse, say, which does not power the machine.
         if _text(supply / "scope") == "Device":
             continue
         if _text(supply / "type") in ("Battery", "UPS"):
@@ -177,7 +188,8 @@ def _supplies_say(folder: Path) -> bool | None:
 # ---- network --------------------------------------------------------------------------------------
 
 _UP, _REJECT = 0x1, 0x200
-# 0.0.0.0/0, and the two halves that a tunnel lays over it, as the kernel prints address and mask: little-endian.
+# 0.0.0.0/0, and the two halves of it with which a tunnel overrides it. The kernel prints address and mask
+# little-endian.
 _EVERYWHERE = frozenset({("00000000", "00000000"), ("00000000", "00000080"), ("00000080", "00000080")})
 _EVERYWHERE_6 = frozenset({("0" * 32, "00"), ("0" * 32, "01"), ("8" + "0" * 31, "01")})
 
@@ -191,7 +203,7 @@ def _interfaces(root: Path) -> tuple[str, ...] | None:
         cells = line.split()
         if len(cells) >= 8 and (cells[1], cells[7]) in _EVERYWHERE and _open(cells[3]):
             found.add(cells[0])
-    # Without IPv6 there is no such file.
+    # The file is missing on a system without IPv6.
     for line in (_text(root / "proc/net/ipv6_route") or "").splitlines():
         cells = line.split()
         if len(cells) >= 10 and (cells[0], cells[1]) in _EVERYWHERE_6 and _open(cells[8]):

@@ -1,4 +1,4 @@
-"""The keys of policy.toml: their types, defaults and descriptions. `policy.Policy` asks the questions."""
+"""The keys of policy.toml: their types, defaults and descriptions. `policy.Policy` checks jobs against them."""
 
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
@@ -20,7 +20,7 @@ __all__ = ["PolicyDocument"]
 
 MechanismName = Literal["dp-sgd", "gaussian-update", "laplace-update", "distributed-gaussian", "none"]
 DeviceKind = Literal["cpu", "cuda", "mps"]
-# Whose the words are that a model has rows for: each member's own, or everybody's.
+# Who chooses the words that a model has rows for: each member, or the job for all of them.
 Vocabulary = Literal["own", "public"]
 MemberName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 
@@ -30,7 +30,7 @@ def _window(text: str) -> str:
     return text
 
 
-# Patterns, digests or windows of one key; words of one key, of which a few exist.
+# Bounds on one key's patterns, digests or windows, and on its words from a short fixed set.
 _MAX_NAMED = 1000
 _MAX_KINDS = 16
 _Patterns = Annotated[tuple[Annotated[str, StringConstraints(max_length=512)], ...], AtMost(_MAX_NAMED)]
@@ -39,51 +39,52 @@ _Patterns = Annotated[tuple[Annotated[str, StringConstraints(max_length=512)], .
 def _somebodys(vocabularies: object) -> object:
     if vocabularies in ([], ()):
         raise ValueError(
-            'names none, and every job has a vocabulary; write "own", "public" or both, or leave this key out'
+            'is empty, but every job has a vocabulary; write "own", "public" or both, or leave this key out'
         )
     return vocabularies
 
 
 class PolicyDocument(Document):
-    """policy.toml. Every key has a default; unknown keys are errors. The descriptions stand in the file that
-    `edge_client policy init` writes.
+    """The contents of policy.toml. Every key has a default; unknown keys are errors.
+
+    `edge_client policy init` writes the descriptions into the file as comments.
     """
 
-    # With a key for each of `MAX_MEMBERS`.
+    # Enough to pin the key of each of `MAX_MEMBERS` members.
     max_bytes: ClassVar[int] = 2 * 1024 * 1024
 
     # ---- what a job may be ----
 
     jobs: _Patterns = Field(default=("*",), description="Names of jobs to take part in, with * and ?.")
-    architectures: _Patterns = Field(
-        default=("*",), description="Kinds of job: architectures of the model to train, with * and ?."
-    )
+    architectures: _Patterns = Field(default=("*",), description="Architectures of the model to train, with * and ?.")
     base_models: Annotated[tuple[Digest, ...], AtMost(_MAX_NAMED)] = Field(
         default=(),
-        description="Weights that a job may start from: the SHA-256 of version 0 in hexadecimal and, where members "
-        "keep parameters that start from the job's numbers, that of these (private.bin) too; of a prompted job that of "
-        "its backbone too. None named: any.",
+        description="Weights that a job may start from: SHA-256 of version 0, in hexadecimal. If members keep "
+        "parameters that start from the job's numbers, also list the SHA-256 of those (private.bin). For a prompted "
+        "job, also that of its backbone. Empty: any.",
         examples=["00" * 32],
     )
     backbones: Annotated[tuple[Source, ...], AtMost(_MAX_KINDS)] = Field(
         default=("disk", "coordinator"),
         min_length=1,
-        description="Where a prompted job's frozen model may come from: folders of this machine, the coordinator, the "
-        "hub (which then learns that somebody here uses it). Its digest is the job's in any case.",
+        description="Where a prompted job's frozen model may come from: this machine's disk, the coordinator, or the "
+        "hub (which then learns that somebody here uses the model). Its digest must match the job's in any case.",
     )
     shared_parameters: _Patterns = Field(
-        default=("*",), description="Names of parameters that may be shared, with * and ?; one that fits none refuses."
+        default=("*",),
+        description="Names of parameters that may be shared, with * and ?. Every shared parameter of the job must "
+        "match.",
     )
     vocabularies: Annotated[tuple[Vocabulary, ...], AtMost(_MAX_KINDS), BeforeValidator(_somebodys)] = Field(
         default=("own", "public"),
-        description='Whose vocabulary a job may have: "own", each member builds one of its texts and keeps it, with '
-        'the vectors; "public", the job or its base model brings the words, and vectors to start from that whoever '
-        "made them knows.",
+        description='Whose vocabulary a job may have. "own": each member builds one from its texts and keeps it '
+        'private, with its vectors. "public": the job or its base model brings the words and the vectors to start '
+        "from, and those who made them know both. Name at least one.",
     )
     authorities: Annotated[tuple[Digest, ...], AtMost(_MAX_NAMED)] = Field(
         default=(),
-        description="Federations whose authority is trusted to enrol members: the SHA-256 of its root certificate. "
-        "None named: the one this member enrolled with.",
+        description="Federations whose authority is trusted to enrol members: SHA-256 of the first root certificate. "
+        "Empty: the federation that this member enrolled with.",
         examples=["00" * 32],
     )
 
@@ -91,112 +92,124 @@ class PolicyDocument(Document):
 
     mechanisms: Annotated[tuple[MechanismName, ...], AtMost(_MAX_KINDS)] = Field(
         default=("dp-sgd", "gaussian-update", "laplace-update", "distributed-gaussian"),
-        description='Privacy mechanisms that may be used. "none" adds no noise: secure aggregation alone hides the '
-        "update among the cohort's.",
+        description='Privacy mechanisms that may be used. "none" adds no noise: only secure aggregation then hides '
+        "this member's update, among those of the cohort.",
     )
     epsilon: float = Field(
-        default=8.0, gt=0, le=1000, description="The privacy budget of the data set, for good and over all jobs."
+        default=8.0, gt=0, le=1000, description="Lifetime privacy budget of the data set, over all jobs."
     )
-    delta: float = Field(default=1e-6, gt=0, lt=0.01, description="The delta that epsilon is meant with.")
+    delta: float = Field(default=1e-6, gt=0, lt=0.01, description="The delta of every epsilon in this file.")
     adjacency: Adjacency = Field(
         default="add-remove",
-        description="The neighbours that the budget is about: one unit more or less (add-remove), or one in place of "
-        "another (replace-one). Fixed once the ledger is open.",
+        description="Which data sets count as neighbours for the budget: one unit added or removed (add-remove), or "
+        "one replaced by another (replace-one). Fixed once the ledger is open.",
     )
     unit: Unit = Field(
         default="example",
-        description="What is protected: one labelled text (example), or all that this member has (member). A job that "
-        "counts in the other one is refused.",
+        description="What is protected: one labelled text (example), or all of this member's data (member). A job "
+        "with the other unit is refused. Fixed once the ledger is open.",
     )
     epsilon_a_month: float | None = Field(
-        default=None, gt=0, le=1000, description="What a calendar month (UTC) may spend of epsilon.", examples=[2.0]
+        default=None,
+        gt=0,
+        le=1000,
+        description="Part of epsilon that a calendar month (UTC) may spend.",
+        examples=[2.0],
     )
     epsilon_a_job: float | None = Field(
-        default=None, gt=0, le=1000, description="What one job may spend of epsilon.", examples=[4.0]
+        default=None, gt=0, le=1000, description="Part of epsilon that one job may spend.", examples=[4.0]
     )
     min_noise_multiplier: float | None = Field(
         default=None,
         gt=0,
-        description="The least noise, as the ledger counts it: its deviation divided by how far one unit can move what "
-        "is sent (of gaussian-update half the job's number). Not asked of laplace-update.",
+        description="Minimum noise multiplier, as the ledger counts it: the standard deviation of the noise divided by "
+        "how far one unit can move what is sent (for gaussian-update, half the job's number). Does not apply to "
+        "laplace-update and none.",
         examples=[1.0],
     )
     max_epsilon_a_round: float | None = Field(
-        default=None, gt=0, description="The most epsilon that a round of laplace-update may cost.", examples=[0.5]
+        default=None, gt=0, description="Maximum epsilon of one round of laplace-update.", examples=[0.5]
     )
     trust_central_noise: bool = Field(
         default=False,
-        description="distributed-gaussian: count the noise of the other honest members, not this member's own alone.",
+        description="distributed-gaussian: count the noise of the other honest members too, not only this member's "
+        "own.",
     )
     own_lot: int | None = Field(
-        default=None, ge=1, description="This member's own lot, in place of the job's.", examples=[64]
+        default=None, ge=1, description="This member's own lot in place of the job's.", examples=[64]
     )
     own_noise_multiplier: float | None = Field(
         default=None,
         gt=0,
-        description="This member's own noise multiplier, in place of the job's: more, and at most four times as much.",
+        description="This member's own noise multiplier in place of the job's: from the job's to four times the job's. "
+        "Jobs with laplace-update or distributed-gaussian are then refused.",
         examples=[1.5],
     )
     report_epsilon: bool = Field(
         default=True,
-        description="Tell the coordinator what was spent. With a known rate it tells the number of examples.",
+        description="Tell the coordinator what was spent. If the sampling rate is known, that reveals the number of "
+        "examples.",
     )
 
-    # ---- made-up text ----
+    # ---- synthetic text ----
 
     corpora: Literal["never", "ask", "always"] = Field(
         default="ask",
-        description="Give away text that is made up by what this member learnt, where a job orders it of its members: "
-        "never (such a job is refused), ask (`edge_client corpus approve` gives away what you have read), or always.",
+        description="Whether to release synthetic text from what this member learnt, if a job orders a corpus from its "
+        "members: never (such a job is refused), ask (`edge_client corpus approve` releases what you have read), or "
+        "always.",
     )
     max_corpus_texts: int = Field(
-        default=10_000, ge=1, description="The most made-up texts that a job may order of this member."
+        default=10_000, ge=1, description="Maximum number of synthetic texts that a job may order from this member."
     )
 
     # ---- the cohort ----
 
-    min_cohort: int = Field(default=3, ge=2, description="Members that an attempt must be drawn from, at least.")
+    min_cohort: int = Field(default=3, ge=2, description="Minimum number of members in an attempt.")
     min_honest: int = Field(
-        default=2, ge=2, description="Honest members' inputs that every opened sum must hold, at least (h)."
+        default=2, ge=2, description="Minimum number of honest members' inputs in every sum that is opened (h)."
     )
     min_group: int = Field(
         default=3,
         ge=2,
-        description="Where a cohort is split into groups: inputs that the sum of a group must hold, at least (t).",
+        description="If a cohort is split into groups: minimum number of inputs in the sum of a group (t).",
     )
     assumed_corrupt: int | None = Field(
         default=None,
         ge=0,
-        description="Members that an attempt must suppose the coordinator to run itself (n_C), at least. Not given: "
-        "the protocol's default for the cohort's size, above 200 members min_corrupt_share of them; 0 trusts that it "
-        "runs none.",
+        description="Minimum number of members that an attempt must assume the coordinator runs itself (n_C). Not "
+        "given: the protocol's default for the cohort's size; above 200 members, min_corrupt_share of them. 0 trusts "
+        "that the coordinator runs none.",
         examples=[1],
     )
     min_corrupt_share: float = Field(
         default=0.1,
         ge=0,
         lt=1,
-        description="Share of a large cohort (above 200 members, on a sparse graph) that an attempt must suppose "
-        "corrupt (gamma), at least. Six decimals count.",
+        description="Minimum share of corrupt members (gamma) that an attempt above 200 members must withstand. Six "
+        "decimals count.",
     )
     min_sigma: int = Field(
         default=80,
         ge=40,
-        description="Bits by which a sparse graph (large cohorts) must keep its promise of honest inputs, at least. 80 "
-        "leave room for a coordinator that answers last and tries many graphs.",
+        description="Minimum statistical security, in bits, of a sparse graph (above 200 members) or of groups: their "
+        "h holds except with probability 2^-sigma. 80 leaves room for a coordinator that answers last and tries many "
+        "graphs. Not related to noise.",
     )
     allow_two_party_sums: bool = Field(
-        default=False, description="Allow sums of two: each of the two is shown the other's input."
+        default=False, description="Allow sums of two members: each then learns the other's input."
     )
     allow_second_sum: bool = Field(
         default=False,
         description="Without noise: send two different updates for one version, confirm two different sums of it, or "
-        "send a second vector for it in groups. The coordinator can subtract the sums and read one member's update.",
+        "send a second vector for it in groups. The coordinator can subtract such sums and may read one member's "
+        "update.",
     )
     peers: Annotated[dict[MemberName, Digest], AtMost(MAX_MEMBERS)] = Field(
         default={},
-        description="Members whose keys were compared by other means: name = SHA-256 of the public key, as "
-        "`edge_client policy show` prints it there. With any, the others of a roster must not be more than n_C.",
+        description="Members pinned by key, compared by other means: name = SHA-256 of the public key, as `edge_client "
+        "policy show` prints it on that member's machine. With any pin, at most n_C members of a roster may be "
+        "unpinned.",
         examples=[{"north": "00" * 32}],
     )
 
@@ -204,31 +217,30 @@ class PolicyDocument(Document):
 
     hours: Annotated[tuple[Annotated[Short, AfterValidator(_window)], ...], AtMost(_MAX_NAMED)] = Field(
         default=(),
-        description="When to train, local time. None named: always.",
+        description="Windows of local time to train in. Empty: always.",
         examples=["22:00-06:00", "sat,sun 00:00-24:00"],
     )
     devices: Annotated[tuple[DeviceKind, ...], AtMost(_MAX_KINDS)] = Field(
-        default=("cpu", "cuda", "mps"), description="What may train."
+        default=("cpu", "cuda", "mps"), description="Devices that may train."
     )
     min_free_memory_mib: int | None = Field(
-        default=None, ge=1, description="Main memory that must be free, MiB.", examples=[4096]
+        default=None, ge=1, description="Minimum free main memory, in MiB.", examples=[4096]
     )
     on_power_only: bool = Field(default=False, description="Do not train on a battery.")
     interfaces: _Patterns = Field(
         default=(),
-        description="Network interfaces that every default route must go through, with * and ? (Linux). None named: "
-        "any.",
+        description="Network interfaces that every default route must go through, with * and ? (Linux). Empty: any.",
         examples=["eth*", "wlan0"],
     )
 
     def limit(self) -> "Limit":
-        """The lifetime budget, as the ledger opens with."""
+        """The lifetime budget that the ledger opens with."""
         from learning.accounting.spend import Limit
 
         return Limit(epsilon=self.epsilon, delta=self.delta, adjacency=self.adjacency, unit=self.unit)
 
     def own(self) -> "OwnNumbers":
-        """The member's own numbers, as `protection_of` takes them."""
+        """The member's own lot and noise multiplier, as `protection_of` takes them."""
         from learning.mechanisms.protection import OwnNumbers
 
         return OwnNumbers(lot=self.own_lot, noise_multiplier=self.own_noise_multiplier)

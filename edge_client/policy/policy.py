@@ -1,12 +1,14 @@
 """The member's own policy: floors and ceilings that no job can pass. HOME/policy.toml, or `--policy FILE`.
 
-What each key asks stands once, in the tables of `rules` and `model_rules`: `check_*` raise at the first rule that does
-not hold, and what cannot be told there does not hold; `explain` goes through the same tables to their end. A refusal
-names the rule, the job's value and the policy's. Without a file the defaults hold, and they are strict: a job without
-noise takes part only where the member has written so, one with it only within the budget.
+The tables of `rules` and `model_rules` hold each rule once. `check_*` raise at the first rule that does not hold; a
+rule that cannot be decided there does not hold. `explain` goes through the same tables to the end. A refusal names the
+rule, the job's value and the policy's value.
 
-Nothing here reads a file, a clock or the data, but for `load`. Left to others: what was spent (the ledger keeps
-`epsilon`, its months and jobs), and to ask before acting.
+Without a file the strict defaults apply: the member takes a job with noise only within the budget, and a job without
+noise only if its policy says so.
+
+Only `load` reads a file; nothing reads a clock or the data. Left to others: the budget spent (the ledger enforces
+`epsilon` and its monthly and per-job limits), and calling the checks before acting.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -26,7 +28,7 @@ __all__ = ["Policy", "PolicyRefusal"]
 
 
 class PolicyRefusal(Exception):
-    """The policy says no: `reason` for the machine, the text for people."""
+    """The policy refuses: `reason` is for the machine, the text for people."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(detail)
@@ -35,46 +37,61 @@ class PolicyRefusal(Exception):
 
 
 class Policy(PolicyDocument):
-    """The policy, and the questions that a session asks it."""
+    """The policy, and the checks that a session asks of it."""
 
     @classmethod
     def load(cls, home: Path, option: Path | None = None) -> "tuple[Policy, Path | None]":
-        """The policy in force, and the file it was read from: `option`, else HOME/policy.toml, else the defaults.
+        """Reads the policy in force: `option`, else HOME/policy.toml, else the defaults.
+
+        Returns:
+            The policy, and the file it was read from (None: the defaults).
 
         Raises:
-            DocumentInvalid: the file cannot be right, or `option` does not exist.
+            DocumentInvalid: the file is not a valid policy, or `option` does not exist.
         """
         path = option or home / "policy.toml"
         if option is None and not path.exists():
             return cls(), None
         return cls.from_toml(path), path
 
-    # ---- the questions, in the order in which they are asked ----
+    # ---- the checks, in the order in which a session makes them ----
 
     def check_job(self, job: JobDocument, *, federation: bytes | None = None) -> None:
-        """Before anything of a job but its document is fetched.
+        """Checks a job document, before anything else of the job is fetched.
 
-        federation: SHA-256 of the root certificate that this member enrolled under; not given, it is none of
-        `authorities`. What attempts of the job can offer is looked at as well: a job of which no attempt would be
-        joined is not worth a training.
+        Also checks the attempts that the job allows: a job whose every attempt would be refused is not worth training
+        for.
+
+        Args:
+            job: the document.
+            federation: SHA-256 of the root certificate that this member enrolled under. None: no entry of
+                `authorities` matches.
 
         Raises:
-            PolicyRefusal: the first rule that the job does not keep.
+            PolicyRefusal: the first rule that the job breaks.
         """
         verdicts = rules.on_job(self, job, federation)
-        # Where a job does not tell what its attempts will be, each attempt is asked.
+        # If a job does not tell what its attempts will be, each attempt is checked when it comes.
         _enforce(each for each in verdicts if each.when is When.JOB or each.outcome is not Outcome.OPEN)
 
     def check_manifest(self, manifest: Manifest) -> None:
-        """Before the data is read. Raises: PolicyRefusal: a parameter would be shared that is kept back."""
+        """Checks the manifest, before the data is read.
+
+        Raises:
+            PolicyRefusal: the job would share a parameter that the policy keeps private.
+        """
         _enforce(judge(self, MANIFEST, manifest))
 
     def check_conditions(self, conditions: Conditions) -> None:
-        """Before each training. Raises: PolicyRefusal: this is not the moment, or that cannot be told here."""
+        """Checks the machine, before each training.
+
+        Raises:
+            PolicyRefusal: a condition is not met, or cannot be read here.
+        """
         _enforce(judge(self, rules.CONDITIONS, conditions))
 
     def check_attempt(self, context: RoundContext) -> None:
-        """Before a member advertises its keys for an attempt.
+        """Checks an attempt, before the member advertises its keys for it.
 
         Raises:
             PolicyRefusal: a number of the context is weaker than the policy's.
@@ -82,36 +99,41 @@ class Policy(PolicyDocument):
         _enforce(judge(self, rules.ATTEMPT, rules.Numbers.of(context)))
 
     def check_roster(self, keys: Mapping[str, bytes], context: RoundContext, *, own: str) -> None:
-        """Before anything is dealt to a roster, once every signature and certificate of it is verified.
+        """Checks a roster whose signatures and certificates are verified, before the member deals shares to it.
 
-        keys: each member's public key, SubjectPublicKeyInfo in DER, as `key_of` gives it. own: this member's name.
+        With pins, n_C does not rest on trust in the authority: all members that the coordinator may have enrolled
+        itself are among the unpinned, and there are at most as many of those as the attempt withstands. Assumes that
+        the pinned members do not work with the coordinator.
 
-        With pins, n_C need not be believed of the authority: all that the coordinator may have enrolled itself are
-        among the unpinned, and there are no more of them than the attempt withstands. Assumes that those pinned do not
-        work with it.
+        Args:
+            keys: each member's public key, SubjectPublicKeyInfo in DER, as `key_of` returns it.
+            context: the attempt's numbers.
+            own: this member's name.
 
         Raises:
-            PolicyRefusal: more unpinned members than the attempt assumes corrupt.
+            PolicyRefusal: the roster has more unpinned members than the attempt assumes corrupt.
         """
         _enforce(judge(self, rules.ROSTER, rules.Keys(keys, context.assumed_corrupt, own)))
 
     def check_vector(self, update: bytes, earlier: Iterable[bytes | None], *, grouped: bool) -> None:
-        """Without noise, before the first byte of a masked vector leaves.
+        """Checks a masked vector of a job without noise, before its first byte leaves.
 
-        update: SHA-256 of the update that it carries.
-        earlier: the same of each vector sent before for this version or round.
-        grouped: whether it goes into the sum of a group.
+        Args:
+            update: SHA-256 of the update in the vector.
+            earlier: the same for each vector sent before for this version or round.
+            grouped: whether the vector goes into the sum of a group.
 
         Raises:
-            PolicyRefusal: it is another update than one sent before, or a second vector in groups.
+            PolicyRefusal: the update differs from one sent before, or this is a second vector in groups.
         """
         _enforce(judge(self, rules.VECTOR, rules.VectorInQuestion(update, tuple(earlier), grouped)))
 
     def check_sum(self, members: Collection[str], confirmed: Collection[str]) -> None:
-        """Without noise, before a member deals to a roster and before it confirms U3.
+        """Checks the members of a sum without noise, before this member deals to a roster and before it confirms U3.
 
-        members: those of the roster, or of U3.
-        confirmed: the U3 that it confirmed before for this version or round.
+        Args:
+            members: the members of the roster, or of U3.
+            confirmed: the U3 that this member confirmed before for this version or round.
 
         Raises:
             PolicyRefusal: they differ.
@@ -126,10 +148,10 @@ class Policy(PolicyDocument):
         manifest: Manifest | None = None,
         conditions: Conditions | None = None,
     ) -> list[Verdict]:
-        """Every rule on a job, in the order in which they are asked; what is not given leaves its rules open.
+        """Compares every rule with a job, in the order of the checks. A rule whose subject is not given stays open.
 
-        With the same facts, the first refusal here is what `check_job`, `check_manifest` and `check_conditions`, one
-        after the other, would raise.
+        With the same facts, the first refusal here is the one that `check_job`, `check_manifest` and
+        `check_conditions`, one after the other, would raise.
         """
         return [
             *rules.on_job(self, job, federation),
@@ -137,13 +159,13 @@ class Policy(PolicyDocument):
             *judge(self, rules.CONDITIONS, conditions),
             *rules.on_budget(self),
             *judge(self, rules.ROSTER, None),
-            # `rules.VECTOR` asks by the same key.
+            # `rules.VECTOR` has the same key.
             *judge(self, rules.SUM, None),
         ]
 
 
 def _enforce(verdicts: Iterable[Verdict]) -> None:
     for verdict in verdicts:
-        # What cannot be told is no permission.
+        # An open rule is no permission.
         if verdict.outcome is not Outcome.OK:
             raise PolicyRefusal(verdict.reason, verdict.sentence)

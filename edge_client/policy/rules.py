@@ -1,9 +1,9 @@
-"""What each key of a policy asks of a job, and when: the tables that `Policy.check_*` and `Policy.explain` share.
+"""The rules of a policy, and when each is checked: the tables that `Policy.check_*` and `Policy.explain` share.
 
-Order in a table is the order of asking.
+The rules are checked in the order of the tables.
 
-Left to `verdicts`: how a rule is judged; to `model_rules`: what a job's model is made of; to `policy`: the document
-itself, and what follows from a verdict.
+Left to others: applying a rule (`verdicts`), the rules about a job's model (`model_rules`), the keys and their defaults
+(`document`), and what follows from a verdict (`policy`).
 """
 
 import hashlib
@@ -57,17 +57,20 @@ __all__ = [
 
 
 def fingerprint(key: bytes) -> bytes:
-    """What `peers` pins: SHA-256, 32 bytes, of a public key (SubjectPublicKeyInfo, DER)."""
+    """The value that `peers` pins: SHA-256 (32 bytes) of a public key (SubjectPublicKeyInfo, DER)."""
     return hashlib.sha256(key).digest()
 
 
 def counted_multiplier(mechanism: Mechanism, policy: PolicyDocument) -> float | None:
-    """The noise multiplier that a release is accounted with, but for the rounding of a grid; None: it has none.
+    """The noise multiplier that a release is accounted with, up to rounding to a grid. None: the mechanism has none.
 
-    Deviation of the noise divided by how far one unit can move what is released: of `gaussian-update` half the stated
-    number, since neighbouring changes lie up to 2 C apart; of `distributed-gaussian` the stated one is that of h shares
-    against one member's vector, so 1 / sqrt(h) of it where this member's share alone counts, and half where the unit
-    can move the vector across the ball, not from zero only (learning.mechanisms.protection says why).
+    It is the standard deviation of the noise divided by how far one unit can move what is released:
+
+    - `dp-sgd`: the stated number.
+    - `gaussian-update`: half the stated number, since neighbouring updates lie up to 2 C apart.
+    - `distributed-gaussian`: the stated number is that of h shares of noise against one member's vector. If only this
+      member's share counts, it is divided by sqrt(h). It is halved if the unit can move the vector across the whole
+      ball, not only from zero (`learning.mechanisms.protection` says why).
     """
     own = policy.own_noise_multiplier
     match mechanism:
@@ -84,13 +87,13 @@ def counted_multiplier(mechanism: Mechanism, policy: PolicyDocument) -> float | 
 
 
 def on_job(policy: PolicyDocument, job: Job, federation: bytes | None) -> Iterator[Verdict]:
-    """What a job document alone tells, and the fingerprint of the authority that this member enrolled under."""
+    """The verdicts on a job document. federation: fingerprint of the authority that this member enrolled under."""
     yield from judge(policy, JOB, Offer(job, federation))
     yield from _on_attempts(policy, job)
 
 
 def on_budget(policy: PolicyDocument) -> Iterator[Verdict]:
-    """The budget's keys, so that no explanation goes without them; whether a job keeps them is the ledger's to say."""
+    """The budget's keys, as open verdicts so that `explain` shows them: only the ledger can decide them."""
     for key in ("epsilon", "epsilon_a_month", "epsilon_a_job"):
         if getattr(policy, key) is None:
             yield free_verdict(key, When.LEDGER, Reason.REASON_BUDGET_SPENT)
@@ -99,8 +102,8 @@ def on_budget(policy: PolicyDocument) -> Iterator[Verdict]:
 
 
 def _on_attempts(policy: PolicyDocument, job: Job) -> Iterator[Verdict]:
-    """The rules of attempts, before there is one: for the smallest cohort of the job that keeps them all, else for the
-    one that breaks the fewest.
+    """Judges the attempts that a job allows, for the smallest cohort that keeps all rules, else the one that breaks the
+    fewest.
     """
     sizes: dict[int, list[Verdict]] = {}
     for cohort in _sizes(job.rounds.min_members, job.rounds.target_members):
@@ -117,27 +120,28 @@ def _on_attempts(policy: PolicyDocument, job: Job) -> Iterator[Verdict]:
     largest = max(sizes)
     for at, verdict in enumerate(sizes[shown]):
         refused = [size for size, found in sizes.items() if found[at].outcome is Outcome.REFUSED]
-        # A rule that asks nothing says nothing of a cohort.
+        # A free rule does not depend on the cohort.
         note = _cohorts_of(job, shown, largest, sizes[largest][at].job) if verdict.job else ""
         if verdict.outcome is not Outcome.REFUSED and refused:
             note += f"; attempts of {_ranges(refused, list(sizes))} members would be refused"
             if refused[-1] > COMPLETE_GRAPH_LIMIT:
-                note += f" (above {COMPLETE_GRAPH_LIMIT} some sizes were tried)"
+                note += f" (above {COMPLETE_GRAPH_LIMIT}, only some sizes were tried)"
         yield replace(verdict, sentence=verdict.sentence + note)
 
 
 def _cohorts_of(job: Job, shown: int, largest: int, found: str) -> str:
-    """Which cohort a verdict shows, of which there may be, and what the largest has there."""
+    """Says for which cohort size a verdict holds, which sizes the job allows, and the value of the largest."""
     least, most = job.rounds.min_members, job.rounds.target_members
     if least == most:
-        return f" (cohorts of the job have {most} members)"
+        return f" (the job's cohorts have {most} members)"
     at_largest = f", in one of {largest} it is {found}" if largest != shown and found != str(largest) else ""
-    return f" (this is in a cohort of {shown}{at_largest}; cohorts of the job have {least} to {most} members)"
+    return f" (in a cohort of {shown}{at_largest}; the job's cohorts have {least} to {most} members)"
 
 
 def _sizes(least: int, most: int) -> list[int]:
-    """Sizes of cohorts to look at: every one that has a complete graph, and of larger ones, whose numbers change little
-    from one to the next, some a tenth apart; each attempt is looked at by itself when it comes.
+    """The cohort sizes to check: every one with a complete graph, and larger ones in steps of a tenth.
+
+    The numbers of large cohorts change little from one size to the next, and each attempt is checked when it comes.
     """
     sizes = list(range(least, min(most, COMPLETE_GRAPH_LIMIT) + 1))
     size = max(least, COMPLETE_GRAPH_LIMIT + 1)
@@ -150,7 +154,7 @@ def _sizes(least: int, most: int) -> list[int]:
 
 
 def _ranges(sizes: list[int], looked_at: list[int]) -> str:
-    """`3 to 9, 12` of sorted sizes; those that were looked at one after the other are one range."""
+    """Sorted sizes as text, such as `3 to 9, 12`. Neighbours in `looked_at` are one range."""
     places = {size: place for place, size in enumerate(looked_at)}
     spans: list[list[int]] = []
     for size in sizes:
@@ -167,26 +171,26 @@ def _ranges(sizes: list[int], looked_at: list[int]) -> str:
 def _jobs(policy: PolicyDocument, offer: Offer) -> Finding:
     name = offer.job.name
     return Finding(
-        name, listed(policy.jobs), fits_any(name, policy.jobs), "the job is {job}, the policy admits {policy}"
+        name, listed(policy.jobs), fits_any(name, policy.jobs), "the job's name is {job}; the policy allows {policy}"
     )
 
 
 def _mechanisms(policy: PolicyDocument, offer: Offer) -> Finding:
     name = offer.job.mechanism.name
-    says = 'the job uses "{job}", the policy allows {policy}'
+    says = 'the job uses "{job}"; the policy allows {policy}'
     if isinstance(offer.job.model, RvaeModel) and offer.job.model.variant == "published":
         says = f'the job uses "{{job}}", and its published variant has {NO_GUARANTEE}; the policy allows {{policy}}'
-    advice = f'to allow it, write mechanisms = ["{name}"] into policy.toml'
+    advice = f'to allow it, write mechanisms = ["{name}"] in policy.toml'
     return Finding(name, listed(policy.mechanisms), name in policy.mechanisms, says, advice)
 
 
 def _unit(policy: PolicyDocument, offer: Offer) -> Finding:
-    # A bound for one unit is none for the other: the zeroed vector of an absent member is no neighbour of an exchanged
-    # example, and the reverse. So the ledger, opened in one unit, has no formula for the other.
+    # A bound for one unit is no bound for the other: the zero vector of an absent member is no neighbour of an
+    # exchanged example, nor the reverse. So a ledger opened in one unit has no formula for the other.
     mechanism = offer.job.mechanism
     if isinstance(mechanism, NoMechanism):
-        return _no_noise(policy.unit, "protects nothing of the policy's unit, {policy}")
-    says = "the job protects one {job}, the policy's ledger counts by {policy}"
+        return _no_noise(policy.unit, "adds no noise, so the unit {policy} does not apply")
+    says = "the job protects one {job}; the policy's ledger counts by {policy}"
     return Finding(mechanism.unit, policy.unit, mechanism.unit == policy.unit, says)
 
 
@@ -194,27 +198,27 @@ def _adjacency(policy: PolicyDocument, offer: Offer) -> Finding:
     adjacencies: tuple[Adjacency, ...]
     match offer.job.mechanism:
         case NoMechanism():
-            return _no_noise(policy.adjacency, "has no formula, for {policy} or else")
+            return _no_noise(policy.adjacency, "adds no noise, so adjacency {policy} does not apply")
         case DpSgd() | GaussianUpdate(sampling="poisson"):
             adjacencies = ("add-remove",)
         case GaussianUpdate():
             adjacencies = ("replace-one",)
         case LaplaceUpdate() | DistributedGaussian():
             adjacencies = ("add-remove", "replace-one")
-    says = f"the job's {offer.job.mechanism.name} is accounted for under {{job}}, the policy's ledger under {{policy}}"
+    says = f"the job's {offer.job.mechanism.name} is accounted for under {{job}}; the policy's ledger uses {{policy}}"
     return Finding(" or ".join(adjacencies), policy.adjacency, policy.adjacency in adjacencies, says)
 
 
 def _min_noise(policy: PolicyDocument, offer: Offer) -> Finding:
     wanted, counted = policy.min_noise_multiplier, counted_multiplier(offer.job.mechanism, policy)
     if isinstance(offer.job.mechanism, NoMechanism):
-        return _no_noise(in_words(wanted), "is a matter of `mechanisms`, and {policy} of no noise")
+        return _no_noise(in_words(wanted), "adds no noise, so the minimum {policy} does not apply; see mechanisms")
     if counted is None:
-        says = "{job} has no multiplier for the policy's {policy}; see max_epsilon_a_round"
+        says = "{job} has no noise multiplier, so the minimum {policy} does not apply; see max_epsilon_a_round"
         return Finding(offer.job.mechanism.name, in_words(wanted), True, says)
     says = (
-        f"the job's {offer.job.mechanism.name} counts with a noise multiplier of {{job}}, the policy wants {{policy}} "
-        "at least"
+        f"the job's {offer.job.mechanism.name} counts as a noise multiplier of {{job}}; the policy requires at least "
+        "{policy}"
     )
     return Finding(in_words(counted), in_words(wanted), wanted is None or counted >= wanted, says)
 
@@ -223,14 +227,14 @@ def _own_noise(policy: PolicyDocument, offer: Offer) -> Finding:
     own = policy.own_noise_multiplier
     match offer.job.mechanism:
         case NoMechanism():
-            return _no_noise(in_words(own), "takes none of the policy's {policy} either")
+            return _no_noise(in_words(own), "adds no noise, so the policy's {policy} does not apply")
         case (DpSgd() | GaussianUpdate()) as mechanism:
             least, most = mechanism.noise_multiplier, NOISE_ROOM * mechanism.noise_multiplier
-            says = "the job has room for a noise multiplier of {job}, the policy sets {policy}"
+            says = "the job allows a member's own noise multiplier of {job}; the policy sets {policy}"
             fits = own is None or least <= own <= most
             return Finding(f"{in_words(least)} to {in_words(most)}", in_words(own), fits, says)
         case mechanism:
-            says = "the job's {job} takes no multiplier of a member's own, the policy sets {policy}"
+            says = "the job's {job} allows no noise multiplier of a member's own; the policy sets {policy}"
             return Finding(mechanism.name, in_words(own), own is None, says)
 
 
@@ -238,9 +242,9 @@ def _max_epsilon_a_round(policy: PolicyDocument, offer: Offer) -> Finding:
     most, mechanism = policy.max_epsilon_a_round, offer.job.mechanism
     if not isinstance(mechanism, LaplaceUpdate):
         return Finding(
-            mechanism.name, in_words(most), True, "{job} states no epsilon a round for the policy's {policy}"
+            mechanism.name, in_words(most), True, "{job} states no epsilon a round, so {policy} does not apply"
         )
-    says = "a round of the job costs epsilon {job}, the policy allows {policy}"
+    says = "a round of the job costs epsilon {job}; the policy allows {policy}"
     return Finding(in_words(mechanism.epsilon), in_words(most), most is None or mechanism.epsilon <= most, says)
 
 
@@ -251,14 +255,14 @@ def _no_noise(policy: str, says: str) -> Finding:
 def _authorities(policy: PolicyDocument, offer: Offer) -> Finding:
     trusted = in_words(policy.authorities)
     if offer.federation is None:
-        says = "this machine has {job}, the policy trusts {policy}"
-        return Finding("not enrolled, as far as was told", trusted, None, says)
-    says = "the federation's authority is {job}, the policy trusts {policy}"
+        says = "this member is {job}; the policy trusts {policy}"
+        return Finding("not known to be enrolled", trusted, None, says)
+    says = "the federation's authority is {job}; the policy trusts {policy}"
     return Finding(offer.federation.hex(), trusted, offer.federation in policy.authorities, says)
 
 
 def _ordered(job: Job) -> int | None:
-    """How many made-up texts the job orders of each member; None: none."""
+    """How many synthetic texts the job orders from each member. None: none."""
     return job.corpus.texts if job.corpus is not None and job.corpus.source == "members" else None
 
 
@@ -268,21 +272,21 @@ _NO_ORDER = "no text"
 def _corpora(policy: PolicyDocument, offer: Offer) -> Finding:
     texts = _ordered(offer.job)
     if texts is None:
-        says = "the job orders {job} of its members; the policy gives some away {policy}"
+        says = "the job orders {job} from its members; the policy has corpora = {policy}"
         return Finding(_NO_ORDER, policy.corpora, True, says)
     says = (
-        f"the job orders {{job}} of each member, {_promise_of_text(offer.job)}; the policy gives them away {{policy}}"
+        f"the job orders {{job}} from each member, {_promise_of_text(offer.job)}; the policy has corpora = {{policy}}"
     )
     if policy.corpora == "ask":
         says = says.replace(
-            "the policy gives them away {policy}", "the policy has {policy}: its owner reads them first"
+            "the policy has corpora = {policy}", "the policy has corpora = {policy}: its owner reads them first"
         )
-    advice = 'to take part and decide once you have read them, write corpora = "ask" into policy.toml'
-    return Finding(f"{texts} made-up texts", policy.corpora, policy.corpora != "never", says, advice)
+    advice = 'to take part and decide once you have read them, write corpora = "ask" in policy.toml'
+    return Finding(f"{texts} synthetic texts", policy.corpora, policy.corpora != "never", says, advice)
 
 
 def _promise_of_text(job: Job) -> str:
-    """What stands behind made-up texts, in a clause."""
+    """What protects the ordered texts, as a clause."""
     if isinstance(job.model, RvaeModel) and job.model.variant == "published":
         return f"by the published variant, with {NO_GUARANTEE}"
     if isinstance(job.mechanism, NoMechanism):
@@ -292,8 +296,8 @@ def _promise_of_text(job: Job) -> str:
 
 def _max_corpus_texts(policy: PolicyDocument, offer: Offer) -> Finding:
     texts = _ordered(offer.job)
-    says = "the job orders {job} of each member, the policy allows {policy}"
-    shown = _NO_ORDER if texts is None else f"{texts} made-up texts"
+    says = "the job orders {job} from each member; the policy allows {policy}"
+    shown = _NO_ORDER if texts is None else f"{texts} synthetic texts"
     return Finding(shown, str(policy.max_corpus_texts), (texts or 0) <= policy.max_corpus_texts, says)
 
 
@@ -332,25 +336,26 @@ JOB: tuple[Rule[Offer], ...] = (
 
 # ---- the machine ----------------------------------------------------------------------------------
 
-_UNREADABLE = "what cannot be read here, and so is not met"
+# Completes a sentence such as "the training device is ...".
+_UNREADABLE = "not readable here, which counts as not met"
 
 
 def _hours(policy: PolicyDocument, conditions: Conditions) -> Finding:
     now = conditions.now
-    # Not %a: a person's locale must not change what the operator reads.
+    # Not %a: the member's locale must not change what the operator reads.
     moment = f"{DAYS[now.weekday()]} {now:%H:%M}"
     inside = any(Window.parse(text).holds(now) for text in policy.hours)
-    return Finding(moment, listed(policy.hours), inside, "it is {job} here, the policy trains {policy}")
+    return Finding(moment, listed(policy.hours), inside, "the local time is {job}; the policy allows {policy}")
 
 
 def _devices(policy: PolicyDocument, conditions: Conditions) -> Finding:
-    says = "this machine trains on {job}, the policy allows {policy}"
+    says = "the training device is {job}; the policy allows {policy}"
     return Finding(conditions.device or _UNREADABLE, listed(policy.devices), conditions.device in policy.devices, says)
 
 
 def _free_memory(policy: PolicyDocument, conditions: Conditions) -> Finding:
     free, least = conditions.free_memory_mib, policy.min_free_memory_mib
-    says = "free memory in MiB is {job}, the policy wants {policy}"
+    says = "free memory in MiB is {job}; the policy requires at least {policy}"
     return Finding(
         _UNREADABLE if free is None else str(free),
         in_words(least),
@@ -363,7 +368,7 @@ def _free_memory(policy: PolicyDocument, conditions: Conditions) -> Finding:
 def _on_power(policy: PolicyDocument, conditions: Conditions) -> Finding:
     power = conditions.on_power
     has = {True: "mains power", False: "a battery", None: _UNREADABLE}[power]
-    says = "this machine runs on {job}, the policy has on_power_only = {policy}"
+    says = "the power source is {job}; the policy has on_power_only = {policy}"
     return Finding(
         has,
         in_words(policy.on_power_only),
@@ -375,10 +380,10 @@ def _on_power(policy: PolicyDocument, conditions: Conditions) -> Finding:
 
 def _interfaces(policy: PolicyDocument, conditions: Conditions) -> Finding:
     used = conditions.interfaces
-    says = "the default routes go through {job}, the policy allows {policy}"
+    says = "the interfaces of the default routes are {job}; the policy allows {policy}"
     wanted = listed(policy.interfaces)
     if used is None:
-        return Finding(_UNREADABLE, wanted, False, says, "leave the key out where there is no /proc/net/route")
+        return Finding(_UNREADABLE, wanted, False, says, "leave the key out on a machine without /proc/net/route")
     wrong = [name for name in used if not fits_any(name, policy.interfaces)]
     return Finding(listed(wrong or used), wanted, bool(used) and not wrong, says)
 
@@ -408,14 +413,22 @@ CONDITIONS: tuple[Rule[Conditions], ...] = (
 
 
 _MILLION = 10**6
-# What a job's cohorts above COMPLETE_GRAPH_LIMIT have (`tacit.context.thresholds_of`).
+# Statistical security, in bits, of a job's cohorts above COMPLETE_GRAPH_LIMIT (`tacit.context.thresholds_of`).
 _SIGMA_OF_JOBS = 80
 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """n, the fewest members a sum can have, n_C, h; of a sparse graph or groups their bits (None: the complete graph),
-    of a sparse graph gamma in millionths, of groups how many there are.
+    """The numbers of an attempt that the policy has rules about.
+
+    Args:
+        cohort: n.
+        min_sum: the fewest members that a sum can have.
+        assumed_corrupt: n_C.
+        honest: h.
+        sigma: bits of a sparse graph or of groups. None: the complete graph.
+        corrupt_millionths: gamma of a sparse graph, in millionths.
+        groups: number of groups. None: one sum.
     """
 
     cohort: int
@@ -428,7 +441,7 @@ class Numbers:
 
     @classmethod
     def of(cls, context: RoundContext) -> "Numbers":
-        """Those of an attempt."""
+        """The numbers in an attempt's context."""
         graph, split = context.sparse, context.grouped
         return cls(
             cohort=context.cohort,
@@ -442,12 +455,12 @@ class Numbers:
 
 
 def _min_cohort(policy: PolicyDocument, attempt: Numbers) -> Finding:
-    says = "the attempt has {job} members, the policy wants {policy}"
+    says = "the attempt has {job} members; the policy requires {policy}"
     return Finding(str(attempt.cohort), str(policy.min_cohort), attempt.cohort >= policy.min_cohort, says)
 
 
 def _min_honest(policy: PolicyDocument, attempt: Numbers) -> Finding:
-    says = "the attempt guarantees {job} honest inputs, the policy wants {policy}"
+    says = "the attempt guarantees {job} honest inputs; the policy requires {policy}"
     key = "a larger rounds.min_members" if attempt.sigma is None else "a larger aggregation.max_lost_share"
     if attempt.groups is not None:
         key = "fewer aggregation.groups"
@@ -457,10 +470,10 @@ def _min_honest(policy: PolicyDocument, attempt: Numbers) -> Finding:
 
 def _min_group(policy: PolicyDocument, attempt: Numbers) -> Finding:
     if attempt.groups is None:
-        says = "the attempt has {job}, as large as its cohort; the policy wants {policy} inputs of a group"
+        says = "the attempt has {job} over its whole cohort; the policy requires {policy} inputs in a group's sum"
         return Finding("one sum", str(policy.min_group), True, says)
-    says = f"the cohort is split into {attempt.groups} groups, and the sum of one may hold {{job}} inputs, the policy "
-    says += "wants {policy}"
+    says = f"the cohort is split into {attempt.groups} groups, and a group's sum may hold only {{job}} inputs; the "
+    says += "policy requires {policy}"
     advice = "a job with fewer aggregation.groups or a larger rounds.min_members has more in each"
     return Finding(str(attempt.min_sum), str(policy.min_group), attempt.min_sum >= policy.min_group, says, advice)
 
@@ -471,23 +484,23 @@ def _assumed_corrupt(policy: PolicyDocument, attempt: Numbers) -> Finding:
         try:
             wanted = default_thresholds(attempt.cohort)[1]
         except ContextInvalid:
-            # Two members, who can form no cohort with one of them corrupt.
+            # Two members cannot form a cohort in which one is corrupt.
             wanted = 1
     elif wanted is None:
-        # Of a large cohort the protocol fixes no number; the policy's share stands for it.
+        # The protocol fixes no number for a large cohort; the policy's share takes its place.
         wanted = attempt.cohort * _millionths(policy.min_corrupt_share) // _MILLION
-    says = "the attempt assumes {job} corrupt members, the policy {policy}"
+    says = "the attempt assumes {job} corrupt members; the policy requires {policy}"
     if attempt.cohort <= COMPLETE_GRAPH_LIMIT:
         advice = "a member that trusts the coordinator's enrolment writes assumed_corrupt = 0"
     elif policy.assumed_corrupt is None:
         advice = (
-            f"above {COMPLETE_GRAPH_LIMIT} members min_corrupt_share stands for it: a job that assumes a larger "
-            "share would do, or a smaller min_corrupt_share of a member that trusts the coordinator's enrolment"
+            f"above {COMPLETE_GRAPH_LIMIT} members min_corrupt_share sets this number: use a job that assumes a larger "
+            "share, or a smaller min_corrupt_share if you trust the coordinator's enrolment"
         )
     else:
         advice = (
-            "a job that assumes more would do; a number meant for small cohorts is better left out, since above "
-            f"{COMPLETE_GRAPH_LIMIT} members min_corrupt_share then stands for it"
+            "use a job that assumes more, or leave out a number that was meant for small cohorts: above "
+            f"{COMPLETE_GRAPH_LIMIT} members min_corrupt_share then takes its place"
         )
     return Finding(str(attempt.assumed_corrupt), str(wanted), attempt.assumed_corrupt >= wanted, says, advice)
 
@@ -500,24 +513,25 @@ def _min_corrupt_share(policy: PolicyDocument, attempt: Numbers) -> Finding:
     least = policy.min_corrupt_share
     advice = "a member that trusts the coordinator's enrolment writes min_corrupt_share = 0"
     if attempt.groups is not None and attempt.cohort > COMPLETE_GRAPH_LIMIT:
-        # A share of a cohort makes whole members, rounded down as a job rounds it.
+        # A share of a cohort is a whole number of members, rounded down as a job rounds it.
         wanted = attempt.cohort * _millionths(least) // _MILLION
-        says = "the attempt's groups assume a share of {job} corrupt members, the policy wants {policy}"
+        says = "the attempt's groups assume a share of {job} corrupt members; the policy requires {policy}"
         share = in_words(round(attempt.assumed_corrupt / attempt.cohort, 6))
         return Finding(share, in_words(least), attempt.assumed_corrupt >= wanted, says, advice)
     if attempt.corrupt_millionths is None:
         says = (
-            "the attempt's graph is {job}, which counts corrupt members and no share of them; the policy's is {policy}"
+            "the attempt's graph is {job}, so a number of corrupt members applies and the policy's share {policy} does "
+            "not"
         )
         return Finding("complete" if attempt.groups is None else "in groups", in_words(least), True, says)
-    says = "the attempt's graph withstands a share of {job} corrupt members, the policy wants {policy}"
+    says = "the attempt's graph withstands a share of {job} corrupt members; the policy requires {policy}"
     found = in_words(attempt.corrupt_millionths / _MILLION)
     return Finding(found, in_words(least), attempt.corrupt_millionths >= _millionths(least), says, advice)
 
 
 def _two_party_sums(policy: PolicyDocument, attempt: Numbers) -> Finding:
     says = "a sum of {job} members can be opened in this attempt; the policy has allow_two_party_sums = {policy}"
-    advice = "it shows each of two the other's input"
+    advice = "a sum of two shows each member the other's input"
     return Finding(str(attempt.min_sum), in_words(policy.allow_two_party_sums), attempt.min_sum >= 3, says, advice)
 
 
@@ -525,9 +539,9 @@ def _min_sigma(policy: PolicyDocument, attempt: Numbers) -> Finding:
     least = policy.min_sigma
     if attempt.sigma is None:
         return Finding(
-            "complete", str(least), True, "the attempt's graph is {job}, and the policy's {policy} bits are met"
+            "complete", str(least), True, "the attempt's graph is {job}, which satisfies the policy's {policy} bits"
         )
-    says = "the attempt's graph keeps its promise but for 2^-{job}, the policy wants 2^-{policy}"
+    says = "the attempt's guarantee fails with probability at most 2^-{job}; the policy requires 2^-{policy}"
     if attempt.groups is not None:
         advice = (
             f"jobs have {_SIGMA_OF_JOBS} bits and cannot ask for more; lower min_sigma, or keep to jobs with one sum"
@@ -571,11 +585,11 @@ def _peers(policy: PolicyDocument, roster: Keys) -> Finding:
     unknown = sorted(
         name
         for name, key in roster.keys.items()
-        # This member knows itself; a pinned name under another key is a stranger.
+        # This member needs no pin for itself; a pinned name with another key counts as unpinned.
         if name != roster.own and policy.peers.get(name) != fingerprint(key)
     )
-    says = "members of the roster that are not pinned with their key: {job}; the policy takes so many as the attempt "
-    says += "assumes corrupt, {policy}"
+    says = "members of the roster without a pin for their key: {job}; the policy allows as many as the attempt assumes "
+    says += "corrupt, {policy}"
     who = f"{len(unknown)} ({listed(unknown)})" if unknown else "0"
     return Finding(who, str(roster.assumed_corrupt), len(unknown) <= roster.assumed_corrupt, says)
 
@@ -586,15 +600,17 @@ ROSTER: tuple[Rule[Keys], ...] = (
 
 
 # ---- one update, one sum a version ------------------------------------------------------------------
-# Without noise only. docs/secure-aggregation.md, "Sums of one version", has the theorem that these rules make true.
+# Only without noise. docs/secure-aggregation.md, "Sums of one version", has the theorem that rests on these rules.
 
 
 @dataclass(frozen=True, slots=True)
 class VectorInQuestion:
-    """A masked vector that may leave, and those that left before for the same version or round.
+    """A masked vector that is about to leave, and those that left before for the same version or round.
 
-    update: SHA-256 of the update that it carries. earlier: the same of each earlier vector. grouped: whether it goes
-    into the sum of a group.
+    Args:
+        update: SHA-256 of the update in it.
+        earlier: the same for each earlier vector.
+        grouped: whether it goes into the sum of a group.
     """
 
     update: bytes
@@ -605,8 +621,8 @@ class VectorInQuestion:
 def _one_update(policy: PolicyDocument, vector: VectorInQuestion) -> Finding:
     sent = len(vector.earlier)
     if vector.grouped:
-        says = "this member sent {job} vectors for this version; without noise, in groups, the policy allows {policy}"
-        advice = "groups are drawn anew in each attempt; the member takes part again with the next version"
+        says = "this member sent {job} vectors for this version; in groups without noise the policy allows {policy}"
+        advice = "each attempt draws new groups; the member takes part again with the next version"
         return Finding(str(sent), "one", not sent, says, advice)
     others = sum(each != vector.update for each in vector.earlier)
     says = "this member sent {job} other updates for this version; without noise the policy allows {policy}"
@@ -636,7 +652,7 @@ class SumInQuestion:
 def _one_sum(policy: PolicyDocument, this: SumInQuestion) -> Finding:
     differ = sorted(this.members ^ this.confirmed)
     says = "this sum differs in {job} from the one this member confirmed for this version; the policy allows {policy}"
-    advice = "two sums can be subtracted; it goes on with exactly the same members, or with the next version"
+    advice = "two sums can be subtracted; this member continues with exactly the same members or the next version"
     who = f"{len(differ)} members ({listed(differ)})" if differ else "no member"
     return Finding(who, "no difference", not differ, says, advice)
 

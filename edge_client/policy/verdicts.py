@@ -1,7 +1,7 @@
-"""How rules of a policy are judged, whatever they are about, and what comes of it: a verdict for each.
+"""Applies rules of a policy to a subject and returns a verdict for each.
 
 A rule is pure: from the policy and one subject (a job document, a manifest, a machine's conditions, the numbers of an
-attempt, ...) it makes a finding with both values and a sentence that names them.
+attempt, ...) it makes a finding with both values and a clause that names them.
 
 Left to `rules` and `model_rules`: the rules.
 """
@@ -40,21 +40,21 @@ _MAX_SHOWN = 5
 
 
 class Outcome(StrEnum):
-    """What a rule says to a job."""
+    """What a rule says about a job."""
 
     OK = "ok"
     REFUSED = "refused"
-    OPEN = "open"  # Cannot be told from what was given.
+    OPEN = "open"  # Cannot be decided from the facts given.
 
 
 class When(StrEnum):
-    """When a rule is looked at, and who asks."""
+    """When a rule is checked, and by whom."""
 
     JOB = "before anything but the job document is fetched"
-    MANIFEST = "before the data is read, once the manifest is there"
-    CONDITIONS = "before each training, on the machine"
-    LEDGER = "by the ledger, before each training"
-    ATTEMPT = "before keys are shown for an attempt"
+    MANIFEST = "before the data is read, in the job's manifest"
+    CONDITIONS = "before each training, on this machine"
+    LEDGER = "before each training, by the ledger"
+    ATTEMPT = "before the member shows a key for an attempt"
     ROSTER = "before shares are dealt to a roster"
     VECTOR = "before a masked vector leaves"
     SUM = "before the members of a sum are confirmed"
@@ -62,10 +62,14 @@ class When(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One rule on one job (or attempt, or machine): both values, and a sentence that begins with the rule's name.
+    """The result of one rule on one job, attempt or machine.
 
-    rule: the policy's key. job: what the job has there; of a machine's condition, what the machine has. policy: what
-    the policy wants. reason: what a refusal is called on the wire.
+    Args:
+        rule: the policy's key.
+        job: the job's value; for a condition of the machine, the machine's.
+        policy: the policy's value.
+        reason: the name of a refusal on the wire.
+        sentence: names both values and begins with the rule's name.
     """
 
     rule: str
@@ -79,7 +83,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A job, and the fingerprint of the authority that this member enrolled under, 32 bytes; None: it has not."""
+    """A job, and the fingerprint (32 bytes) of the authority that this member enrolled under. None: not enrolled."""
 
     job: Job
     federation: bytes | None
@@ -87,19 +91,19 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Both values, whether they agree (None: cannot be told), and a clause that names them as {job} and {policy}."""
+    """Both values, whether they agree (None: cannot be decided), and a clause that names them as {job} and {policy}."""
 
     job: str
     policy: str
     ok: bool | None
     says: str
-    # Of a refusal: what to do.
+    # What to do about a refusal.
     advice: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule(Generic[_S]):
-    """A key of the policy, and what it makes of a subject. free: the policy asks nothing, whatever the subject is."""
+    """A key of the policy and its check of a subject. free: whether the policy allows every subject."""
 
     key: str
     when: When
@@ -109,7 +113,7 @@ class Rule(Generic[_S]):
 
 
 def judge(policy: PolicyDocument, rules: Iterable[Rule[_S]], subject: _S | None) -> Iterator[Verdict]:
-    """A verdict for each rule, in order. Without a subject, those that ask something stay open."""
+    """Yields a verdict for each rule, in order. Without a subject, every rule that is not free stays open."""
     for rule in rules:
         if rule.free(policy):
             yield free_verdict(rule.key, rule.when, rule.reason)
@@ -120,14 +124,14 @@ def judge(policy: PolicyDocument, rules: Iterable[Rule[_S]], subject: _S | None)
 
 
 def free_verdict(key: str, when: When, reason: Reason) -> Verdict:
-    """Of a key by which the policy asks nothing."""
-    return Verdict(key, when, "", "any", Outcome.OK, reason, f"{key}: the policy asks nothing")
+    """The verdict of a key with which the policy allows everything."""
+    return Verdict(key, when, "", "any", Outcome.OK, reason, f"{key}: the policy sets no limit")
 
 
 def open_verdict(policy: PolicyDocument, key: str, when: When, reason: Reason) -> Verdict:
-    """Of a key that asks something of a subject which is not there yet."""
+    """The verdict of a key whose subject is not there yet."""
     wanted = in_words(getattr(policy, key))
-    sentence = f"{key}: the policy has {wanted}; looked at {when}"
+    sentence = f"{key}: the policy has {wanted}; checked {when}"
     return Verdict(key, when, "", wanted, Outcome.OPEN, reason, sentence)
 
 
@@ -143,14 +147,14 @@ def _verdict(rule: Rule[_S], finding: Finding) -> Verdict:
 
 
 def listed(items: Iterable[str], most: int = _MAX_SHOWN) -> str:
-    """A few of them: what travels in a refusal is cut after some hundred characters."""
+    """The first `most` items and how many more there are: a long refusal is cut on its way to the coordinator."""
     shown = list(items)
     more = f" and {len(shown) - most} more" if len(shown) > most else ""
     return ", ".join(shown[:most]) + more if shown else "nothing"
 
 
 def in_words(value: object) -> str:
-    """A value of a policy or a job, as a sentence names it."""
+    """A value of a policy or a job, as text in a sentence."""
     match value:
         case bool():
             return str(value).lower()
@@ -169,5 +173,5 @@ def in_words(value: object) -> str:
 
 
 def fits_any(name: str, patterns: Iterable[str]) -> bool:
-    """Whether one of the patterns, with * and ?, is the whole name."""
+    """Whether one of the patterns, with * and ?, matches the whole name."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

@@ -1,7 +1,7 @@
-"""What a member keeps of a job for itself: its own vocabulary, its embedding, whatever else never leaves.
+"""The private state that a member keeps for each job: its vocabulary, its embedding, and all else that never leaves.
 
-`store` is what a run works with; `upkeep` and `backup` are what the member's commands do between runs; `sealing` is
-encryption at rest, `container` the form of a file, `files` the folder. Errors are in `errors`.
+A run works with `store`. The member's commands use `upkeep` and `backup` between runs. `sealing` encrypts at rest,
+`container` is the format of a file, `files` the folder. Errors are in `errors`.
 """
 
 from edge_client.private_store.container import PrivateState

@@ -1,16 +1,16 @@
-"""Private states in one file, to keep or to move to another machine of the same member.
+"""Backs up private states into one file, to keep or to move to another machine of the same member.
 
     TACITPB1                        8 bytes
     length of the header            4 bytes, big endian
     header                          `BackupHeader`, canonical JSON
-    the states' files               as they lie in the store: a sealed one stays sealed
+    the states' files               as in the store: a sealed one stays sealed
     SHA-256 of all of that          32 bytes
 
-Guarantees: a backup holds the states of one moment each, beside a running member too; nothing is restored before all of
-it was verified; a newer state is not written over unless that is asked for; a restore that is killed leaves each job
+Guarantees: each state in a backup is whole, as of one moment, even beside a running member; nothing is restored before
+the whole backup is verified; a newer state is overwritten only on request; a restore that is killed leaves each job
 with its old or its new state.
 
-Staged updates are not part of it: they belong to one run.
+A backup holds no staged updates: they belong to one run.
 """
 
 import hashlib
@@ -49,18 +49,18 @@ _Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")
 
 class _Entry(Part):
     job: _Name
-    # Bytes of its file.
+    # Size of the state's file in bytes.
     length: int = Field(ge=1)
     sealed: bool
 
 
 class BackupHeader(Document):
-    """What a backup says of itself."""
+    """The header of a backup."""
 
     max_bytes: ClassVar[int] = 2 * 1024 * 1024
 
     federation: Digest
-    # None where the home had no identity any more.
+    # None: the home had lost its identity.
     member: _Name | None
     made_ms: int = Field(ge=0)
     states: Annotated[tuple[_Entry, ...], AtMost(10_000)]
@@ -68,7 +68,7 @@ class BackupHeader(Document):
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Jobs by what became of them. unchanged: their state was there already."""
+    """The jobs that were restored, and those that already had the same state."""
 
     restored: tuple[str, ...]
     unchanged: tuple[str, ...]
@@ -82,15 +82,23 @@ def back_up(
     job: str | None = None,
     clock: Callable[[], float] = time.time,
 ) -> BackupHeader:
-    """Writes the states of all jobs, or of one, into a file (0600) that must not exist.
+    """Writes the states of all jobs, or of one, into a new file (0600).
 
-    member: its name, where the home still has an identity. clock: seconds since 1970 UTC.
+    Args:
+        home: the member's folder.
+        target: the file to write; it must not exist.
+        member: the member's name. None: the home has lost its identity.
+        job: the one job to back up.
+        clock: returns seconds since 1970 UTC.
+
+    Returns:
+        The backup's header.
 
     Raises:
-        StateMissing: there is none.
-        StateForeign: the home holds states of two federations; name a job.
+        StateMissing: there is no state.
+        StateForeign: the home holds states of several federations; name a job.
         StoreUnwritable: the target exists, or cannot be written.
-        StateDamaged, StateNewer, StoreUnusable.
+        StateDamaged, StateNewer, StoreUnusable: a state, or the folder, cannot be read.
     """
     if target.exists():
         raise StoreUnwritable(f"{target} exists; choose another name")
@@ -100,7 +108,7 @@ def back_up(
         for name in files.jobs_in(home) if job is None else [job]:
             path = files.state_file(home, name)
             try:
-                # It stays this file, also where the member's run puts another one in its place meanwhile.
+                # The open file stays the same, even if the member's run replaces the state meanwhile.
                 state = open_files.enter_context(path.open("rb"))
                 data = state.read()
             except FileNotFoundError:
@@ -113,11 +121,13 @@ def back_up(
             states.append(state)
         if not entries:
             what = "no private state" if job is None else f"no private state of {job}"
-            raise StateMissing(f"{files.private_folder(home)} holds {what}; `edge_client private list` shows what is")
+            raise StateMissing(
+                f"{files.private_folder(home)} holds {what}; `edge_client private list` shows what it holds"
+            )
         if len(federations) > 1:
             raise StateForeign(
-                f"{files.private_folder(home)} holds states of {len(federations)} federations; back them up one by one "
-                "with --job"
+                f"{files.private_folder(home)} holds states of {len(federations)} federations; back up each job with "
+                "--job"
             )
         about = BackupHeader(federation=federations.pop(), member=member, made_ms=made_ms, states=tuple(entries))
         files.written(target, _framed(about, states), "backup")
@@ -147,16 +157,23 @@ def restore(
     force: bool = False,
     faults: Faults = no_faults,
 ) -> Restored:
-    """Puts the states of a backup, or the one of a job, where they belong; what was staged for those jobs is forgotten.
+    """Restores the states of a backup, or of one job in it, and deletes the staged updates of those jobs.
 
-    federation, member: whose home it is. force: also over a newer state, or over one of something else.
+    Args:
+        home: the member's folder.
+        source: the backup.
+        federation: the home's federation.
+        member: the home's member.
+        job: the one job to restore.
+        force: overwrite a newer state, or one of another job document or data set.
+        faults: the points at which tests kill the process.
 
     Raises:
-        StateConflict: without force; nothing was changed.
-        StateForeign: a backup of another member or federation.
-        StateMissing: no such file, or it holds no such job.
-        StateDamaged, StateNewer: the backup, or a state in it.
-        StoreBusy, StoreUnwritable, StoreUnusable.
+        StateConflict: a state would be overwritten, without force. Nothing was changed.
+        StateForeign: the backup belongs to another member or federation.
+        StateMissing: there is no such file, or it does not hold the job.
+        StateDamaged, StateNewer: the backup, or a state in it, cannot be read.
+        StoreBusy, StoreUnwritable, StoreUnusable: the home cannot be written.
     """
     with ExitStack() as stack:
         try:
@@ -167,9 +184,9 @@ def restore(
         except OSError as error:
             raise files.unreadable(source, error) from error
         if about.federation != federation:
-            raise StateForeign(f"{source} is of another federation ({about.federation.hex()[:16]}...)")
+            raise StateForeign(f"{source} belongs to another federation ({about.federation.hex()[:16]}...)")
         if about.member not in (member, None):
-            raise StateForeign(f"{source} is of the member {about.member}, and this home is {member}'s")
+            raise StateForeign(f"{source} belongs to member {about.member}, but this home to {member}")
         stack.enter_context(holding(home))
         writing, unchanged, conflicts = [], [], []
         for entry in about.states:
@@ -178,7 +195,7 @@ def restore(
                 continue
             header, _ = check_whole(_part(backup, place, entry.length), f"{source}, state of {entry.job}")
             if (header.job, header.federation) != (entry.job, federation):
-                raise StateDamaged(f"{source}, state of {entry.job}: it is another one's; take another backup")
+                raise StateDamaged(f"{source}, state of {entry.job}: it belongs to another job; use another backup")
             there = _sound_header(files.state_file(home, entry.job))
             if there is not None and _same(there, header):
                 unchanged.append(entry.job)
@@ -190,7 +207,7 @@ def restore(
             raise StateMissing(f"{source} holds no state of {job}")
         if conflicts and not force:
             raise StateConflict(
-                f"a newer state, or one of another job document or data set, stands in the place of "
+                f"this home has a newer state, or one of another job document or data set, for "
                 f"{', '.join(conflicts)}; nothing was changed. Back it up, then restore with --force"
             )
         for name, place, length in writing:
@@ -200,14 +217,18 @@ def restore(
 
 def _put(home: Path, job: str, data: bytes, faults: Faults) -> None:
     files.make_folder(files.state_file(home, job).parent, faults)
-    # First: were it the other way round, a start after a kill could commit one of them over what was restored.
+    # Staged updates go first. Otherwise a start after a kill could commit one of them over the restored state.
     for token in files.staged_in(home, job):
         files.removed(files.state_file(home, job, token), faults)
     files.written(files.state_file(home, job), [data], "restore", faults)
 
 
 def _sound_header(path: Path) -> StateHeader | None:
-    """Of a state that is there and whole. A damaged one is what backups are for. Raises: StateNewer, StoreUnusable."""
+    """The header of a whole state. None: there is none, or a damaged one, which a backup may replace.
+
+    Raises:
+        StateNewer, StoreUnusable: the file cannot be read.
+    """
     data = files.read(path)
     if data is None:
         return None
@@ -218,13 +239,13 @@ def _sound_header(path: Path) -> StateHeader | None:
 
 
 def _same(one: StateHeader, other: StateHeader) -> bool:
-    """The same state, perhaps under another key."""
+    """Whether two headers are of the same state, perhaps under different keys."""
     without = {"length", "sealing"}
     return one.model_dump(exclude=without) == other.model_dump(exclude=without)
 
 
 def _follows(there: StateHeader, header: StateHeader) -> bool:
-    """Whether the second is what the first became later."""
+    """Whether `header` is a later state of the same history as `there`."""
     return (there.document, there.data, there.federation) == (
         header.document,
         header.data,
@@ -233,13 +254,17 @@ def _follows(there: StateHeader, header: StateHeader) -> bool:
 
 
 def _verified(backup: IO[bytes], source: Path) -> tuple[BackupHeader, int]:
-    """The header, and where the states start, once the file's SHA-256 is right. Raises: StateDamaged, StateNewer."""
+    """Checks the file's SHA-256; returns the header, and where the states start.
+
+    Raises:
+        StateDamaged, StateNewer: the backup cannot be read.
+    """
     magic = backup.read(_MAGIC_LENGTH)
     if magic != _MAGIC:
         if magic.startswith(_FAMILY):
             raise StateNewer(f"{source} was written by newer software; upgrade edge_client")
         raise StateDamaged(f"{source} is not a backup of private states; `edge_client private backup FILE` writes one")
-    damaged = f"{source} is damaged; take another copy. Nothing was changed"
+    damaged = f"{source} is damaged; use another copy. Nothing was changed"
     length = int.from_bytes(backup.read(4), "big")
     if length > BackupHeader.max_bytes:
         raise StateDamaged(damaged)
@@ -254,7 +279,7 @@ def _verified(backup: IO[bytes], source: Path) -> tuple[BackupHeader, int]:
     while piece := backup.read(min(_PIECE, left)):
         digest.update(piece)
         left -= len(piece)
-    # One more byte than there may be.
+    # Reads one byte too many, to find bytes after the end.
     if left or backup.read(_DIGEST + 1) != digest.digest():
         raise StateDamaged(damaged)
     return about, start

@@ -1,4 +1,4 @@
-"""What can go wrong with a member's private state. Every sentence says what to do; none holds a value or a word."""
+"""Errors about a member's private state. Every sentence says what to do; none contains a value or a word of it."""
 
 __all__ = [
     "KeyUnusable",
@@ -16,23 +16,23 @@ __all__ = [
 
 
 class StoreError(Exception):
-    """A private state that cannot be used, or not for this."""
+    """A private state cannot be used, or not for this call."""
 
 
 class StoreUnusable(StoreError):
-    """The folder itself: others may look into it, or it cannot be read."""
+    """The folder is open to others, or cannot be read."""
 
 
 class StoreBusy(StoreError):
-    """Another process works with it."""
+    """Another process uses the store."""
 
 
 class StoreUnwritable(StoreError):
-    """The disk does not take what must be written. What was there before is still there."""
+    """The disk does not take a write. What was there before is still there."""
 
 
 class StateMissing(StoreError):
-    """There is no state of that name."""
+    """There is no such state."""
 
 
 class StateDamaged(StoreError):
@@ -40,20 +40,20 @@ class StateDamaged(StoreError):
 
 
 class StateNewer(StoreError):
-    """Newer software wrote it."""
+    """Newer software wrote the file."""
 
 
 class StateForeign(StoreError):
-    """It belongs to another job document, federation or data set."""
+    """The state belongs to another job, job document, federation or data set."""
 
 
 class StateConflict(StoreError):
-    """A newer state stands where a backup would be put."""
+    """A restore would overwrite a newer state, or one of another history."""
 
 
 class StateSealed(StoreError):
-    """The key does not fit: none, another, or one where none is needed. Nothing was changed."""
+    """The key is missing, is another one, or is given for a file that is not sealed. Nothing was changed."""
 
 
 class KeyUnusable(StoreError):
-    """A passphrase or a key file that cannot be taken as a key."""
+    """A passphrase or a key file cannot be used as a key."""

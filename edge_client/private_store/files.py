@@ -1,13 +1,13 @@
-"""The folder HOME/private, and the one way in which files there come to be, change and go.
+"""The folder HOME/private, and the only way in which its files are created, changed and deleted.
 
     private/                0700
-      .lock                 held by the one process that works with it
+      .lock                 held by the one process that uses the store
       JOB/                  0700
-        state               the state that counts, if there is one yet
-        staged-TOKEN        trained, and not yet known to be part of a sum
+        state               the committed state, if there is one yet
+        staged-TOKEN        a trained state, not yet known to be part of a sum
 
-Guarantees: a file is there as a whole or not at all, and on the disk when a call returns (as far as the disk keeps its
-word about fsync). A process may be killed at every one of `POINTS`.
+Guarantees: a file is there as a whole or not at all, and is on the disk when a call returns (assuming that the disk
+honours fsync). A process may be killed at every one of `POINTS`.
 """
 
 import fcntl
@@ -44,7 +44,7 @@ __all__ = [
 _STAGED, _PARTIAL = "staged-", ".partial"
 _IS_TOKEN = re.compile(TOKEN).fullmatch
 
-# Where a process may be killed. `toolkit.durable` says what a point is.
+# Points at which a process may be killed; `toolkit.durable` explains them.
 POINTS = (
     "folder.making",
     "folder.made",
@@ -61,25 +61,30 @@ POINTS = (
 
 
 def private_folder(home: Path) -> Path:
-    """HOME/private."""
+    """The folder HOME/private."""
     return home / "private"
 
 
 def state_file(home: Path, job: str, token: str | None = None) -> Path:
-    """HOME/private/JOB/state, or what was staged under a token.
+    """The path HOME/private/JOB/state, or that of the state staged under a token.
 
     Raises:
-        StoreError: no job's name. ValueError: no token, which is our own fault.
+        StoreError: the job's name is not valid.
+        ValueError: the token is not valid, which is a bug of ours.
     """
     if not name_is_valid(job):
-        raise StoreError(f"{job!r} is no name of a job; `edge_client private list` shows those there are")
+        raise StoreError(f"{job!r} is not the name of a job; `edge_client private list` shows the jobs")
     if token is not None and _IS_TOKEN(token) is None:
-        raise ValueError(f"{token!r} is no token to stage under: lower case letters, digits, dot, dash, underscore")
+        raise ValueError(f"{token!r} is not a token; use lower case letters, digits, dot, dash, underscore")
     return private_folder(home) / job / ("state" if token is None else f"{_STAGED}{token}")
 
 
 def jobs_in(home: Path) -> list[str]:
-    """Jobs that have a folder, in order of name. Raises: StoreUnusable."""
+    """Names of the jobs that have a folder, sorted.
+
+    Raises:
+        StoreUnusable: the folder is open to others, or cannot be read.
+    """
     folder = private_folder(home)
     check_owner(folder)
     try:
@@ -91,27 +96,32 @@ def jobs_in(home: Path) -> list[str]:
 
 
 def staged_in(home: Path, job: str) -> list[str]:
-    """Tokens that something is staged under, in order of name."""
+    """Tokens of the staged states, sorted."""
     names = (path.name.removeprefix(_STAGED) for path in state_file(home, job).parent.glob(f"{_STAGED}*"))
-    # A file that somebody else put there is none of ours.
+    # Leaves out files that somebody else put there.
     return sorted(name for name in names if _IS_TOKEN(name))
 
 
 def check_owner(folder: Path) -> None:
-    """Raises: StoreUnusable: the folder is there, and others may look into it."""
+    """Checks that only the owner can read the folder, if it exists.
+
+    Raises:
+        StoreUnusable: others can read it.
+    """
     try:
         check_private(folder)
     except NotPrivate as error:
-        raise StoreUnusable(f"{error}. Whoever read it may know your vocabulary") from error
+        raise StoreUnusable(f"{error}. Others who read it may know your vocabulary") from error
     except OSError as error:
         raise unreadable(folder, error) from error
 
 
 def lock(home: Path) -> int:
-    """The descriptor that holds the lock; the kernel lets go of it when the process ends, however it ends.
+    """Takes the lock and returns its descriptor. The kernel frees the lock when the process ends, however it ends.
 
     Raises:
-        StoreBusy: another process has it. StoreUnusable, StoreUnwritable.
+        StoreBusy: another process holds the lock.
+        StoreUnusable, StoreUnwritable: the folder cannot be used.
     """
     folder = private_folder(home)
     make_folder(folder)
@@ -131,17 +141,25 @@ def lock(home: Path) -> int:
 
 
 def make_folder(folder: Path, faults: Faults = no_faults) -> None:
-    """Makes a folder (0700) if it is not there; its name is on the disk when it returns. Raises: StoreUnwritable."""
+    """Creates a folder (0700) if it does not exist. Its name is on the disk when this returns.
+
+    Raises:
+        StoreUnwritable: the disk does not take it.
+    """
     with _sentences(folder):
         faults("folder.making")
         folder.mkdir(mode=0o700, exist_ok=True)
         faults("folder.made")
-        # Also where it was there: the process that made it may have been killed before this.
+        # Needed for an existing folder too: the process that created it may have been killed before this line.
         sync_folder(folder.parent)
 
 
 def read(path: Path) -> bytes | None:
-    """All of a file; None where there is none. Raises: StoreUnusable."""
+    """Reads a whole file. None: it does not exist.
+
+    Raises:
+        StoreUnusable: it cannot be read.
+    """
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -151,17 +169,21 @@ def read(path: Path) -> bytes | None:
 
 
 def unreadable(path: Path, error: OSError) -> StoreUnusable:
-    """The error of a file that cannot be read."""
+    """Makes the error for a file that cannot be read."""
     return StoreUnusable(f"{path} cannot be read: {error.strerror}")
 
 
 def written(path: Path, pieces: Iterable[bytes], point: str, faults: Faults = no_faults) -> None:
-    """Writes a file (0600), in place of one that is there.
+    """Writes a file (0600), replacing an existing one.
 
-    point: what its points are called, with one of FILE_STEPS behind it.
+    Args:
+        path: the file.
+        pieces: its content.
+        point: first part of the names of its points; one of FILE_STEPS follows.
+        faults: called at each point.
 
     Raises:
-        StoreUnwritable: and what was there is still there.
+        StoreUnwritable: the disk does not take it. What was there is still there.
     """
     partial = path.with_name(f".{path.name}{_PARTIAL}")
     with _sentences(path):
@@ -187,7 +209,11 @@ def written(path: Path, pieces: Iterable[bytes], point: str, faults: Faults = no
 
 
 def moved(source: Path, target: Path, faults: Faults = no_faults) -> None:
-    """Puts a file of the same folder in another's place. Raises: StoreUnwritable: and both are as they were."""
+    """Replaces a file by another one of the same folder.
+
+    Raises:
+        StoreUnwritable: the disk does not allow it. Both are unchanged.
+    """
     with _sentences(target):
         faults("commit.renaming")
         source.replace(target)
@@ -197,7 +223,11 @@ def moved(source: Path, target: Path, faults: Faults = no_faults) -> None:
 
 
 def removed(path: Path, faults: Faults = no_faults) -> None:
-    """Takes a file away, if it is there. Raises: StoreUnwritable."""
+    """Deletes a file, if it exists.
+
+    Raises:
+        StoreUnwritable: the disk does not allow it.
+    """
     with _sentences(path):
         faults("discard.removing")
         try:
@@ -210,14 +240,18 @@ def removed(path: Path, faults: Faults = no_faults) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Takes an empty folder away. Raises: StoreUnwritable: also where something else lies in it."""
+    """Deletes an empty folder.
+
+    Raises:
+        StoreUnwritable: the disk does not allow it, or the folder holds another file.
+    """
     with _sentences(folder):
         folder.rmdir()
         sync_folder(folder.parent)
 
 
 def sweep(home: Path, job: str) -> None:
-    """Takes away what killed processes left half written; nobody ever reads it. Needs the lock."""
+    """Deletes files that killed processes left half written. Needs the lock."""
     for path in state_file(home, job).parent.glob(f".*{_PARTIAL}"):
         removed(path)
 
@@ -232,6 +266,6 @@ def _sentences(path: Path) -> Iterator[None]:
 
 def _unwritable(path: Path, error: OSError) -> StoreUnwritable:
     return StoreUnwritable(
-        f"{path} cannot be written ({error.strerror}); look at free space and the rights of {path.parent}. The private "
-        "state that was there before is still there"
+        f"{path} cannot be written ({error.strerror}); check free space and the permissions of {path.parent}. The "
+        "earlier private state is still there"
     )

@@ -1,14 +1,15 @@
-"""Sealing: private state encrypted at rest under a passphrase or a key file.
+"""Seals private state: encrypts it at rest under a passphrase or a key file.
 
-Guarantees: what is sealed reads only with the same passphrase or key file; a changed, cut, lengthened or reordered byte
+Guarantees: a sealed file can be read only with the same passphrase or key file; a changed, cut, added or reordered byte
 of header or content is found; two files never share a key, so no nonce is ever used twice.
 
-How: a passphrase becomes 32 bytes by scrypt (RFC 7914) with a random salt, the numbers kept in the file's header; a key
-file is those bytes as it is. Each file has a key of its own, HKDF-SHA-256 (RFC 5869) of these with 32 random bytes as
-the salt. Content goes through AES-256-GCM in chunks; a chunk's nonce is its number and a flag for the last one (the
-STREAM construction of Hoang et al. 2015), and the whole header is its associated data.
+Method: scrypt (RFC 7914) with a random salt turns a passphrase into 32 bytes; its parameters are in the file's header.
+A key file's bytes are used as they are. Each file has its own key: HKDF-SHA-256 (RFC 5869) of those bytes, with 32
+random bytes as the salt. AES-256-GCM encrypts the content in chunks. A chunk's nonce is its number and a flag for the
+last one (the STREAM construction of Hoang et al. 2015), and the whole header is its associated data.
 
-Leaves to others: where files lie. Against who may read the memory of the running process it protects nothing.
+Left to others: where files are. Sealing gives no protection from an attacker that can read the running process's
+memory.
 """
 
 import os
@@ -34,7 +35,7 @@ __all__ = ["CHUNK", "NEEDED", "TAG", "ScryptNumbers", "Sealing", "StoreKey", "se
 PASSPHRASE = "TACIT_PASSPHRASE"  # noqa: S105  the name of a variable
 CHUNK = 1024 * 1024
 TAG = 16
-# Of a passphrase, in characters; NIST SP 800-63B's least for a memorised secret.
+# Minimum length of a passphrase, in characters: NIST SP 800-63B's minimum for a memorised secret.
 _SHORTEST = 8
 _KEY_FILE_BYTES = 32
 _MAX_KEY_FILE_BYTES = 1024 * 1024
@@ -42,10 +43,10 @@ _INFO = b"tacit/private-state/v1"
 
 
 class ScryptNumbers(Part):
-    """How a passphrase became a key. The bounds keep a forged file from costing more than a gigabyte."""
+    """The scrypt parameters of a passphrase. Their bounds keep a forged file from costing more than a gigabyte."""
 
     salt: Digest
-    # 2^15, 8, 3 are one of OWASP's equivalent choices, the one with the least memory: 32 MiB.
+    # 2^15, 8, 3 is one of OWASP's equivalent choices, the one with the least memory (32 MiB).
     n: int = Field(default=2**15, ge=2**15, le=2**20)
     r: int = Field(default=8, ge=8, le=8)
     p: int = Field(default=3, ge=1, le=16)
@@ -53,12 +54,12 @@ class ScryptNumbers(Part):
     @model_validator(mode="after")
     def _power(self) -> Self:
         if self.n & (self.n - 1):
-            raise ValueError("scrypt's n is a power of two")
+            raise ValueError("scrypt's n must be a power of two")
         return self
 
 
 class Sealing(Part):
-    """What a file's header says of its key."""
+    """The part of a file's header about its key."""
 
     kind: Literal["passphrase", "key-file"]
     # Random for each file.
@@ -68,14 +69,14 @@ class Sealing(Part):
     @model_validator(mode="after")
     def _kind(self) -> Self:
         if (self.kind == "passphrase") != (self.scrypt is not None):
-            raise ValueError("a passphrase has scrypt's numbers, a key file has none")
+            raise ValueError("a passphrase has scrypt's numbers, and a key file has none")
         return self
 
 
 class StoreKey:
     """A member's passphrase or key file. Its `repr` shows neither.
 
-    scrypt runs once for each salt; files that this key seals share the salt that it met first.
+    scrypt runs once for each salt. All files that this key seals share the first salt that it met.
     """
 
     def __init__(self, kind: Literal["passphrase", "key-file"], secret: bytes) -> None:
@@ -89,18 +90,26 @@ class StoreKey:
 
     @classmethod
     def from_passphrase(cls, passphrase: str, *, named: str = PASSPHRASE) -> "StoreKey":
-        """named: where it came from, for sentences. Raises: KeyUnusable: it is too short."""
-        # One spelling, however the keyboard composes an accent.
+        """Makes a key from a passphrase. named: where it came from, for sentences.
+
+        Raises:
+            KeyUnusable: the passphrase is too short.
+        """
+        # Keyboards compose accents differently; NFC gives each text one spelling.
         normal = unicodedata.normalize("NFC", passphrase)
         if len(normal) < _SHORTEST:
             raise KeyUnusable(
-                f"{named} has {len(normal)} characters; take a passphrase of {_SHORTEST} or more, or unset the variable"
+                f"{named} has {len(normal)} characters; use a passphrase of {_SHORTEST} or more, or unset the variable"
             )
         return cls("passphrase", normal.encode(errors="surrogateescape"))
 
     @classmethod
     def from_file(cls, path: Path) -> "StoreKey":
-        """A file of at least 32 random bytes, mode 0600. Raises: KeyUnusable."""
+        """Makes a key from a file of at least 32 random bytes, mode 0600.
+
+        Raises:
+            KeyUnusable: the file is missing, open to others, or has another size.
+        """
         try:
             check_secret(path)
             with path.open("rb") as file:
@@ -109,20 +118,20 @@ class StoreKey:
             raise KeyUnusable(str(error)) from error
         except FileNotFoundError:
             raise KeyUnusable(
-                f"{path} does not exist; make a key with `umask 077; head -c 32 /dev/urandom > {path}` and keep a copy "
-                "elsewhere"
+                f"{path} does not exist; make a key with `umask 077; head -c 32 /dev/urandom > {path}`, and keep a "
+                "copy elsewhere"
             ) from None
         except OSError as error:
             raise KeyUnusable(f"{path} cannot be read: {error.strerror}") from error
         if not _KEY_FILE_BYTES <= len(secret) <= _MAX_KEY_FILE_BYTES:
             raise KeyUnusable(
                 f"{path} holds {'more than a MiB' if len(secret) > _KEY_FILE_BYTES else f'{len(secret)} bytes'}; a key "
-                f"file is {_KEY_FILE_BYTES} or more random bytes"
+                f"file has {_KEY_FILE_BYTES} or more random bytes, up to a MiB"
             )
         return cls("key-file", secret)
 
     def new_sealing(self) -> Sealing:
-        """For a file that is about to be written."""
+        """Makes the key part of the header of a file that is about to be written."""
         salt = secrets.token_bytes(32)
         if self.kind == "key-file":
             return Sealing(kind=self.kind, salt=salt)
@@ -131,7 +140,7 @@ class StoreKey:
         return Sealing(kind=self.kind, salt=salt, scrypt=self._numbers)
 
     def seal(self, sealing: Sealing, header: bytes, content: bytes) -> Iterator[bytes]:
-        """The content's sealed chunks, `sealed_length(len(content))` bytes together."""
+        """Yields the content's sealed chunks, `sealed_length(len(content))` bytes in total."""
         cipher, view = self._cipher(sealing), memoryview(content)
         last = max(len(content) - 1, 0) // CHUNK
         for number in range(last + 1):
@@ -139,10 +148,10 @@ class StoreKey:
             yield cipher.encrypt(_nonce(number, number == last), chunk, header)
 
     def open(self, sealing: Sealing, header: bytes, sealed: memoryview, length: int) -> bytes:
-        """The content, of `length` bytes, from all its sealed chunks.
+        """Decrypts the content, of `length` bytes, from all its sealed chunks.
 
         Raises:
-            StateSealed: another passphrase or key file, or somebody changed the file and its digest with it.
+            StateSealed: it was sealed with another passphrase or key file, or somebody changed the file and its digest.
         """
         cipher = self._cipher(sealing)
         content = bytearray(length)
@@ -184,11 +193,17 @@ _ANOTHER = {
 def store_key(
     key_file: Path | None = None, environment: Mapping[str, str] = os.environ, *, variable: str = PASSPHRASE
 ) -> StoreKey | None:
-    """The key a member gives: a key file, or a passphrase in the environment (never an argument, which others see);
-    None where it gives neither.
+    """The key that the member gives: a key file, or a passphrase in the environment. None: neither.
+
+    A passphrase is never an argument, since other users can see those.
+
+    Args:
+        key_file: the key file.
+        environment: the variables.
+        variable: name of the variable with the passphrase.
 
     Raises:
-        KeyUnusable: both, or one that cannot be taken.
+        KeyUnusable: both are given, or the one given cannot be used.
     """
     passphrase = environment.get(variable)
     if key_file is not None and passphrase is not None:
@@ -199,10 +214,10 @@ def store_key(
 
 
 def sealed_length(length: int) -> int:
-    """Bytes of sealed content of `length` bytes."""
+    """The size of `length` bytes once sealed, in bytes."""
     return length + TAG * (1 + max(length - 1, 0) // CHUNK)
 
 
 def _nonce(number: int, last: bool) -> bytes:
-    """12 bytes: the chunk's number, and whether it is the last."""
+    """The nonce of a chunk, 12 bytes: its number, and whether it is the last."""
     return number.to_bytes(11, "big") + bytes([last])

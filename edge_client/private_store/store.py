@@ -1,18 +1,17 @@
-"""A member's private state by job, from one round to the next, whatever happens in between.
+"""Keeps a member's private state for each job from one round to the next.
 
-The order of a round: `load` what the last one left, train, `stage` the outcome before the update is announced, then
-`commit` once the masked vector is confirmed, else `discard`. At a start, `recover` does one or the other with whatever
-a dead process left staged. Guarantees, under kill -9 at any instruction and as far as the disk keeps its word about
-fsync:
+The order of a round: `load` the last round's state, train, `stage` the result before the update is announced, then
+`commit` it once the masked vector is confirmed, or else `discard` it. At a start, `recover` commits or discards what a
+dead process left staged. Guarantees, under kill -9 at any instruction, assuming that the disk honours fsync:
 
-- `load` gives the state committed last, or, while a commit did not return, that one or the one before it; never a
+- `load` returns the state committed last (after a commit that did not return: that one or the one before); never a
   mixture, and never none once there was one;
-- what was staged and not committed is never loaded;
+- a state that was staged but not committed is never loaded;
 - a commit never replaces a newer state by an older one;
-- a state is used for the job document, federation and data set it was trained for, and for nothing else;
-- beside a sealed state none is written in clear: a run that was started without its key does not undo the sealing.
+- a state is used only for the job document, federation and data set that it was trained for;
+- no state is written in clear beside a sealed one: a run that was started without the key does not undo the sealing.
 
-Leaves to others: what is in a state, and when a vector is confirmed. Nothing here is logged.
+Left to others: what is in a state, and when a vector is confirmed. Nothing here is logged.
 """
 
 import os
@@ -30,13 +29,19 @@ from toolkit.durable import Faults, no_faults
 
 __all__ = ["PrivateStore", "Recovery", "read_header"]
 
-# More than any header that is read has.
+# In bytes; larger than any header.
 _HEAD = 128 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What a start found staged: (job, token). problems: sentences about states that could not be settled."""
+    """What a start did with staged states.
+
+    Args:
+        committed: (job, token) of each state that was committed.
+        discarded: (job, token) of each state that was discarded.
+        problems: sentences about states that could not be settled.
+    """
 
     committed: tuple[tuple[str, str], ...] = ()
     discarded: tuple[tuple[str, str], ...] = ()
@@ -46,8 +51,8 @@ class Recovery:
 class PrivateStore:
     """The private states of one member in one federation with one data set.
 
-    One process at a time: the lock is taken by the first call that finds or makes something and held until `close`.
-    Calls may come from different threads, but one after the other. key: seals what is written, and opens what is read.
+    One process at a time may use it: the first call that finds or writes a state takes the lock, and `close` frees it.
+    Calls may come from different threads, but not at the same time. key: seals what is written, and opens what is read.
     """
 
     def __init__(
@@ -64,13 +69,16 @@ class PrivateStore:
         return f"PrivateStore({files.private_folder(self._home)}, data={self._data})"
 
     def load(self, job: str, document: bytes) -> PrivateState | None:
-        """The state that counts; None where no round of this job was ever committed.
+        """Loads the committed state. None: no round of this job was ever committed.
 
-        document: digest of the job document, 32 bytes.
+        Args:
+            job: the job's name.
+            document: digest of the job document, 32 bytes.
 
         Raises:
-            StateForeign: it was trained under another document, federation or data set.
-            StateDamaged, StateNewer, StateSealed, StoreBusy, StoreUnusable.
+            StateForeign: the state was trained under another document, federation or data set.
+            StateDamaged, StateNewer, StateSealed: the state cannot be read.
+            StoreBusy, StoreUnusable: the folder cannot be used.
         """
         if not files.state_file(self._home, job).parent.is_dir():
             return None
@@ -78,24 +86,26 @@ class PrivateStore:
         return self.peek(job, document)
 
     def peek(self, job: str, document: bytes) -> PrivateState | None:
-        """As `load`, also beside a process that holds the store: the state that counted a moment ago.
+        """Loads the state like `load`, but without the lock: it works beside a process that holds the store.
 
         Raises:
-            StateForeign, StateDamaged, StateNewer, StateSealed, StoreUnusable.
+            StateForeign: the state was trained under another document, federation or data set.
+            StateDamaged, StateNewer, StateSealed, StoreUnusable: the state cannot be read.
         """
         path = files.state_file(self._home, job)
         data = files.read(path)
         if data is None:
             return None
-        # Whose it is comes first: of a foreign state nobody should need to know the passphrase.
+        # Checked before opening, so that nobody is asked for the passphrase of a foreign state.
         self._check_ours(header_of(data, str(path))[0], job, document)
         return decode(data, str(path), self._key)[1]
 
     def has(self, job: str, document: bytes) -> bool:
-        """Whether there is a state that counts, by its header alone: no key is needed, and no lock.
+        """Whether there is a committed state, by its header alone. Needs no key and no lock.
 
         Raises:
-            StateForeign, StateDamaged, StateNewer, StoreUnusable.
+            StateForeign: the state was trained under another document, federation or data set.
+            StateDamaged, StateNewer, StoreUnusable: the header cannot be read.
         """
         header = read_header(files.state_file(self._home, job))
         if header is not None:
@@ -103,15 +113,19 @@ class PrivateStore:
         return header is not None
 
     def stage(self, job: str, token: str, state: PrivateState) -> None:
-        """Keeps what was trained, beside the state that counts. The same token again replaces it.
+        """Stores a trained state beside the committed one. Staging under the same token again replaces it.
 
-        token: such as "<round>-<version, hexadecimal>"; lower case letters, digits, dot, dash, underscore.
+        Args:
+            job: the job's name.
+            token: such as "<round>-<version, hexadecimal>"; lower case letters, digits, dot, dash, underscore.
+            state: what was trained.
 
         Raises:
-            StateForeign: a state of another document, federation or data set holds this job's name.
+            StateForeign: the job has a state of another document, federation or data set.
             StateSealed: this store has no key, and a state of this job or another is sealed.
-            StoreUnwritable: and what counted still counts.
-            StateDamaged, StateNewer, StoreBusy, StoreUnusable.
+            StoreUnwritable: the disk does not take it. The committed state is unchanged.
+            StateDamaged, StateNewer: the committed state cannot be read.
+            StoreBusy, StoreUnusable: the folder cannot be used.
         """
         self._hold()
         path = files.state_file(self._home, job, token)
@@ -133,14 +147,16 @@ class PrivateStore:
         files.written(path, pieces, "stage", self._faults)
 
     def commit(self, job: str, token: str) -> None:
-        """What was staged under the token counts from now on, unless a state that was staged later counts already.
-        Doing it twice is doing it once.
+        """Makes the state staged under the token the committed one, unless one staged later is already committed.
+
+        Committing again changes nothing.
 
         Raises:
-            StateMissing: nothing was staged under it, or it was discarded.
-            StateDamaged, StateNewer: what was staged is no longer what was written; what counted still counts.
-            StateForeign: a state of another document, federation or data set stands in its place.
-            StoreUnwritable: nothing was changed. StoreBusy, StoreUnusable.
+            StateMissing: nothing was staged under the token, or it was discarded.
+            StateDamaged, StateNewer: the staged state cannot be read. The committed state is unchanged.
+            StateForeign: the job has a committed state of another document, federation or data set.
+            StoreUnwritable: nothing was changed.
+            StoreBusy, StoreUnusable: the folder cannot be used.
         """
         self._hold()
         path, target = files.state_file(self._home, job, token), files.state_file(self._home, job)
@@ -149,8 +165,8 @@ class PrivateStore:
         if data is None:
             if current is not None and current.token == token:
                 return
-            raise StateMissing(f"nothing of {job} is staged under {token}; what counted before still counts")
-        # All of it is looked at before it takes the place of a state that is known to be good.
+            raise StateMissing(f"nothing of {job} is staged under {token}; the committed state is unchanged")
+        # Checked whole before it replaces a state that is known to be good.
         header, _ = check_whole(data, str(path))
         self._check_ours(header, job, header.document)
         if current is not None:
@@ -161,26 +177,33 @@ class PrivateStore:
         files.moved(path, target, self._faults)
 
     def discard(self, job: str, token: str) -> None:
-        """Forgets what was staged under the token, if anything was. Raises: StoreUnwritable, StoreBusy."""
+        """Deletes the state staged under the token, if there is one.
+
+        Raises:
+            StoreBusy, StoreUnwritable, StoreUnusable: the folder cannot be used.
+        """
         path = files.state_file(self._home, job, token)
         if path.exists():
             self._hold()
             files.removed(path, self._faults)
 
     def staged(self, job: str) -> list[str]:
-        """Tokens that something is staged under, in the order it was staged in; damaged ones come first."""
+        """Tokens of the staged states, in the order of staging. Damaged ones come first."""
         counters = self._staged_counters(job)
         return sorted(counters, key=lambda token: (counters[token], token))
 
     def recover(self, decide: Callable[[str, str], bool]) -> Recovery:
-        """Settles what a dead process left staged. decide(job, token): whether its masked vector was confirmed.
+        """Commits or discards what a dead process left staged.
 
-        What was staged for another federation or data set is left to those. No damage of a file ends it: such things
-        are in the answer, and `load` of that job names them again.
+        Leaves alone what was staged for another federation or data set. A damaged file does not stop it: the result
+        names it, and `load` of that job does so again.
+
+        Args:
+            decide: decide(job, token) returns whether the masked vector was confirmed.
 
         Raises:
-            StateNewer: newer software staged something; upgrade, so that it can be settled.
-            StoreBusy, StoreUnusable, StoreUnwritable.
+            StateNewer: newer software staged a state; upgrade to settle it.
+            StoreBusy, StoreUnusable, StoreUnwritable: the folder cannot be used.
         """
         jobs = files.jobs_in(self._home)
         if not jobs:
@@ -203,13 +226,13 @@ class PrivateStore:
                     problems.append(str(error))
                     continue
                 except StateDamaged as error:
-                    problems.append(f"{error}. The state before it counts")
+                    problems.append(f"{error}. The earlier state counts")
                 self.discard(job, token)
                 discarded.append((job, token))
         return Recovery(tuple(committed), tuple(discarded), tuple(problems))
 
     def close(self) -> None:
-        """Lets go of the lock."""
+        """Frees the lock."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -234,23 +257,30 @@ class PrivateStore:
         return found
 
     def _check_none_sealed(self, job: str) -> None:
-        """Before something is written in clear. Whoever sealed one state means all of them, of whatever federation and
-        data set: a key that is missing was forgotten. What is damaged does not say whether it was sealed.
+        """Checks that no state is sealed, before one is written in clear.
+
+        A member that sealed one state wants all of them sealed, of every federation and data set. So a missing key was
+        forgotten. A damaged file does not tell whether it was sealed.
 
         Raises:
-            StateSealed: a state is, or what was staged. StateNewer, StoreUnusable.
+            StateSealed: a committed or staged state is sealed.
+            StateNewer, StoreUnusable: a header cannot be read.
         """
         for other in files.jobs_in(self._home):
             for token in (None, *files.staged_in(self._home, other)):
                 header = _readable_header(files.state_file(self._home, other, token))
                 if header is not None and header.sealing is not None:
                     raise StateSealed(
-                        f"the private state of {other}: {NEEDED[header.sealing.kind]}. Nothing of {job} is written in "
-                        f"clear beside it; if its key is lost, give it up with `edge_client private remove {other}`"
+                        f"the private state of {other}: {NEEDED[header.sealing.kind]}. Until then, nothing of {job} is "
+                        f"written in clear. If the key is lost, give the state up: `edge_client private remove {other}`"
                     )
 
     def _check_ours(self, header: StateHeader, job: str, document: bytes) -> None:
-        """Raises: StateForeign."""
+        """Checks that a state belongs to this job, federation, data set and document.
+
+        Raises:
+            StateForeign: it does not.
+        """
         other = None
         if header.job != job:
             other = f"is of the job {header.job}"
@@ -262,16 +292,16 @@ class PrivateStore:
             other = f"was trained under another document of this job ({header.document.hex()[:16]}...)"
         if other is not None:
             raise StateForeign(
-                f"the private state kept for {job} {other}. Keep a copy with `edge_client private backup FILE --job "
-                f"{job}`, then make room with `edge_client private remove {job}`"
+                f"the private state stored for {job} {other}. Back it up with `edge_client private backup FILE --job "
+                f"{job}`, then delete it with `edge_client private remove {job}`"
             )
 
 
 def read_header(path: Path) -> StateHeader | None:
-    """The header of a state's file, None where there is no file. Its content is not looked at.
+    """Reads only the header of a state's file. None: there is no file.
 
     Raises:
-        StateDamaged, StateNewer, StoreUnusable.
+        StateDamaged, StateNewer, StoreUnusable: the header cannot be read.
     """
     try:
         with path.open("rb") as file:

@@ -1,9 +1,9 @@
-"""What a member does with its private states between runs: look at them, remove one, change their key.
+"""What a member does with its private states between runs: inspect them, remove one, change their key.
 
-Guarantees: looking needs no key and takes no lock; a change of key that is killed midway loses nothing, and the same
-call again finishes it.
+Guarantees: inspecting takes no lock, and needs no key for a header; a change of key that is killed midway loses
+nothing, and repeating the call completes it.
 
-What lay on a disk unsealed may be found there after it was sealed or removed, as with every deleted file.
+A state that was on the disk unsealed may still be found there after it was sealed or removed, like any deleted file.
 """
 
 import os
@@ -24,9 +24,14 @@ __all__ = ["Held", "held", "held_all", "holding", "look", "rekey", "remove"]
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What is kept for a job. header: None where no round was committed, or where it cannot be read (see problem).
+    """What is stored for a job.
 
-    bytes: of the state's file; staged: how many updates wait to be settled.
+    Args:
+        job: the job's name.
+        header: None if no round was committed, or if it cannot be read (see `problem`).
+        bytes: size of the state's file.
+        staged: number of states that wait to be committed or discarded.
+        problem: why the header cannot be read.
     """
 
     job: str
@@ -37,7 +42,12 @@ class Held:
 
 
 def held(home: Path, job: str) -> Held:
-    """What is kept for one job, as far as it shows without a key. Raises: StateMissing, StoreUnusable."""
+    """What is stored for one job, as far as it shows without a key.
+
+    Raises:
+        StateMissing: nothing is stored.
+        StoreUnusable: the folder cannot be read.
+    """
     path = files.state_file(home, job)
     staged = len(files.staged_in(home, job))
     if not path.exists() and not staged:
@@ -50,22 +60,27 @@ def held(home: Path, job: str) -> Held:
 
 
 def held_all(home: Path) -> list[Held]:
-    """Every job that something is kept for, by name. Raises: StoreUnusable."""
+    """What is stored for every job, sorted by name.
+
+    Raises:
+        StoreUnusable: the folder cannot be read.
+    """
     found = []
     for job in files.jobs_in(home):
         try:
             found.append(held(home, job))
         except StateMissing:
-            # A folder that a killed process left empty.
+            # A killed process left the folder empty.
             continue
     return found
 
 
 def look(home: Path, job: str, key: StoreKey | None) -> tuple[StateHeader, PrivateState | None]:
-    """A job's state, checked as a whole; the header alone where it is sealed and no key is given.
+    """Reads a job's state after checking the whole file. Returns only its header if it is sealed and no key is given.
 
     Raises:
-        StateMissing, StateDamaged, StateNewer, StateSealed, StoreUnusable.
+        StateMissing: nothing is committed.
+        StateDamaged, StateNewer, StateSealed, StoreUnusable: the state cannot be read.
     """
     path = files.state_file(home, job)
     data = files.read(path)
@@ -78,10 +93,11 @@ def look(home: Path, job: str, key: StoreKey | None) -> tuple[StateHeader, Priva
 
 
 def remove(home: Path, job: str, faults: Faults = no_faults) -> None:
-    """Gives up what is kept for a job, staged updates too.
+    """Deletes what is stored for a job, including staged states.
 
     Raises:
-        StateMissing, StoreBusy, StoreUnwritable, StoreUnusable.
+        StateMissing: nothing is stored.
+        StoreBusy, StoreUnwritable, StoreUnusable: the folder cannot be used.
     """
     folder = files.state_file(home, job).parent
     if not folder.is_dir():
@@ -95,13 +111,23 @@ def remove(home: Path, job: str, faults: Faults = no_faults) -> None:
 
 
 def rekey(home: Path, old: StoreKey | None, new: StoreKey | None, faults: Faults = no_faults) -> list[str]:
-    """Seals every state, also staged ones, with `new` in place of `old` (None: not sealed). Returns the jobs changed.
+    """Replaces the key of every state, including staged ones.
 
-    Nothing is written before every file has been opened with one of the two.
+    Nothing is written until every file has been opened with one of the two keys.
+
+    Args:
+        home: the member's folder.
+        old: the present key. None: not sealed.
+        new: the next key. None: not sealed.
+        faults: the points at which tests kill the process.
+
+    Returns:
+        The jobs that were changed.
 
     Raises:
-        StateSealed: a file opens with neither. StateDamaged, StateNewer: put that one in order, or remove it, first.
-        StoreBusy, StoreUnwritable, StoreUnusable.
+        StateSealed: a file opens with neither key.
+        StateDamaged, StateNewer: a file cannot be read; repair or remove it first.
+        StoreBusy, StoreUnwritable, StoreUnusable: the folder cannot be used.
     """
     jobs = files.jobs_in(home)
     if not jobs:
@@ -112,7 +138,7 @@ def rekey(home: Path, old: StoreKey | None, new: StoreKey | None, faults: Faults
             for token in (None, *files.staged_in(home, job)):
                 path = files.state_file(home, job, token)
                 data = files.read(path)
-                # One that a rekey which was killed has done already opens with the new key.
+                # A file that opens with the new key was already done by a rekey that was killed.
                 if data is not None and not _opens(data, new):
                     decode(data, str(path), old)
                     waiting.append((job, path))
@@ -133,7 +159,11 @@ def rekey(home: Path, old: StoreKey | None, new: StoreKey | None, faults: Faults
 
 @contextmanager
 def holding(home: Path) -> Iterator[None]:
-    """With the lock of HOME/private. Raises: StoreBusy, StoreUnusable, StoreUnwritable."""
+    """Holds the lock of HOME/private.
+
+    Raises:
+        StoreBusy, StoreUnusable, StoreUnwritable: the folder cannot be used.
+    """
     descriptor = files.lock(home)
     try:
         yield
@@ -145,12 +175,12 @@ def _opens(data: bytes, key: StoreKey | None) -> bool:
     try:
         decode(data, "it", key)
     except StoreError:
-        # Sealed otherwise, or damaged: whoever opens it next says so, with its name.
+        # It has another key or is damaged; the caller's next `decode` says which, with its name.
         return False
     return True
 
 
 def _missing(home: Path, job: str) -> StateMissing:
     return StateMissing(
-        f"{files.private_folder(home)} holds no private state of {job}; `edge_client private list` shows what there is"
+        f"{files.private_folder(home)} holds no private state of {job}; `edge_client private list` shows what it holds"
     )

@@ -1,13 +1,14 @@
-"""From the made-up corpora that members gave to a classifier of the datacenter: one bundle that `predict` takes.
+"""Trains a classifier in the data center on members' synthetic corpora, and writes one bundle for `predict`.
 
-Guarantees: the test file is read for the figures and for nothing else, neither words nor stopping nor settings depend
-on it; the figures are those of the ONNX file that is written, run by onnxruntime; provenance.json in the bundle says
-whose texts it was trained on, under which promise, and how; nothing is written unless all of it can be.
+Guarantees: the test file is used only for the figures (words, stopping and settings do not depend on it); the figures
+are those of the ONNX file that is written, run by onnxruntime; provenance.json in the bundle says whose texts it was
+trained on, under which promise, and how; nothing is written unless everything can be.
 
-Order: labels, words, a seeded model, training with a validation split of the made-up texts, ONNX, figures, the bundle.
+Order: labels, words, a seeded model, training with a validation split of the synthetic texts, ONNX, figures, the
+bundle.
 
-The classifier is a function of the corpora and of public numbers. So it promises what they promise, and no more: it is
-differentially private only if every corpus is (`finetune_corpora.promise_of`).
+The classifier is a function of the corpora and of public numbers. So it promises what they promise and no more: it is
+differentially private only if every corpus is (`export.finetune.corpora.promise_of`).
 """
 
 import hashlib
@@ -64,18 +65,26 @@ __all__ = [
 ]
 
 PROVENANCE: Final = "provenance.json"
-# Where none is given.
+# Defaults.
 LEARNING_RATES: Final = {"bilstm": 0.002, "transformer": 5e-5}
 _SAMPLES = 32
 
 
 class Settings(Part):
-    """How a classifier is trained; kept with it.
+    """How a classifier is trained; stored with it.
 
-    model: a BiLSTM over words, or a pretrained encoder under two linear layers with tanh between. base: the encoder's
-    folder, or its name on the hub. table: word vectors in GloVe's text form that the BiLSTM starts from. embedding,
-    hidden: the BiLSTM's widths. max_tokens: longer texts are cut. epochs: the most there are; patience: those without a
-    lower validation loss after which it stops. learning_rate: Adam's; None: that of `LEARNING_RATES`.
+    Args:
+        model: a BiLSTM over words, or a pretrained encoder under two linear layers with tanh between.
+        base: the encoder's folder, or its name on the hub.
+        table: word vectors in GloVe's text format that the BiLSTM starts from.
+        embedding: width of the BiLSTM's embedding.
+        hidden: width of the BiLSTM's state.
+        max_tokens: longer texts are cut.
+        epochs: maximum number of epochs.
+        patience: training stops after this many epochs in a row without a lower validation loss.
+        batch: texts per step.
+        learning_rate: Adam's. None: that of `LEARNING_RATES`.
+        seed: of weights, split and order.
     """
 
     model: Literal["bilstm", "transformer"] = "bilstm"
@@ -92,13 +101,21 @@ class Settings(Part):
 
     @property
     def rate(self) -> float:
-        """The learning rate that holds."""
+        """The learning rate in force."""
         return LEARNING_RATES[self.model] if self.learning_rate is None else self.learning_rate
 
 
 class CorpusUsed(Part):
-    """One member's corpus among those trained on. corpus: SHA-256 of its file. statement: digest of what the member
-    signed of it, with the mechanism and the round named there; None where nobody signed anything.
+    """One member's corpus among those trained on.
+
+    Args:
+        member: the member's name.
+        corpus: SHA-256 of its file.
+        rows: number of rows.
+        promise: the promise of its texts.
+        statement: digest of the member's statement. None: there is none.
+        mechanism: the mechanism that the statement names.
+        round: the round that the statement names.
     """
 
     member: Short
@@ -111,8 +128,15 @@ class CorpusUsed(Part):
 
 
 class TrainingRun(Part):
-    """Rows trained on and rows validated on, all of them made up; epochs trained, the one that was kept, and its
-    figures on the validation rows (None where there are none).
+    """What the training did.
+
+    Args:
+        rows: synthetic rows trained on.
+        validation_rows: synthetic rows validated on.
+        epochs: epochs trained.
+        kept: the epoch whose weights were kept.
+        validation_loss: its loss on the validation rows. None: there are none.
+        validation_accuracy: its accuracy on the validation rows. None: there are none.
     """
 
     rows: int = Field(ge=1)
@@ -124,7 +148,7 @@ class TrainingRun(Part):
 
 
 class TestFile(Part):
-    """The operator's test file by its SHA-256. also_synthetic: rows whose text is a made-up one as well."""
+    """The operator's test file, by its SHA-256. also_synthetic: number of rows whose text is also a synthetic one."""
 
     digest: Digest
     also_synthetic: int = Field(ge=0)
@@ -132,11 +156,15 @@ class TestFile(Part):
 
 
 class Provenance(Document):
-    """provenance.json. federation: whose authorities stand behind the corpora's statements; None where there are none.
-    version: digest of the weights. without_text: labels that no corpus has a row of.
+    """The content of provenance.json.
+
+    Args:
+        federation: whose authorities certify the corpora's statements. None: there are no statements.
+        version: digest of the weights.
+        without_text: labels for which no corpus has a row.
     """
 
-    # A corpus of each of `MAX_MEMBERS`, and figures for each of `MAX_LABELS`.
+    # Enough for a corpus from each of `MAX_MEMBERS` members, and figures for each of `MAX_LABELS` labels.
     max_bytes: ClassVar[int] = 8 * 1024 * 1024
 
     federation: Digest | None
@@ -154,8 +182,14 @@ class Provenance(Document):
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What is trained on. labels, job_document, words: of the job's document, its digest and its public list; None,
-    and empty, where the job is not at hand.
+    """What to train on.
+
+    Args:
+        job: the job's name.
+        corpora: the members' corpora.
+        labels: the job's labels. None: the job is not at hand.
+        job_document: digest of the job's document. None: the job is not at hand.
+        words: the job's public list of words. Empty: the job is not at hand.
     """
 
     job: str
@@ -166,12 +200,12 @@ class Given:
 
 
 def promise_in_words(promise: Promise) -> str:
-    """What may be said of a classifier, in a few words, wherever it is shown."""
+    """The promise in a few words, for every place that shows a classifier."""
     from learning.synthesis.setting import NO_GUARANTEE
 
     if promise == "none":
         return NO_GUARANTEE
-    return "differentially private in each text of a member, as the members' ledgers have it"
+    return "differentially private in each text of a member, as recorded in the members' ledgers"
 
 
 def finetune(
@@ -186,17 +220,26 @@ def finetune(
     report: Callable[[str], None] = lambda _: None,
     epoch: "Callable[[Epoch], None]" = lambda _: None,
 ) -> Provenance:
-    """Writes the model bundle `out` and returns its provenance.
+    """Trains a classifier, writes the model bundle `out`, and returns its provenance.
 
-    text, label: the test file's columns. device: as `pick_device` takes it. report: is told in sentences what a reader
-    of the figures should know. epoch: is told of each epoch.
+    Args:
+        given: what to train on.
+        test: the test file.
+        out: the bundle's folder.
+        settings: how to train.
+        text: the test file's column of texts.
+        label: the test file's column of labels.
+        device: as for `pick_device`.
+        report: called with sentences that a reader of the figures should know.
+        epoch: called after each epoch.
 
     Raises:
-        DataInvalid: a test file, or corpora, that cannot be used. DocumentInvalid: settings that cannot be.
-        VocabularyInvalid, TableInvalid, EncoderInvalid, CheckpointInvalid: a base, or a table, that cannot be used.
+        DataInvalid: the test file or the corpora cannot be used.
+        DocumentInvalid: the settings are not valid.
+        VocabularyInvalid, TableInvalid, EncoderInvalid, CheckpointInvalid: a base or a table cannot be used.
         DeviceUnavailable, TrainingDiverged, BundleInvalid, ParityFailed: as their names say.
     """
-    # Before there is much to do; writing looks again.
+    # Checked before the work, and again when writing.
     check_place(out, "model")
     device = pick_device(device)
     expected = read_examples(test, text=text, label=label)
@@ -206,7 +249,7 @@ def finetune(
     same = same_texts(examples, expected)
     if same:
         report(
-            f"{same:,} of {len(expected):,} test rows have a text that was made up as well; short ones do so by "
+            f"{same:,} of {len(expected):,} test rows have a text that is also a synthetic one; short ones can be by "
             "chance, but if the test file was ever a member's data, its figures are too good"
         )
     with tempfile.TemporaryDirectory(prefix="tacit-finetune-") as folder:
@@ -238,11 +281,13 @@ def finetune(
 
 
 def _test_labels(expected: Sequence[Example], labels: Sequence[str], *, strict: bool) -> tuple[str, ...]:
-    """Labels to score under. strict: a test row of a label that the model does not have is an error; else such labels
-    stand behind the others, and every row of theirs counts as wrong.
+    """The labels to score with.
+
+    strict: whether a test row with a label that the model does not have is an error. Otherwise such labels come after
+    the others, and each of their rows counts as wrong.
 
     Raises:
-        DataInvalid: strict and such a row; not one test row of a known label.
+        DataInvalid: there is such a row and `strict`, or no test row has a known label.
     """
     known = set(labels)
     if strict or not any(each.label in known for each in expected):
@@ -263,7 +308,7 @@ def _without_text(
         )
     if len(labels) - sum(label in labels for label in absent) < 2:
         raise DataInvalid(
-            "all rows of the corpora have one label, and a classifier needs two; wait for other members' corpora"
+            "all rows of the corpora have one label, but a classifier needs two; wait for other members' corpora"
         )
     return absent
 
@@ -276,12 +321,12 @@ def _starting(
     scratch: Path,
     report: Callable[[str], None],
 ) -> "tuple[TextClassifier, TextEncoder, bytes]":
-    """The seeded module with its head, its encoder and its tokenizer, made as a job's are."""
+    """Makes the seeded module with its head, its encoder and its tokenizer, as for a job."""
     model: BiLSTMModel | TransformerModel
     if settings.model == "bilstm":
         if settings.base is not None:
-            raise DocumentInvalid("base: a BiLSTM has none; leave it out, or say model = transformer")
-        # Words that no corpus holds are of use only with vectors of their own.
+            raise DocumentInvalid("base: a BiLSTM has none; leave it out, or write model = transformer")
+        # Words that no corpus has are useful only with vectors from a table.
         public = given.words if settings.table is not None else ()
         entries = words_of_corpora((each.text for each in examples), public)
         model = BiLSTMModel(
@@ -305,7 +350,7 @@ def _starting(
     except ValidationError as error:
         raise DocumentInvalid(f"job {given.job}: {sentence_of(error)}") from error
     module, _, tokenizer = starting_model(spec, scratch, report)
-    if tokenizer is None:  # The vocabulary is a file's; this tells the type checker.
+    if tokenizer is None:  # The vocabulary is a file, so there is one; for the type checker.
         raise DocumentInvalid("a classifier has one vocabulary")
     if settings.model == "transformer":
         from export.finetune.training import with_two_layers
@@ -313,7 +358,7 @@ def _starting(
         with_two_layers(module, settings.seed)
     encoder = encoder_of(spec, tokenizer)
     if not isinstance(encoder, TextEncoder):
-        raise DocumentInvalid("a classifier of made-up texts reads one text at a time")
+        raise DocumentInvalid("a classifier of synthetic texts reads one text at a time")
     return module, encoder, tokenizer
 
 
@@ -327,7 +372,7 @@ def _train(
     epoch: "Callable[[Epoch], None]",
     report: Callable[[str], None],
 ) -> "tuple[int, Fitted]":
-    """Rows that were validated on, and what the training did."""
+    """Trains the module. Returns the number of validation rows, and what the training did."""
     from export.finetune.training import fit, validation_rows
 
     places, texts = label_places(examples, labels), [each.text for each in examples]
@@ -335,7 +380,7 @@ def _train(
     if not validation.any():
         report(
             f"{len(examples):,} rows are too few to validate on a tenth of each label's; all {settings.epochs} epochs "
-            "are trained, and the last is kept"
+            "are trained, and the last one is kept"
         )
     recipe = Training(epochs=settings.epochs, batch=settings.batch, optimiser="adam", learning_rate=settings.rate)
     fitted = fit(
@@ -353,14 +398,14 @@ def _train(
 
 
 def _version(module: "TextClassifier") -> bytes:
-    """SHA-256 of all weights, as of a job's version."""
+    """SHA-256 of all weights, computed as for a job's version."""
     tensors = {name: each.detach().numpy() for name, each in module.named_parameters()}
     manifest = Manifest.of(tensors)
     return hashlib.sha256(manifest.encode(manifest.flatten(tensors))).digest()
 
 
 def _samples(examples: Sequence[Example]) -> list[str]:
-    """Some texts from the shortest to the longest."""
+    """Picks texts of all lengths, from the shortest to the longest."""
     by_length = sorted({each.text for each in examples}, key=lambda each: (len(each), each))
     return [by_length[at] for at in sorted(set(np.linspace(0, len(by_length) - 1, _SAMPLES).astype(int).tolist()))]
 
@@ -388,7 +433,7 @@ def _used(corpus: MemberCorpus) -> CorpusUsed:
 
 
 def _told(settings: Settings) -> Settings:
-    """With the numbers that held, and without the folders of the machine that it ran on."""
+    """The settings with the learning rate in force, and without folder names of this machine."""
     names = {key: Path(value).name for key, value in (("table", settings.table), ("base", settings.base)) if value}
     if settings.base is not None and not Path(settings.base).expanduser().is_dir():
         names["base"] = settings.base

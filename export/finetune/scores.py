@@ -1,4 +1,4 @@
-"""Figures of a classifier on a test set, from labels alone: accuracy, each label's own, and what a constant gets."""
+"""Scores a classifier on a test set: accuracy, figures for each label, and the accuracy of a constant answer."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ Share = Field(ge=0, le=1)
 
 
 class LabelScores(Part):
-    """One label's rows in the test set, and precision, recall and their harmonic mean; 0 where nothing is counted."""
+    """One label's number of test rows, precision, recall and F1. A figure without rows to count is 0."""
 
     label: Short
     rows: int = Field(ge=0)
@@ -27,8 +27,16 @@ class LabelScores(Part):
 
 
 class TestScores(Part):
-    """accuracy in [0, 1] with its binomial standard error, over so many rows. macro_f1: the mean over the labels that
-    have rows. majority: what one answer to all rows, their most frequent label, would get.
+    """Scores over a test set.
+
+    Args:
+        rows: number of rows.
+        accuracy: in [0, 1].
+        standard_error: binomial standard error of the accuracy.
+        macro_f1: mean F1 over the labels that have rows.
+        majority: accuracy of answering every row with the most frequent label.
+        majority_label: that label.
+        labels: figures for each label.
     """
 
     rows: int = Field(ge=1)
@@ -41,13 +49,20 @@ class TestScores(Part):
 
 
 def scores_of(expected: NDArray[np.int64], predicted: NDArray[np.int64], labels: Sequence[str]) -> TestScores:
-    """expected, predicted: (N,), places in `labels`.
+    """Computes scores.
+
+    Args:
+        expected: (N,), places in `labels`.
+        predicted: (N,), places in `labels`.
+        labels: the labels' names.
 
     Raises:
-        ValueError: no rows, or shapes that differ.
+        ValueError: there are no rows, or the shapes differ.
     """
     if expected.ndim != 1 or expected.shape != predicted.shape or not len(expected):
-        raise ValueError(f"one prediction for each row, and a row at least, got {expected.shape} and {predicted.shape}")
+        raise ValueError(
+            f"expected one prediction for each row and at least one row, got {expected.shape} and {predicted.shape}"
+        )
     rows = np.bincount(expected, minlength=len(labels))
     said = np.bincount(predicted, minlength=len(labels))
     right = np.bincount(expected[expected == predicted], minlength=len(labels))
@@ -66,7 +81,7 @@ def scores_of(expected: NDArray[np.int64], predicted: NDArray[np.int64], labels:
         rows=len(expected),
         accuracy=accuracy,
         standard_error=math.sqrt(accuracy * (1 - accuracy) / len(expected)),
-        # A label without rows has no recall, and would weigh as much as any other.
+        # A label without rows has no recall, but would weigh as much as any other.
         macro_f1=float(np.mean([score.f1 for score in each if score.rows])),
         majority=float(rows.max() / len(expected)),
         majority_label=labels[int(rows.argmax())],

@@ -1,10 +1,10 @@
-"""Training a classifier on texts that nobody need protect, until texts it does not train on say that it is enough.
+"""Trains a classifier on texts that need no protection, with early stopping on a validation split.
 
-Guarantees: the same module, rows, recipe and seed give the same weights on the same machine; a text never stands on
-both sides of the validation split, however often it was made up; what comes back is the epoch with the least validation
-loss, or without validation rows the last one.
+Guarantees: the same module, rows, recipe and seed give the same weights on the same machine; a text is never on both
+sides of the validation split, however often it was generated; the weights returned are those of the epoch with the
+lowest validation loss, or of the last epoch if there are no validation rows.
 
-Leaves to others: a member's training, with its rounds, phases and noise (`learning.training`).
+Left to others: a member's training, with its rounds, phases and noise (`learning.training`).
 """
 
 import copy
@@ -26,14 +26,19 @@ from tacit.job import Training
 __all__ = ["Epoch", "Fitted", "fit", "validation_rows", "with_two_layers"]
 
 Ids = NDArray[np.int64]
-# A row in ten of each label tells when to stop.
+# Share of each label's distinct texts that is validated on.
 VALIDATION_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """After an epoch, counted from 1: the mean training loss while it went, and loss and accuracy on the validation
-    rows; None where there are none.
+    """The figures of one epoch.
+
+    Args:
+        number: counted from 1.
+        loss: mean training loss during the epoch.
+        validation_loss: loss on the validation rows after it. None: there are none.
+        validation_accuracy: accuracy on the validation rows after it. None: there are none.
     """
 
     number: int
@@ -44,7 +49,7 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """epochs: all that were trained. best: the one whose weights the module has. seconds: wall time."""
+    """What a training did. best: the epoch whose weights the module has. seconds: wall time."""
 
     epochs: tuple[Epoch, ...]
     best: Epoch
@@ -52,15 +57,18 @@ class Fitted:
 
 
 def validation_rows(texts: Sequence[str], labels: Ids, seed: int, share: float = VALIDATION_SHARE) -> NDArray[np.bool_]:
-    """(N,), true for rows to validate on: of each label's distinct texts the share, rounded down, drawn from the seed.
+    """Draws the rows to validate on from the seed: of each label's distinct texts the share, rounded down.
 
-    A text that stands in several rows, under whatever labels, goes with all of them.
+    All rows with the same text go together, whatever their labels.
+
+    Returns:
+        (N,), true for rows to validate on.
     """
     random = np.random.Generator(np.random.Philox(seed))
     held: set[str] = set()
     seen: set[str] = set()
     for label in np.unique(labels).tolist():
-        # In the order of their first row, so that the draw depends on nothing but rows and seed.
+        # In the order of their first rows, so that the draw depends only on rows and seed.
         own = list(dict.fromkeys(text for text, at in zip(texts, labels, strict=True) if at == label))
         own = [text for text in own if text not in seen]
         seen |= set(own)
@@ -69,18 +77,19 @@ def validation_rows(texts: Sequence[str], labels: Ids, seed: int, share: float =
 
 
 def with_two_layers(module: TextClassifier, seed: int) -> None:
-    """Puts the head of DP-RVAE's classifier on a transformer: a linear layer as wide as its input, tanh, and another.
+    """Replaces a transformer's head by that of DP-RVAE's classifier.
 
-    Weights are N(0, 1 / width), biases zero.
+    The head is a linear layer as wide as its input, tanh, and another linear layer. Weights are N(0, 1 / width), biases
+    zero.
 
     Raises:
-        TypeError: a module whose head is not one linear layer.
+        TypeError: the module's head is not one linear layer.
     """
     head = module.output
     if not isinstance(head, nn.Linear):
-        raise TypeError(f"the head of {type(module).__name__} is no linear layer")
+        raise TypeError(f"the head of {type(module).__name__} is not a linear layer")
     random = np.random.Generator(np.random.Philox(seed))
-    # Torch fills a linear layer from its global generator: put that back.
+    # Torch fills a linear layer from its global generator, whose state is restored here.
     with torch.random.fork_rng(devices=[]):
         layers = [nn.Linear(head.in_features, head.in_features), nn.Linear(head.in_features, head.out_features)]
     with torch.no_grad():
@@ -105,16 +114,24 @@ def fit(
 ) -> Fitted:
     """Trains the module in place and leaves it on the CPU in evaluation mode, with the best epoch's weights.
 
-    ids: (N, S), padded with the module's pad_id. labels: (N,), places in the model's labels. validation: (N,), rows
-    that are not trained on. recipe: its epochs are the most there are. patience: epochs in a row without a lower
-    validation loss after which it stops.
+    Args:
+        module: what to train.
+        ids: (N, S), padded with the module's pad_id.
+        labels: (N,), places in the model's labels.
+        validation: (N,), true for rows that are not trained on.
+        recipe: how to train; its epochs are the maximum.
+        patience: training stops after this many epochs in a row without a lower validation loss.
+        seed: of order and dropout.
+        device: where to train.
+        report: called after each epoch.
 
     Raises:
-        TrainingDiverged: a loss that is not finite. ValueError: no rows to train on, or arrays that do not fit.
+        TrainingDiverged: a loss is not finite.
+        ValueError: there are no rows to train on, or the arrays do not fit.
     """
     check_examples(ids, labels)
     if validation.shape != labels.shape:
-        raise ValueError(f"a mark for each of {len(labels)} rows, got shape {validation.shape}")
+        raise ValueError(f"expected a mark for each of {len(labels)} rows, got shape {validation.shape}")
     training = np.flatnonzero(~validation)
     check_examples(ids[training], labels[training])
     began = time.perf_counter()
@@ -137,10 +154,10 @@ def fit(
                     optimiser.zero_grad(set_to_none=True)
                     logits, target = forward_rows(module, small, labels, lengths=lengths, rows=rows, device=device)
                     loss = functional.cross_entropy(logits, target)
-                    # Before the step, which would spread it to the weights.
+                    # Checked before the step, which would spread it to the weights.
                     if not math.isfinite(loss.item()):
                         raise TrainingDiverged(
-                            f"the loss was not a finite number in epoch {number}; lower --learning-rate (it is "
+                            f"the loss was not finite in epoch {number}; lower --learning-rate (it is "
                             f"{recipe.learning_rate:g})"
                         )
                     torch.autograd.backward(loss)
@@ -177,6 +194,6 @@ def _epoch(
 
 
 def _loss(epoch: Epoch) -> float:
-    """A loss that is no number is never the least."""
+    """The validation loss; infinite if it is missing or NaN, so that it is never the lowest."""
     found = epoch.validation_loss
     return math.inf if found is None or math.isnan(found) else found

@@ -180,7 +180,7 @@ def test_writing_a_folder_gives_no_file_a_promise(folder):
         read_corpora(folder, "questions")
     # Without a list nothing is promised, whoever removed it.
     (folder / AUTHORITIES).unlink()
-    with pytest.raises(CorporaInvalid, match="is not there, so that nobody can see"):
+    with pytest.raises(CorporaInvalid, match="is missing, so it cannot be checked"):
         read_corpora(folder, "questions")
     assert promise_of(read_corpora(folder, "questions", unverified=True)) == "none"
 
@@ -192,5 +192,5 @@ def test_a_written_folder_can_only_show_another_federation(folder):
     found = read_corpora(folder, "questions")
     assert promise_of(found) == "differentially-private"
     assert federation_of_corpora(found) == own.federation != party.authority().federation
-    with pytest.raises(CorporaInvalid, match="of another federation than the operator's folder is of"):
+    with pytest.raises(CorporaInvalid, match="and the operator's folder belong to different federations"):
         read_corpora(folder, "questions", federation=party.authority().federation)

@@ -197,7 +197,7 @@ def test_a_ledger_replaced_by_an_older_copy_is_detected(federation):
         shutil.copytree(old / folder, home / folder)
 
     copy_back("ledgers")
-    assert "an older copy was put in its place" in run()
+    assert "an older copy replaced it" in run()
     # With an old pin too, the receipts show it. Without receipts, the coordinator still remembers.
     copy_back("pins")
     assert "is the receipt of record" in run()

@@ -1,4 +1,4 @@
-"""A small job, its bundle, and one exported model for all of these tests: exporting takes seconds."""
+"""A small job, its bundle, and one exported model, shared by these tests because exporting takes seconds."""
 
 import json
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def spec() -> JobSpec:
 
 @pytest.fixture(scope="session")
 def job_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where job.toml would lie: the vocabulary is beside it."""
+    """The folder of job.toml, with the vocabulary in it."""
     folder = tmp_path_factory.mktemp("job")
     (folder / "words.txt").write_text("\n".join(WORDS) + "\n", encoding="utf-8")
     return folder
@@ -59,7 +59,7 @@ def exported(job: JobBundle, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 
 @pytest.fixture
 def damaged(exported: tuple[Path, ExportReport], tmp_path: Path) -> Callable[..., Path]:
-    """A copy of the exported bundle in which one file was replaced, without or with its digest."""
+    """A copy of the exported bundle in which one file was replaced, with or without its digest."""
     import shutil
 
     from tacit.bundle import read_bundle, write_bundle

@@ -1,4 +1,4 @@
-"""Bundles: whole or not at all, checked to the byte, and nobody's files are replaced by them."""
+"""Bundles are written whole or not at all, checked to the byte, and never replace other files."""
 
 import json
 import os
@@ -29,7 +29,7 @@ PROMPT = {"prompt.safetensors": b"p", "labels.json": b"l"}
 FACTS = ModelFacts(job="j", version=b"v" * 32, max_tokens=4, min_tokens=2, parity=0.0, texts=1)
 
 
-def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+def test_a_bundle_is_read_as_it_was_written(tmp_path: Path) -> None:
     index = write_bundle(tmp_path / "new" / "bundle", "job", JOB)
     bundle = read_bundle(tmp_path / "new" / "bundle", "job")
     assert bundle == Bundle(tmp_path / "new" / "bundle", index, JOB)
@@ -69,7 +69,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         read_bundle(tmp_path / "bundle")
 
 
-def test_what_is_no_bundle_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_bundle_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BundleInvalid, match="does not exist"):
         read_bundle(tmp_path / "none")
     with pytest.raises(BundleInvalid, match=r"holds no bundle\.json"):
@@ -92,7 +92,7 @@ def test_what_is_no_bundle_is_refused(tmp_path: Path) -> None:
         ({"files": {"a/b": {"sha256": "00" * 32, "size": 1}}}, "files"),
     ],
 )
-def test_an_index_that_cannot_be_right_is_refused(tmp_path: Path, change: dict[str, object], says: str) -> None:
+def test_an_invalid_index_is_refused(tmp_path: Path, change: dict[str, object], says: str) -> None:
     write_bundle(tmp_path / "bundle", "job", JOB)
     index = tmp_path / "bundle" / INDEX
     index.write_text(json.dumps(json.loads(index.read_text(encoding="utf-8")) | change), encoding="utf-8")
@@ -110,7 +110,7 @@ def test_an_index_that_cannot_be_right_is_refused(tmp_path: Path, change: dict[s
         ("model", MODEL, None),
     ],
 )
-def test_what_would_be_no_bundle_is_not_written(
+def test_an_invalid_bundle_is_not_written(
     tmp_path: Path, kind: BundleKind, files: dict[str, bytes], facts: ModelFacts | None
 ) -> None:
     with pytest.raises(BundleInvalid, match="would not be a bundle"):
@@ -118,7 +118,7 @@ def test_what_would_be_no_bundle_is_not_written(
     assert not list(tmp_path.iterdir())
 
 
-def test_an_older_bundle_is_replaced_whole(tmp_path: Path) -> None:
+def test_an_older_bundle_is_replaced_as_a_whole(tmp_path: Path) -> None:
     write_bundle(tmp_path / "bundle", "job", JOB | {"notes.txt": b"n"})
     write_bundle(tmp_path / "bundle", "model", MODEL, model=FACTS)
     assert read_bundle(tmp_path / "bundle").files == MODEL
@@ -126,7 +126,7 @@ def test_an_older_bundle_is_replaced_whole(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 
 
-# ---- a backbone, which others stand on -----------------------------------------------------------------------------
+# ---- a backbone, which prompts need ---------------------------------------------------------------------------------
 
 ON_BACKBONE = FACTS.model_copy(update={"backbone": b"b" * 32})
 KINDS: dict[BundleKind, tuple[dict[str, bytes], ModelFacts | None]] = {
@@ -137,7 +137,7 @@ KINDS: dict[BundleKind, tuple[dict[str, bytes], ModelFacts | None]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_else_takes_a_backbones_place_nor_a_backbone_theirs(tmp_path: Path, kind: BundleKind) -> None:
+def test_a_backbone_and_other_bundles_never_replace_each_other(tmp_path: Path, kind: BundleKind) -> None:
     files, facts = KINDS[kind]
     folder, _, _ = write_backbone(tmp_path / "prompt", BACKBONE)
     with pytest.raises(BundleInvalid, match="is a backbone, which every prompt beside it may stand on, and stays"):
@@ -153,7 +153,7 @@ def test_nothing_else_takes_a_backbones_place_nor_a_backbone_theirs(tmp_path: Pa
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([folder.name, "theirs"])
 
 
-def test_a_backbone_that_is_there_and_whole_is_not_written_again(tmp_path: Path) -> None:
+def test_a_whole_backbone_is_not_written_again(tmp_path: Path) -> None:
     folder, index, written = write_backbone(tmp_path / "one", BACKBONE)
     assert (folder, written) == (backbone_folder(tmp_path / "one", index.digest()), True)
     before = {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.iterdir()}
@@ -171,14 +171,14 @@ def test_a_backbone_that_is_there_and_whole_is_not_written_again(tmp_path: Path)
 
 
 def at_once(*works: Callable[[], object]) -> list[object]:
-    """What each gave, or what it raised, all started together."""
+    """Starts all calls together; returns the result or the error of each."""
     gate, found = threading.Barrier(len(works)), list[object](works)
 
     def run(number: int) -> None:
         gate.wait()
         try:
             found[number] = works[number]()
-        except Exception as error:  # noqa: BLE001  compared with what is expected
+        except Exception as error:  # noqa: BLE001  compared with the expected error
             found[number] = error
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(len(works))]
@@ -190,7 +190,7 @@ def at_once(*works: Callable[[], object]) -> list[object]:
 
 
 @pytest.mark.parametrize("before", ["nothing", "an empty folder", "damaged"])
-def test_pairs_of_exports_onto_one_backbone_leave_it_whole(tmp_path: Path, before: str) -> None:
+def test_two_exports_onto_one_backbone_leave_it_whole(tmp_path: Path, before: str) -> None:
     for pair in range(60):
         place = tmp_path / str(pair)
         if before != "nothing":
@@ -206,13 +206,13 @@ def test_pairs_of_exports_onto_one_backbone_leave_it_whole(tmp_path: Path, befor
         assert isinstance(first, tuple), first
         assert isinstance(second, tuple), second
         assert first[:2] == second[:2]
-        # Over a damaged one both may write; otherwise who comes second finds it.
+        # Both may write over a damaged backbone. Otherwise the second one finds the first one's.
         assert first[2] + second[2] == 1 or before == "damaged"
         assert read_bundle(first[0], "backbone").files == BACKBONE
         assert [path.name for path in place.iterdir()] == [first[0].name]
 
 
-def test_of_different_bundles_in_one_place_one_is_there_whole(tmp_path: Path) -> None:
+def test_one_of_two_bundles_written_to_one_place_is_whole(tmp_path: Path) -> None:
     folder, kinds = tmp_path / "bundle", set()
     for turn in range(60):
         others = [JOB | {"weights.bin": bytes([turn, number])} for number in range(2)]
@@ -227,7 +227,7 @@ def test_of_different_bundles_in_one_place_one_is_there_whole(tmp_path: Path) ->
         assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 
 
-def test_what_a_killed_run_left_is_removed_once_it_is_old(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_run_are_removed_once_they_are_old(tmp_path: Path) -> None:
     names = (".bundle.bundle-old00000", ".bundle.bundle-young000", ".other.bundle-old00000")
     for name in names:
         (tmp_path / name / "made").mkdir(parents=True)
@@ -238,9 +238,7 @@ def test_what_a_killed_run_left_is_removed_once_it_is_old(tmp_path: Path) -> Non
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["bundle", *names[1:]])
 
 
-def test_the_older_bundle_goes_back_where_the_new_one_cannot_take_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_replacement_restores_the_older_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_bundle(tmp_path / "bundle", "job", JOB)
     real, turns = Path.rename, []
 
@@ -262,7 +260,7 @@ PRIVATE = FACTS.model_copy(update={"private": True})
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o277, 0o777], ids=oct)
 @pytest.mark.parametrize("before", ["nothing", "an empty folder", "a model of everybody's"])
-def test_a_members_own_model_is_for_its_owner_alone(
+def test_only_the_owner_can_read_a_members_own_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, umask: int, before: str
 ) -> None:
     folder, made = tmp_path / "bundle", []
@@ -280,7 +278,7 @@ def test_a_members_own_model_is_for_its_owner_alone(
     real_chmod = Path.chmod
 
     def chmod(path: Path, mode: int) -> None:
-        # It was closed already when it was made: in between others could have put something into it.
+        # The folder was private from its creation, so others could never write into it.
         assert modes(path) & 0o077 == 0
         real_chmod(path, mode)
 
@@ -293,12 +291,12 @@ def test_a_members_own_model_is_for_its_owner_alone(
         os.umask(was)
     assert modes(folder) == 0o700
     assert {path.name: modes(path) for path in folder.iterdir()} == dict.fromkeys([*MODEL, INDEX], 0o600)
-    # Nor was there a moment at which others could open it.
+    # At no moment could others open it.
     assert made == [(0o600, 0o700)] * 4
     assert read_bundle(folder).files == MODEL
 
 
-def test_what_is_everybodys_has_the_modes_of_the_umask(tmp_path: Path) -> None:
+def test_a_public_bundle_has_the_modes_of_the_umask(tmp_path: Path) -> None:
     was = os.umask(0o027)
     try:
         write_bundle(tmp_path / "bundle", "model", MODEL, model=PRIVATE)
@@ -320,7 +318,7 @@ def test_an_empty_folder_is_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bundled", [True, False])
-def test_a_folder_with_other_files_is_left_as_it_is(tmp_path: Path, bundled: bool) -> None:
+def test_a_folder_with_other_files_is_unchanged(tmp_path: Path, bundled: bool) -> None:
     folder = tmp_path / "bundle"
     if bundled:
         write_bundle(folder, "job", JOB)
@@ -332,7 +330,7 @@ def test_a_folder_with_other_files_is_left_as_it_is(tmp_path: Path, bundled: boo
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_a_file_or_a_link_in_the_way_is_left_as_it_is(tmp_path: Path) -> None:
+def test_a_file_or_link_in_the_way_is_unchanged(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine", encoding="utf-8")
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     for name in ("file", "link"):
@@ -342,7 +340,7 @@ def test_a_file_or_a_link_in_the_way_is_left_as_it_is(tmp_path: Path) -> None:
         write_bundle(tmp_path / "file" / "below", "job", JOB)
 
 
-def test_a_run_that_dies_leaves_the_older_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_fails_leaves_the_older_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_bundle(tmp_path / "bundle", "job", JOB)
     monkeypatch.setattr(
         "tacit.bundle.os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device"))

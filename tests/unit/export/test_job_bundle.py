@@ -1,4 +1,4 @@
-"""The bundle a job starts from: the same specification gives the same bytes, and what is named is what is there."""
+"""The bundle that a job starts from: the same specification gives the same bytes, and its digests are right."""
 
 import gzip
 import hashlib
@@ -91,7 +91,7 @@ def with_table(spec: JobSpec, job_folder: Path, name: str, table: str | bytes) -
 
 
 @pytest.mark.parametrize("name", ["table.txt", "table.txt.gz"])
-def test_words_of_a_table_start_as_the_table_has_them(
+def test_words_in_a_table_start_with_its_vectors(
     spec: JobSpec, job: JobBundle, job_folder: Path, tmp_path: Path, name: str
 ) -> None:
     said: list[str] = []
@@ -101,7 +101,7 @@ def test_words_of_a_table_start_as_the_table_has_them(
     made = read_job_bundle(out)
     rows = made.manifest.unflatten(made.manifest.decode(made.weights))["embedding.weight"]
     seeded = job.manifest.unflatten(job.manifest.decode(job.weights))["embedding.weight"]
-    # [PAD] and [UNK], then the words in their order: "who" is the second, "city" the tenth.
+    # [PAD] and [UNK] come first, then the words in order: "who" is the second, "city" the tenth.
     assert rows[3].tolist() == [1, 2, 3, 4, 5]
     assert rows[11].tolist() == np.array([-1, 0.5, 1e-3, 0, 2], dtype=np.float32).tolist()
     assert not rows[0].any()  # Padding stays zero, whatever a table calls [PAD].
@@ -130,15 +130,15 @@ def test_a_table_that_does_not_fit_is_refused_and_nothing_written(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_sum_without_room_is_refused_and_nothing_is_written(spec: JobSpec, job_folder: Path, tmp_path: Path) -> None:
-    # As if one value had room: how many the model has shows only when the bundle is made.
+def test_a_sum_that_does_not_fit_the_ring_is_refused(spec: JobSpec, job_folder: Path, tmp_path: Path) -> None:
+    # The specification is checked as if the model had one value; their number is known only when the bundle is made.
     narrow = spec.model_copy(update={"aggregation": Aggregation(bits=8)})
     with pytest.raises(DocumentInvalid, match=r"^job questions: .*aggregation.bits: the sum of 200 members"):
         make_job_bundle(narrow, job_folder, tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()
 
 
-def test_files_that_are_not_there_are_named(spec: JobSpec, job_folder: Path, tmp_path: Path) -> None:
+def test_missing_files_are_named(spec: JobSpec, job_folder: Path, tmp_path: Path) -> None:
     elsewhere = spec.model_copy(update={"vocabulary": VocabularyFile(kind="words", file="none.txt")})
     with pytest.raises(VocabularyInvalid, match=r"none\.txt does not exist"):
         make_job_bundle(elsewhere, job_folder, tmp_path / "bundle")
@@ -153,11 +153,11 @@ def test_files_that_are_not_there_are_named(spec: JobSpec, job_folder: Path, tmp
         ('embedding = "frozen"', "", True),
         ("", "", False),
         ('embedding = "trained"', "", False),
-        # Everybody's vectors are the bundle's there, of which the operator knows what they are.
+        # Here all members start from the bundle's vectors, which the operator knows.
         ('embedding = "frozen"', 'kind = "words"\nfile = "words.txt"', False),
     ],
 )
-def test_vectors_at_random_for_good_are_noted(
+def test_vectors_that_stay_random_are_noted(
     job_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str, vocabulary: str, noted: bool
 ) -> None:
     head = (
@@ -168,12 +168,12 @@ def test_vectors_at_random_for_good_are_noted(
     bundle(file, tmp_path / "bundle")
     said = capsys.readouterr()
     assert f"Made {tmp_path / 'bundle'}: job desk" in said.out
-    assert ("note: members' word vectors start at random and stay so" in said.err) is noted
+    assert ("note: members' word vectors start at random and stay there" in said.err) is noted
     assert ("`edge_client run --embedding`" in said.err) is noted
 
 
 def test_a_bundle_of_two_jobs_is_refused(spec: JobSpec, job_folder: Path, job: JobBundle, tmp_path: Path) -> None:
-    """Every digest in bundle.json is right, and job.json still names other files."""
+    """Every digest in bundle.json is right, but job.json names other files."""
     files = dict(read_bundle(job_folder / "bundle").files)
     weights = bytearray(files["weights.bin"])
     weights[0] ^= 1
@@ -186,7 +186,7 @@ def test_a_bundle_of_two_jobs_is_refused(spec: JobSpec, job_folder: Path, job: J
         read_job_bundle(tmp_path / "mixed")
     miscounted = job.document.model_copy(update={"values": 1}).canonical()
     write_bundle(tmp_path / "mixed", "job", files | {"job.json": miscounted})
-    with pytest.raises(BundleInvalid, match="counts other values"):
+    with pytest.raises(BundleInvalid, match="count different values"):
         read_job_bundle(tmp_path / "mixed")
 
 
@@ -195,7 +195,7 @@ PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "who", "what", "##s", "?"]
 
 @pytest.fixture(scope="module")
 def encoder_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small random BERT as transformers saves it, with its word pieces: as many as its embedding has rows."""
+    """A small random BERT as transformers saves it, with one word piece for each row of its embedding."""
     import torch
     from transformers import AutoModel, BertConfig
 
@@ -211,7 +211,7 @@ def encoder_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bundle_on_a_base(
     folder: Path, out: Path, pieces: list[str] | None, method: object = "fedvocab"
 ) -> tuple[JobBundle, list[str]]:
-    """pieces: of the job's vocabulary; None: members build their own."""
+    """A job on the base. pieces: the job's vocabulary. None: members build their own."""
     said: list[str] = []
     vocabulary: dict[str, object] = {"kind": "wordpiece", "size": 1000}
     if pieces is not None:
@@ -231,9 +231,7 @@ def bundle_on_a_base(
     return read_job_bundle(out), said
 
 
-def test_a_base_models_own_vocabulary_makes_a_bundle_whose_rows_are_the_bases(
-    encoder_folder: Path, tmp_path: Path
-) -> None:
+def test_the_base_models_own_vocabulary_keeps_the_rows_of_the_base(encoder_folder: Path, tmp_path: Path) -> None:
     from safetensors.numpy import load_file
 
     made, _ = bundle_on_a_base(encoder_folder, tmp_path / "bundle", PIECES)
@@ -257,7 +255,7 @@ def test_a_base_models_own_vocabulary_makes_a_bundle_whose_rows_are_the_bases(
 def test_the_bases_encoder_reaches_every_member(
     encoder_folder: Path, tmp_path: Path, method: object, pieces: list[str] | None, kept: bool
 ) -> None:
-    """In version 0, or where members keep the encoder in what they start from: all ways out of the next refusal."""
+    """In version 0, or in the private start if members keep the encoder: all ways to avoid the next test's refusal."""
     from safetensors.numpy import load_file
 
     made, _ = bundle_on_a_base(encoder_folder, tmp_path / "bundle", pieces, method)
@@ -274,7 +272,7 @@ def test_the_bases_encoder_reaches_every_member(
         assert np.array_equal(found[name], stored[base])
 
 
-def test_a_base_that_would_reach_nobody_is_refused_before_it_is_read(tmp_path: Path) -> None:
+def test_a_base_that_no_member_would_use_is_refused_unread(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match=r"model\.base: lg-fedavg keeps the encoder .* would reach nobody; share"):
         bundle_on_a_base(tmp_path / "no such folder", tmp_path / "bundle", None, "lg-fedavg")
 
@@ -282,13 +280,13 @@ def test_a_base_that_would_reach_nobody_is_refused_before_it_is_read(tmp_path: P
 @pytest.mark.parametrize(
     ("pieces", "says"),
     [
-        # As many, so that every shape fits.
-        ([*PIECES[:4], *PIECES[:3:-1]], r"line 5 of pieces\.txt is '\?' where the base model has 'who'; .* vocab\.txt"),
-        (PIECES[:-1], r"pieces\.txt has 7 lines where the base model has 8 word pieces"),
-        ([*PIECES, "more"], r"pieces\.txt has 9 lines where the base model has 8 word pieces"),
+        # The same number of pieces, so that every shape fits.
+        ([*PIECES[:4], *PIECES[:3:-1]], r"line 5 of pieces\.txt is '\?', but the base model has 'who'; .* vocab\.txt"),
+        (PIECES[:-1], r"pieces\.txt has 7 lines, but the base model has 8 word pieces"),
+        ([*PIECES, "more"], r"pieces\.txt has 9 lines, but the base model has 8 word pieces"),
     ],
 )
-def test_another_vocabulary_than_the_base_models_is_refused(
+def test_a_vocabulary_that_is_not_the_base_models_is_refused(
     encoder_folder: Path, tmp_path: Path, pieces: list[str], says: str
 ) -> None:
     with pytest.raises(DocumentInvalid, match=rf"^vocabulary\.file: {says}"):
@@ -298,15 +296,13 @@ def test_another_vocabulary_than_the_base_models_is_refused(
 
 @pytest.fixture
 def changed(encoder_folder: Path, tmp_path: Path) -> Path:
-    """A copy of the base, to be changed."""
+    """A copy of the base that a test may change."""
     shutil.copytree(encoder_folder, tmp_path / "changed")
     return tmp_path / "changed"
 
 
 @pytest.mark.parametrize("kind", [None, "BPE"])
-def test_a_base_without_word_pieces_goes_with_own_vocabularies_only(
-    changed: Path, tmp_path: Path, kind: str | None
-) -> None:
+def test_a_base_without_word_pieces_needs_own_vocabularies(changed: Path, tmp_path: Path, kind: str | None) -> None:
     (changed / "bert" / "vocab.txt").unlink()
     if kind is not None:
         (changed / "bert" / "tokenizer.json").write_text(json.dumps({"model": {"type": kind, "vocab": {}}}))
@@ -314,13 +310,13 @@ def test_a_base_without_word_pieces_goes_with_own_vocabularies_only(
         bundle_on_a_base(changed, tmp_path / "bundle", PIECES)
     made, said = bundle_on_a_base(changed, tmp_path / "bundle", None)
     assert made.tokenizer is None
-    assert any("builds its own, of 1,000 word pieces at most" in sentence for sentence in said)
+    assert any("builds its own, of at most 1,000 word pieces" in sentence for sentence in said)
 
 
 def test_a_base_with_more_rows_than_entries_is_refused(changed: Path, tmp_path: Path) -> None:
     (changed / "bert" / "vocab.txt").write_text("\n".join(PIECES[:-1]) + "\n", encoding="utf-8")
     with pytest.raises(
-        DocumentInvalid, match=r"^model\.base: its embedding has 8 rows and its vocabulary 7 word pieces"
+        DocumentInvalid, match=r"^model\.base: its embedding has 8 rows, but its vocabulary 7 word pieces"
     ):
         bundle_on_a_base(changed, tmp_path / "bundle", PIECES[:-1])
 
@@ -338,7 +334,7 @@ def test_berts_pieces_and_glove_make_bundles(tmp_path: Path) -> None:
         name="words",
         labels=labels,
         model=TextCNNModel(embedding=50, maps=20),
-        # A table is a word list as well.
+        # A table is also a word list.
         vocabulary=VocabularyFile(kind="words", file=glove, pretrained=glove),
     )
     assert isinstance(make_job_bundle(words, SHARED, tmp_path / "words", report=said.append), JobDocument)

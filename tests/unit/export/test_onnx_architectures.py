@@ -1,4 +1,4 @@
-"""Each architecture's file computes what the module does: alone and in batches, at every length, however padded."""
+"""Each architecture's file computes what the module does: alone and in batches, at every length and padding."""
 
 from collections.abc import Callable
 
@@ -42,7 +42,7 @@ MODELS: dict[str, Model] = {
 Exported = tuple[Model, TextClassifier, onnx.ModelProto, Callable[[NDArray[np.int64]], NDArray[np.float32]]]
 
 
-# One of each kind in every run; the others repeat it with another pooling or another name of the same layers.
+# Every run tests one of each kind; the others are the same with another pooling or another name for the same layers.
 SWEEP = ("max", "mean", "roberta")
 
 
@@ -54,12 +54,12 @@ SWEEP = ("max", "mean", "roberta")
     ],
 )
 def exported(request: pytest.FixtureRequest) -> Exported:
-    """The model, the module, the file's graph, and the file at work."""
+    """The model, the module, the file's graph, and a session that runs the file."""
     model: Model = request.param
     encoder = TextEncoder(wordpiece_tokenizer(PIECES), model.max_tokens, model.min_tokens, frame=model.frame)
     module = build(model, encoder.vocabulary_size, 4, encoder.pad_id, seed=1)
     with torch.no_grad():
-        # What padding would bring in if anybody looked.
+        # A value that would show if anything read the padding.
         module.embedding.weight[encoder.pad_id] = 2.0
     data = _convert(module, encoder)
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
@@ -81,7 +81,7 @@ def test_the_file_gives_the_modules_logits_at_every_shape(exported: Exported) ->
             assert found.shape == (batch, 4)
             largest = max(largest, float(np.abs(found - expected).max()))
             seen.append(expected)
-    # Logits that hardly differ would agree whatever the graph does.
+    # If logits hardly differed between texts, they would agree whatever the graph does.
     assert np.concatenate(seen).std(axis=0).min() > 0.01
     assert largest < 1e-5
     assert len(graph.graph.initializer) > 0
@@ -90,7 +90,7 @@ def test_the_file_gives_the_modules_logits_at_every_shape(exported: Exported) ->
     assert not {"Loop", "Scan", "If"} & set(operators)
 
 
-def test_the_file_does_not_see_padding(exported: Exported) -> None:
+def test_padding_does_not_change_the_logits(exported: Exported) -> None:
     _, module, _, run = exported
     text = np.arange(2, 9, dtype=np.int64)[None]
     alone = run(text)

@@ -1,4 +1,4 @@
-"""Export: the file computes what the module does, at every length and batch, or is not written."""
+"""An exported file computes what the module does, at every length and batch, or is not written."""
 
 import hashlib
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_the_file_computes_what_the_module_does(exported: Exported, job: JobBund
             np.testing.assert_allclose(logits, module(torch.from_numpy(ids)).numpy(), rtol=0, atol=1e-5)
 
 
-def test_the_file_holds_nothing_of_this_machine(exported: Exported) -> None:
+def test_the_file_holds_nothing_about_this_machine(exported: Exported) -> None:
     data = (exported[0] / "model.onnx").read_bytes()
     for trace in (b".py", str(Path.cwd()).encode(), b"site-packages", b'File "', b"forward"):
         assert trace not in data
@@ -60,10 +60,10 @@ def test_the_file_holds_nothing_of_this_machine(exported: Exported) -> None:
     )
 
 
-def test_a_model_that_computes_something_else_is_not_written(
+def test_a_file_that_computes_something_else_is_not_written(
     job: JobBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The module is changed after its conversion by what a tenth of a percent of one bias is."""
+    """After the conversion, 0.001 is added to one bias of the module."""
     convert = export.onnx._convert
 
     def convert_then_change(module: torch.nn.Module, encoder: TextEncoder) -> bytes:
@@ -78,9 +78,7 @@ def test_a_model_that_computes_something_else_is_not_written(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_difference_that_is_no_number_is_a_failure(
-    job: JobBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_difference_of_nan_is_a_failure(job: JobBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export.onnx, "_convert", lambda *_: b"")
     monkeypatch.setattr(export.onnx, "_parity", lambda *_: float("nan"))
     with pytest.raises(ParityFailed, match="nothing was written"):
@@ -88,7 +86,7 @@ def test_a_difference_that_is_no_number_is_a_failure(
     assert not list(tmp_path.iterdir())
 
 
-def test_parity_is_looked_at_alone_in_batches_and_at_every_length(job: JobBundle) -> None:
+def test_parity_covers_single_texts_batches_and_every_length(job: JobBundle) -> None:
     encoder = TextEncoder(job.tokenizer, 12, 4)
     shapes = {
         ids.shape for ids in export.onnx._batches(encoder, ["who", "where is the city", "what is the man " * 9] * 2)
@@ -103,7 +101,7 @@ def test_weights_of_another_model_are_refused(job: JobBundle, tmp_path: Path) ->
         export_model(job.document, job.manifest, job.weights, job.tokenizer, tmp_path / "model", [])
 
 
-def test_exporting_says_nothing(
+def test_exporting_prints_nothing(
     job: JobBundle, tmp_path: Path, capfd: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
 ) -> None:
     export_model(job.document, job.manifest, job.weights, job.tokenizer, tmp_path / "model", ["who wrote the book"])

@@ -23,7 +23,7 @@ LABELS = {"HUM", "LOC", "NUM"}
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """Runs the command with these arguments and this standard input; the lines it printed."""
+    """Runs the command with these arguments and this standard input; returns the lines that it printed."""
 
     def command(*arguments: object, stdin: bytes = b"") -> list[str]:
         app = typer.Typer()
@@ -54,7 +54,7 @@ def test_every_way_to_give_texts_gives_the_same_lines(
     assert run("--bundle", exported[0], "--batch", 2, stdin="\n".join(texts).encode()) == lines
 
 
-def test_json_is_one_object_a_line(run: Callable[..., list[str]], exported: Exported) -> None:
+def test_json_prints_one_object_on_each_line(run: Callable[..., list[str]], exported: Exported) -> None:
     lines = run("--bundle", exported[0], "--json", "who wrote the book", "where")
     assert len(lines) == 2
     for line in lines:
@@ -64,7 +64,7 @@ def test_json_is_one_object_a_line(run: Callable[..., list[str]], exported: Expo
         assert content["probabilities"][content["label"]] == content["probability"]
 
 
-def test_rows_that_cannot_be_read_are_skipped_if_asked(
+def test_unreadable_rows_are_skipped_on_request(
     run: Callable[..., list[str]], exported: Exported, tmp_path: Path
 ) -> None:
     file = tmp_path / "rows.jsonl"
@@ -90,7 +90,7 @@ def test_rows_that_cannot_be_read_are_skipped_if_asked(
         (["  "], b"", ExitCode.USAGE, "no text to label"),
     ],
 )
-def test_a_refusal_is_a_sentence(
+def test_a_refusal_gives_a_sentence(
     run: Callable[..., list[str]],
     exported: Exported,
     examples_file: Path,
@@ -105,7 +105,7 @@ def test_a_refusal_is_a_sentence(
     assert caught.value.code == code
 
 
-def test_a_bundle_that_is_not_there_or_damaged_is_said(
+def test_a_missing_or_damaged_bundle_gives_a_sentence(
     run: Callable[..., list[str]], tmp_path: Path, damaged: Callable[..., Path]
 ) -> None:
     with pytest.raises(CommandFailed, match="does not exist") as caught:

@@ -1,4 +1,4 @@
-"""What goes into a prompted job's bundle: checked against the model it is for, before anything is uploaded."""
+"""The content of a prompted job's bundle is checked against its model before anything is uploaded."""
 
 import json
 import re
@@ -43,7 +43,7 @@ def refusal(folder, model=None, labels=LABELS) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_bundle_has_all_that_members_need(kind, tmp_path):
+def test_a_bundle_has_everything_that_members_need(kind, tmp_path):
     saved(tmp_path / "model", kind)
     said = []
     parts = parts_of(tmp_path, report=said.append)
@@ -51,7 +51,7 @@ def test_a_bundle_has_all_that_members_need(kind, tmp_path):
     assert parts.model.hub is None
     assert parts.model.backbone == digest_of(parts.backbone)
     check_cloze_form(parts.tokenizer)
-    # As a member reads the document.
+    # The document as a member reads it.
     model = PromptedModel.model_validate(json.loads(json.dumps(parts.model.model_dump(mode="json"))))
     assert model == parts.model
     encoder = ClozeEncoder.of(model, parts.tokenizer)
@@ -77,7 +77,7 @@ def test_the_same_folder_gives_the_same_digests(tmp_path):
     assert one.backbone.read_bytes() == two.backbone.read_bytes()
 
 
-def test_the_file_goes_into_a_bundle_by_memory_map(tmp_path):
+def test_the_backbone_is_bundled_by_memory_map(tmp_path):
     saved(tmp_path / "model", "bert")
     parts = parts_of(tmp_path)
     with mapped(parts.backbone) as data:
@@ -87,7 +87,7 @@ def test_the_file_goes_into_a_bundle_by_memory_map(tmp_path):
     assert read_bundle(tmp_path / "bundle", "job").files[BACKBONE_FILE] == parts.backbone.read_bytes()
 
 
-def test_an_encoder_without_a_head_has_a_classification_head_and_no_cloze(tmp_path):
+def test_an_encoder_without_a_language_head_allows_no_cloze(tmp_path):
     saved(tmp_path / "model", "bert", bare=True)
     parts = parts_of(tmp_path, model_of(task="head"))
     assert (parts.label_words, parts.mask_id) == (None, None)
@@ -106,7 +106,7 @@ def test_a_name_on_the_hub_is_a_hint_for_members(tmp_path, monkeypatch):
         return str(folder)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
-    # A name alone is pinned to what was fetched for it.
+    # A name without a commit is pinned to the commit that was fetched.
     for base in ("people/bert", f"people/bert@{commit}"):
         assert parts_of(tmp_path, model_of(base)).model.hub == f"people/bert@{commit}"
     assert asked == [("people/bert", None), ("people/bert", commit)]
@@ -114,12 +114,12 @@ def test_a_name_on_the_hub_is_a_hint_for_members(tmp_path, monkeypatch):
     pinned, folder = folder, folder.rename(tmp_path / "snapshot")
     assert "is not known; name owner/name@COMMIT" in refusal(tmp_path, model_of("people/bert"))
     folder = folder.rename(pinned)
-    # A folder of that name is a folder.
+    # A folder with that name takes precedence over the hub.
     shutil.copytree(folder, tmp_path / "people" / "bert")
     assert parts_of(tmp_path, model_of("people/bert")).model.hub is None
 
 
-def test_a_folder_with_a_vocabulary_alone_will_do(tmp_path):
+def test_a_folder_with_only_a_vocabulary_is_enough(tmp_path):
     folder = saved(tmp_path / "model", "bert")
     expected = parts_of(tmp_path)
     entries = json.loads(tokenizer_of("bert"))["model"]["vocab"]
@@ -128,10 +128,10 @@ def test_a_folder_with_a_vocabulary_alone_will_do(tmp_path):
     (folder / "vocab.txt").write_text("\n".join(sorted(entries, key=entries.__getitem__)), encoding="utf-8")
     assert parts_of(tmp_path).tokenizer == expected.tokenizer
     (folder / "tokenizer_config.json").write_text('{"do_lower_case": false}')
-    assert "tells capitals apart and has no tokenizer.json" in refusal(tmp_path)
+    assert "distinguishes capitals and has no tokenizer.json" in refusal(tmp_path)
 
 
-def test_a_tokenizer_with_rules_of_its_own_is_said(tmp_path):
+def test_a_tokenizer_with_its_own_rules_is_reported(tmp_path):
     folder = saved(tmp_path / "model", "roberta")
     said = []
     parts_of(tmp_path, report=said.append)
@@ -140,7 +140,7 @@ def test_a_tokenizer_with_rules_of_its_own_is_said(tmp_path):
     (folder / "tokenizer.json").write_bytes(changed(tokenizer_of("roberta"), "normalizer", value=odd))
     parts_of(tmp_path, report=said.append)
     (told,) = [each for each in said if each.startswith("tokenizer: ")]
-    assert re.match(r"tokenizer: \d of 4 sample texts are cut otherwise", told)
+    assert re.match(r"tokenizer: \d of 4 sample texts are cut differently", told)
 
 
 @pytest.mark.parametrize(
@@ -170,11 +170,11 @@ def test_a_tokenizer_with_rules_of_its_own_is_said(tmp_path):
         ),
         pytest.param({"max_tokens": 45}, LABELS, "model.max_tokens: the backbone has 64 positions", id="positions"),
         pytest.param(
-            {"injection": {"name": "prompt-tuning", "tokens": 41}}, LABELS, "and 41 of the prompt", id="prompt"
+            {"injection": {"name": "prompt-tuning", "tokens": 41}}, LABELS, "plus 41 of the prompt", id="prompt"
         ),
     ],
 )
-def test_what_a_job_says_wrongly_is_named_by_its_key(tmp_path, model, labels, said):
+def test_a_mistake_in_a_job_is_named_by_its_key(tmp_path, model, labels, said):
     saved(tmp_path / "model", "bert")
     assert said in refusal(tmp_path, model_of(**model), labels)
 
@@ -187,11 +187,11 @@ def test_a_prefix_takes_no_positions_from_the_text(tmp_path):
 def test_model_and_tokenizer_belong_together(tmp_path):
     folder = saved(tmp_path / "model", "roberta")
     (folder / "tokenizer.json").write_bytes(tokenizer_of("t5"))
-    assert "model.base: a roberta with a tokenizer of the kind Unigram" in refusal(tmp_path)
+    assert "model.base: a roberta and a tokenizer of kind Unigram" in refusal(tmp_path)
     raw = json.loads((folder / "config.json").read_text())
     (folder / "tokenizer.json").write_bytes(tokenizer_of("roberta"))
     (folder / "config.json").write_text(json.dumps({**raw, "pad_token_id": 3}))
-    assert "model.base: padding is 1 to its tokenizer and 3 to its config" in refusal(tmp_path)
+    assert "model.base: padding is 1 in its tokenizer, but 3 in its config" in refusal(tmp_path)
     small = saved(tmp_path / "small", "bert", words=20)
     assert "model.base: its tokenizer has ids up to" in refusal(tmp_path, model_of(small))
     (folder / "tokenizer.json").write_text("{}")
@@ -206,13 +206,13 @@ def _bundled(folder) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_prompts_are_built_on_what_a_member_reads(kind, tmp_path):
-    """From the document, the tokenizer and the file alone, to scores of labels."""
+def test_prompts_are_built_from_what_a_member_reads(kind, tmp_path):
+    """The document, the tokenizer and the file are enough to score labels."""
     saved(tmp_path / "model", kind)
     parts = parts_of(tmp_path)
     encoder = ClozeEncoder.of(parts.model, parts.tokenizer)
     module = build_prompted(parts.model, LABELS, encoder, read_backbone(parts.backbone, parts.model.config), seed=1)
-    # What travels is the prompt, 20 vectors, and nothing of the backbone.
+    # Only the prompt is sent, 20 vectors, and nothing of the backbone.
     assert sum(each.numel() for each in module.parameters()) == 20 * (12 if kind == "electra" else 16)
     ids = encoder.encode(["a great film", "it was a terrible movie, no?", ""])
     with torch.no_grad():
@@ -220,7 +220,7 @@ def test_prompts_are_built_on_what_a_member_reads(kind, tmp_path):
         alone = module(torch.from_numpy(ids[1:2])).numpy()
     assert whole.shape == (3, 2)
     np.testing.assert_allclose(whole[1:2], alone, rtol=1e-4, atol=1e-5)
-    # Other texts have other scores: the mask is looked at, and through it the text.
+    # Other texts have other scores, so the state at the mask depends on the text.
     assert not np.allclose(whole[0], whole[1])
 
 
@@ -240,7 +240,7 @@ def test_prompts_are_built_on_what_a_member_reads(kind, tmp_path):
     ],
 )
 @pytest.mark.parametrize("task", ["head", None], ids=["head", "cloze"])
-def test_every_injection_is_the_modules_own_and_is_counted_before_it_is_built(injection, theirs, task, tmp_path):
+def test_every_injection_is_counted_before_it_is_built(injection, theirs, task, tmp_path):
     saved(tmp_path / "model", "bert")
     model = model_of(injection=injection, task=task)
     assert injection_of(model) == theirs

@@ -29,22 +29,22 @@ def test_the_file_gives_the_modules_logits_at_every_shape(family, injection) -> 
             (found,) = session.run(["logits"], {"input_ids": ids.numpy()})
             largest = max(largest, float(np.abs(found - expected).max()))
             seen.append(expected)
-    # Logits that hardly differ would agree whatever the graph does.
+    # If logits hardly differed between texts, they would agree whatever the graph does.
     assert np.concatenate(seen).std(axis=0).min() > 0.01
     assert largest <= 1e-5
     graph = onnx.load_from_string(data).graph
     shapes = [tuple(each.dims) for each in graph.initializer]
-    # The prompt is inside; what made it, with hidden layers of 7 and 9, is not.
+    # The prompt is inside, but not the modules that made it, with hidden layers of 7 and 9.
     assert not [node for node in graph.node if node.op_type == "LSTM"]
     assert not [shape for shape in shapes if {7, 9, 14, 28} & set(shape)]
-    # The table of words is there once, to read by; the vocabulary projection has the label words' four rows.
+    # The embedding is there once, for reading; the vocabulary projection has only the label words' four rows.
     assert [shape for shape in shapes if VOCABULARY in shape] == [(VOCABULARY, 16)]
     assert {(4, 16), (16, 4)} & set(shapes)
 
 
 @pytest.fixture(scope="module")
 def split() -> tuple[bytes, PromptedBackbone]:
-    """A file of RoBERTa for any soft prompt, and it at work."""
+    """A RoBERTa file for any soft prompt, and a session that runs it."""
     data = convert_backbone(prompted("roberta"))
     return data, PromptedBackbone(data, threads=1)
 
@@ -82,17 +82,17 @@ def test_a_prompt_for_another_backbone_file_is_refused(split) -> None:
         running.logits(ids, replace(prompt, rows=prompt.rows[:, :8]))
 
 
-def test_a_file_that_is_no_prompt_is_refused(split) -> None:
+def test_a_file_that_is_not_a_prompt_is_refused(split) -> None:
     written = prompt_file(prompted("roberta"), split[0])
     for broken in (b"", b"\x08" + bytes(20), written.to_bytes()[:-1]):
-        with pytest.raises(PromptInvalid, match="no prompt file"):
+        with pytest.raises(PromptInvalid, match="is not a prompt file"):
             PromptFile.from_bytes(broken)
     for change in ({"words": (1, 1)}, {"words": (4, 0)}, {"bias": written.bias[:1]}):
         with pytest.raises(PromptInvalid, match="do not fit together"):
             PromptFile.from_bytes(replace(written, **change).to_bytes())
 
 
-def test_lora_is_exported_as_one_file_only(split) -> None:
+def test_lora_is_exported_only_as_one_file(split) -> None:
     module = prompted("roberta", "lora")
     for refused in (lambda: convert_backbone(module), lambda: prompt_file(module, split[0])):
         with pytest.raises(PromptInvalid, match="without --split"):

@@ -1,4 +1,4 @@
-"""A prompted job from its file to a prediction: what each station takes, and what it refuses before data is read."""
+"""A prompted job from its file to a prediction: what each step accepts, and what it refuses before data is read."""
 
 import asyncio
 import dataclasses
@@ -107,13 +107,13 @@ def stored(job):
     ],
     ids=["vocabulary", "fedvocab", "lg-fedavg", "labels", "config", "nothing"],
 )
-def test_a_job_file_that_cannot_be_is_a_sentence(changes, says):
+def test_an_invalid_job_file_gives_a_sentence(changes, says):
     with pytest.raises(ValidationError) as refused:
         spec_of(**changes)
     assert sentence_of(refused.value).startswith(says)
 
 
-def test_only_a_prompted_job_goes_without_a_vocabulary():
+def test_only_a_prompted_job_needs_no_vocabulary():
     with pytest.raises(ValidationError) as refused:
         JobSpec.model_validate({"schema": 1, "name": "desk", "labels": ["a", "b"]})
     assert sentence_of(refused.value) == "vocabulary: missing; it has no default"
@@ -127,7 +127,7 @@ def test_a_document_needs_its_backbone(job):
         JobDocument.from_json(json.dumps(raw).encode())
 
 
-def test_a_bundle_holds_what_members_fetch_and_reads_the_backbone_nowhere_into_memory(folder, job):
+def test_a_bundle_never_reads_the_backbone_into_memory(folder, job):
     document = job.document
     assert document.files[BACKBONE_FILE] == document.model.backbone
     assert document.blobs == tuple(document.files.values())
@@ -141,7 +141,7 @@ def test_a_bundle_holds_what_members_fetch_and_reads_the_backbone_nowhere_into_m
     assert not list(folder.glob(".backbone-*"))
 
 
-def test_a_backbone_that_was_changed_is_found_before_it_is_uploaded(folder, tmp_path):
+def test_a_changed_backbone_is_found_before_the_upload(folder, tmp_path):
     job = bundled(folder, name="damaged")
     data = bytearray(job.backbone.read_bytes())
     data[-1] ^= 1
@@ -152,7 +152,7 @@ def test_a_backbone_that_was_changed_is_found_before_it_is_uploaded(folder, tmp_
         _read_bundle(folder / "damaged")
 
 
-def test_a_text_that_is_longer_than_the_backbone_reads_is_refused_when_bundled(folder):
+def test_max_tokens_beyond_the_backbones_positions_is_refused(folder):
     with pytest.raises(DocumentInvalid, match=r"model\.max_tokens: the backbone has 64 positions"):
         bundled(folder, name="long", model={"max_tokens": 45})
     bundled(folder, name="fits", model={"max_tokens": 44})
@@ -173,7 +173,7 @@ def put(store, job, folder, *, but=()):
     return store.put(job.document.canonical())
 
 
-def test_a_coordinator_takes_a_job_whose_backbone_it_has(store, folder, job):
+def test_a_coordinator_accepts_a_job_whose_backbone_it_has(store, folder, job):
     digest = put(store, job, folder, but=(BACKBONE_FILE,))
     with pytest.raises(OperatorRefused, match=r"the backbone \(.*\) was not uploaded"):
         check_job(store, digest)
@@ -181,7 +181,7 @@ def test_a_coordinator_takes_a_job_whose_backbone_it_has(store, folder, job):
     assert check_job(store, digest) == job.document
 
 
-def test_a_backbone_beyond_what_members_take_is_refused_and_none_is_read(store, folder, job, monkeypatch):
+def test_a_backbone_too_large_for_members_is_refused_unread(store, folder, job, monkeypatch):
     digest, size, get = put(store, job, folder), store.size, store.get
     backbone = job.document.model.backbone
 
@@ -202,7 +202,7 @@ def test_a_backbone_beyond_what_members_take_is_refused_and_none_is_read(store, 
 # ---- the module ------------------------------------------------------------------------------------------------
 
 
-def test_modules_on_one_stored_backbone_share_it_and_leave_nothing_behind(job):
+def test_modules_on_one_stored_backbone_share_its_memory(job):
     one = stored(job)
     encoder = encoder_of(job.document, job.tokenizer)
     modules = [build_prompted(job.document.model, job.document.labels, encoder, one) for _ in range(2)]
@@ -214,7 +214,7 @@ def test_modules_on_one_stored_backbone_share_it_and_leave_nothing_behind(job):
     assert seen() is None
 
 
-def test_what_a_member_builds_is_looked_at_before_there_is_data(job):
+def test_a_members_module_is_checked_before_there_is_data(job):
     document, encoder, backbone = job.document, encoder_of(job.document, job.tokenizer), stored(job)
     start = job.manifest.decode(job.weights)
     module, _ = assembled(document, encoder, job.manifest, start, {}, backbone)
@@ -233,7 +233,7 @@ def test_what_a_member_builds_is_looked_at_before_there_is_data(job):
         assembled(document.model_copy(update={"model": wider}), encoder, job.manifest, start, {}, backbone)
     with pytest.raises(ValueError, match="whatever its vocabulary"):
         values_of(document.model, 100, 2)
-    # A tokenizer with more entries than the table of words has rows.
+    # The tokenizer has more entries than the table of words has rows.
     tables = {name: each[:60] if len(each) == 420 else each for name, each in backbone.tensors.items()}
     with pytest.raises(ValueError, match="table of words 60 rows"):
         assembled(document, encoder, job.manifest, start, {}, dataclasses.replace(backbone, tensors=tables))
@@ -316,7 +316,7 @@ def machine(tmp_path, identity):
         manager.__exit__(None, None, None)
 
 
-def test_jobs_on_one_backbone_fetch_it_once_and_the_last_to_end_lets_it_go(folder, job, machine):
+def test_jobs_on_one_backbone_fetch_it_once_and_the_last_frees_it(folder, job, machine):
     here, other = machine(), bundled(folder, name="other", **{"seed": 3})
     other = dataclasses.replace(other, document=other.document.model_copy(update={"name": "other"}))
     digest = job.document.model.backbone
@@ -332,19 +332,19 @@ def test_jobs_on_one_backbone_fetch_it_once_and_the_last_to_end_lets_it_go(folde
     here.preparer.job_over(other.document.name)
     here.preparer.job_over("none of ours")
     assert here.pinned() == set()
-    # It lies in the cache still, for the next one.
+    # It is still in the cache, for the next job.
     here.prepare(other.document, 2)
     assert here.asked.count(digest) == 1
 
 
-def test_what_a_member_has_on_its_disk_is_not_fetched(folder, job, machine):
+def test_a_backbone_on_the_members_disk_is_not_fetched(folder, job, machine):
     here = machine((folder / "nothing", folder / "model"), backbones=("disk",))
     here.offer(job, but=(BACKBONE_FILE,))
     here.prepare(job.document)
     assert job.document.model.backbone not in here.asked
 
 
-def test_a_backbone_that_is_nowhere_is_said_here_and_not_there(folder, job, machine):
+def test_details_of_a_missing_backbone_stay_on_the_member(folder, job, machine):
     here = machine((folder / "secret-name",), backbones=("disk", "coordinator"))
     here.offer(job, but=(BACKBONE_FILE,))
     refused = here.refused(job.document)
@@ -355,8 +355,8 @@ def test_a_backbone_that_is_nowhere_is_said_here_and_not_there(folder, job, mach
     assert here.pinned() == set()
 
 
-def test_a_file_under_the_digest_that_is_not_the_configs_is_the_jobs_fault(job, machine):
-    """Its digest is right, so that the operator made it so: it hears what is wrong, and no path."""
+def test_a_backbone_that_does_not_fit_its_config_is_the_jobs_fault(job, machine):
+    """The digest is right, so it is the operator's doing. The coordinator is told what is wrong, but no path."""
     here = machine()
     config = {**job.document.model.config, "vocab_size": 421}
     wrong = job.document.model_copy(update={"model": job.document.model.model_copy(update={"config": config})})
@@ -377,7 +377,7 @@ def test_a_template_without_room_costs_no_budget(job, machine):
     assert refused.detail.startswith("model.max_tokens: template and special tokens are")
 
 
-def test_a_full_disk_is_this_members_to_hear(job, machine, monkeypatch):
+def test_a_full_disk_is_told_only_to_the_member(job, machine, monkeypatch):
     here = machine()
     here.offer(job)
 
@@ -394,7 +394,7 @@ def test_a_full_disk_is_this_members_to_hear(job, machine, monkeypatch):
 # ---- before anything is sent -----------------------------------------------------------------------------------
 
 
-def test_a_dry_run_says_which_backbone_it_would_be(job, identity, tmp_path, capsys):
+def test_a_dry_run_names_the_backbone(job, identity, tmp_path, capsys):
     def plan(document=job.document, **rules):
         found = plan_of(document, job.manifest, Member(tmp_path, identity, Policy(**rules), EXAMPLES, "cpu"))
         _show(found, Member(tmp_path, identity, Policy(), EXAMPLES, "cpu"))
@@ -422,7 +422,7 @@ def test_a_dry_run_says_which_backbone_it_would_be(job, identity, tmp_path, caps
     assert "in this member's cache" in plan()[1]
 
 
-def test_a_folder_that_is_not_there_is_said_at_once(identity, tmp_path):
+def test_a_missing_backbone_folder_is_reported_at_once(identity, tmp_path):
     data = tmp_path / "data.jsonl"
     data.write_text('{"text": "a great film", "label": "positive"}\n')
     options = RunOptions(data=data, home=identity.home, backbones=(tmp_path, tmp_path / "none"))

@@ -1,4 +1,4 @@
-"""Small prompts beside one backbone: what a second task adds, and what is said where the two do not belong together."""
+"""Small prompts beside one backbone: what a second task adds, and the errors if the two do not belong together."""
 
 import gc
 import io
@@ -43,7 +43,7 @@ TASKS = {
             "verbaliser": {"positive": ["great", "good"], "negative": "bad"},
         },
     },
-    # Another template and other lengths, labels and words, and vectors that an encoder makes.
+    # Has another template, other lengths, labels and words, and vectors that an encoder makes.
     "topics": {
         "labels": ["film", "word", "maybe"],
         "injection": {"name": "p-tuning", "tokens": 3, "hidden": 7},
@@ -65,7 +65,7 @@ TASKS = {
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("jobs")
-    # Larger than a toy, so that sizes say something.
+    # Larger than a toy, so that sizes are meaningful.
     saved(folder / "model", "bert", words=4000)
     for name, each in TASKS.items():
         model = {"architecture": "prompted", "base": "model", "max_tokens": 24} | each
@@ -87,14 +87,14 @@ def written(job, out):
 
 @pytest.fixture(scope="module")
 def split(jobs, tmp_path_factory):
-    """The folder with both prompts and their backbone, and the reports of both."""
+    """A folder with both prompts and their backbone, and the reports of both."""
     folder = tmp_path_factory.mktemp("models")
     return folder, {name: written(jobs[name], folder / name) for name in ("reviews", "topics")}
 
 
 @pytest.fixture
 def copied(split, tmp_path):
-    """A copy of that folder that a test may spoil; nobody holds its backbone."""
+    """A copy of that folder that a test may damage; nothing else holds its backbone."""
     shutil.copytree(split[0], tmp_path / "models")
     gc.collect()
     assert not predictor._loaded
@@ -127,12 +127,12 @@ def test_the_second_prompt_adds_kilobytes(split):
     assert first.files.keys() == {"backbone.onnx", "tokenizer.json"}
 
 
-def test_a_backbone_that_is_there_is_left_as_it_is(jobs, copied):
+def test_an_existing_backbone_is_unchanged(jobs, copied):
     shared = backbone_in(copied)
     before = {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in shared.iterdir()}
     assert not written(jobs["topics"], copied / "again").shared.written
     assert {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in shared.iterdir()} == before
-    # A damaged one is no backbone, and is made again.
+    # A damaged backbone does not count, and is written again.
     (shared / "backbone.onnx").write_bytes(b"nothing")
     with pytest.raises(BundleInvalid, match=r"backbone\.onnx differs"):
         Predictor.load(copied / "topics")
@@ -141,7 +141,7 @@ def test_a_backbone_that_is_there_is_left_as_it_is(jobs, copied):
 
 
 @torch.no_grad()
-def test_each_prompt_answers_as_its_model_does_on_one_copy_of_the_backbone(jobs, split):
+def test_prompts_on_one_backbone_answer_as_their_models_do(jobs, split):
     folder, _ = split
     loaded = {name: Predictor.load(folder / name) for name in ("reviews", "topics")}
     assert len(predictor._loaded) == 1
@@ -166,7 +166,7 @@ def test_another_number_of_threads_is_another_session(split):
     assert one.labels != two.labels
 
 
-def test_the_command_takes_the_small_folder(split, capsys, monkeypatch, tmp_path):
+def test_predict_accepts_a_prompts_folder(split, capsys, monkeypatch, tmp_path):
     folder, _ = split
     app = typer.Typer()
     app.command()(predict)
@@ -183,7 +183,7 @@ def test_the_command_takes_the_small_folder(split, capsys, monkeypatch, tmp_path
         app(args=["--bundle", str(tmp_path / "alone"), "text"], standalone_mode=False)
 
 
-def test_no_training_stack_is_needed(split):
+def test_predicting_with_a_split_export_needs_no_training_stack(split):
     code = (
         "import sys; from pathlib import Path; from export.predictor import Predictor;"
         "print(Predictor.load(Path(sys.argv[1])).predict(['a great film'])[0].label);"
@@ -210,7 +210,7 @@ def test_a_folder_in_the_way_is_refused_before_a_backbone_is_written(jobs, tmp_p
 
 
 @pytest.mark.parametrize("split_too", [False, True])
-def test_no_export_takes_the_place_of_a_backbone(jobs, copied, split_too):
+def test_no_export_replaces_a_backbone(jobs, copied, split_too):
     place, job = backbone_in(copied), jobs["topics"]
     with pytest.raises(BundleInvalid, match="is a backbone, which every prompt beside it may stand on, and stays"):
         export_model(
@@ -222,7 +222,7 @@ def test_no_export_takes_the_place_of_a_backbone(jobs, copied, split_too):
         assert Predictor.load(copied / name).facts.job == name
 
 
-def test_a_prompt_alone_names_the_folder_that_is_missing(copied):
+def test_a_prompt_without_its_backbone_names_the_missing_folder(copied):
     place = backbone_in(copied)
     place.rename(copied / "elsewhere")
     with pytest.raises(BundleInvalid) as refused:
@@ -235,7 +235,7 @@ def test_another_backbone_in_its_place_is_refused(copied):
     place = backbone_in(copied)
     files = dict(read_bundle(place, "backbone").files)
     write_bundle(place, "backbone", files | {"tokenizer.json": files["tokenizer.json"] + b" "})
-    with pytest.raises(BundleInvalid, match=r"holds the backbone [0-9a-f]{16}, and .*reviews stands on [0-9a-f]{16}"):
+    with pytest.raises(BundleInvalid, match=r"holds the backbone [0-9a-f]{16}, but .*reviews needs [0-9a-f]{16}"):
         Predictor.load(copied / "reviews")
     write_bundle(copied / "other", "job", dict.fromkeys(("job.json", "manifest.json", "weights.bin"), b"{}"))
     shutil.rmtree(place)
@@ -244,8 +244,8 @@ def test_another_backbone_in_its_place_is_refused(copied):
         Predictor.load(copied / "reviews")
 
 
-def test_a_prompt_that_was_put_before_another_backbone_is_refused(copied):
-    """bundle.json is right, and what it names is not."""
+def test_a_prompt_in_front_of_another_backbone_is_refused(copied):
+    """bundle.json is right, but the prompt that it names belongs to another backbone."""
     bundle = read_bundle(copied / "reviews")
     prompt = PromptFile.from_bytes(bundle.files["prompt.safetensors"])
     for broken, says in (
@@ -258,7 +258,7 @@ def test_a_prompt_that_was_put_before_another_backbone_is_refused(copied):
             "shapes",
         ),
         (PromptFile(prompt.prompt, prompt.rows, prompt.bias, (1, 1, 1), prompt.backbone).to_bytes(), "2 labels for 3"),
-        (b"no prompt", "this is no prompt file"),
+        (b"no prompt", "this is not a prompt file"),
     ):
         write_bundle(
             copied / "reviews",
@@ -270,12 +270,12 @@ def test_a_prompt_that_was_put_before_another_backbone_is_refused(copied):
             Predictor.load(copied / "reviews")
 
 
-def test_a_backbone_alone_is_no_model(split):
+def test_a_backbone_alone_is_not_a_model(split):
     with pytest.raises(BundleInvalid, match=r"is a backbone bundle where a model bundle is needed; .* a prompt"):
         Predictor.load(backbone_in(split[0]))
 
 
-def test_lora_and_models_that_are_trained_whole_have_no_backbone_to_share(jobs, tmp_path):
+def test_lora_and_whole_models_have_no_backbone_to_share(jobs, tmp_path):
     with pytest.raises(PromptInvalid, match="without --split"):
         written(jobs["adapted"], tmp_path / "adapted")
     assert not list(tmp_path.iterdir())

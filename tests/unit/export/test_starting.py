@@ -1,4 +1,4 @@
-"""Weights that a job of an autoencoder starts from, learnt from public text when it is bundled."""
+"""The starting weights of an autoencoder's job, learnt from public text when the job is bundled."""
 
 import gzip
 import json
@@ -54,22 +54,22 @@ def module_of(bundle):
     return module, words
 
 
-def test_what_was_learnt_of_public_text_is_in_the_weights_and_the_text_is_not(folder):
+def test_the_bundle_has_what_was_learnt_but_not_the_public_text(folder):
     bare, _ = made(folder, "bare")
     begun, said = made(folder, "begun", file="public.txt", epochs=12)
     assert begun.document.manifest == bare.document.manifest
     assert begun.weights != bare.weights
-    # Lines that it was not trained on, under both labels.
+    # Lines that the model was not trained on, under both labels.
     worth = []
     for bundle in (bare, begun):
         module, words = module_of(bundle)
         ids = words.encode(LINES[80:], np.arange(20) % 2)
-        # Labels were drawn: nothing is learnt of what they like.
+        # Labels were drawn at random, so nothing is learnt about them.
         assert not module.label_bias.weight.any()
         worth.append(measure(module, ids, seed=1).prior_perplexity)
     assert worth[1] < worth[0] / 3
     assert any("80 public texts" in line for line in said)
-    # Nobody but the operator has the text, or hears where it lay.
+    # Only the operator has the text, or knows where it was.
     assert b"public.txt" not in begun.document.canonical()
     assert "start" not in json.loads(begun.document.canonical())
 
@@ -94,7 +94,7 @@ def test_the_same_text_and_seed_give_the_same_weights(folder):
         (None, "cannot be read as lines of UTF-8"),
     ],
 )
-def test_a_file_that_nothing_can_be_learnt_of(folder, content, words):
+def test_a_file_without_usable_text_is_refused(folder, content, words):
     if content is None:
         (folder / "public.txt").unlink()
     else:
@@ -104,7 +104,7 @@ def test_a_file_that_nothing_can_be_learnt_of(folder, content, words):
     assert not (folder / "none").exists()
 
 
-def test_only_what_makes_text_up_has_such_a_start():
+def test_only_a_job_that_generates_text_has_a_start():
     with pytest.raises(ValueError, match="start: only a model of architecture rvae"):
         JobSpec(
             name="start",

@@ -1,4 +1,4 @@
-"""Texts that the operator makes up from a version: what is written, what is said of it, and who takes it."""
+"""The operator's synthetic corpus from a version: its rows, its statement, and who can read it."""
 
 import hashlib
 import json
@@ -46,7 +46,7 @@ def made(folder, bundle, **order):
     )
 
 
-def test_rows_are_of_the_public_list_and_labels_in_equal_parts(tmp_path):
+def test_rows_use_the_public_words_and_labels_are_even(tmp_path):
     bundle = job_of(tmp_path)
     found = made(tmp_path, bundle, texts=60)
     rows = [json.loads(line) for line in found.path.read_text().splitlines()]
@@ -54,7 +54,7 @@ def test_rows_are_of_the_public_list_and_labels_in_equal_parts(tmp_path):
     assert 50 < len(rows) <= 60
     assert {word for row in rows for word in row["text"].replace("?", " ?").replace(".", " .").split()} & known
     counted = {label: sum(row["label"] == label for row in rows) for label in LABELS}
-    # Twenty each; empty and repeated ones are left out.
+    # Twenty texts for each label, without empty and repeated ones.
     assert max(counted.values()) <= 20
     assert min(counted.values()) >= 15
     said = found.statement
@@ -62,7 +62,7 @@ def test_rows_are_of_the_public_list_and_labels_in_equal_parts(tmp_path):
     assert (said.rows, said.bytes) == (len(rows), found.path.stat().st_size)
     assert said.corpus == hashlib.sha256(found.path.read_bytes()).digest()
     assert (said.round, said.version, said.member, said.histogram) == (7, bundle.document.weights, "operator", "even")
-    # Nobody foretells them: the coins are the system's.
+    # Nobody can predict them, because the random bits are the system's.
     assert made(tmp_path, bundle, texts=60).statement.corpus != said.corpus
 
 
@@ -70,19 +70,19 @@ def test_rows_are_of_the_public_list_and_labels_in_equal_parts(tmp_path):
     ("mechanism", "variant", "promise"),
     [(SOUND, "sound", "differentially-private"), ("none", "sound", "none"), ("none", "published", "none")],
 )
-def test_a_promise_is_made_only_where_somebody_has_paid_for_it(tmp_path, mechanism, variant, promise):
+def test_a_promise_is_made_only_if_ledgers_paid_for_it(tmp_path, mechanism, variant, promise):
     mechanism = {"name": mechanism} if mechanism == "none" else mechanism
     found = made(tmp_path, job_of(tmp_path, mechanism=mechanism, variant=variant), texts=20)
-    with pytest.raises(CorporaInvalid, match="is not there, so that nobody can see whether operator signed"):
+    with pytest.raises(CorporaInvalid, match="is missing, so it cannot be checked whether operator signed"):
         read_corpora(tmp_path / "out", "making")
-    # What trains a classifier reads it as any member's, once the operator has signed it under its own name.
+    # `finetune` reads it like a member's corpus, once the operator has signed it under its own name.
     prove(tmp_path / "out", found.statement, role=Role.OPERATOR, name="anna", number=3)
     (corpus,) = read_corpora(tmp_path / "out", "making")
     assert corpus.member == "operator"
     assert promise_of([corpus]) == promise
 
 
-def test_words_are_drawn_as_the_order_says(tmp_path, monkeypatch):
+def test_words_are_drawn_as_ordered(tmp_path, monkeypatch):
     drawn, sample = [], sampling.sample
 
     def watched(*arguments):
@@ -99,8 +99,8 @@ def test_a_file_is_no_longer_than_ordered(tmp_path):
     assert 300 < found.path.stat().st_size <= 500
 
 
-def test_a_classifier_makes_nothing_up(tmp_path):
+def test_a_classifier_generates_no_text(tmp_path):
     bundle = job_of(tmp_path, model={"architecture": "textcnn", "embedding": 8, "maps": 4})
-    with pytest.raises(ValueError, match="trains a textcnn, which makes no text up"):
+    with pytest.raises(ValueError, match="trains a textcnn, which generates no text"):
         made(tmp_path, bundle)
     assert not (tmp_path / "out").exists()

@@ -127,7 +127,7 @@ def test_it_says_on_whose_word_a_promise_rests_or_looks_itself(folder, capsys):
     assert federation.hex() not in capsys.readouterr().out
     operators_folder(folder / "elsewhere", bytes(32))
     assert run(*given, "--out", folder / "refused", *short, "--operator", folder / "elsewhere") == 2
-    assert "of another federation than the operator's folder is of" in capsys.readouterr().err
+    assert "and the operator's folder belong to different federations" in capsys.readouterr().err
     assert run(*given, "--out", folder / "refused", *short, "--operator", folder / "nowhere") == 5
     assert "is not an operator's folder" in capsys.readouterr().err
     assert not (folder / "refused").exists()
@@ -139,7 +139,7 @@ def test_a_folder_without_signatures_is_downloaded_again_or_promises_nothing(fol
     given = ("questions", "--test", folder / "test.jsonl", "--corpora", folder / "corpora", *SMALL, "--epochs", "1")
     assert run(*given, "--out", folder / "out") == 2
     said = capsys.readouterr().err
-    assert "authorities.json is not there" in said
+    assert "authorities.json is missing" in said
     assert "download the corpora again" in said
     assert run(*given, "--out", folder / "out", "--unverified") == 0
     said = capsys.readouterr().out

@@ -128,7 +128,7 @@ def test_a_dry_run_says_that_a_vocabulary_is_not_the_members_own(member: Member)
     public = plan_of(a_job(method="fedvocab", **start), MANIFEST, strict).as_json()
     assert not public["takes_part"]
     (refusal,) = public["refusals"]
-    assert refusal.startswith("vocabularies: the job's vocabulary is public, the policy admits own; ")
+    assert refusal.startswith("vocabularies: the job's vocabulary is public; the policy allows own; ")
     own = plan_of(a_job(method="fedvocab", **words), MANIFEST, strict).as_json()
     assert (own["takes_part"], own["refusals"]) == (True, [])
 

@@ -113,8 +113,10 @@ def test_a_job_that_is_refused_ends_with_4_and_says_every_rule_that_refuses(plac
     policy(place, 'mechanisms = ["none"]\nmin_cohort = 201\n')
     code, output = run(place, "check", place / "job.toml")
     assert code == ExitCode.REFUSED
-    assert re.search(r'^refused +mechanisms: the job uses "dp-sgd", the policy allows none', output, re.MULTILINE)
-    assert re.search(r"^refused +min_cohort: the attempt has 200 members, the policy wants 201", output, re.MULTILINE)
+    assert re.search(r'^refused +mechanisms: the job uses "dp-sgd"; the policy allows none', output, re.MULTILINE)
+    assert re.search(
+        r"^refused +min_cohort: the attempt has 200 members; the policy requires 201", output, re.MULTILINE
+    )
     assert output.splitlines()[-1] == "This member would not take part: mechanisms, min_cohort."
 
 
@@ -125,7 +127,7 @@ def test_json_says_the_same(place):
     code, told = verdicts(place, place / "job.toml")
     assert (code, told["takes_part"], told["policy"]) == (4, False, str(place / "home" / "policy.toml"))
     (refused,) = (verdict for verdict in told["verdicts"] if verdict["outcome"] == "refused")
-    assert refused["sentence"] == "jobs: the job is desk, the policy admits other"
+    assert refused["sentence"] == "jobs: the job's name is desk; the policy allows other"
     assert (refused["rule"], refused["job"], refused["policy"]) == ("jobs", "desk", "other")
     assert refused["reason"] == "job_not_admitted"
 
@@ -163,19 +165,19 @@ def test_whose_vocabulary_a_job_has_is_told_of_a_job_file_and_of_a_bundle(place)
     for offered in ("job.toml", "public", "private"):
         code, output = run(place, "check", place / offered)
         assert code == ExitCode.REFUSED
-        assert "refused  vocabularies: the job's vocabulary is public, the policy admits own; members build" in output
+        assert "refused  vocabularies: the job's vocabulary is public; the policy allows own; members build" in output
         assert output.splitlines()[-1] == "This member would not take part: vocabularies."
     path.write_text(public.replace('file = "words.txt"\n', "") + '[method]\nname = "fedvocab"\n')
     make_job_bundle(JobSpec.from_toml(path), place, place / "own")
     for offered in ("job.toml", "own"):
         code, output = run(place, "check", place / offered)
         assert code == ExitCode.OK
-        assert "ok       vocabularies: the job's vocabulary is own, the policy admits own\n" in output
+        assert "ok       vocabularies: the job's vocabulary is own; the policy allows own\n" in output
     assert 'vocabularies = ["own"]\n' in run(place, "show")[1]
     policy(place, "vocabularies = []\n")
     code, sentence = run(place, "show")
     assert code == ExitCode.USAGE
-    assert 'vocabularies: names none, and every job has a vocabulary; write "own", "public" or both' in sentence
+    assert 'vocabularies: is empty, but every job has a vocabulary; write "own", "public" or both' in sentence
 
 
 def test_the_authority_is_that_of_the_enrolled_member(place):
@@ -198,7 +200,9 @@ def test_this_machine_is_looked_at_when_asked(place):
     assert "open     min_free_memory_mib" in run(place, "check", place / "job.toml")[1]
     code, output = run(place, "check", place / "job.toml", "--now")
     assert code == 0
-    assert re.search(r"ok +min_free_memory_mib: free memory in MiB is \d+, the policy wants 1$", output, re.MULTILINE)
+    assert re.search(
+        r"ok +min_free_memory_mib: free memory in MiB is \d+; the policy requires at least 1$", output, re.MULTILINE
+    )
     policy(place, "min_free_memory_mib = 1000000000\n")
     assert run(place, "check", place / "job.toml", "--now")[0] == ExitCode.REFUSED
     policy(place, 'devices = ["cuda"]\n')

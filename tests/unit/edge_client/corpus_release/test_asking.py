@@ -1,4 +1,4 @@
-"""What a member makes of answers about its corpus: which are final, which are tried again, and how often."""
+"""How a member handles answers about its corpus: which are final, which it retries, and how often."""
 
 import asyncio
 from types import SimpleNamespace
@@ -30,7 +30,7 @@ def identity(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def paused(monkeypatch):
-    """How long each pause may be at most; none is made."""
+    """Collects the longest length of each pause. No pause is made."""
     pauses = []
 
     async def sleep(seconds):
@@ -75,7 +75,7 @@ def test_a_no_ends_the_turn_until_the_next_session(approved, code):
 
 
 @pytest.mark.parametrize("code", ["UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "INTERNAL"])
-def test_trouble_is_tried_again_with_growing_pauses_and_not_for_ever(approved, paused, code):
+def test_trouble_is_retried_with_growing_pauses_six_times(approved, paused, code):
     calls, answer = [], approved.desk.CorpusStatus
     approved.desk.CorpusStatus = fails(grpc.StatusCode[code], calls)
     approved.life()
@@ -89,14 +89,14 @@ def test_trouble_is_tried_again_with_growing_pauses_and_not_for_ever(approved, p
     assert approved.folder.state().stage == "received"
 
 
-def test_an_upload_that_moves_is_tried_for_ever(approved, monkeypatch):
+def test_an_upload_that_makes_progress_is_retried_for_ever(approved, monkeypatch):
     monkeypatch.setattr(sending, "CORPUS_CHUNK", 64)
     approved.desk.breaks = [1] * 15
     assert approved.life() == 15
     assert approved.desk.file == approved.folder.file.read_bytes()
 
 
-def test_a_coordinator_that_takes_nothing_is_left_alone_after_a_while(approved):
+def test_an_upload_without_progress_gives_up_its_turn(approved):
     uploads = []
 
     async def full(requests, context):
@@ -111,7 +111,7 @@ def test_a_coordinator_that_takes_nothing_is_left_alone_after_a_while(approved):
     assert approved.folder.state().stage == "received"
 
 
-def test_what_had_no_answer_is_tried_again_in_a_session_that_lasts(approved, monkeypatch):
+def test_a_job_without_an_answer_is_retried_in_the_same_session(approved, monkeypatch):
     monkeypatch.setattr(releaser_module, "_LATER_SECONDS", 0.01)
     calls = []
     approved.desk.CorpusStatus = fails(grpc.StatusCode.UNAVAILABLE, calls, times=7, then=approved.desk.CorpusStatus)
@@ -119,7 +119,7 @@ def test_what_had_no_answer_is_tried_again_in_a_session_that_lasts(approved, mon
     assert len(calls) == 7
 
 
-def test_an_upload_has_a_deadline_that_its_size_allows(approved):
+def test_an_uploads_deadline_grows_with_its_size(approved):
     left, take = [], approved.desk.UploadCorpus
 
     async def upload(requests, context):
@@ -129,11 +129,11 @@ def test_an_upload_has_a_deadline_that_its_size_allows(approved):
     approved.desk.UploadCorpus = upload
     approved.life()
     (seconds,) = left
-    # On the wire it is rounded up.
+    # The deadline is rounded up on the wire.
     assert 60 < seconds <= 122 + approved.folder.state().made.bytes / 8192
 
 
-def test_a_job_in_trouble_keeps_no_other_from_being_told(approved):
+def test_a_job_in_trouble_does_not_delay_another(approved):
     other = CorpusFolder(approved.home, "verses")
     other.prepare()
     other.write_state(
@@ -171,7 +171,7 @@ def test_only_a_yes_makes_texts(tmp_path, identity, reason):
 
 
 @pytest.mark.parametrize("reason", [Reason.REASON_UPLOAD_INCOMPLETE, Reason.REASON_INTERNAL])
-def test_a_veto_is_told_until_it_was_heard(approved, reason):
+def test_the_coordinator_is_told_of_a_veto_until_it_answers(approved, reason):
     approved.decide("veto")
     answer = approved.desk.CorpusStatus
 
@@ -187,14 +187,14 @@ def test_a_veto_is_told_until_it_was_heard(approved, reason):
     assert approved.desk.declined == 1
 
 
-def test_a_veto_of_what_was_never_wanted_is_told(approved):
+def test_a_veto_of_a_corpus_that_nobody_wants_counts_as_told(approved):
     approved.decide("veto")
     approved.desk.finished = False
     approved.life()
     assert approved.folder.state().told
 
 
-def test_of_a_file_on_its_way_only_two_reasons_are_final():
+def test_only_two_reasons_are_final_for_a_file_on_its_way():
     for reason in Reason.values():
         receipt = pb.CorpusReceipt(reason=reason, received=3)
         if reason in (Reason.REASON_CORPUS_INVALID, Reason.REASON_CORPUS_NOT_WANTED):
@@ -209,7 +209,7 @@ def test_of_a_file_on_its_way_only_two_reasons_are_final():
                 Answer.of(receipt, upload=True)
 
 
-def test_a_statement_is_signed_anew_with_a_new_certificate(approved, monkeypatch):
+def test_a_new_certificate_signs_the_statement_again(approved, monkeypatch):
     """The coordinator checks it against the certificate of the connection."""
     monkeypatch.setattr(sending, "CORPUS_CHUNK", 64)
     desk, state = approved.desk, approved.folder.state()

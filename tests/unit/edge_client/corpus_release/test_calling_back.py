@@ -1,4 +1,4 @@
-"""A file that is on its way already: its owner vetoes, its policy narrows, or it is no longer what was made."""
+"""A file that is already on its way: its owner vetoes, the policy narrows, or it is no longer what was made."""
 
 import asyncio
 import fcntl
@@ -42,7 +42,7 @@ def approved(tmp_path, identity):
 
 @pytest.fixture
 def on_its_way(approved):
-    """Killed before the first byte left, and after the disk has that it may have."""
+    """A client that was killed before the first byte left, but after the disk said that it may have."""
 
     def kill(at):
         if at == "corpus-state.folder-synced":
@@ -59,7 +59,7 @@ def on_its_way(approved):
 
 
 def outcomes(here):
-    """Of the receipts of its corpus, by when; and the ledger is as it must be."""
+    """The outcomes of its corpus's receipts, in order of time. Also checks the ledger."""
     assert verify(ledger_path(here.home, "data"), here.home / "receipts").problems == ()
     found = [receipt_from(path.read_bytes()) for path in ReceiptBook(here.home / "receipts").files()]
     corpora = [each for each in found if isinstance(each, CorpusReceipt)]
@@ -76,7 +76,7 @@ def given_up(here, stage="vetoed"):
     assert outcomes(here) == ["sending", stage]
 
 
-def test_a_veto_counts_until_the_coordinator_has_it_whole(on_its_way):
+def test_a_veto_counts_until_the_coordinator_has_the_whole_file(on_its_way):
     here = on_its_way
     done = CliRunner().invoke(app, ["corpus", "veto", "stories", "--home", str(here.home)])
     assert done.exit_code == 0
@@ -91,12 +91,12 @@ def test_a_veto_counts_until_the_coordinator_has_it_whole(on_its_way):
     assert here.desk.declined == 1
 
 
-def test_what_is_on_its_way_is_not_approved_once_more(on_its_way):
+def test_a_file_on_its_way_cannot_be_approved_again(on_its_way):
     with pytest.raises(CorpusUnusable, match="on its way"):
         on_its_way.decide("approve")
 
 
-def test_a_veto_by_who_saw_it_waiting_is_carried_out(approved):
+def test_a_veto_decided_while_it_waited_is_carried_out(approved):
     seen = approved.folder.state()
     vetoed = []
 
@@ -118,7 +118,7 @@ def test_a_veto_by_who_saw_it_waiting_is_carried_out(approved):
     given_up(approved)
 
 
-def test_a_veto_stops_an_upload_in_its_midst(approved, monkeypatch):
+def test_a_veto_stops_a_running_upload(approved, monkeypatch):
     monkeypatch.setattr(sending, "CORPUS_CHUNK", 16)
     here, size, take = approved, approved.folder.state().made.bytes, approved.desk.UploadCorpus
     taken, parts_of = asyncio.Event(), sending._parts
@@ -134,7 +134,7 @@ def test_a_veto_stops_an_upload_in_its_midst(approved, monkeypatch):
         return await take(parts(), context)
 
     async def one_by_one(*arguments):
-        """Each part once the coordinator has the one before: all would have left before anybody looked."""
+        """Each part waits until the coordinator has the one before. Otherwise all would leave before the veto."""
         async for part in parts_of(*arguments):
             yield part
             await taken.wait()
@@ -148,7 +148,7 @@ def test_a_veto_stops_an_upload_in_its_midst(approved, monkeypatch):
     given_up(here)
 
 
-def test_a_veto_while_the_last_answer_comes_takes_the_file_back(approved):
+def test_a_veto_during_the_last_answer_takes_the_file_back(approved):
     def veto(at):
         if at == "corpus.sent":
             approved.decide("veto")
@@ -159,7 +159,7 @@ def test_a_veto_while_the_last_answer_comes_takes_the_file_back(approved):
     given_up(approved)
 
 
-def test_a_veto_after_a_kill_behind_the_receipt_ends_that_too(approved):
+def test_a_veto_after_a_kill_completes_the_first_receipt(approved):
     def kill(at):
         if at == "corpus.sending":
             raise Killed
@@ -176,7 +176,7 @@ def test_a_veto_after_a_kill_behind_the_receipt_ends_that_too(approved):
     given_up(approved)
 
 
-def test_a_decision_and_the_first_step_out_never_overlap(approved, monkeypatch):
+def test_a_decision_and_the_start_of_sending_never_overlap(approved, monkeypatch):
     held = []
 
     def is_held(at):
@@ -201,11 +201,11 @@ def test_a_decision_and_the_first_step_out_never_overlap(approved, monkeypatch):
     assert held == ["corpus.sending", "decision"]
 
 
-def test_what_was_decided_on_is_what_was_read(approved):
+def test_a_decision_is_only_about_the_file_that_was_read(approved):
     read = approved.folder.state()
     other = read.model_copy(update={"made": read.made.model_copy(update={"corpus": bytes(32)})})
     approved.folder.write_state(other)
-    with pytest.raises(CorpusUnusable, match="another one by now"):
+    with pytest.raises(CorpusUnusable, match="was replaced meanwhile"):
         approved.folder.decide(read, "approve")
 
 
@@ -251,7 +251,7 @@ def test_a_disk_that_does_not_answer_is_no_veto(on_its_way, monkeypatch):
         (Policy(mechanisms=("none",)), "withheld", "dp-sgd"),
     ],
 )
-def test_a_policy_that_became_narrower_calls_it_back(on_its_way, policy, stage, why):
+def test_a_policy_that_became_narrower_calls_the_file_back(on_its_way, policy, stage, why):
     here = on_its_way
     here.policy = policy
     here.life()
@@ -260,7 +260,7 @@ def test_a_policy_that_became_narrower_calls_it_back(on_its_way, policy, stage, 
     given_up(here, stage)
 
 
-def test_a_policy_that_became_narrower_since_the_approval_keeps_it_back(approved):
+def test_a_policy_narrowed_after_the_approval_withholds_the_file(approved):
     approved.policy = Policy(max_corpus_texts=39)
     approved.life()
     state = approved.folder.state()
@@ -269,7 +269,7 @@ def test_a_policy_that_became_narrower_since_the_approval_keeps_it_back(approved
     assert not approved.folder.file.exists()
 
 
-def test_what_the_policy_says_of_a_job_without_its_document_is_not_guessed(on_its_way):
+def test_a_file_is_withheld_if_its_jobs_document_is_gone(on_its_way):
     here = on_its_way
     (here.home / "synthesis" / "stories" / "job.json").unlink()
     here.life()
@@ -277,7 +277,7 @@ def test_what_the_policy_says_of_a_job_without_its_document_is_not_guessed(on_it
     assert (here.folder.state().stage, here.desk.declined) == ("withheld", 1)
 
 
-def test_what_still_fits_goes_out_as_it_was_read(on_its_way):
+def test_an_unchanged_file_is_sent_as_it_was_read(on_its_way):
     here = on_its_way
     here.life()
     assert hashlib.sha256(here.desk.file).digest() == here.folder.state().made.corpus

@@ -1,4 +1,4 @@
-"""A corpus from the last charge to the coordinator's receipt: paid for, made once, consented to, sent or deleted."""
+"""A corpus from the last charge to the coordinator's receipt: paid for, made once, approved, sent or deleted."""
 
 import hashlib
 import json
@@ -54,24 +54,24 @@ def command(place, *arguments):
 
 
 def code(done):
-    """What the process would end with."""
+    """The exit code that the process would have."""
     return int(done.exception.code) if isinstance(done.exception, CommandFailed) else done.exit_code
 
 
 def receipts(place):
-    """Of corpora, oldest first."""
+    """The receipts of corpora, oldest first."""
     found = [receipt_from(path.read_bytes()) for path in ReceiptBook(place.home / "receipts").files()]
-    # Two of the same millisecond: a file is sent before it is received.
+    # If two have the same millisecond, sending comes before the outcome.
     return sorted(
         (each for each in found if isinstance(each, CorpusReceipt)),
         key=lambda each: (each.at_ms, each.outcome != "sending"),
     )
 
 
-# ---- the way of one corpus ---------------------------------------------------------------------------------------
+# ---- one corpus from start to end --------------------------------------------------------------------------------
 
 
-def test_a_corpus_waits_for_its_owner_and_is_then_given_away_as_it_was_read(place):
+def test_a_corpus_waits_for_its_owner_and_is_released_as_read(place):
     here = place()
     with capture_logs() as logs:
         here.life(rounds=2)
@@ -89,13 +89,13 @@ def test_a_corpus_waits_for_its_owner_and_is_then_given_away_as_it_was_read(plac
     here.life()
     assert here.desk.file == read
     assert here.folder.state().stage == "received"
-    # Nothing is sampled from any more.
+    # The model is deleted.
     assert not (here.home / "synthesis" / "stories").exists()
     here.life()
     assert here.desk.asked == ["wanted", "file"]
 
 
-def test_the_statement_says_what_stands_behind_the_texts(place):
+def test_the_statement_says_what_protects_the_texts(place):
     here = place()
     here.life(rounds=2)
     statement = here.folder.statement(here.folder.state())
@@ -121,7 +121,7 @@ def test_words_are_drawn_as_the_job_orders(place, monkeypatch):
     monkeypatch.setattr(ordered, "sample", watched)
     with capture_logs() as logs:
         here.life(rounds=1)
-    # Told before every word, and logged once: 8 texts come at a time.
+    # Progress comes before every word, but is logged once, since 8 texts are generated at a time.
     assert [(line["made"], line["of"]) for line in logs if line["event"] == "corpus_texts"] == [(8, 8)]
     assert drawn == [sampling.Sampling(temperature=0.5, top_k=9, guidance=2.5, max_tokens=10)]
 
@@ -139,7 +139,7 @@ def test_without_noise_the_statement_and_the_screen_promise_nothing(place, varia
     assert here.desk.file is not None
 
 
-def test_always_gives_without_asking_and_never_says_so_to_the_coordinator(place):
+def test_always_releases_unasked_and_never_tells_the_coordinator_so(place):
     here = place()
     here.policy = Policy(corpora="always")
     here.life(rounds=1)
@@ -147,7 +147,7 @@ def test_always_gives_without_asking_and_never_says_so_to_the_coordinator(place)
 
     other = Place(here.home / "other", here.identity, **ORDERED)
     other.life(rounds=1)
-    # The owner has read something, and thinks better of it.
+    # The owner read the texts and changed the policy.
     other.policy = Policy(corpora="never")
     other.life()
     assert other.desk.file is None
@@ -156,7 +156,7 @@ def test_always_gives_without_asking_and_never_says_so_to_the_coordinator(place)
     assert not other.folder.file.exists()
 
 
-def test_a_policy_that_was_tightened_since_the_training_withholds(place):
+def test_a_policy_tightened_after_the_training_withholds_the_corpus(place):
     here = place()
     with here.process() as (budget, releaser):
         here.round(budget, releaser)
@@ -169,7 +169,7 @@ def test_a_policy_that_was_tightened_since_the_training_withholds(place):
     assert here.histograms() == 0
 
 
-def test_a_veto_leaves_no_text_and_is_told_once(place):
+def test_a_veto_deletes_the_texts_and_is_told_once(place):
     here = place()
     here.life(rounds=1)
     words = here.folder.file.read_bytes().split(b"\n")[0]
@@ -185,7 +185,7 @@ def test_a_veto_leaves_no_text_and_is_told_once(place):
     assert not (here.home / "synthesis" / "stories").exists()
 
 
-def test_a_running_client_sees_a_decision_that_is_written_while_it_waits(place):
+def test_a_running_client_sees_a_decision_while_it_waits(place):
     here = place()
     decided = []
 
@@ -229,7 +229,7 @@ def test_a_coordinator_that_serves_no_corpora_is_left_alone(place):
 # ---- what is paid for --------------------------------------------------------------------------------------------
 
 
-def test_a_model_that_was_not_charged_is_never_sampled_from(place):
+def test_a_model_that_was_not_charged_is_never_sampled(place):
     here = place()
     with here.process() as (budget, releaser):
         here.round(budget, releaser, charge=False)
@@ -238,12 +238,12 @@ def test_a_model_that_was_not_charged_is_never_sampled_from(place):
     assert here.folder.state() is None
     assert here.desk.asked == []
     assert [line["event"] for line in logs if line["log_level"] == "error"] == ["model_not_paid"]
-    # The next round is paid for, and takes its place.
+    # The next round is paid for, and replaces it.
     here.life(rounds=1)
     assert here.folder.statement(here.folder.state()).round == 2
 
 
-def test_a_model_of_another_ledger_is_none_of_this_ones(place):
+def test_a_model_of_another_ledger_is_never_sampled(place):
     here = place()
     with here.process() as (budget, releaser):
         here.round(budget, releaser)
@@ -253,7 +253,7 @@ def test_a_model_of_another_ledger_is_none_of_this_ones(place):
     assert here.folder.state() is None
 
 
-def test_an_earlier_round_never_takes_the_place_of_a_later_one(place):
+def test_an_earlier_rounds_model_never_replaces_a_later_one(place):
     here = place()
     with here.process() as (budget, releaser):
         here.round(budget, releaser)
@@ -272,14 +272,14 @@ def test_the_histogram_is_charged_once_and_noised(place):
     true = [sum(each.label == label for each in here.examples) for label in LABELS]
     assert kept["counts"] != true
     assert all(abs(noised - count) < 60 for noised, count in zip(kept["counts"], true, strict=True))
-    # The file is lost and made again: what was drawn is drawn on.
+    # The file is lost and made again from the same histogram.
     shutil.rmtree(here.folder.path)
     here.life()
     assert here.histograms() == 1
     assert here.folder.statement(here.folder.state()).histogram == "noised"
 
 
-def test_a_histogram_that_nobody_paid_for_is_drawn_anew(place):
+def test_a_histogram_that_was_not_charged_is_drawn_anew(place):
     here = place()
     here.life(rounds=1)
     shutil.rmtree(here.folder.path)
@@ -291,7 +291,7 @@ def test_a_histogram_that_nobody_paid_for_is_drawn_anew(place):
     assert json.loads(path.read_text())["counts"] != [1000, 0]
 
 
-def test_a_models_charge_is_none_of_its_histograms(place):
+def test_a_models_charge_does_not_pay_for_a_histogram(place):
     here = place()
     here.life(rounds=1)
     trained = here.folder.state().made.trained
@@ -345,8 +345,8 @@ def test_the_model_of_an_aborted_job_is_deleted(place):
     assert not model_is_there(here)
 
 
-def test_a_model_that_comes_after_the_abort_does_not_stay(place):
-    """A round's charge may still be under way when its job is aborted."""
+def test_a_model_that_comes_after_the_abort_is_deleted(place):
+    """A round may still be charging when its job is aborted."""
     here = place()
     here.desk.finished = False
     with here.process() as (budget, releaser):
@@ -355,14 +355,14 @@ def test_a_model_that_comes_after_the_abort_does_not_stay(place):
         assert not releaser.busy
         here.round(budget, releaser)
         assert not (here.home / "synthesis" / "stories").exists()
-        # Restored, the coordinator may go on with the job: what was aborted is told anew in each session.
+        # A restored coordinator may continue the job, so each session tells anew which jobs were aborted.
         releaser.connected()
         here.round(budget, releaser)
         assert model_is_there(here)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../synthesis/stories", "/"])
-def test_a_name_that_no_job_can_have_is_no_folder(place, name):
+def test_a_name_that_no_job_can_have_touches_no_folder(place, name):
     here = place()
     with here.process() as (budget, releaser):
         here.round(budget, releaser)
@@ -372,7 +372,7 @@ def test_a_name_that_no_job_can_have_is_no_folder(place, name):
     assert model_is_there(here)
 
 
-def test_the_model_of_a_job_that_has_its_file_already_is_deleted(place):
+def test_the_model_is_deleted_if_the_coordinator_has_a_file(place):
     here = place()
     here.desk.file = b"of another start"
     here.life(rounds=1)
@@ -381,7 +381,7 @@ def test_the_model_of_a_job_that_has_its_file_already_is_deleted(place):
 
 
 @pytest.mark.parametrize("finished", [True, False])
-def test_the_model_of_a_job_that_wants_none_stays_until_the_job_is_over(place, finished):
+def test_the_model_of_a_job_that_wants_none_stays_until_it_ends(place, finished):
     here = place()
     here.desk.finished = False
     with here.process() as (budget, releaser):
@@ -393,7 +393,7 @@ def test_the_model_of_a_job_that_wants_none_stays_until_the_job_is_over(place, f
     assert model_is_there(here) != finished
 
 
-def test_what_a_later_job_of_the_name_has_is_not_deleted_with_the_earlier_ones(place):
+def test_a_later_job_of_the_same_name_keeps_its_model(place):
     here = place()
     here.life(rounds=1)
     here.decide("veto")
@@ -407,7 +407,7 @@ def test_what_a_later_job_of_the_name_has_is_not_deleted_with_the_earlier_ones(p
     assert model_is_there(here)
 
 
-def test_a_spent_budget_makes_even_labels_and_a_corpus_all_the_same(place):
+def test_a_spent_budget_still_makes_a_corpus_with_even_labels(place):
     here = place()
     with here.process() as (budget, releaser):
         here.round(budget, releaser)
@@ -423,7 +423,7 @@ def test_a_spent_budget_makes_even_labels_and_a_corpus_all_the_same(place):
 
 
 @pytest.mark.parametrize("noised", [True, False])
-def test_texts_are_made_without_a_look_at_the_data(tmp_path, identity, noised):
+def test_texts_are_made_without_reading_the_data(tmp_path, identity, noised):
     order = {"texts": 40} | ({"histogram_std": 6.0} if noised else {})
     made = []
     for other in (False, True):
@@ -432,7 +432,7 @@ def test_texts_are_made_without_a_look_at_the_data(tmp_path, identity, noised):
         here.life(rounds=1)
         here.desk.finished = True
         if noised:
-            # Of the first place, whose charge the second one has as well: the labels are the same.
+            # Both places have the same charge; the second one gets the first one's histogram, so labels are equal.
             here.life()
             shutil.rmtree(here.folder.path)
         if other:
@@ -453,7 +453,7 @@ def test_texts_are_made_without_a_look_at_the_data(tmp_path, identity, noised):
 
 
 @pytest.mark.parametrize("point", CORPUS_POINTS)
-def test_killed_at_a_point_and_started_again(place, point):
+def test_a_corpus_survives_a_kill_at_any_point(place, point):
     here = place()
     here.policy = Policy(corpora="always")
     came = []
@@ -472,13 +472,13 @@ def test_killed_at_a_point_and_started_again(place, point):
         first_life()
     with here.process() as (budget, releaser):
         if not (here.home / "synthesis" / "stories" / "model.safetensors").exists() and here.folder.state() is None:
-            # The model of that round is lost, and the job goes on.
+            # That round's model is lost, and the job continues.
             assert point.startswith("model.")
             here.round(budget, releaser)
         here.give(releaser)
     assert here.folder.state().stage == "received"
     assert here.desk.file == here.folder.file.read_bytes()
-    # Between charge and file the noise is lost, and paid for once more; nowhere else.
+    # Only a kill between the charge and its file loses the noise, which is then paid for again.
     between = point == "histogram.charged" or point in [
         f"histogram.{step}" for step in ("opening", "opened", "written", "synced")
     ]
@@ -491,7 +491,7 @@ def test_killed_at_a_point_and_started_again(place, point):
 # ---- the upload --------------------------------------------------------------------------------------------------
 
 
-def test_an_upload_that_breaks_goes_on_where_it_stopped(place, monkeypatch):
+def test_a_broken_upload_resumes_where_it_stopped(place, monkeypatch):
     monkeypatch.setattr("edge_client.corpus_release.sending.CORPUS_CHUNK", 64)
     here = place()
     here.life(rounds=1)
@@ -500,15 +500,15 @@ def test_an_upload_that_breaks_goes_on_where_it_stopped(place, monkeypatch):
     assert here.life() == 3
     assert here.desk.file == here.folder.file.read_bytes()
     assert len(here.desk.statements) == 4
-    # One statement under one signature, however often it was begun.
+    # One statement and one signature, however often the upload was started.
     assert len(set(here.desk.statements)) == len(set(here.desk.signatures)) == 1
 
 
-def test_a_chunk_is_what_the_coordinators_window_takes():
+def test_a_chunk_is_as_large_as_the_coordinator_takes():
     assert CORPUS_CHUNK == 384 * 1024
 
 
-def test_a_refusal_is_final_and_stands_in_the_ledger(place):
+def test_a_refusal_is_final_and_in_the_ledger(place):
     here = place()
     here.life(rounds=1)
     here.decide("approve")
@@ -522,7 +522,7 @@ def test_a_refusal_is_final_and_stands_in_the_ledger(place):
     assert here.desk.file is None
 
 
-def test_a_file_that_was_changed_is_not_given_away(place):
+def test_a_changed_file_is_not_released(place):
     here = place()
     here.life(rounds=1)
     here.decide("approve")
@@ -535,8 +535,8 @@ def test_a_file_that_was_changed_is_not_given_away(place):
     assert "was changed since it was made" in failing["error"]
 
 
-def test_all_that_leaves_beside_the_file_is_the_statement_and_its_name(place):
-    """Field by field: nothing of the data, of the noised histogram, or of what was charged."""
+def test_only_the_file_its_statement_and_its_name_leave(place):
+    """Field by field: nothing about the data, the noised histogram, or the charges."""
     here = given(place)
     data, made = here.desk.file, here.folder.state().made
     named = {"job": "stories", "digest": made.corpus, "size": len(data)}
@@ -587,7 +587,7 @@ def given(place):
     return here
 
 
-def test_receipts_say_what_left_and_are_verified(place):
+def test_receipts_say_what_left_and_verify(place):
     here = given(place)
     sending, received = receipts(here)
     state = here.folder.state()
@@ -602,7 +602,7 @@ def test_receipts_say_what_left_and_are_verified(place):
     path = ledger_path(here.home, "data")
     found = verify(path, here.home / "receipts")
     assert found.sound
-    # The round's own vector left none here; the histogram and the model are told of.
+    # The round's own vector has no receipt here, but the histogram and the model are covered.
     assert not any("histogram" in note for note in found.notes)
     exported = verify_export(export_lines(path, here.home / "receipts"))
     assert exported.sound, exported.problems
@@ -612,7 +612,7 @@ def problems(here):
     return [str(each) for each in verify(ledger_path(here.home, "data"), here.home / "receipts").problems]
 
 
-def test_a_receipt_of_a_corpus_that_was_changed_is_named(place):
+def test_a_changed_receipt_of_a_corpus_is_named(place):
     here = given(place)
     (path,) = (here.home / "receipts" / "stories").glob("*.0.json")
     path.write_bytes(path.read_bytes().replace(b'"outcome":"received"', b'"outcome":"regained"'))
@@ -625,12 +625,12 @@ def test_a_receipt_of_a_corpus_that_was_changed_is_named(place):
     [
         ({"trained": None}, "it names no charge"),
         ({"trained": 10_000}, "an older copy"),
-        ({"trained": "histogram"}, "charged for another one"),
-        ({"version": bytes(32)}, "charged for another one"),
+        ({"trained": "histogram"}, "which was for another model"),
+        ({"version": bytes(32)}, "which was for another model"),
     ],
 )
-def test_a_receipt_that_names_another_charge_for_its_model_is_found(place, wrong, says):
-    """Signed by the member and in the chain: a client that lies to its own ledger."""
+def test_a_receipt_with_a_wrong_charge_for_its_model_is_found(place, wrong, says):
+    """A client that lies to its own ledger: the receipt is signed and in the chain."""
     here = place()
     here.life(rounds=1)
     here.decide("approve")
@@ -654,11 +654,11 @@ def test_a_receipt_that_names_another_charge_for_its_model_is_found(place, wrong
     assert any(says in each for each in problems(here)), problems(here)
 
 
-def test_a_receipt_that_names_a_charge_for_its_labels_that_was_for_something_else_is_found(place, monkeypatch):
+def test_a_receipt_with_a_wrong_charge_for_its_labels_is_found(place, monkeypatch):
     monkeypatch.setattr("edge_client.corpus_release.releaser.HISTOGRAM", "dp-sgd")
     here = given(place)
     assert len(receipts(here)) == 2
-    assert any("none for a histogram" in each for each in problems(here)), problems(here)
+    assert any("was not for a histogram" in each for each in problems(here)), problems(here)
 
 
 # ---- the command -------------------------------------------------------------------------------------------------
@@ -687,11 +687,11 @@ def test_the_owner_reads_and_decides_on_the_command_line(place):
     assert code(late) == 4
 
 
-def test_a_veto_on_the_command_line_deletes_at_once_and_cannot_be_taken_back(place):
+def test_a_veto_on_the_command_line_is_immediate_and_final(place):
     here = place()
     here.life(rounds=1)
     assert code(command(here, "approve", "stories")) == 0
-    # Until it is on its way the owner may think better of it.
+    # Until the file is on its way, the owner may revoke the approval.
     assert code(command(here, "veto", "stories")) == 0
     assert not here.folder.file.exists()
     assert json.loads(command(here, "list", "--json").output)["stage"] == "vetoed"

@@ -1,4 +1,4 @@
-"""The budget as the session uses it: reserved before training, charged before sending, refused with a reason."""
+"""The budget as a session uses it: reserved before training, charged before sending, refused with a reason."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def identity(tmp_path_factory):
 
 @pytest.fixture
 def opened(tmp_path, identity):
-    """Opens the budget of the home once more, as a new process would."""
+    """Opens the budget of the home again, as a new process would."""
     running = []
 
     def open_again(**policy) -> Budget:
@@ -59,12 +59,12 @@ def first_refusal(budget, document):
 
 
 def releases(budget, name="questions"):
-    """How many rounds' events count as spent."""
+    """The number of rounds whose events count as spent."""
     event = budget.protection(job(GAUSSIAN), EXAMPLES).event
     return sum(each.steps for each in budget.statement(name).of_job) // event.steps
 
 
-def test_what_is_reserved_counts_and_what_is_released_does_not(opened):
+def test_a_reservation_counts_until_it_is_released(opened):
     budget = opened()
     first = reserved(budget, job(GAUSSIAN))
     assert releases(budget) == 1
@@ -77,14 +77,14 @@ def test_what_is_reserved_counts_and_what_is_released_does_not(opened):
     assert releases(budget) == 1
 
 
-def test_a_restart_keeps_what_was_charged_and_frees_what_was_not(opened):
+def test_a_restart_keeps_charges_and_frees_reservations(opened):
     budget = opened()
     budget.charge(attempt(), reserved(budget, job(GAUSSIAN)))
     reserved(budget, job(GAUSSIAN), 2)
     assert releases(opened()) == 1
 
 
-def test_the_same_noised_vector_is_one_event_however_often_it_is_sent(opened):
+def test_sending_the_same_noised_vector_again_costs_nothing_more(opened):
     budget = opened()
     held = reserved(budget, job(GAUSSIAN))
     for number in (1, 2, 3):
@@ -106,7 +106,7 @@ def test_a_further_attempt_of_ring_noise_stops_at_the_limit(opened):
     document = job(RING)
     event = opened(epsilon=1000.0).protection(document, EXAMPLES).event
     assert event is not None
-    # Room for two events by the gate, not for three.
+    # The gate has room for two events, not for three.
     budget = opened(epsilon=1.01 * epsilon_at_gate(repeated(event, 2), 1e-6, "add-remove"))
     held = reserved(budget, document)
     budget.charge(attempt(number=1), held)
@@ -116,7 +116,7 @@ def test_a_further_attempt_of_ring_noise_stops_at_the_limit(opened):
     assert refused.value.reason == Reason.REASON_BUDGET_SPENT
 
 
-def test_without_a_mechanism_nothing_is_spent(opened):
+def test_a_job_without_noise_spends_nothing(opened):
     budget = opened(mechanisms=("none",))
     held = reserved(budget, job("none"))
     assert held.reservation is None
@@ -126,14 +126,14 @@ def test_without_a_mechanism_nothing_is_spent(opened):
     assert (statement.events, statement.share_left, statement.report()) == ((), 1.0, None)
 
 
-def test_the_limit_refuses_and_its_sentence_does_not_travel(opened):
+def test_a_refusal_at_the_limit_tells_the_coordinator_no_figures(opened):
     budget = opened(epsilon=0.5)
     refused = first_refusal(budget, job(DP_SGD))
     assert refused.value.reason == Reason.REASON_BUDGET_SPENT
     assert not any(figure.isdigit() for figure in refused.value.detail)
 
 
-def test_one_job_can_have_a_limit_of_its_own(opened):
+def test_one_job_can_have_its_own_limit(opened):
     budget = opened(epsilon=100.0, epsilon_a_job=5.0)
     other = job(GAUSSIAN).model_copy(update={"name": "other"})
     refused = first_refusal(budget, job(GAUSSIAN))
@@ -152,13 +152,13 @@ def test_an_event_without_a_formula_is_refused(opened):
     assert refused.value.reason == Reason.REASON_PRIVACY_UNACCOUNTABLE
 
 
-def test_own_numbers_that_the_job_has_no_room_for_are_refused(opened):
+def test_own_numbers_that_the_job_does_not_allow_are_refused(opened):
     with pytest.raises(PolicyRefusal, match="own_noise_multiplier") as refused:
         opened(own_noise_multiplier=100.0).protection(job(GAUSSIAN), EXAMPLES)
     assert refused.value.reason == Reason.REASON_POLICY_NOISE
 
 
-def test_a_ledger_that_cannot_be_written_lets_nothing_leave(opened, monkeypatch):
+def test_nothing_leaves_if_the_ledger_cannot_be_written(opened, monkeypatch):
     budget = opened()
     held = reserved(budget, job(GAUSSIAN))
 
@@ -172,12 +172,12 @@ def test_a_ledger_that_cannot_be_written_lets_nothing_leave(opened, monkeypatch)
     with pytest.raises(PolicyRefusal) as refused:
         reserved(budget, job(GAUSSIAN), 2)
     assert refused.value.reason == Reason.REASON_LEDGER_FAILING
-    # It stays reserved, and nothing is raised where nothing can be done about it.
+    # The event stays reserved, and a failure that nobody can act on is not raised.
     budget.release(held, "not sent")
     assert releases(budget) == 1
 
 
-def test_the_report_is_of_the_job_and_the_figures_are_of_the_ledger(opened):
+def test_the_report_covers_the_job_and_the_figures_the_ledger(opened):
     budget = opened()
     other = job(GAUSSIAN).model_copy(update={"name": "other"})
     for round_ in (1, 2, 3):
@@ -197,7 +197,7 @@ def test_the_report_is_of_the_job_and_the_figures_are_of_the_ledger(opened):
     assert figures.share_left == pytest.approx(1 - figures.epsilon / 8.0)
 
 
-def test_the_coordinators_number_stops_a_ledger_that_is_behind(opened):
+def test_a_ledger_behind_the_coordinators_number_is_refused(opened):
     budget = opened()
     reserved(budget, job(GAUSSIAN))
     budget.check_reported(0)
@@ -207,12 +207,12 @@ def test_the_coordinators_number_stops_a_ledger_that_is_behind(opened):
     assert refused.value.reason == Reason.REASON_LEDGER_ROLLED_BACK
 
 
-def test_another_federation_with_a_job_of_the_same_name_is_another_job(tmp_path, identity):
+def test_jobs_of_one_name_in_two_federations_count_apart(tmp_path, identity):
     with open_budget(tmp_path, identity, Policy(), ["one"]) as budget:
         reserved(budget, job(GAUSSIAN))
     elsewhere = party.member(tmp_path / "elsewhere", "localhost:7441", of=party.authority(1))
     with open_budget(tmp_path, elsewhere, Policy(), ["one"]) as budget:
-        # The earlier one's reservation was released at this start; this one's is another job's besides.
+        # This start released the earlier federation's reservation; the other federation's is another job's.
         reserved(budget, job(GAUSSIAN))
         assert releases(budget) == 1
         assert len(budget.statement("questions").events) == 1

@@ -24,7 +24,7 @@ def signer(tmp_path_factory):
 
 @pytest.fixture
 def home(tmp_path, signer):
-    """Two releases of one job, one of another, one reserved; receipts of two."""
+    """A home with two releases of one job, one of another, one reservation, and two receipts."""
     member = Member(signer.member, signer.key, signer.certificate, signer.root_pem, signer.federation)
     home = tmp_path / "home"
     with Ledger.open(ledger_path(home, "data"), "data", LIMIT, monthly=3.0) as ledger:
@@ -42,7 +42,7 @@ def home(tmp_path, signer):
 
 
 def ended(*words: object) -> tuple[int, str]:
-    """The exit code of a command line, and what it printed."""
+    """Runs a command line; returns its exit code and what it printed."""
     result = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "120"})
     if isinstance(result.exception, CommandFailed):
         return int(result.exception.code), result.exception.sentence
@@ -54,11 +54,11 @@ def counted(events: int) -> float:
     return epsilon_counted(total([EVENT] * events, LIMIT), LIMIT.delta)
 
 
-def test_show_says_what_is_spent_by_job(home):
+def test_show_prints_what_each_job_spent(home):
     code, shown = ended("show", "--home", home)
     assert code == 0
     assert "epsilon 4 at delta 1e-05, add-remove, one example" in shown
-    # One epsilon, the gate's, and what is left in its unit.
+    # One epsilon, as the gate counts, and the share left in the same unit.
     spent, alone = counted(4), counted(2)
     assert f"epsilon {spent:.3g} of 4 at delta 1e-05; {1 - spent / 4:.0%} left" in shown
     assert f"epsilon {spent:.3g} of 3; {1 - spent / 3:.0%} left" in shown
@@ -67,8 +67,8 @@ def test_show_says_what_is_spent_by_job(home):
     assert not any(word in shown for word in ("PLD", "Rényi", "gate"))
 
 
-def test_the_tighter_figure_is_for_all_and_json(home):
-    """It gates nothing, and what is left is not computed from it."""
+def test_the_tighter_figure_is_shown_by_all_and_json(home):
+    """The tighter figure gates nothing, and the share left does not follow from it."""
     tighter = spend([EVENT] * 4, LIMIT).epsilon
     assert tighter < 0.9 * counted(4)
     code, shown = ended("show", "--home", home, "--all")
@@ -87,7 +87,7 @@ def test_the_tighter_figure_is_for_all_and_json(home):
     assert (found["charged"], found["reserved"], found["receipts"], found["records"]) == (3, 1, 2, 13)
 
 
-def test_a_ledger_in_use_can_be_looked_at(home):
+def test_a_ledger_in_use_can_be_shown_and_verified(home):
     with Ledger.open(ledger_path(home, "data"), "data", LIMIT, monthly=3.0) as ledger:
         ledger.recover()
         assert ended("verify", "--home", home)[0] == 0
@@ -96,7 +96,7 @@ def test_a_ledger_in_use_can_be_looked_at(home):
         assert "3 charged, 0 reserved" in shown
 
 
-def test_verify_ends_with_one_and_a_line_for_each_problem(home):
+def test_verify_exits_with_1_and_prints_a_line_for_each_problem(home):
     code, out = ended("verify", "--home", home)
     assert code == ExitCode.OK
     assert "sound; 13 records, 2 receipts" in out
@@ -115,8 +115,8 @@ def test_verify_ends_with_one_and_a_line_for_each_problem(home):
     assert len(found["problems"]) == 2
 
 
-def test_a_tail_that_was_cut_off_with_its_pin_shows_against_a_kept_head(home, tmp_path):
-    """What `verify` alone calls sound: the chain and its pin go back together."""
+def test_a_kept_head_reveals_a_tail_cut_off_together_with_its_pin(home, tmp_path):
+    """`verify` alone calls this sound, because the chain and its pin go back together."""
     code, out = ended("verify", "--home", home)
     assert code == ExitCode.OK
     head = out.splitlines()[-1].removeprefix("  head, to keep elsewhere: ")
@@ -128,7 +128,7 @@ def test_a_tail_that_was_cut_off_with_its_pin_shows_against_a_kept_head(home, tm
     code, out = ended("verify", "--home", home, "--head", head)
     assert code == ExitCode.OK
     assert "the kept head is that of record 13" in out
-    # The older copy is whole, as far as chain and pin tell.
+    # By chain and pin alone, the older copy is sound.
     assert ended("verify", "--home", copy)[0] == ExitCode.OK
     for kept in (later, later.partition(":")[0]):
         code, out = ended("verify", "--home", copy, "--head", kept)
@@ -153,21 +153,21 @@ def test_an_export_is_verified_without_the_home(home, tmp_path):
     assert out.startswith("record ")
 
 
-def test_a_file_that_is_something_else_is_named_as_that_in_one_line(tmp_path):
+def test_a_file_that_is_no_export_is_one_problem_in_one_line(tmp_path):
     file = tmp_path / "README.md"
     file.write_text("# A title\n\nand more\n")
     code, out = ended("verify", "--export", file)
     assert code == ExitCode.USAGE
     assert "is no export of a ledger" in out
     assert out.count("\n") <= 1
-    # An export that was spoilt further down is still looked at line by line.
+    # An export that is damaged further down is still checked line by line.
     file.write_text('{"a": 1}\nspoilt\n')
     code, out = ended("verify", "--export", file)
     assert code == ExitCode.FAILED
     assert "line 2: it cannot be read" in out
 
 
-def test_what_is_not_there(home, tmp_path):
+def test_a_missing_ledger_or_export_is_reported(home, tmp_path):
     assert ended("show", "--home", tmp_path / "nowhere")[0] == ExitCode.NOT_FOUND
     assert ended("verify", "--home", home, "--data-name", "other")[0] == ExitCode.NOT_FOUND
     assert ended("export", tmp_path / "file", "--data-name", "other", "--home", home)[0] == ExitCode.NOT_FOUND
@@ -177,7 +177,7 @@ def test_what_is_not_there(home, tmp_path):
     assert ended("verify", "--home", home, "--export", tmp_path / "file")[0] == ExitCode.USAGE
 
 
-def test_a_damaged_ledger_is_a_sentence(home, tmp_path):
+def test_a_damaged_ledger_gives_a_sentence(home, tmp_path):
     path = ledger_path(home, "data")
     path.write_bytes(b"x" * 5000)
     for words in (("show",), ("verify",), ("export", tmp_path / "file")):
@@ -187,7 +187,7 @@ def test_a_damaged_ledger_is_a_sentence(home, tmp_path):
     assert not (tmp_path / "file").exists()
 
 
-def test_help_needs_nothing_heavy():
+def test_help_imports_nothing_heavy():
     heavy = "('numpy', 'pydantic', 'cryptography', 'rich.table')"
     program = f"import sys; import edge_client.cli.ledger; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

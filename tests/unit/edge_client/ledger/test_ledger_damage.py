@@ -1,4 +1,4 @@
-"""Files that are not what was written, older than they were, or cannot be written at all."""
+"""Ledger files that are damaged, older than they were, or cannot be written."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def opened(home: Path, **how) -> Ledger:
 
 
 def lived(home: Path, releases: int = 2) -> Path:
-    """A closed ledger with three records a release."""
+    """A closed ledger with three records for each release."""
     with opened(home) as ledger:
         release(ledger, releases)
     return ledger_path(home, "data")
@@ -62,20 +62,20 @@ def release(ledger: Ledger, count: int = 1) -> None:
 
 
 def rewritten(path: Path, change: Callable[[list[tuple[int, bytes, bytes]]], list[tuple[int, bytes, bytes]]]) -> None:
-    """The records replaced behind the ledger's back, with the triggers out of the way."""
+    """Replaces the records behind the ledger's back, without the triggers."""
     with sqlite3.connect(path) as connection:
         connection.text_factory = bytes
         rows = change(connection.execute("SELECT sequence, line, digest FROM records ORDER BY sequence").fetchall())
         connection.execute("DROP TRIGGER records_kept")
         connection.execute("DROP TRIGGER records_appended")
         connection.execute("DELETE FROM records")
-        # As a damaged disk would leave it: bytes that need not be text.
+        # As a damaged disk would leave them: bytes that need not be text.
         connection.executemany("INSERT INTO records VALUES (?, CAST(? AS TEXT), ?)", rows)
     connection.close()
 
 
 def forged(rows: list[tuple[int, bytes, bytes]]) -> list[tuple[int, bytes, bytes]]:
-    """The same contents with hashes that fit: what somebody can make who only lacks the pin."""
+    """Links the contents with hashes that fit, as anyone can who lacks only the pin."""
     found, previous = [], ZERO
     for sequence, (_, line, _) in enumerate(rows, start=1):
         record = record_from(line)
@@ -125,7 +125,7 @@ def test_a_changed_byte_of_any_record_is_found_and_named(grown, record, place, f
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(place=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255))
 @example(place=0.0, flip=1)
-def test_a_changed_byte_of_the_file_changes_nothing_or_is_found(grown, place, flip):
+def test_a_changed_byte_of_the_file_is_harmless_or_found(grown, place, flip):
     home = copied(grown)
     path = ledger_path(home, "data")
     data = bytearray(path.read_bytes())
@@ -170,7 +170,7 @@ def test_swapped_records_are_named(grown):
     assert verify(ledger_path(home, "data")).record == 3
 
 
-def test_a_record_with_a_hash_that_fits_it_does_not_fit_the_next_one(grown):
+def test_a_changed_record_with_a_good_hash_breaks_the_next_link(grown):
     home = copied(grown)
 
     def change(rows):
@@ -185,14 +185,14 @@ def test_a_record_with_a_hash_that_fits_it_does_not_fit_the_next_one(grown):
     assert verify(ledger_path(home, "data")).record == 5
 
 
-def test_a_record_that_is_missing_in_the_middle_is_named(grown):
+def test_a_record_missing_in_the_middle_is_named(grown):
     home = copied(grown)
     rewritten(ledger_path(home, "data"), lambda rows: rows[:3] + rows[4:])
-    with pytest.raises(LedgerDamaged, match="where 4 must stand"):
+    with pytest.raises(LedgerDamaged, match="the next number is 4"):
         opened(home)
 
 
-def test_a_missing_last_record_is_found_by_the_pin_and_only_by_it(grown):
+def test_only_the_pin_finds_a_missing_last_record(grown):
     home = copied(grown)
     path = ledger_path(home, "data")
     rewritten(path, lambda rows: rows[:-1])
@@ -204,7 +204,7 @@ def test_a_missing_last_record_is_found_by_the_pin_and_only_by_it(grown):
     opened(home).close()
 
 
-def test_a_chain_that_was_made_anew_is_found_by_the_pin_and_only_by_it(grown):
+def test_only_the_pin_finds_a_chain_that_was_made_anew(grown):
     home = copied(grown)
     path = ledger_path(home, "data")
 
@@ -221,9 +221,9 @@ def test_a_chain_that_was_made_anew_is_found_by_the_pin_and_only_by_it(grown):
     assert verify(path).sound
 
 
-def test_records_that_contradict_each_other_are_refused_even_with_good_hashes(grown):
+def test_contradictory_records_are_refused_even_with_good_hashes(grown):
     home = copied(grown)
-    # A release of what was charged: the refund that must not be.
+    # Releases what was charged: a refund, which must not be possible.
     with reading(ledger_path(home, "data")) as store:
         rows = list(store.rows())
     body = record_from(rows[3][1]).body
@@ -236,7 +236,7 @@ def test_records_that_contradict_each_other_are_refused_even_with_good_hashes(gr
 
 
 def test_reservations_beyond_the_limit_are_named(tmp_path):
-    """A chain with good hashes, made by software without a gate."""
+    """The chain has good hashes, but software without a gate wrote it."""
     path = lived(tmp_path, 8)
 
     def smaller(rows):
@@ -247,12 +247,12 @@ def test_reservations_beyond_the_limit_are_named(tmp_path):
     rewritten(path, smaller)
     pin_path(path).unlink()
     problems = verify(path).problems
-    # Four fit into epsilon 2, three records each, behind the first one.
+    # Epsilon 2 has room for four events, with three records each, after the first record.
     assert [problem.where for problem in problems] == [f"record {number}" for number in (14, 17, 20, 23)]
     assert all("should have been refused" in problem.what for problem in problems)
 
 
-def test_newer_software_wrote_it(grown):
+def test_a_ledger_of_newer_software_is_refused(grown):
     home = copied(grown)
     path = ledger_path(home, "data")
     with sqlite3.connect(path) as connection:
@@ -267,7 +267,7 @@ def test_newer_software_wrote_it(grown):
 
 
 @pytest.mark.parametrize("content", [b"not a database at all" * 100, None])
-def test_another_file_in_its_place(tmp_path, content):
+def test_another_file_in_the_ledgers_place_is_refused(tmp_path, content):
     path = ledger_path(tmp_path, "data")
     path.parent.mkdir()
     if content is None:
@@ -297,7 +297,7 @@ def test_an_older_copy_is_noticed_and_named(tmp_path):
     opened(tmp_path).close()
 
 
-def test_an_older_copy_that_went_on_elsewhere_is_noticed(tmp_path):
+def test_an_older_copy_that_continued_elsewhere_is_noticed(tmp_path):
     path = lived(tmp_path / "here")
     shutil.copytree(tmp_path / "here", tmp_path / "there")
     for home in (tmp_path / "here", tmp_path / "there"):
@@ -308,17 +308,17 @@ def test_an_older_copy_that_went_on_elsewhere_is_noticed(tmp_path):
         opened(tmp_path / "here")
 
 
-def test_a_removed_ledger_does_not_begin_anew(tmp_path):
+def test_a_removed_ledger_does_not_start_anew(tmp_path):
     path = lived(tmp_path)
     path.unlink()
     with pytest.raises(LedgerRolledBack, match="holds no record, but it had 7"):
         opened(tmp_path)
-    # Nor does trying leave something behind that would pass the next time.
+    # The failed attempt leaves nothing behind that would make the next one pass.
     with pytest.raises(LedgerRolledBack, match="holds no record"):
         opened(tmp_path)
 
 
-def test_another_ledger_in_its_place_is_noticed(tmp_path):
+def test_another_ledger_in_the_place_of_this_one_is_noticed(tmp_path):
     path = lived(tmp_path / "here")
     shutil.copy(lived(tmp_path / "there", 4), path)
     with pytest.raises(LedgerRolledBack, match="but the one last used here was"):
@@ -329,7 +329,7 @@ def test_a_copy_without_its_wal_file_is_an_older_one(tmp_path):
     path = lived(tmp_path)
     with opened(tmp_path) as ledger:
         release(ledger)
-        # As `cp` of the one file would take it, while it is open.
+        # As `cp` of this one file would copy it while the ledger is open.
         copy = path.read_bytes()
     path.write_bytes(copy)
     with pytest.raises(LedgerRolledBack, match="-wal file is missing"):
@@ -352,11 +352,11 @@ def test_a_pin_may_lag_behind(tmp_path):
 def test_a_damaged_pin_is_named(tmp_path):
     path = lived(tmp_path)
     pin_path(path).write_bytes(b"{")
-    with pytest.raises(LedgerDamaged, match=r"pins/data\.json is not JSON.*farthest"):
+    with pytest.raises(LedgerDamaged, match=r"pins/data\.json is not JSON.*names the newest record"):
         opened(tmp_path)
 
 
-def test_ledger_and_pin_copied_back_together_are_noticed_by_the_coordinators_number(tmp_path):
+def test_the_coordinators_number_reveals_a_copied_ledger_and_pin(tmp_path):
     lived(tmp_path / "home")
     shutil.copytree(tmp_path / "home", tmp_path / "backup")
     with opened(tmp_path / "home") as ledger:
@@ -371,7 +371,7 @@ def test_ledger_and_pin_copied_back_together_are_noticed_by_the_coordinators_num
             LedgerRolledBack, match=r"heard of record 10 .* ends at record 7.*cannot make it spend more"
         ):
             ledger.check_reported(told)
-        # A lie in the other direction buys nothing.
+        # A number that is too low has no effect.
         ledger.check_reported(3)
 
 
@@ -379,13 +379,13 @@ def test_ledger_and_pin_copied_back_together_are_noticed_by_the_coordinators_num
 
 
 def in_child(work: Callable[[], str]) -> str:
-    """What `work` says, in a process of its own; an error is said by its name and sentence."""
+    """Runs `work` in a process of its own and returns what it says, or its error's name and sentence."""
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             said = work()
-        except BaseException as error:  # noqa: BLE001  nothing of the child may go on in pytest
+        except BaseException as error:  # noqa: BLE001  the child must not continue in pytest
             said = f"{type(error).__name__}: {error}"
         os.write(theirs, said.encode())
         os._exit(0)
@@ -396,8 +396,8 @@ def in_child(work: Callable[[], str]) -> str:
     return said
 
 
-def test_a_full_disk_is_a_sentence_and_loses_nothing(tmp_path):
-    """A limit on the size of files stands for the disk: writes beyond it fail, here in the middle of a release."""
+def test_a_full_disk_gives_a_sentence_and_loses_nothing(tmp_path):
+    """A limit on the size of files stands in for a full disk: writes beyond it fail, here during a release."""
     path = lived(tmp_path)
 
     def work() -> str:
@@ -422,7 +422,7 @@ def test_a_full_disk_is_a_sentence_and_loses_nothing(tmp_path):
         assert verify(path).sound
 
 
-def test_sqlites_own_limit_on_a_file_is_the_same(tmp_path):
+def test_sqlites_own_size_limit_gives_the_same_error(tmp_path):
     path = lived(tmp_path)
     with opened(tmp_path) as ledger:
         connection = ledger._writer._connection
@@ -437,20 +437,20 @@ def test_sqlites_own_limit_on_a_file_is_the_same(tmp_path):
     assert verify(path).sound
 
 
-def test_a_charge_that_cannot_be_pinned_does_not_return_and_can_be_said_again(tmp_path):
+def test_a_charge_that_cannot_be_pinned_fails_and_can_be_repeated(tmp_path):
     path = lived(tmp_path)
     with opened(tmp_path) as ledger:
         held = ledger.reserve(EVENT, PURPOSE)
-        # Where the pin is written first there is a folder: no rights are needed to make this fail, also for root.
+        # A folder where the pin's temporary file belongs makes the write fail, even for root.
         obstacle = pin_path(path).with_name(".data.json.partial")
         obstacle.mkdir()
         with pytest.raises(LedgerUnwritable, match=r"pins/data\.json cannot be written"):
             ledger.charge(held.number, 1)
-        # Spent, since it is on the disk; and nothing may leave before it is pinned too.
+        # The charge is spent, since it is on the disk; but nothing may leave before it is pinned too.
         assert ledger.reservation(held.number).charged
         with pytest.raises(LedgerUnwritable):
             ledger.charge(held.number, 1)
-        # Whatever lets nothing leave need not wait for the pin.
+        # Only a charge waits for the pin.
         ledger.settle(held.number, 1, "published", b"")
         obstacle.rmdir()
         ledger.charge(held.number, 1)
@@ -460,14 +460,14 @@ def test_a_charge_that_cannot_be_pinned_does_not_return_and_can_be_said_again(tm
 
 @pytest.fixture
 def open_folder():
-    """One that any user can reach."""
+    """A folder that any user can reach."""
     folder = Path(tempfile.mkdtemp(prefix="tacit-ledger-"))
     folder.chmod(0o755)
     yield folder
     shutil.rmtree(folder)
 
 
-def test_a_folder_that_cannot_be_written_is_a_sentence_and_can_still_be_verified(open_folder):
+def test_a_read_only_folder_gives_a_sentence_and_can_be_verified(open_folder):
     path = lived(open_folder)
     content = sha256(path.read_bytes()).digest()
     for made in (path, pin_path(path), path.with_suffix(".lock")):
@@ -476,7 +476,7 @@ def test_a_folder_that_cannot_be_written_is_a_sentence_and_can_still_be_verified
         made.chmod(0o555)
 
     def work() -> str:
-        # Rights do not bind root.
+        # Permissions do not bind root.
         if os.getuid() == 0:
             os.setgid(65534)
             os.setuid(65534)
@@ -490,8 +490,8 @@ def test_a_folder_that_cannot_be_written_is_a_sentence_and_can_still_be_verified
     assert sha256(path.read_bytes()).digest() == content
 
 
-def test_a_stranger_that_writes_in_between_is_noticed(tmp_path):
-    """The lock is advice; whoever does not ask for it must still not make two records of one number."""
+def test_another_process_that_writes_without_the_lock_is_noticed(tmp_path):
+    """The lock is advisory: a process that does not take it must still not make two records with one number."""
     path = lived(tmp_path)
     with opened(tmp_path) as ledger:
         last = ledger.head
@@ -499,7 +499,7 @@ def test_a_stranger_that_writes_in_between_is_noticed(tmp_path):
             record = record_after(last, 8, 0, Released(reservation=1, why=""))
             other.execute("INSERT INTO records VALUES (8, ?, ?)", (record.line.decode(), record.digest))
         other.close()
-        with pytest.raises(LedgerUnwritable, match="gone on without this process"):
+        with pytest.raises(LedgerUnwritable, match="another process wrote to"):
             ledger.reserve(EVENT, PURPOSE)
         assert ledger.sequence == 7
 
@@ -520,7 +520,7 @@ def test_a_stranger_that_writes_in_between_is_noticed(tmp_path):
     ids=["replace", "rowid", "_rowid_", "update-replace", "update-ignore", "upsert", "before", "gap", "delete"],
 )
 def test_a_foreign_connection_cannot_rewrite_the_records(tmp_path, attack):
-    """With SQLite's default pragmas a REPLACE removes the row it conflicts with and runs no DELETE trigger."""
+    """With SQLite's default pragmas, REPLACE removes the row that it conflicts with and fires no DELETE trigger."""
     path = lived(tmp_path)
     foreign = sqlite3.connect(path, isolation_level=None)
     assert foreign.execute("PRAGMA recursive_triggers").fetchone() == (0,)
@@ -528,7 +528,7 @@ def test_a_foreign_connection_cannot_rewrite_the_records(tmp_path, attack):
     with pytest.raises(sqlite3.IntegrityError, match=r"records are (never|only)"):
         foreign.execute(attack)
     assert foreign.execute("SELECT * FROM records ORDER BY sequence").fetchall() == before
-    # A second unique index, or none on the row's number, would be a second way to remove a row.
+    # A second unique index, or a missing one on the row's number, would open another way to remove a row.
     assert [row for row in foreign.execute("PRAGMA index_list(records)") if row[2]] == []
     foreign.close()
     with opened(tmp_path) as ledger:

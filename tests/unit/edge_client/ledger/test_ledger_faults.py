@@ -1,6 +1,6 @@
-"""kill -9 at every point that matters, at random ones, and the order in which things reach the disk.
+"""kill -9 at every point that matters and at random points, and the order of writes to the disk.
 
-Processes are forked by a light interpreter of its own: this one may have threads.
+A light interpreter of its own forks the processes, since this one may have threads.
 """
 
 import json
@@ -15,7 +15,7 @@ import pytest
 from edge_client.ledger.points import POINTS
 from tests.support.places import ROOT
 
-# Killing asks nothing of the disk, so memory will do.
+# A killed process loses nothing that the kernel has, so a folder in memory is enough.
 MEMORY = next((path for path in (Path("/dev/shm"),) if path.is_dir()), None)  # noqa: S108
 
 _RUN = """
@@ -45,8 +45,8 @@ def assert_nothing_lost(tally: dict) -> None:
     assert not any(found.values()), (found, tally["sentences"])
 
 
-def test_killed_once_at_every_point_of_a_life():
-    """One release in two attempts, with receipts: each point of it, in a first life and in one after a killed one."""
+def test_a_kill_at_any_point_loses_no_charge():
+    """One release in two attempts, with receipts: every point of it, in a first life and in one after a kill."""
     tally = tallied("at_every_point(Path(scratch), (3,))")
     assert_nothing_lost(tally)
     assert set(tally["points"]) == set(POINTS)
@@ -55,19 +55,19 @@ def test_killed_once_at_every_point_of_a_life():
 
 
 @pytest.mark.long
-def test_killed_once_at_every_point_of_a_longer_life():
-    """A release in two attempts, one given back, and one more."""
+def test_a_kill_at_any_point_of_a_longer_life_loses_no_charge():
+    """A release in two attempts, one that is given back, and one more."""
     tally = tallied("at_every_point(Path(scratch), (3, 4, 5))")
     assert_nothing_lost(tally)
     assert tally["kills"] == tally["cycles"] - 2 > 350
 
 
 @pytest.mark.long
-def test_two_hundred_random_kills():
+def test_two_hundred_random_kills_lose_no_charge():
     tally = tallied("at_random(Path(scratch), 200, 7)")
     assert_nothing_lost(tally)
     assert tally["cycles"] == 200
-    # Otherwise nothing was tried.
+    # Otherwise the test would have tried nothing.
     assert tally["kills"] > 80
     assert tally["charges"] > 80
     assert tally["refusals"] > 10
@@ -91,7 +91,7 @@ with Ledger.open(ledger_path(Path(sys.argv[1]), "data"), "data", LIMIT) as ledge
 
 
 def test_a_charge_is_flushed_before_it_returns_and_pinned_after_that(tmp_path):
-    """What the kernel was asked for, in its order: the log written and flushed, then the pin flushed and renamed."""
+    """The kernel's calls, in order: the log is written and flushed, then the pin is flushed and renamed."""
     strace = shutil.which("strace")
     if strace is None:
         pytest.skip("strace is not installed")
@@ -119,6 +119,6 @@ def test_a_charge_is_flushed_before_it_returns_and_pinned_after_that(tmp_path):
         r"fsync\(\d+<[^>]*/pins>\)",
     ]
     assert re.search(".*?".join(order), charge, flags=re.DOTALL), charge
-    # Nothing of the ledger is written after its flush.
+    # After the flush, nothing of the ledger is written.
     flushed = list(re.finditer(order[1], charge))[-1].end()
     assert not re.search(r"pwrite64\(\d+<[^>]*data\.db", charge[flushed:])

@@ -1,4 +1,4 @@
-"""Marks of examples: the same example in two ledgers is seen, and says nothing to whoever lacks the key."""
+"""Marks of examples: they show the same example in two ledgers, and reveal nothing without the key."""
 
 import hmac
 import sqlite3
@@ -28,7 +28,7 @@ def test_overlap_of_two_ledgers_is_counted(tmp_path):
         assert two.overlap([one.path]) == {"one": 2}
 
 
-def test_the_same_data_again_is_no_record_and_more_data_is(tmp_path):
+def test_only_new_data_adds_a_record(tmp_path):
     key = marks_key(tmp_path / "ledgers")
     with opened(tmp_path, "one") as ledger:
         ledger.data_seen(marks_of(key, ["a", "b"]))
@@ -47,7 +47,7 @@ def test_marks_under_another_key_cannot_be_compared(tmp_path):
         assert one.overlap([two.path]) == {"two": None}
 
 
-def test_a_mark_is_the_documented_one(tmp_path):
+def test_a_mark_is_computed_as_documented(tmp_path):
     key = marks_key(tmp_path)
     assert key == marks_key(tmp_path)
     assert len(key) == 32
@@ -73,7 +73,7 @@ def test_marks_that_were_changed_are_named(tmp_path):
         assert [problem.where for problem in verify(path).problems] == ["marks"]
 
 
-def test_a_ledger_that_is_not_there(tmp_path):
+def test_a_missing_ledger_raises(tmp_path):
     with opened(tmp_path, "one") as ledger, pytest.raises(LedgerMissing):
         ledger.overlap([ledger_path(tmp_path, "two")])
 
@@ -87,5 +87,5 @@ def test_a_hundred_thousand_examples_take_a_moment(tmp_path):
         assert two.data_seen(marks_of(bytes(32), texts[50_000:])) == 50_000
         assert one.data_seen(marks) == 0
         assert one.overlap([two.path]) == {"two": 50_000}
-    # Some 1.5 s of this machine's core; a quadratic way would take hours.
+    # About 1.5 s on one core of this machine; a quadratic algorithm would take hours.
     assert time.process_time() - started < 15

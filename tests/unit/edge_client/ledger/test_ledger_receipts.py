@@ -1,4 +1,4 @@
-"""Receipts: signed, chained, and checked with public tools alone."""
+"""Receipts are signed and chained, and can be checked with public tools alone."""
 
 import json
 import subprocess
@@ -35,7 +35,7 @@ from tests.support import party
 
 @pytest.fixture(scope="session")
 def signer(tmp_path_factory):
-    """A member as enrolment leaves it, and what the benchmark's helpers need of one."""
+    """An enrolled member, with what the benchmark's helpers need of one."""
     return party.member(tmp_path_factory.mktemp("north") / "home", "localhost:7441")
 
 
@@ -79,21 +79,21 @@ def ran(*command: object, cwd: Path | None = None, stdin: bytes | None = None) -
 
 
 def test_openssl_and_sha256sum_alone_verify_a_receipt(place, tmp_path):
-    """The commands of the documentation, in its order."""
+    """Runs the commands of the documentation, in its order."""
     path = place.write()
     receipt = json.loads(path.read_bytes())
     assert path == place.receipts / "desk" / "3.5.json"
     certificates = place.receipts / "certificates"
     (fingerprint,) = (each["certificate"] for each in receipt["cohort"] if each["member"] == receipt["member"])
     certificate, root = certificates / f"{fingerprint}.pem", certificates / f"{receipt['federation']}.pem"
-    # Whose certificate it is, and that the federation's authority issued it.
+    # Shows whose certificate it is, and that the federation's authority issued it.
     shown = ran("openssl", "x509", "-in", certificate, "-noout", "-fingerprint", "-sha256")
     assert fingerprint in shown.replace(":", "").lower()
     shown = ran("openssl", "x509", "-in", root, "-noout", "-fingerprint", "-sha256")
     assert receipt["federation"] in shown.replace(":", "").lower()
     when = receipt["at_ms"] // 1000
     assert "OK" in ran("openssl", "verify", "-attime", when, "-CAfile", root, certificate)
-    # That it signed this file.
+    # Shows that its key signed this file.
     (tmp_path / "pub.pem").write_text(ran("openssl", "x509", "-in", certificate, "-pubkey", "-noout"))
     check = [
         *("openssl", "dgst", "-sha256", "-sigopt", "rsa_padding_mode:pss", "-sigopt", "rsa_pss_saltlen:32"),
@@ -114,7 +114,7 @@ def test_sha256sum_follows_the_chain_of_an_export(place):
         assert json.loads(after)["previous"] == ran("sha256sum", stdin=line).split()[0]
     assert ran("sha256sum", stdin=records[-1]).split()[0] == place.ledger.head.hex()
     assert json.loads(records[-1])["body"]["receipt"] == digest
-    # The receipt and its signature stand behind the records, as they are in their files.
+    # The receipt and its signature follow the records, as they are in their files.
     (kept,) = (json.loads(line) for line in lines if b'"signature"' in line and b'"receipt":"{' in line)
     assert kept["receipt"].encode() == path.read_bytes()
     assert b64decode(kept["signature"]) == path.with_suffix(".sig").read_bytes()
@@ -141,7 +141,7 @@ def other_key(path: Path, place: Place) -> None:
         (lambda path, _: path.with_suffix(".sig").unlink(), "its file is missing"),
         (
             lambda path, _: path.write_bytes(path.read_bytes().replace(b"published", b"abandoned")),
-            "not what was recorded",
+            "differs from what was recorded",
         ),
         (lambda path, _: path.with_suffix(".sig").write_bytes(bytes(384)), "signature is not the one"),
         (other_key, "signature is not the one"),
@@ -161,7 +161,7 @@ def signed(place: Place, **other) -> tuple[Receipt, bytes]:
     return receipt, place.signer.sign(receipt.canonical())
 
 
-def test_what_a_signature_must_be_of(place):
+def test_a_signature_must_be_the_members_over_this_file(place):
     place.write()
     receipt, signature = signed(place, round_=4, attempt=6)
     data, certificate = receipt.canonical(), place.book.certificate
@@ -178,7 +178,7 @@ def test_what_a_signature_must_be_of(place):
     def known(wanted: bytes) -> bytes:
         return other.certificate if wanted == fingerprint else certificate(wanted)
 
-    # Another member's key, and its own certificate in the cohort under this member's name.
+    # Another member's key and certificate, listed in the cohort under this member's name.
     lie = receipt.model_copy(update={"cohort": (Party(member="north", certificate=fingerprint),)})
     with pytest.raises(ReceiptInvalid, match="belongs to south"):
         check_receipt(lie, lie.canonical(), other.sign(lie.canonical()), known)
@@ -190,7 +190,7 @@ def test_what_a_signature_must_be_of(place):
         check_receipt(late, late.canonical(), place.signer.sign(late.canonical()), certificate)
 
 
-def test_another_federations_authority_proves_nothing(place):
+def test_a_receipt_under_another_federations_authority_is_refused(place):
     place.write()
     stranger = party.authority(1)
     receipt, _ = signed(place, round_=4, attempt=6)
@@ -225,7 +225,7 @@ def test_a_receipt_that_does_not_name_the_one_before_is_named(place, monkeypatch
     assert ["does not name the receipt before it" in line for line in place.problems()] == [True]
 
 
-def test_a_receipt_of_a_mechanism_without_events_is_kept_too(place):
+def test_a_job_without_noise_leaves_a_receipt_too(place):
     path = place.book.write(place.receipt(reservation=None, event=None, job="plain"), place.signer, place.ledger)
     assert json.loads(path.read_bytes())["event"] is None
     assert place.problems() == []
@@ -233,7 +233,7 @@ def test_a_receipt_of_a_mechanism_without_events_is_kept_too(place):
     assert any("was not charged for" in line for line in place.problems())
 
 
-def test_only_what_follows_is_taken(place):
+def test_only_a_receipt_that_follows_is_accepted(place):
     receipt = place.receipt()
     for other in ({"previous": bytes([1]) * 32}, {"ledger": "00" * 16}):
         with pytest.raises(LedgerMisused, match="does not follow"):
@@ -249,7 +249,7 @@ def test_only_what_follows_is_taken(place):
         place.book.write(receipt.model_copy(update={"attempt": 99}), place.signer, place.ledger)
 
 
-def test_a_receipt_that_a_crash_left_outside_is_taken_in_at_the_next_start(place):
+def test_the_next_start_adds_a_receipt_that_a_crash_left_out(place):
     class Killed(Exception):
         pass
 
@@ -268,7 +268,7 @@ def test_a_receipt_that_a_crash_left_outside_is_taken_in_at_the_next_start(place
     assert place.problems() == []
 
 
-def test_a_stray_receipt_is_a_problem_and_is_not_taken_in(place):
+def test_a_stray_receipt_is_a_problem_and_is_not_added(place):
     place.write()
     receipt = place.receipt(round_=4, attempt=6).model_copy(update={"previous": bytes([7]) * 32})
     stray = place.receipts / "desk" / "4.6.json"
@@ -276,13 +276,13 @@ def test_a_stray_receipt_is_a_problem_and_is_not_taken_in(place):
     stray.with_suffix(".sig").write_bytes(place.signer.sign(receipt.canonical()))
     assert place.book.recover(place.ledger) == ()
     assert any("desk/4.6" in line and "does not follow" in line for line in place.problems())
-    # One that follows, and was signed by nobody.
+    # A receipt that follows, but that nobody signed.
     forged = receipt.model_copy(update={"previous": place.ledger.last_receipt})
     stray.write_bytes(forged.canonical())
     assert place.book.recover(place.ledger) == ()
 
 
-def test_a_receipt_of_the_same_numbers_never_replaces_another(place):
+def test_a_receipt_never_replaces_another_of_the_same_numbers(place):
     first = place.write()
     content = first.read_bytes()
     second = place.write()
@@ -291,7 +291,7 @@ def test_a_receipt_of_the_same_numbers_never_replaces_another(place):
     assert place.problems() == []
 
 
-def test_the_two_receipts_of_an_attempt_say_in_their_names_which_is_which(place):
+def test_the_two_receipts_of_an_attempt_have_different_names(place):
     sending = place.receipt(outcome=SENDING)
     sent = place.book.write(sending, place.signer, place.ledger)
     after = {"outcome": "published", "previous": place.ledger.last_receipt}
@@ -304,7 +304,7 @@ def test_the_two_receipts_of_an_attempt_say_in_their_names_which_is_which(place)
         "3.5.sent.sig",
         "3.5.sig",
     ]
-    # Another one of the same numbers; the very same one is where it is.
+    # Another receipt with the same numbers gets another file; the same receipt keeps its file.
     assert place.book.path(sending) == sent
     again = place.write(outcome=SENDING)
     assert again.name == f"3.5.sent.{sha256(again.read_bytes()).hexdigest()[:8]}.json"
@@ -313,7 +313,7 @@ def test_the_two_receipts_of_an_attempt_say_in_their_names_which_is_which(place)
     assert verify_export(export_lines(place.path, place.receipts)).sound
 
 
-def test_receipts_of_other_ledgers_are_put_aside_before_their_signatures_are_looked_at(place):
+def test_receipts_of_other_ledgers_are_skipped_before_their_signatures(place):
     class Asked(ReceiptBook):
         def __init__(self, folder: Path) -> None:
             super().__init__(folder)
@@ -332,11 +332,11 @@ def test_receipts_of_other_ledgers_are_put_aside_before_their_signatures_are_loo
         book = Asked(place.receipts)
         own = ledger == place.ledger.id.hex()
         assert book.recover(place.ledger) == ((path,) if own else ())
-        # The member's and the authority's.
+        # The member's certificate and the authority's.
         assert book.asked == (2 if own else 0)
 
 
-def test_a_full_disk_is_a_sentence(place):
+def test_a_full_disk_gives_a_sentence(place):
     (place.receipts / "desk").mkdir(parents=True)
     (place.receipts / "desk" / ".3.5.json.partial").mkdir()
     with pytest.raises(LedgerUnwritable, match=r"receipt of desk/3\.5 cannot be written"):
@@ -350,13 +350,13 @@ def test_a_charge_without_a_receipt_is_a_note(place):
     assert any("without a receipt" in note for note in verdict.notes)
 
 
-def test_nothing_else_that_the_key_signs_begins_as_a_receipt_does(place):
+def test_nothing_else_that_the_key_signs_begins_like_a_receipt(place):
     assert place.receipt().canonical()[:1] == b"{"
     assert {frame(purpose)[:1] for purpose in Purpose} == {b"S"}
 
 
 @pytest.mark.parametrize("job", ["../x", "a/b", "", ".hidden", "Desk"])
-def test_a_job_is_a_folders_name(place, job):
+def test_a_job_that_cannot_name_a_folder_is_refused(place, job):
     content = json.loads(place.receipt().canonical()) | {"job": job}
     with pytest.raises(DocumentInvalid, match="job"):
         Receipt.from_json(json.dumps(content).encode())
@@ -381,7 +381,7 @@ def test_an_export_that_was_changed_is_found(place):
     swapped = lines.copy()
     swapped[1], swapped[2] = swapped[2], swapped[1]
     assert verify_export(swapped).record == 2
-    # A receipt that no record names.
+    # The export holds a receipt that no record names.
     extra = json.dumps({"receipt": "{}", "signature": ""}).encode()
     assert any("not in the chain" in str(problem) for problem in verify_export([*lines, extra]).problems)
     assert verify_export(lines[: records - 1]).state.sequence == records - 1

@@ -1,4 +1,4 @@
-"""Reserve, charge, settle: what counts as spent, what is refused, and what a restart makes of it."""
+"""Reserve, charge, settle: what counts as spent, what is refused, and what a restart does."""
 
 import math
 import sqlite3
@@ -70,7 +70,7 @@ def kinds(ledger: Ledger) -> list[str]:
 
 
 def fits(limit: Limit, event: SampledGaussian) -> int:
-    """How many, counted without the ledger."""
+    """The number of events that the limit admits, counted without the ledger."""
     gate, cost, spent, count = RenyiFilter(limit), renyi(event, limit.adjacency), np.zeros(len(ORDERS)), 0
     while gate.admits(spent, cost):
         spent, count = spent + cost, count + 1
@@ -94,7 +94,7 @@ def test_a_release_is_recorded_step_by_step(tmp_path):
         assert again.reservation(held.number) == now
 
 
-def test_the_gate_stops_where_the_filter_does_and_what_is_reserved_counts(tmp_path):
+def test_the_gate_stops_where_the_filter_does_and_counts_reservations(tmp_path):
     expected = fits(LIMIT, EVENT)
     assert 10 < expected < 100
     with opened(tmp_path) as ledger:
@@ -108,7 +108,7 @@ def test_the_gate_stops_where_the_filter_does_and_what_is_reserved_counts(tmp_pa
             ledger.reserve(EVENT, purpose())
         assert "data" in str(refused.value)
         assert ledger.sequence == 1 + expected + expected // 2
-        # A smaller one may still pass, and it is the event that is asked for that counts.
+        # A smaller event may still pass: the filter decides for the event that is asked for.
         assert not ledger.exhausted(SampledGaussian(multiplier=50, rate=0.001))
 
 
@@ -130,12 +130,12 @@ def test_what_was_charged_is_never_given_back(tmp_path):
         assert ledger.share_left() < 1.0
 
 
-def test_a_released_reservation_cannot_be_charged_and_nothing_is_released_twice(tmp_path):
+def test_a_released_reservation_is_neither_charged_nor_released_again(tmp_path):
     with opened(tmp_path) as ledger:
         held = ledger.reserve(EVENT, purpose())
         ledger.release(held.number, "cancelled")
         for call in (lambda: ledger.charge(held.number, 1), lambda: ledger.release(held.number, "again")):
-            with pytest.raises(LedgerMisused, match="was released"):
+            with pytest.raises(LedgerMisused, match=r"was (already )?released"):
                 call()
         assert ledger.sequence == 3
 
@@ -168,7 +168,7 @@ def test_a_discrete_gaussian_share_is_charged_for_each_attempt(tmp_path):
         ledger.charge(ledger.reserve(event, purpose()).number, 2)
 
 
-def test_what_is_settled_twice_is_recorded_once_and_the_last_word_counts(tmp_path):
+def test_settling_again_is_recorded_once_and_the_last_outcome_counts(tmp_path):
     with opened(tmp_path) as ledger:
         held = ledger.reserve(EVENT, purpose())
         ledger.charge(held.number, 1)
@@ -192,7 +192,7 @@ def test_events_without_a_formula_here_are_refused(tmp_path):
         assert ledger.sequence == 1
 
 
-def test_spending_is_what_the_accountant_says_of_charged_and_reserved_events(tmp_path):
+def test_spending_is_the_accountants_figure_of_charged_and_reserved(tmp_path):
     with opened(tmp_path) as ledger:
         for number in range(3):
             held = ledger.reserve(EVENT, purpose(number))
@@ -206,7 +206,7 @@ def test_spending_is_what_the_accountant_says_of_charged_and_reserved_events(tmp
 # ---- restarts ------------------------------------------------------------------------------------------------------
 
 
-def test_a_restart_releases_what_was_not_charged_and_keeps_the_rest(tmp_path):
+def test_a_restart_releases_only_what_was_not_charged(tmp_path):
     ledger = opened(tmp_path)
     idle, open_, done = (ledger.reserve(EVENT, purpose(number)).number for number in range(3))
     ledger.charge(open_, 5)
@@ -222,12 +222,12 @@ def test_a_restart_releases_what_was_not_charged_and_keeps_the_rest(tmp_path):
         assert again.recover() == (), "what was found once is settled"
         assert [record.body for record in again.records()][-1] == Recovered(released=(idle,), unknown=((open_, 5),))
         assert again.spent().epsilon == pytest.approx(spend([EVENT] * 2, LIMIT).epsilon)
-        # Its end may still be heard of.
+        # Its end may still become known.
         again.settle(open_, 5, "published", bytes(32))
         assert again.reservation(open_).attempt(5).outcome == "published"
 
 
-def test_a_reservation_of_this_process_is_not_what_recover_looks_for(tmp_path):
+def test_recover_leaves_reservations_of_this_process_alone(tmp_path):
     with opened(tmp_path) as ledger:
         held = ledger.reserve(EVENT, purpose())
         assert ledger.recover() == ()
@@ -236,7 +236,7 @@ def test_a_reservation_of_this_process_is_not_what_recover_looks_for(tmp_path):
         assert ledger.reservation(held.number).attempt(1).outcome is None
 
 
-def test_nothing_reserved_before_a_restart_can_be_charged_after_it(tmp_path):
+def test_a_reservation_from_before_a_restart_cannot_be_charged(tmp_path):
     ledger = opened(tmp_path)
     idle, sent = (ledger.reserve(EVENT, purpose(number)).number for number in range(2))
     ledger.charge(sent, 1)
@@ -245,7 +245,7 @@ def test_nothing_reserved_before_a_restart_can_be_charged_after_it(tmp_path):
         for number, attempt in ((idle, 1), (sent, 2)):
             with pytest.raises(LedgerMisused, match="before a restart"):
                 again.charge(number, attempt)
-        # Said before, it stays said.
+        # A charge from before the restart stays, and repeating it changes nothing.
         again.charge(sent, 1)
         assert again.sequence == 4
 
@@ -264,7 +264,7 @@ def test_a_limit_can_be_lowered_and_never_raised(tmp_path):
         (Limit(3.0, 1e-5), 2.0),
         (Limit(3.0, 1e-6), 2.5),
         (Limit(3.0, 1e-6), None),
-        # Lower in one number does not buy another.
+        # Lowering one number does not allow raising another.
         (Limit(1.0, 1e-5), 1.0),
     ):
         with pytest.raises(LimitRaised, match="never raised"):
@@ -288,7 +288,7 @@ def test_a_lowered_limit_holds_at_once(tmp_path):
     ("name", "limit"),
     [("data", Limit(4.0, 1e-5, "replace-one")), ("data", Limit(4.0, 1e-5, unit="member")), ("other", LIMIT)],
 )
-def test_what_a_ledger_is_about_is_fixed(tmp_path, name, limit):
+def test_name_adjacency_and_unit_of_a_ledger_are_fixed(tmp_path, name, limit):
     opened(tmp_path).close()
     with pytest.raises(LimitFixed, match="fixed for good"):
         Ledger.open(ledger_path(tmp_path, "data"), name, limit)
@@ -302,15 +302,15 @@ def test_other_orders_are_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "Data", "-x"])
-def test_names_are_file_names(tmp_path, name):
-    with pytest.raises(LedgerError, match="no name for data"):
+def test_a_name_that_cannot_be_a_file_name_is_refused(tmp_path, name):
+    with pytest.raises(LedgerError, match="cannot name data"):
         ledger_path(tmp_path, name)
 
 
 # ---- months --------------------------------------------------------------------------------------------------------
 
 
-def test_a_month_has_a_limit_of_its_own_and_the_next_one_begins_anew(tmp_path):
+def test_a_month_has_its_own_limit_and_the_next_month_starts_anew(tmp_path):
     clock, monthly = Clock(), 2.0
     expected = fits(Limit(monthly, 1e-5), EVENT)
     assert 0 < 2 * expected < fits(LIMIT, EVENT)
@@ -326,7 +326,7 @@ def test_a_month_has_a_limit_of_its_own_and_the_next_one_begins_anew(tmp_path):
             assert ledger.share_left() == pytest.approx(left)
 
 
-def test_the_lifetime_holds_whatever_the_months_say(tmp_path):
+def test_the_lifetime_limit_holds_over_all_months(tmp_path):
     clock, count, a_month = Clock(), 0, fits(Limit(2.0, 1e-5), EVENT)
     with opened(tmp_path, monthly=2.0, clock=clock) as ledger:
         while not ledger.exhausted(EVENT):
@@ -339,7 +339,7 @@ def test_the_lifetime_holds_whatever_the_months_say(tmp_path):
     assert count == fits(LIMIT, EVENT)
 
 
-def test_a_clock_set_back_opens_no_month_again(tmp_path):
+def test_setting_the_clock_back_does_not_reopen_a_month(tmp_path):
     clock = Clock("2026-02-01")
     expected = fits(Limit(2.0, 1e-5), EVENT)
     with opened(tmp_path, monthly=2.0, clock=clock) as ledger:
@@ -354,7 +354,7 @@ def test_a_clock_set_back_opens_no_month_again(tmp_path):
         assert times == sorted(times)
 
 
-def test_what_is_reserved_over_the_end_of_a_month_counts_in_the_one_it_is_charged_in(tmp_path):
+def test_a_reservation_counts_in_the_month_that_charges_it(tmp_path):
     clock = Clock("2026-01-31T23:59:59")
     expected = fits(Limit(2.0, 1e-5), EVENT)
     with opened(tmp_path, monthly=2.0, clock=clock) as ledger:
@@ -371,7 +371,7 @@ def test_what_is_reserved_over_the_end_of_a_month_counts_in_the_one_it_is_charge
 # ---- the chain -----------------------------------------------------------------------------------------------------
 
 
-def test_a_record_is_one_line_in_one_spelling():
+def test_a_record_has_exactly_one_spelling():
     record = record_after(bytes(32), 7, 1000, Charged(reservation=3, attempt=0))
     assert record.line == (
         b'{"at_ms":1000,"body":{"attempt":0,"reservation":3},"kind":"charged",'
@@ -396,7 +396,7 @@ def test_a_record_is_one_line_in_one_spelling():
             record_from(other)
 
 
-def test_the_file_is_the_owners_and_records_cannot_be_changed_in_place(tmp_path):
+def test_the_file_is_private_and_its_records_cannot_be_changed(tmp_path):
     with opened(tmp_path) as ledger:
         ledger.reserve(EVENT, purpose())
         assert ledger.path.stat().st_mode & 0o777 == 0o600
@@ -406,11 +406,11 @@ def test_the_file_is_the_owners_and_records_cannot_be_changed_in_place(tmp_path)
             for statement in ("UPDATE records SET line = 'x'", "DELETE FROM records"):
                 with pytest.raises(sqlite3.IntegrityError, match="never"):
                     other.execute(statement)
-        # FULL: every commit is flushed before it returns.
+        # 2 is FULL: every commit is flushed before it returns.
         assert ledger._writer._connection.execute("PRAGMA synchronous").fetchone() == (2,)
 
 
-def test_a_closed_ledger_says_so(tmp_path):
+def test_a_closed_ledger_refuses_every_call(tmp_path):
     ledger = opened(tmp_path)
     ledger.close()
     ledger.close()
@@ -418,11 +418,11 @@ def test_a_closed_ledger_says_so(tmp_path):
         ledger.reserve(EVENT, purpose())
 
 
-def test_one_process_at_a_time(tmp_path):
+def test_a_ledger_is_open_in_one_process_at_a_time(tmp_path):
     with opened(tmp_path):
         with pytest.raises(LedgerBusy, match="in use by another process"):
             opened(tmp_path)
-        # Another data set's is another one.
+        # The ledger of another data set is free.
         Ledger.open(ledger_path(tmp_path, "other"), "other", LIMIT).close()
     opened(tmp_path).close()
 
@@ -436,7 +436,7 @@ _EVENTS = st.sampled_from([EVENT, LARGE, SampledGaussian(multiplier=2, rate=0.02
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Against a model of dicts: what is charged stays, and no order of calls, clocks and restarts passes a limit."""
+    """Compared with a model of dicts: charges stay, and no order of calls, clocks and restarts passes a limit."""
 
     @initialize(folder=st.uuids())
     def begin(self, folder):

@@ -1,4 +1,4 @@
-"""Receipts over renewals and another authority: each is checked offline, with what lies beside it."""
+"""Receipts across renewals and a new authority: each is checked offline, with the files beside it."""
 
 import json
 from datetime import timedelta
@@ -25,7 +25,7 @@ def _of(identity: MemberIdentity) -> Identity:
 
 @pytest.fixture
 def identities(tmp_path) -> list[MemberIdentity]:
-    """A member as it enrolled, after a renewal, after the authority was replaced, and after the first was retired."""
+    """A member as enrolled, after a renewal, after the authority was replaced, and after the first one was retired."""
     home = tmp_path / "home"
     found = [party.member(home, "localhost:7441")]
     first, second = party.authority(), party.authority(1)
@@ -58,11 +58,11 @@ def _written(home: Path, identities: list[MemberIdentity]) -> tuple[Path, Receip
     return path, book
 
 
-def test_receipts_under_four_certificates_and_two_authorities_are_verified_offline(tmp_path, identities):
+def test_receipts_of_four_certificates_and_two_authorities_verify(tmp_path, identities):
     path, book = _written(tmp_path / "home", identities)
     assert len({identity.certificate for identity in identities}) == 4
     assert verify(path, tmp_path / "home" / "receipts").problems == ()
-    # The newest list stands, whatever came later.
+    # The newest list stays, whichever was written last.
     assert book.authorities(identities[0].federation).number == 2
     lines = list(export_lines(path, tmp_path / "home" / "receipts"))
     assert verify_export(lines).problems == ()
@@ -73,7 +73,7 @@ def test_receipts_under_four_certificates_and_two_authorities_are_verified_offli
     assert all("was not issued by" in problem for problem in problems)
 
 
-def test_a_list_of_authorities_that_was_altered_proves_nothing(tmp_path, identities):
+def test_an_altered_list_of_authorities_is_refused(tmp_path, identities):
     path, book = _written(tmp_path / "home", identities)
     listed = book._authorities(identities[0].federation)
     content = json.loads(listed.read_bytes())
@@ -82,7 +82,7 @@ def test_a_list_of_authorities_that_was_altered_proves_nothing(tmp_path, identit
     assert sum("was not issued by" in problem for problem in problems) == 2
 
 
-def test_an_attempt_that_was_joined_before_a_renewal_is_signed_with_what_it_was_joined_with(tmp_path, identities):
+def test_an_attempts_receipts_keep_the_certificate_it_was_joined_with(tmp_path, identities):
     before, after = identities[0], identities[1]
     with Ledger.open(tmp_path / "ledgers" / "data.db", "data", LIMIT) as ledger:
         budget = Budget(ledger, Policy(), before, ReceiptBook(tmp_path), b"d" * 32)

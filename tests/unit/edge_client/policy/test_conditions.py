@@ -36,7 +36,7 @@ def at(day: str, clock: str) -> datetime:
         ("sat-mon,wed 12:00-13:00", [("sat", "12:00"), ("mon", "12:00"), ("wed", "12:59")], [("tue", "12:00")]),
     ],
 )
-def test_windows_hold_from_their_first_minute_to_before_their_last(window, inside, outside):
+def test_a_window_includes_its_start_and_excludes_its_end(window, inside, outside):
     parsed = Window.parse(window)
     assert all(parsed.holds(at(*moment)) for moment in inside)
     assert not any(parsed.holds(at(*moment)) for moment in outside)
@@ -60,21 +60,21 @@ def test_a_window_is_the_minutes_after_its_start_on_each_of_its_days(days, start
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "no window"),
-        ("22-06", "no window"),
-        ("9:00-17:00", "no window"),
-        ("lun 09:00-17:00", "no window"),
-        ("mon- 09:00-17:00", "no window"),
-        ("09:00-17:00 mon", "no window"),
-        ("09:00-17:00\n", "no window"),
-        ("24:00-06:00", "no clock"),
-        ("22:00-24:01", "no clock"),
-        ("22:60-23:00", "no clock"),
-        ("22:00-23:60", "no clock"),
-        ("06:00-06:00", "over when it begins"),
+        ("", "not a window"),
+        ("22-06", "not a window"),
+        ("9:00-17:00", "not a window"),
+        ("lun 09:00-17:00", "not a window"),
+        ("mon- 09:00-17:00", "not a window"),
+        ("09:00-17:00 mon", "not a window"),
+        ("09:00-17:00\n", "not a window"),
+        ("24:00-06:00", "does not exist"),
+        ("22:00-24:01", "does not exist"),
+        ("22:60-23:00", "does not exist"),
+        ("22:00-23:60", "does not exist"),
+        ("06:00-06:00", "ends when it begins"),
     ],
 )
-def test_a_window_that_cannot_be_right_says_how_to_write_one(text, complaint):
+def test_an_invalid_window_is_refused_with_how_to_write_one(text, complaint):
     with pytest.raises(ValueError, match=complaint):
         Window.parse(text)
 
@@ -84,7 +84,7 @@ def test_a_window_that_cannot_be_right_says_how_to_write_one(text, complaint):
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A Linux machine without psutil: `machine("proc/meminfo", text)` writes a file of it, and returns its root."""
+    """A Linux machine without psutil: `machine("proc/meminfo", text)` writes one of its files and returns its root."""
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setitem(sys.modules, "psutil", None)
     (tmp_path / "sys/class").mkdir(parents=True)
@@ -126,7 +126,7 @@ def test_free_memory_is_what_a_new_process_could_have(machine):
     machine("sys/fs/cgroup/memory.max", "max\n")
     machine("sys/fs/cgroup/memory.current", "1000\n")
     assert read_conditions(None, root=root).free_memory_mib == 4000
-    # A container's own limit is the smaller one: 512 MiB, 400 used, 100 of them idle pages of files.
+    # A container's own limit is smaller: 512 MiB, of which 400 are used, 100 of those by idle file pages.
     machine("sys/fs/cgroup/memory.max", f"{512 * 2**20}\n")
     machine("sys/fs/cgroup/memory.current", f"{400 * 2**20}\n")
     assert read_conditions(None, root=root).free_memory_mib == 112
@@ -195,7 +195,7 @@ def test_default_routes(machine, four, six, interfaces):
     assert read_conditions(None, root=root).interfaces == interfaces
 
 
-def test_without_proc_psutil_is_asked(tmp_path, monkeypatch):
+def test_psutil_is_used_without_proc(tmp_path, monkeypatch):
     psutil = pytest.importorskip("psutil")
     monkeypatch.setattr(sys, "platform", "darwin")
     read = read_conditions(None, root=tmp_path)

@@ -1,4 +1,4 @@
-"""The member's policy: every floor refuses, naming the rule and both values."""
+"""The member's policy: every floor refuses, and names the rule and both values."""
 
 import pytest
 
@@ -48,14 +48,14 @@ def test_jobs_are_admitted_by_name():
         ),
     ],
 )
-def test_a_weaker_number_is_a_refusal_that_names_both(policy, context, reason, values):
+def test_a_number_weaker_than_the_policys_is_refused_with_both(policy, context, reason, values):
     with pytest.raises(PolicyRefusal) as refused:
         policy.check_attempt(context)
     assert refused.value.reason == reason
     assert all(value in refused.value.detail for value in values)
 
 
-def test_two_members_by_explicit_exception():
+def test_two_members_need_an_explicit_exception():
     exception = Policy(assumed_corrupt=0, min_cohort=2, allow_two_party_sums=True)
     exception.check_attempt(make_context(2))
     with pytest.raises(PolicyRefusal):
@@ -69,7 +69,7 @@ def test_the_protocols_defaults_pass_the_default_policy(members):
     Policy().check_attempt(make_context(members))
 
 
-def test_in_groups_one_vector_is_sent_for_one_version():
+def test_a_second_vector_for_a_version_is_refused_in_groups():
     Policy().check_vector(bytes(32), (), grouped=True)
     with pytest.raises(PolicyRefusal) as refused:
         Policy().check_vector(bytes(32), (bytes(32),), grouped=True)
@@ -91,19 +91,19 @@ def test_in_groups_one_vector_is_sent_for_one_version():
         ('schema = 1\n[peers]\n"No Name" = ""', "peers"),
         ('schema = 1\ndevices = ["tpu"]', "devices"),
         ("schema = 1\nmin_noise_multiplier = 0", "min_noise_multiplier"),
-        ("schema = 1\nvocabularies = []", 'vocabularies: names none.*write "own", "public" or both, or leave'),
+        ("schema = 1\nvocabularies = []", 'vocabularies: is empty.*write "own", "public" or both, or leave'),
         ('schema = 1\nvocabularies = ["ours"]', "vocabularies.0: 'ours' is none of own, public"),
         ('schema = 1\nvocabularies = "own"', "vocabularies: must be a list, not text"),
     ],
 )
-def test_a_policy_that_cannot_be_right_says_where(tmp_path, text, complaint):
+def test_an_invalid_policy_is_refused_with_the_key(tmp_path, text, complaint):
     path = tmp_path / "policy.toml"
     path.write_text(text)
     with pytest.raises(DocumentInvalid, match=complaint):
         Policy.from_toml(path)
 
 
-def test_a_file_with_nothing_but_its_version_takes_noise_and_nothing_else(tmp_path):
+def test_a_file_with_only_its_version_takes_only_jobs_with_noise(tmp_path):
     (tmp_path / "policy.toml").write_text("schema = 1\n")
     policy, path = Policy.load(tmp_path)
     assert path == tmp_path / "policy.toml"
@@ -114,17 +114,17 @@ def test_a_file_with_nothing_but_its_version_takes_noise_and_nothing_else(tmp_pa
         policy.check_job(job_document(), federation=bytes(32))
 
 
-def test_which_file_is_in_force(tmp_path):
+def test_the_option_wins_over_the_home_and_the_defaults(tmp_path):
     assert Policy.load(tmp_path) == (Policy(), None)
     (tmp_path / "policy.toml").write_text("schema = 1\nmin_cohort = 4\n")
     (tmp_path / "other.toml").write_text("schema = 1\nmin_cohort = 5\n")
     assert Policy.load(tmp_path)[0].min_cohort == 4
     assert Policy.load(tmp_path, tmp_path / "other.toml") == (Policy(min_cohort=5), tmp_path / "other.toml")
-    # A file that was named and is not there is no reason to fall back on anything.
+    # A named file that does not exist is an error: nothing else takes its place.
     with pytest.raises(DocumentInvalid, match="does not exist"):
         Policy.load(tmp_path, tmp_path / "none.toml")
 
 
-def test_honest_inputs_are_what_the_threshold_leaves():
+def test_honest_inputs_are_the_threshold_minus_the_corrupt():
     assert secure_agg.default_thresholds(5) == (4, 1)
     assert make_context(5).honest == 3

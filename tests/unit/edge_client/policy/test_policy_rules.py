@@ -1,4 +1,4 @@
-"""Every floor and ceiling from both sides, and `explain` against `check_*`: they cannot disagree."""
+"""Every floor and ceiling from both sides; `explain` and `check_*` cannot disagree."""
 
 import hashlib
 import re
@@ -41,7 +41,7 @@ ALL = ("dp-sgd", "gaussian-update", "laplace-update", "distributed-gaussian", "n
 
 
 def a_job(**changes: Any) -> JobDocument:
-    """A job under dp-sgd with cohorts of 3 to 200, but for the changes."""
+    """A job under dp-sgd with cohorts of 3 to 200, with changes."""
     rounds = Rounds(**{key: changes.pop(key) for key in ("min_members", "target_members") if key in changes})
     base = {"mechanism": DpSgd(noise_multiplier=1.0), "rounds": rounds}
     return JobDocument.model_validate(job_document().model_dump() | base | changes)
@@ -58,7 +58,7 @@ def machine(**changes: Any) -> Conditions:
 
 
 def ask(policy: Policy, subject: Any) -> None:
-    """The check that this kind of subject belongs to."""
+    """Calls the check for this kind of subject."""
     match subject:
         case JobDocument():
             policy.check_job(subject, federation=ROOT)
@@ -85,7 +85,7 @@ def shares(**numbers: Any) -> JobDocument:
 
 
 def a_sparse_context(sigma: int, corrupt: int = 80) -> RoundContext:
-    """Of 400 members, 20 of whom may be lost."""
+    """A context of 400 members, of whom 20 may be lost."""
     graph, threshold, corrupt = sparse_thresholds(400, Fraction(corrupt, 400), Fraction(20, 400), sigma)
     return make_context(4, corrupt=1, cohort=400, threshold=threshold, assumed_corrupt=corrupt, graph=graph)
 
@@ -95,13 +95,13 @@ def pins(*names: str) -> dict[str, bytes]:
 
 
 def ordering(**changes: Any) -> JobDocument:
-    """A job that orders made-up text of its members."""
+    """A job that orders synthetic text from its members."""
     order = CorpusOrder(**{"texts": 500, **changes})
     return a_job(mechanism=DpSgd(noise_multiplier=1.0)).model_copy(update={"model": RvaeModel(), "corpus": order})
 
 
 def prompted(**changes: Any) -> JobDocument:
-    """In front of a backbone that was on the hub, or was not."""
+    """A prompted job. Its backbone is on the hub only if `changes` say so."""
     task = {"name": "cloze", "verbaliser": {"a": "great", "b": "bad"}}
     config = {"model_type": "bert", "vocab_size": 30}
     model = PromptedModel.model_validate({"task": task, "config": config, "backbone": OTHER.hex(), **changes})
@@ -116,7 +116,8 @@ def with_words(whose: str, method: Method = FedVocab(), **changes: Any) -> JobDo
     return a_job(**{"mechanism": NoMechanism(), "method": method} | brings | changes)
 
 
-# policy, what it just allows, what it refuses, the reason, and the two values that the refusal names
+# The policy's keys, a subject that it just allows, one that it refuses, the reason, and the two values that the refusal
+# names.
 BOTH_SIDES: dict[str, tuple[dict[str, Any], Any, Any, Reason, tuple[str, str]]] = {
     "jobs": (
         {"jobs": ("quest*",)},
@@ -151,14 +152,14 @@ BOTH_SIDES: dict[str, tuple[dict[str, Any], Any, Any, Reason, tuple[str, str]]] 
         ordering(source="operator"),
         ordering(),
         Reason.REASON_POLICY_CORPUS,
-        ("500 made-up texts", "never"),
+        ("500 synthetic texts", "never"),
     ),
     "max_corpus_texts": (
         {"max_corpus_texts": 500},
         ordering(),
         ordering(texts=501),
         Reason.REASON_POLICY_CORPUS,
-        ("501 made-up texts", "500"),
+        ("501 synthetic texts", "500"),
     ),
     "backbones": (
         {"backbones": ("hub",)},
@@ -237,7 +238,7 @@ BOTH_SIDES: dict[str, tuple[dict[str, Any], Any, Any, Reason, tuple[str, str]]] 
         Reason.REASON_POLICY_NOISE,
         ("0.51", "0.5"),
     ),
-    # Before an attempt is there: what the job's own numbers can bring.
+    # Before there is an attempt: the attempts that the job's numbers allow.
     "min_cohort of any attempt": (
         {"min_cohort": 20},
         a_job(target_members=20),
@@ -336,7 +337,7 @@ BOTH_SIDES: dict[str, tuple[dict[str, Any], Any, Any, Reason, tuple[str, str]]] 
         Reason.REASON_POLICY_CORRUPTION,
         ("39", "40"),
     ),
-    # A number that was meant for small cohorts is no floor for large ones; their share is.
+    # A number that was meant for small cohorts is no floor for large ones; the share is.
     "min_corrupt_share": (
         {"assumed_corrupt": 1, "min_corrupt_share": 0.2},
         a_sparse_context(80, corrupt=80),
@@ -351,7 +352,7 @@ BOTH_SIDES: dict[str, tuple[dict[str, Any], Any, Any, Reason, tuple[str, str]]] 
         Reason.REASON_POLICY_CORRUPTION,
         ("0.1975", "0.2"),
     ),
-    # As a job rounds it: a tenth of 209 is 20 members.
+    # Rounded down as a job rounds it: a tenth of 209 is 20 members.
     "min_corrupt_share of groups, in whole members": (
         {"assumed_corrupt": 1},
         grouped_context(209, 3, 20),
@@ -453,7 +454,7 @@ def test_allowed_at_the_boundary_and_refused_past_it(case):
         ask(without, refused)
 
 
-def test_patterns_are_whole_names_with_stars_and_question_marks():
+def test_a_pattern_must_match_the_whole_name():
     Policy(jobs=("quest?ons",)).check_job(a_job())
     Policy(jobs=("no", "*tions")).check_job(a_job())
     for pattern in ("quest", "questions?", "Quest*", ""):
@@ -469,18 +470,18 @@ def test_long_lists_are_cut_before_the_wire_cuts_them():
     assert len(refusal.value.detail) <= 500
 
 
-def test_private_weights_are_the_operators_choice_too():
-    """With pinned shared weights alone it could still write every row of the embedding."""
+def test_pinned_base_models_cover_private_weights_too():
+    """If only the shared weights were pinned, the operator could still write every row of the embedding."""
     start = {"manifest": bytes(32), "weights": OTHER, "values": 3}
     job = a_job(method="fedvocab", private=start, weights=ROOT)
     Policy(base_models=(OTHER, ROOT)).check_job(job)
     for admitted, named, unnamed in (
-        ((ROOT,), f"starts from the private weights {OTHER.hex()}, the policy", f"the weights {ROOT.hex()}"),
-        ((OTHER,), f"starts from the weights {ROOT.hex()}, the policy", "private"),
-        ((bytes(32),), f"starts from the weights {ROOT.hex()} and the private weights {OTHER.hex()}, the", "more"),
+        ((ROOT,), f"starts from the private weights {OTHER.hex()}; the policy", f"the weights {ROOT.hex()}"),
+        ((OTHER,), f"starts from the weights {ROOT.hex()}; the policy", "private"),
+        ((bytes(32),), f"starts from the weights {ROOT.hex()} and the private weights {OTHER.hex()}; the", "more"),
         (
             tuple(bytes([number]) * 32 for number in range(40)),
-            f"starts from the weights {ROOT.hex()} and the private weights {OTHER.hex()}, the policy",
+            f"starts from the weights {ROOT.hex()} and the private weights {OTHER.hex()}; the policy",
             "and 35 more",
         ),
     ):
@@ -494,7 +495,7 @@ def test_private_weights_are_the_operators_choice_too():
 
 ENCODER = TransformerModel(config={"model_type": "bert", "hidden_size": 4}, max_tokens=8)
 
-# Whose vocabulary each kind of job has, and what a refusal of it advises.
+# For each kind of job: whose vocabulary it has, and what a refusal of it advises.
 VOCABULARIES: dict[str, tuple[JobDocument, str, str]] = {
     "fedvocab over members' own words": (with_words("own"), "own", "names a file"),
     "fedvocab over members' own word pieces, above a base's encoder": (
@@ -514,12 +515,12 @@ VOCABULARIES: dict[str, tuple[JobDocument, str, str]] = {
     "fedrecon, whose rows are made anew from a list's": (with_words("public", FedRecon()), "public", "names no file"),
     "fedavg": (a_job(), "public", "names no file"),
     "a prompted job, whose backbone has its own": (prompted(), "public", "architecture prompted have no other"),
-    "a job that makes text up of a list": (ordering(), "public", "architecture rvae have no other"),
+    "a job that generates text over a list": (ordering(), "public", "architecture rvae have no other"),
 }
 
 
 @pytest.mark.parametrize("case", VOCABULARIES)
-def test_whose_a_vocabulary_is_shows_in_the_job_alone(case):
+def test_the_job_alone_tells_whose_its_vocabulary_is(case):
     job, whose, advice = VOCABULARIES[case]
     other = {"own": "public", "public": "own"}[whose]
     for admitted in ((whose,), (whose, other), (other, whose)):
@@ -529,12 +530,12 @@ def test_whose_a_vocabulary_is_shows_in_the_job_alone(case):
         Policy(mechanisms=ALL, vocabularies=(other,)).check_job(job)
     assert refusal.value.reason == Reason.REASON_POLICY_JOB_KIND
     said = refusal.value.detail
-    assert said.startswith(f"vocabularies: the job's vocabulary is {whose}, the policy admits {other}; ")
+    assert said.startswith(f"vocabularies: the job's vocabulary is {whose}; the policy allows {other}; ")
     assert advice in said
-    # What it rests on: a job over members' own words can name neither a list nor rows to start from.
+    # The rule relies on this: a job over members' own words can name neither a list nor rows to start from.
     brought = {"tokenizer.json", "private.bin", "backbone.safetensors"} & job.files.keys()
     assert (not brought) == (whose == "own")
-    # And the operator's file says as much as the document.
+    # The operator's job file gives the same verdict as the document.
     words = {"kind": "words", "file": "words.txt"}
     unbundled = job.model_dump(exclude={"manifest", "tokenizer", "weights", "values", "private", "vocabulary"})
     if isinstance(job.model, PromptedModel):
@@ -549,17 +550,17 @@ def test_whose_a_vocabulary_is_shows_in_the_job_alone(case):
     assert (told["vocabularies"].outcome, told["vocabularies"].sentence) == (Outcome.REFUSED, said)
 
 
-def test_a_policy_without_vocabularies_asks_nothing_as_before():
+def test_a_policy_without_vocabularies_allows_both():
     for policy in (Policy(), Policy(vocabularies=("public", "own")), Policy.model_validate({"schema": 1})):
         for job in (with_words("own"), with_words("public"), a_job()):
             told = {each.rule: each for each in policy.explain(job)}["vocabularies"]
-            assert (told.outcome, told.sentence) == (Outcome.OK, "vocabularies: the policy asks nothing")
+            assert (told.outcome, told.sentence) == (Outcome.OK, "vocabularies: the policy sets no limit")
 
 
 def test_authorities():
     policy = Policy(authorities=(ROOT,))
     policy.check_job(a_job(), federation=ROOT)
-    for federation, named in ((OTHER, OTHER.hex()), (None, "not enrolled")):
+    for federation, named in ((OTHER, OTHER.hex()), (None, "not known to be enrolled")):
         with pytest.raises(PolicyRefusal) as refusal:
             policy.check_job(a_job(), federation=federation)
         assert refusal.value.reason == Reason.REASON_POLICY_AUTHORITY
@@ -570,16 +571,16 @@ def test_authorities():
     Policy().check_job(a_job())
 
 
-def test_a_job_of_thousands_is_explained_by_some_sizes_of_its_cohorts():
+def test_a_job_of_thousands_is_explained_by_some_cohort_sizes():
     job = a_job(min_members=150, target_members=10_000)
     verdicts = {each.rule: each for each in Policy(mechanisms=ALL).explain(job)}
     assert verdicts["min_corrupt_share"].outcome is Outcome.OK
     assert not [each for each in verdicts.values() if each.outcome is Outcome.REFUSED]
     Policy(mechanisms=ALL).check_job(job)
-    # h is 61 to 81 of 150 to 200 on the complete graph; sparse ones guarantee fewer, and more the larger they are.
+    # On the complete graph h is 61 to 81 for 150 to 200 members. Sparse graphs guarantee fewer, larger ones more.
     strict = {each.rule: each for each in Policy(mechanisms=ALL, min_honest=40).explain(job)}["min_honest"]
     assert strict.outcome is Outcome.OK
-    refused = re.search(r"attempts of 201 to (\d+)[ ,].*would be refused \(above 200 some sizes", strict.sentence)
+    refused = re.search(r"attempts of 201 to (\d+)[ ,].*would be refused \(above 200, only some sizes", strict.sentence)
     assert refused is not None, strict.sentence
     assert 1000 < int(refused[1]) < 10_000
     for members in (201, int(refused[1])):
@@ -590,7 +591,7 @@ def test_a_job_of_thousands_is_explained_by_some_sizes_of_its_cohorts():
     Policy(mechanisms=ALL, min_honest=40).check_attempt(promise_of(job, 10_000))
 
 
-def test_a_job_that_trusts_too_much_in_large_cohorts_alone_is_not_refused_for_its_small_ones():
+def test_a_job_with_weak_large_cohorts_is_taken_for_its_small_ones():
     job = a_job(min_members=150, target_members=1000, aggregation=Aggregation(max_corrupt_share=0.05))
     verdict = {each.rule: each for each in Policy(mechanisms=ALL).explain(job)}["min_corrupt_share"]
     assert verdict.outcome is Outcome.OK
@@ -603,8 +604,8 @@ def test_a_job_that_trusts_too_much_in_large_cohorts_alone_is_not_refused_for_it
     trusting.check_job(job)
 
 
-def test_every_key_of_a_policy_is_a_rule_or_known_not_to_be_one():
-    # Read by the ledger or by training, never against a job's value.
+def test_every_key_of_a_policy_is_a_rule_or_listed_as_none():
+    # The ledger or training reads these; none is compared with a job's value.
     no_rules = {"schema_version", "delta", "trust_central_noise", "own_lot", "report_epsilon"}
     rules = [verdict.rule for verdict in Policy().explain(a_job())]
     assert len(set(rules)) == len(rules)
@@ -613,7 +614,7 @@ def test_every_key_of_a_policy_is_a_rule_or_known_not_to_be_one():
     assert {case.split()[0] for case in BOTH_SIDES} | by_ledger == set(rules)
 
 
-# ---- what cannot be read, or told ------------------------------------------------------------------------------
+# ---- conditions that cannot be read, rules that cannot be decided -----------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -632,7 +633,7 @@ def test_a_condition_that_cannot_be_read_is_not_met(keys, gone):
         Policy(**keys).check_conditions(machine(**gone))
     assert refusal.value.reason == Reason.REASON_POLICY_CONDITIONS
     assert refusal.value.detail.startswith(next(iter(keys)) + ": ")
-    # A machine that is not asked need not tell.
+    # Without a rule, an unreadable condition does not matter.
     Policy().check_conditions(machine(**gone))
 
 
@@ -643,7 +644,7 @@ def test_one_window_that_holds_is_enough():
         Policy(hours=("06:00-07:00",)).check_conditions(machine())
 
 
-def test_a_job_file_leaves_open_what_only_the_bundle_tells():
+def test_a_job_file_leaves_open_what_only_the_bundle_decides():
     document = a_job()
     bundled = {"manifest", "tokenizer", "weights", "values", "private"}
     spec = JobSpec.model_validate(
@@ -656,7 +657,7 @@ def test_a_job_file_leaves_open_what_only_the_bundle_tells():
     assert opened == {"base_models", "shared_parameters", "hours", "peers"} | always
     assert told["shared_parameters"].when is When.MANIFEST
     assert "output.*" in told["shared_parameters"].sentence
-    # Everything else is told as of the document.
+    # Every other verdict equals that on the document.
     others = {verdict.rule: verdict for verdict in policy.explain(document)}
     assert {rule: told[rule] for rule in told if rule != "base_models"} == {
         rule: others[rule] for rule in others if rule != "base_models"
@@ -667,7 +668,7 @@ def test_a_job_file_leaves_open_what_only_the_bundle_tells():
 # ---- the cohorts of a job --------------------------------------------------------------------------------------
 
 
-def test_a_job_is_admitted_for_the_cohorts_that_would_be_and_says_which_would_not():
+def test_explain_names_the_cohort_sizes_that_would_be_refused():
     policy = Policy(min_cohort=6)
     policy.check_job(a_job())
     told = {verdict.rule: verdict for verdict in policy.explain(a_job())}
@@ -678,29 +679,29 @@ def test_a_job_is_admitted_for_the_cohorts_that_would_be_and_says_which_would_no
         policy.check_attempt(make_context(5))
 
 
-def test_no_cohort_that_keeps_each_rule_alone_but_none_that_keeps_all():
-    # n_C = 1 satisfies cohorts up to 9 only, of which the policy wants 10.
+def test_a_job_is_refused_if_no_one_cohort_keeps_all_rules():
+    # n_C = 1 satisfies only cohorts up to 9, and the policy requires 10 members.
     job = a_job(aggregation=Aggregation(assumed_corrupt=1), target_members=30)
     with pytest.raises(PolicyRefusal) as refusal:
         Policy(min_cohort=10).check_job(job)
-    assert "cohorts of the job have 3 to 30 members" in refusal.value.detail
+    assert "the job's cohorts have 3 to 30 members" in refusal.value.detail
     Policy(min_cohort=9).check_job(job)
     told = {verdict.rule: verdict for verdict in Policy(min_cohort=9).explain(job)}
     assert "10 to 30" in told["assumed_corrupt"].sentence
 
 
-def test_cohorts_that_the_complete_graph_has_no_numbers_for_are_left_to_the_attempt():
+def test_cohorts_that_no_graph_has_numbers_for_stay_open():
     large = a_job().model_copy(update={"rounds": Rounds.model_construct(min_members=10**6, target_members=10**6 + 1)})
     Policy().check_job(large)
     told = {verdict.rule: verdict.outcome for verdict in Policy().explain(large)}
     assert told["min_cohort"] is told["assumed_corrupt"] is Outcome.OPEN
 
 
-def test_a_verdict_says_of_which_cohort_it_is_and_what_the_largest_has():
+def test_a_verdict_names_its_cohort_and_the_largest_ones_value():
     job = a_job(min_members=3, target_members=1000)
     told = {verdict.rule: verdict for verdict in Policy().explain(job)}
     largest = promise_of(job, 1000)
-    range_of = "; cohorts of the job have 3 to 1000 members)"
+    range_of = "; the job's cohorts have 3 to 1000 members)"
     for rule, value in (
         ("min_honest", largest.honest),
         ("assumed_corrupt", 100),
@@ -708,27 +709,27 @@ def test_a_verdict_says_of_which_cohort_it_is_and_what_the_largest_has():
         ("min_sigma", 80),
     ):
         assert told[rule].outcome is Outcome.OK
-        assert f"(this is in a cohort of 3, in one of 1000 it is {value}{range_of}" in told[rule].sentence
-    assert told["min_cohort"].sentence.endswith(f"(this is in a cohort of 3{range_of}")
+        assert f"(in a cohort of 3, in one of 1000 it is {value}{range_of}" in told[rule].sentence
+    assert told["min_cohort"].sentence.endswith(f"(in a cohort of 3{range_of}")
     assert told["min_honest"].job == "2"
     one = {verdict.rule: verdict for verdict in Policy().explain(a_job(min_members=5, target_members=5))}
-    assert one["min_honest"].sentence.endswith("the policy wants 2 (cohorts of the job have 5 members)")
+    assert one["min_honest"].sentence.endswith("the policy requires 2 (the job's cohorts have 5 members)")
     free = {verdict.rule: verdict for verdict in Policy(allow_two_party_sums=True).explain(job)}
-    assert free["allow_two_party_sums"].sentence == "allow_two_party_sums: the policy asks nothing"
+    assert free["allow_two_party_sums"].sentence == "allow_two_party_sums: the policy sets no limit"
 
 
 @pytest.mark.parametrize(
     ("policy", "members", "advice"),
     [
         ({"assumed_corrupt": 9}, 40, "writes assumed_corrupt = 0"),
-        ({"assumed_corrupt": 90}, 400, "better left out"),
+        ({"assumed_corrupt": 90}, 400, "leave out a number"),
         ({"min_corrupt_share": 0.2}, 400, "smaller min_corrupt_share"),
         ({"min_honest": 90}, 40, "larger rounds.min_members"),
         ({"min_honest": 90}, 400, "larger aggregation.max_lost_share"),
         ({"min_sigma": 81}, 400, "jobs have 80 bits"),
     ],
 )
-def test_a_refused_attempt_says_what_would_do(policy, members, advice):
+def test_a_refused_attempt_says_what_to_change(policy, members, advice):
     context = promise_of(a_job(target_members=1000), members)
     with pytest.raises(PolicyRefusal) as refusal:
         Policy(**policy).check_attempt(context)
@@ -738,7 +739,7 @@ def test_a_refused_attempt_says_what_would_do(policy, members, advice):
     assert len(refusal.value.detail) <= 500
 
 
-def test_what_a_refused_attempt_advises_helps():
+def test_the_advice_of_a_refused_attempt_helps():
     job = a_job(target_members=1000)
     Policy(mechanisms=ALL).check_attempt(promise_of(job, 400))
     more = a_job(target_members=1000, aggregation=Aggregation(max_lost_share=0.3))
@@ -748,7 +749,7 @@ def test_what_a_refused_attempt_advises_helps():
     assert graph.sigma == 80
 
 
-def test_a_group_of_two_is_a_two_party_sum_whatever_the_cohort():
+def test_a_group_of_two_is_a_two_party_sum_in_any_cohort():
     policy = Policy(mechanisms=ALL, assumed_corrupt=0, min_group=2)
     policy.check_attempt(grouped_context(8, 2, 0))
     with pytest.raises(PolicyRefusal, match="a sum of 2 members can be opened") as refusal:
@@ -756,7 +757,7 @@ def test_a_group_of_two_is_a_two_party_sum_whatever_the_cohort():
     assert refusal.value.reason == Reason.REASON_POLICY_TWO_PARTY_SUM
 
 
-def test_a_sparse_graphs_threshold_counts_neighbours_and_not_the_sum():
+def test_a_sparse_graphs_threshold_is_not_the_size_of_its_sum():
     context = a_sparse_context(80)
     assert context.threshold < context.min_survivors == 380
     Policy(assumed_corrupt=80).check_attempt(context)
@@ -782,7 +783,7 @@ MECHANISMS = [
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=repr)
 @pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
 @pytest.mark.parametrize("unit", ["example", "member"])
-def test_unit_and_adjacency_refuse_what_the_ledger_has_no_formula_for(mechanism, adjacency, unit):
+def test_unit_and_adjacency_refuse_what_the_ledger_cannot_account(mechanism, adjacency, unit):
     policy, job = Policy(adjacency=adjacency, unit=unit), a_job(min_members=5, mechanism=mechanism)
     event = protection_of(job, 1000).event
     assert event is not None
@@ -815,9 +816,9 @@ def test_own_noise_is_refused_where_training_would_refuse_it(mechanism, own):
 
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=repr)
 @pytest.mark.parametrize("central", [False, True])
-def test_the_floor_on_noise_is_about_the_number_that_is_accounted(mechanism, central):
+def test_min_noise_multiplier_compares_the_accounted_number(mechanism, central):
     policy = Policy(trust_central_noise=central)
-    # A wide clip on a fine grid, so that rounding adds next to nothing to the norm.
+    # A wide clip on a fine grid, so that rounding adds almost nothing to the norm.
     job = a_job(min_members=5, mechanism=mechanism)
     event = protection_of(job, 1000, trust_central_noise=central).event
     counted = counted_multiplier(mechanism, policy)
@@ -832,26 +833,26 @@ def test_the_floor_on_noise_is_about_the_number_that_is_accounted(mechanism, cen
             assert counted == event.multiplier
 
 
-def test_another_member_in_place_of_one_is_twice_as_far_as_none():
+def test_replacing_a_member_moves_twice_as_far_as_removing_one():
     mechanism = DistributedGaussian(noise_multiplier=2.0, unit="member")
     present, replaced = Policy(unit="member"), Policy(unit="member", adjacency="replace-one")
     assert counted_multiplier(mechanism, present) == 2.0
     assert counted_multiplier(mechanism, replaced) == 1.0
-    # As the ledger has it.
+    # The ledger's cost agrees.
     event = protection_of(a_job(mechanism=mechanism), 10).event
     assert isinstance(event, DiscreteGaussianSum)
     twice = event.model_copy(update={"distance": 2 * event.distance})
     assert cost(event, replaced.limit()).tolist() == cost(twice, present.limit()).tolist()
 
 
-def test_more_noise_of_ones_own_satisfies_the_floor():
+def test_more_noise_of_the_members_own_satisfies_the_minimum():
     policy = Policy(min_noise_multiplier=1.0)
     with pytest.raises(PolicyRefusal):
         policy.check_job(gaussian(1.9))
     policy.model_copy(update={"own_noise_multiplier": 2.0}).check_job(gaussian(1.9))
 
 
-def test_floors_on_noise_leave_no_noise_to_the_mechanisms():
+def test_noise_limits_do_not_refuse_a_job_without_noise():
     strict = Policy(mechanisms=ALL, min_noise_multiplier=10, own_noise_multiplier=2, max_epsilon_a_round=0.01)
     strict.check_job(a_job(mechanism=NoMechanism()))
 
@@ -865,7 +866,7 @@ def test_own_numbers_and_limit_are_the_policys():
 # ---- pinned peers ----------------------------------------------------------------------------------------------
 
 
-def test_pins_are_about_keys_and_not_about_names_or_certificates():
+def test_pins_compare_keys_and_not_names_or_certificates():
     of = party.authority()
     _, key_of = verifiers(of.certificate, now=party.present)
 
@@ -884,8 +885,8 @@ def test_pins_are_about_keys_and_not_about_names_or_certificates():
     Policy().check_roster({"own": b"any", "north": impostor}, context, own="own")
 
 
-def test_a_coordinator_that_fills_the_roster_with_its_own_members_is_stopped_by_pins():
-    """Without pins nothing tells its members from others: n_C is believed. With them, more than n_C is a refusal."""
+def test_pins_stop_a_coordinator_that_fills_the_roster_itself():
+    """Without pins its members look like any others, and n_C rests on trust. With pins, more than n_C are refused."""
     keys = {"own": b"own", "north": b"north"} | {f"m{number}": b"its own" for number in range(8)}
     context = make_context(10, corrupt=2)
     Policy().check_roster(keys, context, own="own")
@@ -925,7 +926,7 @@ policies = st.builds(
     on_power_only=st.booleans(),
     interfaces=st.lists(st.sampled_from(["eth*", "wlan0", "*"]), max_size=2).map(tuple),
 )
-# What goes with every mechanism, what with none alone.
+# Members' own words, which need a job without noise here.
 OWN = {"method": FedVocab(), "vocabulary": {"kind": "words"}, "tokenizer": None, "mechanism": NoMechanism()}
 jobs = st.builds(
     lambda said, least, more, corrupt, name: a_job(
@@ -987,13 +988,13 @@ def test_every_sentence_names_its_rule_and_both_values(policy, job, manifest, co
         assert verdict.job in verdict.sentence
         if verdict.outcome is not Outcome.OK:
             assert verdict.policy in verdict.sentence
-        # What is longer is cut on its way to the coordinator.
+        # A longer sentence is cut on its way to the coordinator.
         assert len(verdict.sentence) <= 500
 
 
 @given(policy=policies, job=jobs)
-def test_a_job_that_is_admitted_has_an_attempt_that_is_joined(policy, job):
-    """The job's cohorts one by one, by the check that an attempt gets: what check_job says of them together."""
+def test_an_admitted_job_has_an_attempt_that_is_joined(policy, job):
+    """`check_job` agrees with `check_attempt` on each of the job's cohort sizes."""
     alone = policy.model_copy(
         update={
             **dict.fromkeys(("jobs", "architectures"), ("*",)),
@@ -1013,7 +1014,7 @@ def test_a_job_that_is_admitted_has_an_attempt_that_is_joined(policy, job):
     assert (refusal_of(alone.check_job, job) is None) == any(joined)
 
 
-# Lists of what is admitted; of others an empty one admits everything, or their items are numbers of their own.
+# Keys that list what is allowed. Left out: lists that allow everything when empty, and lists with values of their own.
 ADMITTED = ("jobs", "architectures", "backbones", "shared_parameters", "vocabularies", "mechanisms", "devices")
 
 
@@ -1021,7 +1022,7 @@ ADMITTED = ("jobs", "architectures", "backbones", "shared_parameters", "vocabula
     policy=policies, job=jobs, manifest=manifests, conditions=machines, key=st.sampled_from(ADMITTED), data=st.data()
 )
 def test_a_shorter_list_admits_nothing_that_a_longer_one_refuses(policy, job, manifest, conditions, key, data):
-    """The policy can only narrow: whoever takes an item out of a list takes part in no more."""
+    """A list can only narrow: a member that takes an item out of it takes part in no more jobs."""
     items = getattr(policy, key)
     assume(items)
     fewer = data.draw(st.lists(st.sampled_from(items), min_size=1, unique=True).map(tuple))
@@ -1032,5 +1033,5 @@ def test_a_shorter_list_admits_nothing_that_a_longer_one_refuses(policy, job, ma
         return {each.rule for each in told if each.outcome is Outcome.REFUSED}
 
     assert refused(policy) <= refused(narrower)
-    # And what the list says nothing of stays as it is.
+    # The other rules are not affected.
     assert refused(narrower) - refused(policy) <= {key}

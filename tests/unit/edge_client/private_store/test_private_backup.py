@@ -1,4 +1,4 @@
-"""A backup is whole or refused, goes to another machine of the same member, and never silently back in time."""
+"""A backup is whole or refused, moves to another machine of the same member, and never goes silently back in time."""
 
 import pytest
 
@@ -39,9 +39,9 @@ def test_all_jobs_move_to_another_machine(home, other, tmp_path):
     done = restored(other, tmp_path / "backup")
     assert (done.restored, done.unchanged) == (("desk", "ward"), ())
     assert loaded(other) == 2
-    # Sealed it was, sealed it stays.
+    # The sealed state stays sealed.
     assert loaded(other, file_key(), "ward") == 5
-    # What was not sealed there does not go on in clear beside what was.
+    # The other one must be sealed before it can be continued beside it.
     assert rekey(other, None, file_key()) == ["desk"]
     with store_of(other, file_key()) as store:
         store.stage("desk", "3-aa", made(3))
@@ -51,7 +51,7 @@ def test_all_jobs_move_to_another_machine(home, other, tmp_path):
     assert (done.restored, done.unchanged) == ((), ("desk", "ward"))
 
 
-def test_one_job_of_several(home, other, tmp_path):
+def test_one_job_of_several_can_be_backed_up_and_restored(home, other, tmp_path):
     kept(home, 1)
     kept(home, 2, job="ward")
     saved(home, tmp_path / "both")
@@ -62,13 +62,13 @@ def test_one_job_of_several(home, other, tmp_path):
         restored(other, tmp_path / "one", job="desk")
 
 
-def test_a_newer_state_is_kept_unless_asked(home, tmp_path):
+def test_a_newer_state_is_overwritten_only_on_request(home, tmp_path):
     kept(home, 1)
     kept(home, 1, job="ward")
     saved(home, tmp_path / "backup")
     kept(home, 2)
     (home / "private" / "ward" / "state").unlink()
-    with pytest.raises(StateConflict, match=r"in the place of desk; nothing was changed.*--force"):
+    with pytest.raises(StateConflict, match=r"or data set, for desk; nothing was changed.*--force"):
         restored(home, tmp_path / "backup")
     assert loaded(home) == 2
     assert loaded(home, job="ward") is None
@@ -80,7 +80,7 @@ def test_a_newer_state_is_kept_unless_asked(home, tmp_path):
         assert store.staged("desk") == []
 
 
-def test_an_older_state_is_followed_without_asking(home, other, tmp_path):
+def test_a_later_state_of_the_same_history_needs_no_force(home, other, tmp_path):
     kept(home, 1)
     saved(home, tmp_path / "first")
     restored(other, tmp_path / "first")
@@ -91,7 +91,7 @@ def test_an_older_state_is_followed_without_asking(home, other, tmp_path):
 
 
 @pytest.mark.parametrize("different", [{"document": bytes(32)}, {"round": 7}])
-def test_another_history_is_not_written_over_unless_asked(home, other, tmp_path, different):
+def test_another_history_is_overwritten_only_on_request(home, other, tmp_path, different):
     kept(home, 1)
     saved(home, tmp_path / "backup")
     kept(other, 1, **different)
@@ -101,7 +101,7 @@ def test_another_history_is_not_written_over_unless_asked(home, other, tmp_path,
     assert loaded(other) == 1
 
 
-def test_the_same_state_under_another_key_stays_as_it_is(home, tmp_path):
+def test_the_same_state_under_another_key_is_unchanged(home, tmp_path):
     kept(home, 1)
     saved(home, tmp_path / "backup")
     rekey(home, None, file_key())
@@ -109,7 +109,7 @@ def test_the_same_state_under_another_key_stays_as_it_is(home, tmp_path):
     assert loaded(home, file_key()) == 1
 
 
-def test_a_damaged_state_is_what_backups_are_for(home, tmp_path):
+def test_a_backup_replaces_a_damaged_state(home, tmp_path):
     file = kept(home, 1)
     saved(home, tmp_path / "backup")
     for damage in (b"", file.read_bytes()[:-1], b"x" * 500):
@@ -126,7 +126,7 @@ def test_a_damaged_state_is_not_backed_up(home, tmp_path):
     assert not (tmp_path / "backup").exists()
 
 
-def test_every_changed_byte_of_a_backup_is_found_before_anything_is_written(home, other, tmp_path):
+def test_a_changed_byte_of_a_backup_is_found_before_any_write(home, other, tmp_path):
     kept(home, 1)
     source = tmp_path / "backup"
     saved(home, source)
@@ -140,15 +140,15 @@ def test_every_changed_byte_of_a_backup_is_found_before_anything_is_written(home
         with pytest.raises(StateDamaged):
             restored(other, source)
     source.write_bytes(whole + b"\0")
-    with pytest.raises(StateDamaged, match="is damaged; take another copy"):
+    with pytest.raises(StateDamaged, match="is damaged; use another copy"):
         restored(other, source)
     assert list(other.iterdir()) == []
 
 
-def test_of_another_member_or_federation_it_is_refused(home, other, tmp_path):
+def test_a_backup_of_another_member_or_federation_is_refused(home, other, tmp_path):
     kept(home, 1)
     saved(home, tmp_path / "backup")
-    with pytest.raises(StateForeign, match="is of the member north, and this home is south's"):
+    with pytest.raises(StateForeign, match="belongs to member north, but this home to south"):
         restored(other, tmp_path / "backup", member="south")
     with pytest.raises(StateForeign, match=r"another federation \(0101010101010101"):
         restored(other, tmp_path / "backup", federation=bytes(32))
@@ -158,7 +158,7 @@ def test_of_another_member_or_federation_it_is_refused(home, other, tmp_path):
     assert restored(other, tmp_path / "nameless").restored == ("desk",)
 
 
-def test_two_federations_do_not_go_into_one_file(home, tmp_path):
+def test_states_of_two_federations_need_two_backups(home, tmp_path):
     kept(home, 1)
     with store_of(home, federation=bytes(32)) as store:
         store.stage("ward", "1-aa", made(1))
@@ -168,7 +168,7 @@ def test_two_federations_do_not_go_into_one_file(home, tmp_path):
     assert saved(home, tmp_path / "backup", job="ward").federation == bytes(32)
 
 
-def test_it_runs_beside_the_member_and_a_restore_does_not(home, tmp_path):
+def test_a_backup_runs_beside_the_member_but_a_restore_does_not(home, tmp_path):
     kept(home, 1)
     with store_of(home) as store:
         store.load("desk", DOCUMENT)
@@ -177,7 +177,7 @@ def test_it_runs_beside_the_member_and_a_restore_does_not(home, tmp_path):
             restored(home, tmp_path / "backup")
 
 
-def test_what_cannot_be_is_said(home, tmp_path):
+def test_impossible_backups_and_restores_give_a_sentence(home, tmp_path):
     with pytest.raises(StateMissing, match="holds no private state; "):
         saved(home, tmp_path / "backup")
     with pytest.raises(StateMissing, match="backup does not exist"):
@@ -192,7 +192,7 @@ def test_what_cannot_be_is_said(home, tmp_path):
         saved(home, tmp_path / "nowhere" / "backup")
 
 
-def test_only_what_counts_is_in_it(home, other, tmp_path):
+def test_a_backup_holds_only_committed_states(home, other, tmp_path):
     kept(home, 1)
     with store_of(home) as store:
         store.stage("desk", "2-aa", made(2))

@@ -1,4 +1,4 @@
-"""`edge_client private`: what people and scripts see, the exit codes, and that nothing private is printed."""
+"""`edge_client private`: what people and scripts see, the exit codes, and that it prints nothing private."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def key(tmp_path):
 
 
 def ended(*words: object, **environment: str) -> tuple[int, str]:
-    """The exit code of a command line, and what it printed."""
+    """Runs a command line; returns its exit code and what it printed."""
     result = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "120", **environment})
     if isinstance(result.exception, CommandFailed):
         return int(result.exception.code), result.exception.sentence
@@ -67,7 +67,7 @@ def test_list_needs_no_key(member):
     ]
 
 
-def test_list_names_what_is_damaged_and_what_only_waits(member):
+def test_list_names_damaged_and_staged_states(member):
     (member / "private" / "desk" / "state").write_bytes(b"x")
     with store_of(member, file_key()) as store:
         store.stage("clinic", "1-aa", made(1))
@@ -78,7 +78,7 @@ def test_list_names_what_is_damaged_and_what_only_waits(member):
     assert "is not a private state" in said
 
 
-def test_show_prints_names_and_shapes_and_neither_values_nor_words(member, key):
+def test_show_prints_names_and_shapes_but_no_values_or_words(member, key):
     code, said = ended("show", "desk", "--home", member)
     assert code == 0
     assert all(word in said for word in ("embedding.weight", "3 x 2", "own, 3 entries", "personalised"))
@@ -96,7 +96,7 @@ def test_show_prints_names_and_shapes_and_neither_values_nor_words(member, key):
     assert "output.bias" in ended("show", "ward", "--home", member, "--private-key-file", key)[1]
 
 
-def test_backup_moves_to_another_home(member, tmp_path, key):
+def test_a_backup_moves_to_another_home(member, tmp_path, key):
     file = tmp_path / "backup"
     code, said = ended("backup", file, "--home", member)
     assert code == 0
@@ -119,7 +119,7 @@ def test_backup_moves_to_another_home(member, tmp_path, key):
     assert ended("restore", file, "--home", third)[0] == ExitCode.USAGE
 
 
-def test_restore_over_something_newer_needs_force(member, tmp_path):
+def test_restoring_over_a_newer_state_needs_force(member, tmp_path):
     file = tmp_path / "backup"
     assert json.loads(ended("backup", file, "--job", "desk", "--home", member, "--json")[1])["jobs"] == ["desk"]
     kept(member, 5, key=file_key())
@@ -131,7 +131,7 @@ def test_restore_over_something_newer_needs_force(member, tmp_path):
     assert json.loads(ended("show", "desk", "--home", member, "--json")[1])["round"] == 4
 
 
-def test_remove_asks(member):
+def test_remove_needs_yes(member):
     code, said = ended("remove", "desk", "--home", member)
     assert code == ExitCode.USAGE
     assert "Say so with --yes" in said
@@ -159,7 +159,7 @@ def test_rekey_seals_changes_and_unseals(home, key):
     assert loaded(home) == 1
 
 
-def test_what_is_wrong_is_said(member, tmp_path):
+def test_a_wrong_command_ends_with_its_exit_code(member, tmp_path):
     for words in (("rekey",), ("rekey", "--unseal", "--new-private-key-file", tmp_path / "key")):
         assert ended(*words, "--home", member)[0] == ExitCode.USAGE
     assert "characters" in ended("show", "desk", "--home", member, TACIT_PASSPHRASE="short")[1]
@@ -173,14 +173,14 @@ def test_what_is_wrong_is_said(member, tmp_path):
     assert "keeps nothing private" in ended("list", "--home", tmp_path / "nowhere")[1]
 
 
-def test_help_needs_nothing_heavy():
+def test_help_imports_nothing_heavy():
     heavy = "('numpy', 'pydantic', 'cryptography', 'rich.table', 'safetensors')"
     program = f"import sys; import edge_client.cli.private; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-def test_looking_loads_no_training(member):
+def test_show_imports_no_training(member):
     program = (
         "import sys; from edge_client.cli.private import app; "
         "app(['show', 'desk'], standalone_mode=False); "

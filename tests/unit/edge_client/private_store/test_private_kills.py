@@ -1,6 +1,6 @@
-"""kill -9 at every point of a life: what counts afterwards is the old state or the new one, and never none.
+"""kill -9 at every point of a run: afterwards the old state or the new one counts, and never none.
 
-Processes are forked by a light interpreter of its own: this one may have threads.
+A light interpreter of its own forks the processes, since this one may have threads.
 """
 
 import json
@@ -167,10 +167,10 @@ def tally(tmp_path_factory) -> dict:
     return tallied(tmp_path_factory.mktemp("killed"), "rounds", "moving", "sealing")
 
 
-def test_killed_at_every_point_nothing_is_lost(tally):
-    """The program itself fails where a state is lost, mixed or brought back."""
+def test_a_kill_at_any_point_loses_no_state(tally):
+    """The program itself fails if a state is lost, mixed or brought back."""
     assert tally["kills"] == tally["lives"] - 4 > 80
 
 
-def test_there_is_no_point_at_which_nobody_was_killed(tally):
+def test_every_point_had_a_kill(tally):
     assert set(tally["points"]) == set(POINTS)

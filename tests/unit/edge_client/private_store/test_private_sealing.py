@@ -1,4 +1,4 @@
-"""Sealed states read with their key and with nothing else, and tell nothing without it."""
+"""Sealed states open only with their key, and reveal nothing without it."""
 
 import hashlib
 import os
@@ -22,7 +22,7 @@ from tests.support.private_states import DOCUMENT, file_key, kept, loaded, made,
 PASSPHRASE = "correct horse battery"
 
 
-def test_a_passphrase_seals_and_opens_in_another_process_that_knows_only_it(home):
+def test_a_passphrase_alone_opens_a_state_in_another_process(home):
     file = kept(home, 1, 2, key=StoreKey.from_passphrase(PASSPHRASE), tokenizer=b"myelodysplasia")
     data = file.read_bytes()
     assert b"myelodysplasia" not in data
@@ -31,7 +31,7 @@ def test_a_passphrase_seals_and_opens_in_another_process_that_knows_only_it(home
         assert store.load("desk", DOCUMENT).tokenizer == b"myelodysplasia"
 
 
-def test_another_passphrase_is_a_sentence_and_nothing_is_lost(home):
+def test_a_wrong_passphrase_gives_a_sentence_and_loses_nothing(home):
     key = StoreKey.from_passphrase(PASSPHRASE)
     file = kept(home, 1, key=key)
     before = file.read_bytes()
@@ -48,29 +48,29 @@ def test_another_passphrase_is_a_sentence_and_nothing_is_lost(home):
     assert loaded(home, key) == 1
 
 
-def test_a_key_where_nothing_is_sealed_is_said(home):
-    """Who gave a passphrase believes that the disk holds nothing readable."""
+def test_a_key_for_a_state_that_is_not_sealed_is_refused(home):
+    """A member that gives a passphrase believes that the disk holds nothing readable."""
     kept(home, 1)
-    with store_of(home, file_key()) as store, pytest.raises(StateSealed, match="is not sealed, though a key file"):
+    with store_of(home, file_key()) as store, pytest.raises(StateSealed, match="is not sealed, although a key file"):
         store.load("desk", DOCUMENT)
 
 
 @pytest.mark.parametrize("other", [{}, {"data_name": "other"}, {"federation": bytes(32)}], ids=str)
 @pytest.mark.parametrize("staged", [False, True], ids=["committed", "staged"])
-def test_a_forgotten_key_writes_nothing_in_clear_beside_what_is_sealed(home, staged, other):
-    """Of whatever job, federation and data set: they lie in one folder."""
+def test_without_the_key_nothing_is_written_beside_a_sealed_state(home, staged, other):
+    """This holds over all jobs, federations and data sets, since they share one folder."""
     with store_of(home, file_key(), **other) as store:
         store.stage("ward", "1-aa", made(1))
         if not staged:
             store.commit("ward", "1-aa")
-    says = "state of ward: it is sealed with a key file; .*Nothing of desk is written in clear.*private remove ward"
+    says = "state of ward: it is sealed with a key file; .*nothing of desk is written in clear.*private remove ward"
     with store_of(home) as store:
         assert store.load("desk", DOCUMENT) is None
         with pytest.raises(StateSealed, match=says):
             store.stage("desk", "1-aa", made(1))
     assert all(header_of(path.read_bytes(), "it")[0].sealing for path in home.rglob("*-aa"))
     assert not (home / "private" / "desk").exists() or not list((home / "private" / "desk").iterdir())
-    # With the key it goes on, and without once nothing is sealed any more.
+    # Writing works with the key, and without it once nothing is sealed.
     with store_of(home, file_key()) as store:
         store.stage("desk", "1-aa", made(1))
     rekey(home, file_key(), None)
@@ -79,7 +79,7 @@ def test_a_forgotten_key_writes_nothing_in_clear_beside_what_is_sealed(home, sta
         assert store.staged("desk") == ["1-aa", "2-aa"]
 
 
-def test_what_was_staged_is_settled_without_the_passphrase(home):
+def test_staged_states_are_settled_without_the_passphrase(home):
     with store_of(home, file_key()) as store:
         store.stage("desk", "1-aa", made(1))
     with store_of(home) as store:
@@ -95,7 +95,7 @@ def test_one_accent_has_one_spelling():
     assert other.open(sealing, b"h", memoryview(sealed), 4) == b"text"
 
 
-def test_the_form_is_the_documented_one(monkeypatch):
+def test_a_sealed_file_has_the_documented_format(monkeypatch):
     """Opened here by hand: HKDF of the key file, AES-256-GCM, nonce = chunk number and last flag, header as data."""
     monkeypatch.setattr(sealing_module, "CHUNK", 10)
     key, header, content = file_key(7), b"header", b"twenty-five bytes of text"
@@ -113,7 +113,7 @@ def test_the_form_is_the_documented_one(monkeypatch):
 
 
 @pytest.mark.parametrize("length", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK])
-def test_every_length_comes_back(length):
+def test_content_of_any_length_comes_back(length):
     key, content = file_key(), os.urandom(length)
     sealing = key.new_sealing()
     sealed = b"".join(key.seal(sealing, b"h", content))
@@ -121,7 +121,7 @@ def test_every_length_comes_back(length):
     assert key.open(sealing, b"h", memoryview(sealed), length) == content
 
 
-def test_chunks_cannot_be_cut_swapped_or_taken_from_another_file(monkeypatch):
+def test_chunks_cannot_be_cut_swapped_or_mixed_between_files(monkeypatch):
     monkeypatch.setattr(sealing_module, "CHUNK", 10)
     key = file_key()
     sealing, other = key.new_sealing(), key.new_sealing()
@@ -141,7 +141,7 @@ def test_chunks_cannot_be_cut_swapped_or_taken_from_another_file(monkeypatch):
 
 
 def test_a_header_changed_together_with_its_digest_does_not_open(home):
-    """SHA-256 finds accidents; whoever changes both meets the seal."""
+    """SHA-256 finds accidents; the seal finds an attacker that changes both."""
     file = kept(home, 5, key=file_key())
     forged = file.read_bytes()[:-32].replace(b'"round":5', b'"round":6')
     file.write_bytes(forged + hashlib.sha256(forged).digest())
@@ -149,7 +149,7 @@ def test_a_header_changed_together_with_its_digest_does_not_open(home):
         store.load("desk", DOCUMENT)
 
 
-def test_damage_is_not_taken_for_a_wrong_key(home):
+def test_damage_is_not_reported_as_a_wrong_key(home):
     file = kept(home, 1, key=file_key())
     data = bytearray(file.read_bytes())
     data[-60] ^= 1
@@ -172,12 +172,12 @@ def test_scrypt_runs_once_for_all_states_of_one_key(home, monkeypatch):
 
 
 @pytest.mark.parametrize("weak", [{"n": 2**14}, {"n": 2**21}, {"n": 2**15 + 2}, {"p": 0}, {"p": 17}, {"r": 1}])
-def test_scrypts_numbers_are_neither_weak_nor_endless(weak):
+def test_scrypt_parameters_are_bounded_on_both_sides(weak):
     with pytest.raises(ValueError, match=r"scrypt|equal to"):
         ScryptNumbers(salt=bytes(32), **weak)
 
 
-def test_a_sealing_is_one_or_the_other():
+def test_a_sealing_is_for_a_passphrase_or_a_key_file():
     with pytest.raises(ValueError, match="has scrypt's numbers"):
         Sealing(kind="passphrase", salt=bytes(32))
 
@@ -185,7 +185,7 @@ def test_a_sealing_is_one_or_the_other():
 # ---- where keys come from ------------------------------------------------------------------------------------------
 
 
-def test_a_key_comes_from_the_environment_or_a_closed_file(tmp_path):
+def test_a_key_comes_from_the_environment_or_a_private_file(tmp_path):
     file = tmp_path / "key"
     file.write_bytes(os.urandom(32))
     file.chmod(0o600)
@@ -208,13 +208,13 @@ def test_a_key_file_of_another_size_is_refused(tmp_path, size, says):
         StoreKey.from_file(file)
 
 
-def test_a_key_file_that_is_not_there_is_named_with_how_to_make_one(tmp_path):
+def test_a_missing_key_file_is_named_with_how_to_make_one(tmp_path):
     with pytest.raises(KeyUnusable, match="does not exist; make a key with"):
         StoreKey.from_file(tmp_path / "key")
 
 
 @pytest.mark.parametrize("short", ["", "seven77"])
-def test_a_short_passphrase_is_refused_and_never_taken_for_none(short):
+def test_a_short_passphrase_is_refused_not_ignored(short):
     with pytest.raises(KeyUnusable, match=f"has {len(short)} characters"):
         store_key(None, {"TACIT_PASSPHRASE": short})
 
@@ -226,7 +226,7 @@ def test_a_key_does_not_print_itself():
 # ---- changing and removing it --------------------------------------------------------------------------------------
 
 
-def test_seal_change_and_unseal_with_what_was_staged(home):
+def test_rekey_seals_changes_and_unseals_staged_states_too(home):
     kept(home, 1)
     kept(home, 1, job="ward")
     with store_of(home) as store:
@@ -271,7 +271,7 @@ def test_a_sealed_state_shows_its_round_and_no_names(home):
     assert (held.job, held.header, held.staged) == ("desk", header, 0)
 
 
-def test_removing_takes_staged_updates_along(home):
+def test_remove_deletes_staged_states_too(home):
     kept(home, 1)
     with store_of(home) as store:
         store.stage("desk", "2-aa", made(2))
@@ -286,7 +286,7 @@ def test_removing_takes_staged_updates_along(home):
 # ---- what the length tells -------------------------------------------------------------------------------------------
 
 
-def test_a_word_more_does_not_show_in_a_sealed_file(home):
+def test_one_word_more_does_not_show_in_a_sealed_file(home):
     def sizes(key) -> set[int]:
         found = set()
         for words in (11_900, 11_901, 11_950):
@@ -301,7 +301,7 @@ def test_a_word_more_does_not_show_in_a_sealed_file(home):
         return found
 
     assert len(sizes(None)) == 6
-    # One length of the content, one of the file.
+    # All contents have one length, and so do all files.
     assert len(sizes(file_key())) == 2
 
 
@@ -314,8 +314,8 @@ def test_sealed_lengths_are_few_and_cost_less_than_an_eighth(power):
     assert all(padded_length(more) == more for more in padded)
 
 
-def test_what_is_padded_otherwise_is_damage_and_no_crash(home):
-    """Only whoever has the key can make such a file."""
+def test_wrong_padding_is_damage_and_no_crash(home):
+    """Only somebody with the key can make such a file."""
     key = file_key()
     file = kept(home, 1, key=key)
     header, _ = header_of(file.read_bytes(), "it")
@@ -328,8 +328,8 @@ def test_what_is_padded_otherwise_is_damage_and_no_crash(home):
             decode(data + hashlib.sha256(data).digest(), "it", key)
 
 
-def test_an_older_sealed_file_that_is_put_back_opens(home):
-    """As the page says: a seal has no memory."""
+def test_an_older_sealed_file_put_back_opens(home):
+    """As the page says, a seal does not show which file is the newest."""
     older = kept(home, 1, key=file_key()).read_bytes()
     kept(home, 2, key=file_key()).write_bytes(older)
     assert loaded(home, file_key()) == 1

@@ -1,4 +1,4 @@
-"""A state comes back as it was kept, for the job it was kept for, and staged ones count when they are committed."""
+"""A state comes back as it was stored, only for its job, and a staged one counts once it is committed."""
 
 import errno
 import os
@@ -53,14 +53,14 @@ def test_a_state_comes_back_as_it_was(home):
         assert np.array_equal(found.arrays[name], array)
 
 
-def test_a_job_without_a_tokenizer_of_its_own_has_none(home):
+def test_a_state_without_its_own_tokenizer_has_none(home):
     kept(home, 1, tokenizer=None)
     with store_of(home) as store:
         assert store.load("desk", DOCUMENT).tokenizer is None
         assert store.load("ward", DOCUMENT) is None
 
 
-def test_only_the_owner_can_look(home):
+def test_only_the_owner_can_read_the_folder(home):
     file = kept(home, 1)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(file.parent.stat().st_mode) == stat.S_IMODE(file.parent.parent.stat().st_mode) == 0o700
@@ -69,13 +69,13 @@ def test_only_the_owner_can_look(home):
         store.load("desk", DOCUMENT)
 
 
-def test_a_state_says_nothing_of_itself_when_printed(home):
+def test_a_printed_state_reveals_nothing(home):
     state = made(3, tokenizer=b"secretword", arrays={"embedding.weight": np.full(2, 0.125, np.float32)})
     assert "secretword" not in repr(state)
     assert "0.125" not in repr(state)
 
 
-def test_commit_twice_is_commit_once_and_discard_too(home):
+def test_committing_or_discarding_again_changes_nothing(home):
     with store_of(home) as store:
         store.stage("desk", "1-aa", made(1))
         store.commit("desk", "1-aa")
@@ -88,7 +88,7 @@ def test_commit_twice_is_commit_once_and_discard_too(home):
     assert loaded(home) == 1
 
 
-def test_staging_again_replaces_what_was_staged(home):
+def test_staging_again_replaces_the_staged_state(home):
     with store_of(home) as store:
         store.stage("desk", "1-aa", made(1))
         store.stage("desk", "1-aa", made(2))
@@ -98,7 +98,7 @@ def test_staging_again_replaces_what_was_staged(home):
 
 def test_an_older_update_never_replaces_a_newer_one(home):
     with store_of(home) as store:
-        # "9" sorts behind "10": the order is that of staging, not of names.
+        # "9" sorts after "10": the order is that of staging, not of names.
         for number in (9, 10, 11):
             store.stage("desk", f"{number}-aa", made(number))
         assert store.staged("desk") == ["9-aa", "10-aa", "11-aa"]
@@ -126,14 +126,14 @@ def test_a_start_commits_what_was_confirmed_and_discards_the_rest(home):
     assert loaded(home) == 10
 
 
-def test_a_start_with_nothing_kept_makes_nothing(home):
+def test_a_start_without_states_creates_nothing(home):
     with store_of(home) as store:
         assert store.recover(lambda job, token: True).committed == ()
         assert store.load("desk", DOCUMENT) is None
     assert list(home.iterdir()) == []
 
 
-def test_a_start_leaves_alone_what_another_federation_or_data_set_staged(home):
+def test_a_start_leaves_states_staged_for_others_alone(home):
     with store_of(home, data_name="other") as store:
         store.stage("desk", "1-aa", made(1))
     with store_of(home) as store:
@@ -142,7 +142,7 @@ def test_a_start_leaves_alone_what_another_federation_or_data_set_staged(home):
         assert store.recover(lambda job, token: True).committed == (("desk", "1-aa"),)
 
 
-def test_a_staged_file_that_was_damaged_does_not_replace_a_good_one_and_blocks_no_start(home):
+def test_a_damaged_staged_file_replaces_nothing_and_blocks_no_start(home):
     kept(home, 1)
     with store_of(home) as store:
         store.stage("desk", "2-aa", made(2))
@@ -154,7 +154,7 @@ def test_a_staged_file_that_was_damaged_does_not_replace_a_good_one_and_blocks_n
             store.commit("desk", "2-aa")
         found = store.recover(lambda job, token: True)
     assert len(found.problems) == len(found.discarded) == 2
-    assert "The state before it counts" in found.problems[0]
+    assert "The earlier state counts" in found.problems[0]
     assert loaded(home) == 1
 
 
@@ -172,7 +172,7 @@ def flipped(path, place: int) -> None:
         ({}, bytes(32), r"another document of this job \(0202020202020202"),
     ],
 )
-def test_a_state_of_something_else_is_refused_and_kept(home, other, document, says):
+def test_a_foreign_state_is_refused_and_kept(home, other, document, says):
     file = kept(home, 1)
     before = file.read_bytes()
     with store_of(home, **other) as store:
@@ -187,7 +187,7 @@ def test_a_state_of_something_else_is_refused_and_kept(home, other, document, sa
     assert file.read_bytes() == before
 
 
-def test_a_state_of_something_else_is_not_replaced_by_what_was_staged_before_it_came(home):
+def test_a_commit_does_not_replace_a_foreign_state(home):
     with store_of(home, data_name="other") as store:
         store.stage("desk", "5-aa", made(5))
     kept(home, 1)
@@ -230,7 +230,7 @@ def test_a_changed_byte_is_found(tmp_path_factory, place, flip):
         store.load("desk", DOCUMENT)
 
 
-def test_bytes_behind_the_end_are_damage(home):
+def test_bytes_after_the_end_are_damage(home):
     file = kept(home, 1)
     file.write_bytes(file.read_bytes() + b"\0")
     with store_of(home) as store, pytest.raises(StateDamaged):
@@ -244,7 +244,7 @@ def test_newer_software_is_not_called_damage(home):
         store.load("desk", DOCUMENT)
 
 
-def test_one_process_at_a_time(home):
+def test_a_store_is_used_by_one_process_at_a_time(home):
     kept(home, 1)
     with store_of(home) as one, store_of(home) as other:
         one.load("desk", DOCUMENT)
@@ -259,19 +259,19 @@ def test_one_process_at_a_time(home):
 
 
 @pytest.mark.parametrize("job", ["../desk", "", "Desk", ".lock", "a/b"])
-def test_a_name_that_is_no_jobs_reaches_no_file(home, job):
-    with store_of(home) as store, pytest.raises(StoreError, match="is no name of a job"):
+def test_an_invalid_job_name_reaches_no_file(home, job):
+    with store_of(home) as store, pytest.raises(StoreError, match="is not the name of a job"):
         store.load(job, DOCUMENT)
 
 
 @pytest.mark.parametrize("token", ["../../x", "", "A", "a/b", "x" * 128])
-def test_a_token_that_is_none_reaches_no_file(home, token):
+def test_an_invalid_token_reaches_no_file(home, token):
     with store_of(home) as store, pytest.raises(ValueError, match="token"):
         store.stage("desk", token, made(1))
     assert [path.name for path in home.rglob("*") if path.is_file()] == [".lock"]
 
 
-def test_only_float32_is_kept(home):
+def test_only_float32_is_stored(home):
     with store_of(home) as store, pytest.raises(ValueError, match="array wide is float64"):
         store.stage("desk", "1-aa", made(1, arrays={"wide": np.zeros(2)}))
 
@@ -297,18 +297,18 @@ with store_of(home) as store:
 """
 
 
-def test_a_full_disk_leaves_the_old_state_and_can_be_tried_again(home):
+def test_a_full_disk_leaves_the_old_state_and_allows_a_retry(home):
     kept(home, 1)
     done = subprocess.run([sys.executable, "-c", _FULL, home], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "cannot be written (File too large); look at free space" in done.stdout
+    assert "cannot be written (File too large); check free space" in done.stdout
     assert "is still there" in done.stdout
     assert loaded(home) == 3
     assert not list(home.rglob("*.partial"))
 
 
 @pytest.mark.parametrize("point", ["stage.opening", "stage.opened", "stage.written", "stage.synced", "commit.renaming"])
-def test_every_step_that_the_disk_refuses_is_a_sentence_and_changes_nothing(home, point):
+def test_a_failure_at_any_step_gives_a_sentence_and_changes_nothing(home, point):
     file = kept(home, 1)
     before = file.read_bytes()
 
@@ -328,8 +328,8 @@ def test_every_step_that_the_disk_refuses_is_a_sentence_and_changes_nothing(home
     assert loaded(home) == 2
 
 
-def test_what_returned_was_flushed_first(home, monkeypatch):
-    """In order: the content, then its name; and the name again when it changes."""
+def test_a_call_flushes_before_it_returns(home, monkeypatch):
+    """The content is flushed first, then its name, then the name again when it changes."""
     happened = []
     real = os.fsync
 
@@ -354,7 +354,7 @@ def test_what_returned_was_flushed_first(home, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["staged-2-aa", "state"])
-def test_a_start_does_not_throw_away_what_newer_software_wrote(home, name):
+def test_a_start_does_not_discard_what_newer_software_wrote(home, name):
     kept(home, 1)
     with store_of(home) as store:
         store.stage("desk", "2-aa", made(2))
@@ -366,7 +366,7 @@ def test_a_start_does_not_throw_away_what_newer_software_wrote(home, name):
     assert file.read_bytes() == before
 
 
-def test_a_header_tells_the_round_without_reading_the_values(home):
+def test_a_header_shows_the_round_without_reading_values(home):
     file = kept(home, 1, 2)
     header = read_header(file)
     assert header is not None

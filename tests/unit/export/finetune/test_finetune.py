@@ -1,4 +1,4 @@
-"""From corpora to a bundle: what is written is what was measured, and it says whose texts are in it."""
+"""From corpora to a bundle: the model that is written is the one that was measured, and it says whose texts it had."""
 
 import hashlib
 import json
@@ -64,7 +64,7 @@ def made(tmp_path_factory):
     return folder, provenance, told, epochs
 
 
-def test_the_bundle_predicts_and_its_figures_are_those_of_what_was_written(made):
+def test_the_figures_are_those_of_the_written_bundle(made):
     folder, provenance, _, _ = made
     predictor = Predictor.load(folder / "out")
     rows = rows_of(40, 50)
@@ -77,7 +77,7 @@ def test_the_bundle_predicts_and_its_figures_are_those_of_what_was_written(made)
     assert predictor.facts.texts > 5
 
 
-def test_provenance_is_in_the_bundle_and_says_whose_texts_how_and_under_which_promise(made):
+def test_the_bundles_provenance_names_texts_settings_and_promise(made):
     folder, provenance, _, epochs = made
     bundle = read_bundle(folder / "out", "model")
     assert Provenance.from_json(bundle.files[PROVENANCE]) == provenance
@@ -99,7 +99,7 @@ def test_provenance_is_in_the_bundle_and_says_whose_texts_how_and_under_which_pr
     assert said["settings"] == {**SMALL.model_dump(), "learning_rate": 0.02}
 
 
-def test_the_test_file_decides_nothing(made, tmp_path):
+def test_the_test_file_does_not_affect_the_model(made, tmp_path):
     folder, provenance, _, _ = made
     other = tmp_path / "other.jsonl"
     other.write_bytes(corpus_file([("entirely unheard of words", "b"), ("good", "b"), *rows_of(7, 51)]))
@@ -110,7 +110,7 @@ def test_the_test_file_decides_nothing(made, tmp_path):
     assert again.test != provenance.test
 
 
-def test_without_one_promise_there_is_none(tmp_path, test_file):
+def test_one_corpus_without_a_promise_removes_it(tmp_path, test_file):
     given = corpora(tmp_path / "c", promises=("differentially-private", "none"))
     short = SMALL.model_copy(update={"epochs": 1})
     assert finetune(given, test_file, tmp_path / "out", short, device="cpu").promise == "none"
@@ -122,7 +122,7 @@ def test_without_one_promise_there_is_none(tmp_path, test_file):
     assert "ledgers" in promise_in_words("differentially-private")
 
 
-def test_labels_that_nobody_made_up_and_texts_that_somebody_did_are_told(tmp_path):
+def test_labels_without_texts_and_shared_texts_are_reported(tmp_path):
     given = corpora(tmp_path / "c")
     test = tmp_path / "test.jsonl"
     known = given.corpora[0].examples[0].text
@@ -131,17 +131,17 @@ def test_labels_that_nobody_made_up_and_texts_that_somebody_did_are_told(tmp_pat
     short = SMALL.model_copy(update={"epochs": 2})
     found = finetune(given, test, tmp_path / "out", short, device="cpu", report=told.append)
     assert any("no corpus has a text of 'c'" in sentence for sentence in told)
-    assert any("1 of 10 test rows have a text that was made up as well" in sentence for sentence in told)
+    assert any("1 of 10 test rows have a text that is also a synthetic one" in sentence for sentence in told)
     assert (found.without_text, found.labels, found.test.also_synthetic) == (("c",), ("a", "b"), 1)
     third = found.test.scores.labels[2]
     assert (third.label, third.rows, third.recall) == ("c", 1, 0)
-    # Where the job says which labels there are, another one is a mistake in the file.
+    # If the job gives the labels, another label is a mistake in the file.
     strict = Given(JOB.name, given.corpora, labels=("a", "b"))
     with pytest.raises(DataInvalid, match="does not know: 'c'"):
         finetune(strict, test, tmp_path / "out", short, device="cpu")
 
 
-def test_of_few_texts_all_are_trained_on(tmp_path, test_file):
+def test_few_texts_are_all_trained_on(tmp_path, test_file):
     given = corpora(tmp_path / "c", promises=("none",))
     few = [type(each)(each.member, each.digest, each.examples[:12], each.statement) for each in given.corpora]
     told = []
@@ -162,14 +162,14 @@ def test_of_few_texts_all_are_trained_on(tmp_path, test_file):
         ("ab", {"model": "transformer", "base": "no-folder"}, ValueError, "there is no folder no-folder"),
     ],
 )
-def test_what_cannot_be_trained_writes_nothing(tmp_path, test_file, labels, settings, error, says):
+def test_a_failed_training_writes_nothing(tmp_path, test_file, labels, settings, error, says):
     given = corpora(tmp_path / "c", labels=labels)
     with pytest.raises(error, match=says):
         finetune(given, test_file, tmp_path / "out", SMALL.model_copy(update=settings), device="cpu")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_in_the_way_is_seen_before_any_training(tmp_path, test_file):
+def test_a_folder_in_the_way_is_found_before_any_training(tmp_path, test_file):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "letter.txt").write_text("mine")
     epochs = []
@@ -178,12 +178,12 @@ def test_a_folder_in_the_way_is_seen_before_any_training(tmp_path, test_file):
     assert not epochs
 
 
-def test_word_vectors_give_words_that_no_text_holds_a_meaning(tmp_path):
+def test_word_vectors_give_meaning_to_words_in_no_text(tmp_path):
     given = corpora(tmp_path / "c")
     table = tmp_path / "vectors.txt"
     random = np.random.default_rng(0)
     vectors = {word: random.normal(size=8) for word in (*COMMON, *TOLD["a"], *TOLD["b"])}
-    # "lovely" means what "good" and "warm" mean, in no text of the corpora.
+    # "lovely" is in no text of the corpora, but its vector is close to those of "good" and "warm".
     vectors["lovely"] = (vectors["good"] + vectors["warm"]) / 2
     table.write_text("".join(f"{word} {' '.join(f'{each:.4f}' for each in row)}\n" for word, row in vectors.items()))
     test = tmp_path / "test.jsonl"
@@ -194,13 +194,13 @@ def test_word_vectors_give_words_that_no_text_holds_a_meaning(tmp_path):
     assert found.settings.table == "vectors.txt"
     predictor = Predictor.load(tmp_path / "out")
     assert predictor.predict(["the film was lovely"])[0].label == "a"
-    # Without vectors the list is of no use, and its words are unknown.
+    # Without vectors, the list is useless, and its words are unknown.
     plain = finetune(spoken, test, tmp_path / "plain", SMALL, device="cpu")
     assert plain.settings.table is None
     assert b"lovely" not in (tmp_path / "plain" / "tokenizer.json").read_bytes()
 
 
-def test_a_pretrained_encoder_gets_two_layers_and_becomes_the_same_kind_of_bundle(tmp_path, test_file):
+def test_a_pretrained_encoder_with_two_layers_makes_the_same_bundle(tmp_path, test_file):
     from transformers import BertConfig, BertModel
 
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *COMMON, *TOLD["a"], *TOLD["b"]]
@@ -220,7 +220,7 @@ def test_a_pretrained_encoder_gets_two_layers_and_becomes_the_same_kind_of_bundl
     )
     found = finetune(corpora(tmp_path / "c"), test_file, tmp_path / "out", settings, device="cpu")
     assert found.test.scores.accuracy > 0.85
-    # The machine's folders are nobody's business.
+    # The provenance names no folder of this machine.
     assert found.settings.base == "base"
     predictor = Predictor.load(tmp_path / "out")
     assert predictor.facts.frame

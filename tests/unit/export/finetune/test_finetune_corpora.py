@@ -1,4 +1,4 @@
-"""Corpora in a folder: each is what its member said of it, or is not trained on."""
+"""Corpora in a folder: each agrees with its member's statement, or is not trained on."""
 
 import json
 
@@ -30,7 +30,7 @@ def lay_down(folder, member="north", data=NORTH, **changes):
     return ordered_corpora.lay_down(folder, data, JOB, member=member, **changes)
 
 
-def test_members_come_in_the_order_of_their_names_with_what_they_said(tmp_path):
+def test_corpora_are_sorted_by_member_with_their_statements(tmp_path):
     south, north = lay_down(tmp_path, "south", SOUTH), lay_down(tmp_path)
     (tmp_path / "provenance.json").write_text("{}")
     found = read_corpora(tmp_path, JOB.name)
@@ -45,14 +45,14 @@ def test_members_come_in_the_order_of_their_names_with_what_they_said(tmp_path):
     assert read_corpora(tmp_path, JOB.name, unverified=True) == found
 
 
-def test_one_corpus_without_a_promise_takes_it_from_all(tmp_path):
+def test_the_union_promises_only_what_every_corpus_does(tmp_path):
     lay_down(tmp_path)
     lay_down(tmp_path, "south", SOUTH, promise="none")
     assert promise_of(read_corpora(tmp_path, JOB.name)) == "none"
     assert promise_of([]) == "none"
 
 
-def test_a_file_without_a_statement_is_taken_only_when_asked_for_and_promises_nothing(tmp_path):
+def test_a_file_without_a_statement_needs_unverified(tmp_path):
     lay_down(tmp_path)
     (tmp_path / "found.jsonl").write_bytes(SOUTH)
     with pytest.raises(CorporaInvalid, match=r"found\.jsonl has no statement beside it .* --unverified"):
@@ -78,17 +78,17 @@ def spoilt(folder):
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (changed, r"north\.jsonl is not the file that its member signed"),
-        (lost, r"north\.statement\.json speaks of a corpus that is not there"),
+        (changed, r"north\.jsonl is not the file that its member's statement is about"),
+        (lost, r"north\.statement\.json belongs to a corpus that is missing"),
         (spoilt, r"north\.statement\.json: .*download the corpora again"),
         (lambda folder: lay_down(folder, job="other"), "was made for job other"),
-        (lambda folder: lay_down(folder, rows=4), "holds other rows, or labels"),
-        (lambda folder: lay_down(folder, labels=(LabelCount(label="a", rows=3),)), "holds other rows, or labels"),
+        (lambda folder: lay_down(folder, rows=4), "holds other rows or labels"),
+        (lambda folder: lay_down(folder, labels=(LabelCount(label="a", rows=3),)), "holds other rows or labels"),
         (lambda folder: lay_down(folder, federation=bytes(32)), "several federations"),
-        (lambda folder: lay_down(folder, job_document=bytes(32)), "several federations, or of jobs"),
+        (lambda folder: lay_down(folder, job_document=bytes(32)), "several federations, or of different jobs"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_or_without_unverified(tmp_path, damage, says, unverified):
+def test_contradictory_files_are_refused_even_with_unverified(tmp_path, damage, says, unverified):
     lay_down(tmp_path)
     lay_down(tmp_path, "south", SOUTH)
     damage(tmp_path)
@@ -96,11 +96,11 @@ def test_what_does_not_fit_is_refused_with_or_without_unverified(tmp_path, damag
         read_corpora(tmp_path, JOB.name, unverified=unverified)
 
 
-def test_anothers_file_under_a_members_name_is_refused(tmp_path):
+def test_a_file_under_another_members_name_is_refused(tmp_path):
     lay_down(tmp_path)
     for suffix in ("jsonl", "statement.json", "statement.sig", "certificate.pem"):
         (tmp_path / f"north.{suffix}").rename(tmp_path / f"south.{suffix}")
-    with pytest.raises(CorporaInvalid, match=r"south\.jsonl was given by north"):
+    with pytest.raises(CorporaInvalid, match=r"south\.jsonl was released by north"):
         read_corpora(tmp_path, JOB.name)
 
 
@@ -108,16 +108,16 @@ def test_anothers_file_under_a_members_name_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("missing", ["authorities.json", "north.statement.sig", "north.certificate.pem"])
-def test_what_nobody_can_verify_is_taken_only_when_asked_for_and_promises_nothing(tmp_path, missing):
-    """Whoever can change a folder can take any file out of it."""
+def test_an_unverifiable_statement_needs_unverified(tmp_path, missing):
+    """Anyone who can change a folder can delete any file in it."""
     lay_down(tmp_path)
     (tmp_path / missing).unlink()
-    with pytest.raises(CorporaInvalid, match=rf"{missing} is not there, .*download the corpora again .* --unverified"):
+    with pytest.raises(CorporaInvalid, match=rf"{missing} is missing, .*download the corpora again .* --unverified"):
         read_corpora(tmp_path, JOB.name)
     found = read_corpora(tmp_path, JOB.name, unverified=True)
     assert [(each.member, each.statement, each.promise) for each in found] == [("north", None, "none")]
     assert (promise_of(found), federation_of_corpora(found)) == ("none", None)
-    # One of two: the other's signature still counts, and the promise is the weaker one.
+    # With one of two missing, the other's signature still counts, and the weaker promise holds.
     lay_down(tmp_path, "south", SOUTH)
     (tmp_path / missing).unlink(missing_ok=True)
     found = read_corpora(tmp_path, JOB.name, unverified=True)
@@ -133,7 +133,7 @@ def an_operators(folder):
 
 
 def signed_otherwise(folder):
-    # Under TLS, or in a receipt, the same key signs as well: not with what goes before a statement.
+    # The same key also signs in TLS and receipts, but without the prefix of a statement.
     data = (folder / "north.statement.json").read_bytes()
     (folder / "north.statement.sig").write_bytes(sign(party.key(2), data))
 
@@ -168,7 +168,7 @@ def no_certificate(folder):
         (no_list, r"authorities\.json.*download the corpora again"),
     ],
 )
-def test_what_is_there_and_does_not_hold_is_refused_always(tmp_path, damage, says, unverified):
+def test_a_wrong_proof_is_refused_even_with_unverified(tmp_path, damage, says, unverified):
     lay_down(tmp_path, promise="none")
     damage(tmp_path)
     with pytest.raises(CorporaInvalid, match=says):
@@ -181,7 +181,7 @@ def test_an_operator_signs_for_its_own_file_under_any_name(tmp_path):
     prove(tmp_path, mine, role=Role.OPERATOR, name="anna", number=3)
     lay_down(tmp_path)
     assert [each.statement is not None for each in read_corpora(tmp_path, JOB.name)] == [True, True]
-    # A member may be called so; another member may not.
+    # A member may have that name; a file of another member may not.
     prove(tmp_path, mine, name="operator")
     assert promise_of(read_corpora(tmp_path, JOB.name)) == "differentially-private"
     prove(tmp_path, mine, name="south")
@@ -189,12 +189,12 @@ def test_an_operator_signs_for_its_own_file_under_any_name(tmp_path):
         read_corpora(tmp_path, JOB.name)
 
 
-def test_a_folder_of_another_federation_is_refused_where_the_own_one_is_known(tmp_path):
+def test_corpora_of_another_known_federation_are_refused(tmp_path):
     lay_down(tmp_path, of=party.authority(1))
     assert federation_of_corpora(read_corpora(tmp_path, JOB.name)) == party.authority(1).federation
-    with pytest.raises(CorporaInvalid, match="of another federation than the operator's folder is of"):
+    with pytest.raises(CorporaInvalid, match="and the operator's folder belong to different federations"):
         read_corpora(tmp_path, JOB.name, federation=FEDERATION)
-    # What promises nothing is nobody's.
+    # Corpora without statements belong to no federation.
     (tmp_path / "authorities.json").unlink()
     assert len(read_corpora(tmp_path, JOB.name, unverified=True, federation=FEDERATION)) == 1
 
@@ -211,35 +211,35 @@ def test_statements_outlive_their_authority(tmp_path):
 # ---- what is in it
 
 
-def test_no_folder_and_no_corpus_are_told_apart(tmp_path):
+def test_a_missing_folder_and_an_empty_one_give_different_errors(tmp_path):
     with pytest.raises(CorporaInvalid, match="is not a folder"):
         read_corpora(tmp_path / "none", JOB.name)
     (tmp_path / "provenance.json").write_text("{}")
-    with pytest.raises(CorporaInvalid, match="no member has given a corpus"):
+    with pytest.raises(CorporaInvalid, match="no member has released a corpus"):
         read_corpora(tmp_path, JOB.name)
 
 
-def test_labels_are_the_jobs_or_else_those_that_are_named(tmp_path):
+def test_labels_are_the_jobs_or_those_in_the_corpora(tmp_path):
     lay_down(tmp_path, data=SOUTH)
     found = read_corpora(tmp_path, JOB.name)
-    # The statement names b, of which there is no row.
+    # The statement names b, which no row has.
     assert labels_of(found) == ("a", "b")
     assert labels_of(found, ("z", "a")) == ("z", "a")
-    with pytest.raises(DataInvalid, match="labels that the job does not know, 'a' first"):
+    with pytest.raises(DataInvalid, match="labels that the job does not know, such as 'a'"):
         labels_of(found, ("y", "z"))
     (tmp_path / "north.statement.json").unlink()
     with pytest.raises(DataInvalid, match="all rows of the corpora have one label"):
         labels_of(read_corpora(tmp_path, JOB.name, unverified=True))
 
 
-def test_test_rows_that_were_made_up_are_counted():
+def test_test_rows_that_are_also_synthetic_are_counted():
     made = [Example("The  film is GOOD", "a"), Example("no", "b")]
     test = [Example("the film is good", "b"), Example("the film is good", "a"), Example("another", "a")]
     assert same_texts(made, test) == 2
     assert same_texts([], test) == 0
 
 
-def test_rows_are_told_apart_from_their_text(tmp_path):
+def test_an_error_about_rows_does_not_show_their_text(tmp_path):
     data = json.dumps({"text": "secret words"}).encode() + b"\n"
     (tmp_path / "north.jsonl").write_bytes(data)
     with pytest.raises(DataInvalid, match="no column 'label'") as refused:

@@ -1,4 +1,4 @@
-"""A classifier's training on made-up texts: the split, the stop, the head, the words and the figures."""
+"""A classifier's training on synthetic texts: the split, early stopping, the head, the words and the figures."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ ENCODER = TextEncoder(word_tokenizer(WORDS), 8, 1)
 
 
 def texts_of(count, seed, told=True):
-    """Texts with "good" of label 1, with "bad" of label 0; not told: labels have nothing to do with them."""
+    """Texts with "good" have label 1, texts with "bad" label 0. Without `told`, labels have nothing to do with them."""
     random = np.random.default_rng(seed)
     labels = random.integers(2, size=count)
     texts = [" ".join([*random.choice(WORDS[2:], size=4), WORDS[1 - label]]) for label in labels]
@@ -40,7 +40,7 @@ def weights(module):
 # ---- the validation split
 
 
-def test_a_tenth_of_each_labels_distinct_texts_is_held_with_all_their_rows():
+def test_a_tenth_of_each_labels_texts_is_validated_on():
     texts = [f"text {at}" for at in range(100)] + ["text 3"] * 5 + [f"text {at}" for at in range(100, 130)]
     labels = np.array([0] * 105 + [1] * 30)
     held = validation_rows(texts, labels, 5)
@@ -52,7 +52,7 @@ def test_a_tenth_of_each_labels_distinct_texts_is_held_with_all_their_rows():
     assert (validation_rows(texts, labels, 6) != held).any()
 
 
-def test_a_text_under_two_labels_stands_on_one_side():
+def test_a_text_with_two_labels_is_on_one_side_of_the_split():
     texts = [f"text {at % 40}" for at in range(80)]
     for seed in range(5):
         held = validation_rows(texts, np.array([0] * 40 + [1] * 40), seed)
@@ -60,7 +60,7 @@ def test_a_text_under_two_labels_stands_on_one_side():
         assert (held[:40] == held[40:]).all()
 
 
-def test_of_few_rows_none_is_held():
+def test_few_rows_leave_none_to_validate_on():
     assert not validation_rows(["a", "b", "c"] * 3, np.array([0, 1, 0] * 3), 0).any()
 
 
@@ -73,7 +73,7 @@ def fitted(module, texts, labels, *, seed=3, **how):
     return fit(module, ENCODER.encode(texts), labels, held, recipe, patience=how.pop("patience", 3), seed=seed, **how)
 
 
-def test_it_learns_what_is_there_and_says_so():
+def test_training_learns_and_reports_each_epoch():
     texts, labels = texts_of(200, 1)
     module, told = module_of(), []
     found = fitted(module, texts, labels, report=told.append)
@@ -84,7 +84,7 @@ def test_it_learns_what_is_there_and_says_so():
     assert all(parameter.grad is None for parameter in module.parameters())
 
 
-def test_it_stops_when_texts_that_are_not_trained_on_say_so_and_keeps_the_best_epoch():
+def test_training_stops_early_and_keeps_the_best_epoch():
     texts, labels = texts_of(120, 1, told=False)
     module = module_of(dropout=0)
     held = validation_rows(texts, labels, 0)
@@ -97,12 +97,12 @@ def test_it_stops_when_texts_that_are_not_trained_on_say_so_and_keeps_the_best_e
     assert (kept.loss, kept.accuracy) == pytest.approx((min(losses), found.best.validation_accuracy), abs=1e-6)
 
 
-def test_rows_to_validate_on_are_not_trained_on():
+def test_validation_rows_are_not_trained_on():
     texts, labels = texts_of(120, 1)
     held = np.arange(120) >= 100
     one, other = module_of(), module_of()
     fitted(one, texts, labels, held=held, epochs=1)
-    # Other labels there change what is measured, and no weight.
+    # Other labels there change the measured figures, but no weight.
     fitted(other, texts, np.where(held, 1 - labels, labels), held=held, epochs=1)
     for name, each in weights(one).items():
         assert torch.equal(each, weights(other)[name])
@@ -114,7 +114,7 @@ def test_without_validation_rows_the_last_epoch_is_kept():
     assert (len(found.epochs), found.best.number, found.best.validation_loss) == (5, 5, None)
 
 
-def test_the_same_seed_gives_the_same_weights_whatever_else_draws():
+def test_other_random_draws_do_not_change_the_weights():
     texts, labels = texts_of(60, 1)
     one, other, third = module_of(), module_of(), module_of()
     fitted(one, texts, labels, epochs=2)
@@ -125,7 +125,7 @@ def test_the_same_seed_gives_the_same_weights_whatever_else_draws():
     assert any(not torch.equal(each, weights(third)[name]) for name, each in weights(one).items())
 
 
-def test_a_loss_that_is_no_number_ends_it():
+def test_a_loss_that_is_not_finite_stops_training():
     texts, labels = texts_of(40, 1)
     module = module_of()
     with torch.no_grad():
@@ -161,14 +161,14 @@ def test_the_head_of_a_transformer_is_two_layers_with_tanh_between():
     with_two_layers(again, 7)
     assert all(torch.equal(each, weights(again)[name]) for name, each in weights(module).items())
     assert {module.part_of(name) for name in weights(module) if name.startswith("output")} == {"head"}
-    with pytest.raises(TypeError, match="no linear layer"):
+    with pytest.raises(TypeError, match="is not a linear layer"):
         with_two_layers(module, 7)
 
 
 # ---- words
 
 
-def test_words_that_stand_twice_come_first_and_public_ones_behind():
+def test_words_that_occur_twice_come_before_public_ones():
     texts = ["The film was good", "the film, was bad", "a day"]
     assert words_of_corpora(texts) == ["film", "the", "was"]
     assert words_of_corpora(texts, ["Film", "actor", "stage"]) == ["film", "the", "was", "actor", "stage"]
@@ -177,7 +177,7 @@ def test_words_that_stand_twice_come_first_and_public_ones_behind():
         words_of_corpora(["one two", "three"])
 
 
-def test_public_words_are_read_of_lists_tables_and_tokenizers(tmp_path):
+def test_public_words_are_read_from_lists_tables_and_tokenizers(tmp_path):
     (tmp_path / "words.txt").write_text("good 0.1 0.2\nbad\n\n", encoding="utf-8")
     assert read_words(tmp_path / "words.txt") == ["good", "bad"]
     assert words_of_tokenizer(word_tokenizer(WORDS)) == WORDS
@@ -191,7 +191,7 @@ def test_public_words_are_read_of_lists_tables_and_tokenizers(tmp_path):
 # ---- figures
 
 
-def test_figures_are_those_worked_out_by_hand():
+def test_scores_agree_with_a_calculation_by_hand():
     expected = np.array([0, 0, 0, 0, 1, 1, 1, 2])
     predicted = np.array([0, 0, 1, 2, 1, 1, 0, 0])
     found = scores_of(expected, predicted, ("a", "b", "c", "d"))
@@ -205,12 +205,12 @@ def test_figures_are_those_worked_out_by_hand():
         "c": (1, 0, 0, 0),
         "d": (0, 0, 0, 0),
     }
-    # Of d there is no row.
+    # No row has label d.
     assert found.macro_f1 == pytest.approx((0.5 + 2 / 3 + 0) / 3)
 
 
-def test_figures_need_a_prediction_for_each_row():
-    with pytest.raises(ValueError, match="a row at least"):
+def test_scores_need_a_prediction_for_each_row():
+    with pytest.raises(ValueError, match="at least one row"):
         scores_of(np.array([], dtype=np.int64), np.array([], dtype=np.int64), ("a", "b"))
     with pytest.raises(ValueError, match="one prediction for each row"):
         scores_of(np.array([0, 1]), np.array([0]), ("a", "b"))

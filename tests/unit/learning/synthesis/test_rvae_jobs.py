@@ -167,10 +167,12 @@ def test_the_policy_refuses_what_it_does_not_give_away():
     Policy().check_job(ordered.document)
     never = refusal(Policy(corpora="never"), ordered)
     assert never.reason == Reason.REASON_POLICY_CORPUS
-    assert never.detail.startswith("corpora: the job orders 40 made-up texts of each member, differentially private")
+    assert never.detail.startswith(
+        "corpora: the job orders 40 synthetic texts from each member, differentially private"
+    )
     fewer = refusal(Policy(max_corpus_texts=39), ordered)
     assert fewer.reason == Reason.REASON_POLICY_CORPUS
-    assert fewer.detail == "max_corpus_texts: the job orders 40 made-up texts of each member, the policy allows 39"
+    assert fewer.detail == "max_corpus_texts: the job orders 40 synthetic texts from each member; the policy allows 39"
     # What the operator makes up itself is none of the member's.
     operators = bundle_of(mechanism=DP_SGD, corpus={"source": "operator"})
     Policy(corpora="never", max_corpus_texts=1).check_job(operators.document)
