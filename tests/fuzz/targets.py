@@ -51,7 +51,7 @@ def _message(kind: type[Message], reads: Callable[[Any], None], data: bytes) -> 
 def _upload(message: federation_pb2.MaskedUpload) -> None:
     with contextlib.suppress(wire.WireInvalid):
         read = wire.masked_input_from_pb(message.header.input)
-        assert wire.masked_input_to_pb(read) == message.header.input
+        assert wire.masked_input_from_pb(wire.masked_input_to_pb(read)) == read
 
 
 # Every message of the contract.
