@@ -724,7 +724,7 @@ def test_the_journal_says_who_did_what_and_is_verified_here(house):
         # Pages and more than one question of the database; a head of the past is found.
         await house.database.run(lambda s: [records.note(s, "test", "long", 1, text="x" * 1000) for _ in range(1200)])
         again = await house.cli("audit", "verify", "--head", verified["head"], folder=own)
-        assert f"the head {verified['head']} is that of entry {verified['head_entry']}" in again.out
+        assert f"the head {verified['head']} belongs to entry {verified['head_entry']}" in again.out
         # And two for the commands that came with a certificate of their own.
         assert f"{verified['entries'] + 1202} entries" in again.out
         missing = await house.cli("audit", "verify", "--head", "0" * 64, code=1)
@@ -738,7 +738,7 @@ def test_the_journal_says_who_did_what_and_is_verified_here(house):
 
         await house.database.run(forge)
         broken = await house.cli("audit", "verify", code=1)
-        assert "the journal does not hold" in broken.err
+        assert "the journal is not intact" in broken.err
 
     house(scenario)
 
@@ -970,7 +970,7 @@ def test_commands_that_fail_say_what_to_do(house):
             (("job", "bundle", str(nowhere)), None, 2, "does not exist"),
             (("status",), nowhere, 5, "TACIT_OPERATOR"),
             (("status",), house.operator_folder(port=port), 3, "coordinator serve"),
-            (("status",), house.operator_folder(of=1), 3, "was not certified by this operator folder's federation"),
+            (("status",), house.operator_folder(of=1), 3, "has no certificate from this operator folder's federation"),
         ):
             said = await house.cli(*arguments, folder=folder, code=code)
             assert words in said.err, (arguments, said)
@@ -996,7 +996,7 @@ def test_an_operator_whom_the_coordinator_does_not_accept(house):
         stranger = house.operator_folder(of=1)
         (folder / "cert.pem").write_bytes((stranger / "cert.pem").read_bytes())
         said = await house.cli("status", folder=folder, code=3)
-        assert "closed the connection on seeing this operator's certificate" in said.err
+        assert "closed the connection when it saw this operator's certificate" in said.err
 
     house(scenario)
 

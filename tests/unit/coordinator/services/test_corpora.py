@@ -1139,7 +1139,7 @@ async def test_jobs_that_order_nothing_or_are_under_way_are_told_apart(house):
     _, err = await house.cli("job", "corpora", "nothing", code=5)
     assert "there is no job named nothing" in err
     out, _ = await house.cli("job", "corpora", "running")
-    assert "Job running is running: members are asked once it is finished." in out
+    assert "Job running is running. The coordinator asks its members once it is finished." in out
     assert out.count("awaited") == 3
 
 
@@ -1158,7 +1158,7 @@ async def test_what_the_database_says_is_verified_by_the_operators_command(house
         )
     )
     _, err = await house.cli("job", "corpora", "questions", code=1)
-    assert "what north is said to have given does not hold: the statement's corpus is not" in err
+    assert "the corpus attributed to north does not verify: the statement's corpus is not" in err
     # With its statement, signature and certificate, which are another's all the same.
     await house.database.run(
         lambda s: s.execute(
@@ -1201,8 +1201,8 @@ async def test_a_coordinator_that_tells_of_no_authority_is_believed_in_none(hous
     house.book = AuthorityBook.of(party.authority(1))
     await house.restart()
     _, err = await house.cli("job", "corpora", "questions", code=1)
-    assert "tells of no authority but the federation's first, which" in err
-    assert "root.pem does not hold" in err
+    assert "names only the federation's first authority, which" in err
+    assert "root.pem does not contain" in err
 
 
 @housed
@@ -1214,7 +1214,7 @@ async def test_a_broken_download_goes_on_and_keeps_nothing_of_who_declined_since
     os.rename(path, path + ".away")
     folder = house.tmp / "given"
     _, err = await house.cli("job", "corpora", "questions", "--out", str(folder), code=5)
-    assert "south's file is not there: its member may have taken it back" in err
+    assert "south's file is gone; the member may have withdrawn it just now" in err
     assert not folder.exists()
     assert (house.tmp / "given.partial" / "north.jsonl").read_bytes() == FILE
     os.rename(path + ".away", path)
