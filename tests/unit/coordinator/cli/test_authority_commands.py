@@ -123,7 +123,7 @@ def test_operators_are_issued_listed_and_cut_off(tmp_path):
         ("bert", "revoked"),
     ]
     assert "no operator named carla" in _run("operator", "revoke", "carla", "--yes", *where, code=ExitCode.NOT_FOUND)
-    assert "is no operator's name" in _run(
+    assert "is not a valid operator name" in _run(
         "operator", "issue", "Bert!", "--out", tmp_path / "x", *where, code=ExitCode.USAGE
     )
     assert "REVOKED" in _run("operator", "list", *where).upper()

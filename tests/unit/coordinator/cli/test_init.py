@@ -141,7 +141,7 @@ def test_a_second_init_is_refused(tmp_path, quick):
     [
         (["--host", "fed.example.org:7441"], "without a port"),
         (["--host", "a", "--host", "a"], "twice"),
-        (["--operator", "The Operator"], "no operator's name"),
+        (["--operator", "The Operator"], "not a valid operator name"),
         (["--authority-cert", "ca.pem"], "belong together"),
         (["--authority-cert", "nowhere.pem", "--authority-key", "nowhere.key"], "cannot be read"),
     ],
