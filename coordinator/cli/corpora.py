@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["Listed", "corpora", "download_corpora", "fetch_corpora"]
 
 NO_GUARANTEE = "no differential privacy guarantee"
-_PROMISES = {"differentially-private": "as the member's ledger has it", "none": NO_GUARANTEE}
+_PROMISES = {"differentially-private": "differentially private, by the member's ledger", "none": NO_GUARANTEE}
 
 
 @dataclass(frozen=True, slots=True)

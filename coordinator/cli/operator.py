@@ -55,7 +55,7 @@ def issue(
 
 @app.command("list")
 def list_operators(folder: CoordinatorDir = Path("federation"), as_json: Json = False) -> None:
-    """Show every operator's certificate that was issued here or has been used."""
+    """Show all operators' certificates that are on record."""
     from datetime import UTC, datetime
 
     from coordinator.cli.shown import moment

@@ -99,7 +99,7 @@ def sample(
         )
         return
     promise = (
-        "differentially private, as in the members' ledgers"
+        "differentially private, by the members' ledgers"
         if said.promise == "differentially-private"
         else "no differential privacy guarantee"
     )

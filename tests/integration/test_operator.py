@@ -612,8 +612,8 @@ def not_canonical() -> tuple[Job, bytes]:
         (make_job(), "manifest.json", "the manifest (.*) was not uploaded"),
         (make_job(), "weights.bin", "the starting weights (.*) was not uploaded"),
         (make_job(), "tokenizer.json", r"the tokenizer (.*) was not uploaded"),
-        (make_job(values=15), "", "announces 15 values and its manifest holds 14"),
-        (make_job(weights=b"\0" * 52), "", "52 bytes where the manifest needs 56"),
+        (make_job(values=15), "", "announces 15 values, but its manifest has 14"),
+        (make_job(weights=b"\0" * 52), "", "52 bytes, but the manifest needs 56"),
         (make_job(weights=np.full(14, math.nan, "<f4").tobytes()), "", "not finite"),
         (make_job(tokenizer=b""), "", "the tokenizer is empty"),
     ],
@@ -655,7 +655,7 @@ def test_what_is_no_job_document_is_refused(tmp_path):
         (b"not json", "not JSON"),
         (b'{"schema": 2}', "this software reads `schema = 1`"),
         (unknown, "unknown key"),
-        (b" " * (16 * 1024 * 1024 + 1), "some other file"),
+        (b" " * (16 * 1024 * 1024 + 1), "a different file"),
     ):
         with pytest.raises(OperatorRefused, match=words):
             check_job(store, store.put(data))

@@ -195,7 +195,7 @@ def test_a_backbone_beyond_what_members_take_is_refused_and_none_is_read(store, 
     monkeypatch.setattr(store, "get", read)
     check_job(store, digest)
     monkeypatch.setattr(store, "size", sized)
-    with pytest.raises(OperatorRefused, match="members take 1 to 2147483648"):
+    with pytest.raises(OperatorRefused, match="members accept 1 to 2147483648"):
         check_job(store, digest)
 
 

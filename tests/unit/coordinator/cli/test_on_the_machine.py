@@ -153,7 +153,7 @@ def test_a_lost_database_is_no_federation_without_members(tmp_path, monkeypatch)
         # Asked for, it begins anew; and then the old one is not the folder's any more.
         again = housed(tmp_path, monkeypatch, again=True, new_database=True)
         async with again as house, house.stub(identity) as stub:
-            with pytest.raises(grpc.aio.AioRpcError, match="knows no member north") as refused:
+            with pytest.raises(grpc.aio.AioRpcError, match="has no member north") as refused:
                 await stub.OpenJobs(pb.OpenJobsRequest())
             assert reason_of(refused.value)[0] == Reason.REASON_CLIENT_CERTIFICATE_UNKNOWN
             assert "revoked" not in refused.value.details()
