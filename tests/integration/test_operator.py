@@ -384,7 +384,7 @@ def test_invitations_that_cannot_be(house):
         for name in ("", "North", "../x", "a" * 64, "a b"):
             code, reason, sentence = await refused(stub.InviteMember(operator_pb2.InviteMemberRequest(name=name)))
             assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, Reason.REASON_MESSAGE_MALFORMED)
-            assert "cannot be a member's name" in sentence
+            assert "is not a valid member name" in sentence
         for seconds in (1, 10**9, 2**63):
             request = operator_pb2.InviteMemberRequest(name="north", valid_seconds=seconds)
             code, _, sentence = await refused(stub.InviteMember(request))
@@ -536,9 +536,9 @@ def test_uploads_that_are_refused(house):
 
         data = operator_pb2.PutBlobRequest(data=b"data")
         for parts, words in (
-            ([], "begins with its header"),
-            ([data], "begins with its header"),
-            ([header(total=9), data, header(total=9)], "a header stands inside"),
+            ([], "must begin with its header"),
+            ([data], "must begin with its header"),
+            ([header(total=9), data, header(total=9)], "has a second header"),
             ([header(b"short", total=9)], "a digest has 32 bytes"),
             ([header(total=2**60)], "over the limit"),
             ([header(b"y" * 32, total=9, offset=3), data], "do not follow"),
@@ -963,7 +963,7 @@ def test_commands_that_fail_say_what_to_do(house):
         nowhere = house.tmp / "nowhere"
         for arguments, folder, code, words in (
             (("job", "show", "nobody"), None, 5, "there is no job named nobody"),
-            (("member", "invite", "Not a name"), None, 2, "cannot be a member's name"),
+            (("member", "invite", "Not a name"), None, 2, "is not a valid member name"),
             (("member", "invite", "north", "--valid", "soon"), None, 2, "90m, 24h or 7d"),
             (("job", "create", "--bundle", str(nowhere)), None, 5, "coordinator job bundle"),
             (("job", "create", "--bundle", str(house.tmp)), None, 2, "bundle.json"),
