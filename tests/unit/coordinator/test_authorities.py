@@ -168,7 +168,7 @@ def test_rotate_and_retire_in_a_folder(folder, now, quick):
     assert rotated.issuing.certificate != before.issuing.certificate
     # Who was asleep knows the server as long as that is possible.
     assert rotated.serving.certificate == before.issuing.certificate
-    with pytest.raises(AuthorityUnusable, match="end that change first"):
+    with pytest.raises(AuthorityUnusable, match="finish that change first"):
         rotate(folder, now=now)
     done = retire(folder, now=now)
     assert done.serving.certificate == done.issuing.certificate == rotated.issuing.certificate
@@ -293,7 +293,7 @@ def test_files_of_two_copies_are_noticed(folder, now, quick):
     with pytest.raises(AuthorityUnusable, match="is not the authority that"):
         load_authorities(folder, now=now)
     folder.authorities.write_bytes(b"{}")
-    with pytest.raises(AuthorityUnusable, match="put the authority's folder back"):
+    with pytest.raises(AuthorityUnusable, match="restore the authority's folder"):
         load_authorities(folder, now=now)
 
 

@@ -134,7 +134,7 @@ def test_no_folder_says_how_to_make_one(tmp_path):
 def test_the_operators_folder(tmp_path):
     config = OperatorConfig(address="coordinator.example.org:7441", federation=b"f" * 32)
     (tmp_path / "operator.toml").write_text(operator_toml(config))
-    with pytest.raises(DocumentInvalid, match="copy the whole operator folder"):
+    with pytest.raises(DocumentInvalid, match="copy the coordinator's whole operator folder"):
         load_operator(tmp_path)
     for name in ("cert.pem", "key.pem", "root.pem"):
         durable_file(tmp_path / name, name.encode())

@@ -155,7 +155,7 @@ def test_the_authority_changes_by_command(tmp_path, now):
     folder = CoordinatorFolder(tmp_path / "fed")
     where = ("--dir", folder.path)
     made = _json("init", folder.path, "--operator", "anna")
-    assert "one authority only" in _run("authority", "retire", "--yes", *where, code=ExitCode.USAGE)
+    assert "only one authority" in _run("authority", "retire", "--yes", *where, code=ExitCode.USAGE)
     _run("operator", "issue", "bert", "--out", tmp_path / "bert", *where)
     before = load_operator(folder.operator)
     _run("authority", "rotate", "--yes", *where)

@@ -595,21 +595,21 @@ async def test_a_file_of_a_member_revoked_meanwhile_becomes_no_blob(house):
 @pytest.mark.parametrize(
     ("data", "how", "says"),
     [
-        (FILE, {"signed_by": party.key(4)}, "signature is not by the key of this member's certificate"),
-        (FILE, {"signature": b"x" * 384}, "signature is not by the key"),
-        (FILE, {"member": "south"}, "member is not that of this upload"),
-        (FILE, {"federation": bytes(32)}, "federation is not that of this upload"),
-        (FILE, {"corpus": bytes(32)}, "corpus is not that of this upload"),
-        (FILE, {"mechanism": "none"}, "mechanism is not"),
+        (FILE, {"signed_by": party.key(4)}, "the key of this member's certificate did not sign the statement"),
+        (FILE, {"signature": b"x" * 384}, "did not sign the statement"),
+        (FILE, {"member": "south"}, "member does not match this upload"),
+        (FILE, {"federation": bytes(32)}, "federation does not match this upload"),
+        (FILE, {"corpus": bytes(32)}, "corpus does not match this upload"),
+        (FILE, {"mechanism": "none"}, "mechanism does not match"),
         (FILE, {"round": 2}, "a round that the job never had"),
         (FILE, {"version": bytes([7]) * 32}, "a version that is not one before that round"),
-        (FILE, {"size": 5}, "bytes is not that of this upload"),
-        (FILE, {"size": 0}, "a file has 1 to 200 bytes (corpus.max_bytes)"),
-        (FILE, {"size": 2**63}, "a file has 1 to 200 bytes"),
-        (FILE * 2, {}, "a file has 1 to 200 bytes (corpus.max_bytes), this one is said to have 2"),
-        (corpus_file([("x", "a")] * 5), {}, "has 5 rows where the job orders at most 4"),
+        (FILE, {"size": 5}, "bytes does not match this upload"),
+        (FILE, {"size": 0}, "a file must have 1 to 200 bytes (corpus.max_bytes)"),
+        (FILE, {"size": 2**63}, "a file must have 1 to 200 bytes"),
+        (FILE * 2, {}, "a file must have 1 to 200 bytes (corpus.max_bytes), but this one is announced with 2"),
+        (corpus_file([("x", "a")] * 5), {}, "has 5 rows, but the job orders at most 4"),
         (corpus_file([("x", "a"), ("y", "c")]), {"labels": (LabelCount(label="a", rows=2),)}, "line 2 has a label"),
-        (b'{"text": "x", "label": "a"}', {}, "line 1 does not end"),
+        (b'{"text": "x", "label": "a"}', {}, "line 1 is incomplete"),
         (corpus_file([("x", "a"), (" ", "a")]), {}, "line 2 has no text"),
         (FILE, {"rows": 4, "labels": (LabelCount(label="a", rows=4),)}, "the file has 3 rows and the statement 4"),
         (FILE, {"sent": bytes(len(FILE))}, "do not have the announced digest"),
@@ -1158,7 +1158,7 @@ async def test_the_operators_command_verifies_the_databases_claims(house):
         )
     )
     _, err = await house.cli("job", "corpora", "questions", code=1)
-    assert "the corpus attributed to north does not verify: the statement's corpus is not" in err
+    assert "the corpus attributed to north does not verify: the statement's corpus does not match" in err
     # The statement, signature and certificate go with it, but they are still another member's.
     await house.database.run(
         lambda s: s.execute(
