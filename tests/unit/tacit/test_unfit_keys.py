@@ -39,7 +39,7 @@ def request(key: rsa.RSAPrivateKey) -> bytes:
 def test_a_request_for_another_exponent_is_refused(bits):
     key = unfit_keys.odd_exponent(bits)
     assert x509.load_der_x509_csr(request(key)).is_signature_valid
-    with pytest.raises(RequestUnsuitable, match="that is not 65537; make a key that is RSA of 3072 to 8192 bits"):
+    with pytest.raises(RequestUnsuitable, match="that is not 65537; create a key that is RSA of 3072 to 8192 bits"):
         certify_request(request(key))
 
 
