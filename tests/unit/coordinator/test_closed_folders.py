@@ -196,7 +196,7 @@ def test_a_member_checks_by_the_same_rules(tmp_path):
         MemberIdentity.load(tmp_path / "home")
 
 
-# ---- secrets from a supervisor or a container -------------------------------------------------------------------------
+# ---- secrets from a supervisor or a container ------------------------------------------------------------------------
 
 
 def secret(path: Path, mode: int, owner: int | None = None) -> Path:
