@@ -68,8 +68,8 @@ INSTRUMENTS = (
     ),
     Instrument("rounds_planned", "gauge", "Number of versions after which the job is finished.", "rounds", ("job",)),
     Instrument("attempts", "counter", "Aggregations that ended.", "attempts", ("job", "outcome", "reason")),
-    Instrument("attempts_open", "gauge", "Aggregations under way.", "attempts", ("job",)),
-    Instrument("cohort_answered", "gauge", "Members that have answered in the present phase.", "members", ("job",)),
+    Instrument("attempts_open", "gauge", "Aggregations in progress.", "attempts", ("job",)),
+    Instrument("cohort_answered", "gauge", "Members that have answered in the current phase.", "members", ("job",)),
     Instrument("cohort_size", "histogram", "Members of an attempt at its start.", "members", ("job",), _MEMBERS),
     Instrument(
         "phase_duration_seconds",

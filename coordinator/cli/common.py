@@ -57,7 +57,7 @@ Dir = Annotated[
 Json = Annotated[
     bool, typer.Option("--json", envvar="TACIT_JSON", show_envvar=False, help="Print JSON, one object per line.")
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 # Characters in one cell. The longest cell lists every job that a member declines, with its reason.
 _MAX_CELL = 10_000

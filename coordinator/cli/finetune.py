@@ -78,7 +78,9 @@ def finetune(
     batch: Annotated[int, typer.Option(min=1, max=65536, help="Texts per step.")] = 32,
     learning_rate: Annotated[
         float | None,
-        typer.Option(help="Adam's. Default: 0.002 for bilstm, 0.00005 for transformer.", show_default=False),
+        typer.Option(
+            help="Adam's learning rate. Default: 0.002 for bilstm, 0.00005 for transformer.", show_default=False
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of weights, order and validation split.")] = 0,
     device: Annotated[Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Where to train.")] = "auto",
