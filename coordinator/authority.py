@@ -196,7 +196,7 @@ def read_authorities(folder: CoordinatorFolder) -> Authorities:
     try:
         first = x509.load_pem_x509_certificate(path.read_bytes())
     except OSError as error:
-        raise AuthorityUnusable(f"{path} cannot be read: {error.strerror}") from error
+        raise AuthorityUnusable(f"{path} cannot be read: {error.strerror}; check path and permissions") from error
     except ValueError as error:
         raise AuthorityUnusable(f"{path} holds no PEM certificate; restore it from a copy") from error
     if not folder.authorities.exists():
@@ -205,7 +205,7 @@ def read_authorities(folder: CoordinatorFolder) -> Authorities:
         data = folder.authorities.read_bytes()
         return Authorities.read(data, federation=federation_of(first), what=str(folder.authorities))
     except OSError as error:
-        raise AuthorityUnusable(f"{folder.authorities} cannot be read: {error.strerror}") from error
+        raise AuthorityUnusable(f"{folder.authorities} cannot be read: {error.strerror}; check permissions") from error
     except AuthoritiesInvalid as error:
         raise AuthorityUnusable(f"{error}; restore the authority's folder from a copy") from error
 

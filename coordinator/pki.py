@@ -196,7 +196,9 @@ class Authority:
         try:
             certificates = x509.load_pem_x509_certificates(certificate_path.read_bytes())
         except OSError as error:
-            raise AuthorityUnusable(f"{certificate_path} cannot be read: {error.strerror}") from error
+            raise AuthorityUnusable(
+                f"{certificate_path} cannot be read: {error.strerror}; check path and permissions"
+            ) from error
         except ValueError as error:
             raise AuthorityUnusable(
                 f"{certificate_path} holds no PEM certificate; "
@@ -395,7 +397,9 @@ def authority_passphrase(environ: Mapping[str, str], file: Path | None = None) -
     except NotPrivate as error:
         raise AuthorityUnusable(str(error)) from error
     except OSError as error:
-        raise AuthorityUnusable(f"the passphrase in {path} cannot be read: {error.strerror}") from error
+        raise AuthorityUnusable(
+            f"the passphrase in {path} cannot be read: {error.strerror}; check path and permissions"
+        ) from error
     if not lines or not lines[0]:
         raise AuthorityUnusable(f"{path} is empty; its first line must be the passphrase of the authority's key")
     return lines[0]
@@ -408,7 +412,7 @@ def _load_key(path: Path, passphrase: bytes | None) -> rsa.RSAPrivateKey:
     except NotPrivate as error:
         raise AuthorityUnusable(str(error)) from error
     except OSError as error:
-        raise AuthorityUnusable(f"{path} cannot be read: {error.strerror}") from error
+        raise AuthorityUnusable(f"{path} cannot be read: {error.strerror}; check path and permissions") from error
     # This covers PKCS#8 and OpenSSL's older format.
     encrypted = b"ENCRYPTED" in data
     if encrypted and passphrase is None:

@@ -51,7 +51,7 @@ def health(
     where = f"[{host}]:{config.enrolment_port}" if ":" in host else f"{host}:{config.enrolment_port}"
     status = run(_ask(where, chain, config.advertise[0], timeout))
     if status != "SERVING":
-        fail(f"the coordinator at {where} answers {status}", ExitCode.FAILED)
+        fail(f"the coordinator at {where} answers {status}; its log says why", ExitCode.FAILED)
     if as_json:
         print_json({"address": where, "status": status})
     else:

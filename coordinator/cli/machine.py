@@ -109,4 +109,7 @@ def on_machine(path: Path, *, keys: bool = False) -> Iterator[Machine]:
     except StorageError as error:
         fail(str(error), ExitCode.FAILED)
     except OSError as error:
-        fail(f"{error.filename or path} cannot be read or written: {error.strerror}", ExitCode.FAILED)
+        fail(
+            f"{error.filename or path} cannot be read or written: {error.strerror}; check permissions and free space",
+            ExitCode.FAILED,
+        )
