@@ -107,7 +107,7 @@ def init(
     typer.echo(f"Created the federation {federation.hex()} in {folder}:")
     typer.echo("  coordinator.toml   every setting, with comments")
     typer.echo("  authority/         the root certificate and its key: back it up, and show the key to nobody")
-    typer.echo("  server/            the coordinator's own certificate; it renews itself while it serves")
+    typer.echo("  server/            the coordinator's own certificate, which `coordinator serve` renews")
     typer.echo("  operator/          your certificate; copy this folder to the machine you work on")
     effective = load_config(folder)
     if effective.database_url == load_config(folder, {}).database_url == f"sqlite:///{folder.resolve() / 'tacit.db'}":
